@@ -1,0 +1,64 @@
+# Needs Python 3.11+ and make; everything else is installed into .venv.
+#   make demo    tune a real model, print before and after
+#   make test    every check, as CI runs it
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench clean
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+DIGITS := examples/digits
+
+help:
+	@echo "make demo   install, tune a real model, print before and after"
+	@echo "make test   every check: lint, types, import layers, tests"
+	@echo "make lint   the same without the tests"
+	@echo "make bench  the benchmarks; figures in benchmarks/RESULTS.md"
+	@echo "make clean  remove the environment and everything generated"
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "finecast needs Python 3.11 or newer; try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+# Exit code 1 means that nothing could be gained on this machine (a CPU without bf16, say):
+# finecast has then said why and kept fp32, which is the right answer and no failure.
+demo: $(VENV)/.installed
+	@mkdir -p $(DIGITS)/out
+	@status=0; \
+	$(BIN)/finecast tune $(DIGITS)/digits.onnx -o $(DIGITS)/out/tuned.onnx \
+	  --data $(DIGITS)/digits_eval.npz --calib $(DIGITS)/digits_calib.npz \
+	  --metric top1 --tolerance 0.01 \
+	  --plan-out $(DIGITS)/out/plan.json --force || status=$$?; \
+	if [ $$status -eq 1 ]; then \
+	  echo "demo: this machine gains nothing from lower precision, for the reason above; the model stays fp32."; \
+	elif [ $$status -ne 0 ]; then \
+	  exit $$status; \
+	else \
+	  echo "demo: the tuned model and its plan are in $(DIGITS)/out/"; \
+	fi
+
+test: lint
+	$(BIN)/pytest
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) $(DIGITS)/out build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

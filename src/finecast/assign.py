@@ -1,0 +1,67 @@
+"""From permissions to formats without a cost model: every op that may be low is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from finecast.formats import Format
+from finecast.graph import Graph
+from finecast.plan import Decision, Plan, Reason
+from finecast.policy import Policy
+from finecast.rules import Permission
+
+
+def lowest(permissions: Mapping[int, Permission], low: Format) -> dict[int, Format]:
+    """``low`` wherever it is permitted, else fp32 or the one format left."""
+    return {i: pick(p, low, lowered=True) for i, p in permissions.items()}
+
+
+def highest(permissions: Mapping[int, Permission], low: Format) -> dict[int, Format]:
+    """fp32 wherever it is permitted."""
+    return {i: pick(p, low, lowered=False) for i, p in permissions.items()}
+
+
+def pick(permission: Permission, low: Format, *, lowered: bool) -> Format:
+    """The format of an op that a solver put on the low or the high side."""
+    preferred = low if lowered else Format.FP32
+    if preferred in permission.formats:
+        return preferred
+    return min(permission.formats, key=lambda f: (f.storage_bytes, f.label))
+
+
+def make_plan(
+    graph: Graph,
+    formats: Mapping[int, Format],
+    permissions: Mapping[int, Permission],
+    policy: Policy,
+    *,
+    opset: int,
+    engine: str,
+    because: str,
+) -> Plan:
+    """A plan with the reasons of all rules and, last, why the format was chosen among them."""
+    decisions: list[Decision] = []
+    for node in graph.float_nodes:
+        if node.format is not Format.FP32:
+            continue
+        fmt = formats[node.id]
+        chosen = Reason(rule="decision", text=because, permits=(fmt.label,))
+        free = len(permissions[node.id].formats) > 1
+        reasons = permissions[node.id].reasons + ((chosen,) if free else ())
+        decisions.append(
+            Decision(node=node.name, op=node.op, format=fmt, reasons=reasons)
+        )
+    return Plan(
+        model=graph.digest,
+        policy=policy.label,
+        opset=opset,
+        decisions=tuple(decisions),
+        io=_declared(graph, policy),
+        engine=engine,
+    )
+
+
+def _declared(graph: Graph, policy: Policy) -> dict[str, Format]:
+    ports = [v for v in (*graph.inputs, *graph.outputs) if v.format is Format.FP32]
+    low = {v.name: policy.format for v in ports} if policy.io_low else {}
+    return low | dict(policy.io)

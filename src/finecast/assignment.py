@@ -1,0 +1,155 @@
+"""The two-format assignment problem, and what any answer to it costs.
+
+Two formats, *high* (the model's own) and *low*. A unit is one decision: an op, or the ops
+that the engine fuses into one kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finecast.errors import RuleConflictError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+PINNED_HIGH = -1
+PINNED_LOW = -2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """The cost of a set of low units at a price ``lam`` of error is the sum stated here.
+
+        cost = sum time + sum casts + lam * (sum unit error + sum value_error where rounded)
+
+    A value is cast down once if its producer is high and any consumer low, up once if its
+    producer is low and any consumer high, and rounded if its producer or any consumer is low.
+
+    Args:
+        time_high: float64[n], seconds; inf where high is not permitted.
+        time_low: float64[n], seconds; inf where low is not permitted.
+        error: float64[n], squared error added when the unit is low; finite, >= 0.
+        producer: int64[m], the unit that makes each value, or ``PINNED_HIGH``/``PINNED_LOW``.
+        consumer_ptr: int64[m + 1], CSR offsets into ``consumer_unit``.
+        consumer_unit: int64[...], consuming units or pins (a graph output: PINNED_HIGH).
+        down_cost: float64[m], seconds of one cast high -> low; finite, >= 0.
+        up_cost: float64[m], seconds of one cast low -> high; finite, >= 0.
+        value_error: float64[m], squared error of rounding the value; finite, >= 0.
+        ties: int64[k, 2], pairs of units that must be on one side.
+
+    Raises:
+        RuleConflictError: If a unit may be neither high nor low.
+        ValueError: If the arrays do not fit together.
+    """
+
+    time_high: Floats
+    time_low: Floats
+    error: Floats
+    producer: Ints
+    consumer_ptr: Ints
+    consumer_unit: Ints
+    down_cost: Floats
+    up_cost: Floats
+    value_error: Floats
+    ties: Ints | None = None
+
+    def __post_init__(self) -> None:
+        """Check shapes, ranges and that each unit has a permitted side."""
+        n, m = len(self.time_high), len(self.producer)
+        per_unit = (self.time_low, self.error)
+        per_value = (self.down_cost, self.up_cost, self.value_error)
+        if any(len(a) != n for a in per_unit) or any(len(a) != m for a in per_value):
+            raise ValueError(f"arrays do not agree on {n} units and {m} values")
+        if len(self.consumer_ptr) != m + 1 or self.consumer_ptr[-1] != len(self.consumer_unit):
+            raise ValueError(f"consumer_ptr is not CSR offsets of {m} values")
+        for array in (self.error, *per_value):
+            if not bool(np.all((array >= 0) & (array < np.inf))):
+                raise ValueError("errors and cast costs must be finite and not negative")
+        for array in (self.time_high, self.time_low):
+            if not bool(np.all(array >= 0)):
+                raise ValueError("times must be numbers and not negative")
+        for array in (self.producer, self.consumer_unit):
+            if len(array) and not PINNED_LOW <= array.min() <= array.max() < n:
+                raise ValueError(f"unit index outside {PINNED_LOW}..{n - 1}")
+        neither = np.flatnonzero(np.isinf(self.time_high) & np.isinf(self.time_low))
+        if len(neither):
+            raise RuleConflictError(
+                "neither format is permitted",
+                where=f"unit {neither[0]}",
+                fix="relax a rule that forbids the high or the low format for it",
+            )
+
+    @property
+    def consumer_value(self) -> Ints:
+        """The value that each entry of ``consumer_unit`` consumes."""
+        return np.repeat(np.arange(len(self.producer)), np.diff(self.consumer_ptr))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """An assignment and what it costs; ``casts`` counts the casts that take time."""
+
+    low: Bools
+    time_s: float
+    error: float
+    casts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Time, error and number of casts at each step of a growing chain of low sets."""
+
+    time_s: Floats
+    error: Floats
+    casts: Ints
+
+
+def evaluate(problem: Problem, low: Bools) -> Solution:
+    """What an assignment costs; a side or tie that is not permitted takes infinite time."""
+    profile = chain_profile(problem, np.where(low, 0, 1), 1)
+    split = problem.ties is not None and bool(
+        np.any(low[problem.ties[:, 0]] != low[problem.ties[:, 1]])
+    )
+    return Solution(
+        low=low,
+        time_s=np.inf if split else float(profile.time_s[0]),
+        error=float(profile.error[0]),
+        casts=int(profile.casts[0]),
+    )
+
+
+def chain_profile(problem: Problem, order: Ints, steps: int) -> Profile:
+    """Cost of a chain: unit u is low from step ``order[u]`` on (``steps``: never)."""
+    first, never = order == 0, order >= steps
+    switch = ~(first | never)
+    gain = problem.time_low[switch] - problem.time_high[switch]
+    time = np.bincount(order[switch], weights=gain, minlength=steps + 1)
+    time[0] = np.where(first, problem.time_low, problem.time_high).sum()
+    error = np.bincount(order, weights=problem.error, minlength=steps + 1)
+    sides = np.concatenate([order, [0, steps]])  # looked up by PINNED_LOW, PINNED_HIGH
+    made, used = sides[problem.producer], sides[problem.consumer_unit]
+    earliest = np.full(len(made), steps)
+    latest = np.zeros(len(made), dtype=np.int64)
+    np.minimum.at(earliest, problem.consumer_value, used)
+    np.maximum.at(latest, problem.consumer_value, used)
+    rounded = np.minimum(made, earliest)
+    error += np.bincount(rounded, weights=problem.value_error, minlength=steps + 1)
+    casts = np.zeros(steps + 1)
+    for begin, end, cost in (
+        (earliest, made, problem.down_cost),
+        (made, latest, problem.up_cost),
+    ):
+        cast = (begin < end) & (cost > 0)
+        for at, sign in ((begin[cast], 1.0), (end[cast], -1.0)):
+            time += sign * np.bincount(at, weights=cost[cast], minlength=steps + 1)
+            casts += sign * np.bincount(at, minlength=steps + 1)
+    return Profile(
+        time_s=np.cumsum(time[:steps]),
+        error=np.cumsum(error[:steps]),
+        casts=np.cumsum(casts[:steps]).astype(np.int64),
+    )

@@ -1,0 +1,141 @@
+"""From a plan to the fewest casts.
+
+Laws: at most one cast per value and format, serving all its consumers; constants are
+converted, never cast; the plan that changes nothing gives no edits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from finecast.formats import Format
+from finecast.graph import Graph, Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """Input ``index`` of node ``node``; the model's own output port when node is None."""
+
+    node: int | None
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InsertCast:
+    """Cast ``value`` to ``to`` once, for all of ``uses``."""
+
+    value: int
+    to: Format
+    uses: tuple[Use, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvertConstant:
+    """Store the constant ``value`` in ``to`` for ``uses``, from its original digits."""
+
+    value: int
+    to: Format
+    uses: tuple[Use, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetFormat:
+    """Node ``node`` computes in ``to``: its following outputs are stored in ``to``."""
+
+    node: int
+    to: Format
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetPort:
+    """The model's input or output ``value`` is declared as ``to``."""
+
+    value: int
+    to: Format
+
+
+Edit: TypeAlias = InsertCast | ConvertConstant | SetFormat | SetPort
+
+
+def edits(
+    graph: Graph, formats: Mapping[int, Format], io: Mapping[int, Format] | None = None
+) -> tuple[Edit, ...]:
+    """The edits that give node i the format ``formats[i]``; other nodes keep theirs.
+
+    Args:
+        graph: The graph.
+        formats: Format by node id.
+        io: Declared format by value id of inputs and outputs that change type.
+    """
+    io = io or {}
+    changed: list[Edit] = [
+        SetFormat(node=n.id, to=formats[n.id].storage)
+        for n in graph.float_nodes
+        if n.id in formats and formats[n.id].storage is not n.format
+    ]
+    changed += [
+        SetPort(value=v, to=f) for v, f in io.items() if graph.values[v].format is not f
+    ]
+    stored = storage(graph, formats, io)
+    for value in graph.values:
+        if value.format is not None:
+            changed += _conversions(graph, value, stored[value.id], formats, io)
+    return tuple(changed)
+
+
+def storage(
+    graph: Graph, formats: Mapping[int, Format], io: Mapping[int, Format]
+) -> dict[int, Format]:
+    """The format in which each float value is stored by its producer."""
+    stored = {v.id: v.format for v in graph.values if v.format is not None}
+    stored |= {v: f for v, f in io.items() if graph.values[v].is_input}
+    for node in graph.float_nodes:
+        if node.id in formats:
+            for value in graph.following_outputs(node):
+                stored[value.id] = formats[node.id].storage
+    return stored
+
+
+def _conversions(
+    graph: Graph,
+    value: Value,
+    stored: Format,
+    formats: Mapping[int, Format],
+    io: Mapping[int, Format],
+) -> list[Edit]:
+    """Casts, or conversions of a constant, that the uses of ``value`` need."""
+    declared = value.format
+    assert declared is not None
+    wanted: dict[Format, list[Use]] = {}
+    for node_id in value.uses:
+        node = graph.nodes[node_id]
+        for index, source in enumerate(node.inputs):
+            if source != value.id:
+                continue
+            follows = node.follows_in[index] and node.format is not None
+            needs = formats[node_id].storage if follows and node_id in formats else declared
+            if needs is not stored and not _takes_any_format(node.native):
+                wanted.setdefault(needs, []).append(Use(node=node_id, index=index))
+    if value.is_output:
+        needs = io.get(value.id, declared)
+        if needs is not stored:
+            wanted.setdefault(needs, []).append(Use(node=None))
+    kind = ConvertConstant if value.constant is not None else InsertCast
+    return [kind(value=value.id, to=f, uses=tuple(uses)) for f, uses in wanted.items()]
+
+
+def _takes_any_format(native: str) -> bool:
+    """A conversion op already in the model reads whatever format it is given."""
+    return native in {"onnx::Cast", "aten::_to_copy"}
+
+
+def cast_count(graph: Graph, all_edits: tuple[Edit, ...]) -> int:
+    """Casts that are not on the model's inputs and outputs."""
+    return sum(
+        isinstance(e, InsertCast)
+        and not graph.values[e.value].is_input
+        and any(u.node is not None for u in e.uses)
+        for e in all_edits
+    )

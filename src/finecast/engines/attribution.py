@@ -1,0 +1,130 @@
+"""From an engine's kernels back to the model's nodes.
+
+Laws: a kernel's ops are nodes of the model; a node that no kernel names is counted into
+the one kernel that all its uses lie in, because engines that fuse a chain keep the name
+of its end only; a node whose uses lie in several kernels is left out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from finecast.engines.source import Step
+
+_JOINTS = "/_.:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """A kernel as an engine names it.
+
+    ``named`` are the nodes its own names lead to; ``feeds`` the kernels that read it;
+    ``added`` marks reorders and conversions of the engine's own, which have no ops.
+    """
+
+    name: str
+    named: tuple[str, ...]
+    feeds: tuple[str, ...] = ()
+    added: bool = False
+
+
+def split_names(text: str, known: Collection[str]) -> tuple[str, ...]:
+    """Split at commas, keeping together the longest pieces that are a known name."""
+    pieces = text.split(",")
+    names: list[str] = []
+    start = 0
+    while start < len(pieces):
+        for end in range(len(pieces), start, -1):
+            name = ",".join(pieces[start:end])
+            if name in known or end == start + 1:
+                names.append(name)
+                start = end
+                break
+    return tuple(name for name in names if name)
+
+
+def node_of(name: str, nodes: Collection[str]) -> str | None:
+    """The node whose name is ``name``, or is it up to a suffix (``conv1/WithoutBiases``)."""
+    end = len(name)
+    while end > 0:
+        if name[:end] in nodes:
+            return name[:end]
+        end = max(name.rfind(joint, 0, end) for joint in _JOINTS)
+    return None
+
+
+def attribute(steps: Sequence[Step], kernels: Sequence[Kernel]) -> dict[str, tuple[str, ...]]:
+    """The nodes that run in each kernel, in model order."""
+    members: dict[str, set[str]] = {k.name: set(k.named) for k in kernels}
+    mentioned = {node for nodes in members.values() for node in nodes}
+    _claim(steps, kernels, members, mentioned)
+    _absorb(steps, members, mentioned)
+    order = {step.name: index for index, step in enumerate(steps)}
+    return {
+        name: tuple(sorted((n for n in nodes if n in order), key=order.__getitem__))
+        for name, nodes in members.items()
+    }
+
+
+def _claim(
+    steps: Sequence[Step],
+    kernels: Sequence[Kernel],
+    members: dict[str, set[str]],
+    mentioned: set[str],
+) -> None:
+    # A kernel that a transformation of the engine made under a new name does the work of
+    # the unnamed nodes that lie just before the nodes of the kernels that read it.
+    by_name = {kernel.name: kernel for kernel in kernels}
+    by_node = {step.name: step for step in steps}
+    producer = {value: step.name for step in steps for value in step.outputs}
+    for kernel in kernels:
+        if kernel.named or kernel.added:
+            continue
+        pending = list(_named_readers(kernel, by_name))
+        found: set[str] = set()
+        while pending:
+            step = by_node.get(pending.pop())
+            for value in step.inputs if step else ():
+                node = producer.get(value)
+                if node and node not in mentioned and node not in found:
+                    found.add(node)
+                    pending.append(node)
+        members[kernel.name] = found
+    for name in [k.name for k in kernels if not k.named]:
+        mentioned.update(members[name])
+
+
+def _named_readers(kernel: Kernel, by_name: Mapping[str, Kernel]) -> set[str]:
+    pending, seen, found = list(kernel.feeds), set[str](), set[str]()
+    while pending:
+        name = pending.pop()
+        if name in seen or name not in by_name:
+            continue
+        seen.add(name)
+        reader = by_name[name]
+        found.update(reader.named)
+        if not reader.named:
+            pending.extend(reader.feeds)
+    return found
+
+
+def _absorb(
+    steps: Sequence[Step], members: Mapping[str, set[str]], mentioned: Collection[str]
+) -> None:
+    homes: dict[str, set[str]] = defaultdict(set)
+    for kernel, nodes in members.items():
+        for node in nodes:
+            homes[node].add(kernel)
+    readers: dict[str, list[str]] = defaultdict(list)
+    for step in steps:
+        for value in step.inputs:
+            readers[value].append(step.name)
+    for step in reversed(steps):
+        if step.name in mentioned:
+            continue
+        used_in = {k for v in step.outputs for r in readers[v] for k in homes[r]}
+        if len(used_in) == 1:
+            homes[step.name] = used_in
+            members[next(iter(used_in))].add(step.name)

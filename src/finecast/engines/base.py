@@ -1,0 +1,93 @@
+"""What an engine is: software that runs a model here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finecast.formats import Format
+
+Array: TypeAlias = NDArray[np.generic]
+Feeds: TypeAlias = Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """Name, element type (a format's label or another type's name) and shape of a port."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str | None, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTime:
+    """Time of one kernel and the names of the model's nodes that run in it.
+
+    ``ops`` is empty for kernels that the engine itself added (reorders, conversions).
+    """
+
+    kernel: str
+    kind: str
+    ops: tuple[str, ...]
+    format: str
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capability:
+    """Whether a format runs on a device, and how fast against fp32, by probing."""
+
+    runs: bool
+    speed: float | None = None
+    reason: str = ""
+
+    @property
+    def worthwhile(self) -> bool:
+        """It runs and is faster than fp32."""
+        return self.runs and self.speed is not None and self.speed > 1.0
+
+
+class Session(Protocol):
+    """A loaded model."""
+
+    @property
+    def inputs(self) -> Sequence[TensorSpec]: ...
+
+    @property
+    def outputs(self) -> Sequence[TensorSpec]: ...
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        """Run once; outputs by name in model order."""
+        ...
+
+    def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
+        """Median time of each kernel over ``repeats`` runs; empty if the engine cannot."""
+        ...
+
+
+class Engine(Protocol):
+    """Loads models and says what its device can do."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def device(self) -> str: ...
+
+    def capabilities(self) -> Mapping[Format, Capability]:
+        """Per format, from running a small kernel, not from CPU flags alone."""
+        ...
+
+    def load(self, model: Path | bytes, *, profiling: bool = False) -> Session:
+        """Load an ONNX file or its bytes.
+
+        Raises:
+            EngineError: If the engine cannot read or run the model; says why.
+        """
+        ...

@@ -1,0 +1,241 @@
+"""OpenVINO: the default engine on CPU, the one with bf16 kernels for ONNX models.
+
+Law: the types that the model states are the types that run; sessions are compiled with the
+inference precision hint ``f32``, under which OpenVINO adds no lower precision of its own.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+
+from finecast.engines.attribution import attribute
+from finecast.engines.base import Array, Capability, Feeds, KernelTime, TensorSpec
+from finecast.engines.openvino_names import kernels_of, nodes_by_friendly_name
+from finecast.engines.openvino_text import explain
+from finecast.engines.ports import DTYPES, ordered_feeds
+from finecast.engines.source import Source, read_source
+from finecast.errors import EngineError, UsageError
+from finecast.formats import Format
+
+if TYPE_CHECKING:
+    import openvino
+
+_LABELS = {
+    "f32": "fp32",
+    "f64": "fp64",
+    "f16": "fp16",
+    "f8e4m3": "fp8_e4m3",
+    "f8e5m2": "fp8_e5m2",
+    "boolean": "bool",
+    **{f"{k}{n}": f"{name}{n}" for k, name in (("i", "int"), ("u", "uint")) for n in (8, 16, 32, 64)},
+}
+_SINK = "/sink_port_"
+
+
+@final
+class OpenVinoSession:
+    """A compiled model with one infer request; not to be run from two threads at once."""
+
+    def __init__(
+        self,
+        compiled: openvino.CompiledModel,
+        source: Source,
+        *,
+        where: str,
+        names: Mapping[str, tuple[str, ...]] | None,
+    ) -> None:
+        import openvino
+
+        self._source = source
+        self._where = where
+        self._names = names
+        self._request = compiled.create_infer_request()
+        self._tensor = openvino.Tensor
+        self._types = [port.get_element_type() for port in compiled.inputs]
+        self._inputs = _specs(compiled.inputs, source.inputs)
+        self._outputs = _specs(compiled.outputs, source.outputs)
+        self._compiled = compiled
+
+    @property
+    def inputs(self) -> Sequence[TensorSpec]:
+        """The model's inputs, in order."""
+        return self._inputs
+
+    @property
+    def outputs(self) -> Sequence[TensorSpec]:
+        """The model's outputs, in order."""
+        return self._outputs
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        """Run once; the outputs are the caller's own copies.
+
+        Raises:
+            UsageError: If the feeds do not fit the inputs.
+            EngineError: If OpenVINO fails.
+        """
+        arrays = ordered_feeds(feeds, self._inputs)
+        try:
+            self._infer(arrays)
+            return {
+                spec.name: _read(self._request.get_output_tensor(index), spec)
+                for index, spec in enumerate(self._outputs)
+            }
+        except RuntimeError as error:
+            raise EngineError(
+                f"OpenVINO cannot run the model: {explain(error)}",
+                where=self._where,
+                fix="check the feeds' sizes, or try --engine onnxruntime",
+            ) from error
+
+    def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
+        """Median time of each executed kernel, slowest first.
+
+        Raises:
+            UsageError: If the session was loaded without ``profiling=True``.
+            EngineError: If OpenVINO fails.
+        """
+        if self._names is None:
+            raise UsageError("this session has no profile", fix="load with profiling=True")
+        self.run(feeds)  # the first run prepares kernels for these shapes
+        times: dict[str, list[float]] = defaultdict(list)
+        kinds: dict[str, str] = {}
+        for _ in range(repeats):
+            self.run(feeds)
+            for info in self._request.get_profiling_info():
+                times[info.node_name].append(info.real_time.total_seconds())
+                kinds[info.node_name] = f"{info.node_type}/{info.exec_type}"
+        kernels, formats = kernels_of(self._compiled, self._names)
+        ops = attribute(self._source.steps, kernels)
+        found = [
+            KernelTime(
+                kernel=name,
+                kind=kinds[name],
+                ops=ops.get(name, ()),
+                format=_label(formats.get(name, "")),
+                time_s=statistics.median(series),
+            )
+            for name, series in times.items()
+        ]
+        return sorted((k for k in found if k.time_s > 0), key=lambda k: -k.time_s)
+
+    def _infer(self, arrays: Sequence[Array]) -> None:
+        for index, (array, kind) in enumerate(zip(arrays, self._types, strict=True)):
+            data = np.ascontiguousarray(array).reshape(array.shape)
+            if data.dtype.kind == "V" or data.dtype.name.startswith(("bfloat", "float8")):
+                raw = data.view(np.dtype(f"u{data.dtype.itemsize}"))
+                tensor = self._tensor(raw, list(data.shape), kind)
+            else:
+                tensor = self._tensor(data, shared_memory=data.dtype.kind != "O")
+            self._request.set_input_tensor(index, tensor)
+        # share_outputs: the arrays that infer() would copy for its own result are not used
+        self._request.infer(share_outputs=True)
+
+
+@final
+class OpenVinoEngine:
+    """OpenVINO on one device."""
+
+    def __init__(self, device: str = "CPU") -> None:
+        try:
+            import openvino
+        except ImportError as error:
+            raise EngineError(
+                "OpenVINO is not installed", fix="pip install openvino"
+            ) from error
+        self._core = openvino.Core()
+        self._device = device.upper()
+        present = self._core.available_devices
+        if self._device.split(".")[0].split(":")[0] not in {
+            *(d.split(".")[0] for d in present),
+            "AUTO",
+            "HETERO",
+            "MULTI",
+        }:
+            raise EngineError(
+                f"OpenVINO has no device {device!r} here",
+                fix=f"use one of {', '.join(present) or 'none'}",
+            )
+
+    @property
+    def name(self) -> str:
+        """The engine's name in options and reports."""
+        return "openvino"
+
+    @property
+    def device(self) -> str:
+        """OpenVINO's name of the device."""
+        return self._device
+
+    def capabilities(self) -> Mapping[Format, Capability]:
+        """Per format, by running a small kernel (once per process)."""
+        from finecast.engines.probe import probe
+
+        return probe(self)
+
+    def load(self, model: Path | bytes, *, profiling: bool = False) -> OpenVinoSession:
+        """Read and compile an ONNX file (external data beside it) or its bytes.
+
+        Raises:
+            EngineError: If it is not an ONNX model, or OpenVINO cannot convert or compile it.
+        """
+        where = str(model) if isinstance(model, Path) else ""
+        source = read_source(model)
+        config: dict[str, Any] = {
+            "INFERENCE_PRECISION_HINT": "f32",
+            "PERFORMANCE_HINT": "LATENCY",
+            "PERF_COUNT": profiling,
+        }
+        try:
+            read = self._core.read_model(model)
+            names = nodes_by_friendly_name(read, source) if profiling else None
+            compiled = self._core.compile_model(read, self._device, config)
+            return OpenVinoSession(compiled, source, where=where, names=names)
+        except RuntimeError as error:
+            raise EngineError(
+                f"OpenVINO cannot load the model: {explain(error)}",
+                where=where,
+                fix="try --engine onnxruntime, or keep the op named in its own type",
+            ) from error
+
+
+def _label(name: str) -> str:
+    return _LABELS.get(name, name)
+
+
+def _specs(
+    ports: Sequence[openvino.ConstOutput], declared: Sequence[TensorSpec]
+) -> tuple[TensorSpec, ...]:
+    # One tensor can carry several names; the one the model declares is the port's own.
+    names = {spec.name: spec for spec in declared}
+    specs: list[TensorSpec] = []
+    for port in ports:
+        friendly = port.get_node().get_friendly_name().rsplit(_SINK, 1)[0]
+        candidates = [friendly, *sorted(port.get_names())]
+        name = next((c for c in candidates if c in names), friendly)
+        spec = TensorSpec(
+            name=name, dtype=_label(port.get_element_type().get_type_name()), shape=None
+        )
+        partial = port.get_partial_shape()
+        if name in names and names[name].shape is not None:
+            spec = replace(spec, shape=names[name].shape)  # keeps the symbols' names
+        elif partial.rank.is_static:
+            dims = (d.get_length() if d.is_static else None for d in partial)
+            spec = replace(spec, shape=tuple(dims))
+        specs.append(spec)
+    return tuple(specs)
+
+
+def _read(tensor: openvino.Tensor, spec: TensorSpec) -> Array:
+    if spec.dtype == "string":
+        return np.array(tensor.str_data, dtype=object)
+    data = np.array(tensor.data)  # a copy: the next run overwrites the tensor
+    wanted = DTYPES.get(spec.dtype, data.dtype)
+    # Types that numpy lacks come back under another name of the same width.
+    return data if data.dtype == wanted else data.view(wanted)

@@ -1,0 +1,94 @@
+"""OpenVINO's names, back to the nodes of the ONNX model.
+
+What its ONNX frontend does: an op keeps the node's name if the node became that one op, and
+takes the output's name where that is a model output; the outputs of every node keep their
+ONNX names as tensor names; ops that a node was decomposed into are called ``MatMul_123`` or
+``<node>/WithoutBiases``. Compiling then merges ops, and lists the names of *some* of them in
+``originalLayersNames``; ops that a transformation made have new names. Hence three steps:
+tensor names, then the way forward in the read model to the first op that is known, and last
+(in ``attribution``) the place in the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from finecast.engines.attribution import Kernel, node_of, split_names
+
+if TYPE_CHECKING:
+    import openvino
+
+    from finecast.engines.source import Source
+
+_ADDED = frozenset({"Reorder", "Input", "Output", "Const"})
+
+
+def nodes_by_friendly_name(
+    model: openvino.Model, source: Source
+) -> dict[str, tuple[str, ...]]:
+    """The ONNX nodes behind each op of a model that was read, not yet compiled.
+
+    Several nodes where OpenVINO dropped some that do nothing (Identity).
+    """
+    producers = source.producers
+    nodes = {step.name for step in source.steps}
+    found: dict[str, tuple[str, ...]] = {}
+    # Reverse topological order, so that an op's readers are settled before it.
+    for op in reversed(model.get_ordered_ops()):
+        kind, friendly = op.get_type_name(), op.get_friendly_name()
+        if kind in ("Constant", "Parameter", "Result"):
+            continue
+        outputs = op.outputs()
+        tensors = {name for port in outputs for name in port.get_names()}
+        own = {producers[name] for name in tensors if name in producers}
+        if not own and (node := node_of(friendly, nodes)):
+            own = {node}
+        if not own:
+            readers = [t.get_node() for port in outputs for t in port.get_target_inputs()]
+            own = {n for r in readers for n in found.get(r.get_friendly_name(), ())[:1]}
+        found[friendly] = tuple(sorted(own))
+    return found
+
+
+def kernels_of(
+    compiled: openvino.CompiledModel, names: Mapping[str, tuple[str, ...]]
+) -> tuple[list[Kernel], dict[str, str]]:
+    """The compiled model's kernels with the nodes named in them, and their formats."""
+    nodes = {node for group in names.values() for node in group}
+    kernels: list[Kernel] = []
+    formats: dict[str, str] = {}
+    for op in compiled.get_runtime_model().get_ordered_ops():
+        info = op.get_rt_info()
+        name = op.get_friendly_name()
+        formats[name] = _text(info, "runtimePrecision")
+        layers = split_names(_text(info, "originalLayersNames"), names)
+        kernels.append(
+            Kernel(
+                name=name,
+                named=tuple(n for layer in layers for n in _nodes(layer, names, nodes)),
+                feeds=tuple(
+                    target.get_node().get_friendly_name()
+                    for port in op.outputs()
+                    for target in port.get_target_inputs()
+                ),
+                added=not layers or _text(info, "layerType") in _ADDED,
+            )
+        )
+    return kernels, formats
+
+
+def _nodes(
+    layer: str, names: Mapping[str, tuple[str, ...]], nodes: set[str]
+) -> tuple[str, ...]:
+    if layer in names:
+        return names[layer]
+    node = node_of(layer, nodes)
+    return (node,) if node else ()
+
+
+def _text(info: Any, key: str) -> str:
+    if key not in info:
+        return ""
+    value = info[key]
+    return str(value.astype(str)) if hasattr(value, "astype") else str(value)

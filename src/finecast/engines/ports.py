@@ -1,0 +1,92 @@
+"""A session's ports: element types by label, and the check of feeds against them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from finecast.engines.base import Array, Feeds, TensorSpec
+from finecast.errors import UsageError
+from finecast.formats import Format
+
+_FLOATS = {f.label: f.dtype for f in Format if f is f.storage}
+_OTHERS = {
+    "fp64": np.dtype(np.float64),
+    "bool": np.dtype(np.bool_),
+    "string": np.dtype(object),
+    **{f"{u}int{n}": np.dtype(f"{u}int{n}") for u in ("", "u") for n in (8, 16, 32, 64)},
+}
+DTYPES: dict[str, np.dtype[np.generic]] = {**_FLOATS, **_OTHERS}
+"""The numpy (or ml_dtypes) type of each element type's label."""
+
+_LABELS = {dtype: label for label, dtype in DTYPES.items()}
+
+
+def dtype_label(dtype: np.dtype[np.generic]) -> str:
+    """The label of an array's element type; numpy's own name where there is none."""
+    return _LABELS.get(dtype, "string" if dtype.kind in "OSU" else dtype.name)
+
+
+_T = TypeVar("_T")
+
+
+def look_up(table: dict[str, _T], name: str, default: _T) -> _T:
+    """``table[name]`` without regard to case, or ``default``."""
+    return table.get(name.lower(), default)
+
+
+def ordered_feeds(feeds: Feeds, inputs: Sequence[TensorSpec]) -> list[Array]:
+    """The arrays of ``feeds`` in the model's order, once names, types and ranks fit.
+
+    Raises:
+        UsageError: If an input is missing or unknown, or an array's type or shape is not
+            the input's; names the input, what it got and what it expected.
+    """
+    names = [spec.name for spec in inputs]
+    known = ", ".join(names) or "none"
+    for name in feeds:
+        if name not in names:
+            raise UsageError(f"unknown input {name!r}", fix=f"the model's inputs are {known}")
+    arrays: list[Array] = []
+    for spec in inputs:
+        if spec.name not in feeds:
+            raise UsageError(
+                f"input {spec.name!r} is missing", fix=f"the model's inputs are {known}"
+            )
+        array = feeds[spec.name]
+        check_array(array, spec)
+        arrays.append(array)
+    return arrays
+
+
+def check_array(array: Array, spec: TensorSpec) -> None:
+    """Hold ``array`` against one input's element type, rank and fixed dimensions.
+
+    Raises:
+        UsageError: If it does not fit.
+    """
+    got = dtype_label(array.dtype)
+    if got != spec.dtype:
+        raise UsageError(
+            f"input {spec.name!r} has type {got}, expected {spec.dtype}",
+            fix="convert the array before running",
+        )
+    if spec.shape is None:
+        return
+    fits = array.ndim == len(spec.shape) and all(
+        not isinstance(dim, int) or dim == size
+        for dim, size in zip(spec.shape, array.shape, strict=True)
+    )
+    if not fits:
+        raise UsageError(
+            f"input {spec.name!r} has shape {shape_text(array.shape)}, "
+            f"expected {shape_text(spec.shape)}",
+            fix="feed arrays of the declared shape",
+        )
+
+
+def shape_text(shape: Sequence[int | str | None]) -> str:
+    """``[N, 3, ?]``: a shape as messages and tables show it."""
+    return "[" + ", ".join("?" if dim is None else str(dim) for dim in shape) + "]"

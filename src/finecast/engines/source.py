@@ -1,0 +1,121 @@
+"""What engines need to know of an ONNX file beside running it: ports and node names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from finecast.engines.base import TensorSpec
+from finecast.errors import EngineError
+
+if TYPE_CHECKING:
+    import onnx
+
+_TYPES = {
+    "float": "fp32",
+    "double": "fp64",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float8e4m3fn": "fp8_e4m3",
+    "float8e5m2": "fp8_e5m2",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One node of the main graph; ``inputs`` counts what its bodies capture."""
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Ports and nodes of an ONNX model; nodes in file order (topological by ONNX's law)."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def producers(self) -> dict[str, str]:
+        """The node's name by the name of each value it makes."""
+        return {value: step.name for step in self.steps for value in step.outputs}
+
+
+def read_source(model: Path | bytes) -> Source:
+    """Read names and ports; weights in external files stay there.
+
+    Raises:
+        EngineError: If the file is missing, or is not an ONNX model.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    where = str(model) if isinstance(model, Path) else ""
+    try:
+        if isinstance(model, Path):
+            proto = onnx.load_model(model, format="protobuf", load_external_data=False)
+        else:
+            proto = onnx.load_model_from_string(model)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise EngineError(
+            f"cannot read the model: {reason}", where=where, fix="check the path"
+        ) from error
+    except DecodeError as error:
+        raise EngineError(
+            "not an ONNX model, or a truncated one", where=where, fix="export the model again"
+        ) from error
+    if not proto.graph.node and not proto.graph.output:
+        raise EngineError(
+            "not an ONNX model: it has no graph", where=where, fix="export the model again"
+        )
+    initialized = {tensor.name for tensor in proto.graph.initializer}
+    return Source(
+        inputs=tuple(_spec(v) for v in proto.graph.input if v.name not in initialized),
+        outputs=tuple(_spec(v) for v in proto.graph.output),
+        steps=tuple(_step(node) for node in proto.graph.node),
+    )
+
+
+def _spec(info: onnx.ValueInfoProto) -> TensorSpec:
+    import onnx
+
+    tensor = info.type.tensor_type
+    name = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
+    shape = None
+    if tensor.HasField("shape"):
+        shape = tuple(_dim(dim) for dim in tensor.shape.dim)
+    return TensorSpec(name=info.name, dtype=_TYPES.get(name, name), shape=shape)
+
+
+def _dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
+    if dim.HasField("dim_value"):
+        return dim.dim_value
+    return dim.dim_param or None
+
+
+def _step(node: onnx.NodeProto) -> Step:
+    outputs = tuple(value for value in node.output if value)
+    domain = f"{node.domain}." if node.domain else ""
+    return Step(
+        name=node.name or (outputs[0] if outputs else ""),
+        op=domain + node.op_type,
+        inputs=tuple(value for value in _reads(node) if value),
+        outputs=outputs,
+    )
+
+
+def _reads(node: onnx.NodeProto) -> Iterator[str]:
+    yield from node.input
+    for attribute in node.attribute:
+        for body in (attribute.g, *attribute.graphs):
+            inner = {value for step in body.node for value in step.output}
+            inner.update(value.name for value in body.input)
+            for step in body.node:
+                yield from (value for value in _reads(step) if value not in inner)

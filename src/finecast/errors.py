@@ -1,0 +1,52 @@
+"""One hierarchy of errors; every message says what is wrong, where, and what to do next."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit statuses of the command line."""
+
+    DONE = 0
+    NOT_IMPROVED = 1
+    USAGE = 2
+    FAILED = 3
+
+
+class FinecastError(Exception):
+    """A user-facing failure, printed as one line: ``what (where): what to do next``.
+
+    Args:
+        what: What went wrong, stating what was got and what was expected.
+        where: The file, node or option at fault; empty when the whole call is.
+        fix: What the user can do next; empty only when nothing can be done.
+    """
+
+    exit_code = ExitCode.FAILED
+
+    def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
+        self.what = what
+        self.where = where
+        self.fix = fix
+        place = f" ({where})" if where else ""
+        advice = f": {fix}" if fix else ""
+        super().__init__(f"{what}{place}{advice}")
+
+
+class UsageError(FinecastError):
+    """An option, a rule file or a data file that does not fit the call."""
+
+    exit_code = ExitCode.USAGE
+
+
+class ModelError(FinecastError):
+    """A model that cannot be read, is invalid, or cannot be converted as asked."""
+
+
+class EngineError(FinecastError):
+    """An engine that is absent, or that cannot load or run a model."""
+
+
+class RuleConflictError(FinecastError):
+    """Rules that together leave an op without any permitted format."""

@@ -1,0 +1,133 @@
+"""Number formats: all numeric facts live here, and nowhere else.
+
+Sources: IEEE 754-2019 (fp16, fp32); Google's bfloat16; NVIDIA's TF32; OCP 8-bit Floating
+Point Specification 1.0 (e4m3 "fn", e5m2); the IEEE-like e4m3 and e3m4 are ml_dtypes' and
+Neuron's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import ml_dtypes
+import numpy as np
+
+from finecast.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    exponent_bits: int
+    mantissa_bits: int
+    storage_bits: int
+    finite_only: bool = False
+
+
+class Format(Enum):
+    """A binary floating-point format; ``mantissa_bits`` leaves out the implicit bit."""
+
+    FP32 = _Layout(exponent_bits=8, mantissa_bits=23, storage_bits=32)
+    TF32 = _Layout(exponent_bits=8, mantissa_bits=10, storage_bits=32)
+    BF16 = _Layout(exponent_bits=8, mantissa_bits=7, storage_bits=16)
+    FP16 = _Layout(exponent_bits=5, mantissa_bits=10, storage_bits=16)
+    FP8_E4M3 = _Layout(exponent_bits=4, mantissa_bits=3, storage_bits=8, finite_only=True)
+    FP8_E4M3_IEEE = _Layout(exponent_bits=4, mantissa_bits=3, storage_bits=8)
+    FP8_E5M2 = _Layout(exponent_bits=5, mantissa_bits=2, storage_bits=8)
+    FP8_E3M4 = _Layout(exponent_bits=3, mantissa_bits=4, storage_bits=8)
+
+    @property
+    def label(self) -> str:
+        """The name used in options, plans and reports: ``bf16``, ``fp8_e4m3``."""
+        return self.name.lower()
+
+    @property
+    def exponent_bits(self) -> int:
+        """Width of the exponent field."""
+        return self.value.exponent_bits
+
+    @property
+    def mantissa_bits(self) -> int:
+        """Width of the stored fraction, without the implicit leading bit."""
+        return self.value.mantissa_bits
+
+    @property
+    def storage_bytes(self) -> int:
+        """Bytes that one stored element takes (tf32 is stored as fp32)."""
+        return self.value.storage_bits // 8
+
+    @property
+    def finite_only(self) -> bool:
+        """Whether the format has no infinities (OCP "fn": only all-ones is NaN)."""
+        return self.value.finite_only
+
+    @property
+    def bias(self) -> int:
+        """Exponent bias."""
+        return 2 ** (self.exponent_bits - 1) - 1
+
+    @property
+    def max(self) -> float:
+        """Largest finite magnitude."""
+        top = 2.0 - 2.0**-self.mantissa_bits
+        exponent = self.bias
+        if self.finite_only:  # the top binade is used, all but its all-ones code
+            exponent += 1
+            top = 2.0 - 2.0 ** (1 - self.mantissa_bits)
+        return top * 2.0**exponent
+
+    @property
+    def smallest_normal(self) -> float:
+        """Smallest positive normal number."""
+        return 2.0 ** (1 - self.bias)
+
+    @property
+    def smallest_subnormal(self) -> float:
+        """Smallest positive number."""
+        return self.smallest_normal * self.epsilon
+
+    @property
+    def epsilon(self) -> float:
+        """Distance from 1 to the next larger number."""
+        return 2.0**-self.mantissa_bits
+
+    @property
+    def unit_roundoff(self) -> float:
+        """Largest relative error of rounding a normal number to nearest: epsilon / 2."""
+        return self.epsilon / 2
+
+    @property
+    def storage(self) -> Format:
+        """The format in which results computed in this one are stored (tf32: fp32)."""
+        return Format.FP32 if self is Format.TF32 else self
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """The numpy (or ml_dtypes) type that stores this format."""
+        return _DTYPES[self]
+
+    @classmethod
+    def parse(cls, name: str) -> Format:
+        """Read a format's label.
+
+        Raises:
+            UsageError: If ``name`` is not one of the labels.
+        """
+        try:
+            return _BY_LABEL[name.strip().lower()]
+        except KeyError:
+            known = ", ".join(_BY_LABEL)
+            raise UsageError(f"unknown format {name!r}", fix=f"use one of {known}") from None
+
+
+_DTYPES: dict[Format, np.dtype[np.generic]] = {
+    Format.FP32: np.dtype(np.float32),
+    Format.TF32: np.dtype(np.float32),
+    Format.BF16: np.dtype(ml_dtypes.bfloat16),
+    Format.FP16: np.dtype(np.float16),
+    Format.FP8_E4M3: np.dtype(ml_dtypes.float8_e4m3fn),
+    Format.FP8_E4M3_IEEE: np.dtype(ml_dtypes.float8_e4m3),
+    Format.FP8_E5M2: np.dtype(ml_dtypes.float8_e5m2),
+    Format.FP8_E3M4: np.dtype(ml_dtypes.float8_e3m4),
+}
+_BY_LABEL = {f.label: f for f in Format}

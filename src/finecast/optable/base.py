@@ -1,0 +1,180 @@
+"""The vocabulary of the op table: kinds, tiers, and one row's type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+
+class OpKind(Enum):
+    """What an op does with numbers; it decides which engine of a device runs it."""
+
+    MATMUL = auto()
+    CONV = auto()
+    RECURRENT = auto()
+    ATTENTION = auto()
+    NORM = auto()
+    SOFTMAX = auto()
+    REDUCTION = auto()
+    POOL = auto()
+    ELEMENTWISE = auto()
+    TRANSCENDENTAL = auto()
+    RELAYOUT = auto()
+    MOVEMENT = auto()
+    RESIZE = auto()
+    CAST = auto()
+    CONSTANT = auto()
+    QUANTIZE = auto()
+    CONTROL = auto()
+    SEQUENCE = auto()
+    RANDOM = auto()
+    COMPARISON = auto()
+    INDEX = auto()
+    LOSS = auto()
+    SIGNAL = auto()
+    IMAGE = auto()
+    TEXT = auto()
+    ML = auto()
+    UNKNOWN = auto()
+
+    @property
+    def label(self) -> str:
+        """The name used in reports: ``matmul``."""
+        return self.name.lower()
+
+    @property
+    def matmul_engine(self) -> bool:
+        """Whether ops of this kind run on the matmul engine: the scope ``matmult``."""
+        return self in _MATMUL_ENGINE
+
+
+_MATMUL_ENGINE = frozenset({OpKind.MATMUL, OpKind.CONV, OpKind.RECURRENT, OpKind.ATTENTION})
+
+
+class Tier(Enum):
+    """What is known of an op's numerics before anything is measured.
+
+    LOW is compute-bound and safe in a low format with fp32 accumulation. FOLLOW has no
+    opinion of its own. SENSITIVE loses digits or range. NEVER keeps its type.
+    """
+
+    LOW = auto()
+    FOLLOW = auto()
+    SENSITIVE = auto()
+    NEVER = auto()
+
+    @property
+    def label(self) -> str:
+        """The name used in reports: ``low``."""
+        return self.name.lower()
+
+
+class FlopRule(Enum):
+    """How an op's floating-point operations are counted: a key of the table in ``flops``."""
+
+    ZERO = auto()
+    PER_OUTPUT = auto()
+    PER_INPUT = auto()
+    TRANSCENDENTAL = auto()
+    SOFTMAX = auto()
+    NORM = auto()
+    POOL = auto()
+    MATMUL = auto()
+    GEMM = auto()
+    ADDMM = auto()
+    MATMUL_NBITS = auto()
+    EINSUM = auto()
+    CONV = auto()
+    CONV_TRANSPOSE = auto()
+    RECURRENT = auto()
+    ATTENTION = auto()
+    MULTI_HEAD_ATTENTION = auto()
+    FUSED_ATTENTION = auto()
+    GROUP_QUERY_ATTENTION = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpInfo:
+    """One row: all that is known about a canonical op.
+
+    ``exact`` says that the op only moves, selects or negates numbers (or gives no float):
+    on rounded inputs its float results are already rounded. ``accumulates`` says that a
+    result sums many terms, so that reduction depth matters. ``onnx`` and ``aten`` are the
+    native names, ``onnx`` with its domain: ``onnx::MatMul``, ``com.microsoft::FusedMatMul``.
+    ``flops`` is None where no count is known.
+    """
+
+    name: str
+    kind: OpKind
+    tier: Tier
+    onnx: tuple[str, ...] = ()
+    aten: tuple[str, ...] = ()
+    exact: bool = False
+    accumulates: bool = False
+    flops: FlopRule | None = None
+
+    @property
+    def matmul_engine(self) -> bool:
+        """Whether it runs on the matmul engine."""
+        return self.kind.matmul_engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """An op within a family: canonical name, native names separated by spaces."""
+
+    name: str
+    onnx: str
+    aten: str
+
+
+def row(name: str, onnx: str = "", aten: str = "") -> Row:
+    """A row; ONNX names without a domain are the default domain's, ``ms::`` is ORT's."""
+    return Row(name=name, onnx=onnx, aten=aten)
+
+
+def family(
+    kind: OpKind,
+    tier: Tier,
+    *rows: Row,
+    exact: bool = False,
+    accumulates: bool = False,
+    flops: FlopRule | None = None,
+) -> tuple[OpInfo, ...]:
+    """Rows that share all but their names."""
+    return tuple(
+        OpInfo(
+            name=r.name,
+            kind=kind,
+            tier=tier,
+            onnx=tuple(_onnx_name(n) for n in r.onnx.split()),
+            aten=tuple(f"aten::{n}" for n in r.aten.split()),
+            exact=exact,
+            accumulates=accumulates,
+            flops=flops,
+        )
+        for r in rows
+    )
+
+
+def index_natives(table: tuple[OpInfo, ...]) -> dict[str, OpInfo]:
+    """Map every native name to its row.
+
+    Raises:
+        ValueError: If two rows claim one name, which is a mistake in the table.
+    """
+    index: dict[str, OpInfo] = {}
+    for info in table:
+        for native in (*info.onnx, *info.aten):
+            if native in index:
+                raise ValueError(
+                    f"op rows {index[native].name} and {info.name} both claim {native}"
+                )
+            index[native] = info
+    return index
+
+
+def _onnx_name(name: str) -> str:
+    if name.startswith("ms::"):
+        return f"com.microsoft::{name.removeprefix('ms::')}"
+    return name if "::" in name else f"onnx::{name}"

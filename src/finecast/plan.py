@@ -1,0 +1,174 @@
+"""The decision for every op, with its reasons: JSON, diffable, replayable on the same model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, cast
+
+from finecast.errors import UsageError
+from finecast.formats import Format
+
+PLAN_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """What one rule said of an op: formats it leaves, and the evidence for that."""
+
+    rule: str
+    text: str
+    permits: tuple[str, ...] = ()
+    evidence: Mapping[str, float | str] = field(default_factory=dict[str, float | str])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The format of one op and why it has it."""
+
+    node: str
+    op: str
+    format: Format
+    reasons: tuple[Reason, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Formats of all float ops of one model; ops that are not named keep their type.
+
+    ``model`` is the digest of the file the plan was made for, ``opset`` the opset that the
+    model is raised to before the plan is replayed, ``io`` the requested types of inputs and
+    outputs that do not keep their declared one.
+    """
+
+    model: str
+    policy: str
+    opset: int
+    decisions: tuple[Decision, ...]
+    io: Mapping[str, Format] = field(default_factory=dict[str, Format])
+    engine: str = ""
+    version: int = PLAN_VERSION
+
+    @property
+    def formats(self) -> dict[str, Format]:
+        """Format by node name."""
+        return {d.node: d.format for d in self.decisions}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of ops per format, most frequent first."""
+        return dict(Counter(d.format.label for d in self.decisions).most_common())
+
+    @property
+    def digest(self) -> str:
+        """Identifies what the plan does: reasons and engine do not enter."""
+        content = {
+            "model": self.model,
+            "opset": self.opset,
+            "formats": sorted((n, f.label) for n, f in self.formats.items()),
+            "io": sorted((n, f.label) for n, f in self.io.items()),
+        }
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+    def decision(self, node: str) -> Decision | None:
+        """The decision for ``node``; None if the plan does not name it."""
+        return next((d for d in self.decisions if d.node == node), None)
+
+    def to_json(self) -> str:
+        """Text that ``from_json`` reads back to an equal plan."""
+        content: dict[str, Any] = {
+            "version": self.version,
+            "model": self.model,
+            "digest": self.digest,
+            "policy": self.policy,
+            "engine": self.engine,
+            "opset": self.opset,
+            "io": {name: f.label for name, f in self.io.items()},
+            "decisions": [_decision_to_dict(d) for d in self.decisions],
+        }
+        return json.dumps(content, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, *, where: str = "plan") -> Plan:
+        """Read a plan.
+
+        Raises:
+            UsageError: If the text is not a plan of a version this release reads.
+        """
+        try:
+            content = cast("dict[str, Any]", json.loads(text))
+            version = int(content["version"])
+            if version > PLAN_VERSION:
+                raise UsageError(
+                    f"plan version {version} is newer than {PLAN_VERSION}",
+                    where=where,
+                    fix="upgrade finecast",
+                )
+            return cls(
+                model=str(content["model"]),
+                policy=str(content["policy"]),
+                engine=str(content.get("engine", "")),
+                opset=int(content["opset"]),
+                io={n: Format.parse(f) for n, f in content.get("io", {}).items()},
+                decisions=tuple(_decision_from_dict(d) for d in content["decisions"]),
+                version=version,
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UsageError(
+                f"not a finecast plan: {type(error).__name__}: {error}",
+                where=where,
+                fix="give a file that `finecast tune` or `convert --plan-out` wrote",
+            ) from error
+
+    @classmethod
+    def load(cls, path: Path) -> Plan:
+        """Read a plan file.
+
+        Raises:
+            UsageError: If it is missing or not a plan.
+        """
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(
+                f"cannot read the plan: {error}", where=str(path), fix="give a plan file"
+            ) from error
+        return cls.from_json(text, where=str(path))
+
+
+def _decision_to_dict(decision: Decision) -> dict[str, Any]:
+    return {
+        "node": decision.node,
+        "op": decision.op,
+        "format": decision.format.label,
+        "reasons": [
+            {
+                "rule": r.rule,
+                "text": r.text,
+                "permits": list(r.permits),
+                "evidence": dict(r.evidence),
+            }
+            for r in decision.reasons
+        ],
+    }
+
+
+def _decision_from_dict(content: dict[str, Any]) -> Decision:
+    return Decision(
+        node=str(content["node"]),
+        op=str(content["op"]),
+        format=Format.parse(str(content["format"])),
+        reasons=tuple(
+            Reason(
+                rule=str(r["rule"]),
+                text=str(r["text"]),
+                permits=tuple(str(p) for p in r["permits"]),
+                evidence=dict(r["evidence"]),
+            )
+            for r in content.get("reasons", ())
+        ),
+    )

@@ -1,0 +1,118 @@
+"""What the user asks for: scope and format, rules, includes and excludes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from finecast.errors import UsageError
+from finecast.formats import Format
+
+
+class Scope(Enum):
+    """Which ops may be lowered; the meanings are those of neuronx-cc's ``--auto-cast``."""
+
+    NONE = "none"
+    MATMULT = "matmult"
+    ALL = "all"
+    AUTO = "auto"
+
+    @classmethod
+    def parse(cls, name: str) -> Scope:
+        """Read a scope; ``matmul`` is accepted for ``matmult``.
+
+        Raises:
+            UsageError: If it is none of them.
+        """
+        spelled = name.strip().lower()
+        try:
+            return cls("matmult" if spelled == "matmul" else spelled)
+        except ValueError:
+            known = ", ".join(s.value for s in cls)
+            raise UsageError(
+                f"unknown scope {name!r}", where="--auto-cast", fix=f"use one of {known}"
+            ) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Scope x format, narrowed by name patterns and forced by op.
+
+    ``include`` and ``exclude`` are regular expressions searched in node names: with any
+    include only matching nodes may be lowered, and no node that matches an exclude.
+    ``op_formats`` forces all ops of a canonical or native name, a waiver of the rules of
+    thumb, never of what the op's definition admits. ``io`` declares the format of inputs
+    and outputs by name; ``io_low`` all of them.
+    """
+
+    scope: Scope = Scope.AUTO
+    format: Format = Format.BF16
+    include: tuple[re.Pattern[str], ...] = ()
+    exclude: tuple[re.Pattern[str], ...] = ()
+    op_formats: Mapping[str, Format] = field(default_factory=dict[str, Format])
+    io: Mapping[str, Format] = field(default_factory=dict[str, Format])
+    io_low: bool = False
+
+    @property
+    def label(self) -> str:
+        """The grammar ``SCOPE:FORMAT``."""
+        return f"{self.scope.value}:{self.format.label}"
+
+    @classmethod
+    def parse(cls, text: str) -> Policy:
+        """Read ``SCOPE:FORMAT``, for example ``auto:bf16``.
+
+        Raises:
+            UsageError: If either part is unknown.
+        """
+        scope, _, fmt = text.partition(":")
+        return cls(scope=Scope.parse(scope), format=low_format(fmt or "bf16"))
+
+
+def low_format(name: str) -> Format:
+    """A format that values can be stored in and that is lower than fp32.
+
+    Raises:
+        UsageError: If ``name`` is not one.
+    """
+    fmt = Format.parse(name)
+    if fmt.storage is Format.FP32:
+        raise UsageError(
+            f"{fmt.label} is not a storage format lower than fp32",
+            where="--auto-cast-type",
+            fix="use bf16 or fp16",
+        )
+    return fmt
+
+
+def patterns(texts: tuple[str, ...], *, option: str) -> tuple[re.Pattern[str], ...]:
+    """Compile regular expressions.
+
+    Raises:
+        UsageError: If one is not valid; names ``option``.
+    """
+    try:
+        return tuple(re.compile(t) for t in texts)
+    except re.error as error:
+        raise UsageError(
+            f"invalid regular expression {error.pattern!r}: {error}", where=option
+        ) from error
+
+
+def assignments(texts: tuple[str, ...], *, option: str) -> dict[str, Format]:
+    """Read ``NAME=FORMAT`` pairs.
+
+    Raises:
+        UsageError: If one has another shape; names ``option``.
+    """
+    found: dict[str, Format] = {}
+    for text in texts:
+        name, equals, fmt = text.rpartition("=")
+        if not equals or not name:
+            raise UsageError(
+                f"{text!r} is not NAME=FORMAT", where=option, fix="write for example Softmax=fp32"
+            )
+        found[name] = Format.parse(fmt)
+    return found

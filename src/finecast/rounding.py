@@ -1,0 +1,33 @@
+"""Arrays in, rounded arrays out: round to nearest even, overflow as the format says."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finecast.formats import Format
+
+
+def round_to(x: NDArray[np.float32], fmt: Format) -> NDArray[np.float32]:
+    """Round to nearest even into ``fmt`` and return as float32.
+
+    Idempotent and monotone; equal to an ml_dtypes round trip where that type exists.
+    Values beyond the largest become Inf (NaN in finite-only formats); subnormals are kept.
+    """
+    x = np.asarray(x, dtype=np.float32)
+    if fmt is Format.FP32:
+        return x
+    if fmt is Format.TF32:
+        return _round_mantissa(x, Format.FP32.mantissa_bits - fmt.mantissa_bits)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return x.astype(fmt.dtype).astype(np.float32)
+
+
+def _round_mantissa(x: NDArray[np.float32], drop: int) -> NDArray[np.float32]:
+    """Drop the lowest ``drop`` bits of the fraction, to nearest even, on the bit pattern."""
+    bits = x.view(np.uint32)
+    half_below = np.uint32((1 << (drop - 1)) - 1)
+    odd = (bits >> np.uint32(drop)) & np.uint32(1)
+    mask = np.uint32(0xFFFFFFFF) << np.uint32(drop)
+    rounded = ((bits + half_below + odd) & mask).view(np.float32)
+    return np.where(np.isfinite(x), rounded, x)

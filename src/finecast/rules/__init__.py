@@ -1,0 +1,84 @@
+"""Rules: each judges one op and narrows the formats it may take. One rule, one file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from finecast.errors import RuleConflictError
+from finecast.formats import Format
+from finecast.graph import Node
+from finecast.plan import Reason
+from finecast.rules.base import ANY, Context, NodeView, Rule, Verdict
+from finecast.rules.constants import CONSTANTS
+from finecast.rules.definition import DEFINITION
+from finecast.rules.depth import DEPTH
+from finecast.rules.kernel import KERNEL
+from finecast.rules.names import NAMES
+from finecast.rules.observed import OBSERVED
+from finecast.rules.op_formats import OP_FORMATS
+from finecast.rules.scope import SCOPE
+from finecast.rules.tier import TIER
+from finecast.rules.user import USER
+
+__all__ = ["RULES", "Context", "NodeView", "Permission", "Rule", "Verdict", "judge", "permit"]
+
+RULES: Final[tuple[Rule, ...]] = (
+    DEFINITION,
+    KERNEL,
+    SCOPE,
+    TIER,
+    NAMES,
+    OP_FORMATS,
+    CONSTANTS,
+    OBSERVED,
+    DEPTH,
+    USER,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permission:
+    """The formats left to a node, and every verdict that had a say."""
+
+    formats: frozenset[Format]
+    reasons: tuple[Reason, ...]
+
+
+def permit(context: Context, rules: Sequence[Rule] = RULES) -> dict[int, Permission]:
+    """Judge every float node: the intersection of all verdicts, whatever their order.
+
+    Raises:
+        RuleConflictError: If nothing is left to a node; names the rules in conflict.
+    """
+    return {node.id: judge(node, context, rules) for node in context.graph.float_nodes}
+
+
+def judge(node: Node, context: Context, rules: Sequence[Rule] = RULES) -> Permission:
+    """The formats that ``rules`` leave to one node."""
+    found = [(r, v) for r in rules if (v := r.judge(node, context)) is not None]
+    waived = any(v.waives for _, v in found)
+    formats = frozenset({Format.FP32, context.low}) if node.format is Format.FP32 else ANY
+    for rule, verdict in found:
+        if rule.hard or verdict.waives or not waived:
+            formats &= verdict.permits
+    if not formats:
+        sides = "; ".join(f"{r.name}: {v.text}" for r, v in found)
+        raise RuleConflictError(
+            f"no format is left to {node.name}",
+            where=sides,
+            fix="drop one of the options that force a format",
+        )
+    reasons = tuple(_reason(r, v, waived=waived) for r, v in found)
+    return Permission(formats=formats, reasons=reasons)
+
+
+def _reason(rule: Rule, verdict: Verdict, *, waived: bool) -> Reason:
+    dropped = waived and not rule.hard and not verdict.waives
+    return Reason(
+        rule=rule.name,
+        text=f"(waived) {verdict.text}" if dropped else verdict.text,
+        permits=tuple(sorted(f.label for f in verdict.permits)),
+        evidence=verdict.evidence,
+    )

@@ -1,0 +1,122 @@
+"""What a rule is: it judges one op and narrows the formats it may take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from finecast.facts import Facts, ValueFacts
+from finecast.formats import Format
+from finecast.graph import Graph, Node, Value
+from finecast.ops import OpInfo, by_name
+from finecast.policy import Policy
+
+# Whether the engine has a kernel of a native op in a format; None where it cannot say.
+KernelQuery = Callable[[str, Format], bool | None]
+# A user's rule: the formats that a node may take, by label, or None for no opinion.
+UserRule = Callable[["NodeView"], "str | list[str] | None"]
+
+
+def _no_kernel_knowledge(_native: str, _fmt: Format) -> bool | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """All that rules may look at besides the node."""
+
+    graph: Graph
+    policy: Policy
+    facts: Facts = field(default_factory=dict[int, ValueFacts])
+    kernels: KernelQuery = _no_kernel_knowledge
+    engine: str = ""
+    user_rules: tuple[tuple[str, UserRule], ...] = ()
+    measured: bool = False  # errors will be measured, so rules of thumb on digits yield
+
+    @property
+    def low(self) -> Format:
+        """The format that the policy lowers to."""
+        return self.policy.format
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Formats that a rule leaves to a node, why, and on what evidence.
+
+    ``waives`` marks a user's explicit choice: it sets aside verdicts of rules that are not
+    ``hard``, and is recorded.
+    """
+
+    permits: frozenset[Format]
+    text: str
+    evidence: Mapping[str, float | str] = field(default_factory=dict[str, float | str])
+    waives: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A named judge. ``hard`` rules state facts and cannot be waived.
+
+    Law: ``judge`` depends on its arguments only and its verdict only narrows, so the order
+    of rules does not matter. None means no opinion.
+    """
+
+    name: str
+    judge: Callable[[Node, Context], Verdict | None]
+    hard: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """What a user's rule function sees of a node."""
+
+    node: Node
+    context: Context
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return self.node.name
+
+    @property
+    def op(self) -> str:
+        """Canonical op: ``matmul``, ``softmax``."""
+        return self.node.op
+
+    @property
+    def native(self) -> str:
+        """Native op: ``onnx::MatMul``."""
+        return self.node.native
+
+    @property
+    def info(self) -> OpInfo:
+        """The op's row in the op table."""
+        return by_name(self.node.op)
+
+    @property
+    def inputs(self) -> tuple[Value | None, ...]:
+        """Values read, None for omitted ones."""
+        values = self.context.graph.values
+        return tuple(None if i is None else values[i] for i in self.node.inputs)
+
+    @property
+    def outputs(self) -> tuple[Value | None, ...]:
+        """Values written."""
+        values = self.context.graph.values
+        return tuple(None if i is None else values[i] for i in self.node.outputs)
+
+    def facts(self, value: Value) -> ValueFacts | None:
+        """What was observed of ``value`` on the calibration data."""
+        return self.context.facts.get(value.id)
+
+
+def only(fmt: Format) -> frozenset[Format]:
+    """The set of just ``fmt``."""
+    return frozenset({fmt})
+
+
+ANY = frozenset(Format)
+"""No restriction."""
+
+KEEP = frozenset({Format.FP32})
+"""The op keeps fp32."""

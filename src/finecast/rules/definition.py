@@ -1,0 +1,25 @@
+"""What the op's definition admits at the model's opset; and ops that are not fp32 stay."""
+
+from __future__ import annotations
+
+from finecast.formats import Format
+from finecast.graph import Node
+from finecast.rules.base import Context, Rule, Verdict, only
+
+
+def _judge(node: Node, context: Context) -> Verdict | None:
+    own = node.format
+    if own is None:
+        return None
+    if own is not Format.FP32:
+        return Verdict(permits=only(own), text=f"already {own.label} in the model; kept")
+    permits = (node.admits | only(own)) & frozenset({own, context.low})
+    if context.low in permits:
+        return None
+    return Verdict(
+        permits=permits,
+        text=f"{node.native} has no {context.low.label} in its definition",
+    )
+
+
+DEFINITION = Rule(name="definition", judge=_judge, hard=True)

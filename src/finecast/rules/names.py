@@ -1,0 +1,21 @@
+"""The user's includes and excludes, by node name."""
+
+from __future__ import annotations
+
+from finecast.graph import Node
+from finecast.rules.base import KEEP, Context, Rule, Verdict
+
+
+def _judge(node: Node, context: Context) -> Verdict | None:
+    policy = context.policy
+    for pattern in policy.exclude:
+        if pattern.search(node.name):
+            return Verdict(
+                permits=KEEP, text=f"name matches --exclude {pattern.pattern!r}", waives=True
+            )
+    if policy.include and not any(p.search(node.name) for p in policy.include):
+        return Verdict(permits=KEEP, text="name matches no --include")
+    return None
+
+
+NAMES = Rule(name="names", judge=_judge)

@@ -1,0 +1,22 @@
+"""The policy's scope: ``none``, ``matmult``, ``all``, ``auto``."""
+
+from __future__ import annotations
+
+from finecast.graph import Node
+from finecast.ops import by_name
+from finecast.policy import Scope
+from finecast.rules.base import KEEP, Context, Rule, Verdict
+
+
+def _judge(node: Node, context: Context) -> Verdict | None:
+    scope = context.policy.scope
+    if scope is Scope.NONE:
+        return Verdict(permits=KEEP, text="scope none changes nothing")
+    if scope is Scope.MATMULT and not by_name(node.op).matmul_engine:
+        return Verdict(
+            permits=KEEP, text=f"scope matmult: {node.op} does not run on the matmul engine"
+        )
+    return None
+
+
+SCOPE = Rule(name="scope", judge=_judge)

@@ -1,0 +1,35 @@
+"""Rules that users write in Python: ``def rule(node) -> "fp32" | ["fp32", "bf16"] | None``."""
+
+from __future__ import annotations
+
+from finecast.errors import UsageError
+from finecast.formats import Format
+from finecast.graph import Node
+from finecast.rules.base import Context, NodeView, Rule, Verdict
+
+
+def _judge(node: Node, context: Context) -> Verdict | None:
+    verdicts: list[tuple[str, frozenset[Format]]] = []
+    view = NodeView(node=node, context=context)
+    for name, function in context.user_rules:
+        answer = function(view)
+        if answer is None:
+            continue
+        labels = [answer] if isinstance(answer, str) else answer
+        try:
+            permits = frozenset(Format.parse(label) for label in labels)
+        except (AttributeError, TypeError) as error:
+            raise UsageError(
+                f"user rule {name} returned {answer!r}",
+                where=node.name,
+                fix="return a format's name, a list of them, or None",
+            ) from error
+        verdicts.append((name, permits))
+    if not verdicts:
+        return None
+    permits = frozenset[Format].intersection(*(p for _, p in verdicts))
+    names = ", ".join(n for n, _ in verdicts)
+    return Verdict(permits=permits, text=f"user rule {names}", waives=True)
+
+
+USER = Rule(name="user", judge=_judge)

@@ -1,0 +1,40 @@
+"""Which units to run in the low format: exact, by one minimum cut."""
+
+from __future__ import annotations
+
+from finecast.assignment import (
+    PINNED_HIGH,
+    PINNED_LOW,
+    Problem,
+    Solution,
+    evaluate,
+)
+from finecast.frontier import Step, frontier
+from finecast.mincut import minimal_cut
+from finecast.network import build_network, node_weights, unit_sides
+
+__all__ = [
+    "PINNED_HIGH",
+    "PINNED_LOW",
+    "Problem",
+    "Solution",
+    "Step",
+    "evaluate",
+    "frontier",
+    "solve",
+]
+
+
+def solve(problem: Problem, lam: float) -> Solution:
+    """The assignment of least cost at ``lam`` (seconds per unit of squared error).
+
+    Law: no assignment costs less, and among those of equal cost this has the fewest low
+    units (it is contained in each of them). ``lam = inf`` minimises error first, then time.
+    Costs are compared to 2**-50 of the total gain (see ``mincut``). Deterministic.
+
+    Raises:
+        RuleConflictError: If a tie joins a unit that must be high to one that must be low.
+    """
+    net = build_network(problem)
+    low = minimal_cut(node_weights(net, lam), net.tail, net.head, net.cost)
+    return evaluate(problem, unit_sides(net, low))
