@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from finecast.errors import RuleConflictError
 from finecast.mincut import minimal_cut
-from finecast.solve import PINNED_HIGH, PINNED_LOW, Problem, Solution, evaluate, frontier, solve
+from finecast.solve import (
+    PINNED_HIGH,
+    PINNED_LOW,
+    Problem,
+    Solution,
+    evaluate,
+    frontier,
+    solve,
+)
 
 INF = float("inf")
 
@@ -34,7 +42,7 @@ class Answer:
 
 def reference(problem: Problem, low: tuple[bool, ...]) -> Answer:
     """The law written out, one loop a sum; exact for the dyadic numbers used here."""
-    side = {i: x for i, x in enumerate(low)} | {PINNED_HIGH: False, PINNED_LOW: True}
+    side = dict(enumerate(low)) | {PINNED_HIGH: False, PINNED_LOW: True}
     time, error, casts = 0.0, 0.0, 0
     for i, x in enumerate(low):
         time += float(problem.time_low[i] if x else problem.time_high[i])
@@ -197,7 +205,9 @@ def test_frontier_is_nested_and_optimal_throughout(problem: Problem) -> None:
         assert np.all(before.low <= after.low)
         assert before.low.sum() < after.low.sum()
     for step in steps:
-        middle = step.lam_low + 1 if step.lam_high == INF else (step.lam_low + step.lam_high) / 2
+        middle = (
+            step.lam_low + 1 if step.lam_high == INF else (step.lam_low + step.lam_high) / 2
+        )
         assert np.array_equal(step.low, solve(problem, middle).low)
         for lam in (step.lam_low, min(step.lam_high, 1e6)):
             best = min(a.cost(lam) for a in answers)[0]

@@ -7,7 +7,7 @@ so that the demo needs neither PyTorch nor scikit-learn. Making it again needs b
     python examples/digits/make_digits.py
 
 The seed fixes the split and the initial weights. Weights still differ in their last bits
-between machines and PyTorch builds, because the order of additions in a convolution is not fixed.
+between machines and PyTorch builds: the order of additions in a convolution is not fixed.
 """
 
 from __future__ import annotations

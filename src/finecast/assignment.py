@@ -123,14 +123,20 @@ def evaluate(problem: Problem, low: Bools) -> Solution:
     )
 
 
+def total_by(label: Ints, amount: Floats | Bools, count: int) -> Floats:
+    """Sum of ``amount`` for each label below ``count``."""
+    # bincount gives integers when there is nothing to count
+    return np.bincount(label, amount, count).astype(np.float64, copy=False)
+
+
 def chain_profile(problem: Problem, order: Ints, steps: int) -> Profile:
     """Cost of a chain: unit u is low from step ``order[u]`` on (``steps``: never)."""
     first, never = order == 0, order >= steps
     switch = ~(first | never)
     gain = problem.time_low[switch] - problem.time_high[switch]
-    time = np.bincount(order[switch], weights=gain, minlength=steps + 1)
+    time = total_by(order[switch], gain, steps + 1)
     time[0] = np.where(first, problem.time_low, problem.time_high).sum()
-    error = np.bincount(order, weights=problem.error, minlength=steps + 1)
+    error = total_by(order, problem.error, steps + 1)
     sides = np.concatenate([order, [0, steps]])  # looked up by PINNED_LOW, PINNED_HIGH
     made, used = sides[problem.producer], sides[problem.consumer_unit]
     earliest = np.full(len(made), steps)
@@ -138,7 +144,7 @@ def chain_profile(problem: Problem, order: Ints, steps: int) -> Profile:
     np.minimum.at(earliest, problem.consumer_value, used)
     np.maximum.at(latest, problem.consumer_value, used)
     rounded = np.minimum(made, earliest)
-    error += np.bincount(rounded, weights=problem.value_error, minlength=steps + 1)
+    error += total_by(rounded, problem.value_error, steps + 1)
     casts = np.zeros(steps + 1)
     for begin, end, cost in (
         (earliest, made, problem.down_cost),
@@ -146,7 +152,7 @@ def chain_profile(problem: Problem, order: Ints, steps: int) -> Profile:
     ):
         cast = (begin < end) & (cost > 0)
         for at, sign in ((begin[cast], 1.0), (end[cast], -1.0)):
-            time += sign * np.bincount(at, weights=cost[cast], minlength=steps + 1)
+            time += sign * total_by(at, cost[cast], steps + 1)
             casts += sign * np.bincount(at, minlength=steps + 1)
     return Profile(
         time_s=np.cumsum(time[:steps]),

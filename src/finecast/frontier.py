@@ -8,7 +8,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from finecast.assignment import Bools, Floats, Ints, Problem, chain_profile
+from finecast.assignment import Bools, Floats, Ints, Problem, chain_profile, total_by
 from finecast.mincut import minimal_cut
 from finecast.network import Network, build_network
 
@@ -179,8 +179,8 @@ def _cut_apart(state: _Open, low: Bools) -> _Open:
     across = low[state.tail] != low[state.head]
     out = across & low[state.tail]
     n = len(state.ids)
-    time = state.time + np.bincount(state.tail[out], state.cost[out], n)
-    time -= np.bincount(state.head[out], state.cost[out], n)
+    time = state.time + total_by(state.tail[out], state.cost[out], n)
+    time -= total_by(state.head[out], state.cost[out], n)
     return _Open(
         ids=state.ids,
         time=time,
@@ -204,8 +204,8 @@ def _level(state: _Open, result: Floats) -> _Open:
     graph = csr_array((np.ones(len(state.tail)), (state.tail, state.head)), shape=(n, n))
     count, part = connected_components(graph, directed=False)
     part = part.astype(np.int64)
-    error = np.bincount(part, state.error, count)
-    gain = np.maximum(-np.bincount(part, state.time, count), 0.0)
+    error = total_by(part, state.error, count)
+    gain = np.maximum(-total_by(part, state.time, count), 0.0)
     price = np.divide(gain, error, out=np.full(count, np.inf), where=error > 0)
     lam = np.clip(price[part], state.lower, state.upper)
     size = np.bincount(part, minlength=count)
@@ -236,9 +236,9 @@ def _level(state: _Open, result: Floats) -> _Open:
 def _improved(state: _Open, weight: Floats, low: Bools, part: Ints, count: int) -> Bools:
     """Which parts the cut splits with a gain above round-off."""
     cut = low[state.tail] & ~low[state.head]
-    gain = -np.bincount(part, weight * low, count)
-    gain -= np.bincount(part[state.tail[cut]], state.cost[cut], count)
+    gain = -total_by(part, weight * low, count)
+    gain -= total_by(part[state.tail[cut]], state.cost[cut], count)
     size = np.bincount(part, minlength=count)
-    lows = np.bincount(part, low, count)
-    scale = np.bincount(part, np.abs(weight), count)
+    lows = total_by(part, low, count)
+    scale = total_by(part, np.abs(weight), count)
     return (lows > 0) & (lows < size) & (gain > 8 * size * _EPS * scale)

@@ -20,7 +20,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-from finecast.assignment import Bools, Floats, Ints
+from finecast.assignment import Bools, Floats, Ints, total_by
 
 _FLOW_BITS = 30  # scipy adds a capacity to its reverse: both must stay below 2**30
 _SUM_BITS = 60  # sums of capacities over one node's edges stay below this in int64
@@ -73,7 +73,7 @@ def _quantise(
     """
     n = len(weight)
     label = np.zeros(n, dtype=np.int64) if group is None else group
-    gain = np.bincount(label, weights=np.maximum(-weight, 0.0))
+    gain = total_by(label, np.maximum(-weight, 0.0), 0)
     degree = np.bincount(tail, minlength=n) + np.bincount(head, minlength=n)
     bits = min(_WEIGHT_BITS, _SUM_BITS - int(degree.max(initial=0) + 2).bit_length())
     exponent = bits - np.frexp(gain)[1]  # gain * 2**exponent lies in [2**(bits-1), 2**bits)

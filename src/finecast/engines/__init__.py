@@ -1,1 +1,80 @@
-"""finecast."""
+"""Engines: software that runs a model here. ``get_engine`` finds one by its name."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+
+from finecast.engines.base import Engine
+from finecast.errors import EngineError, UsageError
+
+__all__ = ["ENGINES", "EngineEntry", "default_engine", "get_engine", "installed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineEntry:
+    """Where an engine lives, its default device, and how to get what it needs."""
+
+    module: str
+    class_name: str
+    requires: str
+    install: str
+    device: str = "CPU"
+
+
+ENGINES: dict[str, EngineEntry] = {
+    "openvino": EngineEntry(
+        module="finecast.engines.openvino",
+        class_name="OpenVinoEngine",
+        requires="openvino",
+        install="pip install openvino",
+    ),
+    "onnxruntime": EngineEntry(
+        module="finecast.engines.onnxruntime",
+        class_name="OnnxRuntimeEngine",
+        requires="onnxruntime",
+        install="pip install onnxruntime",
+    ),
+}
+"""Known engines, the preferred one first."""
+
+
+def installed(name: str) -> bool:
+    """Whether the library that the engine needs can be imported; imports nothing."""
+    return importlib.util.find_spec(ENGINES[name].requires) is not None
+
+
+def get_engine(spec: str) -> Engine:
+    """The engine that ``NAME`` or ``NAME:DEVICE`` names, such as ``openvino:GPU``.
+
+    Raises:
+        UsageError: If there is no engine of that name.
+        EngineError: If it is not installed, or does not have the device.
+    """
+    name, _, device = spec.strip().partition(":")
+    entry = ENGINES.get(name.lower())
+    if entry is None:
+        raise UsageError(f"unknown engine {name!r}", fix=f"use one of {', '.join(ENGINES)}")
+    if not installed(name.lower()):
+        present = ", ".join(n for n in ENGINES if installed(n)) or "none"
+        raise EngineError(
+            f"engine {name!r} is not installed",
+            fix=f"{entry.install} (installed here: {present})",
+        )
+    factory = getattr(importlib.import_module(entry.module), entry.class_name)
+    engine: Engine = factory(device or entry.device)
+    return engine
+
+
+def default_engine() -> Engine:
+    """The first of ``ENGINES`` that is installed.
+
+    Raises:
+        EngineError: If none is.
+    """
+    for name in ENGINES:
+        if installed(name):
+            return get_engine(name)
+    advice = " or ".join(entry.install for entry in ENGINES.values())
+    raise EngineError("no engine is installed", fix=advice)

@@ -57,6 +57,7 @@ def node_of(name: str, nodes: Collection[str]) -> str | None:
 
 def attribute(steps: Sequence[Step], kernels: Sequence[Kernel]) -> dict[str, tuple[str, ...]]:
     """The nodes that run in each kernel, in model order."""
+    steps = [step for step in steps if step.op != "Constant"]
     members: dict[str, set[str]] = {k.name: set(k.named) for k in kernels}
     mentioned = {node for nodes in members.values() for node in nodes}
     _claim(steps, kernels, members, mentioned)

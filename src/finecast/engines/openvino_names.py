@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from finecast.engines.source import Source
 
-_ADDED = frozenset({"Reorder", "Input", "Output", "Const"})
+_ADDED = frozenset({"Reorder", "Input", "Output"})
 
 
 def nodes_by_friendly_name(
@@ -58,9 +58,13 @@ def kernels_of(
     nodes = {node for group in names.values() for node in group}
     kernels: list[Kernel] = []
     formats: dict[str, str] = {}
+    fixed: set[str] = set()
     for op in compiled.get_runtime_model().get_ordered_ops():
         info = op.get_rt_info()
         name = op.get_friendly_name()
+        if _is_fixed(op, _text(info, "layerType"), fixed):
+            fixed.add(name)  # weights, transposed while compiling: not the node's own work
+            continue
         formats[name] = _text(info, "runtimePrecision")
         layers = split_names(_text(info, "originalLayersNames"), names)
         kernels.append(
@@ -76,6 +80,13 @@ def kernels_of(
             )
         )
     return kernels, formats
+
+
+def _is_fixed(op: openvino.Node, kind: str, fixed: set[str]) -> bool:
+    sources = op.input_values()
+    return kind == "Const" or (
+        bool(sources) and all(v.get_node().get_friendly_name() in fixed for v in sources)
+    )
 
 
 def _nodes(

@@ -4,34 +4,34 @@ from __future__ import annotations
 
 import re
 
-_LOCATION = re.compile(r"^Exception from \S+:\d+:?$|^\S*FrontEnd API failed with \w+:?$")
-_CHECK = re.compile(r"Check '.*?' failed at \S+:\d+:?\s*")
-_NODE = re.compile(r"While validating ONNX node '<Node\((?P<op>\w+)\): (?P<name>.*?)>'")
+_GROUP = re.compile(r"^-- \S+ with a message:$", re.MULTILINE)
+_CHECK = re.compile(r"Check '.*?' failed at \S+:\d+:?")
+_PLACES = (
+    re.compile(r"While validating ONNX node '<Node\((?P<op>\w+)\): (?P<name>.*?)>'"),
+    re.compile(r"\[\w+\] (?P<op>\w+) node with name '(?P<name>.*?)'"),
+)
 _NO_RULE = re.compile(r"No conversion rule found for operations?: (?P<ops>.+)")
-_NOISE = (
-    "Summary:",
-    "Model wasn't fully converted",
-    "To facilitate the conversion",
-    "-- Conversion is failed",
-    "[ GENERAL_ERROR ]",
+_NOISE = re.compile(
+    r"Exception from |FrontEnd API failed with|\S+: FrontEnd API|Model wasn't fully converted"
+    r"|To facilitate the conversion|While validating |Shape inference input shapes"
+    r"|Node .+ of type |\[ ?[A-Z_]+ ?\]$|-- "
 )
 _LONGEST = 240
 
 
 def explain(error: Exception) -> str:
-    """The reason in an OpenVINO exception, one line."""
+    """The innermost reason in an OpenVINO exception, and the node it names; one line."""
     text = str(error)
     if missing := _NO_RULE.search(text):
         return f"no kernel for {missing['ops'].strip()}"
-    node = _NODE.search(text)
-    place = f" at {node['op']} {node['name']!r}" if node else ""
-    lines: list[str] = []
-    for raw in text.splitlines():
-        line = _CHECK.sub("", _NODE.sub("", raw.strip())).strip(" :")
-        if not line or _LOCATION.match(line + ":") or _LOCATION.match(line):
-            continue
-        if line.startswith("-- ") or any(line.startswith(noise) for noise in _NOISE):
-            continue
-        lines.append(line)
-    reason = " ".join(lines[:1]) or type(error).__name__
+    # A failed conversion lists every failed op; the first is the cause of the others.
+    groups = _GROUP.split(text.split("\nSummary:")[0])
+    text = groups[min(1, len(groups) - 1)]
+    places = [found for pattern in _PLACES if (found := pattern.search(text))]
+    place = f" at {places[0]['op']} {places[0]['name']!r}" if places else ""
+    for pattern in (*_PLACES, _CHECK):
+        text = pattern.sub("", text)
+    lines = [line.strip(" :") for line in text.splitlines()]
+    lines = [line for line in lines if line and not _NOISE.match(line)]
+    reason = lines[-1] if lines else type(error).__name__
     return (reason if len(reason) <= _LONGEST else reason[:_LONGEST] + "…") + place

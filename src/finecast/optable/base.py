@@ -82,7 +82,6 @@ class FlopRule(Enum):
     MATMUL = auto()
     GEMM = auto()
     ADDMM = auto()
-    MATMUL_NBITS = auto()
     EINSUM = auto()
     CONV = auto()
     CONV_TRANSPOSE = auto()

@@ -43,7 +43,7 @@ ENGINE: tuple[OpInfo, ...] = (
         Tier.LOW,
         row("matmul_nbits", "ms::MatMulNBits ms::MatMulBnb4 ms::MatMulFpQ4"),
         accumulates=True,
-        flops=FlopRule.MATMUL_NBITS,
+        flops=FlopRule.MATMUL,
     ),
     *family(
         OpKind.MATMUL,

@@ -1,0 +1,274 @@
+"""ONNX Runtime: any of its execution providers that is present."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+
+from finecast.engines.base import Array, Capability, Feeds, KernelTime, TensorSpec
+from finecast.engines.onnxruntime_profile import kernel_times
+from finecast.engines.ports import DTYPES, dtype_label, ordered_feeds
+from finecast.engines.source import Source, read_source
+from finecast.errors import EngineError, UsageError
+from finecast.formats import Format
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+_TYPES = {
+    "float": "fp32",
+    "double": "fp64",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float8e4m3fn": "fp8_e4m3",
+    "float8e5m2": "fp8_e5m2",
+}
+_ELEMENTS = {"bf16": 16, "fp8_e4m3": 17, "fp8_e5m2": 19}
+"""onnx.TensorProto codes of the types that numpy lacks and ONNX Runtime must be told."""
+
+_NO_KERNEL = re.compile(
+    r"implementation for (?P<op>[\w.:]+)\((?P<version>\d+)\) node with name '(?P<name>.*?)'"
+)
+_NO_SCHEMA = re.compile(r"Fatal error: (?P<op>[\w.:]+)\(-?\d+\) is not a registered")
+_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
+_LOCATION = re.compile(r"\S+\.(?:cc|cpp|h):\d+ .*?\)\s(?=[A-Z'])")
+_LONGEST = 240
+_SILENT = 4  # fatal only: failures reach the caller as exceptions
+
+
+@final
+class OnnxRuntimeSession:
+    """An inference session on one execution provider."""
+
+    def __init__(
+        self,
+        session: onnxruntime.InferenceSession,
+        source: Source,
+        *,
+        where: str,
+        profile: _Profile | None,
+    ) -> None:
+        self._session = session
+        self._source = source
+        self._where = where
+        self._profile = profile
+        self._inputs = tuple(_spec(port) for port in session.get_inputs())
+        self._outputs = tuple(_spec(port) for port in session.get_outputs())
+        self._plain = all(s.dtype not in _ELEMENTS for s in (*self._inputs, *self._outputs))
+
+    @property
+    def inputs(self) -> Sequence[TensorSpec]:
+        """The model's inputs, in order."""
+        return self._inputs
+
+    @property
+    def outputs(self) -> Sequence[TensorSpec]:
+        """The model's outputs, in order."""
+        return self._outputs
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        """Run once; outputs by name in model order.
+
+        Raises:
+            UsageError: If the feeds do not fit the inputs.
+            EngineError: If ONNX Runtime fails.
+        """
+        arrays = ordered_feeds(feeds, self._inputs)
+        try:
+            return self._run(self._session, arrays)
+        except Exception as error:  # its exception classes share no base but Exception
+            raise EngineError(
+                f"ONNX Runtime cannot run the model: {explain(error)}",
+                where=self._where,
+                fix="check the feeds' sizes, or try --engine openvino",
+            ) from error
+
+    def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
+        """Median time of each kernel, slowest first.
+
+        Raises:
+            UsageError: If the session was loaded without ``profiling=True``.
+            EngineError: If ONNX Runtime fails.
+        """
+        if self._profile is None:
+            raise UsageError("this session has no profile", fix="load with profiling=True")
+        arrays = ordered_feeds(feeds, self._inputs)
+        try:
+            # A session's profile can be ended once only, so each call has its own session.
+            with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
+                session = self._profile.open(Path(folder))
+                for _ in range(repeats + 1):
+                    self._run(session, arrays)
+                trace = Path(session.end_profiling())
+                optimized = read_source(Path(folder) / _Profile.OPTIMIZED)
+                return kernel_times(trace, optimized, self._source, repeats=repeats)
+        except EngineError:
+            raise
+        except Exception as error:
+            raise EngineError(
+                f"ONNX Runtime cannot profile the model: {explain(error)}", where=self._where
+            ) from error
+
+    def _run(
+        self, session: onnxruntime.InferenceSession, arrays: Sequence[Array]
+    ) -> dict[str, Array]:
+        names = [spec.name for spec in self._outputs]
+        if self._plain:
+            feeds = {s.name: a for s, a in zip(self._inputs, arrays, strict=True)}
+            return dict(zip(names, session.run(names, feeds), strict=True))
+        return self._run_bound(session, arrays)
+
+    def _run_bound(
+        self, session: onnxruntime.InferenceSession, arrays: Sequence[Array]
+    ) -> dict[str, Array]:
+        from onnxruntime import OrtValue
+
+        binding = session.io_binding()
+        held: list[Array] = []  # the values point into these arrays
+        for spec, array in zip(self._inputs, arrays, strict=True):
+            data = np.ascontiguousarray(array).reshape(array.shape)
+            held.append(data)
+            if spec.dtype in _ELEMENTS:
+                raw = data.view(np.dtype(f"u{data.dtype.itemsize}"))
+                value = OrtValue.ortvalue_from_numpy_with_onnx_type(raw, _ELEMENTS[spec.dtype])
+            else:
+                value = OrtValue.ortvalue_from_numpy(data)
+            binding.bind_ortvalue_input(spec.name, value)
+        for spec in self._outputs:
+            binding.bind_output(spec.name)
+        session.run_with_iobinding(binding)
+        return {
+            spec.name: _array(value, spec)
+            for spec, value in zip(self._outputs, binding.get_outputs(), strict=True)
+        }
+
+
+@final
+class OnnxRuntimeEngine:
+    """ONNX Runtime on one execution provider (``CPU``, ``CUDA``, ``Dnnl`` …)."""
+
+    def __init__(self, device: str = "CPU") -> None:
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise EngineError(
+                "ONNX Runtime is not installed", fix="pip install onnxruntime"
+            ) from error
+        suffix = "ExecutionProvider"
+        present = [p.removesuffix(suffix) for p in onnxruntime.get_available_providers()]
+        wanted = device.lower().removesuffix(suffix.lower())
+        match = {p.lower(): p for p in present}.get(wanted)
+        if match is None:
+            raise EngineError(
+                f"this ONNX Runtime has no execution provider {device!r}",
+                fix=f"use one of {', '.join(present)}, or install a build that has it",
+            )
+        self._device = match
+        self._provider = match + suffix
+
+    @property
+    def name(self) -> str:
+        """The engine's name in options and reports."""
+        return "onnxruntime"
+
+    @property
+    def device(self) -> str:
+        """The execution provider, without its suffix."""
+        return self._device
+
+    def capabilities(self) -> Mapping[Format, Capability]:
+        """Per format, by running a small kernel (once per process)."""
+        from finecast.engines.probe import probe
+
+        return probe(self)
+
+    def load(self, model: Path | bytes, *, profiling: bool = False) -> OnnxRuntimeSession:
+        """Open a session on an ONNX file (external data beside it) or its bytes.
+
+        Raises:
+            EngineError: If it is not an ONNX model, or has an op without kernel.
+        """
+        where = str(model) if isinstance(model, Path) else ""
+        source = read_source(model)
+        opener = _Profile(model, self._provider)
+        try:
+            session = opener.open(None)
+        except Exception as error:  # its exception classes share no base but Exception
+            raise EngineError(
+                f"ONNX Runtime cannot load the model: {explain(error)}",
+                where=where,
+                fix="try --engine openvino, or keep the op named in its own type",
+            ) from error
+        return OnnxRuntimeSession(
+            session, source, where=where, profile=opener if profiling else None
+        )
+
+
+@final
+class _Profile:
+    """Opens sessions on one model; with a folder, sessions that write their profile there."""
+
+    OPTIMIZED = "optimized.onnx"
+
+    def __init__(self, model: Path | bytes, provider: str) -> None:
+        self._model = model
+        self._provider = provider
+
+    def open(self, folder: Path | None) -> onnxruntime.InferenceSession:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = _SILENT
+        if folder is not None:
+            options.enable_profiling = True
+            options.profile_file_prefix = str(folder / "trace")
+            options.optimized_model_filepath = str(folder / self.OPTIMIZED)
+            weights = "session.optimized_model_external_initializers_"
+            options.add_session_config_entry(weights + "file_name", "weights.bin")
+            options.add_session_config_entry(weights + "min_size_in_bytes", "1024")
+        providers = [self._provider]
+        if self._provider != "CPUExecutionProvider":
+            providers.append("CPUExecutionProvider")  # shapes and integer ops run there
+        model = str(self._model) if isinstance(self._model, Path) else self._model
+        return onnxruntime.InferenceSession(model, options, providers=providers)
+
+
+def explain(error: Exception) -> str:
+    """The reason in an ONNX Runtime exception, one line without source locations."""
+    text = _PREFIX.sub("", " ".join(str(error).split()))
+    if found := _NO_KERNEL.search(text):
+        return f"no kernel for {found['op']} (opset {found['version']}) at {found['name']!r}"
+    if found := _NO_SCHEMA.search(text):
+        return f"no kernel for {found['op']}"
+    text = _LOCATION.sub("", text) or type(error).__name__
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
+
+
+def _spec(port: Any) -> TensorSpec:
+    element = port.type.removeprefix("tensor(").removesuffix(")")
+    shape = port.shape
+    dims = None if shape is None else tuple(d if d != "" else None for d in shape)
+    return TensorSpec(name=port.name, dtype=_TYPES.get(element, element), shape=dims)
+
+
+def _array(value: onnxruntime.OrtValue, spec: TensorSpec) -> Array:
+    if spec.dtype not in _ELEMENTS:
+        return value.numpy()
+    raw = _raw(value)
+    wanted = DTYPES[spec.dtype]
+    return raw if dtype_label(raw.dtype) == spec.dtype else raw.view(wanted)
+
+
+def _raw(value: onnxruntime.OrtValue) -> Array:
+    import ctypes
+
+    shape = tuple(value.shape())
+    dtype = DTYPES[_TYPES[value.data_type().removeprefix("tensor(").removesuffix(")")]]
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    buffer = ctypes.string_at(value.data_ptr(), size) if size else b""
+    return np.frombuffer(bytearray(buffer), dtype=dtype).reshape(shape)

@@ -1,0 +1,142 @@
+"""What a device can do: small kernels run per format, and timed against fp32.
+
+A format "runs" when the engine loads and runs a matrix product and a convolution, each with
+an elementwise op behind, whose values are stored in that format, and the results are right.
+Its speed is the better of the two kernels' times in fp32 over its own, measured in turns:
+a capability flag is not a speed.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finecast.engines.base import Array, Capability, Engine
+from finecast.engines.probe_models import PROBES, Probe, admitted, build
+from finecast.errors import EngineError
+from finecast.formats import Format
+
+PROBED = (
+    Format.FP32,
+    Format.TF32,
+    Format.BF16,
+    Format.FP16,
+    Format.FP8_E4M3,
+    Format.FP8_E5M2,
+)
+_TF32_ENGINES = frozenset({("onnxruntime", "CUDA"), ("onnxruntime", "Tensorrt")})
+"""Where fp32 ops may compute in tf32 (ONNX has no such type of its own)."""
+
+_BUDGET_S = 0.05  # per format and kernel, so that an engine takes about half a second
+_FEWEST_TURNS = 9
+_SLACK = 8.0
+"""Allowed error in unit roundoffs of the result's magnitude: inputs, weights, product, sum
+and activation round once each, and a margin of 1.6 for unlucky cancellation."""
+
+_cache: dict[tuple[str, str], Mapping[Format, Capability]] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Attempt:
+    run: Callable[[], object] | None
+    reason: str = ""
+    exact: bool = False
+
+
+def probe(engine: Engine) -> Mapping[Format, Capability]:
+    """The capabilities of an engine's device; measured once per process."""
+    key = (engine.name, engine.device)
+    if key not in _cache:
+        _cache[key] = _probe(engine)
+    return _cache[key]
+
+
+def _probe(engine: Engine) -> dict[Format, Capability]:
+    baseline = {p: _attempt(engine, p, Format.FP32) for p in PROBES}
+    return {fmt: _judge(engine, fmt, baseline) for fmt in PROBED}
+
+
+def _judge(
+    engine: Engine, fmt: Format, baseline: Mapping[Probe, _Attempt]
+) -> Capability:
+    if fmt is Format.TF32:
+        named = (engine.name, engine.device) in _TF32_ENGINES
+        return Capability(
+            runs=named, reason="" if named else "this device has no tf32 arithmetic"
+        )
+    if fmt is Format.FP32:
+        failed = [a.reason for a in baseline.values() if a.run is None]
+        return Capability(
+            runs=not failed, speed=None if failed else 1.0, reason="; ".join(failed)
+        )
+    speeds: list[float] = []
+    reasons: list[str] = []
+    emulated = True
+    for model, reference in baseline.items():
+        attempt = _attempt(engine, model, fmt)
+        emulated = emulated and attempt.exact
+        if attempt.run is None:
+            reasons.append(attempt.reason)
+        elif reference.run is not None:
+            speeds.append(_speed(reference.run, attempt.run))
+    if reasons or not speeds:
+        return Capability(runs=False, reason="; ".join(dict.fromkeys(reasons)))
+    if emulated:
+        return Capability(runs=True, speed=min(1.0, *speeds), reason="computed in fp32")
+    return Capability(runs=True, speed=max(speeds))
+
+
+def _attempt(engine: Engine, model: Probe, fmt: Format) -> _Attempt:
+    if not admitted(model.op, fmt):
+        return _Attempt(run=None, reason=f"ONNX has no {model.op} in {fmt.label}")
+    try:
+        session = engine.load(build(model, fmt))
+        feeds = {"x": model.x.astype(np.float32)}
+        got = session.run(feeds)["y"]
+    except EngineError as error:
+        return _Attempt(run=None, reason=f"{model.name}: {error.what}")
+    error = _error_in_roundoffs(got, model.expected, fmt)
+    if not error <= _SLACK:
+        return _Attempt(
+            run=None, reason=f"{model.name}: wrong by {error:.3g} unit roundoffs"
+        )
+    # The data need more bits than any 16-bit format has: no error means no rounding.
+    return _Attempt(run=lambda: session.run(feeds), exact=error == 0 and fmt is not Format.FP32)
+
+
+def _error_in_roundoffs(got: Array, expected: NDArray[np.float64], fmt: Format) -> float:
+    scale = float(np.abs(expected).max())
+    error = float(np.abs(got.astype(np.float64) - expected).max())
+    return error / scale / fmt.unit_roundoff
+
+
+def _speed(reference: Callable[[], object], candidate: Callable[[], object]) -> float:
+    """The reference's median time over the candidate's, both run in turns.
+
+    1.0 if the two middle halves of the times overlap so far that noise explains the
+    difference.
+    """
+    for run in (reference, candidate):
+        run()
+    before: list[float] = []
+    after: list[float] = []
+    end = time.perf_counter() + _BUDGET_S
+    while len(after) < _FEWEST_TURNS or time.perf_counter() < end:
+        before.append(_time(reference))
+        after.append(_time(candidate))
+    low_before, middle_before, high_before = statistics.quantiles(before, n=4)
+    low_after, middle_after, high_after = statistics.quantiles(after, n=4)
+    if low_before <= middle_after <= high_before and low_after <= middle_before <= high_after:
+        return 1.0
+    return middle_before / middle_after
+
+
+def _time(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start

@@ -1,0 +1,114 @@
+"""The small ONNX models that probing runs: one of the matmul class, one convolution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finecast.formats import Format
+
+_OPSET = 22  # the first in which bf16 convolutions are legal
+_IR_VERSION = 10
+_TYPE_STRINGS = {
+    Format.FP32: "float",
+    Format.BF16: "bfloat16",
+    Format.FP16: "float16",
+    Format.FP8_E4M3: "float8e4m3fn",
+    Format.FP8_E5M2: "float8e5m2",
+}
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """``op``, then Relu, ``depth`` times, on seeded data; large enough to outweigh a call."""
+
+    name: str
+    op: str
+    x_shape: tuple[int, ...]
+    w_shape: tuple[int, ...]
+    depth: int
+
+    @cached_property
+    def x(self) -> NDArray[np.float64]:
+        """Input, exact in every probed format (multiples of 1/4 up to 1)."""
+        return self._data(self.x_shape, seed=0)
+
+    @cached_property
+    def w(self) -> NDArray[np.float64]:
+        """Weights, exact in every probed format but for a power-of-two scale."""
+        fan_in = int(np.prod(self.w_shape[1:] if self.op == "Conv" else self.w_shape[:1]))
+        scale = 2.0 ** -np.floor(np.log2(fan_in) / 2)
+        return self._data(self.w_shape, seed=1) * scale
+
+    @cached_property
+    def expected(self) -> NDArray[np.float64]:
+        """The result in double precision."""
+        value = self.x
+        for _ in range(self.depth):
+            value = np.maximum(self._step(value), 0)
+        return value
+
+    def _step(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        if self.op == "MatMul":
+            return x @ self.w
+        padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
+        windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
+        return np.einsum("nchwij,ocij->nohw", windows, self.w, optimize=True)
+
+    @staticmethod
+    def _data(shape: tuple[int, ...], *, seed: int) -> NDArray[np.float64]:
+        return np.random.default_rng(seed).integers(-4, 5, shape) / 4.0
+
+
+PROBES = (
+    Probe(name="matmul", op="MatMul", x_shape=(256, 384), w_shape=(384, 384), depth=2),
+    Probe(name="conv", op="Conv", x_shape=(1, 64, 28, 28), w_shape=(64, 64, 3, 3), depth=2),
+)
+
+
+def admitted(op: str, fmt: Format) -> bool:
+    """Whether ONNX's definition of ``op`` admits the format."""
+    from onnx import defs
+
+    (constraint,) = (
+        c for c in defs.get_schema(op, _OPSET).type_constraints if c.type_param_str == "T"
+    )
+    return f"tensor({_TYPE_STRINGS[fmt]})" in constraint.allowed_type_strs
+
+
+def build(probe: Probe, fmt: Format) -> bytes:
+    """The probe as an ONNX model: fp32 in and out, everything between in ``fmt``."""
+    from onnx import TensorProto, helper
+
+    kinds = {
+        Format.FP32: TensorProto.FLOAT,
+        Format.BF16: TensorProto.BFLOAT16,
+        Format.FP16: TensorProto.FLOAT16,
+        Format.FP8_E4M3: TensorProto.FLOAT8E4M3FN,
+        Format.FP8_E5M2: TensorProto.FLOAT8E5M2,
+    }
+    kind = kinds[fmt]
+    raw = probe.w.astype(fmt.dtype).tobytes()
+    weights = helper.make_tensor("w", kind, probe.w_shape, raw, raw=True)
+    pads = {"pads": [1, 1, 1, 1]} if probe.op == "Conv" else {}
+    nodes = [helper.make_node("Cast", ["x"], ["v0"], name="in", to=kind)]
+    for i in range(probe.depth):
+        nodes.append(
+            helper.make_node(probe.op, [f"v{i}", "w"], [f"p{i}"], name=f"op{i}", **pads)
+        )
+        nodes.append(helper.make_node("Relu", [f"p{i}"], [f"v{i + 1}"], name=f"relu{i}"))
+    last = f"v{probe.depth}"
+    nodes.append(helper.make_node("Cast", [last], ["y"], name="out", to=TensorProto.FLOAT))
+    ports = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", probe.x_shape), ("y", probe.expected.shape))
+    ]
+    graph = helper.make_graph(nodes, "probe", ports[:1], ports[1:], [weights])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)])
+    model.ir_version = _IR_VERSION
+    return model.SerializeToString()
