@@ -9,6 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 DIGITS := examples/digits
+OUT := $(DIGITS)/out
 
 help:
 	@echo "make demo   install, tune a real model, print before and after"
@@ -31,20 +32,22 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@ $(VENV)/.installed
 
 # Exit code 1 means that nothing could be gained on this machine (a CPU without bf16, say):
-# finecast has then said why and kept fp32, which is the right answer and no failure.
+# finecast has then said why and kept fp32, which is the right answer and no failure. Python's
+# own exit code for a crash is 1 too, hence the look for a traceback.
 demo: $(VENV)/.installed
-	@mkdir -p $(DIGITS)/out
-	@status=0; \
-	$(BIN)/finecast tune $(DIGITS)/digits.onnx -o $(DIGITS)/out/tuned.onnx \
-	  --data $(DIGITS)/digits_eval.npz --calib $(DIGITS)/digits_calib.npz \
-	  --metric top1 --tolerance 0.01 \
-	  --plan-out $(DIGITS)/out/plan.json --force || status=$$?; \
-	if [ $$status -eq 1 ]; then \
-	  echo "demo: this machine gains nothing from lower precision, for the reason above; the model stays fp32."; \
+	@rm -rf $(OUT) && mkdir -p $(OUT)
+	@echo "demo: tuning $(DIGITS)/digits.onnx"
+	@{ PYTHONUNBUFFERED=1 $(BIN)/finecast tune $(DIGITS)/digits.onnx -o $(OUT)/tuned.onnx \
+	    --data $(DIGITS)/digits_eval.npz --calib $(DIGITS)/digits_calib.npz \
+	    --metric top1 --tolerance 0.01 --plan-out $(OUT)/plan.json --force 2>&1; \
+	  echo $$? > $(OUT)/status; } | tee $(OUT)/demo.log
+	@status=$$(cat $(OUT)/status); rm $(OUT)/status; \
+	if [ $$status -eq 1 ] && ! grep -q Traceback $(OUT)/demo.log; then \
+	  echo "demo: nothing is gained on this machine, for the reason above; the model stays fp32"; \
 	elif [ $$status -ne 0 ]; then \
-	  exit $$status; \
+	  echo "demo: finecast failed with exit code $$status" >&2; exit $$status; \
 	else \
-	  echo "demo: the tuned model and its plan are in $(DIGITS)/out/"; \
+	  echo "demo: the tuned model and its plan are in $(OUT)/"; \
 	fi
 
 test: lint
@@ -57,8 +60,8 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.installed-dev
-	$(BIN)/python -m benchmarks
+	@set -e; for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script; done
 
 clean:
-	rm -rf $(VENV) $(DIGITS)/out build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(OUT) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

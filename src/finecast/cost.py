@@ -43,7 +43,7 @@ class RooflineCost:
     """max(operations / rate, bytes / bandwidth) + overhead, on a target.
 
     Where shapes stay unknown, ``unknown_dim`` stands for each unknown dimension, so that ops
-    still compare; a value of unknown rank counts as nothing.
+    still compare; a value of unknown rank counts as one element.
 
     Attributes:
         target: The device.
@@ -96,7 +96,8 @@ class MeasuredCost:
     """Times that an engine's profile gave, one run per format; casts by bytes and bandwidth.
 
     An op that a profile does not name was fused into another or optimised away: it costs
-    nothing itself. A format without a profile of its own costs infinity.
+    nothing itself. A format without a profile of its own costs infinity. A value of
+    unknown shape is cast as one element: give the observed shapes.
 
     Attributes:
         times_s: For each profiled format, seconds by node name.

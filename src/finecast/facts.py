@@ -70,10 +70,6 @@ class ValueFacts:
             shape=max(self.shape, other.shape, key=math.prod),
         )
 
-    def overflows(self, fmt: Format) -> bool:
-        """Whether the largest observed magnitude rounds to infinity in ``fmt``."""
-        return self.largest >= overflow_threshold(fmt)
-
     def flushed_share(self, fmt: Format) -> float:
         """Share of all elements that are nonzero and round to zero in ``fmt``."""
         return self._share_below(fmt.smallest_subnormal / 2)
@@ -90,12 +86,6 @@ class ValueFacts:
 
 
 Facts = Mapping[int, ValueFacts]
-
-
-def overflow_threshold(fmt: Format) -> float:
-    """Smallest magnitude that rounds beyond the largest number: half a step above it."""
-    half_step = 2.0 ** (math.floor(math.log2(fmt.max)) - fmt.mantissa_bits - 1)
-    return fmt.max + half_step
 
 
 def merge(a: Facts, b: Facts) -> dict[int, ValueFacts]:

@@ -108,10 +108,9 @@ def bytes_moved(
         for i in (*node.inputs, *node.outputs)
         if i is not None
     }
-    if node.op in _PICKS:
-        source = node.inputs[0] if node.inputs else None
-        if source is not None:
-            sizes[source] = sizes.get(next(iter(_present(node.outputs)), source))
+    source, result = (ports[0] if ports else None for ports in (node.inputs, node.outputs))
+    if node.op in _PICKS and source is not None and result is not None:
+        sizes[source] = sizes[result]
     total = 0.0
     for size in sizes.values():
         if size is None:
@@ -149,10 +148,6 @@ def _known(shapes: tuple[Shape | None, ...], index: int, rank: int) -> Shape:
     if shape is None or len(shape) < rank:
         raise _UnknownShapeError
     return shape
-
-
-def _present(ids: tuple[int | None, ...]) -> tuple[int, ...]:
-    return tuple(i for i in ids if i is not None)
 
 
 def _value_bytes(

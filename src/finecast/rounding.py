@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,6 +23,28 @@ def round_to(x: NDArray[np.float32], fmt: Format) -> NDArray[np.float32]:
         return _round_mantissa(x, Format.FP32.mantissa_bits - fmt.mantissa_bits)
     with np.errstate(over="ignore", invalid="ignore"):
         return x.astype(fmt.dtype).astype(np.float32)
+
+
+def convert_constant(x: NDArray[np.generic], fmt: Format) -> NDArray[np.generic]:
+    """Round a constant to nearest even into ``fmt``'s own type.
+
+    Where that would overflow though ``x`` is less than one unit in the last place beyond the
+    largest number, gives the largest: fp32's lowest, the usual mask, becomes bf16's lowest
+    and not -Inf. Sign and zero are kept; larger constants do become infinite.
+    """
+    exact = np.asarray(x, dtype=np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = exact.astype(fmt.dtype)
+    if not np.isinf(rounded).any():  # the usual case, without a second look at each element
+        return rounded
+    magnitude = np.abs(exact.astype(np.float64))
+    barely = (magnitude > fmt.max) & (magnitude < overflow_limit(fmt))
+    return np.where(barely, np.copysign(fmt.max, exact).astype(fmt.dtype), rounded)
+
+
+def overflow_limit(fmt: Format) -> float:
+    """One unit in the last place above the largest number of ``fmt``."""
+    return fmt.max + 2.0 ** (math.floor(math.log2(fmt.max)) - fmt.mantissa_bits)
 
 
 def _round_mantissa(x: NDArray[np.float32], drop: int) -> NDArray[np.float32]:

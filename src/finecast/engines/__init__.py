@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from finecast.engines.base import Engine
 from finecast.errors import EngineError, UsageError
 
-__all__ = ["ENGINES", "EngineEntry", "default_engine", "get_engine", "installed"]
+__all__ = ["ENGINES", "EngineEntry", "default_engine", "devices", "get_engine", "installed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +65,13 @@ def get_engine(spec: str) -> Engine:
     factory = getattr(importlib.import_module(entry.module), entry.class_name)
     engine: Engine = factory(device or entry.device)
     return engine
+
+
+def devices(name: str) -> tuple[str, ...]:
+    """The devices that an installed engine finds here."""
+    entry = ENGINES[name]
+    found: tuple[str, ...] = importlib.import_module(entry.module).devices()
+    return found
 
 
 def default_engine() -> Engine:

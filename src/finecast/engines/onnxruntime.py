@@ -38,6 +38,9 @@ _NO_SCHEMA = re.compile(r"Fatal error: (?P<op>[\w.:]+)\(-?\d+\) is not a registe
 _PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
 _LOCATION = re.compile(r"\S+\.(?:cc|cpp|h):\d+ .*?\)\s(?=[A-Z'])")
 _LONGEST = 240
+_SUFFIX = "ExecutionProvider"
+_REMOTE = frozenset({"Azure"})
+"""Providers that run models elsewhere."""
 _SILENT = 4  # fatal only: failures reach the caller as exceptions
 
 
@@ -154,14 +157,13 @@ class OnnxRuntimeEngine:
 
     def __init__(self, device: str = "CPU") -> None:
         try:
-            import onnxruntime
+            import onnxruntime  # noqa: F401 (only whether it is there)
         except ImportError as error:
             raise EngineError(
                 "ONNX Runtime is not installed", fix="pip install onnxruntime"
             ) from error
-        suffix = "ExecutionProvider"
-        present = [p.removesuffix(suffix) for p in onnxruntime.get_available_providers()]
-        wanted = device.lower().removesuffix(suffix.lower())
+        present = devices()
+        wanted = device.lower().removesuffix(_SUFFIX.lower())
         match = {p.lower(): p for p in present}.get(wanted)
         if match is None:
             raise EngineError(
@@ -169,7 +171,7 @@ class OnnxRuntimeEngine:
                 fix=f"use one of {', '.join(present)}, or install a build that has it",
             )
         self._device = match
-        self._provider = match + suffix
+        self._provider = match + _SUFFIX
 
     @property
     def name(self) -> str:
@@ -236,6 +238,14 @@ class _Profile:
             providers.append("CPUExecutionProvider")  # shapes and integer ops run there
         model = str(self._model) if isinstance(self._model, Path) else self._model
         return onnxruntime.InferenceSession(model, options, providers=providers)
+
+
+def devices() -> tuple[str, ...]:
+    """The execution providers of this ONNX Runtime, without their suffix."""
+    import onnxruntime
+
+    present = (p.removesuffix(_SUFFIX) for p in onnxruntime.get_available_providers())
+    return tuple(p for p in present if p not in _REMOTE)
 
 
 def explain(error: Exception) -> str:

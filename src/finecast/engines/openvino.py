@@ -205,6 +205,13 @@ class OpenVinoEngine:
             ) from error
 
 
+def devices() -> tuple[str, ...]:
+    """OpenVINO's devices on this machine."""
+    import openvino
+
+    return tuple(openvino.Core().available_devices)
+
+
 def _label(name: str) -> str:
     return _LABELS.get(name, name)
 

@@ -99,7 +99,7 @@ def _attempt(engine: Engine, model: Probe, fmt: Format) -> _Attempt:
         feeds = {"x": model.x.astype(np.float32)}
         got = session.run(feeds)["y"]
     except EngineError as error:
-        return _Attempt(run=None, reason=f"{model.name}: {error.what}")
+        return _Attempt(run=None, reason=f"{model.name}: {_cause(error)}")
     error = _error_in_roundoffs(got, model.expected, fmt)
     if not error <= _SLACK:
         return _Attempt(
@@ -107,6 +107,10 @@ def _attempt(engine: Engine, model: Probe, fmt: Format) -> _Attempt:
         )
     # The data need more bits than any 16-bit format has: no error means no rounding.
     return _Attempt(run=lambda: session.run(feeds), exact=error == 0 and fmt is not Format.FP32)
+
+
+def _cause(error: EngineError) -> str:
+    return error.what.partition(" the model: ")[2] or error.what
 
 
 def _error_in_roundoffs(got: Array, expected: NDArray[np.float64], fmt: Format) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finecast.engines.base import TensorSpec
+from finecast.engines.wire import without_weights
 from finecast.errors import EngineError
 
 if TYPE_CHECKING:
@@ -57,17 +59,16 @@ def read_source(model: Path | bytes) -> Source:
     from google.protobuf.message import DecodeError
 
     where = str(model) if isinstance(model, Path) else ""
+    proto = onnx.ModelProto()
     try:
-        if isinstance(model, Path):
-            proto = onnx.load_model(model, format="protobuf", load_external_data=False)
-        else:
-            proto = onnx.load_model_from_string(model)
+        light, initialized = _light(model)
+        proto.ParseFromString(light)
     except OSError as error:
         reason = error.strerror or str(error)
         raise EngineError(
             f"cannot read the model: {reason}", where=where, fix="check the path"
         ) from error
-    except DecodeError as error:
+    except (DecodeError, ValueError) as error:
         raise EngineError(
             "not an ONNX model, or a truncated one", where=where, fix="export the model again"
         ) from error
@@ -75,12 +76,22 @@ def read_source(model: Path | bytes) -> Source:
         raise EngineError(
             "not an ONNX model: it has no graph", where=where, fix="export the model again"
         )
-    initialized = {tensor.name for tensor in proto.graph.initializer}
     return Source(
         inputs=tuple(_spec(v) for v in proto.graph.input if v.name not in initialized),
         outputs=tuple(_spec(v) for v in proto.graph.output),
         steps=tuple(_step(node) for node in proto.graph.node),
     )
+
+
+def _light(model: Path | bytes) -> tuple[bytes, frozenset[str]]:
+    if isinstance(model, bytes):
+        return without_weights(memoryview(model))
+    with (
+        model.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+        memoryview(mapped) as data,
+    ):
+        return without_weights(data)
 
 
 def _spec(info: onnx.ValueInfoProto) -> TensorSpec:

@@ -1,1 +1,1 @@
-"""finecast."""
+"""Measuring: time, memory, accuracy, and the environment a figure was taken in."""

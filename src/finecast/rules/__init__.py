@@ -10,7 +10,7 @@ from finecast.errors import RuleConflictError
 from finecast.formats import Format
 from finecast.graph import Node
 from finecast.plan import Reason
-from finecast.rules.base import ANY, Context, NodeView, Rule, Verdict
+from finecast.rules.base import ANY, Context, NodeView, Rule, UserRule, Verdict
 from finecast.rules.constants import CONSTANTS
 from finecast.rules.definition import DEFINITION
 from finecast.rules.depth import DEPTH
@@ -22,7 +22,7 @@ from finecast.rules.scope import SCOPE
 from finecast.rules.tier import TIER
 from finecast.rules.user import USER
 
-__all__ = ["RULES", "Context", "NodeView", "Permission", "Rule", "Verdict", "judge", "permit"]
+__all__ = ["RULES", "Context", "NodeView", "Permission", "Rule", "UserRule", "Verdict", "judge", "permit"]
 
 RULES: Final[tuple[Rule, ...]] = (
     DEFINITION,

@@ -6,8 +6,8 @@ keeps fp32 rather than a clamped constant (clamping a mask to -1e4 changes predi
 
 from __future__ import annotations
 
-from finecast.facts import overflow_threshold
 from finecast.graph import Node
+from finecast.rounding import overflow_limit
 from finecast.rules.base import KEEP, Context, Rule, Verdict
 
 # A weight matrix may hold a few tiny elements that vanish without harm; a scalar may not.
@@ -20,7 +20,7 @@ def _judge(node: Node, context: Context) -> Verdict | None:
         constant = value.constant
         if constant is None or constant.size == 0:
             continue
-        if constant.largest >= overflow_threshold(low):
+        if constant.largest >= overflow_limit(low):
             return Verdict(
                 permits=KEEP,
                 text=f"constant {value.name} is beyond the largest {low.label}",

@@ -16,6 +16,7 @@ from finecast.frontends.onnx.reader import (
     read,
 )
 from finecast.graph import Graph
+from finecast.rounding import convert_constant
 
 SWITCH: Final = "finecast_switch"
 
@@ -138,8 +139,7 @@ class _Inserter:
         assert tensor is not None
         exact, rounded = value, ir.Value(name=f"{value.name}_rounded_{k}")
         array = tensor.numpy().astype(np.float32)
-        with np.errstate(over="ignore"):
-            low = array.astype(self.fmt.dtype).astype(np.float32)
+        low = convert_constant(array, self.fmt).astype(np.float32)
         rounded.const_value = ir.tensor(low, name=rounded.name)
         rounded.type, rounded.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(low.shape)
         self.main.register_initializer(rounded)

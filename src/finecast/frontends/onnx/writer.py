@@ -11,6 +11,7 @@ from finecast.edits import ConvertConstant, Edit, InsertCast, SetFormat, SetPort
 from finecast.formats import Format
 from finecast.frontends.onnx.reader import DATA_TYPES, Binding, Port, constant_tensor
 from finecast.graph import Graph
+from finecast.rounding import convert_constant
 
 # Attributes that state the float type an op creates.
 _TYPE_ATTRIBUTES = {
@@ -211,8 +212,7 @@ def _set_type(value: ir.Value, fmt: Format) -> None:
 
 
 def _tensor(array: np.ndarray, fmt: Format, name: str) -> ir.Tensor:
-    with np.errstate(over="ignore"):
-        return ir.tensor(array.astype(fmt.dtype), dtype=DATA_TYPES[fmt], name=name)
+    return ir.tensor(convert_constant(array, fmt), dtype=DATA_TYPES[fmt], name=name)
 
 
 def _lazy_tensor(source: ir.TensorProtocol, fmt: Format, name: str) -> ir.LazyTensor:

@@ -1,0 +1,7 @@
+"""``python -m finecast``."""
+
+import sys
+
+from finecast.cli import main
+
+sys.exit(main())

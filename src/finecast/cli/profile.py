@@ -1,0 +1,230 @@
+"""``finecast profile``: latency, throughput, memory and per-op times, models in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from finecast.cli.output import add_row, new_table, progress, write_json, write_table
+from finecast.errors import UsageError
+
+if TYPE_CHECKING:
+    from finecast.engines.base import Array, KernelTime, Session
+    from finecast.measure.memory import MemoryUse
+    from finecast.measure.timing import Latency, Ratio
+
+_MOST_KERNELS = 25
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loaded:
+    label: str
+    path: Path
+    session: Session
+    feeds: dict[str, Array]
+    batch: int
+
+    def run(self) -> object:
+        return self.session.run(self.feeds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Figures:
+    model: _Loaded
+    latency: Latency
+    speedup: Ratio
+    memory: MemoryUse | None
+    kernels: list[KernelTime]
+
+    @property
+    def throughput_per_s(self) -> float:
+        return self.model.batch / self.latency.median_s
+
+
+def run(
+    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="ONNX files.")],
+    engine: Annotated[
+        str, typer.Option(help="openvino or onnxruntime, with :DEVICE if not the CPU.")
+    ] = "",
+    data: Annotated[
+        Path | None, typer.Option(help="Feed the first batch of this .npz; else random.")
+    ] = None,
+    labels: Annotated[
+        str | None, typer.Option(help="The array in --data that is no input.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Samples a call.")] = 1,
+    dim: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=SIZE", help="Size of another free dimension."),
+    ] = None,
+    ops: Annotated[bool, typer.Option("--ops", help="Time of each kernel and its ops.")] = False,
+    runs: Annotated[int, typer.Option(min=2, help="Rounds at least.")] = 20,
+    seconds: Annotated[float, typer.Option(min=0, help="Time all rounds take at least.")] = 2.0,
+    memory: Annotated[bool, typer.Option(help="Measure peak memory too.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Latency (median, spread), throughput and peak memory of models, compared.
+
+    Several models run in turns, so that their ratio to the first holds on a noisy machine.
+    """
+    from finecast.engines import default_engine, get_engine
+    from finecast.measure.memory import peak_memory
+    from finecast.measure.timing import latency, ratio
+
+    sizes = dim_sizes(dim or ())
+    loader = get_engine(engine) if engine else default_engine()
+    feeds_of = _feed_maker(data, labels, batch, sizes)
+    with progress("profiling", quiet=as_json) as report:
+        loaded: list[_Loaded] = []
+        for index, path in enumerate(models):
+            report(index, 3 * len(models), f"loading {path.name}")
+            session = loader.load(path, profiling=ops)
+            feeds, rows = feeds_of(session)
+            label = _label(path, models)
+            loaded.append(
+                _Loaded(label=label, path=path, session=session, feeds=feeds, batch=rows)
+            )
+        report(len(models), 3 * len(models), "running")
+        times = latency({m.label: m.run for m in loaded}, min_time_s=seconds, repeats=runs)
+        figures: list[_Figures] = []
+        spec = f"{loader.name}:{loader.device}"
+        for index, model in enumerate(loaded):
+            report(2 * len(models) + index, 3 * len(models), f"memory of {model.label}")
+            figures.append(
+                _Figures(
+                    model=model,
+                    latency=times[model.label],
+                    speedup=ratio(times[loaded[0].label], times[model.label]),
+                    memory=peak_memory(model.path, spec, model.feeds) if memory else None,
+                    kernels=model.session.profile(model.feeds) if ops else [],
+                )
+            )
+    if as_json:
+        write_json(_json(spec, figures))
+    else:
+        _print(spec, figures)
+
+
+def dim_sizes(items: Sequence[str]) -> dict[str, int]:
+    """Read ``NAME=SIZE`` items.
+
+    Raises:
+        UsageError: If one is malformed.
+    """
+    sizes: dict[str, int] = {}
+    for item in items:
+        name, equals, size = item.rpartition("=")
+        if not (equals and name and size.isdecimal() and int(size) > 0):
+            raise UsageError(f"{item!r} is no dimension", where="--dim", fix="write NAME=SIZE")
+        sizes[name] = int(size)
+    return sizes
+
+
+def _feed_maker(
+    data: Path | None, labels: str | None, batch: int, sizes: dict[str, int]
+) -> Callable[[Session], tuple[dict[str, Array], int]]:
+    from finecast.measure.data import load_npz
+    from finecast.measure.feeds import synthetic_feeds
+
+    def from_file(session: Session) -> tuple[dict[str, Array], int]:
+        assert data is not None
+        first = next(load_npz(data, session.inputs, labels=labels).batches(batch))
+        return first.feeds, first.rows
+
+    def random(session: Session) -> tuple[dict[str, Array], int]:
+        feeds = synthetic_feeds(session.inputs, batch=batch, dims=sizes)
+        rows = next((a.shape[0] for a in feeds.values() if a.ndim), 1)
+        return feeds, rows
+
+    return from_file if data is not None else random
+
+
+def _label(path: Path, models: Sequence[Path]) -> str:
+    alike = [other for other in models if other.name == path.name]
+    return path.name if len(alike) == 1 else str(path)
+
+
+def _json(engine: str, figures: Sequence[_Figures]) -> dict[str, Any]:
+    from finecast.measure.environment import environment
+
+    return {
+        "engine": engine,
+        "models": [_model_json(f) for f in figures],
+        "environment": environment().as_json(),
+    }
+
+
+def _model_json(f: _Figures) -> dict[str, Any]:
+    return {
+        "model": str(f.model.path),
+        "batch": f.model.batch,
+        "latency_ms": {
+            "median": f.latency.median_s * 1e3,
+            "p10": f.latency.p10_s * 1e3,
+            "p90": f.latency.p90_s * 1e3,
+            "iqr": f.latency.iqr_s * 1e3,
+            "runs": f.latency.runs,
+        },
+        "throughput_per_s": f.throughput_per_s,
+        "speedup": {"median": f.speedup.median, "low": f.speedup.low, "high": f.speedup.high},
+        "memory_bytes": None
+        if f.memory is None
+        else {"peak": f.memory.peak_bytes, "model": f.memory.model_bytes},
+        "ops": [
+            {
+                "kernel": k.kernel,
+                "kind": k.kind,
+                "ops": list(k.ops),
+                "format": k.format,
+                "time_ms": k.time_s * 1e3,
+            }
+            for k in f.kernels
+        ],
+    }
+
+
+def _print(engine: str, figures: Sequence[_Figures]) -> None:
+    table = new_table(
+        f"{engine}, batch {figures[0].model.batch}",
+        ("model",),
+        ("median ms", "p10 to p90", "spread", "samples/s", "peak MiB", "speedup"),
+        fold="model",
+    )
+    for f in figures:
+        time = f.latency
+        peak = "" if f.memory is None else f"{f.memory.peak_bytes / _MIB:.0f}"
+        add_row(
+            table,
+            f.model.label,
+            f"{time.median_s * 1e3:.3f}",
+            f"{time.p10_s * 1e3:.3f} to {time.p90_s * 1e3:.3f}",
+            f"{time.spread:.0%}",
+            f"{f.throughput_per_s:.1f}",
+            peak,
+            f"x{f.speedup.median:.2f}",
+        )
+    write_table(table)
+    for f in figures:
+        if f.kernels:
+            _print_kernels(f)
+
+
+def _print_kernels(f: _Figures) -> None:
+    total = sum(k.time_s for k in f.kernels)
+    table = new_table(
+        f"{f.model.label}: kernels, {total * 1e3:.3f} ms",
+        ("ops", "kernel kind", "format"),
+        ("ms", "share"),
+        fold="ops",
+    )
+    for k in f.kernels[:_MOST_KERNELS]:
+        names = " ".join(k.ops) or "(added by the engine)"
+        share = f"{k.time_s / total:.1%}"
+        add_row(table, names, k.kind, k.format, f"{k.time_s * 1e3:.3f}", share)
+    rest = len(f.kernels) - _MOST_KERNELS
+    write_table(table, note=f"and {rest} faster ones: --json lists all" if rest > 0 else "")

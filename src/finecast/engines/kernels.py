@@ -1,0 +1,52 @@
+"""Which kernels an engine has, where it can say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final
+
+from finecast.engines.base import Engine
+from finecast.formats import Format
+
+_TYPES: Final = {
+    Format.FP32: "tensor(float)",
+    Format.FP16: "tensor(float16)",
+    Format.BF16: "tensor(bfloat16)",
+    Format.FP8_E4M3: "tensor(float8e4m3fn)",
+    Format.FP8_E5M2: "tensor(float8e5m2)",
+}
+# ONNX Runtime's CPU provider runs an fp16 op that it has no kernel for in fp32, between casts
+# of its own; of bf16 it knows only conversions.
+_EMULATED: Final = frozenset({("CPUExecutionProvider", Format.FP16)})
+
+
+def kernel_query(engine: Engine) -> Callable[[str, Format], bool | None]:
+    """Whether ``engine`` has a kernel of a native op in a format; None where it cannot say."""
+    if engine.name != "onnxruntime":
+        return lambda _native, _fmt: None
+    provider = f"{engine.device}ExecutionProvider"
+    return lambda native, fmt: _onnxruntime(provider, native, fmt)
+
+
+def _onnxruntime(provider: str, native: str, fmt: Format) -> bool | None:
+    kernels = _onnxruntime_kernels()
+    domain, _, op = native.rpartition("::")
+    key = (provider, "" if domain == "onnx" else domain, op)
+    if key not in kernels or (provider, fmt) in _EMULATED:
+        return None
+    return _TYPES.get(fmt) in kernels[key]
+
+
+@lru_cache(maxsize=1)
+def _onnxruntime_kernels() -> dict[tuple[str, str, str], frozenset[str]]:
+    """Tensor types of all kernels by provider, domain and op; empty if this build has no list."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    listing = getattr(state, "get_all_opkernel_def", None)
+    found: dict[tuple[str, str, str], set[str]] = {}
+    for kernel in listing() if listing is not None else ():
+        types = {t for allowed in kernel.type_constraints.values() for t in allowed}
+        domain = "" if kernel.domain == "ai.onnx" else kernel.domain
+        found.setdefault((kernel.provider, domain, kernel.op_name), set()).update(types)
+    return {key: frozenset(types) for key, types in found.items()}

@@ -1,0 +1,140 @@
+"""Metrics of distance: a model's float outputs against the fp32 model's.
+
+An element that is not finite in the reference counts as no difference where the model has
+the same, and as an infinite one where it does not (masked logits are often -inf).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finecast.engines.base import Array
+from finecast.errors import UsageError
+
+
+@final
+class Cosine:
+    """Mean over samples (first axis), then over outputs, of the cosine to the reference."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = defaultdict(float)
+        self._counts: dict[str, int] = defaultdict(int)
+
+    def update(
+        self,
+        outputs: Mapping[str, Array],
+        labels: Array | None,
+        reference: Mapping[str, Array] | None,
+    ) -> None:
+        """Take one batch."""
+        for name, got, expected in _pairs(outputs, reference, "cosine"):
+            rows = len(got) if got.ndim else 1
+            masked = np.isinf(expected) & (got == expected)
+            a, b = (np.where(masked, 0, x).reshape(rows, -1) for x in (got, expected))
+            norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+            with np.errstate(invalid="ignore", divide="ignore"):
+                cosines = np.einsum("ij,ij->i", a, b) / norms
+            equal = (a == b).all(axis=1)
+            cosines = np.where(equal, 1.0, np.where(norms == 0, 0.0, cosines))
+            self._sums[name] += float(cosines.sum())
+            self._counts[name] += rows
+
+    def result(self) -> float:
+        """The mean cosine; NaN before the first batch."""
+        means = [self._sums[n] / count for n, count in self._counts.items() if count]
+        return sum(means) / len(means) if means else math.nan
+
+
+@final
+class SignalToNoise:
+    """Power of the reference over power of the difference, over all outputs, in dB."""
+
+    def __init__(self) -> None:
+        self._signal = 0.0
+        self._noise = 0.0
+        self._count = 0
+
+    def update(
+        self,
+        outputs: Mapping[str, Array],
+        labels: Array | None,
+        reference: Mapping[str, Array] | None,
+    ) -> None:
+        """Take one batch."""
+        for _, got, expected in _pairs(outputs, reference, "snr_db"):
+            self._signal += float(np.square(expected[np.isfinite(expected)]).sum())
+            self._noise += float(np.square(_difference(got, expected)).sum())
+            self._count += got.size
+
+    def result(self) -> float:
+        """dB; infinite where nothing differs, NaN before the first batch."""
+        if not self._count or math.isnan(self._noise):
+            return math.nan
+        if self._noise == 0:
+            return math.inf
+        if self._signal == 0 or math.isinf(self._noise):
+            return -math.inf
+        return 10 * math.log10(self._signal / self._noise)
+
+
+@final
+class MaxAbs:
+    """The largest absolute difference over all outputs."""
+
+    def __init__(self) -> None:
+        self._largest: float | None = None
+
+    def update(
+        self,
+        outputs: Mapping[str, Array],
+        labels: Array | None,
+        reference: Mapping[str, Array] | None,
+    ) -> None:
+        """Take one batch."""
+        for _, got, expected in _pairs(outputs, reference, "max_abs"):
+            if not got.size:
+                continue
+            largest = float(np.abs(_difference(got, expected)).max())
+            before = largest if self._largest is None else self._largest
+            self._largest = float(np.maximum(before, largest))  # keeps NaN, unlike max()
+
+    def result(self) -> float:
+        """The largest difference; NaN before the first batch."""
+        return math.nan if self._largest is None else self._largest
+
+
+def _difference(got: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArray[np.float64]:
+    with np.errstate(invalid="ignore"):
+        distance = np.where(got == expected, 0.0, got - expected)
+    # inf - inf of other sign, or a finite value for an infinite one
+    return np.where(np.isinf(expected) & (got != expected) & ~np.isnan(got), np.inf, distance)
+
+
+def _pairs(
+    outputs: Mapping[str, Array], reference: Mapping[str, Array] | None, metric: str
+) -> Iterator[tuple[str, NDArray[np.float64], NDArray[np.float64]]]:
+    if reference is None:
+        raise UsageError(f"{metric} needs the fp32 model's outputs")
+    found = False
+    for name, got in outputs.items():
+        if got.dtype.kind in "biuOSU":
+            continue
+        expected = reference[name]
+        if got.shape != expected.shape:
+            raise UsageError(
+                f"output {name!r} has shape {list(got.shape)}, the fp32 model's "
+                f"{list(expected.shape)}",
+                fix="use --eval with a metric of your own",
+            )
+        found = True
+        yield name, got.astype(np.float64), expected.astype(np.float64)
+    if not found:
+        raise UsageError(
+            f"{metric} needs a float output", fix="use --metric agreement, or --eval"
+        )

@@ -1,0 +1,79 @@
+"""The accuracy to keep.
+
+Laws: the target moves from the baseline towards worse by the tolerance, absolute or
+relative to the baseline's magnitude; NaN never passes. A metric that compares with the fp32
+outputs has a baseline by definition (agreement and cosine 1, max_abs 0, snr_db infinite), and
+where that baseline is infinite no distance from it can be stated, so the tolerance is the
+value to reach: ``--metric snr_db --tolerance 30`` keeps at least 30 dB. A baseline of 0
+makes a relative tolerance mean nothing; it then counts as an absolute one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+from finecast.errors import ModelError, UsageError
+
+
+class CriterionKind(Enum):
+    """How the tolerance is read."""
+
+    RELATIVE = "relative"
+    ABSOLUTE = "absolute"
+
+    @classmethod
+    def parse(cls, name: str) -> CriterionKind:
+        """Read ``relative`` or ``absolute``.
+
+        Raises:
+            UsageError: If it is neither.
+        """
+        try:
+            return cls(name.strip().lower())
+        except ValueError:
+            known = " or ".join(kind.value for kind in cls)
+            raise UsageError(f"unknown criterion {name!r}", fix=f"use {known}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Criterion:
+    """How much worse than the baseline a result may be.
+
+    Raises:
+        UsageError: If the tolerance is negative or not finite.
+    """
+
+    kind: CriterionKind = CriterionKind.RELATIVE
+    tolerance: float = 0.01
+    higher_is_better: bool = True
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.tolerance) and self.tolerance >= 0):
+            raise UsageError(
+                f"tolerance {self.tolerance} is not usable", fix="give a number of 0 or more"
+            )
+
+    def target(self, baseline: float) -> float:
+        """The worst value that still passes.
+
+        Raises:
+            ModelError: If the baseline is NaN.
+        """
+        if math.isnan(baseline):
+            raise ModelError(
+                "the fp32 model's metric is NaN",
+                fix="check the data and the metric with the fp32 model first",
+            )
+        if math.isinf(baseline):
+            return self.tolerance
+        loss = self.tolerance
+        if self.kind is CriterionKind.RELATIVE and baseline != 0:
+            loss *= abs(baseline)
+        return baseline - loss if self.higher_is_better else baseline + loss
+
+    def passes(self, value: float, baseline: float) -> bool:
+        """Whether ``value`` is at least as good as the target; False for NaN."""
+        target = self.target(baseline)
+        return value >= target if self.higher_is_better else value <= target

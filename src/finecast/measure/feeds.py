@@ -1,0 +1,82 @@
+"""Synthetic feeds for measuring time and memory; not for measuring accuracy.
+
+Floats are standard normal; integers and bools are 0 or 1, which every table holds. Seeded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from finecast.engines.base import Array, TensorSpec
+from finecast.engines.ports import DTYPES, shape_text
+from finecast.errors import UsageError
+
+
+def synthetic_feeds(
+    inputs: Sequence[TensorSpec],
+    *,
+    batch: int = 1,
+    dims: Mapping[str, int] | None = None,
+    seed: int = 0,
+) -> dict[str, Array]:
+    """One batch of random feeds.
+
+    Args:
+        inputs: The model's inputs.
+        batch: Size of a free dimension in front (and of its symbol anywhere else).
+        dims: Sizes of other free dimensions, by symbol or as ``INPUT.AXIS``.
+        seed: Of the random generator.
+
+    Raises:
+        UsageError: If a free dimension has no size, or ``dims`` names none.
+    """
+    generator = np.random.default_rng(seed)
+    sizes = _sizes(inputs, batch, dims or {})
+    return {spec.name: _draw(generator, spec, _shape(spec, sizes)) for spec in inputs}
+
+
+def _sizes(
+    inputs: Sequence[TensorSpec], batch: int, dims: Mapping[str, int]
+) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    names: set[str] = set()
+    for spec in inputs:
+        for axis, dim in enumerate(spec.shape or ()):
+            if isinstance(dim, int):
+                continue
+            names.update(filter(None, (dim, f"{spec.name}.{axis}")))
+            if axis == 0:
+                sizes.setdefault(dim or f"{spec.name}.0", batch)
+    for name in dims:
+        if name not in names:
+            free = ", ".join(sorted(names)) or "none"
+            raise UsageError(f"no free dimension {name!r}", fix=f"the model's are {free}")
+    return {**sizes, **dims}
+
+
+def _shape(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    if spec.shape is None:
+        raise UsageError(f"input {spec.name!r} has no declared shape", fix="give --data")
+    shape: list[int] = []
+    for axis, dim in enumerate(spec.shape):
+        own = f"{spec.name}.{axis}"
+        size = dim if isinstance(dim, int) else sizes.get(own, sizes.get(dim or own))
+        if size is None:
+            raise UsageError(
+                f"dimension {dim or axis!r} of input {spec.name!r} "
+                f"{shape_text(spec.shape)} has no size",
+                fix=f"give --dim {dim or own}=SIZE, or --data",
+            )
+        shape.append(size)
+    return tuple(shape)
+
+
+def _draw(generator: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...]) -> Array:
+    dtype = DTYPES.get(spec.dtype)
+    if dtype is None or dtype.kind == "O":
+        raise UsageError(f"input {spec.name!r} is of type {spec.dtype}", fix="give --data")
+    if dtype.kind in "biu":
+        return generator.integers(0, 2, shape).astype(dtype)
+    return generator.standard_normal(shape).astype(dtype)

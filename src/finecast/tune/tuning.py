@@ -1,0 +1,348 @@
+"""From a model, data and a criterion to the fastest plan that keeps it.
+
+Laws: the result never misses the criterion and is never slower than the fp32 model in the
+same engine; where nothing helps it says so, and why.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from finecast.engines.base import Engine, Feeds, Session
+from finecast.errors import EngineError, ModelError
+from finecast.frontends import onnx as frontend
+from finecast.frontends.onnx import OnnxFile
+from finecast.edits import cast_count
+from finecast.measure.criterion import Criterion
+from finecast.measure.observe import first_nonfinite, observe
+from finecast.measure.timing import Latency, latency, ratio
+from finecast.plan import Plan
+from finecast.policy import Policy, Scope
+from finecast.progress import Progress, silent
+from finecast.rules import UserRule
+from finecast.tune.analysis import (
+    Planner,
+    Proposal,
+    find_units,
+    make_planner,
+    measured_cost,
+    probe_sensitivity,
+    profile_ends,
+    propose,
+)
+from finecast.tune.search import Candidate, chain, fastest_passing
+from finecast.tune.study import Study, Trial, TrialKey
+from finecast.tune.workload import Workload, run_all
+
+# A tuned model must win by more than interleaved medians wander on a quiet machine.
+_MIN_SPEEDUP: Final = 1.02
+_FINAL_TIME_S: Final = 4.0
+_RANK_TIME_S: Final = 3.0
+
+
+class Verdict(Enum):
+    """How a tuning ended."""
+
+    IMPROVED = "improved"
+    UNCHANGED = "unchanged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Metric, latency and size of one model."""
+
+    metric: float
+    latency_s: float
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What tuning found; ``model`` and ``plan`` are those of fp32 where it is unchanged."""
+
+    verdict: Verdict
+    why: str
+    baseline: Measured
+    tuned: Measured
+    speedup: float
+    speedup_spread: float
+    plan: Plan
+    casts: int
+    trials: tuple[Trial, ...]
+    evaluations: int
+    seconds: float
+    probes: int
+
+
+def tune(
+    file: OnnxFile,
+    workload: Workload,
+    criterion: Criterion,
+    policy: Policy,
+    engine: Engine,
+    *,
+    user_rules: tuple[tuple[str, UserRule], ...] = (),
+    study: Study | None = None,
+    progress: Progress = silent,
+) -> Outcome:
+    """Find the fastest plan that keeps ``criterion`` on all of the workload's data.
+
+    Raises:
+        ModelError: If the fp32 model gives NaN, or the model cannot be converted.
+        EngineError: If the engine cannot run the fp32 model.
+    """
+    return _Tuning(file, workload, criterion, policy, engine, study, progress).run(user_rules)
+
+
+class _Tuning:
+    def __init__(
+        self,
+        file: OnnxFile,
+        workload: Workload,
+        criterion: Criterion,
+        policy: Policy,
+        engine: Engine,
+        study: Study | None,
+        progress: Progress,
+    ) -> None:
+        self.file = file
+        self.workload = workload
+        self.criterion = criterion
+        self.policy = policy
+        self.engine = engine
+        self.study = study
+        self.progress = progress
+        self.start = time.perf_counter()
+        self.reference = engine.load(file.path)
+        self.trials: list[Trial] = []
+        self.evaluations = 0
+        self.baseline = math.nan
+        self.probes = 0
+
+    def run(self, user_rules: tuple[tuple[str, UserRule], ...]) -> Outcome:
+        self.progress("baseline", 0, 1)
+        self.baseline = self._baseline()
+        self.progress("baseline", 1, 1)
+        timing = self.workload.timing()
+        planner = self._planner(user_rules)
+        if all(len(p.formats) == 1 for p in planner.permissions.values()):
+            return self._unchanged(planner, timing, "the rules leave no op a lower format")
+        try:
+            proposals = self._proposals(planner, timing)
+        except EngineError as error:
+            why = f"{self.engine.name} cannot run the lowest plan: {error.what}"
+            return self._unchanged(planner, timing, why)
+        candidates, baseline_s = self._rank(proposals, timing)
+        chained = chain(candidates, baseline_s)
+        if not chained:
+            fastest = min((c.latency_s for c in candidates), default=math.inf)
+            why = (
+                f"no plan is faster here: the fastest takes {1e3 * fastest:.3g} ms,"
+                f" fp32 {1e3 * baseline_s:.3g} ms"
+            )
+            return self._unchanged(planner, timing, why)
+        found = fastest_passing(chained, self._passes)
+        if found is None:
+            target = self.criterion.target(self.baseline)
+            why = f"every faster plan misses the criterion (target {target:.6g})"
+            return self._unchanged(planner, timing, why)
+        return self._finish(planner, found, timing)
+
+    def _baseline(self) -> float:
+        value = self.workload.evaluate(self.reference, None)
+        self.evaluations += 1
+        if math.isnan(value):
+            raise ModelError(
+                f"the fp32 model's metric is NaN{self._first_nan()}",
+                where=str(self.file.path),
+                fix="check data and metric with the fp32 model first",
+            )
+        return value
+
+    def _first_nan(self) -> str:
+        """Name the op that first gives NaN or Inf in fp32, if one can be seen."""
+        prepared = frontend.prepare(self.file, Policy(scope=Scope.NONE))
+        facts = observe(prepared, self.workload.calibration()[:1])
+        node = first_nonfinite(prepared.graph, facts)
+        return f"; the first op to give NaN or Inf is {node!r}" if node else ""
+
+    def _planner(self, user_rules: tuple[tuple[str, UserRule], ...]) -> Planner:
+        prepared = frontend.prepare(self.file, self.policy)
+        facts = observe(
+            prepared,
+            self.workload.calibration(),
+            on_step=lambda done, total: self.progress("calibration", done, total),
+        )
+        self.facts = facts
+        return make_planner(
+            prepared,
+            self.policy,
+            self.engine,
+            facts=facts,
+            user_rules=user_rules,
+            measured=True,
+        )
+
+    def _proposals(self, planner: Planner, timing: Sequence[Feeds]) -> list[Proposal]:
+        self.progress("profile", 0, 1)
+        profiles = profile_ends(planner, timing[0])
+        cost = measured_cost(
+            planner.graph, profiles, self.policy.format, self.engine, self.facts
+        )
+        self.progress("profile", 1, 1)
+        units, points = find_units(planner, profiles)
+        sensitivity = probe_sensitivity(
+            planner, points, self.workload.calibration()[:1], self.progress
+        )
+        self.probes = sensitivity.probes
+        proposals = propose(planner, units, points, cost, sensitivity)
+        lowest = Proposal(
+            name="lowest",
+            plan=planner.lowest(),
+            time_s=sum(k.time_s for k in profiles.low),
+            error=sensitivity.total,
+        )
+        return [*(p for p in proposals if _lowers(p.plan)), lowest]
+
+    def _rank(
+        self, proposals: Sequence[Proposal], timing: Sequence[Feeds]
+    ) -> tuple[list[Candidate], float]:
+        """Time every proposal, interleaved with fp32: predictions only choose what is timed."""
+        unique = {p.plan.digest: p for p in reversed(proposals)}
+        sessions: dict[str, Session] = {"": self.reference}
+        casts: dict[str, int] = {}
+        for done, (digest, proposal) in enumerate(unique.items()):
+            applied = frontend.apply(self.file, proposal.plan)
+            casts[digest] = cast_count(applied.graph, applied.edits)
+            try:
+                sessions[digest] = self.engine.load(frontend.to_bytes(applied.model))
+            except EngineError:
+                continue  # a mix that the engine has no kernels for is no candidate
+            self.progress("convert", done + 1, len(unique))
+        times = _interleaved(sessions, timing, _RANK_TIME_S)
+        candidates = [
+            Candidate(
+                name=p.name,
+                plan=p.plan,
+                error=p.error,
+                latency_s=times[digest].median_s,
+                casts=casts[digest],
+            )
+            for digest, p in unique.items()
+            if digest in times
+        ]
+        self.progress("timing", 1, 1)
+        return candidates, times[""].median_s
+
+    def _passes(self, candidate: Candidate) -> bool:
+        """Evaluate one candidate on all data, or take the stored trial."""
+        key = TrialKey(
+            model=self.file.digest,
+            plan=candidate.plan.digest,
+            engine=self.engine.name,
+            data=self.workload.digest,
+        )
+        trial = self.study.find(key) if self.study else None
+        if trial is None:
+            applied = frontend.apply(self.file, candidate.plan)
+            session = self.engine.load(frontend.to_bytes(applied.model))
+            metric = self.workload.evaluate(session, self.reference)
+            self.evaluations += 1
+            trial = Trial(
+                key=key,
+                name=candidate.name,
+                metric=metric,
+                passed=self.criterion.passes(metric, self.baseline),
+                latency_s=candidate.latency_s,
+                plan_json=candidate.plan.to_json(),
+            )
+            if self.study:
+                self.study.add(trial)
+        self.trials.append(trial)
+        self.progress("evaluation", len(self.trials), len(self.trials))
+        return self.criterion.passes(trial.metric, self.baseline)
+
+    def _finish(self, planner: Planner, found: Candidate, timing: Sequence[Feeds]) -> Outcome:
+        applied = frontend.apply(self.file, found.plan)
+        tuned_bytes = frontend.to_bytes(applied.model)
+        sessions = {"": self.reference, "tuned": self.engine.load(tuned_bytes)}
+        times = _interleaved(sessions, timing, _FINAL_TIME_S)
+        won = ratio(times[""], times["tuned"])
+        if won.median < _MIN_SPEEDUP:
+            why = f"the plan {found.name} is not faster: {won.median:.3g}x fp32's speed"
+            return self._unchanged(planner, timing, why)
+        metric = next(t.metric for t in self.trials if t.key.plan == found.plan.digest)
+        baseline = Measured(
+            metric=self.baseline,
+            latency_s=times[""].median_s,
+            size_bytes=self.file.size_bytes,
+        )
+        tuned = Measured(
+            metric=metric, latency_s=times["tuned"].median_s, size_bytes=len(tuned_bytes)
+        )
+        return self._outcome(
+            Verdict.IMPROVED,
+            f"{found.name} keeps the criterion",
+            (baseline, tuned),
+            found.plan,
+            casts=found.casts,
+            speedup=won.median,
+            spread=won.spread,
+        )
+
+    def _unchanged(self, planner: Planner, timing: Sequence[Feeds], why: str) -> Outcome:
+        times = _interleaved({"": self.reference}, timing, 0.5)
+        same = Measured(
+            metric=self.baseline,
+            latency_s=times[""].median_s,
+            size_bytes=self.file.size_bytes,
+        )
+        plan = planner.plan(
+            {i: planner.graph.nodes[i].format for i in planner.permissions}, why
+        )
+        return self._outcome(Verdict.UNCHANGED, why, (same, same), plan, casts=0)
+
+    def _outcome(
+        self,
+        verdict: Verdict,
+        why: str,
+        ends: tuple[Measured, Measured],
+        plan: Plan,
+        *,
+        casts: int,
+        speedup: float = 1.0,
+        spread: float = 0.0,
+    ) -> Outcome:
+        return Outcome(
+            verdict=verdict,
+            why=why,
+            baseline=ends[0],
+            tuned=ends[1],
+            speedup=speedup,
+            speedup_spread=spread,
+            plan=plan,
+            casts=casts,
+            trials=tuple(self.trials),
+            evaluations=self.evaluations,
+            seconds=time.perf_counter() - self.start,
+            probes=self.probes,
+        )
+
+
+def _lowers(plan: Plan) -> bool:
+    return any(f.storage_bytes < 4 for f in plan.formats.values())
+
+
+def _interleaved(
+    sessions: Mapping[str, Session], timing: Sequence[Feeds], seconds: float
+) -> dict[str, Latency]:
+    def call(session: Session) -> None:
+        run_all(session, timing)
+
+    callables = {name: (lambda s=session: call(s)) for name, session in sessions.items()}
+    return latency(callables, min_time_s=seconds, repeats=7, warmup=3)

@@ -1,0 +1,186 @@
+"""The data a model is tuned on: how to evaluate it, calibrate it and time it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final, Protocol
+
+import numpy as np
+
+from finecast.engines.base import Array, Feeds, Session
+from finecast.errors import FinecastError, ModelError, UsageError
+from finecast.measure.data import Dataset
+from finecast.measure.metrics import Metric
+
+Run = Callable[[Feeds], dict[str, Array]]
+EvalFunction = Callable[[Run], float]
+CalibrationFunction = Callable[[], Iterable[Feeds]]
+
+# Feeds of a user's evaluation that are kept for timing: small, middle and large ones.
+_TIMED_FEEDS: Final = 3
+_REMEMBERED_BYTES: Final = 64 << 20
+
+
+class Workload(Protocol):
+    """Full-data evaluation, calibration feeds and the feeds that latency is measured on."""
+
+    @property
+    def higher_is_better(self) -> bool: ...
+
+    @property
+    def digest(self) -> str:
+        """Identifies data and metric."""
+        ...
+
+    def evaluate(self, session: Session, reference: Session | None) -> float:
+        """The metric over all data; ``reference`` is the fp32 model, None for itself."""
+        ...
+
+    def calibration(self) -> Sequence[Feeds]:
+        """A few feeds for facts and sensitivities."""
+        ...
+
+    def timing(self) -> Sequence[Feeds]:
+        """Feeds to time; call after the baseline was evaluated."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataWorkload:
+    """A data set with labels and a built-in metric."""
+
+    data: Dataset
+    metric: Metric
+    batch: int
+    calibration_feeds: Sequence[Feeds]
+    data_digest: str
+
+    @property
+    def higher_is_better(self) -> bool:
+        """The metric's own direction."""
+        return self.metric.higher_is_better
+
+    @property
+    def digest(self) -> str:
+        """Data, metric and batch."""
+        return _digest(self.data_digest, self.metric.name, str(self.batch))
+
+    def evaluate(self, session: Session, reference: Session | None) -> float:
+        """Stream all batches through the metric.
+
+        A metric that compares with fp32 runs the fp32 model beside, batch by batch, rather
+        than keep all of its outputs.
+        """
+        total = self.metric.start()
+        for batch in self.data.batches(self.batch):
+            outputs = batch.trim(session.run(batch.feeds))
+            beside = None
+            if self.metric.needs_reference:
+                same = reference is None
+                beside = outputs if same else batch.trim(reference.run(batch.feeds))
+            total.update(outputs, batch.labels, beside)
+        return total.result()
+
+    def calibration(self) -> Sequence[Feeds]:
+        """The calibration feeds given."""
+        return self.calibration_feeds
+
+    def timing(self) -> Sequence[Feeds]:
+        """The first full batch."""
+        return [batch.feeds for batch in islice(self.data.batches(self.batch), 1)]
+
+
+@dataclass(slots=True, kw_only=True)
+class FunctionWorkload:
+    """A user's evaluation function; its first feeds serve where no others are given."""
+
+    function: EvalFunction
+    name: str
+    lower_is_better: bool = False
+    calibrate: Sequence[Feeds] | None = None
+    data_digest: str = ""
+    remembered: list[Feeds] = field(default_factory=list[Feeds])
+
+    @property
+    def higher_is_better(self) -> bool:
+        """As the user says."""
+        return not self.lower_is_better
+
+    @property
+    def digest(self) -> str:
+        """The function's name and file."""
+        return _digest(self.name, self.data_digest)
+
+    def evaluate(self, session: Session, reference: Session | None) -> float:
+        """Call the user's function with the session.
+
+        Raises:
+            ModelError: If the function fails or returns no number.
+        """
+        del reference
+        remember = not self.remembered
+        seen: list[Feeds] = []
+        held = 0
+
+        def run(feeds: Feeds) -> dict[str, Array]:
+            nonlocal held
+            if remember and held < _REMEMBERED_BYTES:
+                seen.append({k: np.array(v, copy=True) for k, v in feeds.items()})
+                held += feed_bytes(feeds)
+            return session.run(feeds)
+
+        try:
+            result = float(self.function(run))
+        except FinecastError:
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"the evaluation function failed: {type(error).__name__}: {error}",
+                where=self.name,
+                fix="run it with the fp32 model first",
+            ) from error
+        if remember:
+            self.remembered = seen
+        return result
+
+    def calibration(self) -> Sequence[Feeds]:
+        """The feeds given, else some of those the baseline evaluation used."""
+        return self.calibrate or spread(self.remembered, _TIMED_FEEDS)
+
+    def timing(self) -> Sequence[Feeds]:
+        """Feeds of small, middle and large size, of the calibration or the evaluation."""
+        return spread(self.calibrate or self.remembered, _TIMED_FEEDS)
+
+
+def feed_bytes(feeds: Feeds) -> int:
+    """Bytes of all arrays."""
+    return sum(a.nbytes for a in feeds.values())
+
+
+def spread(feeds: Sequence[Feeds], count: int) -> list[Feeds]:
+    """At most ``count`` of ``feeds``, evenly spaced by size, the largest first.
+
+    Raises:
+        UsageError: If there are none.
+    """
+    if not feeds:
+        raise UsageError(
+            "the evaluation never ran the model", fix="call run(feeds) in it, or give --calib"
+        )
+    ordered = sorted(feeds, key=feed_bytes, reverse=True)
+    step = max(1, math.ceil(len(ordered) / count))
+    return ordered[::step][:count]
+
+
+def run_all(session: Session, feeds: Sequence[Mapping[str, Array]]) -> None:
+    """One pass over the timing feeds."""
+    for one in feeds:
+        session.run(one)
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
