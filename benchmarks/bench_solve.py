@@ -17,14 +17,19 @@ from time import perf_counter
 
 import numpy as np
 import scipy
+from numpy.typing import NDArray
 
 from finecast.solve import PINNED_HIGH, Problem, evaluate, frontier, solve
 
 _CAST_S = 12e-6  # launch of one cast; its transfer comes on top
 _REPEATS = 5
+# What each op of a block reads: ops of the same block, or -1 for the block before.
+_BLOCK = (
+    "-1 0,-1 1 2 3,-1 4 4 4 5 6 7 8,9 11 12 13,10 14 15 16,-1 17 18,17 19 20 21,20 22 23,17"
+)
 
 
-def _problem(producer_of: list[list[int]], seed: int, matmuls: np.ndarray) -> Problem:
+def _problem(producer_of: list[list[int]], seed: int, matmuls: NDArray[np.bool_]) -> Problem:
     """Op i reads the outputs of ``producer_of[i]``; one op in ten has a second output."""
     rng = np.random.default_rng(seed)
     n = len(producer_of)
@@ -57,8 +62,7 @@ def _problem(producer_of: list[list[int]], seed: int, matmuls: np.ndarray) -> Pr
 
 def transformer(n: int) -> Problem:
     """Blocks of 25 ops: a residual stream, three projections of one value, a long MLP."""
-    block = [[-1], [0, -1], [1], [2], [3, -1], [4], [4], [4], [5], [6], [7], [8, 9], [11], [12]]
-    block += [[13, 10], [14], [15], [16, -1], [17], [18, 17], [19], [20], [21, 20], [22], [23, 17]]
+    block = [[int(k) for k in reads.split(",")] for reads in _BLOCK.split()]
     reads = [[max(b * 25 + k, 0) for k in op] for b in range(n // 25) for op in block]
     reads[0] = []
     matmul = np.isin(np.arange(len(reads)) % 25, [5, 6, 7, 11, 14, 16, 20, 23])

@@ -1,1 +1,81 @@
-"""finecast."""
+"""Fine-grained automatic mixed precision.
+
+Everything public is here and loads on first use, so that importing finecast costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from finecast.api import DataOptions, apply, convert, load, tune
+    from finecast.engines import default_engine, get_engine
+    from finecast.errors import (
+        EngineError,
+        FinecastError,
+        ModelError,
+        RuleConflictError,
+        UsageError,
+    )
+    from finecast.formats import Format
+    from finecast.measure.criterion import Criterion, CriterionKind
+    from finecast.plan import Decision, Plan
+    from finecast.policy import Policy, Scope
+
+_HOMES = {
+    "apply": "finecast.api",
+    "convert": "finecast.api",
+    "load": "finecast.api",
+    "tune": "finecast.api",
+    "DataOptions": "finecast.api",
+    "default_engine": "finecast.engines",
+    "get_engine": "finecast.engines",
+    "EngineError": "finecast.errors",
+    "FinecastError": "finecast.errors",
+    "ModelError": "finecast.errors",
+    "RuleConflictError": "finecast.errors",
+    "UsageError": "finecast.errors",
+    "Format": "finecast.formats",
+    "Criterion": "finecast.measure.criterion",
+    "CriterionKind": "finecast.measure.criterion",
+    "Decision": "finecast.plan",
+    "Plan": "finecast.plan",
+    "Policy": "finecast.policy",
+    "Scope": "finecast.policy",
+}
+
+__all__ = [
+    "Criterion",
+    "CriterionKind",
+    "DataOptions",
+    "Decision",
+    "EngineError",
+    "FinecastError",
+    "Format",
+    "ModelError",
+    "Plan",
+    "Policy",
+    "RuleConflictError",
+    "Scope",
+    "UsageError",
+    "apply",
+    "convert",
+    "default_engine",
+    "get_engine",
+    "load",
+    "tune",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its home."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'finecast' has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return __all__

@@ -38,19 +38,22 @@ def make_plan(
     opset: int,
     engine: str,
     because: str,
+    evidence: Mapping[int, Mapping[str, float | str]] | None = None,
 ) -> Plan:
-    """A plan with the reasons of all rules and, last, why the format was chosen among them."""
+    """A plan with the reasons of all rules and, last, why the format was chosen among them.
+
+    ``evidence`` has by node id what the choice was based on: times, errors.
+    """
     decisions: list[Decision] = []
     for node in graph.float_nodes:
         if node.format is not Format.FP32:
             continue
         fmt = formats[node.id]
-        chosen = Reason(rule="decision", text=because, permits=(fmt.label,))
+        known = (evidence or {}).get(node.id, {})
+        chosen = Reason(rule="decision", text=because, permits=(fmt.label,), evidence=known)
         free = len(permissions[node.id].formats) > 1
         reasons = permissions[node.id].reasons + ((chosen,) if free else ())
-        decisions.append(
-            Decision(node=node.name, op=node.op, format=fmt, reasons=reasons)
-        )
+        decisions.append(Decision(node=node.name, op=node.op, format=fmt, reasons=reasons))
     return Plan(
         model=graph.digest,
         policy=policy.label,

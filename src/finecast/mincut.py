@@ -198,7 +198,10 @@ def _residual_form(net: _Network) -> tuple[Ints, Ints, Ints, Ints]:
     )
     graph.sum_duplicates()
     rows = np.repeat(np.arange(n + 2), np.diff(graph.indptr))
-    return rows, graph.indices, graph.indptr, graph.data
+    indices: Ints = graph.indices  # int32 in fact, which makes no difference to indexing
+    indptr: Ints = graph.indptr
+    capacity: Ints = graph.data
+    return rows, indices, indptr, capacity
 
 
 def _reach(tail: Ints, head: Ints, open_: Bools, start: int, size: int) -> Bools:
@@ -207,7 +210,7 @@ def _reach(tail: Ints, head: Ints, open_: Bools, start: int, size: int) -> Bools
         (np.ones(int(open_.sum()), dtype=np.int8), (tail[open_], head[open_])),
         shape=(size, size),
     )
-    order = breadth_first_order(graph, start, return_predecessors=False)
+    order: Ints = breadth_first_order(graph, start, return_predecessors=False)
     mask = np.zeros(size, dtype=np.bool_)
     mask[order] = True
     return mask

@@ -1,4 +1,4 @@
-"""The decision for every op, with its reasons: JSON, diffable, replayable on the same model."""
+"""The decision for every op, with its reasons: diffable, replayable on the same model."""
 
 from __future__ import annotations
 

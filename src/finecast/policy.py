@@ -112,7 +112,9 @@ def assignments(texts: tuple[str, ...], *, option: str) -> dict[str, Format]:
         name, equals, fmt = text.rpartition("=")
         if not equals or not name:
             raise UsageError(
-                f"{text!r} is not NAME=FORMAT", where=option, fix="write for example Softmax=fp32"
+                f"{text!r} is not NAME=FORMAT",
+                where=option,
+                fix="write for example Softmax=fp32",
             )
         found[name] = Format.parse(fmt)
     return found

@@ -76,7 +76,9 @@ def build_problem(
         # One more value stands for the class: rounded as soon as anything it touches is low.
         table.add(PINNED_HIGH, touched, 0.0, 0.0, float(sensitivity.values[k]))
     return table.problem(
-        time_high=np.where(must_be_low, np.inf, times.high_s), time_low=times.low_s, error=error
+        time_high=np.where(must_be_low, np.inf, times.high_s),
+        time_low=times.low_s,
+        error=error,
     )
 
 

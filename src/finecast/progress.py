@@ -8,7 +8,9 @@ from typing import Protocol
 class Progress(Protocol):
     """Called as work goes on; ``total`` may be an estimate."""
 
-    def __call__(self, stage: str, done: int, total: int) -> None: ...
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """``done`` of ``total`` steps of ``stage``."""
+        ...
 
 
 def silent(stage: str, done: int, total: int) -> None:

@@ -55,7 +55,9 @@ def squared_error(
         y, r = got.astype(np.float64), wanted.astype(np.float64)
         ok = np.isfinite(r)
         norm = float(np.sum(r[ok] ** 2))
-        difference = float(np.sum((y[ok] - r[ok]) ** 2)) if np.isfinite(y[ok]).all() else np.inf
+        difference = (
+            float(np.sum((y[ok] - r[ok]) ** 2)) if np.isfinite(y[ok]).all() else np.inf
+        )
         errors.append(difference / norm if norm else difference)
     return float(np.mean(errors)) if errors else 0.0
 

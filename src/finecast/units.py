@@ -15,9 +15,10 @@ from scipy.cluster.hierarchy import DisjointSet
 
 from finecast.formats import Format
 from finecast.graph import Graph, Node, Value
-from finecast.ops import by_name
+from finecast.ops import OpKind, by_name
 from finecast.rules import Permission
 
+_JOINS: Final = frozenset({OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL})
 _SHOWS_NO_FLOAT: Final = frozenset({"shape", "size"})
 
 
@@ -69,6 +70,22 @@ def make_units(
     return Units(members=tuple(members), of=of)
 
 
+def pattern_kernels(graph: Graph) -> list[frozenset[int]]:
+    """Ops that engines commonly run as one, told from the graph alone.
+
+    Pointwise ops join the op before them if nothing else reads its result.
+    """
+    sets = DisjointSet(n.id for n in graph.float_nodes)
+    for node in graph.float_nodes:
+        if by_name(node.op).kind not in _JOINS:
+            continue
+        for value in graph.following_inputs(node):
+            before = value.producer
+            if before is not None and before in sets and value.uses == (node.id,):
+                sets.merge(before, node.id)
+    return [frozenset(s) for s in sets.subsets() if len(s) > 1]
+
+
 def rounding_points(
     graph: Graph, units: Units, fused: Sequence[frozenset[int]] = ()
 ) -> RoundingPoints:
@@ -107,7 +124,9 @@ def _is_rounded(
     readers = [
         n
         for n in value.uses
-        if n in units.of and graph.nodes[n].op not in _SHOWS_NO_FLOAT and _reads(graph, n, value)
+        if n in units.of
+        and graph.nodes[n].op not in _SHOWS_NO_FLOAT
+        and _reads(graph, n, value)
     ]
     writer = value.producer
     written_low = writer is not None and writer in units.of and _writes(graph, writer, value)
@@ -142,7 +161,9 @@ def _constant_ports(graph: Graph, nodes: Iterable[int]) -> dict[int, tuple[int, 
         node = graph.nodes[node_id]
         found = tuple(
             i
-            for i, (value, follows) in enumerate(zip(node.inputs, node.follows_in, strict=True))
+            for i, (value, follows) in enumerate(
+                zip(node.inputs, node.follows_in, strict=True)
+            )
             if value is not None and follows and graph.values[value].constant is not None
         )
         if found:

@@ -131,7 +131,9 @@ def _print(
     )
     for row in absent:
         formats = ", ".join(row["formats"]) or "none"
-        add_row(other, row["framework"], row["backend"], row["device"], formats, row["install"])
+        add_row(
+            other, row["framework"], row["backend"], row["device"], formats, row["install"]
+        )
     flags = " ".join(machine.flags) or "none that matter"
     lines = [*notes, *failures, f"CPU: {machine.cpu}, {machine.cores} cores; flags: {flags}"]
     write_table(other, note="\n".join(lines))

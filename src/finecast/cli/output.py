@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -40,6 +40,11 @@ def write_table(table: Table, *, note: str = "") -> None:
         console.print(note, markup=False, highlight=False, soft_wrap=True)
 
 
+def warn(message: str) -> None:
+    """Write one line to stderr."""
+    sys.stderr.write(f"warning: {message}\n")
+
+
 def new_table(
     title: str, left: Sequence[str], right: Sequence[str] = (), *, fold: str = ""
 ) -> Table:
@@ -66,7 +71,7 @@ def add_row(table: Table, *cells: str) -> None:
 
 
 @contextmanager
-def progress(title: str, *, quiet: bool = False) -> Iterator[Progress]:
+def progress(title: str, *, quiet: bool = False) -> Generator[Progress]:
     """A progress bar on stderr where that is a terminal; else nothing."""
     if quiet or not sys.stderr.isatty():
         yield _silent

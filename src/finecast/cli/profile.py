@@ -62,9 +62,13 @@ def run(
         list[str] | None,
         typer.Option(metavar="NAME=SIZE", help="Size of another free dimension."),
     ] = None,
-    ops: Annotated[bool, typer.Option("--ops", help="Time of each kernel and its ops.")] = False,
+    ops: Annotated[
+        bool, typer.Option("--ops", help="Time of each kernel and its ops.")
+    ] = False,
     runs: Annotated[int, typer.Option(min=2, help="Rounds at least.")] = 20,
-    seconds: Annotated[float, typer.Option(min=0, help="Time all rounds take at least.")] = 2.0,
+    seconds: Annotated[
+        float, typer.Option(min=0, help="Time all rounds take at least.")
+    ] = 2.0,
     memory: Annotated[bool, typer.Option(help="Measure peak memory too.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

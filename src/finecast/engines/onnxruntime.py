@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -12,7 +14,7 @@ import numpy as np
 
 from finecast.engines.base import Array, Capability, Feeds, KernelTime, TensorSpec
 from finecast.engines.onnxruntime_profile import kernel_times
-from finecast.engines.ports import DTYPES, dtype_label, ordered_feeds
+from finecast.engines.ports import DTYPES, ordered_feeds
 from finecast.engines.source import Source, read_source
 from finecast.errors import EngineError, UsageError
 from finecast.formats import Format
@@ -123,7 +125,8 @@ class OnnxRuntimeSession:
         names = [spec.name for spec in self._outputs]
         if self._plain:
             feeds = {s.name: a for s, a in zip(self._inputs, arrays, strict=True)}
-            return dict(zip(names, session.run(names, feeds), strict=True))
+            arrays_out: Sequence[Any] = session.run(names, feeds)
+            return dict(zip(names, arrays_out, strict=True))
         return self._run_bound(session, arrays)
 
     def _run_bound(
@@ -157,12 +160,11 @@ class OnnxRuntimeEngine:
 
     def __init__(self, device: str = "CPU") -> None:
         try:
-            import onnxruntime  # noqa: F401 (only whether it is there)
+            present = devices()
         except ImportError as error:
             raise EngineError(
                 "ONNX Runtime is not installed", fix="pip install onnxruntime"
             ) from error
-        present = devices()
         wanted = device.lower().removesuffix(_SUFFIX.lower())
         match = {p.lower(): p for p in present}.get(wanted)
         if match is None:
@@ -254,13 +256,13 @@ def explain(error: Exception) -> str:
     if found := _NO_KERNEL.search(text):
         return f"no kernel for {found['op']} (opset {found['version']}) at {found['name']!r}"
     if found := _NO_SCHEMA.search(text):
-        return f"no kernel for {found['op']}"
+        return f"no kernel for {found['op'].replace(':', '.')}"
     text = _LOCATION.sub("", text) or type(error).__name__
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
 
 
 def _spec(port: Any) -> TensorSpec:
-    element = port.type.removeprefix("tensor(").removesuffix(")")
+    element: str = port.type.removeprefix("tensor(").removesuffix(")")
     shape = port.shape
     dims = None if shape is None else tuple(d if d != "" else None for d in shape)
     return TensorSpec(name=port.name, dtype=_TYPES.get(element, element), shape=dims)
@@ -269,16 +271,9 @@ def _spec(port: Any) -> TensorSpec:
 def _array(value: onnxruntime.OrtValue, spec: TensorSpec) -> Array:
     if spec.dtype not in _ELEMENTS:
         return value.numpy()
-    raw = _raw(value)
-    wanted = DTYPES[spec.dtype]
-    return raw if dtype_label(raw.dtype) == spec.dtype else raw.view(wanted)
-
-
-def _raw(value: onnxruntime.OrtValue) -> Array:
-    import ctypes
-
+    # numpy() refuses the types that numpy lacks, so their bytes are copied out
     shape = tuple(value.shape())
-    dtype = DTYPES[_TYPES[value.data_type().removeprefix("tensor(").removesuffix(")")]]
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    buffer = ctypes.string_at(value.data_ptr(), size) if size else b""
-    return np.frombuffer(bytearray(buffer), dtype=dtype).reshape(shape)
+    wanted = DTYPES[spec.dtype]
+    size = math.prod(shape) * wanted.itemsize
+    data = ctypes.string_at(value.data_ptr(), size) if size else b""
+    return np.frombuffer(bytearray(data), dtype=wanted).reshape(shape)

@@ -34,7 +34,7 @@ def kernel_times(
         kernel = name.removesuffix(_SUFFIX)
         times[kernel].append(event["dur"] * 1e-6)
         kinds[kernel] = details.get("op_name", "")
-        types = [t for shape in details.get("output_type_shape", ()) for t in shape]
+        types: list[str] = [t for shape in details.get("output_type_shape", ()) for t in shape]
         formats[kernel] = _LABELS.get(types[0], types[0]) if types else ""
     ops = attribute(original.steps, _kernels(optimized, original))
     found = [

@@ -1,7 +1,9 @@
 """OpenVINO: the default engine on CPU, the one with bf16 kernels for ONNX models.
 
 Law: the types that the model states are the types that run; sessions are compiled with the
-inference precision hint ``f32``, under which OpenVINO adds no lower precision of its own.
+inference precision hint ``f32``, under which OpenVINO adds no lower precision of its own. On CPUs two
+exceptions remain, OpenVINO's own: fp16 ops compute in fp32 (unrounded between them), and
+64-bit integers in 32 bits.
 """
 
 from __future__ import annotations
@@ -34,7 +36,11 @@ _LABELS = {
     "f8e4m3": "fp8_e4m3",
     "f8e5m2": "fp8_e5m2",
     "boolean": "bool",
-    **{f"{k}{n}": f"{name}{n}" for k, name in (("i", "int"), ("u", "uint")) for n in (8, 16, 32, 64)},
+    **{
+        f"{k}{n}": f"{name}{n}"
+        for k, name in (("i", "int"), ("u", "uint"))
+        for n in (8, 16, 32, 64)
+    },
 }
 _SINK = "/sink_port_"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 import numpy as np
 
@@ -27,14 +26,6 @@ _LABELS = {dtype: label for label, dtype in DTYPES.items()}
 def dtype_label(dtype: np.dtype[np.generic]) -> str:
     """The label of an array's element type; numpy's own name where there is none."""
     return _LABELS.get(dtype, "string" if dtype.kind in "OSU" else dtype.name)
-
-
-_T = TypeVar("_T")
-
-
-def look_up(table: dict[str, _T], name: str, default: _T) -> _T:
-    """``table[name]`` without regard to case, or ``default``."""
-    return table.get(name.lower(), default)
 
 
 def ordered_feeds(feeds: Feeds, inputs: Sequence[TensorSpec]) -> list[Array]:

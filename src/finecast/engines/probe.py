@@ -61,9 +61,7 @@ def _probe(engine: Engine) -> dict[Format, Capability]:
     return {fmt: _judge(engine, fmt, baseline) for fmt in PROBED}
 
 
-def _judge(
-    engine: Engine, fmt: Format, baseline: Mapping[Probe, _Attempt]
-) -> Capability:
+def _judge(engine: Engine, fmt: Format, baseline: Mapping[Probe, _Attempt]) -> Capability:
     if fmt is Format.TF32:
         named = (engine.name, engine.device) in _TF32_ENGINES
         return Capability(
@@ -102,11 +100,11 @@ def _attempt(engine: Engine, model: Probe, fmt: Format) -> _Attempt:
         return _Attempt(run=None, reason=f"{model.name}: {_cause(error)}")
     error = _error_in_roundoffs(got, model.expected, fmt)
     if not error <= _SLACK:
-        return _Attempt(
-            run=None, reason=f"{model.name}: wrong by {error:.3g} unit roundoffs"
-        )
+        return _Attempt(run=None, reason=f"{model.name}: wrong by {error:.3g} unit roundoffs")
     # The data need more bits than any 16-bit format has: no error means no rounding.
-    return _Attempt(run=lambda: session.run(feeds), exact=error == 0 and fmt is not Format.FP32)
+    return _Attempt(
+        run=lambda: session.run(feeds), exact=error == 0 and fmt is not Format.FP32
+    )
 
 
 def _cause(error: EngineError) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,7 +95,7 @@ def build(probe: Probe, fmt: Format) -> bytes:
     kind = kinds[fmt]
     raw = probe.w.astype(fmt.dtype).tobytes()
     weights = helper.make_tensor("w", kind, probe.w_shape, raw, raw=True)
-    pads = {"pads": [1, 1, 1, 1]} if probe.op == "Conv" else {}
+    pads: dict[str, Any] = {"pads": [1, 1, 1, 1]} if probe.op == "Conv" else {}
     nodes = [helper.make_node("Cast", ["x"], ["v0"], name="in", to=kind)]
     for i in range(probe.depth):
         nodes.append(

@@ -86,12 +86,10 @@ def read_source(model: Path | bytes) -> Source:
 def _light(model: Path | bytes) -> tuple[bytes, frozenset[str]]:
     if isinstance(model, bytes):
         return without_weights(memoryview(model))
-    with (
-        model.open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
-        memoryview(mapped) as data,
-    ):
-        return without_weights(data)
+    with model.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    # unmapped with its last view; closing it here would fail while an error holds one
+    return without_weights(memoryview(mapped))
 
 
 def _spec(info: onnx.ValueInfoProto) -> TensorSpec:

@@ -57,5 +57,7 @@ def _cast_time_s(engine: Engine, low: Format, size: int) -> float:
 
 
 def _conversions(kernels: list[KernelTime]) -> float:
-    found = [k.time_s for k in kernels if "cast" in k.ops or k.kind.startswith(("Convert", "Cast"))]
+    found = [
+        k.time_s for k in kernels if "cast" in k.ops or k.kind.startswith(("Convert", "Cast"))
+    ]
     return min(found) if found else 0.0

@@ -109,7 +109,9 @@ class MaxAbs:
         return math.nan if self._largest is None else self._largest
 
 
-def _difference(got: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArray[np.float64]:
+def _difference(
+    got: NDArray[np.float64], expected: NDArray[np.float64]
+) -> NDArray[np.float64]:
     with np.errstate(invalid="ignore"):
         distance = np.where(got == expected, 0.0, got - expected)
     # inf - inf of other sign, or a finite value for an infinite one

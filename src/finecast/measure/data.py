@@ -130,7 +130,11 @@ def load_npz(
     found = arrays.get(target) if target not in names else None
     if found is not None:
         if found.ndim == 0:
-            raise UsageError(f"array {target!r} is a single number", where=where, fix="one label a sample is expected")
+            raise UsageError(
+                f"array {target!r} is a single number",
+                where=where,
+                fix="one label a sample is expected",
+            )
         sizes[target] = len(found)
     size = _common_size(sizes, where)
     return Dataset(

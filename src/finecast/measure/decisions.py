@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
@@ -137,7 +137,8 @@ class Spearman:
         values, labels = np.concatenate(self._values), np.concatenate(self._labels)
         if has_nan(values) or np.ptp(values) == 0 or np.ptp(labels) == 0:
             return float("nan")
-        return float(spearmanr(values, labels).statistic)
+        result: Any = spearmanr(values, labels)
+        return float(result.statistic)
 
 
 def has_nan(array: Array) -> bool:

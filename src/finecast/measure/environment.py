@@ -96,3 +96,16 @@ def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))  # what a container may use, not what there is
     return os.cpu_count() or 1
+
+
+def local_target() -> str:
+    """The name of the target that describes this CPU best."""
+    flags = environment().flags
+    for flag, target in (
+        ("amx_bf16", "amx"),
+        ("avx512_bf16", "avx512-bf16"),
+        ("sve", "neoverse-v1"),
+    ):
+        if flag in flags:
+            return target
+    return "avx2"

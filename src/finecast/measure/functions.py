@@ -22,10 +22,7 @@ def load_function(spec: str) -> Callable[..., Any]:
     file, colon, name = spec.rpartition(":")
     if not (colon and file and name):
         raise UsageError(f"{spec!r} names no function", fix="write FILE.py:FUNCTION")
-    path = Path(file)
-    if not path.is_file():
-        raise UsageError("no such Python file", where=file, fix="check the path")
-    module = _import(path)
+    module = load_module(Path(file))
     function = getattr(module, name, None)
     if not callable(function):
         defined = [k for k, v in vars(module).items() if callable(v) and not k.startswith("_")]
@@ -37,7 +34,14 @@ def load_function(spec: str) -> Callable[..., Any]:
     return function
 
 
-def _import(path: Path) -> object:
+def load_module(path: Path) -> object:
+    """Import a Python file by its path.
+
+    Raises:
+        UsageError: If it is missing or importing fails (gives the file's line).
+    """
+    if not path.is_file():
+        raise UsageError("no such Python file", where=str(path), fix="check the path")
     loader = importlib.util.spec_from_file_location(f"finecast_user_{path.stem}", path)
     if loader is None or loader.loader is None:
         raise UsageError("not a Python file", where=str(path), fix="give a .py file")

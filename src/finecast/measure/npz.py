@@ -31,7 +31,9 @@ def open_npz(path: Path) -> dict[str, Array]:
             }
     except OSError as error:
         raise UsageError(
-            f"cannot read the data: {error.strerror or error}", where=where, fix="check the path"
+            f"cannot read the data: {error.strerror or error}",
+            where=where,
+            fix="check the path",
         ) from error
     except (zipfile.BadZipFile, EOFError) as error:
         raise UsageError(
@@ -50,7 +52,9 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, handle: int, path: P
         if info.compress_type != zipfile.ZIP_STORED:
             return npy.read_array(member, allow_pickle=False)
         version = npy.read_magic(member)
-        read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        read_header = (
+            npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        )
         shape, fortran, dtype = read_header(member)
         skip = member.tell()
         if dtype.hasobject:

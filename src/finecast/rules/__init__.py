@@ -22,7 +22,17 @@ from finecast.rules.scope import SCOPE
 from finecast.rules.tier import TIER
 from finecast.rules.user import USER
 
-__all__ = ["RULES", "Context", "NodeView", "Permission", "Rule", "UserRule", "Verdict", "judge", "permit"]
+__all__ = [
+    "RULES",
+    "Context",
+    "NodeView",
+    "Permission",
+    "Rule",
+    "UserRule",
+    "Verdict",
+    "judge",
+    "permit",
+]
 
 RULES: Final[tuple[Rule, ...]] = (
     DEFINITION,
@@ -56,7 +66,9 @@ def permit(context: Context, rules: Sequence[Rule] = RULES) -> dict[int, Permiss
 
 
 def judge(node: Node, context: Context, rules: Sequence[Rule] = RULES) -> Permission:
-    """The formats that ``rules`` leave to one node."""
+    """The formats that ``rules`` leave to one node; one that is not fp32 keeps its own."""
+    if node.format is not Format.FP32:
+        rules = (DEFINITION,)  # what others say of fp32 and the low format is not about it
     found = [(r, v) for r in rules if (v := r.judge(node, context)) is not None]
     waived = any(v.waives for _, v in found)
     formats = frozenset({Format.FP32, context.low}) if node.format is Format.FP32 else ANY

@@ -1,4 +1,4 @@
-"""Everything that is known before a plan is tried: permissions, costs, sensitivities, frontier."""
+"""What is known before a plan is tried: permissions, costs, sensitivities, frontier."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from finecast import rules
 from finecast.assign import highest, lowest, make_plan, pick
@@ -35,7 +36,7 @@ MAX_STEPS: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profiles:
-    """Kernels of the fp32 model and of the lowest plan, by the same engine on the same feeds."""
+    """Kernels of the fp32 model and of the lowest plan, by one engine on the same feeds."""
 
     high: Sequence[KernelTime]
     low: Sequence[KernelTime]
@@ -65,7 +66,12 @@ class Planner:
         """The model's graph."""
         return self.prepared.graph
 
-    def plan(self, formats: Mapping[int, Format], because: str) -> Plan:
+    def plan(
+        self,
+        formats: Mapping[int, Format],
+        because: str,
+        evidence: Mapping[int, Mapping[str, float | str]] | None = None,
+    ) -> Plan:
         """The plan that gives node i ``formats[i]``."""
         return make_plan(
             self.graph,
@@ -75,6 +81,7 @@ class Planner:
             opset=frontend.minimal_opset(self.prepared, formats),
             engine=self.engine.name,
             because=because,
+            evidence=evidence,
         )
 
     def lowest(self) -> Plan:
@@ -86,14 +93,25 @@ class Planner:
         """Everything that may stay fp32 does."""
         return self.plan(highest(self.permissions, self.policy.format), "fp32 where permitted")
 
-    def of_units(self, units: Units, low: np.ndarray, because: str) -> Plan:
+    def unchanged(self, why: str) -> Plan:
+        """Every op keeps the type it has."""
+        nodes = self.graph.float_nodes
+        return self.plan({n.id: n.format for n in nodes if n.format is not None}, why)
+
+    def of_units(
+        self,
+        units: Units,
+        low: NDArray[np.bool_],
+        because: str,
+        evidence: Mapping[int, Mapping[str, float | str]],
+    ) -> Plan:
         """Units marked ``low`` are low."""
         side = {n: bool(low[u]) for n, u in units.of.items()}
         formats = {
             i: pick(p, self.policy.format, lowered=side.get(i, False))
             for i, p in self.permissions.items()
         }
-        return self.plan(formats, because)
+        return self.plan(formats, because, evidence)
 
 
 def make_planner(
@@ -132,7 +150,11 @@ def profile_ends(planner: Planner, feeds: Feeds) -> Profiles:
 
 
 def measured_cost(
-    graph: Graph, profiles: Profiles, low: Format, engine: Engine, facts: Mapping[int, ValueFacts]
+    graph: Graph,
+    profiles: Profiles,
+    low: Format,
+    engine: Engine,
+    facts: Mapping[int, ValueFacts],
 ) -> MeasuredCost:
     """Times by node: a kernel's time is shared evenly by the ops in it."""
     known = {n.name for n in graph.nodes}
@@ -168,31 +190,62 @@ def propose(
 ) -> list[Proposal]:
     """Plans along the frontier of predicted time and error, fastest last."""
     graph, low = planner.graph, planner.policy.format
+    times = _unit_times(graph, units, cost, low)
     problem = build_problem(
         graph,
         units,
         points,
         planner.permissions,
-        _unit_times(graph, units, cost, low),
+        times,
         lambda value: _cast_cost(cost, value, low),
         sensitivity,
         io=frontend.resolve_io(graph, planner.highest().io),
     )
-    return [_proposal(planner, units, step) for step in frontier(problem, max_steps=max_steps)]
+    evidence = _evidence(units, points, times, sensitivity, low)
+    return [
+        _proposal(planner, units, step, evidence)
+        for step in frontier(problem, max_steps=max_steps)
+    ]
 
 
-def _proposal(planner: Planner, units: Units, step: Step) -> Proposal:
-    error = float(np.sqrt(step.error))
+def _proposal(
+    planner: Planner,
+    units: Units,
+    step: Step,
+    evidence: Mapping[int, Mapping[str, float | str]],
+) -> Proposal:
     because = (
-        f"least cost at {step.lam_high:.3g} s per squared error: predicted"
-        f" {1e3 * step.time_s:.4g} ms, relative output error {error:.3g}"
+        f"minimum cut, step {step.index} of the frontier: predicted"
+        f" {1e3 * step.time_s:.4g} ms with {step.casts} casts"
     )
+    if step.error > 0:
+        because += f", relative output error {np.sqrt(step.error):.3g}"
     return Proposal(
         name=f"step {step.index}",
-        plan=planner.of_units(units, step.low, because),
+        plan=planner.of_units(units, step.low, because, evidence),
         time_s=step.time_s,
         error=step.error,
     )
+
+
+def _evidence(
+    units: Units,
+    points: RoundingPoints,
+    times: UnitTimes,
+    sensitivity: Sensitivity,
+    low: Format,
+) -> dict[int, dict[str, float | str]]:
+    """What the choice of each op is based on: its unit's times and its weights' error."""
+    weights = dict(zip(points.weight_units, sensitivity.weights.tolist(), strict=True))
+    found: dict[int, dict[str, float | str]] = {}
+    for node, unit in units.of.items():
+        found[node] = {
+            "ops in one kernel": float(len(units.members[unit])),
+            "fp32 us": 1e6 * float(times.high_s[unit]),
+            f"{low.label} us": 1e6 * float(times.low_s[unit]),
+            "error of weights": float(np.sqrt(weights.get(unit, 0.0))),
+        }
+    return found
 
 
 def _unit_times(graph: Graph, units: Units, cost: CostModel, low: Format) -> UnitTimes:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from finecast.edits import cast_count
 from finecast.engines.base import Engine, Feeds, Session
 from finecast.errors import EngineError, ModelError
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile
-from finecast.edits import cast_count
 from finecast.measure.criterion import Criterion
 from finecast.measure.observe import first_nonfinite, observe
 from finecast.measure.timing import Latency, latency, ratio
@@ -302,9 +302,7 @@ class _Tuning:
             latency_s=times[""].median_s,
             size_bytes=self.file.size_bytes,
         )
-        plan = planner.plan(
-            {i: planner.graph.nodes[i].format for i in planner.permissions}, why
-        )
+        plan = planner.unchanged(why)
         return self._outcome(Verdict.UNCHANGED, why, (same, same), plan, casts=0)
 
     def _outcome(

@@ -29,7 +29,9 @@ class Workload(Protocol):
     """Full-data evaluation, calibration feeds and the feeds that latency is measured on."""
 
     @property
-    def higher_is_better(self) -> bool: ...
+    def higher_is_better(self) -> bool:
+        """Which way the metric improves."""
+        ...
 
     @property
     def digest(self) -> str:

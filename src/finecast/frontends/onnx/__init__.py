@@ -13,7 +13,15 @@ from finecast import ops
 from finecast.edits import Edit, edits
 from finecast.errors import ModelError, UsageError
 from finecast.formats import Format
-from finecast.frontends.onnx.model import OnnxFile, check, check_writable, load, save, to_bytes
+from finecast.frontends.onnx.model import (
+    OnnxFile,
+    check,
+    check_writable,
+    digest,
+    load,
+    save,
+    to_bytes,
+)
 from finecast.frontends.onnx.opset import needed_opset, opset_of, raise_opset
 from finecast.frontends.onnx.reader import Binding, name_nodes, read
 from finecast.frontends.onnx.schema import signature
@@ -29,8 +37,10 @@ __all__ = [
     "apply",
     "check",
     "check_writable",
+    "digest",
     "load",
     "minimal_opset",
+    "opset_of",
     "prepare",
     "resolve_io",
     "save",
@@ -74,7 +84,9 @@ def prepare(file: OnnxFile, policy: Policy) -> Prepared:
 
 def _read(file: OnnxFile, model: ir.Model) -> Prepared:
     name_nodes(model)
-    model = ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model).model
+    model = ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(
+        model
+    ).model
     graph, binding = read(model, digest=file.digest)
     return Prepared(file=file, model=model, graph=graph, binding=binding)
 

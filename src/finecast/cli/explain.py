@@ -1,0 +1,142 @@
+"""``finecast explain``: why a node has its format."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from finecast.cli import policy_options as po
+from finecast.cli.output import add_row, new_table, write_json, write_table
+from finecast.errors import UsageError
+
+if TYPE_CHECKING:
+    from finecast.graph import Graph, Node
+    from finecast.plan import Decision, Plan
+
+
+def run(
+    model: Annotated[Path, typer.Argument(help="The FP32 ONNX model.")],
+    node: Annotated[str, typer.Argument(help="The node's name.")],
+    plan: Annotated[
+        Path | None, typer.Option(help="The plan; without it the policy's rules are asked.")
+    ] = None,
+    auto_cast: po.AutoCast = "auto",
+    auto_cast_type: po.AutoCastType = "bf16",
+    include: po.Include = None,
+    exclude: po.Exclude = None,
+    op: po.OpFormat = None,
+    rules: po.Rules = None,
+    engine: po.EngineName = None,
+    as_json: po.Json = False,
+) -> None:
+    """Why a node has its format: every rule's verdict, with its evidence.
+
+    Examples:
+      finecast explain model.onnx /encoder/Softmax --plan tuned.plan.json
+
+      finecast explain model.onnx /encoder/Softmax --auto-cast all --auto-cast-type fp16
+    """
+    from finecast import api
+    from finecast.plan import Plan
+
+    file = api.load(model)
+    if plan is not None:
+        given = Plan.load(plan)
+        graph = api.graph_for(file, given)
+    else:
+        policy = po.make_policy(
+            auto_cast, auto_cast_type, include=include, exclude=exclude, op=op, io=None
+        )
+        graph, given = api.judge(file, policy, engine=engine, user_rules=po.load_rules(rules))
+    found = _find(graph, node)
+    decision = given.decision(found.name)
+    if as_json:
+        write_json(_to_dict(graph, found, decision, given))
+    else:
+        _print(graph, found, decision, given)
+
+
+def _find(graph: Graph, name: str) -> Node:
+    names = [n.name for n in graph.nodes]
+    if name in names:
+        return graph.find(name)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.3)
+    raise UsageError(
+        f"there is no node {name!r}", fix=f"did you mean {', '.join(close)}?" if close else ""
+    )
+
+
+def _verdicts(node: Node, decision: Decision | None) -> list[tuple[str, str, str, str]]:
+    """Rule, what it permits, its text and evidence, for every rule there is."""
+    from finecast.rules import RULES
+
+    if decision is None:
+        kept = node.format.label if node.format else "no float type"
+        return [("", kept, "the node carries no fp32 that could change", "")]
+    said = {r.rule: r for r in decision.reasons}
+    names = [*(r.name for r in RULES), *(r for r in said if r not in {x.name for x in RULES})]
+    rows: list[tuple[str, str, str, str]] = []
+    for name in names:
+        reason = said.get(name)
+        if reason is None:
+            rows.append((name, "any", "no objection", ""))
+            continue
+        evidence = ", ".join(
+            f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}"
+            for k, v in reason.evidence.items()
+        )
+        every = len(reason.permits) > 4
+        rows.append(
+            (name, "any" if every else " ".join(reason.permits), reason.text, evidence)
+        )
+    return rows
+
+
+def _neighbours(graph: Graph, node: Node, plan: Plan) -> list[dict[str, str]]:
+    formats = plan.formats
+    rows: list[dict[str, str]] = []
+    for index in node.inputs:
+        if index is None:
+            continue
+        value = graph.values[index]
+        maker = graph.nodes[value.producer] if value.producer is not None else None
+        stored = formats.get(maker.name) if maker else None
+        what = "constant" if value.constant else maker.name if maker else "model input"
+        label = value.dtype if stored is None or value.format is None else stored.label
+        rows.append({"value": value.name, "from": what, "format": label})
+    return rows
+
+
+def _to_dict(
+    graph: Graph, node: Node, decision: Decision | None, plan: Plan
+) -> dict[str, Any]:
+    return {
+        "node": node.name,
+        "op": node.op,
+        "native": node.native,
+        "format": decision.format.label if decision else None,
+        "verdicts": [
+            {"rule": rule, "permits": permits, "text": text, "evidence": evidence}
+            for rule, permits, text, evidence in _verdicts(node, decision)
+        ],
+        "inputs": _neighbours(graph, node, plan),
+    }
+
+
+def _print(graph: Graph, node: Node, decision: Decision | None, plan: Plan) -> None:
+    fmt = decision.format.label if decision else "keeps its type"
+    table = new_table(
+        f"{node.name} ({node.native}): {fmt}",
+        ("rule", "permits", "verdict", "evidence"),
+        fold="verdict",
+    )
+    for row in _verdicts(node, decision):
+        add_row(table, *row)
+    write_table(table)
+    inputs = new_table("reads", ("value", "from", "format"), fold="value")
+    for row in _neighbours(graph, node, plan):
+        add_row(inputs, row["value"], row["from"], row["format"])
+    write_table(inputs)

@@ -1,0 +1,139 @@
+"""Writing a converted model: checked, loaded and run before it takes its name.
+
+Law: at the output path there is either nothing new or a model that passes onnx.checker with
+full check and that the engine loads; nothing half-written stays.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from finecast.engines.base import Array, Engine, Feeds, Session
+from finecast.errors import EngineError, ModelError, UsageError
+from finecast.frontends import onnx as frontend
+from finecast.frontends.onnx import Applied, OnnxFile
+
+# Feeds that fit a loaded model, or None if none can be made for it.
+FeedMaker = Callable[[Session], Feeds | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """How the written model was verified; errors are None where it was not run.
+
+    ``relative_error`` is the largest over outputs of ||y - r|| / ||r|| against fp32.
+    """
+
+    engine: str | None
+    max_abs_error: float | None = None
+    relative_error: float | None = None
+    note: str = ""
+
+
+def write(
+    file: OnnxFile,
+    applied: Applied,
+    output: Path,
+    engines: Sequence[Engine],
+    *,
+    feeds: FeedMaker,
+    force: bool,
+) -> tuple[int, Verified]:
+    """Put the model at ``output``; returns its bytes on disk and how it was verified.
+
+    The first of ``engines`` that runs both models verifies it; with no engines it is only
+    checked.
+
+    Raises:
+        UsageError: If the output cannot be written.
+        ModelError: If the model is not valid, or gives NaN where fp32 gives none.
+        EngineError: If no engine can load it.
+    """
+    frontend.check_writable(output, force=force)
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".finecast-") as folder:
+        staged = Path(folder) / output.name
+        size = frontend.save(applied.model, staged)
+        frontend.check(staged)
+        verified = verify(file, staged, engines, feeds)
+        try:
+            for part in sorted(Path(folder).iterdir(), key=lambda p: p.name, reverse=True):
+                part.replace(output.parent / part.name)  # data before the model that names it
+        except OSError as error:
+            raise UsageError(
+                f"cannot write the output: {error.strerror}", where=str(output)
+            ) from error
+    return size, verified
+
+
+def verify(
+    file: OnnxFile, path: Path, engines: Sequence[Engine], feeds: FeedMaker
+) -> Verified:
+    """Load and run the fp32 model and the one at ``path`` in the first engine that can."""
+    if not engines:
+        return Verified(engine=None, note="not run: no engine was asked to")
+    failures: list[str] = []
+    for engine in engines:
+        try:
+            return _verify_in(file, path, engine, feeds)
+        except EngineError as error:
+            failures.append(f"{engine.name}: {error.what}")
+    raise EngineError(
+        "no engine here can run the converted model",
+        where="; ".join(failures),
+        fix="choose another format or engine, or write it unverified with --no-verify",
+    )
+
+
+def _verify_in(file: OnnxFile, path: Path, engine: Engine, feeds: FeedMaker) -> Verified:
+    reference, session = engine.load(file.path), engine.load(path)
+    given = feeds(reference)
+    if given is None:
+        return Verified(
+            engine=engine.name, note="loaded, not run: give --data to compare outputs"
+        )
+    try:
+        wanted = reference.run(given)
+    except EngineError as error:
+        # The fp32 model refuses these feeds: they say nothing about the converted one.
+        return Verified(engine=engine.name, note=f"loaded, not run: {error.what}")
+    got = session.run({n: _as(a, session, n) for n, a in given.items()})
+    return compare(engine.name, list(got.values()), list(wanted.values()))
+
+
+def _as(array: Array, session: Session, name: str) -> Array:
+    """Feeds in the types of a model whose inputs were declared low."""
+    from finecast.engines.ports import DTYPES
+
+    spec = next(s for s in session.inputs if s.name == name)
+    return array.astype(DTYPES[spec.dtype], copy=False)
+
+
+def compare(engine: str, got: Sequence[Array], wanted: Sequence[Array]) -> Verified:
+    """Largest absolute and relative error over float outputs.
+
+    Raises:
+        ModelError: If an output has a NaN or Inf where fp32 has none.
+    """
+    worst_abs, worst_relative = 0.0, 0.0
+    for number, (one, other) in enumerate(zip(got, wanted, strict=True)):
+        if other.dtype.kind in "biuOSU":
+            continue
+        y, r = one.astype(np.float64), other.astype(np.float64)
+        finite = np.isfinite(r)
+        if not np.isfinite(y[finite]).all():
+            raise ModelError(
+                f"output {number} has NaN or Inf where fp32 has none",
+                fix="use bf16, exclude ops with --exclude or --op NAME=fp32, or use `tune`",
+            )
+        difference = np.abs(y[finite] - r[finite])
+        norm = math.sqrt(float(np.sum(r[finite] ** 2)))
+        worst_abs = max(worst_abs, float(difference.max(initial=0.0)))
+        error = math.sqrt(float(np.sum(difference**2)))
+        worst_relative = max(worst_relative, error / norm if norm else error)
+    return Verified(engine=engine, max_abs_error=worst_abs, relative_error=worst_relative)

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from finecast import cli
+from finecast.cli import VERBS, main
+from finecast.cli.output import progress, write_json
+from finecast.errors import EngineError, ExitCode
+
+
+@pytest.fixture
+def verb(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Replaces the verb ``doctor`` by a function."""
+
+    def replace(function: Callable[[], object]) -> None:
+        module = ModuleType("finecast.cli.doctor")
+
+        def run() -> object:
+            return function()
+
+        vars(module)["run"] = run
+        monkeypatch.setitem(sys.modules, "finecast.cli.doctor", module)
+
+    return replace
+
+
+def test_help_lists_every_verb_and_loads_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom finecast.cli import main\nassert main(['--help']) == 0\n"
+        "heavy = {'numpy', 'scipy', 'onnx', 'openvino', 'onnxruntime', 'rich', 'torch'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stderr.strip() == "[]"
+    for name, line in VERBS.items():
+        assert f"{name} " in done.stdout
+        assert line in done.stdout
+
+
+def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == ExitCode.DONE
+    assert "Usage: finecast" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == ExitCode.DONE
+    assert capsys.readouterr().out.startswith("finecast ")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["docter"], "docter"),
+        (["doctor", "--bad"], "--bad"),
+        (["profile"], "MODEL"),
+        (["profile", "m.onnx", "--batch", "none"], "--batch"),
+    ],
+)
+def test_errors_of_usage_are_one_line(
+    args: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(args) == ExitCode.USAGE
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_failures_are_one_line_with_their_code(
+    verb: Callable[[Callable[[], object]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise EngineError("it\nbroke", where="m.onnx", fix="mend it")
+
+    verb(fail)
+    assert main(["doctor"]) == ExitCode.FAILED
+    assert capsys.readouterr().err == "error: it broke (m.onnx): mend it\n"
+    with pytest.raises(EngineError):
+        main(["doctor", "--debug"])
+
+
+def test_the_verbs_return_value_is_the_exit_code(
+    verb: Callable[[Callable[[], object]], None],
+) -> None:
+    verb(lambda: ExitCode.NOT_IMPROVED)
+    assert main(["doctor"]) == ExitCode.NOT_IMPROVED
+    verb(lambda: None)
+    assert main(["doctor"]) == ExitCode.DONE
+
+
+def test_interrupts_exit_with_130(verb: Callable[[Callable[[], object]], None]) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    verb(interrupt)
+    assert main(["doctor"]) == 130
+
+
+def test_bugs_are_not_hidden(verb: Callable[[Callable[[], object]], None]) -> None:
+    def bug() -> None:
+        raise ZeroDivisionError
+
+    verb(bug)
+    with pytest.raises(ZeroDivisionError):
+        main(["doctor"])
+
+
+def test_every_verb_has_its_file() -> None:
+    folder = Path(cli.__file__).parent
+    assert all((folder / f"{name}.py").exists() for name in VERBS)
+
+
+def test_json_is_strict(capsys: pytest.CaptureFixture[str]) -> None:
+    write_json({"a": [float("inf"), 1.5, (float("nan"),)], "b": None})
+    assert json.loads(capsys.readouterr().out) == {"a": [None, 1.5, [None]], "b": None}
+
+
+def test_progress_is_silent_where_stderr_is_no_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with progress("working") as report:
+        report(1, 2, "half")
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import parser
+
+from finecast.cli import main
+from finecast.cli.profile import dim_sizes
+from finecast.engines import ENGINES, installed
+from finecast.errors import ExitCode, UsageError
+
+NET = """<ir_version: 10, opset_import: ["" : 17]>
+net (float[N,T] x) => (float[N,T] y) {
+  [add] s = Add(x, x)
+  [soft] y = Softmax(s)
+}"""
+QUICK = ["--seconds", "0", "--runs", "3", "--dim", "T=64"]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    path = tmp_path / "net[1].onnx"
+    path.write_bytes(parser.parse_model(NET).SerializeToString())
+    return str(path)
+
+
+@pytest.mark.parametrize("engine", list(ENGINES))
+def test_json_figures(engine: str, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if not installed(engine):
+        pytest.skip(f"{engine} is not installed")
+    options = ["--engine", engine, "--batch", "4", "--ops", "--json", *QUICK]
+    assert main(["profile", model, *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["engine"] == f"{engine}:CPU"
+    (row,) = found["models"]
+    assert row["batch"] == 4
+    assert row["latency_ms"]["runs"] == 3
+    assert row["latency_ms"]["p10"] <= row["latency_ms"]["median"] <= row["latency_ms"]["p90"]
+    assert row["throughput_per_s"] == pytest.approx(4e3 / row["latency_ms"]["median"])
+    assert row["speedup"]["median"] == 1
+    assert row["memory_bytes"]["peak"] > row["memory_bytes"]["model"]
+    assert {name for k in row["ops"] for name in k["ops"]} <= {"add", "soft"}
+
+
+def test_table_of_several_models(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    twin = other / Path(model).name
+    twin.write_bytes(Path(model).read_bytes())
+    assert main(["profile", model, str(twin), "--no-memory", "--ops", *QUICK]) == 0
+    out = capsys.readouterr().out
+    assert "net[1].onnx" in out  # brackets are no markup
+    assert "speedup" in out
+    assert "soft" in out
+
+
+def test_data_gives_the_feeds(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "data.npz"
+    np.savez(file, x=np.ones((6, 9), np.float32), y=np.zeros(6))
+    options = ["--data", str(file), "--labels", "y", "--batch", "5", "--no-memory", "--json"]
+    assert main(["profile", model, *options, *QUICK[:4]]) == 0
+    assert json.loads(capsys.readouterr().out)["models"][0]["batch"] == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "code"),
+    [
+        (["--engine", "abacus"], "unknown engine", ExitCode.USAGE),
+        ([], "give --dim T=SIZE", ExitCode.USAGE),
+        (["--dim", "T"], "write NAME=SIZE", ExitCode.USAGE),
+        (["--dim", "T=0"], "write NAME=SIZE", ExitCode.USAGE),
+        (["--data", "/none.npz"], "cannot read the data", ExitCode.USAGE),
+    ],
+)
+def test_bad_options(
+    model: str,
+    options: list[str],
+    message: str,
+    code: ExitCode,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["profile", model, *options]) == code
+    assert message in capsys.readouterr().err
+
+
+def test_a_model_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "/none.onnx"]) == ExitCode.FAILED
+    assert "No such file" in capsys.readouterr().err
+
+
+def test_dim_sizes() -> None:
+    assert dim_sizes(["T=64", "x.1=3"]) == {"T": 64, "x.1": 3}
+    with pytest.raises(UsageError):
+        dim_sizes(["=3"])

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+
+from finecast.engines.attribution import Kernel, attribute, node_of, split_names
+from finecast.engines.source import Step
+
+
+def step(name: str, reads: str, op: str = "Op") -> Step:
+    return Step(name=name, op=op, inputs=tuple(reads.split()), outputs=(f"{name}_out",))
+
+
+CHAIN = [step("a", "x"), step("b", "a_out"), step("c", "b_out"), step("d", "c_out")]
+
+
+@pytest.mark.parametrize(
+    ("text", "known", "expected"),
+    [
+        ("a,b", {"a", "b"}, ("a", "b")),
+        ("a,b,c", {"a,b", "c"}, ("a,b", "c")),
+        ("a,b,c", {"a,b,c", "a", "b,c"}, ("a,b,c",)),
+        ("", set[str](), ()),
+        ("a,?", {"a"}, ("a", "?")),
+    ],
+)
+def test_names_with_commas_stay_whole(
+    text: str, known: set[str], expected: tuple[str, ...]
+) -> None:
+    assert split_names(text, known) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("conv/WithoutBiases", "conv"),
+        ("conv", "conv"),
+        ("conv_nchwc", "conv"),
+        ("block/conv/WithoutBiases", "block/conv"),
+        ("convolution", None),
+        ("other", None),
+    ],
+)
+def test_suffixes_are_taken_off_at_joints_only(name: str, expected: str | None) -> None:
+    assert node_of(name, {"conv", "block/conv"}) == expected
+
+
+def test_a_node_that_no_kernel_names_belongs_to_its_only_reader() -> None:
+    kernels = [Kernel(name="k1", named=("b",)), Kernel(name="k2", named=("d",))]
+    assert attribute(CHAIN, kernels) == {"k1": ("a", "b"), "k2": ("c", "d")}
+
+
+def test_a_node_read_by_two_kernels_is_left_out() -> None:
+    steps = [step("a", "x"), step("b", "a_out"), step("c", "a_out")]
+    kernels = [Kernel(name="k1", named=("b",)), Kernel(name="k2", named=("c",))]
+    assert attribute(steps, kernels) == {"k1": ("b",), "k2": ("c",)}
+
+
+def test_a_kernel_under_a_new_name_takes_the_unnamed_nodes_before_its_reader() -> None:
+    kernels = [
+        Kernel(name="k1", named=("a",), feeds=("made_up",)),
+        Kernel(name="made_up", named=(), feeds=("k2",)),
+        Kernel(name="k2", named=("d",)),
+    ]
+    found = attribute(CHAIN, kernels)
+    assert found == {"k1": ("a",), "made_up": ("b", "c"), "k2": ("d",)}
+
+
+def test_reorders_of_the_engines_own_have_no_nodes() -> None:
+    kernels = [
+        Kernel(name="reorder", named=(), feeds=("k",), added=True),
+        Kernel(name="k", named=("d",)),
+    ]
+    assert attribute(CHAIN, kernels) == {"reorder": (), "k": ("a", "b", "c", "d")}
+
+
+def test_constants_belong_to_no_kernel() -> None:
+    steps = [step("w", "", op="Constant"), step("a", "x w_out")]
+    assert attribute(steps, [Kernel(name="k", named=("a",))]) == {"k": ("a",)}

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from finecast.engines.onnxruntime import explain
+from finecast.engines.onnxruntime_profile import kernel_times
+from finecast.engines.source import Source, Step
+
+
+def step(name: str, reads: str, writes: str, op: str = "Op") -> Step:
+    return Step(name=name, op=op, inputs=tuple(reads.split()), outputs=tuple(writes.split()))
+
+
+def source(*steps: Step) -> Source:
+    return Source(inputs=(), outputs=(), steps=steps)
+
+
+def event(name: str, microseconds: int, kind: str = "float") -> dict[str, object]:
+    args = {"op_name": "Op", "output_type_shape": [{kind: [1]}]}
+    return {
+        "cat": "Node",
+        "name": f"{name}_kernel_time",
+        "dur": microseconds,
+        "args": args,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for "
+            "MatMul(13) node with name 'op0'",
+            "no kernel for MatMul (opset 13) at 'op0'",
+        ),
+        (
+            "[ONNXRuntimeError] : 1 : FAIL : Fatal error: my.dom:Foo(-1) is not a registered "
+            "function/op",
+            "no kernel for my.dom.Foo",
+        ),
+        (
+            "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Got invalid dimensions",
+            "Got invalid dimensions",
+        ),
+        ("", "RuntimeError"),
+    ],
+)
+def test_reasons_are_one_line(text: str, expected: str) -> None:
+    assert explain(RuntimeError(text)) == expected
+
+
+def test_traces_lead_back_through_fusion_and_renaming(tmp_path: Path) -> None:
+    original = source(step("conv", "x", "c"), step("relu", "c", "r"), step("soft", "r", "y"))
+    optimized = source(
+        step("in", "x", "t", op="com.microsoft.ReorderInput"),
+        step("fused", "t", "r"),
+        step("soft", "r", "y"),
+    )
+    trace = tmp_path / "trace.json"
+    runs = [event("in", 1), event("fused", 9), event("soft", 5, "bfloat16")]
+    warm_up = [event("in", 100), event("fused", 900), event("soft", 500, "bfloat16")]
+    trace.write_text(json.dumps([{"cat": "Session", "name": "load"}, *warm_up, *runs, *runs]))
+    found = kernel_times(trace, optimized, original, repeats=2)
+    assert [(k.kernel, k.ops, k.format) for k in found] == [
+        ("fused", ("conv", "relu"), "fp32"),
+        ("soft", ("soft",), "bf16"),
+        ("in", (), "fp32"),
+    ]
+    assert found[0].time_s == pytest.approx(9e-6)
+
+
+def test_a_kernel_in_a_loop_counts_once_for_each_of_its_turns(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps([event("a", 2) for _ in range(3 * 4)]))
+    net = source(step("a", "x", "y"))
+    (kernel,) = kernel_times(trace, net, net, repeats=3)
+    assert kernel.time_s == pytest.approx(6e-6)

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from finecast.engines.base import TensorSpec
+from finecast.errors import UsageError
+from finecast.measure.data import Dataset, load_npz
+
+X = np.arange(30, dtype=np.float32).reshape(10, 3)
+SPEC = TensorSpec(name="x", dtype="fp32", shape=("N", 3))
+
+
+def saved(path: Path, *, compressed: bool = False, **arrays: Any) -> Path:
+    file = path / "data.npz"
+    (np.savez_compressed if compressed else np.savez)(file, **arrays)
+    return file
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("size", [1, 3, 10, 99])
+def test_batches_cover_every_sample_once_in_order(
+    tmp_path: Path, size: int, compressed: bool
+) -> None:
+    labels = np.arange(10)
+    file = saved(tmp_path, compressed=compressed, x=X, label=labels)
+    batches = list(load_npz(file, [SPEC]).batches(size))
+    np.testing.assert_array_equal(np.concatenate([b.feeds["x"] for b in batches]), X)
+    found = [b.labels for b in batches if b.labels is not None]
+    np.testing.assert_array_equal(np.concatenate(found), labels)
+    assert [b.count for b in batches[:-1]] == [size] * (len(batches) - 1)
+    feeds, _ = batches[0]
+    assert feeds is batches[0].feeds
+
+
+def test_stored_arrays_are_mapped_not_loaded(tmp_path: Path) -> None:
+    order = np.asfortranarray(X)
+    data = load_npz(saved(tmp_path, x=order), [SPEC])
+    assert isinstance(data.arrays["x"], np.memmap)
+    np.testing.assert_array_equal(data.arrays["x"], X)
+
+
+def test_limit(tmp_path: Path) -> None:
+    data = load_npz(saved(tmp_path, x=X), [SPEC])
+    assert [b.count for b in data.batches(4, limit=6)] == [4, 2]
+
+
+def test_a_fixed_batch_fills_the_last_one_up(tmp_path: Path) -> None:
+    spec = TensorSpec(name="x", dtype="fp32", shape=(4, 3))
+    data = load_npz(saved(tmp_path, x=X, label=np.arange(10)), [spec])
+    assert data.fixed_batch == 4
+    *_, last = data.batches(99)
+    assert last.feeds["x"].shape == (4, 3)
+    np.testing.assert_array_equal(last.feeds["x"], X[[8, 9, 9, 9]])
+    assert last.labels is not None
+    assert last.labels.tolist() == [8, 9]
+    outputs = last.trim({"y": np.arange(4), "total": np.ones(1)})
+    assert outputs["y"].tolist() == [0, 1]
+    assert outputs["total"].tolist() == [1]
+
+
+def test_samples_lie_where_the_model_has_its_batch_dimension(tmp_path: Path) -> None:
+    specs = [
+        TensorSpec(name="x", dtype="fp32", shape=("N", 3)),
+        TensorSpec(name="state", dtype="fp32", shape=(2, "N", 5)),
+        TensorSpec(name="rate", dtype="int64", shape=()),
+        TensorSpec(name="table", dtype="fp32", shape=(4, 4)),
+    ]
+    state = np.arange(100, dtype=np.float32).reshape(2, 10, 5)
+    file = saved(tmp_path, x=X, state=state, rate=np.array(16000), table=np.eye(4, dtype="f4"))
+    data = load_npz(file, specs)
+    assert data.axes == {"x": 0, "state": 1, "rate": None, "table": None}
+    _, second, *_ = data.batches(4)
+    np.testing.assert_array_equal(second.feeds["state"], state[:, 4:8])
+    assert second.feeds["rate"].shape == ()
+    assert second.feeds["table"].shape == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("array", "dtype", "wanted"),
+    [
+        (X.astype(np.float64), "fp32", np.float32),
+        (X, "bf16", ml_dtypes.bfloat16),
+        (X.astype(np.int32), "int64", np.int64),
+    ],
+)
+def test_feeds_have_the_models_types(
+    tmp_path: Path, array: np.ndarray, dtype: str, wanted: type[np.generic]
+) -> None:
+    spec = TensorSpec(name="x", dtype=dtype, shape=("N", 3))
+    (batch,) = load_npz(saved(tmp_path, x=array), [spec]).batches(10)
+    assert batch.feeds["x"].dtype == np.dtype(wanted)
+    np.testing.assert_array_equal(batch.feeds["x"].astype(np.float64), X)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"y": X}, r"input 'x' is missing .*: the file's arrays are y"),
+        ({"x": X, "extra": X}, "array 'extra' is neither an input nor the labels"),
+        ({"x": X[:, :2]}, r"array 'x' has shape \[10, 2\], expected \[N, 3\]"),
+        ({"x": X[0]}, r"array 'x' has shape \[3\], expected \[N, 3\]"),
+        ({"x": X.astype(np.uint8)}, "array 'x' has type uint8, expected fp32"),
+        ({"x": X[:0]}, "the data has no samples"),
+        ({"x": X, "label": np.arange(9)}, "array 'label' has 9 samples, 'x' has 10"),
+        ({"x": X, "label": np.array(1)}, "array 'label' is a single number"),
+        ({"x": np.array([{}])}, "cannot be read"),
+        ({"x": np.array(["a"])}, "array 'x' has type string, expected fp32"),
+    ],
+)
+def test_data_that_does_not_fit(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        load_npz(saved(tmp_path, **arrays), [SPEC])
+    assert "\n" not in str(caught.value)
+
+
+def test_labels_by_name(tmp_path: Path) -> None:
+    file = saved(tmp_path, x=X, y=np.arange(10))
+    data: Dataset = load_npz(file, [SPEC], labels="y")
+    assert data.labels is not None
+    with pytest.raises(UsageError, match="label array 'z' is missing"):
+        load_npz(file, [SPEC], labels="z")
+
+
+def test_files_that_are_no_npz(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No such file"):
+        load_npz(tmp_path / "none.npz", [SPEC])
+    text = tmp_path / "text.npz"
+    text.write_text("hello")
+    with pytest.raises(UsageError, match=r"not an \.npz file"):
+        load_npz(text, [SPEC])
+    file = saved(tmp_path, x=X)
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(UsageError, match=r"not an \.npz file"):
+        load_npz(file, [SPEC])
+
+
+def test_a_batch_has_at_least_one_sample(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="batch size 0"):
+        next(load_npz(saved(tmp_path, x=X), [SPEC]).batches(0))

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from finecast.engines.base import TensorSpec
+from finecast.errors import UsageError
+from finecast.measure.feeds import synthetic_feeds
+
+
+def spec(name: str, dtype: str, *shape: int | str | None) -> TensorSpec:
+    return TensorSpec(name=name, dtype=dtype, shape=shape)
+
+
+def test_shapes_follow_batch_and_dims() -> None:
+    inputs = [
+        spec("ids", "int64", "N", "T"),
+        spec("state", "bf16", 2, "N", 8),
+        spec("rate", "int64"),
+        spec("loose", "fp32", None, None),
+    ]
+    feeds = synthetic_feeds(inputs, batch=4, dims={"T": 6, "loose.1": 3})
+    shapes = {name: array.shape for name, array in feeds.items()}
+    assert shapes == {"ids": (4, 6), "state": (2, 4, 8), "rate": (), "loose": (4, 3)}
+    assert feeds["state"].dtype.name == "bfloat16"
+
+
+def test_integers_stay_in_every_table() -> None:
+    ids = synthetic_feeds([spec("ids", "int64", 1000)])["ids"]
+    assert set(ids.tolist()) == {0, 1}
+
+
+def test_feeds_are_seeded() -> None:
+    inputs = [spec("x", "fp32", "N", 5)]
+    a, b, c = (synthetic_feeds(inputs, seed=seed)["x"] for seed in (0, 0, 1))
+    np.testing.assert_array_equal(a, b)
+    assert (a != c).any()
+
+
+def test_sizes_that_are_missing_or_unknown() -> None:
+    inputs = [spec("ids", "int64", "N", "T")]
+    with pytest.raises(UsageError, match="give --dim T=SIZE"):
+        synthetic_feeds(inputs)
+    with pytest.raises(UsageError, match=r"no free dimension 'L': the model's are N, T"):
+        synthetic_feeds(inputs, dims={"T": 2, "L": 3})
+    with pytest.raises(UsageError, match=r"give --dim x\.1=SIZE"):
+        synthetic_feeds([spec("x", "fp32", None, None)])
+    with pytest.raises(UsageError, match="no declared shape"):
+        synthetic_feeds([TensorSpec(name="x", dtype="fp32", shape=None)])
+    with pytest.raises(UsageError, match="of type string"):
+        synthetic_feeds([spec("x", "string", 1)])

@@ -1,0 +1,67 @@
+"""Memory and environment: what is measured of the machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from finecast.engines import ENGINES, installed
+from finecast.errors import EngineError
+from finecast.measure.environment import environment
+from finecast.measure.memory import peak_memory, resident_peak_bytes
+
+ELEMENTS = 8_000_000
+
+
+@pytest.mark.parametrize("engine", list(ENGINES))
+def test_memory_is_that_of_the_model_in_a_process_of_its_own(
+    engine: str, tmp_path: Path
+) -> None:
+    if not installed(engine):
+        pytest.skip(f"{engine} is not installed")
+    ballast = np.ones(200_000_000, np.uint8)  # this process's own size must not count
+    path = tmp_path / "large.onnx"
+    path.write_bytes(_large())
+    x = np.ones(1, ml_dtypes.bfloat16)
+    use = peak_memory(path, engine, {"x": x})
+    assert use.model_bytes == use.peak_bytes - use.idle_bytes
+    assert use.peak_bytes < resident_peak_bytes()
+    assert 4 * ELEMENTS < use.model_bytes < 40 * ELEMENTS
+    assert ballast[0] == 1
+
+
+def test_a_model_that_does_not_load_says_why(tmp_path: Path) -> None:
+    engine = next(name for name in ENGINES if installed(name))
+    with pytest.raises(EngineError, match="cannot measure memory: cannot read the model"):
+        peak_memory(tmp_path / "none.onnx", engine, {})
+
+
+def test_the_environment_is_json() -> None:
+    found = environment().as_json()
+    assert json.loads(json.dumps(found)) == found
+    assert found["cpu"]
+    assert found["cores"] >= 1
+    assert "numpy" in found["libraries"]
+
+
+def _large() -> bytes:
+    weights = np.arange(ELEMENTS, dtype=np.float32)
+    nodes = [
+        helper.make_node("Cast", ["x"], ["wide"], name="cast", to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["wide", "w"], ["p"], name="mul"),
+        helper.make_node("ReduceMax", ["p"], ["y"], name="max", keepdims=0),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "large",
+        [helper.make_tensor_value_info("x", TensorProto.BFLOAT16, [1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [])],
+        [numpy_helper.from_array(weights, "w")],
+    )
+    net = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    return net.SerializeToString()

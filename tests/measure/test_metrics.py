@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from finecast.engines.base import Array
+from finecast.errors import UsageError
+from finecast.measure.metrics import METRICS, get_metric
+
+SCORES = np.random.default_rng(0).standard_normal((12, 7)).astype(np.float32)
+LABELS = np.random.default_rng(1).integers(0, 7, 12)
+NOISY = SCORES + np.random.default_rng(2).standard_normal((12, 7)).astype(np.float32) / 10
+
+
+def score(
+    name: str, outputs: Array, labels: Array | None = None, reference: Array | None = None
+) -> float:
+    accumulator = get_metric(name).start()
+    expected = None if reference is None else {"y": reference}
+    accumulator.update({"y": outputs}, labels, expected)
+    return accumulator.result()
+
+
+@pytest.mark.parametrize("name", list(METRICS))
+@given(cuts=st.sets(st.integers(1, 11)))
+def test_batching_changes_nothing(name: str, cuts: set[int]) -> None:
+    whole = score(name, NOISY, LABELS, SCORES)
+    accumulator = get_metric(name).start()
+    edges = [0, *sorted(cuts), 12]
+    for a, b in zip(edges, edges[1:], strict=False):
+        accumulator.update({"y": NOISY[a:b]}, LABELS[a:b], {"y": SCORES[a:b]})
+    assert accumulator.result() == pytest.approx(whole, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", list(METRICS))
+def test_a_model_against_itself_is_ideal(name: str) -> None:
+    metric = METRICS[name]
+    assert metric.needs_reference == (metric.ideal is not None)
+    if metric.ideal is not None:
+        assert score(name, SCORES, LABELS, SCORES) == metric.ideal
+
+
+@pytest.mark.parametrize("name", list(METRICS))
+def test_one_nan_makes_the_result_nan(name: str) -> None:
+    broken = SCORES.copy()
+    broken[3, 0] = math.nan
+    assert math.isnan(score(name, broken, LABELS, SCORES))
+
+
+@pytest.mark.parametrize("name", list(METRICS))
+def test_before_the_first_batch_there_is_no_result(name: str) -> None:
+    assert math.isnan(get_metric(name).start().result())
+
+
+@pytest.mark.parametrize("name", list(METRICS))
+def test_what_a_metric_needs_is_asked_for(name: str) -> None:
+    with pytest.raises(UsageError, match="needs"):
+        score(name, SCORES)
+
+
+@pytest.mark.parametrize("name", list(METRICS))
+def test_bf16_outputs_are_taken(name: str) -> None:
+    low = SCORES.astype(ml_dtypes.bfloat16)
+    assert math.isfinite(score(name, low, LABELS, SCORES))
+
+
+def test_top_k() -> None:
+    scores = np.array([[3.0, 2, 1, 0, -1, -2], [0, 1, 2, 3, 4, 5]])
+    assert score("top1", scores, np.array([0, 0])) == 0.5
+    assert score("top5", scores, np.array([4, 0])) == 0.5
+    assert score("top1", scores, np.array([[0], [5]])) == 1.0
+    assert score("top1", np.array([4, 2]), np.array([4, 3])) == 0.5
+    tokens = np.stack([scores, scores])
+    assert score("top1", tokens, np.array([[0, 5], [0, 0]])) == 0.75
+
+
+def test_labels_that_do_not_fit_say_the_shape() -> None:
+    with pytest.raises(UsageError, match=r"give labels of shape \[12\]"):
+        score("top1", SCORES, LABELS[:5])
+
+
+def test_agreement() -> None:
+    other = SCORES.copy()
+    other[:3] = -other[:3]
+    same = (other.argmax(axis=1) == SCORES.argmax(axis=1)).mean()
+    assert score("agreement", other, None, SCORES) == pytest.approx(same)
+    assert score("agreement", np.array([1, 2]), None, np.array([1, 3])) == 0.5
+    with pytest.raises(UsageError, match="no scores per class"):
+        score("agreement", SCORES[:, :1], None, SCORES[:, :1])
+
+
+def test_spearman_sees_only_ranks() -> None:
+    values = np.array([1.0, 5.0, 2.0, 9.0])
+    assert score("spearman", values, np.exp(values)) == pytest.approx(1)
+    assert score("spearman", -values[:, None], values) == pytest.approx(-1)
+    assert math.isnan(score("spearman", np.ones(4), values))
+    with pytest.raises(UsageError, match="one number per sample"):
+        score("spearman", values, values[:2])
+
+
+def test_cosine_is_the_mean_over_samples() -> None:
+    reference = np.array([[1.0, 0], [1, 0], [0, 0], [0, 0]])
+    outputs = np.array([[2.0, 0], [0, 1], [0, 0], [1, 0]])
+    assert score("cosine", outputs, None, reference) == pytest.approx(0.5)
+
+
+def test_snr_counts_power() -> None:
+    assert score("snr_db", np.array([[1.1]]), None, np.array([[1.0]])) == pytest.approx(20)
+    assert score("snr_db", np.array([[1.0]]), None, np.array([[0.0]])) == -math.inf
+
+
+def test_max_abs_is_over_all_outputs() -> None:
+    accumulator = get_metric("max_abs").start()
+    a, b = np.array([1.0, 2.0]), np.array([5, 6])
+    accumulator.update({"a": a, "i": b, "c": a + 1}, None, {"a": a, "i": b, "c": a - 1})
+    assert accumulator.result() == 2
+
+
+@pytest.mark.parametrize("name", ["cosine", "snr_db", "max_abs"])
+def test_masked_logits_count_where_they_differ(name: str) -> None:
+    masked = np.array([[-math.inf, 1.0]])
+    assert score(name, masked, None, masked) == METRICS[name].ideal
+    if name != "cosine":
+        worst = {"snr_db": -math.inf, "max_abs": math.inf}[name]
+        assert score(name, np.array([[0.0, 1.0]]), None, masked) == worst
+        assert score(name, np.array([[math.inf, 1.0]]), None, masked) == worst
+
+
+def test_outputs_of_another_shape_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"has shape \[12, 3\], the fp32 model's \[12, 7\]"):
+        score("cosine", SCORES[:, :3], None, SCORES)
+
+
+def test_unknown_metrics_list_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="use one of top1, top5"):
+        get_metric("f1")

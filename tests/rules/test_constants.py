@@ -1,0 +1,56 @@
+"""Ops keep fp32 for constants that the low format cannot hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from finecast.formats import Format
+from finecast.rules import Verdict
+from finecast.rules.constants import CONSTANTS
+
+Judged = Callable[..., dict[str, Verdict | None]]
+LOWEST = float(np.finfo(np.float32).max)
+
+
+def graph(constant: str) -> str:
+    return (
+        f"input %0 x fp32[4]\nconstant %1 c fp32 {constant}\n"
+        "node add add onnx::Add fp32 (%0, %1) -> (%2 y fp32[4])\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("constant", "low", "kept"),
+    [
+        ("size=1 largest=1.0 smallest_nonzero=1.0", "bf16", False),
+        # fp32's lowest, the usual mask, becomes bf16's lowest but fp16's infinity.
+        (f"size=1 largest={LOWEST!r} smallest_nonzero=1.0", "bf16", False),
+        (f"size=1 largest={LOWEST!r} smallest_nonzero=1.0", "fp16", True),
+        ("size=9999 largest=70000.0 smallest_nonzero=1.0", "fp16", True),
+        ("size=1 largest=65504.0 smallest_nonzero=1.0", "fp16", False),
+        # 65536 is one unit in the last place beyond the largest.
+        ("size=1 largest=65535.0 smallest_nonzero=1.0", "fp16", False),
+        ("size=1 largest=65536.0 smallest_nonzero=1.0", "fp16", True),
+        ("size=1 largest=1e-12 smallest_nonzero=1e-12", "fp16", True),
+        ("size=1 largest=1e-12 smallest_nonzero=1e-12", "bf16", False),
+        # A few tiny elements of a large matrix vanish without harm.
+        ("size=9999 largest=1.0 smallest_nonzero=1e-12", "fp16", False),
+        ("size=1 largest=0.0 smallest_nonzero=0.0", "fp16", False),
+        ("size=0", "fp16", False),
+    ],
+)
+def test_what_the_format_can_hold(judged: Judged, constant: str, low: str, kept: bool) -> None:
+    verdict = judged(CONSTANTS, graph(constant), policy=f"all:{low}")["add"]
+    assert (verdict is not None) == kept
+    if verdict is not None:
+        assert verdict.permits == {Format.FP32}
+        assert "constant c" in verdict.text
+        assert verdict.evidence["limit"] in (Format.FP16.max, Format.FP16.smallest_normal)
+
+
+def test_constants_read_in_their_own_type_do_not_count(judged: Judged) -> None:
+    own = graph("size=1 largest=1e30 smallest_nonzero=1.0").replace("%0, %1", "%0, ~%1")
+    assert judged(CONSTANTS, own, policy="all:fp16")["add"] is None

@@ -1,0 +1,46 @@
+"""An op takes only formats of its definition, and keeps those it already has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from finecast.formats import Format
+from finecast.rules import Verdict
+from finecast.rules.definition import DEFINITION
+
+Judged = Callable[..., dict[str, Verdict | None]]
+GRAPH = """\
+input %0 x fp32[4]
+input %1 h bf16[4]
+node both add onnx::Add fp32 (%0, %0) -> (%2 a fp32[4])
+node half conv onnx::Conv fp32 (%0, %0) -> (%3 b fp32[4]) admits=(fp16, fp32)
+node none cumsum onnx::CumSum fp32 (%0) -> (%4 c fp32[4]) admits=(fp32)
+node already relu onnx::Relu bf16 (%1) -> (%5 d bf16[4])
+"""
+
+
+def test_formats_of_the_definition(judged: Judged) -> None:
+    found = judged(DEFINITION, GRAPH, policy="all:bf16")
+    assert found["both"] is None
+    for name in ("half", "none"):
+        verdict = found[name]
+        assert verdict is not None
+        assert verdict.permits == {Format.FP32}
+        assert "has no bf16 in its definition" in verdict.text
+
+
+def test_the_low_format_decides(judged: Judged) -> None:
+    found = judged(DEFINITION, GRAPH, policy="all:fp16")
+    assert found["half"] is None
+    assert found["none"] is not None
+
+
+def test_what_is_low_already_is_kept(judged: Judged) -> None:
+    verdict = judged(DEFINITION, GRAPH, policy="all:fp16")["already"]
+    assert verdict is not None
+    assert verdict.permits == {Format.BF16}
+    assert "already bf16" in verdict.text
+
+
+def test_it_cannot_be_waived() -> None:
+    assert DEFINITION.hard

@@ -1,0 +1,36 @@
+"""The user's formats by op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from finecast.formats import Format
+from finecast.graph_text import from_text
+from finecast.policy import Policy
+from finecast.rules import Verdict
+from finecast.rules.op_formats import OP_FORMATS, unused
+
+Judged = Callable[..., dict[str, Verdict | None]]
+GRAPH = """\
+input %0 x fp32[4]
+node a softmax onnx::Softmax fp32 (%0) -> (%1 p fp32[4])
+node b relu onnx::Relu fp32 (%1) -> (%2 y fp32[4])
+"""
+
+
+@pytest.mark.parametrize("name", ["softmax", "Softmax", "onnx::Softmax"])
+def test_canonical_and_native_names(judged: Judged, name: str) -> None:
+    policy = Policy(op_formats={name: Format.FP32})
+    found = judged(OP_FORMATS, GRAPH, policy=policy)
+    assert found["b"] is None
+    verdict = found["a"]
+    assert verdict is not None
+    assert verdict.permits == {Format.FP32}
+    assert verdict.waives
+
+
+def test_names_that_match_nothing_are_told() -> None:
+    nodes = from_text(GRAPH).nodes
+    assert unused(("Softmax", "Sotfmax", "relu"), nodes) == ("Sotfmax",)

@@ -1,0 +1,36 @@
+"""What is known of an op before anything is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from finecast.rules import Verdict
+from finecast.rules.tier import TIER
+
+Judged = Callable[..., dict[str, Verdict | None]]
+GRAPH = """\
+input %0 x fp32[4, 4]
+node mm matmul onnx::MatMul fp32 (%0, %0) -> (%1 a fp32[4, 4])
+node relu relu onnx::Relu fp32 (%1) -> (%2 b fp32[4, 4])
+node sensitive exp onnx::Exp fp32 (%2) -> (%3 c fp32[4, 4])
+node odd unknown my::Op fp32 (%3) -> (%4 y fp32[4, 4])
+"""
+
+
+@pytest.mark.parametrize(
+    ("policy", "measured", "kept"),
+    [
+        ("auto:bf16", False, {"sensitive", "odd"}),
+        ("auto:bf16", True, {"odd"}),
+        ("all:bf16", False, {"odd"}),
+        ("all:bf16", True, {"odd"}),
+    ],
+)
+def test_tiers(judged: Judged, policy: str, measured: bool, kept: set[str]) -> None:
+    found = judged(TIER, GRAPH, policy=policy, measured=measured)
+    assert {n for n, v in found.items() if v is not None} == kept
+    odd = found["odd"]
+    assert odd is not None
+    assert "not known here" in odd.text

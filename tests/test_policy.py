@@ -1,0 +1,68 @@
+"""What users ask for is read as they mean it, or refused with what to write instead."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from finecast.errors import UsageError
+from finecast.formats import Format
+from finecast.policy import Policy, Scope, assignments, low_format, patterns
+
+LOW = [f for f in Format if f.storage is not Format.FP32]
+
+
+@given(st.sampled_from(Scope), st.sampled_from(LOW))
+def test_label_is_read_back(scope: Scope, fmt: Format) -> None:
+    policy = Policy(scope=scope, format=fmt)
+    assert Policy.parse(policy.label) == policy
+
+
+@pytest.mark.parametrize(
+    ("text", "scope", "fmt"),
+    [
+        ("all", Scope.ALL, Format.BF16),
+        ("matmul:fp16", Scope.MATMULT, Format.FP16),
+        ("MatMult:BF16", Scope.MATMULT, Format.BF16),
+        ("auto:fp8_e4m3", Scope.AUTO, Format.FP8_E4M3),
+    ],
+)
+def test_spellings(text: str, scope: Scope, fmt: Format) -> None:
+    assert Policy.parse(text) == Policy(scope=scope, format=fmt)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("some:bf16", "unknown scope 'some'.*--auto-cast.*none, matmult, all, auto"),
+        ("all:bf17", "unknown format 'bf17'"),
+        ("all:fp32", "fp32 is not a storage format lower.*use bf16 or fp16"),
+        ("all:tf32", "tf32 is not a storage format lower"),
+    ],
+)
+def test_what_is_no_policy(text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        Policy.parse(text)
+
+
+def test_low_formats_are_stored_in_fewer_bytes() -> None:
+    assert [low_format(f.label) for f in LOW] == LOW
+    assert all(f.storage_bytes < Format.FP32.storage_bytes for f in LOW)
+
+
+def test_patterns_compile_or_name_the_option() -> None:
+    assert patterns(("a.*",), option="--include")[0].search("xab")
+    with pytest.raises(UsageError, match=r"invalid regular expression '\(' *.*--exclude"):
+        patterns(("(",), option="--exclude")
+
+
+def test_assignments() -> None:
+    read = assignments(("Softmax=fp32", "a=b=bf16"), option="--op")
+    assert read == {"Softmax": Format.FP32, "a=b": Format.BF16}
+
+
+@pytest.mark.parametrize("text", ["Softmax", "=fp32", ""])
+def test_what_is_no_assignment(text: str) -> None:
+    with pytest.raises(UsageError, match="is not NAME=FORMAT.*--op"):
+        assignments((text,), option="--op")
