@@ -100,8 +100,9 @@ def _consumers(
         node = graph.nodes[node_id]
         if node.op == "cast":
             continue  # reads whatever format it is given
-        follows = any(v.id == value.id for v in graph.following_inputs(node))
-        found.append(units.of.get(node_id, PINNED_HIGH) if follows else PINNED_HIGH)
+        for index, follows in zip(node.inputs, node.follows_in, strict=True):
+            if index == value.id:  # it may be read at several ports
+                found.append(units.of.get(node_id, PINNED_HIGH) if follows else PINNED_HIGH)
     if value.is_output:
         found.append(PINNED_LOW if value.id in io else PINNED_HIGH)
     return found

@@ -173,7 +173,7 @@ class EngineConformance:
             engine.load(tmp_path / "empty.onnx")
 
     def test_an_op_without_kernel_is_named(self, engine: Engine) -> None:
-        with pytest.raises(EngineError, match="no kernel for no.such.domain.Strange"):
+        with pytest.raises(EngineError, match=r"no kernel for no\.such\.domain\.Strange"):
             engine.load(model(UNKNOWN))
 
     def test_a_failing_run_gives_one_line_without_source_locations(

@@ -25,7 +25,7 @@ def test_unknown_engines_list_the_known_ones() -> None:
 def test_unknown_devices_list_the_present_ones(name: str) -> None:
     if not installed(name):
         pytest.skip(f"{name} is not installed")
-    with pytest.raises(EngineError, match="use one of .*CPU"):
+    with pytest.raises(EngineError, match=r"use one of .*CPU"):
         get_engine(f"{name}:abacus")
     assert "CPU" in devices(name)
 

@@ -72,27 +72,33 @@ def test_kernels_that_the_engine_added_have_no_nodes() -> None:
     ("text", "expected"),
     [
         (
-            "Exception from src/inference/src/cpp/core.cpp:105:\nCheck 'false' failed at "
-            "src/x.cpp:1:\nFrontEnd API failed with OpConversionFailure:\n"
-            "No conversion rule found for operations: my.Foo, my.Bar\n",
+            (
+                "Exception from src/inference/src/cpp/core.cpp:105:\nCheck 'false' failed at "
+                "src/x.cpp:1:\nFrontEnd API failed with OpConversionFailure:\n"
+                "No conversion rule found for operations: my.Foo, my.Bar\n"
+            ),
             "no kernel for my.Foo, my.Bar",
         ),
         (
-            "Exception from src/infer_request.cpp:224:\nException from src/node.cpp:794:\n"
-            "[CPU] MatMul node with name 'y' Check 'k_lhs == k_rhs' failed at src/m.cpp:45:\n"
-            "Matmul input shapes are incompatible\n\n",
+            (
+                "Exception from src/infer_request.cpp:224:\nException from src/node.cpp:794:\n"
+                "[CPU] MatMul node with name 'y' Check 'k_lhs == k_rhs' failed at src/m.cpp:45:\n"
+                "Matmul input shapes are incompatible\n\n"
+            ),
             "Matmul input shapes are incompatible at MatMul 'y'",
         ),
         (
-            "Check 'false' failed at src/unconverted_ops_report.cpp:151:\n"
-            "FrontEnd API failed with OpConversionFailure:\n"
-            "Model wasn't fully converted. Failed operations detailed log:\n"
-            "-- Conv-15 with a message:\n"
-            "While validating ONNX node '<Node(Conv): /a/Conv>': Check 'x' failed at a.cpp:38:\n"
-            "FrontEnd API failed with GeneralFailure:\nThe rank has to be known\n\n"
-            "-- ReduceMean-15 with a message:\nUnsupported input type dynamic\n\n"
-            "Summary:\n-- Conversion is failed for: Conv-15, ReduceMean-15\n",
-            "The rank has to be known at Conv '/a/Conv'",
+            (
+                "Check 'false' failed at src/unconverted_ops_report.cpp:151:\n"
+                "FrontEnd API failed with OpConversionFailure:\n"
+                "Model wasn't fully converted. Failed operations detailed log:\n"
+                "-- Conv-15 with a message:\n"
+                "While validating ONNX node '<Node(Conv): /a/C>': Check 'x' failed at a.cpp:38:\n"
+                "FrontEnd API failed with GeneralFailure:\nThe rank has to be known\n\n"
+                "-- ReduceMean-15 with a message:\nUnsupported input type dynamic\n\n"
+                "Summary:\n-- Conversion is failed for: Conv-15, ReduceMean-15\n"
+            ),
+            "The rank has to be known at Conv '/a/C'",
         ),
         ("", "RuntimeError"),
     ],

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import ml_dtypes
@@ -32,7 +33,7 @@ def test_batching_changes_nothing(name: str, cuts: set[int]) -> None:
     whole = score(name, NOISY, LABELS, SCORES)
     accumulator = get_metric(name).start()
     edges = [0, *sorted(cuts), 12]
-    for a, b in zip(edges, edges[1:], strict=False):
+    for a, b in itertools.pairwise(edges):
         accumulator.update({"y": NOISY[a:b]}, LABELS[a:b], {"y": SCORES[a:b]})
     assert accumulator.result() == pytest.approx(whole, rel=1e-12)
 

@@ -1,9 +1,9 @@
 """OpenVINO: the default engine on CPU, the one with bf16 kernels for ONNX models.
 
 Law: the types that the model states are the types that run; sessions are compiled with the
-inference precision hint ``f32``, under which OpenVINO adds no lower precision of its own. On CPUs two
-exceptions remain, OpenVINO's own: fp16 ops compute in fp32 (unrounded between them), and
-64-bit integers in 32 bits.
+inference precision hint ``f32``, under which OpenVINO adds no lower precision of its own.
+Two exceptions remain on CPUs: fp16 ops compute in fp32 (unrounded between them), and 64-bit
+integers in 32 bits.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ class _Tuning:
     def _rank(
         self, proposals: Sequence[Proposal], timing: Sequence[Feeds]
     ) -> tuple[list[Candidate], float]:
-        """Time every proposal, interleaved with fp32: predictions only choose what is timed."""
+        """Time every proposal, interleaved with fp32: predictions only choose which."""
         unique = {p.plan.digest: p for p in reversed(proposals)}
         sessions: dict[str, Session] = {"": self.reference}
         casts: dict[str, int] = {}

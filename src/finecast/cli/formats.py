@@ -1,0 +1,165 @@
+"""``finecast formats``: range, precision, strengths and weaknesses of every number format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from finecast.cli.output import add_row, new_table, write_json, write_table
+from finecast.errors import UsageError
+
+if TYPE_CHECKING:
+    from finecast.formats import Format
+
+# By width of the exponent and of the fraction; the words are those of Neuron's guide.
+_RANGE_STRENGTH = {8: "dynamic range, extremely small or large numbers"}
+_RANGE_WEAKNESS = {3: "very low range", 4: "very low range", 5: "low range"}
+_DIGITS_STRENGTH = {
+    23: "numeric precision",
+    10: "numeric precision for mid-range numbers",
+    4: "most digits of the 8-bit formats",
+}
+_DIGITS_WEAKNESS = {
+    10: "medium precision",
+    7: "low precision",
+    4: "very low precision",
+    3: "very low precision",
+    2: "very low precision",
+}
+_SIZE_STRENGTH = {2: "half the size of fp32", 1: "a quarter of the size of fp32"}
+_SIZE_WEAKNESS = {4: "size, speed"}
+
+
+def run(
+    values: Annotated[
+        str | None,
+        typer.Option(
+            metavar="X,Y,...", help="Show how these numbers come out, as 1e-8,0.1,70000."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Range, precision, strengths and weaknesses of every number format.
+
+    Examples:
+      finecast formats --values 1e-8,0.1,70000
+    """
+    from finecast.formats import Format
+
+    numbers = _numbers(values)
+    if as_json:
+        write_json([_json(f, numbers) for f in Format])
+        return
+    _print_facts(tuple(Format))
+    if numbers:
+        _print_values(tuple(Format), numbers)
+
+
+def strengths(fmt: Format) -> str:
+    """What the format is good at, from its widths."""
+    parts = (
+        _RANGE_STRENGTH.get(fmt.exponent_bits),
+        _DIGITS_STRENGTH.get(fmt.mantissa_bits),
+        _SIZE_STRENGTH.get(fmt.storage_bytes),
+    )
+    return "; ".join(p for p in parts if p)
+
+
+def weaknesses(fmt: Format) -> str:
+    """What the format is bad at, from its widths."""
+    parts = (
+        _RANGE_WEAKNESS.get(fmt.exponent_bits),
+        _DIGITS_WEAKNESS.get(fmt.mantissa_bits),
+        _SIZE_WEAKNESS.get(fmt.storage_bytes),
+        "no infinities: overflow gives NaN" if fmt.finite_only else None,
+    )
+    return "; ".join(p for p in parts if p)
+
+
+def _numbers(text: str | None) -> list[float]:
+    items = [t for t in (text or "").replace(",", " ").split() if t]
+    try:
+        return [float(t) for t in items]
+    except ValueError as error:
+        raise UsageError(
+            f"{error}".removeprefix("could not convert string to float: ") + " is no number",
+            where="--values",
+            fix="write numbers separated by commas, as 1e-8,0.1,70000",
+        ) from None
+
+
+def _rounded(fmt: Format, numbers: Sequence[float]) -> list[float]:
+    """Each number in ``fmt``, by way of fp32 as in a model."""
+    import numpy as np
+
+    from finecast.rounding import round_to
+
+    with np.errstate(over="ignore"):
+        x = np.array(numbers, dtype=np.float64).astype(np.float32)
+    return [float(v) for v in round_to(x, fmt)]
+
+
+def _json(fmt: Format, numbers: Sequence[float]) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "format": fmt.label,
+        "exponent_bits": fmt.exponent_bits,
+        "mantissa_bits": fmt.mantissa_bits,
+        "storage_bytes": fmt.storage_bytes,
+        "minimum": -fmt.max,
+        "maximum": fmt.max,
+        "epsilon": fmt.epsilon,
+        "smallest_normal": fmt.smallest_normal,
+        "smallest_subnormal": fmt.smallest_subnormal,
+        "infinities": not fmt.finite_only,
+        "strengths": strengths(fmt),
+        "weaknesses": weaknesses(fmt),
+    }
+    if numbers:
+        # As text: JSON has no Inf and NaN, and an overflow is what one wants to see.
+        pairs = zip(numbers, _rounded(fmt, numbers), strict=True)
+        facts["values"] = [{"value": v, "becomes": repr(r)} for v, r in pairs]
+    return facts
+
+
+def _print_facts(formats: Sequence[Format]) -> None:
+    table = new_table(
+        "Number formats",
+        ("type", "strength", "weakness"),
+        ("bits", "minimum", "maximum", "epsilon", "smallest normal", "subnormal"),
+        fold="strength",
+    )
+    table.columns[2].no_wrap = False
+    for fmt in formats:
+        add_row(
+            table,
+            fmt.label,
+            strengths(fmt),
+            weaknesses(fmt),
+            f"1/{fmt.exponent_bits}/{fmt.mantissa_bits}",
+            *(f"{x:.3g}" if abs(x) >= 1e6 else f"{x:g}" for x in (-fmt.max, fmt.max)),
+            *(f"{x:.3g}" for x in (fmt.epsilon, fmt.smallest_normal, fmt.smallest_subnormal)),
+        )
+    write_table(table, note="bits: sign / exponent / fraction")
+
+
+def _print_values(formats: Sequence[Format], numbers: Sequence[float]) -> None:
+    table = new_table("What becomes of a number", ("type",), [f"{n:g}" for n in numbers])
+    for fmt in formats:
+        cells = (
+            _outcome(n, r) for n, r in zip(numbers, _rounded(fmt, numbers), strict=True)
+        )
+        add_row(table, fmt.label, *cells)
+    write_table(table, note="in brackets the relative error")
+
+
+def _outcome(number: float, rounded: float) -> str:
+    import math
+
+    if not math.isfinite(number) or not math.isfinite(rounded):
+        return f"{rounded:g}"
+    if number != 0 and rounded == 0:
+        return "0 (underflow)"
+    error = abs(rounded - number) / abs(number) if number else 0.0
+    return f"{rounded:.9g} ({error:.2g})" if error else f"{rounded:.9g}"
