@@ -60,7 +60,10 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.installed-dev
-	@set -e; for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script; done
+	@mkdir -p build && $(BIN)/python -m benchmarks.common > build/bench.jsonl
+	@set -e; for script in benchmarks/bench_*.py; do \
+	  $(BIN)/python -m benchmarks.$$(basename $$script .py) | tee -a build/bench.jsonl; done
+	@echo "for RESULTS.md: $(BIN)/python -m benchmarks.report build/bench.jsonl"
 
 clean:
 	rm -rf $(VENV) $(OUT) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -16,7 +16,9 @@ from finecast.formats import Format
 from finecast.rounding import round_to
 
 F32 = NDArray[np.float32]
-SPECIAL = st.sampled_from([0.0, -0.0, math.inf, -math.inf, math.nan, 2.0**-149, 2.0**-126, 1.0])
+SPECIAL = st.sampled_from(
+    [0.0, -0.0, math.inf, -math.inf, math.nan, 2.0**-149, 2.0**-126, 1.0]
+)
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 ARRAYS = st.lists(FINITE | SPECIAL, max_size=20).map(lambda x: np.array(x, np.float32))
 LOW = st.sampled_from([f for f in Format if f.storage_bytes < 4])

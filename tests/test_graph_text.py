@@ -42,7 +42,9 @@ def graphs(draw: st.DrawFn) -> Graph:
 
     def add(producer: int | None) -> int:
         shape: list[Dim] | None = draw(st.none() | st.lists(DIMS, max_size=3))
-        kind = "result" if producer is not None else draw(st.sampled_from(["input", "c", "free"]))
+        kind = (
+            "result" if producer is not None else draw(st.sampled_from(["input", "c", "free"]))
+        )
         data = np.array(draw(st.lists(FLOATS, max_size=3)), np.float32)
         constant = ConstantStats(size=data.size, read=lambda: data) if kind == "c" else None
         values.append(

@@ -47,7 +47,9 @@ def names(groups: tuple[tuple[int, ...], ...], *, of: str = "nodes") -> set[froz
 
 def test_without_kernels_each_op_decides_alone() -> None:
     units = make_units(GRAPH, permissions(GRAPH, kept=("erf",)), Format.BF16)
-    assert names(units.members) == {frozenset({n}) for n in ("mm0", "turn", "mul", "mm1", "size")}
+    assert names(units.members) == {
+        frozenset({n}) for n in ("mm0", "turn", "mul", "mm1", "size")
+    }
     assert all(node in units.members[u] for node, u in units.of.items())
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from finecast.formats import Format
-from finecast.graph import Graph, Value
+from finecast.graph import Graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +79,11 @@ def edits(
         SetPort(value=v, to=f) for v, f in io.items() if graph.values[v].format is not f
     ]
     stored = storage(graph, formats, io)
-    for value in graph.values:
-        if value.format is not None:
-            changed += _conversions(graph, value, stored[value.id], formats, io)
+    wanted = _wanted(graph, stored, formats, io)
+    for (value_id, fmt), uses in sorted(wanted.items(), key=lambda w: w[0][0]):
+        constant = graph.values[value_id].constant is not None
+        kind = ConvertConstant if constant else InsertCast
+        changed.append(kind(value=value_id, to=fmt, uses=tuple(uses)))
     return tuple(changed)
 
 
@@ -98,32 +100,33 @@ def storage(
     return stored
 
 
-def _conversions(
+def _wanted(
     graph: Graph,
-    value: Value,
-    stored: Format,
+    stored: Mapping[int, Format],
     formats: Mapping[int, Format],
     io: Mapping[int, Format],
-) -> list[Edit]:
-    """Casts, or conversions of a constant, that the uses of ``value`` need."""
-    declared = value.format
-    assert declared is not None
-    wanted: dict[Format, list[Use]] = {}
-    for node_id in value.uses:
-        node = graph.nodes[node_id]
-        for index, source in enumerate(node.inputs):
-            if source != value.id:
+) -> dict[tuple[int, Format], list[Use]]:
+    """Uses of each value in a format other than the stored one; linear in the ports."""
+    wanted: dict[tuple[int, Format], list[Use]] = {}
+    for node in graph.nodes:
+        if _takes_any_format(node.native):
+            continue
+        own = formats[node.id].storage if node.id in formats else None
+        for index, (source, follows) in enumerate(
+            zip(node.inputs, node.follows_in, strict=True)
+        ):
+            if source is None or source not in stored:
                 continue
-            follows = node.follows_in[index] and node.format is not None
-            needs = formats[node_id].storage if follows and node_id in formats else declared
-            if needs is not stored and not _takes_any_format(node.native):
-                wanted.setdefault(needs, []).append(Use(node=node_id, index=index))
-    if value.is_output:
-        needs = io.get(value.id, declared)
-        if needs is not stored:
-            wanted.setdefault(needs, []).append(Use(node=None))
-    kind = ConvertConstant if value.constant is not None else InsertCast
-    return [kind(value=value.id, to=f, uses=tuple(uses)) for f, uses in wanted.items()]
+            declared = graph.values[source].format
+            needs = own if own and follows and node.format is not None else declared
+            if needs is not None and needs is not stored[source]:
+                wanted.setdefault((source, needs), []).append(Use(node=node.id, index=index))
+    for value in graph.values:
+        if value.is_output and value.format is not None:
+            needs = io.get(value.id, value.format)
+            if needs is not stored[value.id]:
+                wanted.setdefault((value.id, needs), []).append(Use(node=None))
+    return wanted
 
 
 def _takes_any_format(native: str) -> bool:

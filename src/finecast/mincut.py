@@ -54,11 +54,12 @@ def minimal_cut(
     """
     net = _quantise(weight, tail, head, cost, group)
     low = np.zeros(len(weight), dtype=np.bool_)
+    rest = 1 << _SUM_BITS
     while len(net.ids):
         net, found = _presolve(net)
         low[found] = True
         if len(net.ids):
-            net, found = _stage(net)
+            net, found, rest = _stage(net, rest)
             low[found] = True
     return low
 
@@ -147,11 +148,17 @@ def _settle(net: _Network, low: Bools, high: Bools) -> _Network:
     )
 
 
-def _stage(net: _Network) -> tuple[_Network, Ints]:
-    """One flow at the coarsest scale that fits; returns the residual rest and ids in S."""
+def _stage(net: _Network, most: int) -> tuple[_Network, Ints, int]:
+    """One flow of at most ``most``, at the finest scale that fits 32 bits.
+
+    Returns the residual of what it leaves undecided, the ids found in S, and the most that
+    may still flow. That is below one unit of the scale for each edge cut, so, capacities
+    being lowered to just above it, the next scale is finer: the stages end.
+    """
     n = len(net.ids)
     source, sink = n, n + 1
     rows, indices, indptr, capacity = _residual_form(net)
+    capacity = np.minimum(capacity, most + 1)
     shift = max(0, int(capacity.max(initial=0)).bit_length() - _FLOW_BITS)
     coarse = csr_array(
         ((capacity >> shift).astype(np.int32), indices, indptr), shape=(n + 2, n + 2)
@@ -164,7 +171,7 @@ def _stage(net: _Network) -> tuple[_Network, Ints]:
     wide = residual > rest
     low = _reach(rows, indices, wide, source, n + 2)[:n]
     if rest == 0:  # the flow is maximum: what it does not reach is out
-        return _settle(net, low, ~low), net.ids[low]
+        return _settle(net, low, ~low), net.ids[low], 0
     high = _reach(indices, rows, wide, sink, n + 2)[:n]
     inner = (rows < n) & (indices < n) & (residual > 0)
     weight = np.zeros(n, dtype=np.int64)
@@ -178,7 +185,7 @@ def _stage(net: _Network) -> tuple[_Network, Ints]:
         head=indices[inner],
         cost=np.minimum(residual[inner], rest + 1),
     )
-    return _settle(left, low, high), net.ids[low]
+    return _settle(left, low, high), net.ids[low], rest
 
 
 def _residual_form(net: _Network) -> tuple[Ints, Ints, Ints, Ints]:
@@ -198,9 +205,9 @@ def _residual_form(net: _Network) -> tuple[Ints, Ints, Ints, Ints]:
     )
     graph.sum_duplicates()
     rows = np.repeat(np.arange(n + 2), np.diff(graph.indptr))
-    indices: Ints = graph.indices  # int32 in fact, which makes no difference to indexing
-    indptr: Ints = graph.indptr
-    capacity: Ints = graph.data
+    indices, indptr, capacity = (
+        np.asarray(a, dtype=np.int64) for a in (graph.indices, graph.indptr, graph.data)
+    )
     return rows, indices, indptr, capacity
 
 

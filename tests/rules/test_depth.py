@@ -17,8 +17,7 @@ Judged = Callable[..., dict[str, Verdict | None]]
 
 def graph(op: str, native: str, taken: str, given: str) -> str:
     return (
-        f"input %0 x fp32{taken}\n"
-        f"node n {op} onnx::{native} fp32 (%0) -> (%1 y fp32{given})\n"
+        f"input %0 x fp32{taken}\nnode n {op} onnx::{native} fp32 (%0) -> (%1 y fp32{given})\n"
     )
 
 

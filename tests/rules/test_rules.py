@@ -47,7 +47,9 @@ def contexts(draw: st.DrawFn) -> Context:
         format=low,
         include=draw(st.sampled_from([(), *names])),
         exclude=draw(st.sampled_from([(), *names])),
-        op_formats=draw(st.dictionaries(MAYBE, st.sampled_from([Format.FP32, low]), max_size=2)),
+        op_formats=draw(
+            st.dictionaries(MAYBE, st.sampled_from([Format.FP32, low]), max_size=2)
+        ),
     )
     refused = draw(st.sets(st.sampled_from([n.native for n in GRAPH.nodes]), max_size=2))
     return Context(

@@ -85,7 +85,7 @@ def run(
     Examples:
       finecast tune model.onnx -o tuned.onnx --data val.npz --metric top1 --tolerance 0.005
 
-      finecast tune model.onnx -o tuned.onnx --eval my_eval.py:accuracy --calib my_eval.py:feeds
+      finecast tune model.onnx -o tuned.onnx --eval mine.py:accuracy --calib mine.py:feeds
     """
     from finecast import api
     from finecast.files import write_text

@@ -133,7 +133,8 @@ class OpenVinoSession:
 
     def _infer(self, arrays: Sequence[Array]) -> None:
         for index, (array, kind) in enumerate(zip(arrays, self._types, strict=True)):
-            data = np.ascontiguousarray(array).reshape(array.shape)
+            # the tensor shares the array's memory, and OpenVINO refuses what is read-only
+            data = np.require(array, requirements=("C", "W")).reshape(array.shape)
             if data.dtype.kind == "V" or data.dtype.name.startswith(("bfloat", "float8")):
                 raw = data.view(np.dtype(f"u{data.dtype.itemsize}"))
                 tensor = self._tensor(raw, list(data.shape), kind)

@@ -19,7 +19,7 @@ _LOST_SHARE = 0.01  # worth a line in the report; the rule that forbids asks for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassCount:
-    """The nodes of one class of ops. ``flops`` and ``bytes`` are None if a shape is unknown."""
+    """Nodes of one class of ops; ``flops``, ``bytes`` are None where shapes are unknown."""
 
     kind: str
     nodes: int

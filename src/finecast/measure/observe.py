@@ -12,9 +12,10 @@ from finecast.engines import get_engine
 from finecast.engines.base import Array, Feeds
 from finecast.facts import ValueFacts, merge
 from finecast.formats import Format
-from finecast.frontends.onnx import Prepared, to_bytes
+from finecast.frontends.onnx import Prepared
 from finecast.frontends.onnx.instrument import SWITCH, observable, with_outputs, with_switches
 from finecast.graph import Graph
+from finecast.measure.loading import load_model
 from finecast.units import RoundingPoints
 
 # Values shown per run: bounds what is held at once, whatever the number of batches.
@@ -35,8 +36,9 @@ def observe(
     chunks = [list(names)[i : i + _PER_RUN] for i in range(0, len(names), _PER_RUN)]
     kept = list(batches)
     facts: dict[int, ValueFacts] = {}
+    engine = get_engine("onnxruntime")
     for done, chunk in enumerate(chunks):
-        session = get_engine("onnxruntime").load(to_bytes(with_outputs(prepared.model, chunk)))
+        session = load_model(engine, with_outputs(prepared.model, chunk))
         for feeds in kept:
             shown = session.run(feeds)
             facts = merge(facts, {names[n]: ValueFacts.of(a) for n, a in shown.items()})
@@ -54,7 +56,7 @@ def switched_probe(
 ) -> Callable[[NDArray[np.bool_]], list[Array]]:
     """A function from a switch to the outputs on ``feeds``: one session serves every plan."""
     model = with_switches(prepared.model, points.classes, points.weights, low)
-    session = get_engine("onnxruntime").load(to_bytes(model))
+    session = load_model(get_engine("onnxruntime"), model)
 
     def probe(switch: NDArray[np.bool_]) -> list[Array]:
         return [a for f in feeds for a in session.run({**f, SWITCH: switch}).values()]

@@ -21,6 +21,7 @@ from finecast.frontends.onnx import Prepared
 from finecast.frontier import Step, frontier
 from finecast.graph import Graph, Value
 from finecast.measure.casting import measure_casts
+from finecast.measure.loading import load_model
 from finecast.measure.observe import switched_probe
 from finecast.plan import Plan
 from finecast.policy import Policy
@@ -144,7 +145,7 @@ def profile_ends(planner: Planner, feeds: Feeds) -> Profiles:
     kernels: list[list[KernelTime]] = []
     for plan in (planner.highest(), planner.lowest()):
         applied = frontend.apply(file, plan)
-        session = planner.engine.load(frontend.to_bytes(applied.model), profiling=True)
+        session = load_model(planner.engine, applied.model, profiling=True)
         kernels.append(session.profile(feeds))
     return Profiles(high=kernels[0], low=kernels[1])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
@@ -19,6 +19,7 @@ from finecast.errors import EngineError, ModelError
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile
 from finecast.measure.criterion import Criterion
+from finecast.measure.loading import load_model
 from finecast.measure.observe import first_nonfinite, observe
 from finecast.measure.timing import Latency, latency, ratio
 from finecast.plan import Plan
@@ -143,7 +144,7 @@ class _Tuning:
             fastest = min((c.latency_s for c in candidates), default=math.inf)
             why = (
                 f"no plan is faster here: the fastest takes {1e3 * fastest:.3g} ms,"
-                f" fp32 {1e3 * baseline_s:.3g} ms"
+                f" fp32 {1e3 * baseline_s:.3g} ms{self._format_speed()}"
             )
             return self._unchanged(planner, timing, why)
         found = fastest_passing(chained, self._passes)
@@ -220,7 +221,7 @@ class _Tuning:
             applied = frontend.apply(self.file, proposal.plan)
             casts[digest] = cast_count(applied.graph, applied.edits)
             try:
-                sessions[digest] = self.engine.load(frontend.to_bytes(applied.model))
+                sessions[digest] = load_model(self.engine, applied.model)
             except EngineError:
                 continue  # a mix that the engine has no kernels for is no candidate
             self.progress("convert", done + 1, len(unique))
@@ -250,7 +251,7 @@ class _Tuning:
         trial = self.study.find(key) if self.study else None
         if trial is None:
             applied = frontend.apply(self.file, candidate.plan)
-            session = self.engine.load(frontend.to_bytes(applied.model))
+            session = load_model(self.engine, applied.model)
             metric = self.workload.evaluate(session, self.reference)
             self.evaluations += 1
             trial = Trial(
@@ -263,14 +264,25 @@ class _Tuning:
             )
             if self.study:
                 self.study.add(trial)
-        self.trials.append(trial)
+        # A stored trial was judged by the criterion of its time.
+        passed = self.criterion.passes(trial.metric, self.baseline)
+        self.trials.append(replace(trial, passed=passed))
         self.progress("evaluation", len(self.trials), len(self.trials))
-        return self.criterion.passes(trial.metric, self.baseline)
+        return passed
+
+    def _format_speed(self) -> str:
+        """What the engine makes of the format on this device, by probing."""
+        low = self.policy.format
+        found = self.engine.capabilities().get(low)
+        if found is None or not found.runs or found.speed is None:
+            reason = found.reason if found is not None else "unknown"
+            return f"; {self.engine.name} has no {low.label} arithmetic here ({reason})"
+        speed = f"; {low.label} kernels here run at {found.speed:.2g}x fp32's speed"
+        return speed + (f" ({found.reason})" if found.reason else "")
 
     def _finish(self, planner: Planner, found: Candidate, timing: Sequence[Feeds]) -> Outcome:
         applied = frontend.apply(self.file, found.plan)
-        tuned_bytes = frontend.to_bytes(applied.model)
-        sessions = {"": self.reference, "tuned": self.engine.load(tuned_bytes)}
+        sessions = {"": self.reference, "tuned": load_model(self.engine, applied.model)}
         times = _interleaved(sessions, timing, _FINAL_TIME_S)
         won = ratio(times[""], times["tuned"])
         if won.median < _MIN_SPEEDUP:
@@ -283,7 +295,7 @@ class _Tuning:
             size_bytes=self.file.size_bytes,
         )
         tuned = Measured(
-            metric=metric, latency_s=times["tuned"].median_s, size_bytes=len(tuned_bytes)
+            metric=metric, latency_s=times["tuned"].median_s, size_bytes=frontend.size_bytes(applied.model)
         )
         return self._outcome(
             Verdict.IMPROVED,

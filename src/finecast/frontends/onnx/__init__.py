@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
-from onnx_ir.passes.common import ShapeInferencePass
 
 from finecast import ops
 from finecast.edits import Edit, edits
-from finecast.errors import ModelError, UsageError
+from finecast.errors import FinecastError, ModelError, UsageError
 from finecast.formats import Format
 from finecast.frontends.onnx.model import (
     OnnxFile,
     check,
     check_writable,
     digest,
+    fits_one_message,
     load,
+    paused_collection,
     save,
+    size_bytes,
     to_bytes,
 )
-from finecast.frontends.onnx.opset import needed_opset, opset_of, raise_opset
-from finecast.frontends.onnx.reader import Binding, name_nodes, read
-from finecast.frontends.onnx.schema import signature
+from finecast.frontends.onnx.functions import inline_functions
+from finecast.frontends.onnx.opset import needed_opsets, opset_of, raise_as_far, raise_opset
+from finecast.frontends.onnx.reader import PHI, Binding, name_nodes, read
+from finecast.frontends.onnx.schema import cast_since, signature
+from finecast.frontends.onnx.types import infer
+from finecast.frontends.onnx.undo import PLAN_KEY, POLICY_KEY, undo
 from finecast.frontends.onnx.writer import apply_edits
 from finecast.graph import Graph
 from finecast.plan import Plan
@@ -32,24 +37,24 @@ from finecast.policy import Policy, Scope
 
 __all__ = [
     "Applied",
+    "PLAN_KEY",
+    "POLICY_KEY",
     "OnnxFile",
     "Prepared",
     "apply",
     "check",
     "check_writable",
     "digest",
+    "fits_one_message",
     "load",
     "minimal_opset",
     "opset_of",
     "prepare",
     "resolve_io",
     "save",
+    "size_bytes",
     "to_bytes",
 ]
-
-PLAN_KEY = "finecast.plan"
-POLICY_KEY = "finecast.policy"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
@@ -59,6 +64,8 @@ class Prepared:
     model: ir.Model
     graph: Graph
     binding: Binding
+    own_nodes: frozenset[str] = frozenset()
+    """Names of the nodes before the opset was raised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,20 +80,53 @@ class Applied:
 def prepare(file: OnnxFile, policy: Policy) -> Prepared:
     """Name the nodes, raise the opset as far as ``policy`` can need, infer types.
 
+    An earlier conversion to another policy is taken back, and local functions are inlined.
     ``file.model`` itself is left as it was.
+
+    Raises:
+        ModelError: If the model is malformed in a way that shows only now.
     """
+    with guarded(file), paused_collection():
+        model = _opened(file, policy.label)
+        own = frozenset(n.name or "" for n in model.graph.all_nodes())
+        if policy.scope is not Scope.NONE:
+            needed = needed_opsets(model, policy.format, _candidates(policy))
+            model = raise_as_far(model, needed)
+        return replace(_read(file, model, shapes=True), own_nodes=own)
+
+
+def _opened(file: OnnxFile, policy: str) -> ir.Model:
+    """A copy with unique names, free of other conversions and of local functions."""
     model = file.model.clone()
     name_nodes(model)
-    if policy.scope is not Scope.NONE:
-        model = raise_opset(model, needed_opset(model, policy.format, _candidates(policy)))
-    return _read(file, model)
+    if policy.partition(":")[0] == Scope.NONE.value:
+        return model
+    undo(model, policy)
+    if model.functions:
+        model = inline_functions(model)
+        name_nodes(model)
+    return model
 
 
-def _read(file: OnnxFile, model: ir.Model) -> Prepared:
+@contextmanager
+def guarded(file: OnnxFile) -> Iterator[None]:
+    """What Python raises on a malformed model becomes one clear error."""
+    try:
+        yield
+    except FinecastError:
+        raise
+    except Exception as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise ModelError(
+            f"the model is malformed: {type(error).__name__}: {first}",
+            where=str(file.path),
+            fix="run onnx.checker on it, and export it again",
+        ) from error
+
+
+def _read(file: OnnxFile, model: ir.Model, *, shapes: bool) -> Prepared:
     name_nodes(model)
-    model = ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(
-        model
-    ).model
+    infer(model, shapes=shapes)
     graph, binding = read(model, digest=file.digest)
     return Prepared(file=file, model=model, graph=graph, binding=binding)
 
@@ -100,18 +140,25 @@ def _candidates(policy: Policy) -> frozenset[str] | None:
 
 
 def minimal_opset(prepared: Prepared, formats: Mapping[int, Format]) -> int:
-    """The smallest opset, from the file's own up, that admits the chosen formats."""
-    own = opset_of(prepared.file.model)
-    needed = own
-    for node_id, fmt in formats.items():
-        native = prepared.binding.nodes[node_id]
-        if native is None or fmt is Format.FP32 or native.domain not in ("", "ai.onnx"):
+    """The file's own opset where it admits the chosen formats, else that of ``prepared``.
+
+    Raising it may rewrite ops; a plan that names what came of that needs the same again.
+    """
+    own, raised = opset_of(prepared.file.model), opset_of(prepared.model)
+    if own == raised:
+        return own
+    for node in prepared.graph.nodes:
+        fmt = formats.get(node.id, Format.FP32)
+        if node.format is not None and node.op != PHI and node.name not in prepared.own_nodes:
+            return raised
+        if fmt is node.format or fmt.storage is Format.FP32:
             continue
-        found = signature(native.op_type, "", own)
-        since = dict(found.since).get(fmt) if found else None
-        # An op that is not defined at the file's opset came from raising it.
-        needed = max(needed, since or opset_of(prepared.model))
-    return needed
+        native = prepared.binding.nodes[node.id] or prepared.binding.owners[node.id]
+        found = signature(native.op_type, native.domain, own)
+        since = dict(found.since).get(fmt, raised) if found else raised
+        if max(since, cast_since(fmt, own)) > own:
+            return raised
+    return own
 
 
 def apply(file: OnnxFile, plan: Plan) -> Applied:
@@ -126,21 +173,30 @@ def apply(file: OnnxFile, plan: Plan) -> Applied:
             where=str(file.path),
             fix="make a plan for this file, or give the file that the plan was made for",
         )
-    model = file.model.clone()
-    name_nodes(model)
-    prepared = _read(file, raise_opset(model, plan.opset))
+    with guarded(file), paused_collection():
+        model = raise_opset(_opened(file, plan.policy), plan.opset)
+        prepared = _read(file, model, shapes=False)
+        done = _replay(prepared, plan)
+    if done:
+        prepared.model.metadata_props[PLAN_KEY] = plan.digest
+        prepared.model.metadata_props[POLICY_KEY] = plan.policy
+    return Applied(model=prepared.model, graph=prepared.graph, edits=done)
+
+
+def _replay(prepared: Prepared, plan: Plan) -> tuple[Edit, ...]:
     graph = prepared.graph
     by_name = {n.name: n.id for n in graph.nodes}
     missing = [d.node for d in plan.decisions if d.node not in by_name]
     if missing:
-        raise ModelError(f"the plan names a node the model lacks: {missing[0]!r}")
+        raise ModelError(
+            f"the plan names a node the model lacks: {missing[0]!r}",
+            where=str(prepared.file.path),
+            fix="make a plan for this file with this version of finecast",
+        )
     formats = {by_name[name]: fmt for name, fmt in plan.formats.items()}
     done = edits(graph, formats, resolve_io(graph, plan.io))
     apply_edits(graph, prepared.binding, done)
-    if done:
-        prepared.model.metadata_props[PLAN_KEY] = plan.digest
-        prepared.model.metadata_props[POLICY_KEY] = plan.policy
-    return Applied(model=prepared.model, graph=graph, edits=done)
+    return done
 
 
 def resolve_io(graph: Graph, io: Mapping[str, Format]) -> dict[int, Format]:

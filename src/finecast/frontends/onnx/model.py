@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,13 +15,32 @@ from typing import Final
 import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
+from onnx_ir.external_data import set_base_dir
 
 from finecast.errors import ModelError, UsageError
+from finecast.frontends.onnx.stream import write_external
+from finecast.frontends.onnx.verify import check_tensors, sort_nodes
 
 # A protobuf message ends at 2 GiB; tensors go to a second file a safe distance before.
 EXTERNAL_ABOVE_BYTES: Final = 1_800_000_000
+_LARGEST_MESSAGE_BYTES: Final = 1 << 31
 # Digests read tensors in pieces, so that a digest never holds a large tensor twice.
 _DIGEST_SAMPLE_BYTES: Final = 1 << 20
+
+
+@contextmanager
+def paused_collection() -> Iterator[None]:
+    """No garbage collection while many objects are made that all live on.
+
+    Otherwise every collection walks them all, and time grows faster than the model.
+    """
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,32 +54,51 @@ class OnnxFile:
 
 
 def load(path: Path) -> OnnxFile:
-    """Read an ONNX file; external data is memory-mapped, not read.
+    """Read an ONNX file; external data stays on disk until it is needed.
+
+    Nodes that are not in topological order are brought into it.
 
     Raises:
         UsageError: If there is no such file.
-        ModelError: If it is not an ONNX model, is truncated, or its external data is missing.
+        ModelError: If it is not an ONNX model, is truncated, declares sizes that lie, has a
+            cycle, or its external data is missing or outside of its folder.
     """
     path = Path(path)
     if not path.is_file():
         what = "is a directory" if path.is_dir() else "does not exist"
         raise UsageError(f"model file {what}", where=str(path), fix="give the path of an .onnx file")
+    size = path.stat().st_size
+    if size >= _LARGEST_MESSAGE_BYTES:
+        raise _unreadable(path, f"a message of {size} bytes, and 2 GiB is the most there can be")
+    with paused_collection():
+        proto = _parse(path)
+        external = check_tensors(proto, path)
+        try:
+            model = ir.from_proto(proto)
+            set_base_dir(model.graph, path.parent)
+        except Exception as error:  # onnx_ir raises what Python raises on malformed messages
+            raise _unreadable(path, _first_line(error)) from error
+        if not model.opset_imports or len(list(model.graph)) + len(model.graph.outputs) == 0:
+            raise _unreadable(path, "no opset import or no graph")
+        sort_nodes(model, path)
+    return OnnxFile(path=path, model=model, digest=digest(path), size_bytes=size + external)
+
+
+def _parse(path: Path) -> onnx.ModelProto:
+    proto = onnx.ModelProto()
     try:
-        model = ir.load(path)
-    except (DecodeError, ValueError, TypeError, KeyError, OSError, AttributeError) as error:
-        raise ModelError(
-            f"not a readable ONNX model: {_first_line(error)}",
-            where=str(path),
-            fix="check that the file is complete and was exported as ONNX",
-        ) from error
-    if not model.opset_imports or len(list(model.graph)) + len(model.graph.outputs) == 0:
-        raise ModelError(
-            "not an ONNX model: no opset import or no graph",
-            where=str(path),
-            fix="check that the file is complete and was exported as ONNX",
-        )
-    size = _check_external_data(model, path)
-    return OnnxFile(path=path, model=model, digest=digest(path), size_bytes=size)
+        proto.ParseFromString(path.read_bytes())
+    except (DecodeError, ValueError, OSError) as error:
+        raise _unreadable(path, _first_line(error)) from error
+    return proto
+
+
+def _unreadable(path: Path, what: str) -> ModelError:
+    return ModelError(
+        f"not a readable ONNX model: {what}",
+        where=str(path),
+        fix="check that the file is complete and was exported as ONNX",
+    )
 
 
 def digest(path: Path) -> str:
@@ -69,33 +110,55 @@ def digest(path: Path) -> str:
     return total.hexdigest()[:16]
 
 
-def save(model: ir.Model, path: Path, *, force: bool = False) -> int:
+def save(
+    model: ir.Model, path: Path, *, force: bool = False, external_data: bool | None = None
+) -> int:
     """Write the model to ``path`` in one step; returns the bytes on disk.
 
-    The file appears complete or not at all. Above 1.8 GB tensors go to ``NAME.data``.
+    The file appears complete or not at all.
+
+    Args:
+        model: The model; as before when this returns.
+        path: Where to.
+        force: Whether a file that is there may be replaced.
+        external_data: Whether tensors go to ``NAME.data`` beside it, written piece by piece;
+            None: if there are more than 1.8 GB of them.
 
     Raises:
         UsageError: If ``path`` exists and ``force`` is not set, or cannot be written.
+        ModelError: If the model does not fit one file and ``external_data`` is False.
     """
     path = Path(path)
     check_writable(path, force=force)
-    external = _tensor_bytes(model) > EXTERNAL_ABOVE_BYTES
+    fits = fits_one_message(model)
+    if external_data is False and not fits:
+        raise ModelError(
+            "the model is over 2 GB and does not fit one file",
+            where=str(path),
+            fix="let its tensors go to a second file",
+        )
+    external = not fits if external_data is None else external_data
     data_name = path.name + ".data"
     try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".finecast-") as folder:
-            staged = Path(folder) / path.name
-            ir.save(model, staged, external_data=data_name if external else None)
+        with (
+            paused_collection(),
+            tempfile.TemporaryDirectory(dir=path.parent, prefix=".finecast-") as name,
+        ):
+            folder = Path(name)
             if external:
-                (Path(folder) / data_name).replace(path.parent / data_name)
-            size = staged.stat().st_size
-            staged.replace(path)
+                size = write_external(model, folder, path.name, data_name)
+                (folder / data_name).replace(path.parent / data_name)
+            else:
+                ir.save(model, folder / path.name)
+                size = (folder / path.name).stat().st_size
+            (folder / path.name).replace(path)
     except OSError as error:
         raise UsageError(
             f"cannot write the output: {error.strerror or error}",
             where=str(path),
             fix="choose a folder that exists, is writable and has room",
         ) from error
-    return size + ((path.parent / data_name).stat().st_size if external else 0)
+    return size
 
 
 def check_writable(path: Path, *, force: bool) -> None:
@@ -113,6 +176,18 @@ def check_writable(path: Path, *, force: bool) -> None:
             where=str(folder),
             fix="create it or choose another",
         )
+
+
+def fits_one_message(model: ir.Model) -> bool:
+    """Whether the model, with all its tensors, can be one protobuf message."""
+    return _tensor_bytes(model) <= EXTERNAL_ABOVE_BYTES
+
+
+def size_bytes(model: ir.Model) -> int:
+    """Bytes that the model takes on disk, its tensors beside it or not."""
+    if fits_one_message(model):
+        return ir.to_proto(model).ByteSize()
+    return _tensor_bytes(model)
 
 
 def to_bytes(model: ir.Model) -> bytes:
@@ -138,34 +213,6 @@ def check(path: Path) -> None:
         raise ModelError(
             f"the model is not valid ONNX: {_first_line(error)}", where=str(path)
         ) from error
-
-
-def _check_external_data(model: ir.Model, path: Path) -> int:
-    """Check that external data stays beside the model and is complete; total bytes."""
-    folder = path.parent.resolve()
-    files: set[Path] = set()
-    for value in model.graph.initializers.values():
-        tensor = value.const_value
-        if not isinstance(tensor, ir.ExternalTensor):
-            continue
-        file = Path(tensor.path)
-        real = file.resolve()
-        end = (tensor.offset or 0) + (tensor.length or 0)
-        problem = ""
-        if not real.is_relative_to(folder):
-            problem = "leaves the model's folder"
-        elif not real.is_file():
-            problem = "does not exist"
-        elif end > real.stat().st_size:
-            problem = f"is shorter than the {end} bytes the model declares"
-        if problem:
-            raise ModelError(
-                f"external data of {value.name!r} {problem}",
-                where=str(file),
-                fix="put the data file beside the model, unchanged",
-            )
-        files.add(real)
-    return path.stat().st_size + sum(f.stat().st_size for f in files)
 
 
 def _tensor_bytes(model: ir.Model) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import onnx
@@ -10,19 +11,25 @@ from onnx import version_converter
 
 from finecast.errors import ModelError
 from finecast.formats import Format
-from finecast.frontends.onnx.schema import signature
+from finecast.frontends.onnx.definitions import normal_domain
+from finecast.frontends.onnx.schema import cast_since, signature
+from finecast.frontends.onnx.skeleton import restored, run_without_weights
 
-# onnx's converter parses small constants (axes, scales); larger ones need not travel.
-_KEEP_BELOW_BYTES: Final = 1024
+_ERRORS: Final = (RuntimeError, onnx.onnx_cpp2py_export.version_converter.ConvertError)
 
 
 def opset_of(model: ir.Model) -> int:
-    """Version of the default domain."""
-    return model.opset_imports.get("", model.opset_imports.get("ai.onnx", 1))
+    """Version of the default domain, by either of its spellings."""
+    versions = [v for d, v in model.opset_imports.items() if normal_domain(d) == ""]
+    return max(versions, default=1)
 
 
-def needed_opset(model: ir.Model, fmt: Format, ops: frozenset[str] | None = None) -> int:
-    """Smallest opset at which every op that can ever take ``fmt`` admits it.
+def needed_opsets(
+    model: ir.Model, fmt: Format, ops: frozenset[str] | None = None
+) -> frozenset[int]:
+    """Opsets, all above the model's own, at which further ops admit ``fmt``.
+
+    At the highest every op that can ever take it does.
 
     Args:
         model: The model.
@@ -30,16 +37,17 @@ def needed_opset(model: ir.Model, fmt: Format, ops: frozenset[str] | None = None
         ops: Op types that the policy may lower; None for all.
     """
     current = opset_of(model)
-    needed = current
+    needed: set[int] = set()
     for node in model.graph.all_nodes():
-        if node.domain not in ("", "ai.onnx") or (ops is not None and node.op_type not in ops):
+        if normal_domain(node.domain) or (ops is not None and node.op_type not in ops):
             continue
         if not _carries_fp32(node):
             continue
         found = signature(node.op_type, "", current)
         since = dict(found.since).get(fmt) if found else None
-        needed = max(needed, since or current)
-    return needed
+        if since is not None:  # there will be casts, too
+            needed.add(max(since, cast_since(fmt, current)))
+    return frozenset(v for v in needed if v > current)
 
 
 def _carries_fp32(node: ir.Node) -> bool:
@@ -50,75 +58,51 @@ def _carries_fp32(node: ir.Node) -> bool:
 def raise_opset(model: ir.Model, version: int) -> ir.Model:
     """The same model at opset ``version`` of the default domain, weights shared.
 
-    Local functions are inlined first: the converter would leave their bodies behind.
-
     Raises:
         ModelError: If onnx has no conversion for one of the ops.
     """
     if version <= opset_of(model):
         return model
-    if model.functions:
-        from onnx_ir.passes.common import InlinePass
-
-        model = InlinePass()(model.clone()).model
-    tensors = {
-        name: value.const_value
-        for name, value in model.graph.initializers.items()
-        if value.const_value is not None and value.const_value.nbytes > _KEEP_BELOW_BYTES
-    }
-    proto = _without_weights(model, tensors)
+    _spell_default_domain(model)
     try:
-        raised = version_converter.convert_version(proto, version)
-    except (RuntimeError, onnx.onnx_cpp2py_export.version_converter.ConvertError) as error:
-        first = str(error).strip().splitlines()[0][:200]
+        proto = run_without_weights(
+            model, lambda p: version_converter.convert_version(p, version)
+        )
+    except _ERRORS as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise ModelError(
             f"the model's opset cannot be raised to {version}, which the format needs: {first}",
             fix="export the model at a newer opset, or use fp16",
         ) from error
-    return _restored(ir.from_proto(raised), model, tensors, version)
-
-
-def _without_weights(
-    model: ir.Model, tensors: dict[str, ir.TensorProtocol]
-) -> onnx.ModelProto:
-    """Serialize with large initializers as plain inputs, leaving ``model`` as it was."""
-    graph = model.graph
-    values = [graph.initializers[name] for name in tensors]
-    inputs = list(graph.inputs)
-    for value in values:
-        tensor = tensors[value.name or ""]
-        value.shape = value.shape or ir.Shape(tensor.shape)
-        value.type = value.type or ir.TensorType(tensor.dtype)
-        graph.initializers.pop(value.name or "")
-        if value not in graph.inputs:
-            graph.inputs.append(value)
-    try:
-        return ir.to_proto(model)
-    finally:
-        graph.inputs.clear()
-        graph.inputs.extend(inputs)
-        for value in values:
-            graph.initializers[value.name or ""] = value
-
-
-def _restored(
-    raised: ir.Model, original: ir.Model, tensors: dict[str, ir.TensorProtocol], version: int
-) -> ir.Model:
-    """Put back what the converter does not carry: weights, metadata, IR version."""
-    graph = raised.graph
-    was_input = {v.name for v in original.graph.inputs}
-    for value in list(graph.inputs):
-        if value.name in tensors:
-            value.const_value = tensors[value.name]
-            if value.name not in was_input:
-                graph.inputs.remove(value)
-            graph.register_initializer(value)
-    by_name = {n.name: n for n in original.graph.all_nodes()}
-    for node in graph.all_nodes():
-        twin = by_name.get(node.name)
-        if twin is not None and twin.op_type == node.op_type:
-            node.metadata_props.update(twin.metadata_props)
-            node.doc_string = node.doc_string or twin.doc_string
-    raised.metadata_props.update(original.metadata_props)
-    raised.ir_version = max(raised.ir_version, onnx.helper.OP_SET_ID_VERSION_MAP["ai.onnx", version])
+    raised = restored(proto, model)
+    least = onnx.helper.OP_SET_ID_VERSION_MAP["ai.onnx", version]
+    raised.ir_version = max(raised.ir_version or 0, least)
     return raised
+
+
+def raise_as_far(model: ir.Model, versions: Iterable[int]) -> ir.Model:
+    """The model at the highest of ``versions`` that onnx can raise it to.
+
+    Raises:
+        ModelError: If there is none; that of the highest.
+    """
+    first: ModelError | None = None
+    for version in sorted(set(versions), reverse=True):
+        try:
+            return raise_opset(model, version)
+        except ModelError as error:
+            first = first or error
+    if first is not None:
+        raise first
+    return model
+
+
+def _spell_default_domain(model: ir.Model) -> None:
+    """The converter knows the default domain as ``""`` only."""
+    imports = model.graph.opset_imports
+    if "ai.onnx" in imports:
+        version = opset_of(model)
+        del imports["ai.onnx"]
+        imports[""] = version
+    for node in model.graph.all_nodes():
+        node.domain = normal_domain(node.domain)

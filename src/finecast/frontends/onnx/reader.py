@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 import onnx_ir as ir
 
 from finecast import ops
 from finecast.formats import Format
+from finecast.frontends.onnx.constants import DATA_TYPES, constant_reader, constant_tensor
+from finecast.frontends.onnx.definitions import normal_domain
 from finecast.frontends.onnx.opset import opset_of
 from finecast.frontends.onnx.schema import Signature, signature
+from finecast.frontends.onnx.types import bodies
 from finecast.graph import Attribute, ConstantStats, Dim, Graph, Node, Value
+
+__all__ = ["DATA_TYPES", "PHI", "Binding", "Port", "constant_tensor", "dtype_label", "name_nodes", "read"]
 
 PHI: Final = "phi"
 
@@ -23,13 +30,6 @@ _DTYPE_LABELS: Final = {
     ir.DataType.DOUBLE: "fp64",
     ir.DataType.FLOAT8E4M3FN: "fp8_e4m3",
     ir.DataType.FLOAT8E5M2: "fp8_e5m2",
-}
-DATA_TYPES: Final = {
-    Format.FP32: ir.DataType.FLOAT,
-    Format.FP16: ir.DataType.FLOAT16,
-    Format.BF16: ir.DataType.BFLOAT16,
-    Format.FP8_E4M3: ir.DataType.FLOAT8E4M3FN,
-    Format.FP8_E5M2: ir.DataType.FLOAT8E5M2,
 }
 _SCALAR_ATTRIBUTES: Final = {
     ir.AttributeType.INT,
@@ -55,13 +55,15 @@ class Port:
 class Binding:
     """Which ONNX objects the ids of a Graph stand for.
 
-    ``nodes[i]`` is None for a phi; ``ports[i]`` has one entry for each of node i's inputs.
+    ``nodes[i]`` is None for a phi, whose If, Loop or Scan is ``owners[i]``; ``ports[i]`` has
+    one entry for each of node i's inputs.
     """
 
     model: ir.Model
     nodes: list[ir.Node | None] = field(default_factory=list[ir.Node | None])
     ports: list[tuple[Port | None, ...]] = field(default_factory=list[tuple[Port | None, ...]])
     values: list[ir.Value] = field(default_factory=list[ir.Value])
+    owners: dict[int, ir.Node] = field(default_factory=dict[int, ir.Node])
 
 
 def dtype_label(kind: ir.TypeProtocol | None) -> str:
@@ -77,12 +79,21 @@ def dtype_label(kind: ir.TypeProtocol | None) -> str:
 
 def name_nodes(model: ir.Model) -> None:
     """Give every node a unique, non-empty name, keeping those that already are."""
-    seen: set[str] = set()
-    for number, node in enumerate(model.graph.all_nodes()):
-        name = node.name or f"{node.op_type}_{number}"
-        while name in seen:
-            name = f"{name}_{number}"
-        seen.add(name)
+    nodes = list(model.graph.all_nodes())
+    kept: set[str] = set()
+    renamed: list[tuple[int, ir.Node]] = []
+    for number, node in enumerate(nodes):
+        if node.name and node.name not in kept:
+            kept.add(node.name)
+        else:
+            renamed.append((number, node))
+    for number, node in renamed:
+        name = base = f"{node.name or node.op_type}_{number}"
+        for attempt in itertools.count():
+            if name not in kept:
+                break
+            name = f"{base}_{attempt}"
+        kept.add(name)
         node.name = name
 
 
@@ -105,6 +116,7 @@ class _Reader:
         self.producers: dict[int, int] = {}
         self.uses: dict[int, list[int]] = {}
         self.regions = 0
+        self.names = {n.name for n in model.graph.all_nodes()}
         self.inputs = _runtime_inputs(model)
         self.outputs = set(model.graph.outputs)
 
@@ -116,63 +128,84 @@ class _Reader:
             self.binding.values.append(value)
         return self.ids[value]
 
-    def graph(self, graph: ir.Graph, region: int) -> None:
+    def graph(self, graph: ir.Graph, region: int, *, fixed: bool = False) -> None:
         for value in (*graph.inputs, *graph.initializers.values()):
             self.value(value)
         for node in graph:
-            if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            if node.op_type == "Constant" and not normal_domain(node.domain):
                 self.value(node.outputs[0])  # a constant value, not an op
                 continue
-            self.node(node, region)
+            self.node(node, region, fixed=fixed)
         for value in graph.outputs:
             self.value(value)
 
-    def node(self, node: ir.Node, region: int) -> None:
-        bodies = list(_bodies(node))
-        for body in bodies:
+    def node(self, node: ir.Node, region: int, *, fixed: bool) -> None:
+        """Add a node; in a ``fixed`` body it keeps the types it has."""
+        inner = list(bodies(node))
+        # Of bodies of other ops (FlexAttention, SequenceMap) it is not known what ties them.
+        opaque = bool(inner) and node.op_type not in _CONTROL
+        for body in inner:
             self.regions += 1
-            self.graph(body, self.regions)
-        merges = list(_merges(node, bodies)) if bodies else []
+            self.graph(body, self.regions, fixed=fixed or opaque)
+        domain = normal_domain(node.domain)
+        found = _described(node.op_type, domain, self.opset)
+        merges = list(_merges(node, inner, self.opset)) if inner and not opaque else []
         merged = {p.index for m in merges for p in m.inputs if p.owner is node}
-        found = signature(node.op_type, node.domain, self.opset)
         inputs = [v if i not in merged else None for i, v in enumerate(node.inputs)]
         outputs = list(node.outputs) if not merges else []
-        flags_in = self._flags(inputs, found, output=False)
-        flags_out = self._flags(outputs, found, output=True)
+        if fixed or inner:
+            flags_in, flags_out = (False,) * len(inputs), (False,) * len(outputs)
+        else:
+            flags_in, flags_out = _flags(inputs, outputs, found.signature)
         fmt = _own_format(inputs, outputs, flags_in, flags_out)
-        info = ops.lookup(f"{node.domain or 'onnx'}::{node.op_type}")
         self._add(
             node,
-            tuple(Port(owner=node, index=i) if v else None for i, v in enumerate(inputs)),
+            tuple(
+                None if v is None else Port(owner=node, index=i) for i, v in enumerate(inputs)
+            ),
             Node(
                 id=len(self.nodes),
                 name=node.name or "",
-                op=info.name,
-                native=f"{node.domain or 'onnx'}::{node.op_type}",
-                inputs=tuple(self.value(v) for v in inputs),
-                outputs=tuple(self.value(v) for v in outputs),
+                op=found.op,
+                native=found.native,
+                inputs=tuple(map(self.value, inputs)),
+                outputs=tuple(map(self.value, outputs)),
                 follows_in=flags_in,
                 follows_out=flags_out,
                 format=fmt,
-                admits=_admitted(found, self.opset) if fmt else frozenset(),
+                admits=found.admits if fmt else frozenset(),
                 attributes=dict(_attributes(node)),
                 scope=_scope(node.name or ""),
                 region=region,
             ),
         )
         for merge in merges:
-            self.phi(node, merge, region)
+            self.phi(node, merge, region, found.admits, fixed=fixed)
 
-    def phi(self, node: ir.Node, merge: _Merge, region: int) -> None:
+    def phi(
+        self,
+        node: ir.Node,
+        merge: _Merge,
+        region: int,
+        admits: frozenset[Format],
+        *,
+        fixed: bool,
+    ) -> None:
         sources = [_port_value(p) for p in merge.inputs]
         labels = {dtype_label(v.type) for v in (*sources, *merge.outputs)}
-        fmt = Format.FP32 if labels == {"fp32"} else None
+        shared = labels.pop() if len(labels) == 1 and not fixed else ""
+        fmt = _FORMATS[shared] if shared in FOLLOWING_LABELS else None
+        self.binding.owners[len(self.nodes)] = node
+        name = f"{node.name}/{PHI}_{merge.name}"
+        while name in self.names:
+            name += "_"
+        self.names.add(name)
         self._add(
             None,
             tuple(merge.inputs),
             Node(
                 id=len(self.nodes),
-                name=f"{node.name}/{PHI}_{merge.name}",
+                name=name,
                 op=PHI,
                 native=f"finecast::{PHI}",
                 inputs=tuple(self.value(v) for v in sources),
@@ -180,7 +213,8 @@ class _Reader:
                 follows_in=(fmt is not None,) * len(sources),
                 follows_out=(fmt is not None,) * len(merge.outputs),
                 format=fmt,
-                admits=frozenset(DATA_TYPES) if fmt else frozenset(),
+                admits=admits if fmt else frozenset(),
+                attributes={"of": node.op_type, "port": merge.name},
                 scope=node.name or "",
                 region=region,
             ),
@@ -196,17 +230,6 @@ class _Reader:
         for index in node.outputs:
             if index is not None:
                 self.producers[index] = node.id
-
-    def _flags(
-        self, values: Sequence[ir.Value | None], found: Signature | None, *, output: bool
-    ) -> tuple[bool, ...]:
-        return tuple(
-            v is not None
-            and found is not None
-            and found.follows(i, output=output)
-            and dtype_label(v.type) in FOLLOWING_LABELS
-            for i, v in enumerate(values)
-        )
 
     def finish(self, digest: str) -> Graph:
         values = tuple(
@@ -229,20 +252,54 @@ class _Reader:
         tensor = constant_tensor(value)
         if tensor is None or value in self.inputs:
             return None
-        return ConstantStats(size=tensor.size, read=tensor.numpy)
+        return ConstantStats(size=tensor.size, read=constant_reader(tensor))
 
 
 FOLLOWING_LABELS: Final = frozenset({"fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2"})
+_CONTROL: Final = frozenset({"If", "Loop", "Scan"})
 
 
-def constant_tensor(value: ir.Value) -> ir.TensorProtocol | None:
-    """The tensor of an initializer or of a ``Constant`` node's output; None otherwise."""
-    if value.const_value is not None and value.is_initializer():
-        return value.const_value
-    node = value.producer()
-    if node is None or node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
-        return None
-    return ir.convenience.get_const_tensor(value)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Described:
+    op: str
+    native: str
+    signature: Signature | None
+    admits: frozenset[Format]
+
+
+@lru_cache(maxsize=8192)
+def _described(op_type: str, domain: str, opset: int) -> _Described:
+    native = f"{domain or 'onnx'}::{op_type}"
+    found = signature(op_type, domain, opset)
+    return _Described(
+        op=ops.lookup(native).name,
+        native=native,
+        signature=found,
+        admits=frozenset(f for f, since in found.since if since <= opset)
+        if found
+        else frozenset(),
+    )
+
+
+def _flags(
+    inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value], found: Signature | None
+) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
+    """Which ports follow; none if one that could has a type that is not known."""
+    kept = (False,) * len(inputs), (False,) * len(outputs)
+    if found is None:
+        return kept
+    flags: list[tuple[bool, ...]] = []
+    for values, output in ((inputs, False), (outputs, True)):
+        following: list[bool] = []
+        for index, value in enumerate(values):
+            follows = value is not None and found.follows(index, output=output)
+            if follows and value is not None:
+                if value.type is None and (value.name or not output):
+                    return kept
+                follows = dtype_label(value.type) in FOLLOWING_LABELS
+            following.append(follows)
+        flags.append(tuple(following))
+    return flags[0], flags[1]
 
 
 def _runtime_inputs(model: ir.Model) -> set[ir.Value]:
@@ -260,42 +317,35 @@ class _Merge:
     outputs: tuple[ir.Value, ...]
 
 
-def _bodies(node: ir.Node) -> Iterator[ir.Graph]:
-    for attribute in node.attributes.values():
-        if attribute.is_ref():
-            continue
-        if attribute.type is ir.AttributeType.GRAPH:
-            yield attribute.as_graph()
-        elif attribute.type is ir.AttributeType.GRAPHS:
-            yield from attribute.as_graphs()
-
-
-def _merges(node: ir.Node, bodies: list[ir.Graph]) -> Iterator[_Merge]:
-    """Values that ``node`` forces to share one type, by the ONNX definitions of the ops.
-
-    Bodies of other ops stay as they are: nothing is known of their ties.
-    """
+def _merges(node: ir.Node, inner: list[ir.Graph], opset: int) -> Iterator[_Merge]:
+    """Values that ``node`` forces to share one type, by the ONNX definitions of the ops."""
     if node.op_type == "If":
         for i, out in enumerate(node.outputs):
-            ends = tuple(Port(owner=b, index=i) for b in bodies)
+            ends = tuple(Port(owner=b, index=i) for b in inner)
             yield _Merge(name=f"out{i}", inputs=ends, outputs=(out,))
     elif node.op_type == "Loop":
-        body, state = bodies[0], len(node.inputs) - 2
+        body, state = inner[0], len(node.inputs) - 2
         yield from _carried(node, body, range(state), input_offset=2, body_in=2, body_out=1)
         for i in range(state, len(node.outputs)):
             end = Port(owner=body, index=i + 1)
             yield _Merge(name=f"scan{i}", inputs=(end,), outputs=(node.outputs[i],))
-    elif node.op_type == "Scan":
-        body = bodies[0]
+    else:
+        body, first = inner[0], int(opset < _SCAN_WITHOUT_LENGTHS)
         scanned = int(node.attributes["num_scan_inputs"].as_int())
-        state = len(node.inputs) - scanned
-        yield from _carried(node, body, range(state), input_offset=0, body_in=0, body_out=0)
-        for i in range(state, len(node.inputs)):
-            start = Port(owner=node, index=i)
+        state = len(node.inputs) - first - scanned
+        yield from _carried(
+            node, body, range(state), input_offset=first, body_in=0, body_out=0
+        )
+        for i in range(state, state + scanned):
+            start = Port(owner=node, index=i + first)
             yield _Merge(name=f"in{i}", inputs=(start,), outputs=(body.inputs[i],))
         for i in range(state, len(node.outputs)):
             end = Port(owner=body, index=i)
             yield _Merge(name=f"scan{i}", inputs=(end,), outputs=(node.outputs[i],))
+
+
+# Scan-8's first input was the lengths of the sequences.
+_SCAN_WITHOUT_LENGTHS: Final = 9
 
 
 def _carried(
@@ -338,11 +388,10 @@ def _own_format(
         for v, follows in zip((*outputs, *inputs), (*flags_out, *flags_in), strict=True)
         if follows and v is not None
     }
-    return Format.parse(labels.pop()) if len(labels) == 1 else None
+    return _FORMATS[labels.pop()] if len(labels) == 1 else None
 
 
-def _admitted(found: Signature | None, opset: int) -> frozenset[Format]:
-    return frozenset(f for f, since in found.since if since <= opset) if found else frozenset()
+_FORMATS: Final = {f.label: f for f in Format}
 
 
 def _attributes(node: ir.Node) -> Iterator[tuple[str, Attribute]]:
@@ -363,4 +412,3 @@ def _shape(value: ir.Value) -> tuple[Dim, ...] | None:
     if value.shape is None:
         return None
     return tuple(d if isinstance(d, int) else (d.value or None) for d in value.shape)
-

@@ -1,4 +1,4 @@
-"""What an op's ONNX definition says: which ports share its type, and which formats it admits.
+"""What an op's definition says: which ports share its type, and which formats it admits.
 
 Law: a port *follows* its op if its type variable is one that the op computes in; all such
 ports of a node change together, every other float port keeps the type it has.
@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from finecast.formats import Format
-
-if TYPE_CHECKING:
-    import onnx
+from finecast.frontends.onnx.definitions import (
+    CONTRIB_DOMAIN,
+    Definition,
+    Ports,
+    definition,
+    normal_domain,
+)
 
 # The newest opset of the default domain that a model is raised to. A later one would be
 # valid ONNX, but engines in use today would not load it.
@@ -26,10 +30,12 @@ _ALSO_FOLLOWING: Final[dict[str, frozenset[str]]] = {
     "Pow": frozenset({"T", "T1"}),
     "Attention": frozenset({"T1", "T2", "U"}),
     "RMSNormalization": frozenset({"T", "V"}),
+    # onnx's inference gives the state the query's type, whatever its own variable says.
+    "LinearAttention": frozenset({"T", "S"}),
 }
-# Contrib ops have no schema here; ONNX Runtime defines all their float ports with one type.
-_CONTRIB_DOMAINS: Final = frozenset({"com.microsoft"})
-_CONTRIB_FORMATS: Final = frozenset({Format.FP32, Format.FP16, Format.BF16})
+# Ops whose expansion in the ONNX standard mixes its own fp32 constants with the input, so
+# that the definition's lower types cannot be used.
+_FP32_EXPANSION: Final = frozenset({"MeanVarianceNormalization"})
 
 # Float to float conversions have no type of their own: they are read in any format.
 CAST_OPS: Final = frozenset({"Cast"})
@@ -65,85 +71,72 @@ class Signature:
         return variadic and bool(flags) and flags[-1]
 
 
-_EVERYTHING: Final = Signature(
-    inputs=(True,),
-    outputs=(True,),
-    variadic_inputs=True,
-    variadic_outputs=True,
-    since=tuple((f, 1) for f in sorted(_CONTRIB_FORMATS, key=lambda f: f.label)),
-)
-
-
 @lru_cache(maxsize=4096)
 def signature(op_type: str, domain: str, opset: int) -> Signature | None:
-    """The op's signature at ``opset``; None if no definition is known."""
-    if domain in _CONTRIB_DOMAINS:
-        return _EVERYTHING
-    if domain not in ("", "ai.onnx"):
+    """The op's signature at ``opset``; None if no definition is known.
+
+    Other domains than ONNX's default and ONNX Runtime's have none: their ops keep their type.
+    """
+    domain = normal_domain(domain)
+    if domain not in ("", CONTRIB_DOMAIN):
         return None
-    schema = _schema(op_type, opset)
-    if schema is None:
+    found = definition(op_type, domain, opset)
+    if found is None:
         return None
-    following = _following_variables(schema)
-    variadic = _is_variadic
+    following = _following_variables(found)
     return Signature(
-        inputs=_flags(schema.inputs, following) if op_type not in CAST_OPS else (False,),
-        outputs=_flags(schema.outputs, following),
-        variadic_inputs=bool(schema.inputs) and variadic(schema.inputs[-1]),
-        variadic_outputs=bool(schema.outputs) and variadic(schema.outputs[-1]),
-        since=_admitted_since(op_type, opset),
+        inputs=_flags(found.inputs, following) if op_type not in CAST_OPS else (False,),
+        outputs=_flags(found.outputs, following),
+        variadic_inputs=found.inputs.variadic,
+        variadic_outputs=found.outputs.variadic,
+        since=_admitted_since(op_type, domain, opset),
     )
 
 
-def _schema(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
-    import onnx
-
-    try:
-        return onnx.defs.get_schema(op_type, opset, "")
-    except onnx.defs.SchemaError:
-        return None
+def cast_since(fmt: Format, opset: int) -> int:
+    """The first opset, from ``opset`` up, at which values can be cast to ``fmt`` and back."""
+    found = signature("Cast", "", opset)
+    return dict(found.since).get(fmt, opset) if found else opset
 
 
-def _is_variadic(port: onnx.defs.OpSchema.FormalParameter) -> bool:
-    return port.option.name == "Variadic"
-
-
-def _float_variables(schema: onnx.defs.OpSchema) -> dict[str, frozenset[Format]]:
+def _float_variables(found: Definition) -> dict[str, frozenset[Format]]:
     """Type variables that include fp32 tensors, with the formats they admit."""
-    found: dict[str, frozenset[Format]] = {}
-    for constraint in schema.type_constraints:
-        formats = {_FORMAT_OF_TYPE.get(t) for t in constraint.allowed_type_strs}
+    variables: dict[str, frozenset[Format]] = {}
+    for name, types in found.constraints.items():
+        formats = {_FORMAT_OF_TYPE.get(t) for t in types}
         if Format.FP32 in formats:
-            found[constraint.type_param_str] = frozenset(f for f in formats if f)
-    return found
+            variables[name] = frozenset(f for f in formats if f)
+    return variables
 
 
-def _following_variables(schema: onnx.defs.OpSchema) -> frozenset[str]:
-    floats = _float_variables(schema)
-    ports = [*schema.outputs, *schema.inputs]
-    main = next((p.type_str for p in ports if p.type_str in floats), None)
+def _following_variables(found: Definition) -> frozenset[str]:
+    floats = _float_variables(found)
+    ports = (*found.outputs.types, *found.inputs.types)
+    main = next((t for t in ports if t in floats), None)
     if main is None:
         return frozenset()
-    also = _ALSO_FOLLOWING.get(schema.name, frozenset[str]())
+    also = _ALSO_FOLLOWING.get(found.name, frozenset[str]())
     return frozenset({main}) | (also & floats.keys())
 
 
-def _flags(
-    ports: object, following: frozenset[str]
-) -> tuple[bool, ...]:
-    return tuple(p.type_str in following for p in ports)  # type: ignore[attr-defined]
+def _flags(ports: Ports, following: frozenset[str]) -> tuple[bool, ...]:
+    return tuple(t in following for t in ports.types)
 
 
-def _admitted_since(op_type: str, opset: int) -> tuple[tuple[Format, int], ...]:
+def _admitted_since(op_type: str, domain: str, opset: int) -> tuple[tuple[Format, int], ...]:
     first: dict[Format, int] = {}
-    for version in range(opset, max(opset, MAX_OPSET) + 1):
-        schema = _schema(op_type, version)
-        if schema is None or schema.deprecated:
+    last = max(opset, MAX_OPSET) if domain == "" else opset
+    for version in range(opset, last + 1):
+        found = definition(op_type, domain, version)
+        if found is None or found.deprecated:
             break
-        floats = _float_variables(schema)
-        following = _following_variables(schema)
+        floats = _float_variables(found)
+        following = _following_variables(found)
         if not following:
             break
-        for fmt in frozenset[Format].intersection(*(floats[v] for v in following)):
+        admitted = frozenset[Format].intersection(*(floats[v] for v in following))
+        if op_type in _FP32_EXPANSION:
+            admitted &= {Format.FP32}
+        for fmt in admitted:
             first.setdefault(fmt, version)
     return tuple(sorted(first.items(), key=lambda item: item[0].label))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import onnx_ir as ir
 
 from finecast.edits import ConvertConstant, Edit, InsertCast, SetFormat, SetPort, Use
 from finecast.formats import Format
-from finecast.frontends.onnx.reader import DATA_TYPES, Binding, Port, constant_tensor
-from finecast.graph import Graph
+from finecast.frontends.onnx.constants import DATA_TYPES, ConvertedTensor, constant_tensor
+from finecast.frontends.onnx.reader import Binding, Port
+from finecast.graph import Graph, Node
 from finecast.rounding import convert_constant
 
 # Attributes that state the float type an op creates.
@@ -27,11 +30,18 @@ _TYPE_ATTRIBUTES = {
 }
 
 
+# Set on every node whose format an edit changed, and on every cast that an edit put in: a
+# second conversion can tell them from what the model's author wrote.
+MARK: Final = "finecast.was"
+
+
 def apply_edits(graph: Graph, binding: Binding, edits: Sequence[Edit]) -> None:
     """Change the model behind ``binding`` as ``edits`` say.
 
     The graph describes the model as it was before; read it anew to go on.
     """
+    if not edits:
+        return
     writer = _Writer(graph, binding)
     for edit in edits:
         if isinstance(edit, SetFormat):
@@ -47,12 +57,28 @@ def apply_edits(graph: Graph, binding: Binding, edits: Sequence[Edit]) -> None:
     writer.drop_identity_casts()
 
 
+_IR_FREE_INITIALIZERS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _BodyEnd:
+    owner: ir.Graph
+    index: int
+
+
 class _Writer:
     def __init__(self, graph: Graph, binding: Binding) -> None:
         self.graph = graph
         self.binding = binding
         self.names = _taken_names(binding.model)
         self.replaced: list[ir.Value] = []
+        # Before IR 4 every initializer had to be an input, too.
+        self.list_initializers = (binding.model.ir_version or 0) < _IR_FREE_INITIALIZERS
+        self.idle = {
+            n.id
+            for n in graph.nodes
+            if n.native == "onnx::Cast" and _dtypes(graph, n.inputs) == _dtypes(graph, n.outputs)
+        }
 
     def set_format(self, edit: SetFormat) -> None:
         node = self.graph.nodes[edit.node]
@@ -60,7 +86,10 @@ class _Writer:
             _set_type(self.binding.values[value.id], edit.to)
         native = self.binding.nodes[edit.node]
         if native is None:
+            owner = self.binding.owners[edit.node]
+            _mark(owner, phi_mark(node), node.format, edit.to)
             return
+        _mark(native, MARK, node.format, edit.to)
         data_type = DATA_TYPES[edit.to]
         attribute = _TYPE_ATTRIBUTES.get(native.op_type)
         if attribute is not None:
@@ -71,26 +100,44 @@ class _Writer:
             native.attributes["value"] = ir.AttrTensor("value", _tensor(fill, edit.to, "value"))
 
     def set_port(self, edit: SetPort) -> None:
-        _set_type(self.binding.values[edit.value], edit.to)
+        """An output's type is that of what makes it: its producer, or a cast."""
+        value = self.binding.values[edit.value]
+        if value.is_graph_input():
+            _set_type(value, edit.to)
 
     def cast(self, edit: InsertCast) -> None:
         value = self.binding.values[edit.value]
-        inner = [u for u in edit.uses if not self._is_body_end(u)]
+        home = _home(value, self.binding.model.graph)
+        outer = [u for u in edit.uses if self._leaves_body(u, home)]
+        inner = [u for u in edit.uses if u not in outer]
         if inner:
-            self._cast_at_source(value, edit.to, inner)
-        for use in edit.uses:
-            if self._is_body_end(use):
-                self._cast_at_body_end(value, edit.to, use)
+            self._cast_at_source(value, home, edit.to, inner)
+        ends: dict[ir.Graph, ir.Value] = {}
+        for use in outer:
+            port = self._body_end(use)
+            if port.owner not in ends:
+                node = self._new_cast(value, edit.to)
+                port.owner.append(node)
+                ends[port.owner] = node.outputs[0]
+            port.owner.outputs[port.index] = ends[port.owner]
 
-    def _is_body_end(self, use: Use) -> bool:
+    def _leaves_body(self, use: Use, home: ir.Graph) -> bool:
+        """Whether the use is a body's output, of a value from outside of that body."""
         port = self._port(use)
-        return port is not None and isinstance(port.owner, ir.Graph)
+        return port is not None and isinstance(port.owner, ir.Graph) and port.owner is not home
+
+    def _body_end(self, use: Use) -> _BodyEnd:
+        port = self._port(use)
+        assert port is not None and isinstance(port.owner, ir.Graph)
+        return _BodyEnd(owner=port.owner, index=port.index)
 
     def _port(self, use: Use) -> Port | None:
         return None if use.node is None else self.binding.ports[use.node][use.index]
 
-    def _cast_at_source(self, value: ir.Value, to: Format, uses: list[Use]) -> None:
-        node, home = self._new_cast(value, to), _home(value, self.binding.model.graph)
+    def _cast_at_source(
+        self, value: ir.Value, home: ir.Graph, to: Format, uses: Sequence[Use]
+    ) -> None:
+        node = self._new_cast(value, to)
         producer = value.producer()
         if producer is not None:
             home.insert_after(producer, node)
@@ -99,17 +146,16 @@ class _Writer:
         else:
             home.append(node)
         for use in uses:
-            if use.node is None:
-                self._give_output(value, node.outputs[0])
-            else:
-                self._redirect(use, node.outputs[0])
+            self._give(use, value, node.outputs[0])
 
-    def _cast_at_body_end(self, value: ir.Value, to: Format, use: Use) -> None:
+    def _give(self, use: Use, old: ir.Value, new: ir.Value) -> None:
         port = self._port(use)
-        assert port is not None and isinstance(port.owner, ir.Graph)
-        node = self._new_cast(value, to)
-        port.owner.append(node)
-        port.owner.outputs[port.index] = node.outputs[0]
+        if port is None:
+            self._give_output(old, new)
+        elif isinstance(port.owner, ir.Graph):
+            port.owner.outputs[port.index] = new
+        else:
+            port.owner.replace_input_with(port.index, new)
 
     def _new_cast(self, value: ir.Value, to: Format) -> ir.Node:
         name = self._fresh(f"{value.name}_{to.label}")
@@ -120,6 +166,7 @@ class _Writer:
             name=self._fresh(f"cast_{name}"),
             outputs=[ir.Value(name=name, shape=value.shape, type=ir.TensorType(DATA_TYPES[to]))],
         )
+        node.metadata_props[MARK] = ""
         return node
 
     def _give_output(self, old: ir.Value, new: ir.Value) -> None:
@@ -132,29 +179,50 @@ class _Writer:
             return
         new.name, old.name = old.name, new.name
 
-    def _redirect(self, use: Use, value: ir.Value) -> None:
-        port = self._port(use)
-        assert port is not None and isinstance(port.owner, ir.Node)
-        port.owner.replace_input_with(port.index, value)
-
     def convert(self, edit: ConvertConstant) -> None:
+        """Converted constants of bodies live outside: they are the same at every turn."""
         value = self.binding.values[edit.value]
         tensor = constant_tensor(value)
         assert tensor is not None
-        name = self._fresh(f"{value.name}_{edit.to.label}")
-        new = ir.Value(name=name, shape=value.shape, type=ir.TensorType(DATA_TYPES[edit.to]))
-        new.const_value = _lazy_tensor(tensor, edit.to, name)
-        home = _home(value, self.binding.model.graph)
-        home.register_initializer(new)
+        main = self.binding.model.graph
+        shared: ir.Value | None = None
         for use in edit.uses:
             port = self._port(use)
-            if port is None:
-                self._give_output(value, new)
-            elif isinstance(port.owner, ir.Graph):
-                self._cast_at_body_end(value, edit.to, use)
-            else:
-                self._redirect(use, new)
+            if port is not None and isinstance(port.owner, ir.Graph):
+                port.owner.outputs[port.index] = self._constant(value, tensor, edit.to, port.owner)
+                continue
+            if shared is None:
+                shared = self._initializer(value, tensor, edit.to, main)
+            self._give(use, value, shared)
         self.replaced.append(value)
+
+    def _initializer(
+        self, value: ir.Value, tensor: ir.TensorProtocol, to: Format, home: ir.Graph
+    ) -> ir.Value:
+        name = self._fresh(f"{value.name}_{to.label}")
+        new = ir.Value(
+            name=name, shape=ir.Shape(tensor.shape), type=ir.TensorType(DATA_TYPES[to])
+        )
+        new.const_value = ConvertedTensor(tensor, to, name)
+        home.register_initializer(new)
+        if self.list_initializers:
+            home.inputs.append(new)
+        return new
+
+    def _constant(
+        self, value: ir.Value, tensor: ir.TensorProtocol, to: Format, home: ir.Graph
+    ) -> ir.Value:
+        """What a body gives back must be made in it."""
+        name = self._fresh(f"{value.name}_{to.label}")
+        new = ir.Value(
+            name=name, shape=ir.Shape(tensor.shape), type=ir.TensorType(DATA_TYPES[to])
+        )
+        attribute = ir.AttrTensor("value", ConvertedTensor(tensor, to, name))
+        node = ir.Node(
+            "", "Constant", [], [attribute], outputs=[new], name=self._fresh(f"constant_{name}")
+        )
+        home.append(node)
+        return new
 
     def drop_dead_constants(self) -> None:
         """Remove originals that no consumer is left for, and give their name back."""
@@ -172,8 +240,10 @@ class _Writer:
 
     def drop_identity_casts(self) -> None:
         """A Cast of the model whose input already has its type does nothing now."""
-        for node in self.binding.nodes:
+        for number, node in enumerate(self.binding.nodes):
             if node is None or node.op_type != "Cast" or node.graph is None:
+                continue
+            if number in self.idle:
                 continue
             source, result = node.inputs[0], node.outputs[0]
             if source is None or source.dtype != result.dtype or result.is_graph_output():
@@ -215,11 +285,18 @@ def _tensor(array: np.ndarray, fmt: Format, name: str) -> ir.Tensor:
     return ir.tensor(convert_constant(array, fmt), dtype=DATA_TYPES[fmt], name=name)
 
 
-def _lazy_tensor(source: ir.TensorProtocol, fmt: Format, name: str) -> ir.LazyTensor:
-    """Converted when it is written, so that no two copies of all weights are held."""
-    return ir.LazyTensor(
-        lambda: _tensor(source.numpy(), fmt, name),
-        dtype=DATA_TYPES[fmt],
-        shape=ir.Shape(source.shape),
-        name=name,
-    )
+def phi_mark(phi: Node) -> str:
+    """The key, among its owner's metadata, of a phi's mark."""
+    return f"{MARK}.{phi.attributes['port']}"
+
+
+def _mark(native: ir.Node, key: str, before: Format | None, to: Format) -> None:
+    was = native.metadata_props.get(key) or (before.label if before else "")
+    if was == to.label:
+        native.metadata_props.pop(key, None)
+    else:
+        native.metadata_props[key] = was
+
+
+def _dtypes(graph: Graph, ids: Sequence[int | None]) -> list[str]:
+    return [graph.values[i].dtype for i in ids if i is not None]

@@ -1,0 +1,1 @@
+"""Benchmarks: JSON lines with the machine they were made on."""

@@ -1,0 +1,150 @@
+"""What benchmarks share: JSON lines that say on which machine they were made.
+
+The first line that a benchmark prints is the environment; every other line is one figure with
+its bar. ``python -m benchmarks.common`` prints the environment alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from finecast.measure.environment import environment
+
+SHARED_MODELS = Path(__file__).resolve().parents[2] / "shared" / "models"
+# What may differ between figures that are put side by side: nothing of the machine.
+_SOFTWARE = frozenset({"finecast", "platform"})
+
+
+class NotComparableError(Exception):
+    """Figures of different machines, or of an unknown one."""
+
+
+@cache
+def print_environment() -> None:
+    """Print the environment line, once per process."""
+    _line({"environment": environment().as_json()})
+
+
+def report(
+    bench: str,
+    what: str,
+    value: float,
+    unit: str,
+    *,
+    bar: float | None = None,
+    at_least: bool = False,
+    **detail: object,
+) -> None:
+    """Print one figure.
+
+    Args:
+        bench: The benchmark.
+        what: What was measured.
+        value: The figure.
+        unit: Its unit.
+        bar: What is wanted: at most this much.
+        at_least: The bar is the least that is wanted.
+        detail: Whatever explains the figure.
+    """
+    print_environment()
+    content: dict[str, object] = {"bench": bench, "what": what, "value": value, "unit": unit}
+    if bar is not None:
+        met = value >= bar if at_least else value <= bar
+        content |= {"bar": bar, "at_least": at_least, "met": met}
+    _line({**content, "detail": detail} if detail else content)
+
+
+def skip(bench: str, why: str) -> None:
+    """Say that a benchmark cannot run here."""
+    print_environment()
+    _line({"bench": bench, "skipped": why})
+
+
+def _line(content: Mapping[str, object]) -> None:
+    sys.stdout.write(json.dumps(content) + "\n")
+    sys.stdout.flush()
+
+
+def median_s(work: Callable[[], object], repeats: int) -> float:
+    """Median wall time of ``work``."""
+    times: list[float] = []
+    for _ in range(repeats):
+        start = perf_counter()
+        work()
+        times.append(perf_counter() - start)
+    return median(times)
+
+
+def run_cli(*args: str) -> float:
+    """Wall time of ``finecast ARGS`` as a process of its own.
+
+    Raises:
+        RuntimeError: If it fails.
+    """
+    start = perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "finecast", *args], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"finecast {' '.join(args)}: {done.stderr.strip()}")
+    return perf_counter() - start
+
+
+def shared_case(name: str) -> Any:
+    """A case of ``shared/models/cases.py``; None where the folder is absent."""
+    path = SHARED_MODELS / "cases.py"
+    if not path.is_file():
+        return None
+    spec = importlib.util.spec_from_file_location("cases", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.CASES[name]
+
+
+def merge(files: Mapping[str, Iterable[str]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The one environment of all lines, and the lines that are figures.
+
+    Raises:
+        NotComparableError: If a file does not say its environment, or two differ in machine,
+            Python or libraries.
+    """
+    found: dict[str, Any] = {}
+    rows: list[dict[str, Any]] = []
+    for name, lines in files.items():
+        known = False
+        for line in lines:
+            if not line.startswith("{"):
+                continue
+            content: dict[str, Any] = json.loads(line)
+            if "environment" in content:
+                found = found or content["environment"]
+                _check_same(found, content["environment"], name)
+                known = True
+            elif "bench" in content:
+                rows.append(content)
+        if not known:
+            raise NotComparableError(f"{name} does not say on which machine it was made")
+    return found, rows
+
+
+def _check_same(one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> None:
+    for key in sorted((one.keys() | other.keys()) - _SOFTWARE):
+        if one.get(key) != other.get(key):
+            raise NotComparableError(
+                f"{name} was made elsewhere: {key} is {other.get(key)}, not {one.get(key)}"
+            )
+
+
+if __name__ == "__main__":
+    print_environment()

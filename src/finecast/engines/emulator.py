@@ -1,0 +1,206 @@
+"""The emulator: an engine that computes as a device you do not have would."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finecast.emulation import Emulation, cast_nodes
+from finecast.engines.base import Array, Capability, Feeds, KernelTime, Session, TensorSpec
+from finecast.engines.onnxruntime import OnnxRuntimeEngine
+from finecast.errors import EngineError, UsageError
+from finecast.formats import Format
+from finecast.frontends import onnx as frontend
+from finecast.frontends.onnx import Prepared
+from finecast.frontends.onnx.emulation import (
+    EMULATION_SWITCH,
+    OFFSET,
+    Emulated,
+    Setting,
+    emulated,
+)
+from finecast.frontends.onnx.expand import expand_accumulations
+from finecast.graph import Graph
+from finecast.ops import OpKind
+from finecast.patterns import activation_kernels, bias_kernels, merged, norm_kernels
+from finecast.policy import Policy, Scope
+from finecast.targets import load_target
+
+
+def device_kernels(graph: Graph, emulation: Emulation) -> list[frozenset[int]]:
+    """Nodes that the device runs as one, so that nothing is rounded between them."""
+    kernels = bias_kernels(graph) + activation_kernels(graph)
+    if emulation.mixed_accumulation:
+        kernels += norm_kernels(graph)
+    return merged(kernels)
+
+
+def setting_of(graph: Graph, emulation: Emulation) -> Setting:
+    """What the options of ``emulation`` set."""
+    cast = cast_nodes(graph, emulation)
+    stores = emulation.scope is Scope.ALL or emulation.stores_matmult
+    return Setting(
+        reads=cast,
+        writes=cast if stores else frozenset(),
+        relayout=emulation.relayout is not None,
+    )
+
+
+def setting_of_plan(formats: Mapping[int, Format], emulation: Emulation) -> Setting:
+    """What a plan's explicit casts set: its low ops read and store low."""
+    low = frozenset(i for i, f in formats.items() if f is emulation.format)
+    return Setting(reads=low, writes=low, relayout=emulation.relayout is not None)
+
+
+@final
+class EmulatorSession:
+    """A model in ONNX Runtime, instrumented; ``apply`` changes what is cast without a rebuild.
+
+    Law: with stochastic rounding, draws depend on the index of the sample since ``apply``,
+    not on how samples were split into batches.
+    """
+
+    def __init__(self, session: Session, instrumented: Emulated, setting: Setting) -> None:
+        self._session = session
+        self._instrumented = instrumented
+        self._inputs = tuple(s for s in session.inputs if s.name not in _OWN)
+        self._switch: NDArray[np.bool_] = instrumented.switch(setting)
+        self._seen = 0
+
+    @property
+    def inputs(self) -> Sequence[TensorSpec]:
+        """The model's own inputs."""
+        return self._inputs
+
+    @property
+    def outputs(self) -> Sequence[TensorSpec]:
+        """The model's outputs."""
+        return self._session.outputs
+
+    def apply(self, setting: Setting) -> EmulatorSession:
+        """Cast what ``setting`` says from now on; the stream of samples starts anew."""
+        self._switch = self._instrumented.switch(setting)
+        self._seen = 0
+        return self
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        """Run one batch as the target would."""
+        own: dict[str, Array] = {}
+        if self._switch.size:
+            own[EMULATION_SWITCH] = self._switch
+        if self._instrumented.needs_offset:
+            own[OFFSET] = np.array(self._seen, dtype=np.int64)
+            self._seen += max((len(a) for a in feeds.values() if a.ndim), default=1)
+        return self._session.run({**feeds, **own})
+
+    def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
+        """Nothing: the time that emulation takes says nothing of the device."""
+        del feeds, repeats
+        return []
+
+
+_OWN = frozenset({EMULATION_SWITCH, OFFSET})
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulatorEngine:
+    """Runs models as a target would; ``emulation`` states its options."""
+
+    emulation: Emulation
+
+    @property
+    def name(self) -> str:
+        """The engine's name in options and reports."""
+        return "emulator"
+
+    @property
+    def device(self) -> str:
+        """The emulated device."""
+        return self.emulation.target.name
+
+    def capabilities(self) -> Mapping[Format, Capability]:
+        """By the target's documented rates of its matmul engine."""
+        engine = self.emulation.target.engine_for(OpKind.MATMUL)
+        base = engine.rate_tflops(Format.FP32)
+        found: dict[Format, Capability] = {}
+        for fmt in Format:
+            rate = engine.rate_tflops(fmt)
+            speed = rate / base if rate is not None and base else None
+            reason = "" if rate is not None else f"{self.device} has no {fmt.label}"
+            found[fmt] = Capability(runs=rate is not None, speed=speed, reason=reason)
+        return found
+
+    def load(self, model: Path | bytes, *, profiling: bool = False) -> EmulatorSession:
+        """Load a model for the options' own scope; its own low types are emulated too.
+
+        Raises:
+            EngineError: If it cannot be run.
+        """
+        if profiling:
+            raise EngineError("the emulator has no profile of the device", fix="use ladder")
+        if isinstance(model, bytes):
+            with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
+                path = Path(folder) / "model.onnx"
+                path.write_bytes(model)
+                return self.load(path)
+        prepared = prepare(frontend.load(model), self.emulation)
+        return self.session(prepared, fixed=setting_of(prepared.graph, self.emulation))
+
+    def session(
+        self,
+        prepared: Prepared,
+        *,
+        kernels: Sequence[frozenset[int]] | None = None,
+        fixed: Setting | None = None,
+    ) -> EmulatorSession:
+        """A session on a prepared model: switched, or built for one setting.
+
+        Args:
+            prepared: What ``prepare`` gave.
+            kernels: Nodes that run as one; by default those of ``device_kernels``.
+            fixed: The one setting to build for.
+        """
+        graph = prepared.graph
+        found = device_kernels(graph, self.emulation) if kernels is None else kernels
+        built = emulated(prepared.model, self.emulation, kernels=found, fixed=fixed)
+        session = OnnxRuntimeEngine("CPU").load(frontend.to_bytes(built.model))
+        return EmulatorSession(session, built, fixed or setting_of(graph, self.emulation))
+
+
+def prepare(file: frontend.OnnxFile, emulation: Emulation) -> Prepared:
+    """A model ready to be emulated: named nodes, known types, accumulations as asked."""
+    prepared = frontend.prepare(file, Policy(scope=Scope.NONE))
+    if emulation.mixed_accumulation:
+        return prepared
+    return frontend.prepare(
+        frontend.OnnxFile(
+            path=file.path,
+            model=expand_accumulations(prepared.model),
+            digest=file.digest,
+            size_bytes=file.size_bytes,
+        ),
+        Policy(scope=Scope.NONE),
+    )
+
+
+def EmulatorFactory(device: str) -> EmulatorEngine:  # noqa: N802 - called as engines' classes are
+    """The engine ``emulator:TARGET[:SCOPE:FORMAT]``, for ``get_engine``.
+
+    Raises:
+        UsageError: If the target or the policy is unknown.
+    """
+    name, _, policy = device.partition(":")
+    if not name:
+        raise UsageError("the emulator needs a target", fix="write emulator:trn1:all:bf16")
+    options: dict[str, Any] = {}
+    if policy:
+        scope, _, fmt = policy.partition(":")
+        options = {"scope": Scope.parse(scope), "format": Format.parse(fmt or "bf16")}
+    return EmulatorEngine(emulation=Emulation(target=load_target(name), **options))

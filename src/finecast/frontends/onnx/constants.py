@@ -1,0 +1,101 @@
+"""Tensors of constants: read when asked for, in pieces, and let go at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, final
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from finecast.formats import Format
+from finecast.frontends.onnx.definitions import normal_domain
+from finecast.rounding import convert_constant
+
+# Elements converted at a time: what conversion holds beside the file itself.
+PIECE: Final = 1 << 22
+
+DATA_TYPES: Final = {
+    Format.FP32: ir.DataType.FLOAT,
+    Format.FP16: ir.DataType.FLOAT16,
+    Format.BF16: ir.DataType.BFLOAT16,
+    Format.FP8_E4M3: ir.DataType.FLOAT8E4M3FN,
+    Format.FP8_E5M2: ir.DataType.FLOAT8E5M2,
+}
+
+
+def constant_tensor(value: ir.Value) -> ir.TensorProtocol | None:
+    """The tensor of an initializer or of a ``Constant`` node's output; None otherwise."""
+    if value.const_value is not None and value.is_initializer():
+        return value.const_value
+    node = value.producer()
+    if node is None or node.op_type != "Constant" or normal_domain(node.domain):
+        return None
+    return ir.convenience.get_const_tensor(value)
+
+
+def constant_reader(tensor: ir.TensorProtocol) -> Callable[[], NDArray[np.generic]]:
+    """A function that gives the tensor's array and keeps nothing of it.
+
+    onnx_ir keeps a file mapped once it was read, and every page that was touched stays in
+    memory; a mapping of its own goes away with the array.
+    """
+    if isinstance(tensor, ir.ExternalTensor):
+        return lambda: _mapped(tensor)
+    return tensor.numpy
+
+
+def pieces(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
+    """The tensor's bytes as external data stores them, a few MB at a time.
+
+    A plain mapping of a file is read and dropped piece by piece.
+    """
+    if isinstance(tensor, ConvertedTensor):
+        yield from tensor.pieces()
+    elif isinstance(tensor, ir.ExternalTensor) and tensor.length:
+        start = tensor.offset or 0
+        with Path(tensor.path).open("rb") as file:
+            file.seek(start)
+            left = tensor.length
+            while left:
+                piece = file.read(min(left, 4 * PIECE))
+                if not piece:
+                    return
+                left -= len(piece)
+                yield piece
+    else:
+        yield tensor.tobytes()
+
+
+def _mapped(tensor: ir.ExternalTensor) -> NDArray[np.generic]:
+    dtype = tensor.dtype.numpy()
+    shape = tuple(int(d) for d in tensor.shape)
+    if not int(np.prod(shape, dtype=np.int64)) or tensor.dtype.bitwidth < 8:  # noqa: PLR2004
+        return tensor.numpy()
+    return np.memmap(tensor.path, dtype, "r", tensor.offset or 0, shape)
+
+
+@final
+class ConvertedTensor(ir.LazyTensor):
+    """A constant in another format, converted when it is written and never held."""
+
+    def __init__(self, source: ir.TensorProtocol, fmt: Format, name: str) -> None:
+        self.source = source
+        self.format = fmt
+        super().__init__(
+            self._whole, dtype=DATA_TYPES[fmt], shape=ir.Shape(source.shape), name=name
+        )
+
+    def _whole(self) -> ir.Tensor:
+        array = constant_reader(self.source)()
+        return ir.tensor(
+            convert_constant(array, self.format), dtype=DATA_TYPES[self.format], name=self.name
+        )
+
+    def pieces(self) -> Iterator[bytes | memoryview]:
+        """The converted bytes, a few MB at a time."""
+        flat = constant_reader(self.source)().reshape(-1)
+        for start in range(0, flat.size, PIECE):
+            yield convert_constant(flat[start : start + PIECE], self.format).tobytes()

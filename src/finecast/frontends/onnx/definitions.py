@@ -1,0 +1,102 @@
+"""Definitions of ops: the type of every port, and what each type variable admits.
+
+Sources: ``onnx.defs`` for the domains of ONNX; for ONNX Runtime's own ops ``contrib.json``,
+which ``tests/frontends/contrib_schemas.py`` writes from ONNX Runtime itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import onnx
+
+CONTRIB_DOMAIN: Final = "com.microsoft"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """Type strings of formal inputs or outputs; the last repeats if ``variadic``.
+
+    ``mixed`` says that the repeats of a variadic port may differ in type.
+    """
+
+    types: tuple[str, ...]
+    variadic: bool = False
+    mixed: bool = False
+
+    def type_of(self, index: int) -> str | None:
+        """Type string of port ``index``; None if the definition has no such port."""
+        if index < len(self.types):
+            return self.types[index]
+        return self.types[-1] if self.variadic and self.types else None
+
+    def binds(self, index: int) -> bool:
+        """Whether the type variable of port ``index`` is one type for the whole node."""
+        return not (self.mixed and index >= len(self.types) - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """What an op's schema says of types."""
+
+    name: str
+    inputs: Ports
+    outputs: Ports
+    constraints: Mapping[str, frozenset[str]]
+    deprecated: bool = False
+
+
+def normal_domain(domain: str) -> str:
+    """``""`` for both spellings of the default domain."""
+    return "" if domain == "ai.onnx" else domain
+
+
+@lru_cache(maxsize=8192)
+def definition(op_type: str, domain: str, version: int) -> Definition | None:
+    """The definition in force at ``version`` of ``domain``; None if none is known."""
+    import onnx
+
+    domain = normal_domain(domain)
+    try:
+        schema = onnx.defs.get_schema(op_type, version, domain)
+    except onnx.defs.SchemaError:
+        return _contrib().get(f"{domain}::{op_type}")
+    return Definition(
+        name=op_type,
+        inputs=_ports(schema.inputs),
+        outputs=_ports(schema.outputs),
+        constraints={
+            c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints
+        },
+        deprecated=schema.deprecated,
+    )
+
+
+def _ports(formal: Sequence[onnx.defs.OpSchema.FormalParameter]) -> Ports:
+    variadic = bool(formal) and formal[-1].option.name == "Variadic"
+    return Ports(
+        types=tuple(p.type_str for p in formal),
+        variadic=variadic,
+        mixed=variadic and not formal[-1].is_homogeneous,
+    )
+
+
+@lru_cache(maxsize=1)
+def _contrib() -> dict[str, Definition]:
+    text = resources.files(__package__).joinpath("contrib.json").read_text(encoding="utf-8")
+    rows: dict[str, Any] = json.loads(text)
+    return {
+        key: Definition(
+            name=key.rpartition("::")[2],
+            inputs=Ports(types=tuple(row["inputs"]), variadic=row["variadic"][0]),
+            outputs=Ports(types=tuple(row["outputs"]), variadic=row["variadic"][1]),
+            constraints={v: frozenset(types) for v, types in row["constraints"].items()},
+        )
+        for key, row in rows.items()
+    }

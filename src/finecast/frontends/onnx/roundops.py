@@ -1,0 +1,206 @@
+"""ONNX nodes that round a value in fp32: casts where ONNX has the type, else exact arithmetic.
+
+Laws: for what is in the format's normal range the nodes give ``roundmodes.convert`` bit for
+bit (subnormals of fp32's own range aside; stochastic draws come from a table of their own);
+beyond 2^100 values of formats with fp32's range may pass unrounded where arithmetic is used.
+Sources: T. J. Dekker, "A floating-point technique for extending the available precision"
+(1971), for splitting; adding and subtracting 1.5 * 2^23 units rounds to a whole unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from finecast.formats import Format
+from finecast.frontends.onnx.reader import DATA_TYPES
+from finecast.roundmodes import Conversion, Rounding, draws
+
+# A prime, so that values of different sizes walk through the table at different strides.
+_TABLE: Final = 1_048_573
+# Largest magnitude that splitting takes: its product with 2^23 + 1 stays below 2^128.
+_SPLIT_LIMIT: Final = 2.0**100
+_FRACTION: Final = Format.FP32.mantissa_bits
+
+
+@dataclass(slots=True)
+class RoundOps:
+    """Makes nodes that round; constants go to ``register`` once each.
+
+    ``offset`` is a scalar int64 value: index of the batch's first sample in the stream. It
+    is asked for by stochastic rounding alone.
+    """
+
+    register: Callable[[ir.Value], None]
+    offset: Callable[[], ir.Value]
+    constants: dict[str, ir.Value] = field(default_factory=dict[str, ir.Value])
+    made: list[ir.Node] = field(default_factory=list[ir.Node])
+    label: str = ""
+    count: int = 0
+
+    def round(
+        self, value: ir.Value, how: Conversion, label: str
+    ) -> tuple[list[ir.Node], ir.Value]:
+        """Nodes, in order, and the value they end in: ``value`` rounded."""
+        self.made, self.label, self.count = [], label, 0
+        table = how.rounding is Rounding.NEAREST_EVEN and _CASTS.get(how.format)
+        if table:
+            out = self._by_cast(value, how)
+        elif how.rounding is Rounding.NEAREST_EVEN and how.format is Format.TF32:
+            out = self._by_split(value, how)
+        else:
+            out = self._by_grid(value, how)
+        if how.flush_subnormals:
+            out = self._flushed(out, how.format)
+        return self.made, out
+
+    def constant(self, array: NDArray[np.generic]) -> ir.Value:
+        """An initializer; equal scalars are shared."""
+        key = f"{array.dtype}_{array.tolist()}" if array.ndim == 0 else f"table_{array.dtype}"
+        if key not in self.constants:
+            name = f"finecast_{key}".replace("-", "m").replace("+", "").replace(".", "_")
+            value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
+            value.type = ir.TensorType(ir.tensor(array).dtype)
+            value.shape = ir.Shape(array.shape)
+            self.register(value)
+            self.constants[key] = value
+        return self.constants[key]
+
+    def scalar(self, x: float) -> ir.Value:
+        """An fp32 constant."""
+        return self.constant(np.array(x, dtype=np.float32))
+
+    def op(
+        self, kind: str, *inputs: ir.Value, dtype: ir.DataType = ir.DataType.FLOAT, **attributes: int
+    ) -> ir.Value:
+        """Append one node; its output."""
+        placed = dtype is _INT or kind in ("Gather", "Reshape")
+        out = ir.Value(
+            name=f"{self.label}_{self.count}",
+            type=ir.TensorType(dtype),
+            shape=None if placed else inputs[0].shape,
+        )
+        self.count += 1
+        self.made.append(ir.node(kind, list(inputs), attributes, outputs=[out]))
+        return out
+
+    def _by_cast(self, value: ir.Value, how: Conversion) -> ir.Value:
+        if how.saturate:
+            value = self._clipped(value, how.format.max)
+        dtype = DATA_TYPES[how.format]
+        low = self.op("Cast", value, dtype=dtype, to=int(dtype))
+        return self.op("Cast", low, to=int(ir.DataType.FLOAT))
+
+    def _by_split(self, value: ir.Value, how: Conversion) -> ir.Value:
+        """Dekker's splitting rounds to nearest even; what would overflow is scaled before."""
+        drop = _FRACTION - how.format.mantissa_bits
+        near = self._clipped(value, _SPLIT_LIMIT)
+        product = self.op("Mul", near, self.scalar(2.0**drop + 1))
+        rounded = self.op("Sub", product, self.op("Sub", product, near))
+        large = self.op("Greater", self.op("Abs", value), self.scalar(_SPLIT_LIMIT), dtype=_BOOL)
+        out = self.op("Where", large, value, rounded)
+        return self._clipped(out, how.format.max) if how.saturate else out
+
+    def _by_grid(self, value: ir.Value, how: Conversion) -> ir.Value:
+        """Add and subtract 1.5 * 2^23 quanta of the value's binade."""
+        fmt = how.format
+        magnitude = self.op("Abs", value)
+        top = min(fmt.max, _SPLIT_LIMIT)
+        inside = self.op(
+            "Clip", magnitude, self.scalar(fmt.smallest_normal), self.scalar(top)
+        )
+        product = self.op("Mul", inside, self.scalar(2.0**_FRACTION + 1))
+        power = self.op("Sub", product, self.op("Sub", product, inside))
+        above = self.op("Greater", power, inside, dtype=_BOOL)
+        binade = self.op("Where", above, self.op("Mul", power, self.scalar(0.5)), power)
+        magic = self.op("Mul", binade, self.scalar(1.5 * 2.0 ** (_FRACTION - fmt.mantissa_bits)))
+        wanted = magnitude
+        quantum = self.op("Mul", binade, self.scalar(fmt.epsilon))
+        if how.rounding is Rounding.STOCHASTIC:
+            step = self.op("Mul", self._draws(value, how.seed), quantum)
+            wanted = self.op("Add", magnitude, step)
+        rounded = self.op("Sub", self.op("Add", wanted, magic), magic)
+        if how.rounding is not Rounding.NEAREST_EVEN:
+            over = self.op("Greater", rounded, wanted, dtype=_BOOL)
+            lower = self.op("Sub", rounded, quantum)
+            rounded = self.op("Where", over, lower, rounded)
+        rounded = self._limited(rounded, magnitude, how)
+        # Not Sign(x) * y: zeros keep their sign, and NaN comes through.
+        negative = self.op("Less", value, self.scalar(0.0), dtype=_BOOL)
+        return self.op("Where", negative, self.op("Neg", rounded), rounded)
+
+    def _limited(self, rounded: ir.Value, magnitude: ir.Value, how: Conversion) -> ir.Value:
+        fmt = how.format
+        if fmt.max > _SPLIT_LIMIT:
+            large = self.op("Greater", magnitude, self.scalar(_SPLIT_LIMIT), dtype=_BOOL)
+            rounded = self.op("Where", large, magnitude, rounded)
+        beyond = self.op("Greater", rounded, self.scalar(fmt.max), dtype=_BOOL)
+        stays = how.saturate or how.rounding is Rounding.TOWARD_ZERO
+        infinity = np.nan if fmt.finite_only else np.inf
+        limit = self.scalar(fmt.max if stays else infinity)
+        out = self.op("Where", beyond, limit, rounded)
+        if how.saturate or how.rounding is not Rounding.TOWARD_ZERO:
+            return out
+        endless = self.op("IsInf", magnitude, dtype=_BOOL)
+        return self.op("Where", endless, self.scalar(infinity), out)
+
+    def _flushed(self, value: ir.Value, fmt: Format) -> ir.Value:
+        small = self.op(
+            "Less", self.op("Abs", value), self.scalar(fmt.smallest_normal), dtype=_BOOL
+        )
+        return self.op("Where", small, self.op("Mul", value, self.scalar(0.0)), value)
+
+    def _clipped(self, value: ir.Value, limit: float) -> ir.Value:
+        return self.op("Clip", value, self.scalar(-limit), self.scalar(limit))
+
+    def _draws(self, value: ir.Value, seed: int) -> ir.Value:
+        """Draws for each element, from its index in the whole stream: a table, cyclic.
+
+        The stream is the concatenation of batches along the first axis, so an element's
+        draw does not depend on how samples were split into batches.
+        """
+        table = self.constant((np.floor(draws(_TABLE, seed=seed) * 4096) / 4096).astype(np.float32))
+        shape = self.op("Shape", value, dtype=_INT)
+        size = self.op("ReduceProd", shape, dtype=_INT, keepdims=0)
+        one = self.constant(np.array(1, dtype=np.int64))
+        first = self.op("Gather", self.op("Concat", shape, self._ones(), dtype=_INT, axis=0),
+                        self.constant(np.array(0, dtype=np.int64)), dtype=_INT)
+        rows = self.op("Max", first, one, dtype=_INT)
+        each = self.op("Div", size, rows, dtype=_INT)
+        start = self.op("Mul", self.offset(), each, dtype=_INT)
+        salt = self.constant(np.array(_salt(self.label), dtype=np.int64))
+        start = self.op("Add", start, salt, dtype=_INT)
+        zero = self.constant(np.array(0, dtype=np.int64))
+        index = self.op("Range", zero, size, one, dtype=_INT)
+        prime = self.constant(np.array(_TABLE, dtype=np.int64))
+        index = self.op("Mod", self.op("Add", index, start, dtype=_INT), prime, dtype=_INT)
+        return self.op("Reshape", self.op("Gather", table, index), shape)
+
+    def _ones(self) -> ir.Value:
+        if "ones" not in self.constants:
+            value = ir.Value(name="finecast_ones")
+            value.const_value = ir.tensor(np.array([1], dtype=np.int64), name=value.name)
+            value.type, value.shape = ir.TensorType(_INT), ir.Shape([1])
+            self.register(value)
+            self.constants["ones"] = value
+        return self.constants["ones"]
+
+
+_BOOL: Final = ir.DataType.BOOL
+_INT: Final = ir.DataType.INT64
+# Types whose ONNX casts are right in every case. ONNX Runtime's casts to fp8 are not:
+# without saturation they give 448 for 464 < x < 496 in e4m3, and NaN for Inf in e5m2.
+_CASTS: Final = {Format.BF16: True, Format.FP16: True}
+
+
+def _salt(label: str) -> int:
+    """A start of its own for every rounding, the same in every process."""
+    total = 0
+    for character in label.encode():
+        total = (total * 257 + character) % _TABLE
+    return total

@@ -1,0 +1,81 @@
+"""A model without its weights, for onnx's C++ passes, which take one message below 2 GiB."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import onnx
+import onnx_ir as ir
+
+# onnx's passes read small constants (axes, scales, shapes); larger ones need not travel.
+KEEP_BELOW_BYTES: Final = 1024
+
+
+def run_without_weights(
+    model: ir.Model, function: Callable[[onnx.ModelProto], onnx.ModelProto]
+) -> onnx.ModelProto:
+    """``function`` of ``model`` as a message whose large initializers are plain inputs.
+
+    ``model`` is as before when this returns.
+    """
+    return function(_serialized(model, large_tensors(model)))
+
+
+def large_tensors(model: ir.Model) -> dict[str, ir.TensorProtocol]:
+    """Initializers of the main graph that do not travel, by name."""
+    return {
+        name: value.const_value
+        for name, value in model.graph.initializers.items()
+        if value.const_value is not None and value.const_value.nbytes > KEEP_BELOW_BYTES
+    }
+
+
+def _serialized(model: ir.Model, tensors: Mapping[str, ir.TensorProtocol]) -> onnx.ModelProto:
+    graph = model.graph
+    values = [graph.initializers[name] for name in tensors]
+    inputs = list(graph.inputs)
+    given = set(inputs)
+    for value in values:
+        tensor = tensors[value.name or ""]
+        value.shape = value.shape or ir.Shape(tensor.shape)
+        value.type = value.type or ir.TensorType(tensor.dtype)
+        graph.initializers.pop(value.name or "")
+        if value not in given:
+            graph.inputs.append(value)
+    try:
+        return ir.to_proto(model)
+    finally:
+        graph.inputs.clear()
+        graph.inputs.extend(inputs)
+        for value in values:
+            graph.initializers[value.name or ""] = value
+
+
+def restored(proto: onnx.ModelProto, original: ir.Model) -> ir.Model:
+    """The model of ``proto`` with what did not travel: weights and metadata of ``original``."""
+    tensors = large_tensors(original)
+    model = ir.from_proto(proto)
+    graph = model.graph
+    was_input = {v.name for v in original.graph.inputs}
+    kept: list[ir.Value] = []
+    weights: list[ir.Value] = []
+    for value in graph.inputs:
+        if value.name in tensors:
+            value.const_value = tensors[value.name]
+            weights.append(value)
+            if value.name not in was_input:
+                continue
+        kept.append(value)
+    graph.inputs.clear()
+    graph.inputs.extend(kept)
+    for value in weights:
+        graph.register_initializer(value)
+    by_name = {n.name: n for n in original.graph.all_nodes()}
+    for node in graph.all_nodes():
+        twin = by_name.get(node.name)
+        if twin is not None and twin.op_type == node.op_type:
+            node.metadata_props.update(twin.metadata_props)
+            node.doc_string = node.doc_string or twin.doc_string
+    model.metadata_props.update(original.metadata_props)
+    return model

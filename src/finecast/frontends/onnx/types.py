@@ -1,0 +1,216 @@
+"""Types of all values: from the definitions of the ops, then from onnx's own inference.
+
+onnx's inference gives up at the first op that it does not know, and knows none of ONNX
+Runtime's. The definitions alone type most graphs: ports with one type variable share a type.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import onnx
+import onnx_ir as ir
+
+from finecast.frontends.onnx.definitions import Definition, Ports, definition, normal_domain
+from finecast.frontends.onnx.skeleton import run_without_weights
+
+_LOG = logging.getLogger(__name__)
+
+# Attributes that state the element type of the output, and the type where they are absent.
+_DTYPE_ATTRIBUTES: Final[Mapping[str, tuple[str, ir.DataType | None]]] = {
+    "Cast": ("to", None),
+    "ConstantOfShape": ("value", ir.DataType.FLOAT),
+    "RandomNormal": ("dtype", ir.DataType.FLOAT),
+    "RandomUniform": ("dtype", ir.DataType.FLOAT),
+    "Multinomial": ("dtype", ir.DataType.INT32),
+    "HannWindow": ("output_datatype", ir.DataType.FLOAT),
+    "HammingWindow": ("output_datatype", ir.DataType.FLOAT),
+    "BlackmanWindow": ("output_datatype", ir.DataType.FLOAT),
+}
+# Where the variable of the output is not that of the values put in.
+_NOT_BY_VARIABLE: Final = frozenset({"EyeLike", "RandomNormalLike", "RandomUniformLike", "Bernoulli"})
+_LITERALS: Final = {
+    f"tensor({name})": dtype
+    for name, dtype in {
+        "float": ir.DataType.FLOAT,
+        "float16": ir.DataType.FLOAT16,
+        "bfloat16": ir.DataType.BFLOAT16,
+        "double": ir.DataType.DOUBLE,
+        "bool": ir.DataType.BOOL,
+        "string": ir.DataType.STRING,
+        **{f"{u}int{n}": ir.DataType[f"{u}int{n}".upper()] for u in ("", "u") for n in (8, 16, 32, 64)},
+    }.items()
+}
+
+
+def infer(model: ir.Model, *, shapes: bool) -> None:
+    """Give every value of ``model`` the type it has, where that can be known.
+
+    Types that the file states stay. What onnx cannot infer stays unknown: such values, and
+    the ops that read them, keep what they have.
+
+    Args:
+        model: Changed in place.
+        shapes: Whether shapes are wanted too.
+    """
+    unknown = _Typing(model).run()
+    if shapes or unknown:
+        _by_onnx(model)
+        if unknown:
+            _Typing(model).run()
+
+
+class _Typing:
+    """One pass in topological order, bodies included; unifies type variables both ways."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self.opsets = {normal_domain(d): v for d, v in model.opset_imports.items()}
+        self.model = model
+        self.unknown = 0
+
+    def run(self) -> int:
+        """Type what can be typed; the number of values left without a type."""
+        self.graph(self.model.graph)
+        return self.unknown
+
+    def graph(self, graph: ir.Graph) -> None:
+        for value in graph.initializers.values():
+            if value.type is None and value.const_value is not None:
+                value.type = ir.TensorType(value.const_value.dtype)
+        for node in graph:
+            self.node(node)
+            self.unknown += sum(v.type is None for v in node.outputs if v.name)
+
+    def node(self, node: ir.Node) -> None:
+        domain = normal_domain(node.domain)
+        if domain == "" and node.op_type == "Constant":
+            _type_constant(node)
+            return
+        found = definition(node.op_type, domain, self.opsets.get(domain, 1))
+        if found is None:
+            return
+        if domain == "" and node.op_type in _DTYPE_ATTRIBUTES:
+            _set(node.outputs[0], _stated(node))
+        elif node.op_type not in _NOT_BY_VARIABLE:
+            _unify(node, found)
+        for body in bodies(node):
+            self.graph(body)
+
+
+def bodies(node: ir.Node) -> Iterator[ir.Graph]:
+    """Graphs among the attributes of ``node``."""
+    for attribute in node.attributes.values():
+        if attribute.is_ref():
+            continue
+        if attribute.type is ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type is ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
+
+
+def _type_constant(node: ir.Node) -> None:
+    output = node.outputs[0]
+    if output.type is not None:
+        return
+    tensor = ir.convenience.get_const_tensor(output)
+    if tensor is not None:
+        output.type = ir.TensorType(tensor.dtype)
+        output.shape = output.shape or ir.Shape(tensor.shape)
+
+
+def _stated(node: ir.Node) -> ir.TypeProtocol | None:
+    name, default = _DTYPE_ATTRIBUTES[node.op_type]
+    attribute = node.attributes.get(name)
+    if attribute is None:
+        return ir.TensorType(default) if default is not None else None
+    if attribute.is_ref():
+        return None
+    if attribute.type is ir.AttributeType.TENSOR:
+        return ir.TensorType(attribute.as_tensor().dtype)
+    return ir.TensorType(ir.DataType(attribute.as_int()))
+
+
+def _unify(node: ir.Node, found: Definition) -> None:
+    bound: dict[str, ir.TypeProtocol] = {}
+    for values, ports in ((node.outputs, found.outputs), (node.inputs, found.inputs)):
+        for index, value in enumerate(values):
+            variable = ports.type_of(index)
+            if value is not None and value.type is not None and variable and ports.binds(index):
+                bound[variable] = value.type
+    for values, ports in ((node.outputs, found.outputs), (node.inputs, found.inputs)):
+        for index, value in enumerate(values):
+            if value is not None and value.type is None:
+                _set(value, _known(index, ports, bound, found))
+
+
+def _known(
+    index: int, ports: Ports, bound: Mapping[str, ir.TypeProtocol], found: Definition
+) -> ir.TypeProtocol | None:
+    variable = ports.type_of(index)
+    if variable is None:
+        return None
+    if variable in bound and ports.binds(index):
+        return bound[variable]
+    allowed = found.constraints.get(variable, frozenset({variable}))
+    literal = _LITERALS.get(next(iter(allowed))) if len(allowed) == 1 else None
+    return ir.TensorType(literal) if literal is not None else None
+
+
+def _set(value: ir.Value, kind: ir.TypeProtocol | None) -> None:
+    if value.type is None and kind is not None:
+        value.type = kind
+
+
+def _by_onnx(model: ir.Model) -> None:
+    """Fill in types and shapes that ``onnx.shape_inference`` finds; none if it fails."""
+    wanted = _Unnamed(model)
+    try:
+        proto = run_without_weights(model, _inferred)
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        _LOG.debug("onnx infers no shapes: %s", first)
+        return
+    wanted.fill(proto.graph, model.graph)
+
+
+def _inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
+    return onnx.shape_inference.infer_shapes(
+        proto, check_type=False, strict_mode=False, data_prop=True
+    )
+
+
+class _Unnamed:
+    """Walks the graphs of a proto and of the model it was made from side by side."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self.model = model
+
+    def fill(self, proto: onnx.GraphProto, graph: ir.Graph) -> None:
+        infos = {v.name: v for v in (*proto.value_info, *proto.output)}
+        for value in (*(v for n in graph for v in n.outputs), *graph.inputs):
+            info = infos.get(value.name or "")
+            if info is not None and (value.type is None or value.shape is None):
+                _adopt(value, info)
+        if len(proto.node) != len(graph):
+            return
+        for node, twin in zip(graph, proto.node, strict=True):
+            if not any(a.type in _GRAPH_ATTRIBUTES for a in twin.attribute):
+                continue
+            inner = [g for a in twin.attribute for g in ([a.g] if a.HasField("g") else a.graphs)]
+            for body, info in zip(bodies(node), inner, strict=False):
+                self.fill(info, body)
+
+
+_GRAPH_ATTRIBUTES: Final = frozenset({onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS})
+
+
+def _adopt(value: ir.Value, info: onnx.ValueInfoProto) -> None:
+    which = info.type.WhichOneof("value")
+    if which is None:
+        return
+    if value.type is None:
+        value.type = ir.serde.deserialize_type_proto_for_type(info.type)
+    if value.shape is None:
+        value.shape = ir.serde.deserialize_type_proto_for_shape(info.type)

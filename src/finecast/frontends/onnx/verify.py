@@ -1,0 +1,177 @@
+"""What is checked of a file before anything works on it: in linear time, with clear errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import onnx
+import onnx_ir as ir
+
+from finecast.errors import ModelError
+from finecast.frontends.onnx.types import bodies
+
+_AGAIN: Final = "check that the file is complete and was exported as ONNX"
+_BESIDE: Final = "put the data file beside the model, unchanged"
+
+# Where a tensor's elements are if not in raw_data, and entries per element.
+_FIELDS: Final = {
+    onnx.TensorProto.FLOAT: ("float_data", 1),
+    onnx.TensorProto.COMPLEX64: ("float_data", 2),
+    onnx.TensorProto.DOUBLE: ("double_data", 1),
+    onnx.TensorProto.COMPLEX128: ("double_data", 2),
+    onnx.TensorProto.INT64: ("int64_data", 1),
+    onnx.TensorProto.UINT64: ("uint64_data", 1),
+    onnx.TensorProto.UINT32: ("uint64_data", 1),
+    onnx.TensorProto.STRING: ("string_data", 1),
+}
+
+
+def check_tensors(model: onnx.ModelProto, path: Path) -> int:
+    """Hold every tensor's declared size against the bytes there are; total external bytes.
+
+    Raises:
+        ModelError: If one lies, or its external data is missing or outside of the folder.
+    """
+    files: dict[Path, int] = {}
+    for tensor in _tensors(model):
+        count = _count(tensor, path)
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            file, size = _external(tensor, count, path)
+            files[file] = size
+        else:
+            _check_inline(tensor, count, path)
+    return sum(files.values())
+
+
+def sort_nodes(model: ir.Model, path: Path) -> None:
+    """Bring nodes into topological order where they are not.
+
+    Raises:
+        ModelError: If values depend on each other in a circle, or on nothing.
+    """
+    for graph in (model.graph, *(f.graph for f in model.functions.values())):
+        if not _in_order(graph, set(), path):
+            try:
+                graph.sort()
+            except ValueError as error:
+                raise ModelError(
+                    "the graph has a cycle", where=str(path), fix="export the model again"
+                ) from error
+
+
+def _in_order(graph: ir.Graph, defined: set[ir.Value], path: Path) -> bool:
+    defined.update(graph.inputs)
+    defined.update(graph.initializers.values())
+    ordered = True
+    for node in graph:
+        for value in node.inputs:
+            if value is not None and value not in defined:
+                _check_made(value, node.name or node.op_type, path)
+                ordered = False
+        for body in bodies(node):
+            ordered &= _in_order(body, defined, path)
+        defined.update(node.outputs)
+    for value in graph.outputs:
+        if value not in defined:
+            _check_made(value, "the graph's outputs", path)
+            ordered = False
+    return ordered
+
+
+def _check_made(value: ir.Value, reader: str, path: Path) -> None:
+    if value.producer() is None:
+        raise ModelError(
+            f"value {value.name!r}, read by {reader}, is made by no node",
+            where=str(path),
+            fix=_AGAIN,
+        )
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    yield from _graph_tensors(model.graph)
+    for function in model.functions:
+        yield from _node_tensors(function.node)
+
+
+def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    yield from _node_tensors(graph.node)
+
+
+def _node_tensors(nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            if attribute.HasField("g"):
+                yield from _graph_tensors(attribute.g)
+            for body in attribute.graphs:
+                yield from _graph_tensors(body)
+
+
+def _count(tensor: onnx.TensorProto, path: Path) -> int:
+    if any(d < 0 for d in tensor.dims):
+        raise _lies(tensor, "a negative dimension", path)
+    if tensor.data_type not in _KNOWN:
+        raise _lies(tensor, f"the unknown type {tensor.data_type}", path)
+    return math.prod(tensor.dims)
+
+
+_KNOWN: Final = frozenset(int(d) for d in ir.DataType if d is not ir.DataType.UNDEFINED)
+
+
+def _size_bytes(tensor: onnx.TensorProto, count: int) -> int:
+    return math.ceil(count * ir.DataType(tensor.data_type).bitwidth / 8)
+
+
+def _check_inline(tensor: onnx.TensorProto, count: int, path: Path) -> None:
+    if tensor.HasField("raw_data"):
+        got, expected = len(tensor.raw_data), _size_bytes(tensor, count)
+        unit = "bytes"
+    else:
+        field, per_element = _FIELDS.get(tensor.data_type, ("int32_data", 1))
+        got, expected = len(getattr(tensor, field)), count * per_element
+        bits = ir.DataType(tensor.data_type).bitwidth if field == "int32_data" else 8
+        expected = math.ceil(expected * min(bits, 8) / 8)
+        unit = "elements"
+    if got != expected:
+        raise _lies(tensor, f"{expected} {unit} and has {got}", path)
+
+
+def _external(tensor: onnx.TensorProto, count: int, path: Path) -> tuple[Path, int]:
+    entries = {e.key: e.value for e in tensor.external_data}
+    folder = path.parent.resolve()
+    location = entries.get("location", "")
+    try:
+        file = path.parent / location
+        real = file.resolve()
+        offset, length = (int(entries.get(k) or -1) for k in ("offset", "length"))
+        is_file = real.is_file()
+    except (ValueError, OSError) as error:
+        raise _lies(tensor, f"external data that cannot be found ({error})", path) from error
+    expected = _size_bytes(tensor, count)
+    offset = max(offset, 0)
+    problem = ""
+    if not location or Path(location).is_absolute() or not real.is_relative_to(folder):
+        problem = "leaves the model's folder"
+    elif not is_file:
+        problem = "does not exist"
+    elif length not in (-1, expected):
+        problem = f"is declared {length} bytes long, but its shape takes {expected}"
+    elif offset + expected > real.stat().st_size:
+        problem = f"is shorter than the {offset + expected} bytes the model declares"
+    if problem:
+        raise ModelError(
+            f"external data of {tensor.name!r} {problem}", where=str(file), fix=_BESIDE
+        )
+    return real, real.stat().st_size
+
+
+def _lies(tensor: onnx.TensorProto, what: str, path: Path) -> ModelError:
+    return ModelError(f"tensor {tensor.name!r} declares {what}", where=str(path), fix=_AGAIN)

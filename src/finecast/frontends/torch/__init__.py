@@ -1,0 +1,59 @@
+"""The PyTorch frontend: a module in, the neutral graph out; a plan in, a module out."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch.fx import GraphModule
+
+from finecast.edits import Edit, edits
+from finecast.errors import ModelError
+from finecast.frontends.torch.aten import native_name
+from finecast.frontends.torch.capture import Captured, capture
+from finecast.frontends.torch.reader import read
+from finecast.frontends.torch.writer import apply_edits
+from finecast.plan import Plan
+
+__all__ = ["Captured", "apply", "capture", "native_name", "planned_edits"]
+
+
+def planned_edits(captured: Captured, plan: Plan) -> tuple[Edit, ...]:
+    """The edits that ``plan`` asks for.
+
+    Raises:
+        ModelError: If the plan was made for another model.
+    """
+    by_name = {n.name: n.id for n in captured.graph.nodes}
+    missing = [d.node for d in plan.decisions if d.node not in by_name]
+    if missing or plan.model != captured.graph.digest:
+        raise ModelError(
+            "the plan was made for another module",
+            where=missing[0] if missing else plan.model,
+            fix="make a plan for this module with finecast.torch.convert",
+        )
+    return edits(captured.graph, {by_name[n]: f for n, f in plan.formats.items()})
+
+
+def apply(captured: Captured, plan: Plan) -> GraphModule:
+    """A module that computes as ``plan`` states; ``captured`` is left as it was.
+
+    Parameters that stay fp32 are shared with the module that was captured.
+    """
+    original = captured.module
+    attributes = {
+        name: tensor
+        for name, tensor in (*original.named_parameters(), *original.named_buffers())
+    }
+    # Tensors are shared, not copied: the memo tells deepcopy that they are done already.
+    memo = {id(t): t for t in attributes.values()}
+    module = copy.deepcopy(original, memo)
+    for old, new in zip(original.graph.nodes, module.graph.nodes, strict=True):
+        new.meta = dict(old.meta)
+    graph, binding = read(module)
+    by_name = {n.name: n.id for n in graph.nodes}
+    planned_edits(captured, plan)
+    formats = {by_name[n]: f for n, f in plan.formats.items()}
+    with torch.no_grad():
+        apply_edits(graph, binding, edits(graph, formats))
+    return module

@@ -1,0 +1,104 @@
+"""What ATen's schemas do not say: which tensors of an op share its own format.
+
+By default every float tensor that an op reads and writes does. The exceptions are a table.
+Names are those of ``Node.native``: ``aten::mm``, without the overload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+from torch.fx import Node as FxNode
+
+from finecast.formats import Format
+
+DTYPES: Final[Mapping[Format, torch.dtype]] = {
+    Format.FP32: torch.float32,
+    Format.BF16: torch.bfloat16,
+    Format.FP16: torch.float16,
+    Format.FP8_E4M3: torch.float8_e4m3fn,
+    Format.FP8_E5M2: torch.float8_e5m2,
+}
+_LABELS: Final = {dtype: fmt.label for fmt, dtype in DTYPES.items()} | {
+    torch.float64: "fp64"
+}
+
+# Formats that ATen's float kernels are written for; fp8 exists for storage only.
+ADMITTED: Final = frozenset({Format.FP32, Format.BF16, Format.FP16})
+
+# Tensor inputs, by position among the tensors given, that keep fp32 beside a low input: the
+# kernels take mixed types there, and statistics must not be rounded.
+FIXED_IN: Final[Mapping[str, tuple[int, ...]]] = {
+    "aten::batch_norm": (1, 2, 3, 4),
+    "aten::_native_batch_norm_legit_no_training": (1, 2, 3, 4),
+    "aten::_native_batch_norm_legit_functional": (1, 2, 3, 4),
+    "aten::_native_batch_norm_legit": (1, 2, 3, 4),
+    "aten::native_batch_norm": (1, 2, 3, 4),
+    "aten::_batch_norm_with_update_functional": (1, 2, 3, 4),
+    "aten::native_batch_norm_backward": (2, 3, 4, 5, 6),
+    "aten::cudnn_batch_norm": (1, 2, 3, 4),
+    # Log-sum-exp: saved in fp32 whatever the inputs' type.
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": (5,),
+    "aten::_scaled_dot_product_flash_attention_backward": (5,),
+    "aten::_scaled_dot_product_efficient_attention_backward": (6,),
+    "aten::_scaled_dot_product_cudnn_attention_backward": (5,),
+}
+FIXED_OUT: Final[Mapping[str, tuple[int, ...]]] = {
+    "aten::_native_batch_norm_legit_no_training": (1, 2),
+    "aten::_native_batch_norm_legit_functional": (1, 2, 3, 4),
+    "aten::_native_batch_norm_legit": (1, 2),
+    "aten::native_batch_norm": (1, 2),
+    "aten::_batch_norm_with_update_functional": (1, 2, 3, 4, 5),
+    "aten::native_batch_norm_backward": (1, 2),
+    "aten::cudnn_batch_norm": (1, 2, 3),
+    "aten::_scaled_dot_product_flash_attention_for_cpu": (1,),
+    "aten::_scaled_dot_product_flash_attention": (1,),
+    "aten::_scaled_dot_product_efficient_attention": (1,),
+    "aten::_scaled_dot_product_cudnn_attention": (1,),
+}
+# Scale and shift, which CPU kernels and Inductor take in fp32 beside low values.
+_SCALES: Final[Mapping[str, tuple[int, ...]]] = {
+    "aten::layer_norm": (1, 2),
+    "aten::native_layer_norm": (1, 2),
+    "aten::group_norm": (1, 2),
+    "aten::native_group_norm": (1, 2),
+    "aten::native_layer_norm_backward": (2, 3, 4, 5),
+    "aten::native_group_norm_backward": (2, 3, 4),
+}
+_STATISTICS: Final[Mapping[str, tuple[int, ...]]] = {
+    "aten::native_layer_norm": (1, 2),
+    "aten::native_group_norm": (1, 2),
+    "aten::native_layer_norm_backward": (1, 2),
+    "aten::native_group_norm_backward": (1, 2),
+}
+# Conversions: they read whatever format they are given and write the one they name.
+CONVERSIONS: Final = frozenset({"aten::_to_copy", "aten::to", "prims::convert_element_type"})
+# They write memory that others own, so they keep its type.
+WRITERS: Final = frozenset({"aten::copy_", "aten::copy", "aten::set_"})
+
+
+def fixed_inputs(native: str) -> tuple[int, ...]:
+    """Positions of the inputs of ``native`` that keep the type they have."""
+    return FIXED_IN.get(native) or _SCALES.get(native, ())
+
+
+def fixed_outputs(native: str) -> tuple[int, ...]:
+    """Positions of its outputs that keep theirs."""
+    return FIXED_OUT.get(native) or _STATISTICS.get(native, ())
+
+
+def dtype_label(dtype: torch.dtype) -> str:
+    """A type as the graph names it: ``fp32``, ``int64``."""
+    return _LABELS.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def native_name(node: FxNode) -> str:
+    """``aten::mm`` for ``torch.ops.aten.mm.default``; ``python::f`` for other functions."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return target.name().partition(".")[0]
+    if isinstance(target, str):
+        return f"{node.op}::{target}"
+    return f"python::{getattr(target, '__name__', target)}"

@@ -1,0 +1,105 @@
+"""From an ``nn.Module`` to a functional FX graph of ATen ops, whole ops kept whole."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from finecast.errors import ModelError
+from finecast.frontends.torch.fold import fold_batch_norms
+from finecast.frontends.torch.reader import Binding, read
+from finecast.graph import Graph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """A module as a graph: ``module`` is ours to change, its parameters are the caller's."""
+
+    program: ExportedProgram
+    module: GraphModule
+    graph: Graph
+    binding: Binding
+
+
+def capture(
+    module: torch.nn.Module | ExportedProgram,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    fold: bool = True,
+) -> Captured:
+    """Export ``module`` in evaluation mode; fused ops (attention, norms) are not taken apart.
+
+    Args:
+        module: The module, or a program that was exported already.
+        args: Example positional inputs.
+        kwargs: Example keyword inputs.
+        dynamic_shapes: As ``torch.export.export`` takes them.
+        fold: Multiply batch norms into the convolutions before them.
+
+    Raises:
+        ModelError: If ``torch.export`` cannot capture the module; says why.
+    """
+    program = (
+        module
+        if isinstance(module, ExportedProgram)
+        else _export(module, args, kwargs, dynamic_shapes)
+    )
+    with _quiet():
+        program = program.run_decompositions({})
+        unlifted = program.module(check_guards=False)
+    assert isinstance(unlifted, GraphModule)
+    if fold:
+        fold_batch_norms(unlifted)
+    graph, binding = read(unlifted)
+    return Captured(program=program, module=unlifted, graph=graph, binding=binding)
+
+
+def _export(
+    module: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+) -> ExportedProgram:
+    try:
+        with _evaluating(module), torch.no_grad(), _quiet():
+            return torch.export.export(
+                module, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes
+            )
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        raise ModelError(
+            f"torch.export cannot capture the module: {type(error).__name__}: {first}",
+            where=type(module).__name__,
+            fix="make torch.export.export(module, example_inputs) work first",
+        ) from error
+
+
+@contextmanager
+def _evaluating(module: torch.nn.Module) -> Iterator[None]:
+    """Evaluation mode inside, each submodule's own mode after."""
+    modes = [(m, m.training) for m in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for one, training in modes:
+            one.training = training
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's deprecation notes about its own code."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\..*")
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        yield

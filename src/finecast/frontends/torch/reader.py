@@ -1,0 +1,302 @@
+"""From an FX graph of ATen ops to the neutral graph, and the binding that leads back."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.fx import GraphModule
+from torch.fx import Node as FxNode
+
+from finecast import ops
+from finecast.formats import Format
+from finecast.frontends.torch.aten import (
+    ADMITTED,
+    CONVERSIONS,
+    WRITERS,
+    dtype_label,
+    fixed_inputs,
+    fixed_outputs,
+    native_name,
+)
+from finecast.graph import Attribute, ConstantStats, Dim, Graph, Node, Value
+
+_FLOATS: Final = frozenset({"fp32", "bf16", "fp16"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a value comes from: an FX node, or one element of its tuple."""
+
+    node: FxNode
+    index: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Binding:
+    """Which FX objects the ids of a Graph stand for."""
+
+    module: GraphModule
+    nodes: list[FxNode] = field(default_factory=list[FxNode])
+    values: list[Source] = field(default_factory=list[Source])
+
+
+def read(module: GraphModule, *, weights_are_constant: bool = True) -> tuple[Graph, Binding]:
+    """Build the neutral graph of ``module``; every FX node needs ``meta["val"]``.
+
+    Law: every tensor is a Value, every call of an ATen op a Node. With
+    ``weights_are_constant`` the module's parameters and buffers are constants, converted
+    ahead of time, unless the graph writes to them.
+    """
+    reader = _Reader(module, weights_are_constant=weights_are_constant)
+    for node in module.graph.nodes:
+        reader.visit(node)
+    return reader.finish(), reader.binding
+
+
+def tensor_inputs(node: FxNode) -> tuple[FxNode, ...]:
+    """The FX nodes that ``node`` reads, in the order of its arguments, with repetitions."""
+    found: list[FxNode] = []
+    torch.fx.node.map_arg((node.args, node.kwargs), lambda n: found.append(n))
+    return tuple(found)
+
+
+def module_path(node: FxNode) -> str:
+    """The dotted path of the module that the call was written in; empty where unknown."""
+    stack: Mapping[str, Any] = node.meta.get("nn_module_stack") or {}
+    for path, _ in reversed(list(stack.values())):
+        return _clean(str(path))
+    return ""
+
+
+def _clean(path: str) -> str:
+    """Dynamo writes ``L['self']._modules['l']._modules['0']``; the user wrote ``l.0``."""
+    if "[" not in path:
+        return path
+    for junk in ("L['self'].", "L['self']", "_modules", "['", "']"):
+        path = path.replace(junk, "." if junk == "']" else "")
+    return ".".join(part for part in path.split(".") if part)
+
+
+class _Reader:
+    def __init__(self, module: GraphModule, *, weights_are_constant: bool) -> None:
+        self.module = module
+        self.binding = Binding(module=module)
+        self.nodes: list[Node] = []
+        self.ids: dict[tuple[FxNode, int | None], int] = {}
+        self.constants: dict[int, torch.Tensor] = {}
+        self.inputs: set[int] = set()
+        self.outputs: set[int] = set()
+        self.uses: dict[int, list[int]] = {}
+        self.producers: dict[int, int] = {}
+        self.weights_are_constant = weights_are_constant
+        self.written = _written(module)
+
+    def visit(self, node: FxNode) -> None:
+        match node.op:
+            case "placeholder":
+                self._add(node, self.inputs)
+            case "get_attr":
+                self._add(node, set())
+                tensor = attribute(self.module, str(node.target))
+                if self.weights_are_constant and node not in self.written:
+                    self.constants.update({i: tensor for i in self._all(node)})
+            case "output":
+                for source in tensor_inputs(node):
+                    self.outputs.update(self._all(source))
+            case _:
+                self._call(node)
+
+    def _add(self, node: FxNode, into: set[int]) -> None:
+        if isinstance(node.meta.get("val"), torch.Tensor):
+            into.add(self._value(node, None))
+
+    def _value(self, node: FxNode, index: int | None) -> int:
+        key = (node, index)
+        if key not in self.ids:
+            self.ids[key] = len(self.binding.values)
+            self.binding.values.append(Source(node=node, index=index))
+        return self.ids[key]
+
+    def _all(self, node: FxNode) -> list[int]:
+        """Ids of the tensors that ``node`` stands for: one, or each of its tuple."""
+        if node.target is operator.getitem:
+            base, index = node.args
+            key = (base, index)
+            return [self.ids[key]] if key in self.ids else []
+        return [i for (n, _), i in self.ids.items() if n is node] if _is_tuple(node) else (
+            [self.ids[node, None]] if (node, None) in self.ids else []
+        )
+
+    def _call(self, node: FxNode) -> None:
+        if node.target is operator.getitem:
+            return
+        # All conversions under one name, the one that the core knows.
+        native = native_name(node)
+        native = "aten::_to_copy" if native in CONVERSIONS else native
+        inputs = tuple(self._one(n) for n in tensor_inputs(node))
+        outputs = tuple(self._outputs(node))
+        info = ops.lookup(native)
+        fmt = self._format(native, inputs, outputs)
+        kept_in, kept_out = fixed_inputs(native), fixed_outputs(native)
+        number = len(self.nodes)
+        self.nodes.append(
+            Node(
+                id=number,
+                name=_name(node),
+                op=info.name,
+                native=native,
+                inputs=inputs,
+                outputs=outputs,
+                follows_in=self._follow(inputs, kept_in, fmt),
+                follows_out=self._follow(outputs, kept_out, fmt),
+                format=fmt,
+                admits=ADMITTED if fmt else frozenset(),
+                attributes=dict(_attributes(node)),
+                scope=module_path(node),
+            )
+        )
+        self.binding.nodes.append(node)
+        for index in dict.fromkeys(inputs):
+            if index is not None:
+                self.uses.setdefault(index, []).append(number)
+        self.producers.update({i: number for i in outputs if i is not None})
+
+    def _one(self, node: FxNode) -> int | None:
+        found = self._all(node)
+        return found[0] if len(found) == 1 else None
+
+    def _outputs(self, node: FxNode) -> Iterator[int | None]:
+        val = node.meta.get("val")
+        if isinstance(val, torch.Tensor):
+            yield self._value(node, None)
+        elif isinstance(val, tuple | list):
+            for index, one in enumerate(val):
+                yield self._value(node, index) if isinstance(one, torch.Tensor) else None
+
+    def _format(
+        self, native: str, inputs: tuple[int | None, ...], outputs: tuple[int | None, ...]
+    ) -> Format | None:
+        if native in CONVERSIONS or native in WRITERS:
+            return None
+        labels = {self._label(i) for i in (*inputs, *outputs) if i is not None}
+        floats = labels & _FLOATS
+        if not floats or "fp64" in labels:
+            return None
+        for index in (*outputs, *inputs):
+            if index is not None and self._label(index) in floats:
+                return Format.parse(self._label(index))
+        return None
+
+    def _follow(
+        self, ids: tuple[int | None, ...], kept: tuple[int, ...], fmt: Format | None
+    ) -> tuple[bool, ...]:
+        return tuple(
+            fmt is not None and i is not None and k not in kept and self._label(i) == fmt.label
+            for k, i in enumerate(ids)
+        )
+
+    def _label(self, value_id: int) -> str:
+        return dtype_label(self._tensor(value_id).dtype)
+
+    def _tensor(self, value_id: int) -> torch.Tensor:
+        source = self.binding.values[value_id]
+        val = source.node.meta["val"]
+        found: torch.Tensor = val if source.index is None else val[source.index]
+        return found
+
+    def finish(self) -> Graph:
+        values: list[Value] = []
+        for number, source in enumerate(self.binding.values):
+            tensor = self._tensor(number)
+            suffix = "" if source.index is None else f".{source.index}"
+            values.append(
+                Value(
+                    id=number,
+                    name=f"{source.node.name}{suffix}",
+                    dtype=dtype_label(tensor.dtype),
+                    shape=tuple(_dim(d) for d in tensor.shape),
+                    producer=self.producers.get(number),
+                    uses=tuple(self.uses.get(number, ())),
+                    constant=_stats(self.constants.get(number)),
+                    is_input=number in self.inputs,
+                    is_output=number in self.outputs,
+                )
+            )
+        return Graph(nodes=tuple(self.nodes), values=tuple(values), digest=self._digest())
+
+    def _digest(self) -> str:
+        text = hashlib.sha256()
+        for node, fx in zip(self.nodes, self.binding.nodes, strict=True):
+            text.update(f"{node.name} {node.native} {node.inputs} {fx.args!r}\n".encode())
+        for source in self.binding.values:
+            text.update(f"{source.node.name} {source.node.target}\n".encode())
+        return text.hexdigest()[:16]
+
+
+def attribute(module: torch.nn.Module, path: str) -> torch.Tensor:
+    """The parameter, buffer or constant at a dotted ``path``."""
+    *parents, last = path.split(".")
+    for part in parents:
+        module = getattr(module, part)
+    found: torch.Tensor = getattr(module, last)
+    return found
+
+
+def _written(module: GraphModule) -> set[FxNode]:
+    """Attributes that the graph writes to, such as running statistics."""
+    return {
+        source
+        for node in module.graph.nodes
+        if node.op == "call_function" and native_name(node).endswith("_")
+        for source in tensor_inputs(node)[:1]
+        if source.op == "get_attr"
+    }
+
+
+def _is_tuple(node: FxNode) -> bool:
+    return isinstance(node.meta.get("val"), tuple | list)
+
+
+def _name(node: FxNode) -> str:
+    path = module_path(node)
+    return f"{path}/{node.name}" if path else node.name
+
+
+def _dim(extent: int | torch.SymInt) -> Dim:
+    return extent if isinstance(extent, int) else str(extent)
+
+
+def _stats(tensor: torch.Tensor | None) -> ConstantStats | None:
+    if tensor is None:
+        return None
+    return ConstantStats(size=tensor.numel(), read=_array(tensor))
+
+
+def _array(tensor: torch.Tensor) -> Callable[[], NDArray[np.generic]]:
+    def read_it() -> NDArray[np.generic]:
+        plain = tensor.detach().to("cpu")
+        widened = plain.float() if plain.is_floating_point() else plain
+        array: NDArray[np.generic] = widened.numpy()
+        return array
+
+    return read_it
+
+
+def _attributes(node: FxNode) -> Iterator[tuple[str, Attribute]]:
+    """Arguments that are plain numbers or strings, by their name in the op's schema."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return
+    named = dict(zip((a.name for a in target._schema.arguments), node.args, strict=False))
+    for name, value in (named | dict(node.kwargs)).items():
+        if isinstance(value, int | float | str):
+            yield name, value
+        elif isinstance(value, list | tuple) and all(isinstance(v, int) for v in value):
+            yield name, tuple(value)

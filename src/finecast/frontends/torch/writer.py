@@ -1,0 +1,204 @@
+"""Replays edits on an FX graph: casts, low copies of parameters, types of results.
+
+Law: after ``apply_edits`` the types that a fake run of the graph gives are those that the
+plan states; outputs and inputs of the module keep theirs.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.fx import Node as FxNode
+from torch.fx.node import map_arg
+
+from finecast.edits import ConvertConstant, Edit, InsertCast, SetFormat, SetPort, Use
+from finecast.errors import ModelError
+from finecast.formats import Format
+from finecast.frontends.torch.aten import DTYPES
+from finecast.frontends.torch.reader import Binding, Source, attribute
+from finecast.graph import Graph
+
+# Makes the node that converts its argument: ``aten._to_copy`` or the prims' op.
+Converter = Callable[[torch.fx.Graph, FxNode, torch.dtype], FxNode]
+
+
+def to_copy(graph: torch.fx.Graph, value: FxNode, dtype: torch.dtype) -> FxNode:
+    """A conversion as eager PyTorch and export know it."""
+    return graph.call_function(torch.ops.aten._to_copy.default, (value,), {"dtype": dtype})
+
+
+def convert_element_type(
+    graph: torch.fx.Graph, value: FxNode, dtype: torch.dtype
+) -> FxNode:
+    """A conversion as Inductor's passes know it: they merge and fuse it."""
+    return graph.call_function(torch.ops.prims.convert_element_type.default, (value, dtype))
+
+
+def apply_edits(
+    graph: Graph,
+    binding: Binding,
+    edits: Sequence[Edit],
+    *,
+    convert: Converter = to_copy,
+) -> None:
+    """Change ``binding.module`` as ``edits`` say.
+
+    Raises:
+        ModelError: If an edit changes a port's type, which FX modules do not declare.
+    """
+    writer = _Writer(graph=graph, binding=binding, convert=convert)
+    for edit in edits:
+        writer.apply(edit)
+    module = binding.module
+    module.graph.eliminate_dead_code()
+    _drop_unused(module, writer.replaced)
+    module.graph.lint()
+    module.recompile()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Writer:
+    graph: Graph
+    binding: Binding
+    convert: Converter
+    replaced: set[str] = field(default_factory=set[str])
+    low_paths: dict[tuple[int, Format], str] = field(
+        default_factory=dict[tuple[int, Format], str]
+    )
+
+    def apply(self, edit: Edit) -> None:
+        match edit:
+            case SetFormat():
+                self._set_format(edit.node, edit.to)
+            case InsertCast():
+                self._rewire(edit.value, edit.uses, self._cast(edit))
+            case ConvertConstant():
+                self._rewire(edit.value, edit.uses, self._constant(edit))
+            case SetPort():
+                raise ModelError(
+                    "a PyTorch module declares no types of inputs and outputs",
+                    where=self.graph.values[edit.value].name,
+                    fix="leave io out of the policy, or convert the tensors yourself",
+                )
+
+    def _set_format(self, node_id: int, fmt: Format) -> None:
+        """Ops that name the type of their result name the new one."""
+        node = self.binding.nodes[node_id]
+        if node.kwargs.get("dtype") is torch.float32:
+            node.kwargs = {**node.kwargs, "dtype": DTYPES[fmt]}
+
+    def _cast(self, edit: InsertCast) -> FxNode:
+        origin = self._origin(edit.value)
+        with self.binding.module.graph.inserting_after(_last_placeholder(origin)):
+            cast = self.convert(self.binding.module.graph, origin, DTYPES[edit.to])
+        _mark(cast, origin, self._fake(edit.value, edit.to))
+        return cast
+
+    def _origin(self, value_id: int) -> FxNode:
+        """The FX node that is the value itself; its ``getitem`` where it is in a tuple."""
+        source = self.binding.values[value_id]
+        if source.index is None:
+            return source.node
+        for user in source.node.users:
+            if user.target is operator.getitem and user.args[1] == source.index:
+                return user
+        raise ModelError("a tuple's element is used but never taken", where=source.node.name)
+
+    def _constant(self, edit: ConvertConstant) -> FxNode:
+        source = self.binding.values[edit.value]
+        module, fx = self.binding.module, self.binding.module.graph
+        path = str(source.node.target)
+        tensor = attribute(module, path)
+        # By the tensor, not by its path: tied weights stay one.
+        low_path = self.low_paths.setdefault(
+            (id(tensor), edit.to), f"{path}_{edit.to.label}".replace(".", "_")
+        )
+        if not hasattr(module, low_path):
+            _register(module, low_path, tensor, DTYPES[edit.to])
+        with fx.inserting_after(source.node):
+            low = fx.get_attr(low_path)
+        _mark(low, source.node, self._fake(edit.value, edit.to))
+        self.replaced.add(path)
+        return low
+
+    def _fake(self, value_id: int, fmt: Format) -> Any:
+        source = self.binding.values[value_id]
+        val = source.node.meta["val"]
+        return (val if source.index is None else val[source.index]).to(DTYPES[fmt])
+
+    def _rewire(self, value_id: int, uses: Sequence[Use], new: FxNode) -> None:
+        source = self.binding.values[value_id]
+        for use in uses:
+            if use.node is None:
+                for end in self.binding.module.graph.find_nodes(op="output"):
+                    _replace(end, None, lambda n: _is(n, source), new)
+            else:
+                node = self.binding.nodes[use.node]
+                _replace(node, use.index, lambda n: _is(n, source), new)
+
+
+def _is(node: FxNode, source: Source) -> bool:
+    if source.index is None:
+        return node is source.node
+    return (
+        node.target is operator.getitem
+        and node.args[0] is source.node
+        and node.args[1] == source.index
+    )
+
+
+def _replace(
+    node: FxNode, port: int | None, matches: Callable[[FxNode], bool], new: FxNode
+) -> None:
+    """Put ``new`` in the argument number ``port`` of ``node``, or in all that match."""
+    seen = -1
+
+    def swap(arg: FxNode) -> FxNode:
+        nonlocal seen
+        seen += 1
+        return new if matches(arg) and port in (None, seen) and arg is not new else arg
+
+    args, kwargs = map_arg((node.args, node.kwargs), swap)
+    node.args, node.kwargs = args, kwargs
+
+
+def _last_placeholder(node: FxNode) -> FxNode:
+    """``node``, or the last placeholder where it is one: they stay at the graph's top."""
+    if node.op != "placeholder":
+        return node
+    return [n for n in node.graph.nodes if n.op == "placeholder"][-1]
+
+
+def _mark(new: FxNode, origin: FxNode, val: Any) -> None:
+    new.meta = {k: v for k, v in origin.meta.items() if k not in ("val", "tensor_meta")}
+    new.meta["val"] = val
+
+
+def _register(
+    module: torch.nn.Module, name: str, tensor: torch.Tensor, dtype: torch.dtype
+) -> None:
+    low = tensor.detach().to(dtype)
+    limit = torch.finfo(dtype).max
+    # fp32's lowest, the usual mask, becomes the format's lowest and not -Inf.
+    low = torch.where(torch.isinf(low) & torch.isfinite(tensor), low.sign() * limit, low)
+    if isinstance(tensor, torch.nn.Parameter):
+        low_parameter = torch.nn.Parameter(low, requires_grad=tensor.requires_grad)
+        module.register_parameter(name, low_parameter)
+    else:
+        module.register_buffer(name, low)
+
+
+def _drop_unused(module: GraphModule, paths: set[str]) -> None:
+    """Forget the fp32 originals that nothing reads any more: the saved file shrinks."""
+    used = {str(n.target) for n in module.graph.nodes if n.op == "get_attr"}
+    for path in paths - used:
+        *parents, last = path.split(".")
+        owner: torch.nn.Module = module
+        for part in parents:
+            owner = getattr(owner, part)
+        delattr(owner, last)

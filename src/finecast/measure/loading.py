@@ -1,0 +1,27 @@
+"""Sessions of models that were never written to a place of the user's."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import onnx_ir as ir
+
+from finecast.engines.base import Engine, Session
+from finecast.frontends import onnx as frontend
+
+
+def load_model(engine: Engine, model: ir.Model, *, profiling: bool = False) -> Session:
+    """Load a converted model: from memory, or where one message is too small, from a file.
+
+    The file is gone when this returns: engines have read or mapped it by then.
+
+    Raises:
+        EngineError: If the engine cannot run the model.
+    """
+    if frontend.fits_one_message(model):
+        return engine.load(frontend.to_bytes(model), profiling=profiling)
+    with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
+        path = Path(folder) / "model.onnx"
+        frontend.save(model, path)
+        return engine.load(path, profiling=profiling)

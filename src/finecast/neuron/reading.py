@@ -1,0 +1,116 @@
+"""From a compiler's arguments to what they state: which option, which value, right-most wins.
+
+Law: ``read(a + b)`` is ``read(a)`` overridden by ``read(b)``, option by option.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from finecast.errors import UsageError
+
+FLAGS_VARIABLE: Final = "NEURON_CC_FLAGS"
+STOCHASTIC_VARIABLE: Final = "NEURON_RT_STOCHASTIC_ROUNDING_EN"
+SEED_VARIABLE: Final = "NEURON_RT_STOCHASTIC_ROUNDING_SEED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What was stated; None where nothing was, so that defaults stay apart."""
+
+    auto_cast: str | None = None
+    auto_cast_type: str | None = None
+    fast_math: tuple[str, ...] | None = None
+    fp32_cast: str | None = None
+    target: str | None = None
+    mixed_accumulation: bool | None = None
+    saturate_infinity: bool | None = None
+    stochastic_rounding: bool | None = None
+    seed: int | None = None
+
+    def over(self, other: Given) -> Given:
+        """This one where it states something, else ``other``: this stands to its right."""
+        stated = {n: v for n in self.__slots__ if (v := getattr(self, n)) is not None}
+        return replace(other, **stated)
+
+
+# Options with a value, by the field they set.
+_VALUES: Final = {
+    "--auto-cast": "auto_cast",
+    "--auto-cast-type": "auto_cast_type",
+    "--fp32-cast": "fp32_cast",
+    "--target": "target",
+}
+# Options without: field and what they set it to.
+_SWITCHES: Final = {
+    "--enable-mixed-precision-accumulation": ("mixed_accumulation", True),
+    "--disable-mixed-precision-accumulation": ("mixed_accumulation", False),
+    "--enable-saturate-infinity": ("saturate_infinity", True),
+}
+_FAST_MATH: Final = "--fast-math"
+
+
+def read(arguments: Sequence[str], *, lenient: bool = False) -> Given:
+    """Read arguments as the compilers take them, ``--option value`` or ``--option=value``.
+
+    Args:
+        arguments: The words of a command line.
+        lenient: Pass over options that do not bear on numbers (``--model-type``, ``-O1``).
+
+    Raises:
+        UsageError: If an option lacks its value, or is unknown and ``lenient`` is not set.
+    """
+    found: dict[str, object] = {}
+    words = [part for word in arguments for part in _parts(word)]
+    at = 0
+    while at < len(words):
+        word, at = words[at], at + 1
+        if word in _VALUES:
+            if at == len(words) or words[at].startswith("-"):
+                raise UsageError(f"{word} needs a value", where=word, fix=f"write {word} VALUE")
+            found[_VALUES[word]], at = words[at], at + 1
+        elif word in _SWITCHES:
+            field, value = _SWITCHES[word]
+            found[field] = value
+        elif word == _FAST_MATH:
+            end = next((i for i in range(at, len(words)) if words[i].startswith("-")), len(words))
+            if end == at:
+                raise UsageError(
+                    f"{word} needs a keyword", where=word, fix=f"write {word} all, or none"
+                )
+            found["fast_math"], at = tuple(words[at:end]), end
+        elif not lenient:
+            known = ", ".join((*_VALUES, *_SWITCHES, _FAST_MATH))
+            raise UsageError(f"unknown compiler option {word!r}", fix=f"use one of {known}")
+    return Given(**found)  # pyright: ignore[reportArgumentType]
+
+
+def from_environment(environ: Mapping[str, str]) -> Given:
+    """What ``NEURON_CC_FLAGS`` and the runtime's rounding variables state.
+
+    Raises:
+        UsageError: If one of them cannot be read.
+    """
+    try:
+        words = shlex.split(environ.get(FLAGS_VARIABLE, ""))
+    except ValueError as error:
+        raise UsageError(f"cannot read the flags: {error}", where=FLAGS_VARIABLE) from error
+    given = read(words, lenient=True)
+    enabled = environ.get(STOCHASTIC_VARIABLE)
+    if enabled is not None:
+        given = replace(given, stochastic_rounding=enabled.strip() not in ("", "0", "false"))
+    seed = environ.get(SEED_VARIABLE)
+    if seed is not None:
+        if not seed.strip().isdecimal():
+            raise UsageError(f"{seed!r} is no seed", where=SEED_VARIABLE, fix="give a number")
+        given = replace(given, seed=int(seed))
+    return given
+
+
+def _parts(word: str) -> list[str]:
+    name, equals, value = word.partition("=")
+    known = name in _VALUES or name == _FAST_MATH
+    return [name, *value.split()] if equals and known else [word]

@@ -1,0 +1,128 @@
+"""Ops written out in several nodes that a device computes as one, told from the graph alone.
+
+A bias is added as the sum leaves the matmul engine, in fp32; norms and activations written
+out are matched and run as one kernel. Between the nodes of a kernel nothing is rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from finecast.graph import Graph, Node, Value
+from finecast.ops import by_name
+
+_NORM_TAIL = (("pow", "mul"), ("reduce_mean",), ("add",), ("sqrt",), ("div", "reciprocal"))
+_GELU_TAIL = (("add",), ("mul",), ("mul",))
+_SCALES = ("mul", "div")
+
+
+def bias_kernels(graph: Graph) -> list[frozenset[int]]:
+    """A product and the constant added to it."""
+    found: list[frozenset[int]] = []
+    for node in graph.float_nodes:
+        if by_name(node.op).matmul_engine:
+            after = _only_reader(graph, node)
+            if after is not None and after.op == "add" and _has_constant(graph, after):
+                found.append(frozenset({node.id, after.id}))
+    return found
+
+
+def norm_kernels(graph: Graph) -> list[frozenset[int]]:
+    """Layer norms written out, from the mean to the scale and shift."""
+    return [k for node in graph.float_nodes if (k := _norm(graph, node))]
+
+
+def activation_kernels(graph: Graph) -> list[frozenset[int]]:
+    """GELU written out with erf."""
+    return [k for node in graph.float_nodes if node.op == "erf" and (k := _gelu(graph, node))]
+
+
+def merged(kernels: Sequence[frozenset[int]]) -> list[frozenset[int]]:
+    """Kernels that share a node become one."""
+    result: list[frozenset[int]] = []
+    for kernel in kernels:
+        apart = [k for k in result if not k & kernel]
+        joined = frozenset().union(kernel, *(k for k in result if k & kernel))
+        result = [*apart, joined]
+    return result
+
+
+def _norm(graph: Graph, mean: Node) -> frozenset[int] | None:
+    if mean.op != "reduce_mean":
+        return None
+    centred = next((n for n in _readers(graph, mean) if n.op == "sub"), None)
+    if centred is None or mean.inputs[0] not in centred.inputs:
+        return None
+    members = {mean.id, centred.id}
+    at = centred
+    for names in _NORM_TAIL:
+        following = next((n for n in _readers(graph, at) if n.op in names), None)
+        if following is None:
+            return None
+        members.add(following.id)
+        at = following
+    if at.op == "reciprocal":
+        product = next((n for n in _readers(graph, at) if n.op == "mul"), None)
+        if product is None:
+            return None
+        members.add(product.id)
+        at = product
+    if not set(centred.outputs) & set(at.inputs):
+        return None
+    for name in ("mul", "add"):
+        following = _only_reader(graph, at)
+        if following is None or following.op != name or not _has_constant(graph, following):
+            break
+        members.add(following.id)
+        at = following
+    return frozenset(members)
+
+
+def _gelu(graph: Graph, erf: Node) -> frozenset[int] | None:
+    scale = _producer(graph, erf.inputs[0])
+    if scale is None or scale.op not in _SCALES or not _has_constant(graph, scale):
+        return None
+    members = {scale.id, erf.id}
+    at = erf
+    for names in _GELU_TAIL:
+        following = _only_reader(graph, at)
+        if following is None or following.op not in names:
+            return None
+        members.add(following.id)
+        at = following
+    # x / 2 may come first: then it is x * 0.5 that the sum is multiplied by.
+    for value in graph.following_inputs(graph.nodes[min(members)]):
+        members |= {n.id for n in _halves(graph, value) if set(n.outputs) & _inputs(graph, members)}
+    return frozenset(members)
+
+
+def _halves(graph: Graph, value: Value) -> Iterator[Node]:
+    for n in value.uses:
+        if graph.nodes[n].op in _SCALES and _has_constant(graph, graph.nodes[n]):
+            yield graph.nodes[n]
+
+
+def _inputs(graph: Graph, members: set[int]) -> set[int | None]:
+    return {i for n in members for i in graph.nodes[n].inputs}
+
+
+def _readers(graph: Graph, node: Node) -> Iterator[Node]:
+    for value in graph.following_outputs(node):
+        for n in value.uses:
+            yield graph.nodes[n]
+
+
+def _only_reader(graph: Graph, node: Node) -> Node | None:
+    outputs = list(graph.following_outputs(node))
+    if len(outputs) != 1 or outputs[0].is_output or len(outputs[0].uses) != 1:
+        return None
+    return graph.nodes[outputs[0].uses[0]]
+
+
+def _producer(graph: Graph, value: int | None) -> Node | None:
+    producer = None if value is None else graph.values[value].producer
+    return None if producer is None else graph.nodes[producer]
+
+
+def _has_constant(graph: Graph, node: Node) -> bool:
+    return any(v.constant is not None for v in graph.following_inputs(node))

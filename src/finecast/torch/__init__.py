@@ -1,0 +1,14 @@
+"""finecast for PyTorch: ``convert``, ``tune``, ``compile`` and ``profile``."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from finecast.errors import EngineError
+
+if importlib.util.find_spec("torch") is None:
+    raise EngineError("finecast.torch needs PyTorch", fix="pip install 'finecast[torch]'")
+
+from finecast.torch.convert import convert
+
+__all__ = ["convert"]

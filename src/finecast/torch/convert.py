@@ -1,0 +1,154 @@
+"""``convert``: one call from a module to its mixed-precision form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from finecast.errors import ModelError
+from finecast.frontends import torch as frontend
+from finecast.frontends.torch import Captured
+from finecast.plan import Plan
+from finecast.policy import Policy, Scope
+from finecast.rules import UserRule
+from finecast.torch.planning import (
+    TorchPlanner,
+    choose,
+    device_of,
+    look_before_leaping,
+    make_torch_planner,
+    sensitivities,
+)
+
+_NO_KERNEL: Final = re.compile(r"not implemented for|not support|expected scalar type|dtype")
+
+
+def convert(
+    module: torch.nn.Module | ExportedProgram,
+    example_inputs: Sequence[Any],
+    policy: str | Policy = "auto:bf16",
+    dynamic_shapes: Any = None,
+    *,
+    example_kwargs: Mapping[str, Any] | None = None,
+    user_rules: Mapping[str, UserRule] | None = None,
+) -> GraphModule:
+    """A module that computes as one plan over the whole graph states.
+
+    Laws: inputs and outputs keep their types; what stays fp32 computes as before; a format
+    that is slower here is never chosen by ``auto``. The plan, with every rule's reason, is
+    ``result.finecast_plan``.
+
+    Args:
+        module: The module (captured in evaluation mode), or an exported program.
+        example_inputs: Positional inputs; the plan's errors are estimated on them.
+        policy: ``SCOPE:FORMAT`` or a Policy.
+        dynamic_shapes: As ``torch.export.export`` takes them.
+        example_kwargs: Keyword inputs.
+        user_rules: Rules by name, as ``--rules`` of the command line takes them.
+
+    Raises:
+        ModelError: If the module cannot be captured.
+        UsageError: If the policy cannot be read.
+    """
+    wanted = Policy.parse(policy) if isinstance(policy, str) else policy
+    captured = frontend.capture(
+        module,
+        example_inputs,
+        example_kwargs,
+        dynamic_shapes=dynamic_shapes,
+        fold=wanted.scope is not Scope.NONE,
+    )
+    args = flat_inputs(captured, example_inputs, example_kwargs)
+    device = device_of(captured.module, args)
+    obstacle = look_before_leaping(wanted, device)
+    rules = tuple((user_rules or {}).items())
+    unsupported: frozenset[str] = frozenset()
+    while True:
+        planner = make_torch_planner(
+            captured.graph,
+            wanted,
+            device,
+            user_rules=rules,
+            unsupported=unsupported,
+            measured=wanted.scope is Scope.AUTO,
+        )
+        plan = _plan(planner, captured, args, obstacle)
+        result = finish(captured, plan)
+        missing = missing_kernels(captured, result, example_inputs, example_kwargs)
+        if not missing:
+            return result
+        if missing <= unsupported:
+            raise ModelError(
+                f"the converted module does not run: {', '.join(sorted(missing))}",
+                fix="exclude these ops by a rule, and report the module",
+            )
+        unsupported |= missing
+
+
+def _plan(
+    planner: TorchPlanner, captured: Captured, args: Sequence[Any], obstacle: str
+) -> Plan:
+    if obstacle:
+        return planner.highest(obstacle)
+    if planner.policy.scope is not Scope.AUTO:
+        return planner.lowest()
+    units, points = planner.units()
+    if not units.members:
+        return planner.highest("the rules leave no op a lower format")
+    found = sensitivities(captured, points, planner.low, args)
+    return planner.proposal(units, choose(planner.steps(units, points, found))).plan
+
+
+def finish(captured: Captured, plan: Plan) -> GraphModule:
+    """The module that ``plan`` gives, with the plan attached."""
+    result = frontend.apply(captured, plan)
+    result.eval()
+    result.finecast_plan = plan  # type: ignore[assignment]
+    return result
+
+
+def flat_inputs(
+    captured: Captured, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> list[Any]:
+    """Inputs in the order of the graph's placeholders."""
+    codegen = captured.module.graph._codegen
+    ordered = (*args, *(kwargs or {}).values()) if not hasattr(codegen, "pytree_info") else None
+    if ordered is not None:
+        return list(ordered)
+    leaves, _ = torch.utils._pytree.tree_flatten((tuple(args), dict(kwargs or {})))
+    return leaves
+
+
+def missing_kernels(
+    captured: Captured,
+    module: GraphModule,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+) -> frozenset[str]:
+    """Native ops that the device has no kernel for in the format that the plan gave them."""
+
+    class _Finder(torch.fx.Interpreter):
+        failed: frozenset[str] = frozenset()
+
+        def run_node(self, n: torch.fx.Node) -> Any:
+            try:
+                return super().run_node(n)
+            except (RuntimeError, NotImplementedError) as error:
+                if not _NO_KERNEL.search(str(error)):
+                    raise
+                self.failed |= {frontend.native_name(n)}
+                raise
+
+    finder = _Finder(module)
+    try:
+        with torch.no_grad():
+            finder.run(*flat_inputs(captured, args, kwargs), enable_io_processing=False)
+    except (RuntimeError, NotImplementedError):
+        if not finder.failed:
+            raise
+    return finder.failed

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+
+from finecast.engines import installed
+from finecast.errors import ExitCode
+from finecast.plan import Plan
+from tests.cli.conftest import Answer
+
+Finecast = Callable[..., Answer]
+needs_openvino = pytest.mark.skipif(not installed("openvino"), reason="needs OpenVINO")
+
+
+def types(path: Path) -> dict[str, int]:
+    """Element types of the model's initializers."""
+    return {t.name: t.data_type for t in onnx.load(path).graph.initializer}
+
+
+@needs_openvino
+def test_all_bf16(finecast: Finecast, net: Path, tmp_path: Path) -> None:
+    out, plan = tmp_path / "low.onnx", tmp_path / "low.plan.json"
+    options = ["--auto-cast", "all", "--auto-cast-type", "bf16", "--plan-out", plan, "--json"]
+    answer = finecast("convert", net, "-o", out, *options)
+    assert answer.code == 0, answer.err
+    report = answer.json
+    assert report["ops"] == {"bf16": 3}
+    assert report["casts"] == 0  # those on input and output are not counted
+    assert report["size_bytes"]["after"] == out.stat().st_size
+    assert report["verified"]["engine"] == "openvino"
+    assert 0 < report["verified"]["relative_error"] < 0.02
+    model = onnx.load(out)
+    onnx.checker.check_model(model, full_check=True)
+    assert set(types(out).values()) == {onnx.TensorProto.BFLOAT16}
+    for port in (*model.graph.input, *model.graph.output):
+        assert port.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+    assert Plan.load(plan).counts == {"bf16": 3}
+
+
+@pytest.mark.parametrize(
+    ("options", "low"),
+    [
+        (["--auto-cast", "none"], set[str]()),
+        (["--auto-cast", "matmul"], {"product"}),
+        (["--auto-cast", "matmult"], {"product"}),
+        (["--auto-cast", "all"], {"product", "bias", "soft"}),
+        (["--auto-cast", "all", "--op", "Softmax=fp32"], {"product", "bias"}),
+        (["--auto-cast", "all", "--exclude", "^b"], {"product", "soft"}),
+        (["--auto-cast", "all", "--include", "soft|bias"], {"bias", "soft"}),
+        (["--auto-cast", "none", "--op", "softmax=fp16"], {"soft"}),
+    ],
+)
+def test_policies(
+    finecast: Finecast, net: Path, tmp_path: Path, options: list[str], low: set[str]
+) -> None:
+    out, plan = tmp_path / "low.onnx", tmp_path / "p.json"
+    always = ["--auto-cast-type", "fp16", "--plan-out", plan, "--engine", "onnxruntime"]
+    answer = finecast("convert", net, "-o", out, *options, *always)
+    assert answer.code == 0, answer.err
+    formats = Plan.load(plan).formats
+    assert {name for name, fmt in formats.items() if fmt.label == "fp16"} == low
+
+
+def test_user_rules(finecast: Finecast, net: Path, tmp_path: Path) -> None:
+    rules = tmp_path / "mine.py"
+    rules.write_text(
+        "def rule_keep_soft(node):\n    return 'fp32' if node.op == 'softmax' else None\n"
+    )
+    plan = tmp_path / "p.json"
+    options = ["--auto-cast", "all", "--auto-cast-type", "fp16", "--engine", "onnxruntime"]
+    more = ["--rules", rules, "--plan-out", plan]
+    answer = finecast("convert", net, "-o", tmp_path / "l.onnx", *options, *more)
+    assert answer.code == 0, answer.err
+    decision = Plan.load(plan).decision("soft")
+    assert decision is not None
+    assert decision.format.label == "fp32"
+    assert any("rule_keep_soft" in r.text for r in decision.reasons)
+
+
+def test_io_changes_on_request(finecast: Finecast, net: Path, tmp_path: Path) -> None:
+    out = tmp_path / "low.onnx"
+    options = ["--auto-cast", "all", "--auto-cast-type", "fp16", "--engine", "onnxruntime"]
+    answer = finecast("convert", net, "-o", out, *options, "--io", "x=fp16")
+    assert answer.code == 0, answer.err
+    graph = onnx.load(out).graph
+    assert graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT16
+    assert graph.output[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+
+
+def test_same_plan_gives_same_model(finecast: Finecast, net: Path, tmp_path: Path) -> None:
+    one, two, plan = tmp_path / "1.onnx", tmp_path / "2.onnx", tmp_path / "p.json"
+    options = ["--auto-cast", "all", "--auto-cast-type", "fp16", "--engine", "onnxruntime"]
+    assert finecast("convert", net, "-o", one, *options, "--plan-out", plan).code == 0
+    assert finecast("apply", plan, net, "-o", two, "--engine", "onnxruntime").code == 0
+    assert one.read_bytes() == two.read_bytes()
+
+
+def test_typing_errors_are_reported(finecast: Finecast, net: Path, tmp_path: Path) -> None:
+    options = ["--auto-cast-type", "fp16", "--engine", "onnxruntime", "--op", "Sofmax=fp32"]
+    answer = finecast("convert", net, "-o", tmp_path / "l.onnx", *options, "--exclude", "zzz")
+    assert answer.code == 0
+    assert "Sofmax" in answer.err
+    assert "zzz" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        (lambda a: ["missing.onnx", *a[1:]], ExitCode.USAGE, "does not exist"),
+        (lambda a: [*a, "--auto-cast", "some"], ExitCode.USAGE, "none, matmult, all, auto"),
+        (lambda a: [*a, "--auto-cast-type", "fp7"], ExitCode.USAGE, "unknown format"),
+        (lambda a: [*a, "--op", "Softmax"], ExitCode.USAGE, "NAME=FORMAT"),
+        (lambda a: [*a, "--include", "("], ExitCode.USAGE, "regular expression"),
+        (lambda a: [*a, "--engine", "abacus"], ExitCode.USAGE, "openvino, onnxruntime"),
+        (lambda a: [*a, "--io", "z=fp16"], ExitCode.USAGE, "not a float input or output"),
+        (lambda a: [a[0], "-o", "/nowhere/x.onnx"], ExitCode.USAGE, "folder"),
+        (lambda a: [*a, "--wrong"], ExitCode.USAGE, "--help"),
+    ],
+)
+def test_bad_input_is_one_line(
+    finecast: Finecast,
+    net: Path,
+    tmp_path: Path,
+    change: Callable[[list[str]], list[str]],
+    code: ExitCode,
+    words: str,
+) -> None:
+    before = sorted(p.name for p in tmp_path.iterdir())
+    answer = finecast("convert", *change([str(net), "-o", str(tmp_path / "low.onnx")]))
+    assert answer.code == code
+    assert words in answer.err
+    assert answer.err.count("\n") == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("content", [b"", b"hello\n", b"\x08\x0a"])
+def test_what_is_not_onnx(
+    finecast: Finecast, net: Path, tmp_path: Path, content: bytes
+) -> None:
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(content or net.read_bytes()[:100])
+    answer = finecast("convert", broken, "-o", tmp_path / "low.onnx")
+    assert answer.code == ExitCode.FAILED
+    assert answer.err.count("\n") == 1
+    assert not (tmp_path / "low.onnx").exists()
+
+
+def test_output_is_not_replaced_unasked(
+    finecast: Finecast, net: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "low.onnx"
+    out.write_text("precious")
+    options = ["--auto-cast-type", "fp16", "--engine", "onnxruntime"]
+    answer = finecast("convert", net, "-o", out, *options)
+    assert answer.code == ExitCode.USAGE
+    assert "--force" in answer.err
+    assert out.read_text() == "precious"
+    assert finecast("convert", net, "-o", out, *options, "--force").code == 0
+
+
+def test_a_model_nothing_here_runs_is_not_written(
+    finecast: Finecast, net: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "low.onnx"
+    options = ["--auto-cast", "all", "--engine", "onnxruntime", "--op", "MatMul=bf16"]
+    answer = finecast("convert", net, "-o", out, *options)
+    assert answer.code == ExitCode.FAILED  # ONNX Runtime's CPU has no bf16 MatMul
+    assert "MatMul" in answer.err or "product" in answer.err
+    assert not out.exists()
+
+
+def test_plan_of_another_model(finecast: Finecast, net: Path, tmp_path: Path) -> None:
+    plan, other = tmp_path / "p.json", tmp_path / "other.onnx"
+    options = ["--auto-cast-type", "fp16", "--engine", "onnxruntime", "--plan-out", plan]
+    assert finecast("convert", net, "-o", tmp_path / "l.onnx", *options).code == 0
+    model = onnx.load(net)
+    model.producer_name = "somebody else"
+    onnx.save(model, other)
+    answer = finecast("apply", plan, other, "-o", tmp_path / "m.onnx")
+    assert answer.code == ExitCode.FAILED
+    assert "another model" in answer.err

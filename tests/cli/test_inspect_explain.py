@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from finecast.errors import ExitCode
+from finecast.rules import RULES
+from tests.cli.conftest import Answer
+
+Finecast = Callable[..., Answer]
+
+
+def test_inspect_counts(finecast: Finecast, net: Path) -> None:
+    report = finecast("inspect", net, "--batch", 2, "--json").json
+    assert report["nodes"] == 3
+    assert report["parameters"] == 68
+    classes = {row["class"]: row for row in report["classes"]}
+    assert classes["matmul"]["flops"] == 2 * 2 * 16 * 4
+    assert classes["matmul"]["parameters"] == 64
+    assert classes["softmax"]["types"] == {"fp32": 1}
+    assert "matmul" in finecast("inspect", net).out
+
+
+def test_inspect_reports_overflow(finecast: Finecast, net: Path, tmp_path: Path) -> None:
+    path = tmp_path / "large.npz"
+    np.savez(path, x=np.full((2, 16), 1e5, np.float32))
+    args = ["inspect", net, "--data", path, "--json"]
+    low = finecast(*args, "--auto-cast-type", "fp16").json
+    assert {"x"} <= {w["value"] for w in low["warnings"]}
+    assert not finecast(*args, "--auto-cast-type", "bf16").json["warnings"]
+
+
+def test_explain_gives_every_rule(finecast: Finecast, net: Path) -> None:
+    options = ["--auto-cast", "matmult", "--auto-cast-type", "fp16", "--json"]
+    report = finecast("explain", net, "soft", *options).json
+    assert report["format"] == "fp32"
+    verdicts = {v["rule"]: v for v in report["verdicts"]}
+    assert {r.name for r in RULES} <= verdicts.keys()
+    assert "matmult" in verdicts["scope"]["text"]
+    assert verdicts["kernel"]["text"] == "no objection"
+    assert report["inputs"][0]["from"] == "bias"
+
+
+def test_explain_of_a_plan(finecast: Finecast, net: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "p.json"
+    options = ["--auto-cast-type", "fp16", "--engine", "onnxruntime", "--plan-out", plan]
+    assert finecast("convert", net, "-o", tmp_path / "l.onnx", *options).code == 0
+    answer = finecast("explain", net, "product", "--plan", plan)
+    assert answer.code == 0
+    assert "onnx::MatMul" in answer.out
+
+
+def test_explain_unknown_node(finecast: Finecast, net: Path) -> None:
+    answer = finecast("explain", net, "produkt")
+    assert answer.code == ExitCode.USAGE
+    assert "did you mean product" in answer.err

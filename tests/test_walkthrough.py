@@ -1,0 +1,57 @@
+"""docs/architecture.md and the goldens show what the code prints today."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+DOCS = Path(__file__).parent.parent / "docs"
+STAGES = [
+    "graph",
+    "facts",
+    "permissions",
+    "permissions-measured",
+    "units",
+    "costs",
+    "frontier",
+    "plan",
+    "edits",
+    "onnx",
+]
+
+
+@pytest.fixture(scope="module")
+def walkthrough() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("walkthrough", DOCS / "walkthrough.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def artefacts(walkthrough: ModuleType) -> dict[str, str]:
+    found: dict[str, str] = walkthrough.stages()
+    return found
+
+
+def test_every_stage_has_its_golden(artefacts: dict[str, str]) -> None:
+    assert list(artefacts) == STAGES
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_stage(
+    stage: str, artefacts: dict[str, str], check_golden: Callable[[str, str], None]
+) -> None:
+    check_golden(f"matmul_softmax/{stage}.txt", artefacts[stage])
+
+
+def test_the_page_is_up_to_date(walkthrough: ModuleType, artefacts: dict[str, str]) -> None:
+    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    assert all(f"<!-- walkthrough: {stage} -->" in page for stage in STAGES)
+    assert walkthrough.render(page, artefacts) == page, "run python docs/walkthrough.py"

@@ -1,0 +1,280 @@
+"""Tuning end to end, in an engine whose times are stated, and once in a real one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from finecast.api import DataOptions, workload_of
+from finecast.engines import get_engine
+from finecast.engines.base import Array, Capability, Engine, Feeds, KernelTime, Session
+from finecast.errors import ModelError
+from finecast.formats import Format
+from finecast.frontends import onnx as frontend
+from finecast.measure.criterion import Criterion, CriterionKind
+from finecast.policy import Policy
+from finecast.tune import tuning
+from finecast.tune.study import Study
+from finecast.tune.tuning import Outcome, Verdict
+from finecast.tune.workload import EvalFunction, Run
+
+_LABELS = {TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16"}
+
+
+@dataclass
+class Clock:
+    """Time that only the toy engine moves; stands for the module ``time``."""
+
+    now_s: float = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+@dataclass(frozen=True)
+class ToySession:
+    """ONNX Runtime's numbers at stated times."""
+
+    inner: Session
+    kernels: list[KernelTime]
+    clock: Clock
+
+    @property
+    def inputs(self) -> Any:
+        return self.inner.inputs
+
+    @property
+    def outputs(self) -> Any:
+        return self.inner.outputs
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        self.clock.now_s += sum(k.time_s for k in self.kernels)
+        return self.inner.run(feeds)
+
+    def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
+        del feeds, repeats
+        return self.kernels
+
+
+@dataclass(eq=False)
+class ToyEngine:
+    """An op takes 1 ms in fp32 and ``1 / gain`` ms in fp16, whatever it is; a cast 0.1 ms."""
+
+    clock: Clock
+    gain: float = 4.0
+    name: str = "toy"
+    device: str = "CPU"
+
+    def capabilities(self) -> Mapping[Format, Capability]:
+        return {}
+
+    def load(self, model: Path | bytes, *, profiling: bool = False) -> Session:
+        del profiling
+        proto = onnx.load(model) if isinstance(model, Path) else onnx.load_from_string(model)
+        return ToySession(
+            get_engine("onnxruntime").load(model), self._kernels(proto), self.clock
+        )
+
+    def _kernels(self, proto: onnx.ModelProto) -> list[KernelTime]:
+        graph = onnx.shape_inference.infer_shapes(proto, strict_mode=True).graph
+        infos = (*graph.value_info, *graph.output)
+        types = {v.name: _LABELS.get(v.type.tensor_type.elem_type, "other") for v in infos}
+        kernels: list[KernelTime] = []
+        for node in graph.node:
+            label = types[node.output[0]]
+            time_s = 1e-3 / (self.gain if label == "fp16" else 1.0)
+            kernels.append(
+                KernelTime(
+                    kernel=node.name,
+                    kind=node.op_type,
+                    ops=(node.name,),
+                    format=label,
+                    time_s=1e-4 if node.op_type == "Cast" else time_s,
+                )
+            )
+        return kernels
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A small convolutional net, its data and an engine."""
+
+    model: Path
+    data: Path
+    engine: ToyEngine
+
+    def tune(
+        self,
+        *,
+        metric: str = "top1",
+        tolerance: float = 0.05,
+        policy: str = "auto:fp16",
+        study: Study | None = None,
+        engine: Engine | None = None,
+        evaluate: EvalFunction | None = None,
+    ) -> Outcome:
+        chosen = engine or self.engine
+        options = DataOptions(data=self.data, metric=metric, batch=16)
+        if evaluate is not None:
+            options = DataOptions(evaluate=evaluate, evaluate_name="mine")
+        workload = workload_of(options, chosen.load(self.model))
+        criterion = Criterion(
+            kind=CriterionKind.ABSOLUTE,
+            tolerance=tolerance,
+            higher_is_better=workload.higher_is_better,
+        )
+        file = frontend.load(self.model)
+        return tuning.tune(
+            file, workload, criterion, Policy.parse(policy), chosen, study=study
+        )
+
+
+def conv_net(path: Path, *, middle: str = "Relu") -> None:
+    """conv, an activation, conv, relu, average, gemm; seeded weights."""
+    rng = np.random.default_rng(0)
+
+    def weight(name: str, *shape: int) -> onnx.TensorProto:
+        array = rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))
+        return numpy_helper.from_array(array.astype(np.float32), name)
+
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["a"], "conv0", pads=[1] * 4),
+        helper.make_node(middle, ["a"], ["b"], "middle"),
+        helper.make_node("Conv", ["b", "w1"], ["c"], "conv1", pads=[1] * 4),
+        helper.make_node("Relu", ["c"], ["d"], "relu"),
+        helper.make_node("GlobalAveragePool", ["d"], ["e"], "pool"),
+        helper.make_node("Flatten", ["e"], ["f"], "flat"),
+        helper.make_node("Gemm", ["f", "w2"], ["y"], "head", transB=1),
+    ]
+    image = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 8])
+    scores = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])
+    weights = [weight("w0", 8, 3, 3, 3), weight("w1", 8, 8, 3, 3), weight("w2", 4, 8)]
+    graph = helper.make_graph(nodes, "net", [image], [scores], weights)
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    clock = Clock()
+    monkeypatch.setattr("finecast.measure.timing.time", clock)
+    for name in ("_RANK_TIME_S", "_FINAL_TIME_S"):
+        monkeypatch.setattr(tuning, name, 0.0)
+    model, data = tmp_path / "net.onnx", tmp_path / "data.npz"
+    conv_net(model)
+    x = np.random.default_rng(1).standard_normal((40, 3, 8, 8)).astype(np.float32)
+    scores = next(iter(get_engine("onnxruntime").load(model).run({"x": x}).values()))
+    np.savez(data, x=x, label=scores.argmax(axis=1))
+    return Bench(model, data, ToyEngine(clock))
+
+
+def test_improved(bench: Bench) -> None:
+    outcome = bench.tune()
+    assert outcome.verdict is Verdict.IMPROVED
+    assert outcome.baseline.metric == 1.0
+    assert outcome.tuned.metric >= 0.95
+    # Seven ops at a quarter of the time, one cast in and one out: 7 ms become 1.95 ms.
+    assert outcome.baseline.latency_s == pytest.approx(7e-3)
+    assert outcome.tuned.latency_s == pytest.approx(7e-3 / 4 + 2e-4)
+    assert outcome.speedup == pytest.approx(7 / 1.95)
+    assert set(outcome.plan.formats.values()) == {Format.FP16}
+    assert outcome.evaluations == 2
+    assert [t.passed for t in outcome.trials] == [True]
+    assert outcome.casts == 0  # both are on the model's own input and output
+
+
+def test_the_result_replays_to_a_valid_model(bench: Bench, tmp_path: Path) -> None:
+    applied = frontend.apply(frontend.load(bench.model), bench.tune().plan)
+    frontend.save(applied.model, tmp_path / "tuned.onnx")
+    onnx.checker.check_model(tmp_path / "tuned.onnx", full_check=True)
+    inputs = get_engine("onnxruntime").load(tmp_path / "tuned.onnx").inputs
+    assert [(i.name, i.dtype) for i in inputs] == [("x", "fp32")]
+
+
+def test_a_criterion_that_nothing_meets(bench: Bench) -> None:
+    calls: list[float] = []
+
+    def score(run: Run) -> float:
+        run({"x": np.ones((2, 3, 8, 8), np.float32)})
+        calls.append(0.0)
+        return 1.0 if len(calls) == 1 else 0.0
+
+    outcome = bench.tune(evaluate=score)
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert outcome.evaluations == len(calls)
+    assert "every faster plan misses the criterion" in outcome.why
+    assert outcome.trials
+    assert not any(t.passed for t in outcome.trials)
+    assert outcome.baseline == outcome.tuned
+    assert outcome.speedup == 1.0
+    assert set(outcome.plan.formats.values()) == {Format.FP32}
+
+
+def test_an_engine_that_gains_nothing(bench: Bench) -> None:
+    bench.engine.gain = 0.9
+    outcome = bench.tune()
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert "no plan is faster here" in outcome.why
+    assert outcome.evaluations == 1  # the baseline: what is not faster is not evaluated
+
+
+def test_rules_that_leave_nothing(bench: Bench) -> None:
+    outcome = bench.tune(policy="none:fp16")
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert "the rules leave no op a lower format" in outcome.why
+
+
+def test_a_middle_plan_where_the_fastest_misses(bench: Bench) -> None:
+    # The errors of single roundings differ: some tolerance lies between all and none.
+    worst = max(t.metric for t in bench.tune(metric="max_abs", tolerance=0.0).trials)
+    outcome = bench.tune(metric="max_abs", tolerance=worst * 0.9)
+    if outcome.verdict is Verdict.IMPROVED:
+        assert outcome.tuned.metric <= worst * 0.9
+        assert set(outcome.plan.formats.values()) == {Format.FP16, Format.FP32}
+    assert outcome.evaluations > 2
+
+
+def test_trials_of_a_study_are_not_repeated(bench: Bench, tmp_path: Path) -> None:
+    study = Study(tmp_path / "study.db")
+    first, second = bench.tune(study=study), bench.tune(study=study)
+    assert (first.evaluations, second.evaluations) == (2, 1)
+    assert second.plan.digest == first.plan.digest
+    assert second.tuned.metric == first.tuned.metric
+
+
+def test_a_stored_trial_is_judged_by_the_criterion_of_now(
+    bench: Bench, tmp_path: Path
+) -> None:
+    study = Study(tmp_path / "study.db")
+    strict = bench.tune(metric="max_abs", tolerance=0.0, study=study)
+    loose = bench.tune(metric="max_abs", tolerance=10.0, study=study)
+    assert strict.trials[0].key == loose.trials[0].key
+    assert not strict.trials[0].passed
+    assert loose.trials[0].passed
+    assert loose.evaluations == 1  # the metric itself is as stored
+
+
+def test_a_nan_baseline_names_the_op(bench: Bench) -> None:
+    conv_net(bench.model, middle="Log")  # of negative numbers
+    with pytest.raises(ModelError, match=r"metric is NaN.*first op.*'middle'"):
+        bench.tune(metric="cosine")
+
+
+def test_never_worse_in_a_real_engine(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("finecast.measure.timing.time", time)
+    outcome = bench.tune(policy="auto:bf16", engine=get_engine("openvino"))
+    if outcome.verdict is Verdict.IMPROVED:
+        assert outcome.tuned.metric >= 0.95
+        assert outcome.speedup > 1.0
+        assert outcome.tuned.latency_s < outcome.baseline.latency_s
+    else:
+        assert outcome.why
+        assert outcome.tuned == outcome.baseline
