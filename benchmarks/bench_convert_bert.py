@@ -36,14 +36,12 @@ class _Builder:
 
     def constant(self, name: str, array: np.ndarray | np.generic) -> ir.Value:
         tensor = ir.tensor(np.asarray(array), name=name)
-        value = ir.Value(name=name, const_value=tensor, shape=ir.Shape(tensor.shape))
+        value = ir.Value(name=name, const_value=tensor, shape=ir.Shape(array.shape))
         value.type = ir.TensorType(tensor.dtype)
         self.initializers.append(value)
         return value
 
-    def op(
-        self, kind: str, *inputs: ir.Value, **attributes: int | float | list[int]
-    ) -> ir.Value:
+    def op(self, kind: str, *inputs: ir.Value, **attributes: float | list[int]) -> ir.Value:
         name = f"{kind}_{len(self.nodes)}"
         node = ir.node(kind, list(inputs), attributes, name=name)
         node.outputs[0].name = f"{name}_out"
@@ -166,9 +164,9 @@ def main() -> None:
         load_s=round(best["load_s"], 3), save_s=round(best["save_s"], 3), ops=best["counts"],
     )  # fmt: skip
     report(
-        "convert_bert", "peak memory over model size", round(best["peak_bytes"] / size, 3), "x",
-        bar=1.5, size_mb=round(size / 1e6), peak_mb=round(best["peak_bytes"] / 1e6),
-        idle_mb=round(best["idle_bytes"] / 1e6),
+        "convert_bert", "peak memory over model size",
+        round(best["peak_bytes"] / size, 3), "x", bar=1.5, size_mb=round(size / 1e6),
+        peak_mb=round(best["peak_bytes"] / 1e6), idle_mb=round(best["idle_bytes"] / 1e6),
     )  # fmt: skip
 
 

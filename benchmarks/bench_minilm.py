@@ -1,7 +1,7 @@
 """MiniLM by ``convert all:bf16``: its wall time, and its speed against OpenVINO's own bf16.
 
-Three models at 16 x 64, timed in turns in OpenVINO: fp32 with the hint f32, fp32 with OpenVINO's
-own hint bf16, and finecast's with the hint f32.
+Three models at 16 x 64, timed in turns in OpenVINO: fp32 with the hint f32, fp32 with
+OpenVINO's own hint bf16, and finecast's with the hint f32.
 
     python -m benchmarks.bench_minilm
 """

@@ -32,10 +32,12 @@ def render(environment: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) ->
     parts = [
         "# Results",
         "Written by `python -m benchmarks.report`; run `make bench` on a quiet machine first.",
-        f"- CPU: {environment['cpu']}, {environment['cores']} cores"
-        f" ({', '.join(environment['flags'])})\n"
-        f"- {environment['platform']}, Python {environment['python']}\n"
-        f"- finecast {environment['finecast']}; {libraries}",
+        (
+            f"- CPU: {environment['cpu']}, {environment['cores']} cores"
+            f" ({', '.join(environment['flags'])})\n"
+            f"- {environment['platform']}, Python {environment['python']}\n"
+            f"- finecast {environment['finecast']}; {libraries}"
+        ),
     ]
     for bench in dict.fromkeys(str(r["bench"]) for r in rows):
         parts.append(f"## {_TITLES.get(bench, bench)}")

@@ -64,5 +64,5 @@ def test_assignments() -> None:
 
 @pytest.mark.parametrize("text", ["Softmax", "=fp32", ""])
 def test_what_is_no_assignment(text: str) -> None:
-    with pytest.raises(UsageError, match="is not NAME=FORMAT.*--op"):
+    with pytest.raises(UsageError, match=r"is not NAME=FORMAT.*--op"):
         assignments((text,), option="--op")

@@ -35,7 +35,8 @@ def graphs(draw: st.DrawFn) -> Graph:
         op = draw(st.sampled_from(["matmul onnx::MatMul", "transpose onnx::Transpose"]))
         fmt = draw(st.sampled_from(["fp32", "fp32", "fp32", "-"]))
         lines.append(
-            f"node n{number} {op} {fmt} ({', '.join(taken)}) -> ({mark}%{result} v{result} fp32)"
+            f"node n{number} {op} {fmt} ({', '.join(taken)})"
+            f" -> ({mark}%{result} v{result} fp32)"
         )
     ends = draw(st.sets(st.integers(2, count + 1), min_size=1))
     return from_text("\n".join([*lines, *(f"output %{e}" for e in sorted(ends))]))

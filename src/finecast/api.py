@@ -9,8 +9,9 @@ outcome = finecast.tune(model, "tuned.onnx", data="data.npz", metric="top1")
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from finecast.engines import ENGINES, default_engine, get_engine, installed
@@ -59,7 +60,7 @@ __all__ = [
 ]
 
 DEFAULT_BATCH = 32
-CALIBRATION_SAMPLES = 32
+CALIBRATION_SAMPLES = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +194,7 @@ def tune(
     target = Path(output) if output is not None else None
     if target is not None:
         frontend.check_writable(target, force=force)
-    chosen = get_engine(engine) if engine else default_engine()
+    chosen, session = _first_that_loads(file, engine)
     options = DataOptions(
         data=Path(data) if data is not None else None,
         labels=labels,
@@ -204,7 +205,7 @@ def tune(
         batch=batch,
         lower_is_better=lower_is_better,
     )
-    workload = workload_of(options, chosen.load(file.path))
+    workload = workload_of(options, session)
     outcome = _tune(
         file,
         workload,
@@ -215,6 +216,7 @@ def tune(
         ),
         Policy.parse(policy) if isinstance(policy, str) else policy,
         chosen,
+        reference=session,
         user_rules=tuple((user_rules or {}).items()),
         study=Study(Path(study)) if study is not None else None,
         progress=progress,
@@ -270,12 +272,13 @@ def _observed(
     engine: str | None,
 ) -> dict[int, ValueFacts]:
     if data is not None:
-        return observe(prepared, _batches(prepared.file, Path(data), labels, engine))
+        batches = _batches(prepared.file, Path(data), labels, engine)
+        return observe(prepared, lambda: batches)
     try:
         session = get_engine("onnxruntime").load(prepared.file.path)
         sizes = {**_guesses(session), **(dims or {})}
         feeds = synthetic_feeds(session.inputs, batch=batch, dims=sizes)
-        return observe(prepared, [feeds])
+        return observe(prepared, lambda: [feeds])
     except (EngineError, UsageError):
         if dims:
             raise
@@ -347,25 +350,24 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
         data=data,
         metric=metric,
         batch=options.batch,
-        calibration_feeds=calibration or _first_batches(data, options.batch),
         data_digest=frontend.digest(options.data),
+        calibrate=calibration or partial(_first_batches, data, options.batch),
     )
 
 
-def _calibration(options: DataOptions, session: Session) -> Sequence[Feeds] | None:
+def _calibration(options: DataOptions, session: Session) -> CalibrationFunction | None:
     calib = options.calib
     if calib is None:
         return None
     if isinstance(calib, Path):
-        return _first_batches(load_npz(calib, session.inputs), options.batch)
-    feeds = list(calib())
-    if not feeds:
+        return partial(_first_batches, load_npz(calib, session.inputs), options.batch)
+    if next(iter(calib()), None) is None:
         raise UsageError("the calibration function yields nothing", where="--calib")
-    return feeds
+    return calib
 
 
-def _first_batches(data: Dataset, batch: int) -> list[Feeds]:
-    return [b.feeds for b in data.batches(batch, limit=CALIBRATION_SAMPLES)]
+def _first_batches(data: Dataset, batch: int) -> Iterator[Feeds]:
+    return (b.feeds for b in data.batches(batch, limit=CALIBRATION_SAMPLES))
 
 
 def engines(spec: str | None) -> list[Engine]:
@@ -375,11 +377,25 @@ def engines(spec: str | None) -> list[Engine]:
     return [get_engine(name) for name in ENGINES if installed(name)] or [default_engine()]
 
 
+def _first_that_loads(file: OnnxFile, spec: str | None) -> tuple[Engine, Session]:
+    """The engine that is asked for, or the first installed one that reads the model."""
+    failures: list[str] = []
+    for engine in engines(spec):
+        try:
+            return engine, engine.load(file.path)
+        except EngineError as error:
+            if spec:
+                raise
+            failures.append(f"{engine.name}: {error.what}")
+    raise EngineError("no engine here can run the model", where="; ".join(failures))
+
+
 def _batches(
     file: OnnxFile, data: Path, labels: str | None, engine: str | None
 ) -> list[Feeds]:
     session = engines(engine)[0].load(file.path)
-    return _first_batches(load_npz(data, session.inputs, labels=labels), CALIBRATION_SAMPLES)
+    data_set = load_npz(data, session.inputs, labels=labels)
+    return list(_first_batches(data_set, DEFAULT_BATCH))
 
 
 def _feed_maker(batches: Sequence[Feeds], dims: Mapping[str, int] | None) -> FeedMaker:

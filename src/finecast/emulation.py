@@ -43,6 +43,8 @@ class Emulation:
             without this the zeros of the identity turn it into NaN.
         mixed_accumulation: Softmax, norms and the like keep fp32 inside and round their
             result alone; otherwise each of their steps rounds.
+        rounds_normalized: Norms round before scale and shift too, as ONNX defines them for low
+            types and OpenVINO runs them; PyTorch and Neuron round the result alone.
         rounding: Of all casts.
         seed: Of stochastic rounding.
     """
@@ -54,6 +56,7 @@ class Emulation:
     stores_matmult: bool = False
     saturate_infinity: bool = False
     mixed_accumulation: bool = True
+    rounds_normalized: bool = False
     rounding: Rounding = Rounding.NEAREST_EVEN
     seed: int = 0
 

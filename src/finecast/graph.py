@@ -9,6 +9,7 @@ those that flow out, so that the core knows nothing else about control flow.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -38,13 +39,19 @@ class ConstantStats:
     @cached_property
     def largest(self) -> float:
         """Largest finite magnitude, 0 if there is none."""
+        array = self.read().astype(np.float32, copy=False)
+        if array.size:
+            top = float(np.maximum(array.max(), -array.min()))  # NaN if there is any
+            if math.isfinite(top):
+                return abs(top)  # most constants: no copy of a large one was made
         finite = self._magnitudes
         return float(finite.max()) if finite.size else 0.0
 
     @cached_property
     def smallest_nonzero(self) -> float:
         """Smallest finite magnitude above 0, 0 if there is none."""
-        nonzero = self._magnitudes[self._magnitudes > 0]
+        finite = self._magnitudes
+        nonzero = finite[finite > 0]
         return float(nonzero.min()) if nonzero.size else 0.0
 
     @property

@@ -11,7 +11,8 @@ A line each, blank lines and lines that start with ``#`` aside::
 A node's words are its name, canonical op, native op and format (``-`` for none). Ports: ``_``
 is an omitted one, ``~%1`` a float port that does not follow the node's format, ``!%1`` another
 port that does. Nodes are numbered by line and values by their ``%``. A shape is left out where
-the rank is unknown, and ``?`` is an unknown dimension. Words that are not plain are JSON strings.
+the rank is unknown, and ``?`` is an unknown dimension. Words that are not plain are JSON
+strings.
 """
 
 from __future__ import annotations

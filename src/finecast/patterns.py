@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from finecast.graph import Graph, Node, Value
-from finecast.ops import by_name
+from finecast.ops import OpKind, by_name
 
 _NORM_TAIL = (("pow", "mul"), ("reduce_mean",), ("add",), ("sqrt",), ("div", "reciprocal"))
 _GELU_TAIL = (("add",), ("mul",), ("mul",))
@@ -35,6 +35,19 @@ def norm_kernels(graph: Graph) -> list[frozenset[int]]:
 def activation_kernels(graph: Graph) -> list[frozenset[int]]:
     """GELU written out with erf."""
     return [k for node in graph.float_nodes if node.op == "erf" and (k := _gelu(graph, node))]
+
+
+def affine_kernels(graph: Graph) -> list[frozenset[int]]:
+    """The scale and shift after a norm: one multiply-add."""
+    found: list[frozenset[int]] = []
+    for node in graph.float_nodes:
+        source = _producer(graph, node.inputs[0]) if node.op == "mul" else None
+        after = _only_reader(graph, node)
+        if source is None or by_name(source.op).kind is not OpKind.NORM or after is None:
+            continue
+        if after.op == "add" and _has_constant(graph, node) and _has_constant(graph, after):
+            found.append(frozenset({node.id, after.id}))
+    return found
 
 
 def merged(kernels: Sequence[frozenset[int]]) -> list[frozenset[int]]:

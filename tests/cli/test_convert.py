@@ -148,9 +148,7 @@ def test_what_is_not_onnx(
     assert not (tmp_path / "low.onnx").exists()
 
 
-def test_output_is_not_replaced_unasked(
-    finecast: Finecast, net: Path, tmp_path: Path
-) -> None:
+def test_output_is_not_replaced_unasked(finecast: Finecast, net: Path, tmp_path: Path) -> None:
     out = tmp_path / "low.onnx"
     out.write_text("precious")
     options = ["--auto-cast-type", "fp16", "--engine", "onnxruntime"]

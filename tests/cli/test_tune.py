@@ -17,7 +17,8 @@ def test_report_and_exit_code(
     finecast: Finecast, net: Path, data: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "tuned.onnx"
-    answer = finecast("tune", net, "-o", out, "--data", data, "--metric", "agreement", "--json")
+    options = ["--data", data, "--metric", "agreement", "--json"]
+    answer = finecast("tune", net, "-o", out, *options)
     assert answer.code in (ExitCode.DONE, ExitCode.NOT_IMPROVED), answer.err
     report = answer.json
     assert {"metric", "latency_ms", "size_bytes"} <= report["baseline"].keys()
@@ -86,7 +87,8 @@ def test_nan_in_the_baseline_names_the_op(
     bias.CopyFrom(onnx.numpy_helper.from_array(np.full(4, np.nan, np.float32), "b"))
     broken = tmp_path / "nan.onnx"
     onnx.save(model, broken)
-    answer = finecast("tune", broken, "-o", tmp_path / "t.onnx", "--data", data, "--metric", "top1")
+    options = ["--data", data, "--metric", "top1"]
+    answer = finecast("tune", broken, "-o", tmp_path / "t.onnx", *options)
     assert answer.code == ExitCode.FAILED
     assert "NaN" in answer.err
     assert "'bias'" in answer.err

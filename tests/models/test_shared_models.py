@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from numpy.typing import NDArray
 
 from finecast import api
 from finecast.engines import get_engine
-from finecast.engines.base import Array, Feeds, Session
+from finecast.engines.base import Feeds, Session
 from finecast.errors import EngineError
 from finecast.formats import Format
 
@@ -59,7 +60,7 @@ def ports(model: onnx.ModelProto) -> list[tuple[str, int]]:
     return [(v.name, v.type.tensor_type.elem_type) for v in both]
 
 
-def float_outputs(session: Session, feeds: Feeds) -> list[Array]:
+def float_outputs(session: Session, feeds: Feeds) -> list[NDArray[np.float64]]:
     return [a.astype(np.float64) for a in session.run(feeds).values() if a.dtype.kind == "f"]
 
 

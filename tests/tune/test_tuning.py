@@ -26,7 +26,7 @@ from finecast.tune.study import Study
 from finecast.tune.tuning import Outcome, Verdict
 from finecast.tune.workload import EvalFunction, Run
 
-_LABELS = {TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16"}
+_LABELS: dict[int, str] = {TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16"}
 
 
 @dataclass

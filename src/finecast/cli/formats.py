@@ -147,9 +147,7 @@ def _print_facts(formats: Sequence[Format]) -> None:
 def _print_values(formats: Sequence[Format], numbers: Sequence[float]) -> None:
     table = new_table("What becomes of a number", ("type",), [f"{n:g}" for n in numbers])
     for fmt in formats:
-        cells = (
-            _outcome(n, r) for n, r in zip(numbers, _rounded(fmt, numbers), strict=True)
-        )
+        cells = (_outcome(n, r) for n, r in zip(numbers, _rounded(fmt, numbers), strict=True))
         add_row(table, fmt.label, *cells)
     write_table(table, note="in brackets the relative error")
 

@@ -40,6 +40,11 @@ def write_table(table: Table, *, note: str = "") -> None:
         console.print(note, markup=False, highlight=False, soft_wrap=True)
 
 
+def write_line(text: str) -> None:
+    """Write one line to stdout."""
+    sys.stdout.write(f"{text}\n")
+
+
 def warn(message: str) -> None:
     """Write one line to stderr."""
     sys.stderr.write(f"warning: {message}\n")

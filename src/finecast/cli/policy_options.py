@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -95,7 +95,7 @@ def load_rules(files: Sequence[Path] | None) -> dict[str, UserRule]:
     found: dict[str, UserRule] = {}
     for file in files or ():
         module = load_module(file)
-        functions: dict[str, UserRule] = {
+        functions = {
             f"{file.name}:{name}": value
             for name, value in vars(module).items()
             if name.startswith("rule") and callable(value)
@@ -106,5 +106,5 @@ def load_rules(files: Sequence[Path] | None) -> dict[str, UserRule]:
                 where=str(file),
                 fix="write def rule(node): return 'fp32' or None",
             )
-        found |= functions
+        found |= cast("dict[str, UserRule]", functions)
     return found

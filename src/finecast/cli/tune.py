@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from finecast.cli import policy_options as po
-from finecast.cli.output import add_row, new_table, progress, write_json, write_table
+from finecast.cli.output import (
+    add_row,
+    new_table,
+    progress,
+    write_json,
+    write_line,
+    write_table,
+)
 from finecast.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -180,9 +187,8 @@ def _print(outcome: Outcome, metric: str, output: Path, plan: Path) -> None:
     from finecast.measure.environment import environment
 
     improved = outcome.verdict.value == "improved"
-    table = new_table(
-        f"{outcome.verdict.value}: {outcome.why}", ("",), (metric, "ms a call", "MB", "speed")
-    )
+    write_line(f"{outcome.verdict.value}: {outcome.why}")
+    table = new_table("", ("",), (metric, "ms a call", "MB", "speed"))
     rows = [("fp32", outcome.baseline, 1.0)]
     if improved:
         rows.append(("tuned", outcome.tuned, outcome.speedup))

@@ -57,10 +57,14 @@ class Session(Protocol):
     """A loaded model."""
 
     @property
-    def inputs(self) -> Sequence[TensorSpec]: ...
+    def inputs(self) -> Sequence[TensorSpec]:
+        """The model's inputs, in order."""
+        ...
 
     @property
-    def outputs(self) -> Sequence[TensorSpec]: ...
+    def outputs(self) -> Sequence[TensorSpec]:
+        """The model's outputs, in order."""
+        ...
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         """Run once; outputs by name in model order."""
@@ -75,10 +79,14 @@ class Engine(Protocol):
     """Loads models and says what its device can do."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name that ``get_engine`` knows it by."""
+        ...
 
     @property
-    def device(self) -> str: ...
+    def device(self) -> str:
+        """The device it runs on."""
+        ...
 
     def capabilities(self) -> Mapping[Format, Capability]:
         """Per format, from running a small kernel, not from CPU flags alone."""

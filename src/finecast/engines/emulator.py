@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from finecast.emulation import Emulation, cast_nodes
@@ -25,17 +26,17 @@ from finecast.frontends.onnx.emulation import (
     Setting,
     emulated,
 )
-from finecast.frontends.onnx.expand import expand_accumulations
+from finecast.frontends.onnx.expand import expand_accumulations, split_norms
 from finecast.graph import Graph
 from finecast.ops import OpKind
-from finecast.patterns import activation_kernels, bias_kernels, merged, norm_kernels
+from finecast.patterns import activation_kernels, affine_kernels, bias_kernels, merged, norm_kernels
 from finecast.policy import Policy, Scope
 from finecast.targets import load_target
 
 
 def device_kernels(graph: Graph, emulation: Emulation) -> list[frozenset[int]]:
     """Nodes that the device runs as one, so that nothing is rounded between them."""
-    kernels = bias_kernels(graph) + activation_kernels(graph)
+    kernels = bias_kernels(graph) + activation_kernels(graph) + affine_kernels(graph)
     if emulation.mixed_accumulation:
         kernels += norm_kernels(graph)
     return merged(kernels)
@@ -177,17 +178,24 @@ class EmulatorEngine:
 def prepare(file: frontend.OnnxFile, emulation: Emulation) -> Prepared:
     """A model ready to be emulated: named nodes, known types, accumulations as asked."""
     prepared = frontend.prepare(file, Policy(scope=Scope.NONE))
-    if emulation.mixed_accumulation:
+    change = _rewriting(emulation)
+    if change is None:
         return prepared
     return frontend.prepare(
         frontend.OnnxFile(
             path=file.path,
-            model=expand_accumulations(prepared.model),
+            model=change(prepared.model),
             digest=file.digest,
             size_bytes=file.size_bytes,
         ),
         Policy(scope=Scope.NONE),
     )
+
+
+def _rewriting(emulation: Emulation) -> Callable[[ir.Model], ir.Model] | None:
+    if not emulation.mixed_accumulation:
+        return expand_accumulations
+    return split_norms if emulation.rounds_normalized else None
 
 
 def EmulatorFactory(device: str) -> EmulatorEngine:  # noqa: N802 - called as engines' classes are

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
@@ -40,9 +41,8 @@ def _onnxruntime(provider: str, native: str, fmt: Format) -> bool | None:
 
 @lru_cache(maxsize=1)
 def _onnxruntime_kernels() -> dict[tuple[str, str, str], frozenset[str]]:
-    """Tensor types of all kernels by provider, domain and op; empty if this build has no list."""
-    from onnxruntime.capi import onnxruntime_pybind11_state as state
-
+    """Tensor types of all kernels by provider, domain and op; empty if there is no list."""
+    state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
     listing = getattr(state, "get_all_opkernel_def", None)
     found: dict[tuple[str, str, str], set[str]] = {}
     for kernel in listing() if listing is not None else ():

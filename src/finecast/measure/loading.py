@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-
-import onnx_ir as ir
+from typing import TYPE_CHECKING
 
 from finecast.engines.base import Engine, Session
 from finecast.frontends import onnx as frontend
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 
 def load_model(engine: Engine, model: ir.Model, *, profiling: bool = False) -> Session:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -18,37 +20,80 @@ from finecast.graph import Graph
 from finecast.measure.loading import load_model
 from finecast.units import RoundingPoints
 
-# Values shown per run: bounds what is held at once, whatever the number of batches.
+# Bytes of values shown by one run: bounds what is held at once.
+_SHOWN_BYTES: Final = 256 << 20
+# Values shown per run until their sizes are known.
 _PER_RUN: Final = 64
 
 
 def observe(
     prepared: Prepared,
-    batches: Iterable[Feeds],
+    batches: Callable[[], Iterable[Feeds]],
     *,
     on_step: Callable[[int, int], None] | None = None,
 ) -> dict[int, ValueFacts]:
     """Facts of all float values outside of bodies, over all batches.
 
-    Memory does not grow with the number of batches: each is reduced to facts at once.
+    Each batch is reduced to facts at once: memory grows neither with the number of batches
+    nor with that of values. ``batches`` is called once for each group of values.
     """
     names = observable(prepared.model, prepared.graph)
-    chunks = [list(names)[i : i + _PER_RUN] for i in range(0, len(names), _PER_RUN)]
-    kept = list(batches)
-    facts: dict[int, ValueFacts] = {}
-    engine = get_engine("onnxruntime")
-    for done, chunk in enumerate(chunks):
-        session = load_model(engine, with_outputs(prepared.model, chunk))
-        for feeds in kept:
-            shown = session.run(feeds)
-            facts = merge(facts, {names[n]: ValueFacts.of(a) for n, a in shown.items()})
+    first = list(islice(batches(), 1))
+    facts = _inputs(prepared.graph, first)
+    for group in _even(list(names), _PER_RUN):
+        facts = merge(facts, _show(prepared, names, group, first))
+
+    def rest() -> Iterator[Feeds]:
+        return islice(batches(), 1, None)
+
+    if next(rest(), None) is None:
+        return facts
+    sizes = {n: 4 * math.prod(facts[i].shape) for n, i in names.items()}
+    groups = _packed(sizes, _SHOWN_BYTES)
+    facts = merge(facts, _inputs(prepared.graph, rest()))
+    for done, group in enumerate(groups):
+        facts = merge(facts, _show(prepared, names, group, rest()))
         if on_step is not None:
-            on_step(done + 1, len(chunks))
-    for value in prepared.graph.inputs:
-        for feeds in kept:
-            if value.format is not None and value.name in feeds:
-                facts = merge(facts, {value.id: ValueFacts.of(feeds[value.name])})
+            on_step(done + 1, len(groups))
     return facts
+
+
+def _show(
+    prepared: Prepared, ids: Mapping[str, int], group: list[str], batches: Iterable[Feeds]
+) -> dict[int, ValueFacts]:
+    """Facts of the values called ``group`` over ``batches``."""
+    session = load_model(get_engine("onnxruntime"), with_outputs(prepared.model, group))
+    facts: dict[int, ValueFacts] = {}
+    for feeds in batches:
+        shown = session.run(feeds)
+        facts = merge(facts, {ids[n]: ValueFacts.of(a) for n, a in shown.items()})
+    return facts
+
+
+def _inputs(graph: Graph, batches: Iterable[Feeds]) -> dict[int, ValueFacts]:
+    facts: dict[int, ValueFacts] = {}
+    floats = {v.name: v.id for v in graph.inputs if v.format is not None}
+    for feeds in batches:
+        seen = {floats[n]: ValueFacts.of(a) for n, a in feeds.items() if n in floats}
+        facts = merge(facts, seen)
+    return facts
+
+
+def _even(names: list[str], count: int) -> list[list[str]]:
+    return [names[i : i + count] for i in range(0, len(names), count)]
+
+
+def _packed(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+    """Groups of names, in order, of at most ``limit`` bytes each (or one name)."""
+    groups: list[list[str]] = []
+    total = limit + 1
+    for name, size in sizes.items():
+        if total + size > limit:
+            groups.append([])
+            total = 0
+        groups[-1].append(name)
+        total += size
+    return groups
 
 
 def switched_probe(

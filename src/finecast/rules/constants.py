@@ -26,8 +26,8 @@ def _judge(node: Node, context: Context) -> Verdict | None:
                 text=f"constant {value.name} is beyond the largest {low.label}",
                 evidence={"largest": constant.largest, "limit": low.max},
             )
-        small = constant.smallest_nonzero
-        if constant.size <= _FEW and 0 < small < low.smallest_normal:
+        small = constant.smallest_nonzero if constant.size <= _FEW else 0.0
+        if 0 < small < low.smallest_normal:
             return Verdict(
                 permits=KEEP,
                 text=f"constant {value.name} is below the normal range of {low.label}",

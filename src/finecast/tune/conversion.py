@@ -77,7 +77,7 @@ def convert(
     start = time.perf_counter()
     frontend.check_writable(output, force=force)
     prepared = frontend.prepare(file, policy)
-    facts = observe(prepared, data) if data else {}
+    facts = observe(prepared, lambda: data) if data else {}
     planner = make_planner(prepared, policy, engines[0], facts=facts, user_rules=user_rules)
     plan = _auto_plan(planner, feeds) if policy.scope is Scope.AUTO else planner.lowest()
     applied = frontend.apply(file, plan)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import islice
 from typing import Final
 
 from finecast.edits import cast_count
@@ -38,7 +39,7 @@ from finecast.tune.analysis import (
 )
 from finecast.tune.search import Candidate, chain, fastest_passing
 from finecast.tune.study import Study, Trial, TrialKey
-from finecast.tune.workload import Workload, run_all
+from finecast.tune.workload import Workload, run_all, thinned
 
 # A tuned model must win by more than interleaved medians wander on a quiet machine.
 _MIN_SPEEDUP: Final = 1.02
@@ -87,17 +88,22 @@ def tune(
     policy: Policy,
     engine: Engine,
     *,
+    reference: Session | None = None,
     user_rules: tuple[tuple[str, UserRule], ...] = (),
     study: Study | None = None,
     progress: Progress = silent,
 ) -> Outcome:
     """Find the fastest plan that keeps ``criterion`` on all of the workload's data.
 
+    ``reference`` is the fp32 model, where it is loaded in ``engine`` already.
+
     Raises:
         ModelError: If the fp32 model gives NaN, or the model cannot be converted.
         EngineError: If the engine cannot run the fp32 model.
     """
-    return _Tuning(file, workload, criterion, policy, engine, study, progress).run(user_rules)
+    session = reference or engine.load(file.path)
+    tuning = _Tuning(file, workload, criterion, policy, engine, session, study, progress)
+    return tuning.run(user_rules)
 
 
 class _Tuning:
@@ -108,6 +114,7 @@ class _Tuning:
         criterion: Criterion,
         policy: Policy,
         engine: Engine,
+        reference: Session,
         study: Study | None,
         progress: Progress,
     ) -> None:
@@ -119,7 +126,7 @@ class _Tuning:
         self.study = study
         self.progress = progress
         self.start = time.perf_counter()
-        self.reference = engine.load(file.path)
+        self.reference = reference
         self.trials: list[Trial] = []
         self.evaluations = 0
         self.baseline = math.nan
@@ -168,7 +175,7 @@ class _Tuning:
     def _first_nan(self) -> str:
         """Name the op that first gives NaN or Inf in fp32, if one can be seen."""
         prepared = frontend.prepare(self.file, Policy(scope=Scope.NONE))
-        facts = observe(prepared, self.workload.calibration()[:1])
+        facts = observe(prepared, lambda: islice(self.workload.calibration(), 1))
         node = first_nonfinite(prepared.graph, facts)
         return f"; the first op to give NaN or Inf is {node!r}" if node else ""
 
@@ -176,7 +183,7 @@ class _Tuning:
         prepared = frontend.prepare(self.file, self.policy)
         facts = observe(
             prepared,
-            self.workload.calibration(),
+            self.workload.calibration,
             on_step=lambda done, total: self.progress("calibration", done, total),
         )
         self.facts = facts
@@ -198,7 +205,10 @@ class _Tuning:
         self.progress("profile", 1, 1)
         units, points = find_units(planner, profiles)
         sensitivity = probe_sensitivity(
-            planner, points, self.workload.calibration()[:1], self.progress
+            planner,
+            points,
+            [thinned(next(iter(self.workload.calibration())), self.reference.inputs)],
+            self.progress,
         )
         self.probes = sensitivity.probes
         proposals = propose(planner, units, points, cost, sensitivity)
@@ -295,7 +305,9 @@ class _Tuning:
             size_bytes=self.file.size_bytes,
         )
         tuned = Measured(
-            metric=metric, latency_s=times["tuned"].median_s, size_bytes=frontend.size_bytes(applied.model)
+            metric=metric,
+            latency_s=times["tuned"].median_s,
+            size_bytes=frontend.size_bytes(applied.model),
         )
         return self._outcome(
             Verdict.IMPROVED,

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from finecast.engines.base import Array, Feeds, Session
+from finecast.engines.base import Array, Feeds, Session, TensorSpec
 from finecast.errors import FinecastError, ModelError, UsageError
 from finecast.measure.data import Dataset
 from finecast.measure.metrics import Metric
@@ -22,7 +22,11 @@ CalibrationFunction = Callable[[], Iterable[Feeds]]
 
 # Feeds of a user's evaluation that are kept for timing: small, middle and large ones.
 _TIMED_FEEDS: Final = 3
+_LOOKED_AT: Final = 16
 _REMEMBERED_BYTES: Final = 64 << 20
+# Samples on which roundings are probed: errors are relative to whole outputs, so that few
+# samples suffice to rank the points.
+PROBED_ROWS: Final = 8
 
 
 class Workload(Protocol):
@@ -42,8 +46,8 @@ class Workload(Protocol):
         """The metric over all data; ``reference`` is the fp32 model, None for itself."""
         ...
 
-    def calibration(self) -> Sequence[Feeds]:
-        """A few feeds for facts and sensitivities."""
+    def calibration(self) -> Iterable[Feeds]:
+        """Feeds for facts and sensitivities, from the first at each call."""
         ...
 
     def timing(self) -> Sequence[Feeds]:
@@ -58,8 +62,8 @@ class DataWorkload:
     data: Dataset
     metric: Metric
     batch: int
-    calibration_feeds: Sequence[Feeds]
     data_digest: str
+    calibrate: CalibrationFunction
 
     @property
     def higher_is_better(self) -> bool:
@@ -87,9 +91,9 @@ class DataWorkload:
             total.update(outputs, batch.labels, beside)
         return total.result()
 
-    def calibration(self) -> Sequence[Feeds]:
+    def calibration(self) -> Iterable[Feeds]:
         """The calibration feeds given."""
-        return self.calibration_feeds
+        return self.calibrate()
 
     def timing(self) -> Sequence[Feeds]:
         """The first full batch."""
@@ -103,7 +107,7 @@ class FunctionWorkload:
     function: EvalFunction
     name: str
     lower_is_better: bool = False
-    calibrate: Sequence[Feeds] | None = None
+    calibrate: CalibrationFunction | None = None
     data_digest: str = ""
     remembered: list[Feeds] = field(default_factory=list[Feeds])
 
@@ -149,13 +153,18 @@ class FunctionWorkload:
             self.remembered = seen
         return result
 
-    def calibration(self) -> Sequence[Feeds]:
+    def calibration(self) -> Iterable[Feeds]:
         """The feeds given, else some of those the baseline evaluation used."""
-        return self.calibrate or spread(self.remembered, _TIMED_FEEDS)
+        if self.calibrate is not None:
+            return self.calibrate()
+        return spread(self.remembered, _TIMED_FEEDS)
 
     def timing(self) -> Sequence[Feeds]:
         """Feeds of small, middle and large size, of the calibration or the evaluation."""
-        return spread(self.calibrate or self.remembered, _TIMED_FEEDS)
+        feeds = self.remembered
+        if self.calibrate is not None:
+            feeds = list(islice(self.calibrate(), _LOOKED_AT))
+        return spread(feeds, _TIMED_FEEDS)
 
 
 def feed_bytes(feeds: Feeds) -> int:
@@ -176,6 +185,15 @@ def spread(feeds: Sequence[Feeds], count: int) -> list[Feeds]:
     ordered = sorted(feeds, key=feed_bytes, reverse=True)
     step = max(1, math.ceil(len(ordered) / count))
     return ordered[::step][:count]
+
+
+def thinned(feeds: Feeds, inputs: Sequence[TensorSpec], rows: int = PROBED_ROWS) -> Feeds:
+    """The first ``rows`` samples, where all inputs share one free dimension in front."""
+    fronts = {spec.shape[0] if spec.shape else None for spec in inputs}
+    symbol = fronts.pop() if len(fronts) == 1 else None
+    if not isinstance(symbol, str) or not symbol:
+        return feeds
+    return {name: array[:rows] for name, array in feeds.items()}
 
 
 def run_all(session: Session, feeds: Sequence[Mapping[str, Array]]) -> None:

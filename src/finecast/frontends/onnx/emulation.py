@@ -84,7 +84,8 @@ def emulated(
     Args:
         model: A model with named nodes and known types.
         emulation: The target and its options; the scope is a matter of the setting.
-        kernels: Ids of nodes that the device runs as one: between them nothing is rounded.
+        kernels: Ids of nodes that the device runs as one: between them nothing is rounded
+            but the operands of products.
         fixed: Build for this setting alone, without a switch.
     """
     copy = model.clone()
@@ -214,14 +215,16 @@ class _Builder:
         return found
 
     def _round_value(self, value: Value, ops: RoundOps) -> None:
-        if self._inside(value) or self._deferred(value):
+        if self._deferred(value):
             return
+        inside = self._inside(value)
         native = self.binding.values[value.id]
-        stored = self.stored.get(value.id, {})
+        stored = {} if inside else self.stored.get(value.id, {})
         readers = {
             n: self._reads(self.graph.nodes[n], value)
             for n in value.uses
             if self.binding.nodes[n] is not None  # a phi only joins names
+            and (not inside or by_name(self.graph.nodes[n].op).matmul_engine)
         }
         nodes: list[ir.Node] = []
         rounded: dict[Format, ir.Value] = {}
@@ -278,7 +281,7 @@ class _Builder:
         for node, index in uses:
             reader = owners.get(id(node))
             follows = reader is not None and self.graph.nodes[reader].follows_in[index]
-            new = by_reader[reader] if follows and reader is not None else kept
+            new = by_reader.get(reader, kept) if follows and reader is not None else kept
             if new is not native:
                 node.replace_input_with(index, new)
         if kept is native:

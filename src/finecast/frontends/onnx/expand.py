@@ -90,6 +90,48 @@ class _Steps:
         graph.remove(self.node, safe=True)
 
 
+def split_norms(model: ir.Model) -> ir.Model:
+    """A copy in which the scale and shift of LayerNormalization are nodes of their own.
+
+    ONNX defines that a norm of a low type is cast to that type before scale and shift;
+    OpenVINO does so. The norm keeps its name; the other two have it as prefix.
+    """
+    copy = model.clone()
+    for graph in (copy.graph, *copy.graph.subgraphs()):
+        for node in list(graph):
+            scale = node.inputs[1] if len(node.inputs) > 1 else None
+            if (node.domain, node.op_type) != ("", "LayerNormalization") or scale is None:
+                continue
+            if any(o.uses() for o in node.outputs[1:]) or scale.shape is None:
+                continue
+            _split(node, scale, copy, graph)
+    return copy
+
+
+def _split(node: ir.Node, scale: ir.Value, model: ir.Model, graph: ir.Graph) -> None:
+    steps = _Steps(node, model.graph, opset_of(model))
+    name = f"{node.name}/ones"
+    shape = [d if isinstance(d, int) else 1 for d in scale.shape or ()]
+    ones = ir.Value(name=name, const_value=ir.tensor(np.ones(shape, np.float32), name=name))
+    ones.type, ones.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(shape)
+    model.graph.register_initializer(ones)
+    plain = _float(f"{node.name}/normalized", node.outputs[0].shape)
+    attributes = list(node.attributes.values())
+    first = ir.Node(
+        "", "LayerNormalization", [steps.x, ones], attributes, outputs=[plain], name=node.name
+    )
+    steps.made.append(first)
+    out = steps.op("Mul", plain, scale)
+    shift = node.inputs[2] if len(node.inputs) > 2 else None
+    if shift is not None:
+        steps.op("Add", out, shift)
+    steps.replace(graph)
+
+
+def _float(name: str, shape: ir.Shape | None) -> ir.Value:
+    return ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=shape)
+
+
 def _softmax(steps: _Steps) -> None:
     axes = [steps.axis()]
     centred = steps.op("Sub", steps.x, steps.reduce("ReduceMax", steps.x, axes))

@@ -1,0 +1,217 @@
+"""How far a converted model may be from the suite's expected outputs, derived from the format.
+
+Let y be what the suite expects, f the original model in fp32, u the format's unit roundoff.
+The low model reads rounded inputs and weights, rounds each op's result, and accumulates n
+terms. So, per output tensor and element by element,
+
+    |got - y| <= |f(rounded) - y|  +  c * u * max|y|  +  k * d
+
+1. f(rounded): the original on inputs and weights rounded to the format. It is computed, not
+   estimated, and covers what the op itself makes of rounding: ties in ArgMax, steps in Ceil.
+2. c = 4 + sqrt(n): each op rounds its operands' product and its result, with room for an
+   expansion into a few steps; sums of n terms err like sqrt(n) (Higham & Mary, "A New
+   Approach to Probabilistic Rounding Error Analysis", 2019) where the engine does not
+   accumulate in fp32. n is the operations per output element that ``flops`` counts, halved.
+3. d: the largest change of f in each output when inputs and weights move by at most u at
+   random, three draws; k is the number of low ops, each of which does that to the next.
+
+A result beyond the format's largest number may be infinite; integers, booleans and strings
+are y or f(rounded), and NaN is NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+from numpy.typing import NDArray
+
+from finecast.flops import flops
+from finecast.formats import Format
+from finecast.rounding import round_to
+
+from tests.conformance.conversion import Converted
+
+_DRAWS: Final = 3
+_STEPS: Final = 4.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """Per output: what is expected, what the original gives on rounded data, room beside."""
+
+    expected: Sequence[Any]
+    rounded: Sequence[Any]
+    moved: Sequence[Sequence[Any]]
+    steps: float
+    low_ops: int
+    format: Format
+
+    def disagreement(self, got: Sequence[Any]) -> str:
+        """What is wrong with ``got``; nothing if all outputs are within the bound."""
+        if len(got) != len(self.expected):
+            return f"{len(got)} outputs instead of {len(self.expected)}"
+        for index, value in enumerate(got):
+            moved = [m[index] for m in self.moved]
+            found = self._compare(value, self.expected[index], self.rounded[index], moved)
+            if found:
+                return f"output {index}: {found}"
+        return ""
+
+    def _compare(self, got: Any, want: Any, rounded: Any, moved: Sequence[Any]) -> str:
+        if want is None or got is None:
+            return "" if want is got else "an optional that is missing"
+        if isinstance(want, list):
+            if not isinstance(got, list) or len(got) != len(want):
+                return "a sequence of another length"
+            parts = (
+                self._compare(g, w, r, [m[i] for m in moved])
+                for i, (g, w, r) in enumerate(zip(got, want, rounded, strict=True))
+            )
+            return next((p for p in parts if p), "")
+        return self._compare_arrays(np.asarray(got), np.asarray(want), np.asarray(rounded), moved)
+
+    def _compare_arrays(
+        self, got: NDArray[Any], want: NDArray[Any], rounded: NDArray[Any], moved: Sequence[Any]
+    ) -> str:
+        if got.shape != want.shape and got.size != want.size:
+            shapes = {np.shape(rounded), *(np.shape(m) for m in moved)}
+            return "" if got.shape in shapes else f"shape {got.shape} instead of {want.shape}"
+        got = got.reshape(want.shape)
+        if not _is_float(want):
+            same = (got == want) | (got == np.reshape(rounded, want.shape))
+            for other in moved:
+                same |= got == np.reshape(other, want.shape)
+            return "" if np.all(same) else f"{np.sum(~same)} of {same.size} elements differ"
+        return self._compare_floats(*(np.asarray(a, np.float64) for a in (got, want, rounded)), moved)
+
+    def _compare_floats(
+        self, got: NDArray[Any], want: NDArray[Any], rounded: NDArray[Any], moved: Sequence[Any]
+    ) -> str:
+        if not want.size:
+            return ""
+        rounded = np.reshape(rounded, want.shape)
+        u = self.format.unit_roundoff
+        finite = np.isfinite(want) & np.isfinite(rounded)
+        scale = float(np.max(np.abs(want[finite]), initial=0.0))
+        with np.errstate(invalid="ignore", over="ignore"):
+            own = np.abs(rounded - want)
+            draws = [np.abs(np.reshape(np.asarray(m, np.float64), want.shape) - want) for m in moved]
+            # Errors are shared out over the elements of a tensor, so the largest speaks for all.
+            spread = max((float(np.max(d[np.isfinite(d)], initial=0.0)) for d in draws), default=0)
+            bound = own + self.steps * u * scale + self.low_ops * spread
+            bound += self.format.smallest_subnormal
+            error = np.abs(got - want)
+            wrong = ~(error <= bound)
+        same = (got == want) | (got == rounded) | (np.isnan(got) & (np.isnan(want) | np.isnan(rounded)))
+        over = np.isinf(got) & (np.abs(want) + bound >= self.format.max) & (
+            np.sign(got) == np.sign(want)
+        )
+        wrong &= ~(same | over)
+        if not wrong.any():
+            return ""
+        at = np.unravel_index(np.argmax(np.where(wrong, np.nan_to_num(error / bound, nan=np.inf), 0)), want.shape)
+        return f"{got[at]:.6g} instead of {want[at]:.6g}, bound {bound[at]:.3g}"
+
+
+def depth(converted: Converted) -> float:
+    """The largest number of terms that a low op sums into one element."""
+    graph, most = converted.graph, 1.0
+    for node in graph.nodes:
+        fmt = converted.formats.get(node.id)
+        if fmt is None or fmt is Format.FP32:
+            continue
+        work = flops(graph, node)
+        sizes = [_size(graph.values[i].shape) for i in node.outputs if i is not None]
+        known = [s for s in sizes if s]
+        if work and known:
+            most = max(most, work / max(known) / 2)
+    return most
+
+
+def steps_of(converted: Converted) -> float:
+    """The factor c of the bound."""
+    return _STEPS + math.sqrt(depth(converted))
+
+
+def rounded_model(model: onnx.ModelProto, fmt: Format) -> onnx.ModelProto:
+    """A copy whose fp32 constants are rounded to ``fmt``."""
+    return _mapped(model, lambda a: round_to(a, fmt))
+
+
+def moved_model(model: onnx.ModelProto, fmt: Format, seed: int) -> onnx.ModelProto:
+    """A copy whose fp32 constants moved by at most ``u``, at random."""
+    rng = np.random.default_rng(seed)
+    return _mapped(model, lambda a: move(a, fmt, rng))
+
+
+def move(array: NDArray[np.float32], fmt: Format, rng: np.random.Generator) -> NDArray[np.float32]:
+    """``array * (1 + e)`` with |e| <= u."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        noise = rng.uniform(-fmt.unit_roundoff, fmt.unit_roundoff, array.shape)
+        return (array * (1 + noise)).astype(np.float32)
+
+
+def changed_feeds(feeds: Mapping[str, Any], change: Any) -> dict[str, Any]:
+    """Feeds with ``change`` done to every fp32 array, in sequences too."""
+    return {name: _change(value, change) for name, value in feeds.items()}
+
+
+def draws(fmt: Format) -> Iterator[np.random.Generator]:
+    """One generator for each draw; always the same."""
+    for seed in range(_DRAWS):
+        yield np.random.default_rng((seed, fmt.mantissa_bits))
+
+
+def _change(value: Any, change: Any) -> Any:
+    if isinstance(value, list):
+        return [_change(v, change) for v in value]
+    if isinstance(value, np.ndarray) and value.dtype == np.float32:
+        return np.asarray(change(value), np.float32).reshape(value.shape)
+    return value
+
+
+def _mapped(model: onnx.ModelProto, change: Any) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for graph in _graphs(copy.graph):
+        for tensor in graph.initializer:
+            _map_tensor(tensor, change)
+        for node in graph.node:
+            if node.op_type == "Constant":
+                for attribute in node.attribute:
+                    if attribute.HasField("t"):
+                        _map_tensor(attribute.t, change)
+    return copy
+
+
+def _map_tensor(tensor: onnx.TensorProto, change: Any) -> None:
+    if tensor.data_type == onnx.TensorProto.FLOAT:
+        array = numpy_helper.to_array(tensor)
+        new = np.asarray(change(array), np.float32).reshape(array.shape)
+        tensor.CopyFrom(numpy_helper.from_array(new, tensor.name))
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _graphs(attribute.g)
+            for body in attribute.graphs:
+                yield from _graphs(body)
+
+
+def _is_float(array: NDArray[Any]) -> bool:
+    return array.dtype.kind == "f" or array.dtype.name in ("bfloat16", "float16")
+
+
+def _size(shape: tuple[int | str | None, ...] | None) -> int:
+    if shape is None or not all(isinstance(d, int) for d in shape):
+        return 0
+    return math.prod(d for d in shape if isinstance(d, int))

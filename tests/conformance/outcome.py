@@ -1,0 +1,172 @@
+"""What became of one case under one format: every case has an outcome and a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+import onnx
+
+from finecast.errors import FinecastError
+from finecast.formats import Format
+from finecast.policy import Policy
+from finecast.rounding import round_to
+
+from tests.conformance import agreement
+from tests.conformance.cases import Case
+from tests.conformance.conversion import Converted, convert, invalid, originally_invalid
+from tests.conformance.runners import ENGINES, NotRunError, Runner, by_onnxruntime, by_reference, feeds_for
+
+# The suite's own tolerance, for the original model in fp32.
+_RTOL: Final = 1e-3
+_ATOL: Final = 1e-7
+
+
+class Result(Enum):
+    """The last stage that a case reached."""
+
+    NO_FLOAT = "no float in it"
+    FAILED = "conversion failed"
+    INVALID = "invalid"
+    INVALID_BEFORE = "invalid before and after"
+    KEPT = "left alone"
+    NOT_RUN = "no engine runs it"
+    UNDEFINED = "no engine gives the expected outputs in fp32"
+    DISAGREES = "disagrees"
+    AGREES = "agrees"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One row of the record."""
+
+    case: str
+    kind: str
+    op: str
+    format: str
+    result: Result
+    reason: str = ""
+    low: int = 0
+    engine: str = ""
+
+
+def outcome(case: Case, fmt: Format, folder: Path) -> Outcome:
+    """Convert, check, run and compare ``case``; never raises for what it finds."""
+    about = {"case": case.name, "kind": case.kind, "op": case.op, "format": fmt.label}
+    if not case.carries_floats:
+        return Outcome(**about, result=Result.NO_FLOAT)
+    source, target = folder / "original.onnx", folder / "converted.onnx"
+    onnx.save(case.model, source)
+    try:
+        converted = convert(source, target, Policy.parse(f"all:{fmt.label}"))
+    except FinecastError as error:
+        return Outcome(**about, result=Result.FAILED, reason=str(error))
+    problem = invalid(target)
+    if problem:
+        before = originally_invalid(case.model)
+        result = Result.INVALID_BEFORE if before else Result.INVALID
+        return Outcome(**about, result=result, reason=before or problem, low=converted.low)
+    if not converted.low:
+        return Outcome(**about, result=Result.KEPT, reason=converted.kept)
+    result, reason, engine = _run(case, fmt, converted, folder)
+    return Outcome(**about, result=result, reason=reason, low=converted.low, engine=engine)
+
+
+def _run(
+    case: Case, fmt: Format, converted: Converted, folder: Path
+) -> tuple[Result, str, str]:
+    reasons: list[str] = []
+    found = Result.NOT_RUN
+    if not case.data_sets:
+        return found, "the suite gives no data for it", ""
+    for name, runner in ENGINES[fmt.label]:
+        try:
+            problem = _compare(case, fmt, converted, folder, runner)
+        except NotRunError as error:
+            reasons.append(f"{name}: {error}")
+            continue
+        except _UndefinedError as error:
+            reasons.append(f"{name}: {error}")
+            found = Result.UNDEFINED
+            continue
+        if not problem:
+            return Result.AGREES, "; ".join(reasons), name
+        return Result.DISAGREES, f"{name}: {problem}", name
+    return found, "; ".join(reasons), ""
+
+
+class _UndefinedError(Exception):
+    """The engine does not give the expected outputs for the original model either."""
+
+
+def _compare(
+    case: Case, fmt: Format, converted: Converted, folder: Path, runner: Runner
+) -> str:
+    for inputs, expected in case.data_sets:
+        feeds = feeds_for(case.model, inputs)
+        got = runner(folder / "converted.onnx", feeds)
+        bound = _bound(case, fmt, converted, folder, feeds, expected, runner)
+        problem = bound.disagreement(got)
+        if problem:
+            return problem
+    return ""
+
+
+def _bound(
+    case: Case,
+    fmt: Format,
+    converted: Converted,
+    folder: Path,
+    feeds: Mapping[str, Any],
+    expected: Sequence[Any],
+    runner: Runner,
+) -> agreement.Bound:
+    exact = _fp32_runner(folder / "original.onnx", feeds, expected, runner)
+    variant = folder / "variant.onnx"
+
+    def run(model: onnx.ModelProto, change: Any) -> list[Any]:
+        onnx.save(model, variant)
+        return exact(variant, agreement.changed_feeds(feeds, change))
+
+    rounded = run(agreement.rounded_model(case.model, fmt), lambda a: round_to(a, fmt))
+    moved: list[list[Any]] = []
+    for seed, rng in enumerate(agreement.draws(fmt)):
+        model = agreement.moved_model(case.model, fmt, seed)
+        moved.append(run(model, lambda a, rng=rng: agreement.move(a, fmt, rng)))
+    return agreement.Bound(
+        expected=expected,
+        rounded=rounded,
+        moved=moved,
+        steps=agreement.steps_of(converted),
+        low_ops=converted.low,
+        format=fmt,
+    )
+
+
+def _fp32_runner(
+    original: Path, feeds: Mapping[str, Any], expected: Sequence[Any], engine: Runner
+) -> Runner:
+    """An engine that gives the suite's outputs for the original, the case's own first."""
+    problems: list[str] = []
+    for runner in dict.fromkeys((engine, by_onnxruntime, by_reference)):
+        try:
+            got = runner(original, feeds)
+        except NotRunError as error:
+            problems.append(str(error))
+            continue
+        strict = agreement.Bound(
+            expected=expected,
+            rounded=expected,
+            moved=(),
+            steps=_RTOL / Format.FP32.unit_roundoff,
+            low_ops=0,
+            format=Format.FP32,
+        )
+        problem = strict.disagreement(got)
+        if not problem:
+            return runner
+        problems.append(f"of the original in fp32, {problem}")
+    raise _UndefinedError(problems[0])
