@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from finecast.formats import Format
 from finecast.rounding import round_to
-from finecast.roundmodes import Conversion, Rounding, convert, draws
+from finecast.roundmodes import Conversion, Rounding, _by_steps, convert, draws
 
 Floats = NDArray[np.float32]
 NARROW = [f for f in Format if f.storage_bytes <= 2]
@@ -52,13 +52,14 @@ def test_to_nearest_equals_ml_dtypes_around_every_code(fmt: Format) -> None:
     x = np.concatenate([x, -x])
     with np.errstate(over="ignore", invalid="ignore"):
         expected = x.astype(fmt.dtype).astype(np.float32)
+    assert same(_by_steps(x, Conversion(format=fmt), 0, 0), expected)
     assert same(convert(x, Conversion(format=fmt)), expected)
 
 
 @given(ANY_BITS, st.sampled_from(list(Format)))
 def test_to_nearest_is_round_to(numbers: list[int], fmt: Format) -> None:
     x = bits(numbers)
-    assert same(convert(x, Conversion(format=fmt)), round_to(x, fmt))
+    assert same(_by_steps(x, Conversion(format=fmt), 0, 0), round_to(x, fmt))
 
 
 @pytest.mark.parametrize("fmt", NARROW, ids=lambda f: f.label)

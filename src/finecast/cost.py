@@ -60,7 +60,7 @@ class RooflineCost:
         rate = self.target.engine_for(by_name(node.op).kind).rate_tflops(fmt)
         if rate is None:
             return math.inf
-        shapes = self._node_shapes(graph, node)
+        shapes = self.node_shapes(graph, node)
         compute_s = (flops(graph, node, shapes) or 0.0) / (rate * _TERA)
         moved = bytes_moved(graph, node, port_formats(graph, node, fmt), shapes)
         if moved == 0.0 and compute_s == 0.0:
@@ -85,7 +85,8 @@ class RooflineCost:
             d if isinstance(d, int) and d >= 0 else self.unknown_dim for d in value.shape
         )
 
-    def _node_shapes(self, graph: Graph, node: Node) -> dict[int, Shape]:
+    def node_shapes(self, graph: Graph, node: Node) -> dict[int, Shape]:
+        """Shapes of the values around ``node``, observed, declared or assumed."""
         ids = (i for i in (*node.inputs, *node.outputs) if i is not None)
         shapes = ((i, self._shape(graph.values[i])) for i in ids)
         return {i: shape for i, shape in shapes if shape is not None}

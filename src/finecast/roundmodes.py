@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.formats import Format
+from finecast.rounding import round_to
 
 # A Philox block is four words of 64 bits; a draw takes the upper half of one.
 _DRAWS_PER_BLOCK: Final = 4
@@ -64,6 +65,15 @@ def convert(
         stream: Tells apart streams of one seed.
     """
     x = np.asarray(x, dtype=np.float32)
+    plain = not how.saturate and not how.flush_subnormals
+    if plain and how.rounding is Rounding.NEAREST_EVEN:
+        return round_to(x, how.format)
+    return _by_steps(x, how, offset, stream)
+
+
+def _by_steps(
+    x: NDArray[np.float32], how: Conversion, offset: int, stream: int
+) -> NDArray[np.float32]:
     fmt = how.format
     magnitude = np.abs(x.astype(np.float64))
     finite = np.isfinite(magnitude)

@@ -83,10 +83,13 @@ class Bound:
             shapes = {np.shape(rounded), *(np.shape(m) for m in moved)}
             return "" if got.shape in shapes else f"shape {got.shape} instead of {want.shape}"
         got = got.reshape(want.shape)
+        # A value such as NonZero's changes shape with its input: nothing to compare it with.
+        rounded = rounded.reshape(want.shape) if rounded.size == want.size else want
+        moved = [np.reshape(m, want.shape) for m in moved if np.size(m) == want.size]
         if not _is_float(want):
-            same = (got == want) | (got == np.reshape(rounded, want.shape))
+            same = (got == want) | (got == rounded)
             for other in moved:
-                same |= got == np.reshape(other, want.shape)
+                same |= got == other
             return "" if np.all(same) else f"{np.sum(~same)} of {same.size} elements differ"
         return self._compare_floats(*(np.asarray(a, np.float64) for a in (got, want, rounded)), moved)
 
@@ -95,13 +98,12 @@ class Bound:
     ) -> str:
         if not want.size:
             return ""
-        rounded = np.reshape(rounded, want.shape)
         u = self.format.unit_roundoff
         finite = np.isfinite(want) & np.isfinite(rounded)
         scale = float(np.max(np.abs(want[finite]), initial=0.0))
         with np.errstate(invalid="ignore", over="ignore"):
             own = np.abs(rounded - want)
-            draws = [np.abs(np.reshape(np.asarray(m, np.float64), want.shape) - want) for m in moved]
+            draws = [np.abs(np.asarray(m, np.float64) - want) for m in moved]
             # Errors are shared out over the elements of a tensor, so the largest speaks for all.
             spread = max((float(np.max(d[np.isfinite(d)], initial=0.0)) for d in draws), default=0)
             bound = own + self.steps * u * scale + self.low_ops * spread

@@ -70,8 +70,8 @@ def _print(census: Census, low: str) -> None:
             ", ".join(f"{op} {n}" for op, n in row.ops.items()),
             ", ".join(f"{fmt} {n}" for fmt, n in row.types.items()),
             str(row.nodes),
-            _number(row.flops, 1e6),
-            _number(row.bytes, 1e6),
+            _number(row.flops, row.unknown),
+            _number(row.bytes, row.unknown),
             f"{row.parameters:,}" if row.parameters else "",
         )
     notes = [f"{key}: {text}" for key, text in census.notes.items()]
@@ -87,8 +87,9 @@ def _print_warnings(warnings: tuple[Risk, ...], low: str) -> None:
     write_table(table)
 
 
-def _number(value: float | None, unit: float) -> str:
-    return "?" if value is None else f"{value / unit:,.2f}" if value else ""
+def _number(value: float, unknown: int) -> str:
+    """Millions; a lower bound where nodes of unknown shape are not counted."""
+    return f"{'>= ' if unknown else ''}{value / 1e6:,.2f}" if value else ""
 
 
 def _to_dict(census: Census) -> dict[str, Any]:
@@ -106,6 +107,7 @@ def _to_dict(census: Census) -> dict[str, Any]:
                 "types": row.types,
                 "flops": row.flops,
                 "bytes": row.bytes,
+                "unknown_shapes": row.unknown,
                 "parameters": row.parameters,
             }
             for row in census.classes

@@ -19,14 +19,19 @@ _LOST_SHARE = 0.01  # worth a line in the report; the rule that forbids asks for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassCount:
-    """Nodes of one class of ops; ``flops``, ``bytes`` are None where shapes are unknown."""
+    """Nodes of one class of ops.
+
+    ``flops`` and ``bytes`` are lower bounds where ``unknown`` nodes have a shape that is
+    neither declared nor observed.
+    """
 
     kind: str
     nodes: int
     ops: dict[str, int]
     types: dict[str, int]
-    flops: float | None
-    bytes: float | None
+    flops: float
+    bytes: float
+    unknown: int
     parameters: int
 
 
@@ -60,7 +65,7 @@ def count_classes(graph: Graph, shapes: Mapping[int, Shape]) -> tuple[ClassCount
         groups.setdefault(by_name(node.op).kind.label, []).append(node)
     counted: set[int] = set()
     rows = [_count(graph, kind, nodes, shapes, counted) for kind, nodes in groups.items()]
-    return tuple(sorted(rows, key=lambda r: (-(r.flops or 0.0), -r.nodes)))
+    return tuple(sorted(rows, key=lambda r: (-r.flops, -r.nodes)))
 
 
 def _count(
@@ -89,15 +94,11 @@ def _count(
         types=dict(
             Counter(n.format.label if n.format else "other" for n in nodes).most_common()
         ),
-        flops=_total(operations),
-        bytes=_total(moved),
+        flops=sum(f for f in operations if f is not None),
+        bytes=sum(b for b in moved if b is not None),
+        unknown=sum(b is None for b in moved),
         parameters=parameters,
     )
-
-
-def _total(amounts: list[float | None]) -> float | None:
-    known = [a for a in amounts if a is not None]
-    return sum(known) if len(known) == len(amounts) else None
 
 
 def risks(graph: Graph, facts: Facts, low: Format) -> tuple[Risk, ...]:

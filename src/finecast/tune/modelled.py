@@ -1,0 +1,95 @@
+"""What a target would take for a model under its compiler's options, by the roofline.
+
+Law: casting more ops never makes the modelled time longer where casts are free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from finecast.cost import RooflineCost
+from finecast.emulation import Emulation, is_relayout
+from finecast.flops import bytes_moved, flops
+from finecast.formats import Format
+from finecast.frontends.onnx.emulation import Setting
+from finecast.graph import Graph, Node
+from finecast.ops import by_name
+from finecast.targets import Relayout
+
+# A byte move writes each 4-byte element as one burst of 64 bytes and reads it in sequence:
+# (16 + 1) / 2 times the traffic of a copy. An estimate; the guides say only "slower".
+_BYTE_MOVE_TRAFFIC: Final = 8.5
+_TERA: Final = 1e12
+_GIGA: Final = 1e9
+
+
+def modelled_time_s(
+    graph: Graph, cost: RooflineCost, emulation: Emulation, setting: Setting
+) -> float:
+    """Seconds for one run: each op's roofline, and the casts that are not free."""
+    stored = _stored_formats(graph, emulation, setting)
+    ops = sum(_op_time_s(graph, cost, emulation, setting, stored, n) for n in graph.nodes)
+    return ops + _cast_time_s(graph, cost, emulation, setting, stored)
+
+
+def _stored_formats(
+    graph: Graph, emulation: Emulation, setting: Setting
+) -> dict[int, Format]:
+    """The format that each value rests in, where that is not the model's own."""
+    stored: dict[int, Format] = {}
+    for node in graph.float_nodes:
+        if node.id in setting.writes:
+            for value in graph.following_outputs(node):
+                stored[value.id] = emulation.format.storage
+        if node.id in setting.reads:
+            for value in graph.following_inputs(node):
+                if value.constant is not None:  # weights are converted ahead of time
+                    stored[value.id] = emulation.format.storage
+    return stored
+
+
+def _op_time_s(
+    graph: Graph,
+    cost: RooflineCost,
+    emulation: Emulation,
+    setting: Setting,
+    stored: Mapping[int, Format],
+    node: Node,
+) -> float:
+    engine = cost.target.engine_for(by_name(node.op).kind)
+    fmt = emulation.format if node.id in setting.reads else Format.FP32
+    rate = engine.rate_tflops(fmt) or max(engine.rates_tflops.values())
+    shapes = cost.node_shapes(graph, node)
+    compute_s = (flops(graph, node, shapes) or 0.0) / (rate * _TERA)
+    moved = bytes_moved(graph, node, stored, shapes) or 0.0
+    if moved == 0.0 and compute_s == 0.0:
+        return 0.0  # a view: no kernel at all
+    choice = Relayout.MATMUL in cost.target.relayouts
+    if is_relayout(node) and emulation.relayout is None and choice:
+        moved *= _BYTE_MOVE_TRAFFIC
+    memory_s = moved / (cost.target.bandwidth_gb_s * _GIGA)
+    return max(compute_s, memory_s) + cost.target.op_overhead_s
+
+
+def _cast_time_s(
+    graph: Graph,
+    cost: RooflineCost,
+    emulation: Emulation,
+    setting: Setting,
+    stored: Mapping[int, Format],
+) -> float:
+    """One cast for each value that is read in another format than it rests in."""
+    low = emulation.format.storage
+    total = 0.0
+    for value in graph.values:
+        if value.format is not Format.FP32 or value.constant is not None:
+            continue
+        rests = stored.get(value.id, Format.FP32)
+        wanted = {
+            low if n in setting.reads else Format.FP32
+            for n in value.uses
+            if any(v.id == value.id for v in graph.following_inputs(graph.nodes[n]))
+        }
+        total += sum(cost.cast_time_s(value, rests, w) for w in wanted if w is not rests)
+    return total
