@@ -77,7 +77,7 @@ def _stages(path: Path) -> dict[str, str]:
     file = replace(frontend.load(path), digest=DIGEST)
     prepared = frontend.prepare(file, POLICY)
     feeds = {"x": np.random.default_rng(1).standard_normal((64, 1024)).astype(np.float32)}
-    facts = observe(prepared, [feeds])
+    facts = observe(prepared, lambda: [feeds])
     planner = make_planner(prepared, POLICY, get_engine("openvino"), facts=facts)
     measured = make_planner(
         prepared, POLICY, get_engine("openvino"), facts=facts, measured=True

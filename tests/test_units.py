@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from finecast.formats import Format
 from finecast.graph import Graph
-from finecast.graph_text import from_text
+from finecast.graph_text import from_text, to_text
 from finecast.rules import Permission
 from finecast.units import make_units, rounding_points
 
@@ -102,6 +102,15 @@ def test_what_stays_inside_a_kernel_is_not_rounded() -> None:
     points = rounding_points(GRAPH, units, [kernel])
     rounded = {GRAPH.values[v].name for v in points.class_of}
     assert rounded == {"x", "a", "b", "e"}  # not c and d; e is an output
+
+
+def test_an_output_is_rounded_though_its_readers_are_in_its_kernel() -> None:
+    graph = from_text(to_text(GRAPH) + "output %5\n")
+    kernel = frozenset(IDS[n] for n in ("erf", "mul", "mm1"))
+    units = make_units(graph, permissions(graph), Format.BF16, [kernel])
+    points = rounding_points(graph, units, [kernel])
+    assert VALUES["c"] in points.class_of
+    assert VALUES["d"] not in points.class_of
 
 
 def test_what_no_plan_stores_low_is_not_rounded() -> None:

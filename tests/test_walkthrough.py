@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -55,3 +57,18 @@ def test_the_page_is_up_to_date(walkthrough: ModuleType, artefacts: dict[str, st
     page = (DOCS / "architecture.md").read_text(encoding="utf-8")
     assert all(f"<!-- walkthrough: {stage} -->" in page for stage in STAGES)
     assert walkthrough.render(page, artefacts) == page, "run python docs/walkthrough.py"
+
+
+def test_the_page_describes_every_layer() -> None:
+    root = DOCS.parent
+    contracts = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["importlinter"]
+    layers: list[str] = next(c for c in contracts["contracts"] if c["id"] == "layers")[
+        "layers"
+    ]
+    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    table = page.partition("## Layers")[2].partition("## Contracts")[0]
+    rows = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
+    described = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(described) == sorted(
+        name for layer in layers for name in re.split(r"\s*[|:]\s*", layer)
+    )

@@ -8,6 +8,7 @@ exit codes are ``errors.ExitCode``, and 130 after Ctrl-C. A verb's module has a 
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -23,6 +24,10 @@ VERBS = {
     "tune": "Find the fastest mixed precision that keeps your accuracy.",
     "apply": "Apply a saved plan to a model.",
     "explain": "Why a node has its format: every rule's verdict with evidence.",
+    "emulate": "What a device you do not have would do to your numbers.",
+    "ladder": "Every rung of a Neuron compiler's options, emulated; the fastest that passes.",
+    "targets": "The devices that emulate and ladder know.",
+    "formats": "Range, precision, strengths and weaknesses of the number formats.",
     "profile": "Latency, throughput, memory and per-op times of models, compared.",
 }
 """Verbs and the line each has in ``finecast --help``; a verb's module has its name."""
@@ -78,10 +83,18 @@ def _app(args: Sequence[str]) -> typer.Typer:
     chosen = _verb(args)
     for name, line in VERBS.items():
         if name == chosen:
-            app.command(name)(importlib.import_module(f"finecast.cli.{name}").run)
+            run = importlib.import_module(f"finecast.cli.{name}").run
+            app.command(name, help=_help(run.__doc__ or line))(run)
         else:
             app.command(name, help=line)(_placeholder())
     return app
+
+
+def _help(text: str) -> str:
+    """The docstring, with its examples kept as they are written: click's mark for that."""
+    words, example, lines = inspect.cleandoc(text).partition("Example")
+    kept = [f"\b\n{p}" for p in (example + lines).split("\n\n") if p]
+    return words + "\n\n".join(kept)
 
 
 def _placeholder() -> Callable[[], None]:

@@ -162,6 +162,10 @@ def to_dict(outcome: Outcome) -> dict[str, Any]:
         "seconds": outcome.seconds,
         "ops": outcome.plan.counts,
         "casts": outcome.casts,
+        "relative_error": {
+            "predicted": outcome.predicted_error,
+            "measured": outcome.measured_error,
+        },
         "trials": [
             {
                 "plan": t.key.plan,
@@ -201,10 +205,15 @@ def _print(outcome: Outcome, metric: str, output: Path, plan: Path) -> None:
             f"{one.size_bytes / 1e6:.2f}",
             f"x{speed:.2f}",
         )
+    errors = (
+        f"relative output error: predicted {outcome.predicted_error:.3g},"
+        f" measured {outcome.measured_error:.3g}\n"
+    )
     ops = ", ".join(f"{n} {fmt}" for fmt, n in outcome.plan.counts.items())
     where = f"wrote {output} and {plan}" if improved else "nothing written: use the fp32 model"
     note = (
         f"{ops}; {outcome.casts} casts inside; {outcome.evaluations} evaluations on all data,"
-        f" {outcome.probes} probes, {outcome.seconds:.1f} s on {environment().cpu}\n{where}"
+        f" {outcome.probes} probes, {outcome.seconds:.1f} s on {environment().cpu}\n"
+        f"{errors if improved else ''}{where}"
     )
     write_table(table, note=note)

@@ -80,6 +80,9 @@ class LadderWalk:
     feeds: Sequence[Feeds] = field(init=False)
     facts: Mapping[int, ValueFacts] = field(init=False)
     exact: list[Array] = field(init=False)
+    relayouts: dict[Format, Format | None] = field(
+        default_factory=dict[Format, "Format | None"]
+    )
     sessions: dict[Emulation, tuple[Prepared, EmulatorSession]] = field(
         default_factory=dict[Emulation, tuple[Prepared, EmulatorSession]]
     )
@@ -100,6 +103,9 @@ class LadderWalk:
     def walk(self, rungs: Sequence[Rung]) -> LadderOutcome:
         """Evaluate every rung on all data."""
         emulations = [r.options.emulation() for r in rungs]
+        for one in emulations:
+            if one.relayout is not None and not _own_format(one):
+                self.relayouts.setdefault(one.format, one.relayout)
         first, _ = self.session(emulations[0])
         self.facts = observe(first, self.feeds)
         if math.isnan(self.baseline):
@@ -119,8 +125,15 @@ class LadderWalk:
         return LadderOutcome(baseline=self.baseline, rungs=tuple(results), best=best)
 
     def session(self, emulation: Emulation) -> tuple[Prepared, EmulatorSession]:
-        """The switched session for the emulation's format, made when first asked for."""
-        key = _shared(emulation)
+        """The switched session for the emulation's format, made when first asked for.
+
+        Where transposes change nothing (byte moves, or a format that values have already)
+        the relayout of another rung does not matter: its switch is off.
+        """
+        acts = emulation.relayout is not None and not _own_format(emulation)
+        shared = self.relayouts.get(emulation.format, emulation.relayout)
+        relayout = emulation.relayout if acts else shared
+        key = replace(emulation, scope=Scope.NONE, relayout=relayout)
         if key not in self.sessions:
             prepared = prepare(self.file, key)
             self.sessions[key] = (prepared, EmulatorEngine(emulation=key).session(prepared))
@@ -166,21 +179,3 @@ def rung_setting(prepared: Prepared, emulation: Emulation) -> Setting:
 def _own_format(emulation: Emulation) -> bool:
     """Whether transposes round to what all values are stored in anyway."""
     return emulation.scope is Scope.ALL and emulation.relayout is emulation.format
-
-
-def _shared(emulation: Emulation) -> Emulation:
-    """What rungs that can share a session have in common.
-
-    Where transposes change nothing (byte moves, or a format that values have already) the
-    relayout of the other rungs does not matter, as its switch is off.
-    """
-    relayout = emulation.relayout
-    low = emulation.format
-    if emulation.target.relayouts and (relayout is None or _own_format(emulation)):
-        # Only neuron-cc's ``matmult`` has transposes in a format of their own: fp16.
-        relayout = Format.FP16 if low is Format.BF16 and _old(emulation) else relayout
-    return replace(emulation, scope=Scope.NONE, relayout=relayout)
-
-
-def _old(emulation: Emulation) -> bool:
-    return not emulation.target.stochastic_rounding

@@ -33,9 +33,7 @@ def modelled_time_s(
     return ops + _cast_time_s(graph, cost, emulation, setting, stored)
 
 
-def _stored_formats(
-    graph: Graph, emulation: Emulation, setting: Setting
-) -> dict[int, Format]:
+def _stored_formats(graph: Graph, emulation: Emulation, setting: Setting) -> dict[int, Format]:
     """The format that each value rests in, where that is not the model's own."""
     stored: dict[int, Format] = {}
     for node in graph.float_nodes:

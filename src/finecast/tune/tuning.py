@@ -27,6 +27,7 @@ from finecast.plan import Plan
 from finecast.policy import Policy, Scope
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
+from finecast.sensitivity import squared_error
 from finecast.tune.analysis import (
     Planner,
     Proposal,
@@ -65,7 +66,11 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What tuning found; ``model`` and ``plan`` are those of fp32 where it is unchanged."""
+    """What tuning found; ``tuned`` and ``plan`` are those of fp32 where it is unchanged.
+
+    The errors are relative errors of the tuned model's outputs against fp32: what the
+    sensitivities added up to, and what the engine gave on the timing feeds.
+    """
 
     verdict: Verdict
     why: str
@@ -79,6 +84,8 @@ class Outcome:
     evaluations: int
     seconds: float
     probes: int
+    predicted_error: float = 0.0
+    measured_error: float = 0.0
 
 
 def tune(
@@ -293,6 +300,12 @@ class _Tuning:
     def _finish(self, planner: Planner, found: Candidate, timing: Sequence[Feeds]) -> Outcome:
         applied = frontend.apply(self.file, found.plan)
         sessions = {"": self.reference, "tuned": load_model(self.engine, applied.model)}
+        errors = [
+            squared_error(
+                list(sessions["tuned"].run(f).values()), list(self.reference.run(f).values())
+            )
+            for f in timing
+        ]
         times = _interleaved(sessions, timing, _FINAL_TIME_S)
         won = ratio(times[""], times["tuned"])
         if won.median < _MIN_SPEEDUP:
@@ -317,6 +330,7 @@ class _Tuning:
             casts=found.casts,
             speedup=won.median,
             spread=won.spread,
+            errors=(math.sqrt(found.error), math.sqrt(sum(errors) / len(errors))),
         )
 
     def _unchanged(self, planner: Planner, timing: Sequence[Feeds], why: str) -> Outcome:
@@ -339,6 +353,7 @@ class _Tuning:
         casts: int,
         speedup: float = 1.0,
         spread: float = 0.0,
+        errors: tuple[float, float] = (0.0, 0.0),
     ) -> Outcome:
         return Outcome(
             verdict=verdict,
@@ -353,6 +368,8 @@ class _Tuning:
             evaluations=self.evaluations,
             seconds=time.perf_counter() - self.start,
             probes=self.probes,
+            predicted_error=errors[0],
+            measured_error=errors[1],
         )
 
 

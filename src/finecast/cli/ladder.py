@@ -1,0 +1,228 @@
+"""``finecast ladder``: the compilers' documented flow in one go, and a plan beyond it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from finecast.cli import neuron_options as no
+from finecast.cli.output import add_row, new_table, progress, write_json, write_table
+from finecast.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from finecast.neuron import Rung
+    from finecast.tune.beyond import PlanResult
+    from finecast.tune.ladder import LadderOutcome
+
+
+def run(
+    model: Annotated[Path, typer.Argument(help="The FP32 ONNX model.")],
+    target: Annotated[str, typer.Option(help="trn1, inf2, trn2, trn3 or inf1.")],
+    data: no.Data = None,
+    labels: no.Labels = None,
+    metric: no.MetricName = None,
+    evaluate: no.Evaluate = None,
+    calib: no.Calib = None,
+    criterion: Annotated[
+        str, typer.Option(help="How --tolerance is read: relative or absolute.")
+    ] = "relative",
+    tolerance: Annotated[
+        float, typer.Option(help="Loss of the metric that is allowed.")
+    ] = 0.01,
+    lower_is_better: no.LowerIsBetter = False,
+    mixed_accumulation: no.MixedAccumulation = None,
+    saturate_infinity: no.SaturateInfinity = False,
+    stochastic_rounding: no.Stochastic = False,
+    seed: no.Seed = None,
+    sdk: no.Sdk = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The model of the per-op plan.")
+    ] = None,
+    per_op: Annotated[
+        bool, typer.Option("--per-op/--no-per-op", help="Look for a plan by op as well.")
+    ] = True,
+    compile_with: Annotated[
+        Path | None,
+        typer.Option(
+            "--compile", metavar="HLO", help="Compile this program at the recommended rung."
+        ),
+    ] = None,
+    batch: no.Batch = 32,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """Emulate every rung of a compiler's ladder; recommend the fastest that passes.
+
+    Times are modelled from the device's documented rates, not measured. Exits with 1 where
+    no rung passes.
+
+    Examples:
+      finecast ladder model.onnx --target trn1 --data val.npz --metric top1 --tolerance 0.005
+    """
+    from finecast.frontends import onnx as frontend
+    from finecast.neuron import ladder
+    from finecast.tune.beyond import beyond
+    from finecast.tune.ladder import LadderWalk
+
+    start = time.perf_counter()
+    _check_target(target)
+    if output is not None:
+        frontend.check_writable(output, force=force)
+    source = no.DataChoice(
+        data=data,
+        labels=labels,
+        metric=metric,
+        evaluate=evaluate,
+        calib=calib,
+        lower_is_better=lower_is_better,
+        batch=batch,
+    )
+    base = no.given(
+        no.Choice(
+            mixed_accumulation=mixed_accumulation,
+            saturate_infinity=saturate_infinity,
+            stochastic=stochastic_rounding,
+            seed=seed,
+        )
+    )
+    rungs = ladder(target, base, sdk=sdk)
+    file = frontend.load(model)
+    workload = source.workload(model)
+    with progress("ladder", quiet=as_json) as bar:
+        walk = LadderWalk(
+            file=file,
+            workload=workload,
+            criterion=no.criterion_for(criterion, tolerance, workload),
+            progress=lambda stage, done, total: bar(done, total, stage),
+        )
+        outcome = walk.walk(rungs)
+        plan, why = beyond(walk, outcome) if per_op else (None, "not asked for")
+    if plan is not None and output is not None:
+        frontend.save(frontend.apply(file, plan.plan).model, output, force=force)
+        frontend.check(output)
+    best = outcome.best
+    compiled = _compile(compile_with, best.rung) if compile_with and best else None
+    report = to_dict(outcome, plan, why, written=output if plan else None)
+    report["seconds"] = time.perf_counter() - start
+    report["compiled"] = compiled
+    if as_json:
+        write_json(report)
+    else:
+        _print(outcome, source.label, target)
+        _print_advice(outcome, plan, why, output, compiled)
+    return ExitCode.DONE if best is not None else ExitCode.NOT_IMPROVED
+
+
+def _check_target(target: str) -> None:
+    known = ("trn1", "trn1n", "inf2", "trn2", "trn3", "inf1")
+    if target not in known:
+        raise UsageError(
+            f"{target!r} has no ladder of compiler options",
+            where="--target",
+            fix=f"use one of {', '.join(known)}; finecast emulate takes every target",
+        )
+
+
+def to_dict(
+    outcome: LadderOutcome, plan: PlanResult | None, why: str, *, written: Path | None
+) -> dict[str, Any]:
+    """The report as JSON."""
+    fastest = outcome.fastest_s
+    best = outcome.best
+    return {
+        "fp32": outcome.baseline,
+        "rungs": [
+            {
+                "options": r.rung.name,
+                "metric": r.metric,
+                "output_error": r.error,
+                "modelled_time_us": r.time_s * 1e6,
+                "relative_time": r.time_s / fastest,
+                "passed": r.passed,
+            }
+            for r in outcome.rungs
+        ],
+        "recommended": None
+        if best is None
+        else {
+            "options": best.rung.name,
+            "command": best.rung.command(),
+            "snippet": best.rung.snippet,
+        },
+        "per_op": {
+            "why": why,
+            "metric": plan.metric if plan else None,
+            "output_error": plan.error if plan else None,
+            "relative_time": plan.time_s / fastest if plan else None,
+            "ops": plan.plan.counts if plan else None,
+            "written": str(written) if written else None,
+        },
+    }
+
+
+def _print(outcome: LadderOutcome, metric: str, target: str) -> None:
+    table = new_table(
+        f"{target}: fp32 {metric} {outcome.baseline:.6g}; modelled time against the fastest",
+        ("options", "verdict"),
+        (metric, "output error", "time"),
+        fold="options",
+    )
+    for one in outcome.rungs:
+        mark = " *" if outcome.best is one else ""
+        add_row(
+            table,
+            one.rung.name,
+            ("pass" if one.passed else "fail") + mark,
+            f"{one.metric:.6g}",
+            f"{one.error:.3g}",
+            f"x{one.time_s / outcome.fastest_s:.2f}",
+        )
+    write_table(table)
+
+
+def _print_advice(
+    outcome: LadderOutcome,
+    plan: PlanResult | None,
+    why: str,
+    output: Path | None,
+    compiled: str | None,
+) -> None:
+    lines: list[str] = []
+    if outcome.best is None:
+        lines.append("no rung passes: loosen the tolerance, or run fp32 elsewhere")
+    else:
+        rung = outcome.best.rung
+        lines += [f"* recommended: {rung.name}", f"  {rung.command()}", f"  {rung.snippet}"]
+    if plan is None:
+        lines.append(f"per-op plan: {why}")
+    else:
+        ops = ", ".join(f"{n} {fmt}" for fmt, n in plan.plan.counts.items())
+        place = f"written to {output}" if output else "give -o to write it"
+        lines.append(
+            f"per-op plan: x{plan.time_s / outcome.fastest_s:.2f}, metric {plan.metric:.6g}:"
+            f" {ops}; {place}; compile it with --auto-cast none"
+        )
+    if compiled:
+        lines.append(compiled)
+    import sys
+
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _compile(program: Path, rung: Rung) -> str:
+    """Run the compiler if it is here, else say that it is not."""
+    name = rung.options.compiler.value
+    found = shutil.which(name)
+    if found is None:
+        return f"not compiled: {name} is not on PATH"
+    words = rung.command(str(program), str(program.with_suffix(".neff"))).split()
+    done = subprocess.run([found, *words[1:]], check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        tail = (done.stderr or done.stdout).strip().splitlines()[-1:]
+        return f"{name} failed with status {done.returncode}: {' '.join(tail)}"
+    return f"compiled to {program.with_suffix('.neff')}"
