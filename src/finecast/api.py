@@ -1,21 +1,19 @@
 """The Python API: the command line's power with Python objects.
 
-import finecast
+For example::
 
-model = finecast.load("model.onnx")
-finecast.convert(model, "low.onnx", policy="all:bf16")
-outcome = finecast.tune(model, "tuned.onnx", data="data.npz", metric="top1")
+    model = finecast.load("model.onnx")
+    finecast.convert(model, "low.onnx", policy="all:bf16")
+    outcome = finecast.tune(model, "tuned.onnx", data="data.npz", metric="top1")
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from finecast.engines import ENGINES, default_engine, get_engine, installed
-from finecast.engines.base import Engine, Feeds, Session
+from finecast.engines import candidates, first_that_loads, get_engine
+from finecast.engines.base import Feeds, Session
 from finecast.errors import EngineError, UsageError
 from finecast.facts import ValueFacts
 from finecast.formats import Format
@@ -24,9 +22,7 @@ from finecast.frontends.onnx import OnnxFile, Prepared
 from finecast.graph import Graph
 from finecast.measure.census import Census, count_classes, notes, risks
 from finecast.measure.criterion import Criterion, CriterionKind
-from finecast.measure.data import Dataset, load_npz
 from finecast.measure.feeds import synthetic_feeds
-from finecast.measure.metrics import get_metric
 from finecast.measure.observe import observe
 from finecast.plan import Plan
 from finecast.policy import Policy, Scope
@@ -34,18 +30,19 @@ from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.tune import conversion
 from finecast.tune.analysis import make_planner
-from finecast.tune.artefact import FeedMaker
 from finecast.tune.conversion import Conversion
+from finecast.tune.sources import (
+    DEFAULT_BATCH,
+    DataOptions,
+    calibration_batches,
+    feed_maker,
+    guessed_dims,
+    workload_of,
+)
 from finecast.tune.study import Study
 from finecast.tune.tuning import Outcome, Verdict
 from finecast.tune.tuning import tune as _tune
-from finecast.tune.workload import (
-    CalibrationFunction,
-    DataWorkload,
-    EvalFunction,
-    FunctionWorkload,
-    Workload,
-)
+from finecast.tune.workload import EvalFunction
 
 __all__ = [
     "DataOptions",
@@ -58,27 +55,6 @@ __all__ = [
     "tune",
     "workload_of",
 ]
-
-DEFAULT_BATCH = 32
-CALIBRATION_SAMPLES = 128
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataOptions:
-    """Where evaluation and calibration data come from.
-
-    Either ``data`` and ``metric``, or ``evaluate``. ``calib`` is an npz without labels or a
-    function that yields feeds; without it the first samples of ``data`` calibrate.
-    """
-
-    data: Path | None = None
-    labels: str | None = None
-    metric: str | None = None
-    evaluate: EvalFunction | None = None
-    evaluate_name: str = ""
-    calib: Path | CalibrationFunction | None = None
-    batch: int = DEFAULT_BATCH
-    lower_is_better: bool = False
 
 
 def load(path: str | Path) -> OnnxFile:
@@ -121,13 +97,17 @@ def convert(
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
     """
     file = model if isinstance(model, OnnxFile) else load(model)
-    batches = _batches(file, Path(data), None, engine) if data is not None else []
+    batches = (
+        calibration_batches(_session(file, engine), Path(data), None)
+        if data is not None
+        else []
+    )
     return conversion.convert(
         file,
         Path(output),
         Policy.parse(policy) if isinstance(policy, str) else policy,
-        engines(engine),
-        feeds=_feed_maker(batches, dims),
+        candidates(engine),
+        feeds=feed_maker(batches, dims),
         data=batches,
         user_rules=tuple((user_rules or {}).items()),
         verify=verify,
@@ -156,8 +136,8 @@ def apply(
         file,
         given,
         Path(output),
-        engines(engine),
-        feeds=_feed_maker([], dims),
+        candidates(engine),
+        feeds=feed_maker([], dims),
         verify=verify,
         force=force,
     )
@@ -194,7 +174,7 @@ def tune(
     target = Path(output) if output is not None else None
     if target is not None:
         frontend.check_writable(target, force=force)
-    chosen, session = _first_that_loads(file, engine)
+    chosen, session = first_that_loads(file.path, engine)
     options = DataOptions(
         data=Path(data) if data is not None else None,
         labels=labels,
@@ -272,11 +252,11 @@ def _observed(
     engine: str | None,
 ) -> dict[int, ValueFacts]:
     if data is not None:
-        batches = _batches(prepared.file, Path(data), labels, engine)
+        batches = calibration_batches(_session(prepared.file, engine), Path(data), labels)
         return observe(prepared, lambda: batches)
     try:
         session = get_engine("onnxruntime").load(prepared.file.path)
-        sizes = {**_guesses(session), **(dims or {})}
+        sizes = {**guessed_dims(session), **(dims or {})}
         feeds = synthetic_feeds(session.inputs, batch=batch, dims=sizes)
         return observe(prepared, lambda: [feeds])
     except (EngineError, UsageError):
@@ -300,7 +280,7 @@ def judge(
     file = model if isinstance(model, OnnxFile) else load(model)
     prepared = frontend.prepare(file, policy)
     planner = make_planner(
-        prepared, policy, engines(engine)[0], user_rules=tuple((user_rules or {}).items())
+        prepared, policy, candidates(engine)[0], user_rules=tuple((user_rules or {}).items())
     )
     return prepared.graph, planner.lowest()
 
@@ -314,107 +294,5 @@ def graph_for(file: OnnxFile, plan: Plan) -> Graph:
     return frontend.apply(file, plan).graph
 
 
-def workload_of(options: DataOptions, session: Session) -> Workload:
-    """The workload that ``options`` describe, for a model loaded as ``session``.
-
-    Raises:
-        UsageError: If they do not fit together or do not fit the model.
-    """
-    calibration = _calibration(options, session)
-    if options.evaluate is not None:
-        if options.metric is not None:
-            raise UsageError(
-                "both a built-in metric and an evaluation function are given",
-                where="--metric, --eval",
-                fix="give one of them",
-            )
-        return FunctionWorkload(
-            function=options.evaluate,
-            name=options.evaluate_name,
-            lower_is_better=options.lower_is_better,
-            calibrate=calibration,
-        )
-    if options.data is None:
-        raise UsageError(
-            "no data to tune on", fix="give --data FILE.npz or --eval FILE.py:FUNCTION"
-        )
-    metric = get_metric(options.metric or "agreement")
-    data = load_npz(options.data, session.inputs, labels=options.labels)
-    if metric.needs_labels and data.labels is None:
-        raise UsageError(
-            f"metric {metric.name} needs labels",
-            where=str(options.data),
-            fix="add an array 'label', name it with --labels, or use --metric agreement",
-        )
-    return DataWorkload(
-        data=data,
-        metric=metric,
-        batch=options.batch,
-        data_digest=frontend.digest(options.data),
-        calibrate=calibration or partial(_first_batches, data, options.batch),
-    )
-
-
-def _calibration(options: DataOptions, session: Session) -> CalibrationFunction | None:
-    calib = options.calib
-    if calib is None:
-        return None
-    if isinstance(calib, Path):
-        return partial(_first_batches, load_npz(calib, session.inputs), options.batch)
-    if next(iter(calib()), None) is None:
-        raise UsageError("the calibration function yields nothing", where="--calib")
-    return calib
-
-
-def _first_batches(data: Dataset, batch: int) -> Iterator[Feeds]:
-    return (b.feeds for b in data.batches(batch, limit=CALIBRATION_SAMPLES))
-
-
-def engines(spec: str | None) -> list[Engine]:
-    """The engine that is asked for, else all that are installed, the preferred one first."""
-    if spec:
-        return [get_engine(spec)]
-    return [get_engine(name) for name in ENGINES if installed(name)] or [default_engine()]
-
-
-def _first_that_loads(file: OnnxFile, spec: str | None) -> tuple[Engine, Session]:
-    """The engine that is asked for, or the first installed one that reads the model."""
-    failures: list[str] = []
-    for engine in engines(spec):
-        try:
-            return engine, engine.load(file.path)
-        except EngineError as error:
-            if spec:
-                raise
-            failures.append(f"{engine.name}: {error.what}")
-    raise EngineError("no engine here can run the model", where="; ".join(failures))
-
-
-def _batches(
-    file: OnnxFile, data: Path, labels: str | None, engine: str | None
-) -> list[Feeds]:
-    session = engines(engine)[0].load(file.path)
-    data_set = load_npz(data, session.inputs, labels=labels)
-    return list(_first_batches(data_set, DEFAULT_BATCH))
-
-
-def _feed_maker(batches: Sequence[Feeds], dims: Mapping[str, int] | None) -> FeedMaker:
-    def make(session: Session) -> Feeds | None:
-        if batches:
-            return batches[0]
-        try:
-            sizes = {**_guesses(session), **(dims or {})}
-            return synthetic_feeds(session.inputs, batch=1, dims=sizes)
-        except UsageError:
-            if dims:
-                raise
-            return None
-
-    return make
-
-
-def _guesses(session: Session) -> dict[str, int]:
-    """A small size for each free dimension that is not the batch."""
-    free = {d for s in session.inputs for d in (s.shape or ())[1:] if isinstance(d, str) and d}
-    batches = {s.shape[0] for s in session.inputs if s.shape}
-    return {d: 16 for d in free if d not in batches}
+def _session(file: OnnxFile, engine: str | None) -> Session:
+    return first_that_loads(file.path, engine)[1]

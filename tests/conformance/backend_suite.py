@@ -15,6 +15,11 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
+from functools import lru_cache
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +27,7 @@ from finecast.formats import Format
 
 from tests.conformance.cases import Case, all_cases
 from tests.conformance.outcome import Outcome, Result, outcome
+from tests.conformance.runners import ENGINES
 from tests.conformance.table import page
 
 FORMATS: Final = (Format.BF16, Format.FP16)
@@ -29,9 +35,52 @@ BAD: Final = frozenset({Result.FAILED, Result.INVALID, Result.DISAGREES})
 
 
 def run(cases: Sequence[Case], formats: Sequence[Format]) -> list[Outcome]:
-    """Outcomes of all cases under all formats."""
+    """Outcomes of all cases under all formats, in this process."""
     with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
         return [outcome(c, f, Path(folder)) for f in formats for c in cases]
+
+
+def run_apart(cases: Sequence[Case], formats: Sequence[Format]) -> list[Outcome]:
+    """The same in a process of its own, as engines crash on some cases."""
+    found: list[Outcome] = []
+    with ExitStack() as stack:
+        pool = stack.enter_context(_pool())
+        for fmt in formats:
+            for case in cases:
+                for skipped in range(len(ENGINES[fmt.label]) + 1):
+                    job = pool.submit(_one, case.name, fmt.label, skipped)
+                    try:
+                        found.append(job.result())
+                        break
+                    except BrokenProcessPool:
+                        pool = stack.enter_context(_pool())
+                else:
+                    found.append(
+                        Outcome(
+                            case=case.name,
+                            kind=case.kind,
+                            op=case.op,
+                            format=fmt.label,
+                            result=Result.FAILED,
+                            reason="crashes in every engine",
+                        )
+                    )
+    return found
+
+
+def _pool() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+
+
+def _one(name: str, fmt: str, skipped: int) -> Outcome:
+    """One case, in the worker; the first ``skipped`` engines crashed on it."""
+    with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
+        return outcome(_named()[name], Format.parse(fmt), Path(folder), skipped=skipped)
+
+
+@lru_cache(maxsize=1)
+def _named() -> dict[str, Case]:
+    return {c.name: c for c in all_cases()}
 
 
 def sample(cases: Sequence[Case], count: int) -> list[Case]:
@@ -53,7 +102,7 @@ def main(arguments: Sequence[str]) -> int:
     cases = [c for c in all_cases() if re.search(options.match, c.name)]
     cases = sample(cases, options.sample or len(cases))
     start = time.perf_counter()
-    outcomes = run(cases, formats)
+    outcomes = run_apart(cases, formats)
     for (fmt, result), count in sorted(
         Counter((o.format, o.result.value) for o in outcomes).items()
     ):

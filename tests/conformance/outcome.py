@@ -52,8 +52,15 @@ class Outcome:
     engine: str = ""
 
 
-def outcome(case: Case, fmt: Format, folder: Path) -> Outcome:
-    """Convert, check, run and compare ``case``; never raises for what it finds."""
+def outcome(case: Case, fmt: Format, folder: Path, *, skipped: int = 0) -> Outcome:
+    """Convert, check, run and compare ``case``; never raises for what it finds.
+
+    Args:
+        case: The case.
+        fmt: The format to lower to.
+        folder: For the files.
+        skipped: How many of the format's engines crash on the case.
+    """
     about = {"case": case.name, "kind": case.kind, "op": case.op, "format": fmt.label}
     if not case.carries_floats:
         return Outcome(**about, result=Result.NO_FLOAT)
@@ -70,18 +77,19 @@ def outcome(case: Case, fmt: Format, folder: Path) -> Outcome:
         return Outcome(**about, result=result, reason=before or problem, low=converted.low)
     if not converted.low:
         return Outcome(**about, result=Result.KEPT, reason=converted.kept)
-    result, reason, engine = _run(case, fmt, converted, folder)
+    result, reason, engine = _run(case, fmt, converted, folder, skipped)
     return Outcome(**about, result=result, reason=reason, low=converted.low, engine=engine)
 
 
 def _run(
-    case: Case, fmt: Format, converted: Converted, folder: Path
+    case: Case, fmt: Format, converted: Converted, folder: Path, skipped: int
 ) -> tuple[Result, str, str]:
-    reasons: list[str] = []
+    engines = ENGINES[fmt.label]
+    reasons = [f"{name}: crashes" for name, _ in engines[:skipped]]
     found = Result.NOT_RUN
     if not case.data_sets:
         return found, "the suite gives no data for it", ""
-    for name, runner in ENGINES[fmt.label]:
+    for name, runner in engines[skipped:]:
         try:
             problem = _compare(case, fmt, converted, folder, runner)
         except NotRunError as error:

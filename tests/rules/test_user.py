@@ -78,3 +78,11 @@ def test_what_a_function_sees(judged: Judged) -> None:
 def test_answers_that_mean_nothing(judged: Judged, answer: object) -> None:
     with pytest.raises(UsageError, match=r"rule0 returned|unknown format 'bf17'"):
         judged(USER, GRAPH, user_rules=(("rule0", lambda _: answer),))
+
+
+def test_a_function_that_fails_is_named_with_its_node(judged: Judged) -> None:
+    def broken(node: NodeView) -> str:
+        return {}[node.name]
+
+    with pytest.raises(UsageError, match=r"rule0 failed: KeyError: 'mul' \(mul\)"):
+        judged(USER, GRAPH, user_rules=rules(broken))

@@ -8,9 +8,9 @@ exit codes are ``errors.ExitCode``, and 130 after Ctrl-C. A verb's module has a 
 from __future__ import annotations
 
 import importlib
-import inspect
 import sys
 from collections.abc import Callable, Sequence
+from inspect import cleandoc
 from typing import Annotated, Any
 
 import typer
@@ -92,7 +92,7 @@ def _app(args: Sequence[str]) -> typer.Typer:
 
 def _help(text: str) -> str:
     """The docstring, with its examples kept as they are written: click's mark for that."""
-    words, example, lines = inspect.cleandoc(text).partition("Example")
+    words, example, lines = cleandoc(text).partition("Example")
     kept = [f"\b\n{p}" for p in (example + lines).split("\n\n") if p]
     return words + "\n\n".join(kept)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from dataclasses import dataclass
+from pathlib import Path
 
-from finecast.engines.base import Engine
+from finecast.engines.base import Engine, Session
 from finecast.errors import EngineError, UsageError
 
 __all__ = ["ENGINES", "EngineEntry", "default_engine", "devices", "get_engine", "installed"]
@@ -85,3 +86,27 @@ def default_engine() -> Engine:
             return get_engine(name)
     advice = " or ".join(entry.install for entry in ENGINES.values())
     raise EngineError("no engine is installed", fix=advice)
+
+
+def candidates(spec: str | None) -> list[Engine]:
+    """The engine that is asked for, else all that are installed, the preferred one first."""
+    if spec:
+        return [get_engine(spec)]
+    return [get_engine(name) for name in ENGINES if installed(name)] or [default_engine()]
+
+
+def first_that_loads(model: Path, spec: str | None) -> tuple[Engine, Session]:
+    """The engine that is asked for, or the first installed one that loads ``model``.
+
+    Raises:
+        EngineError: If none does; gives each one's reason.
+    """
+    failures: list[str] = []
+    for engine in candidates(spec):
+        try:
+            return engine, engine.load(model)
+        except EngineError as error:
+            if spec:
+                raise
+            failures.append(f"{engine.name}: {error.what}")
+    raise EngineError("no engine here can run the model", where="; ".join(failures))

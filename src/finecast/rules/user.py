@@ -12,7 +12,14 @@ def _judge(node: Node, context: Context) -> Verdict | None:
     verdicts: list[tuple[str, frozenset[Format]]] = []
     view = NodeView(node=node, context=context)
     for name, function in context.user_rules:
-        answer = function(view)
+        try:
+            answer = function(view)
+        except Exception as error:
+            raise UsageError(
+                f"user rule {name} failed: {type(error).__name__}: {error}",
+                where=node.name,
+                fix="correct the rule's file",
+            ) from error
         if answer is None:
             continue
         labels = [answer] if isinstance(answer, str) else answer

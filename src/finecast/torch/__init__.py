@@ -10,5 +10,6 @@ if importlib.util.find_spec("torch") is None:
     raise EngineError("finecast.torch needs PyTorch", fix="pip install 'finecast[torch]'")
 
 from finecast.torch.convert import convert
+from finecast.torch.training import Backend, compile  # noqa: A004 - as torch.compile
 
-__all__ = ["convert"]
+__all__ = ["Backend", "compile", "convert"]

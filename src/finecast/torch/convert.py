@@ -13,9 +13,11 @@ from torch.fx import GraphModule
 from finecast.errors import ModelError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch import Captured
+from finecast.frontends.torch.reader import hinted_shapes
 from finecast.plan import Plan
 from finecast.policy import Policy, Scope
 from finecast.rules import UserRule
+from finecast.rules.override import active
 from finecast.torch.planning import (
     TorchPlanner,
     choose,
@@ -73,9 +75,10 @@ def convert(
             captured.graph,
             wanted,
             device,
-            user_rules=rules,
+            user_rules=(*rules, *active()),
             unsupported=unsupported,
             measured=wanted.scope is Scope.AUTO,
+            shapes=hinted_shapes(captured.binding),
         )
         plan = _plan(planner, captured, args, obstacle)
         result = finish(captured, plan)

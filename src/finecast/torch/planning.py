@@ -15,6 +15,7 @@ from finecast import rules
 from finecast.assign import highest, lowest, make_plan, pick
 from finecast.assignment import PINNED_HIGH, Problem
 from finecast.cost import CostModel
+from finecast.flops import Shapes
 from finecast.formats import Format
 from finecast.frontends.torch import Captured
 from finecast.frontends.torch.points import Point, find_points
@@ -166,6 +167,7 @@ def make_torch_planner(
     unsupported: frozenset[str] = frozenset(),
     measured: bool,
     rule_set: Sequence[rules.Rule] = rules.RULES,
+    shapes: Shapes | None = None,
 ) -> TorchPlanner:
     """Let the rules judge every op; ``unsupported`` are native ops without a low kernel."""
     context = Context(
@@ -181,7 +183,7 @@ def make_torch_planner(
         graph=graph,
         policy=policy,
         permissions=rules.permit(context, rule_set),
-        cost=CompiledCost(graph=graph, rates=rates),
+        cost=CompiledCost(graph=graph, rates=rates, shapes=shapes or {}),
     )
 
 

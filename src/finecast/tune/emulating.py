@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from finecast.emulation import Emulation
@@ -15,6 +16,7 @@ from finecast.measure.observe import observe
 from finecast.progress import Progress, silent
 from finecast.sensitivity import squared_error
 from finecast.tune.contributions import Contribution, contributions
+from finecast.tune.ladder import CALIBRATION_FEEDS
 from finecast.tune.workload import Workload
 
 
@@ -48,11 +50,11 @@ def emulate(
     setting = setting_of(prepared.graph, emulation)
     progress("emulated", 0, 1)
     metric = workload.evaluate(engine.session(prepared, fixed=setting), reference)
-    feeds = workload.calibration()
+    feeds = list(islice(workload.calibration(), CALIBRATION_FEEDS))
     exact = [a for f in feeds for a in reference.run(f).values()]
     switched = engine.session(prepared)
     outputs = [a for f in feeds for a in switched.apply(setting).run(f).values()]
-    facts = observe(prepared, feeds)
+    facts = observe(prepared, lambda: feeds)
     found = contributions(
         prepared.graph, switched, emulation, setting, feeds, facts, progress=progress
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -40,6 +41,11 @@ from finecast.tune.workload import Workload
 
 # Formats that ONNX can state by a cast and every Neuron compiler respects.
 STATED: Final = (Format.BF16, Format.FP16)
+CALIBRATION_FEEDS: Final = 8
+"""Batches that sensitivities are measured on: each op is run on all of them."""
+
+# A low format and the format that transposes round to.
+_Key = tuple[Format, Format | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +89,8 @@ class LadderWalk:
     relayouts: dict[Format, Format | None] = field(
         default_factory=dict[Format, "Format | None"]
     )
-    sessions: dict[Emulation, tuple[Prepared, EmulatorSession]] = field(
-        default_factory=dict[Emulation, tuple[Prepared, EmulatorSession]]
+    sessions: dict[_Key, tuple[Prepared, EmulatorSession]] = field(
+        default_factory=dict["_Key", tuple[Prepared, EmulatorSession]]
     )
 
     def __post_init__(self) -> None:
@@ -96,7 +102,7 @@ class LadderWalk:
         self.progress("fp32", 0, 1)
         self.reference = get_engine("onnxruntime").load(self.file.path)
         self.baseline = self.workload.evaluate(self.reference, None)
-        self.feeds = self.workload.calibration()
+        self.feeds = list(islice(self.workload.calibration(), CALIBRATION_FEEDS))
         self.exact = [a for f in self.feeds for a in self.reference.run(f).values()]
         self.progress("fp32", 1, 1)
 
@@ -107,7 +113,7 @@ class LadderWalk:
             if one.relayout is not None and not _own_format(one):
                 self.relayouts.setdefault(one.format, one.relayout)
         first, _ = self.session(emulations[0])
-        self.facts = observe(first, self.feeds)
+        self.facts = observe(first, lambda: self.feeds)
         if math.isnan(self.baseline):
             node = first_nonfinite(first.graph, self.facts)
             raise ModelError(
@@ -133,10 +139,12 @@ class LadderWalk:
         acts = emulation.relayout is not None and not _own_format(emulation)
         shared = self.relayouts.get(emulation.format, emulation.relayout)
         relayout = emulation.relayout if acts else shared
-        key = replace(emulation, scope=Scope.NONE, relayout=relayout)
+        key = emulation.format, relayout
         if key not in self.sessions:
-            prepared = prepare(self.file, key)
-            self.sessions[key] = (prepared, EmulatorEngine(emulation=key).session(prepared))
+            common = replace(emulation, scope=Scope.NONE, relayout=relayout)
+            prepared = prepare(self.file, common)
+            session = EmulatorEngine(emulation=common).session(prepared)
+            self.sessions[key] = prepared, session
         return self.sessions[key]
 
     def evaluate(

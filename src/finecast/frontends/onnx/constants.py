@@ -17,6 +17,10 @@ from finecast.rounding import convert_constant
 # Elements converted at a time: what conversion holds beside the file itself.
 PIECE: Final = 1 << 22
 
+# Set on every node whose format an edit changed (to the format before), and on every cast that
+# an edit put in (to nothing): a second conversion can tell them from what the author wrote.
+MARK: Final = "finecast.was"
+
 DATA_TYPES: Final = {
     Format.FP32: ir.DataType.FLOAT,
     Format.FP16: ir.DataType.FLOAT16,

@@ -14,6 +14,7 @@ import onnx.inliner
 import onnx_ir as ir
 
 from finecast.errors import ModelError
+from finecast.frontends.onnx.definitions import normal_domain
 from finecast.frontends.onnx.skeleton import restored, run_without_weights
 
 # What a hostile model could make of a few functions that call each other twice.
@@ -34,9 +35,7 @@ def inline_functions(model: ir.Model) -> ir.Model:
         return model
     _check_expansion(model)
     try:
-        proto = run_without_weights(
-            model, lambda p: onnx.inliner.inline_local_functions(p, convert_version=True)
-        )
+        proto = run_without_weights(model, _inlined)
     except (RuntimeError, ValueError) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise ModelError(
@@ -44,6 +43,39 @@ def inline_functions(model: ir.Model) -> ir.Model:
             fix="export the model without local functions",
         ) from error
     return restored(proto, model)
+
+
+def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Bodies whose ops mean the same at the model's opset need no conversion to it.
+
+    ONNX asks that of every function; conversion is tried where a model does not keep to it.
+    """
+    own = _default_opset(proto)
+    for function in proto.functions:
+        other = _default_opset(function)
+        if own != other and all(_same(n, own, other) for n in function.node):
+            for entry in function.opset_import:
+                if not normal_domain(entry.domain):
+                    entry.version = own
+    return onnx.inliner.inline_local_functions(proto, convert_version=True)
+
+
+def _default_opset(holder: onnx.ModelProto | onnx.FunctionProto) -> int:
+    versions = [i.version for i in holder.opset_import if not normal_domain(i.domain)]
+    return max(versions, default=1)
+
+
+def _same(node: onnx.NodeProto, own: int, other: int) -> bool:
+    if normal_domain(node.domain):
+        return True
+    try:
+        schemas = [onnx.defs.get_schema(node.op_type, v, "") for v in (own, other)]
+    except onnx.defs.SchemaError:
+        return False
+    bodies = [g for a in node.attribute for g in (a.g, *a.graphs)]
+    return schemas[0].since_version == schemas[1].since_version and all(
+        _same(n, own, other) for g in bodies for n in g.node
+    )
 
 
 def _check_expansion(model: ir.Model) -> None:

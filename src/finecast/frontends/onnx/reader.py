@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from finecast import ops
 from finecast.formats import Format
-from finecast.frontends.onnx.constants import DATA_TYPES, constant_reader, constant_tensor
+from finecast.frontends.onnx.constants import DATA_TYPES, MARK, constant_reader, constant_tensor
 from finecast.frontends.onnx.definitions import normal_domain
 from finecast.frontends.onnx.opset import opset_of
 from finecast.frontends.onnx.schema import Signature, signature
@@ -97,18 +97,26 @@ def name_nodes(model: ir.Model) -> None:
         node.name = name
 
 
-def read(model: ir.Model, *, digest: str = "") -> tuple[Graph, Binding]:
+def read(
+    model: ir.Model, *, digest: str = "", own_casts: bool = False
+) -> tuple[Graph, Binding]:
     """Build the neutral graph of ``model``; bodies of If, Loop and Scan are opened.
 
     Law: every float tensor of the model is a Value, every node that may change type a Node.
+
+    Args:
+        model: The model, its nodes named and its types inferred.
+        digest: Of the file, for the graph.
+        own_casts: Whether casts that an earlier conversion put in may change format, too.
     """
-    reader = _Reader(model)
+    reader = _Reader(model, own_casts=own_casts)
     reader.graph(model.graph, region=0)
     return reader.finish(digest), reader.binding
 
 
 class _Reader:
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, *, own_casts: bool) -> None:
+        self.own_casts = own_casts
         self.binding = Binding(model=model)
         self.opset = opset_of(model)
         self.ids: dict[ir.Value, int] = {}
@@ -153,6 +161,7 @@ class _Reader:
         merged = {p.index for m in merges for p in m.inputs if p.owner is node}
         inputs = [v if i not in merged else None for i, v in enumerate(node.inputs)]
         outputs = list(node.outputs) if not merges else []
+        fixed |= node.metadata_props.get(MARK) == "" and not self.own_casts
         if fixed or inner:
             flags_in, flags_out = (False,) * len(inputs), (False,) * len(outputs)
         else:

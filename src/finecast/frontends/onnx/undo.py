@@ -10,9 +10,10 @@ import onnx_ir as ir
 
 from finecast.edits import edits
 from finecast.formats import Format
+from finecast.frontends.onnx.constants import MARK
 from finecast.frontends.onnx.reader import Binding, read
 from finecast.frontends.onnx.types import infer
-from finecast.frontends.onnx.writer import MARK, apply_edits, phi_mark
+from finecast.frontends.onnx.writer import apply_edits, phi_mark
 from finecast.graph import Node
 
 PLAN_KEY = "finecast.plan"
@@ -27,7 +28,7 @@ def undo(model: ir.Model, policy: str) -> None:
     if model.metadata_props.get(POLICY_KEY, policy) == policy:
         return
     infer(model, shapes=False)
-    graph, binding = read(model)
+    graph, binding = read(model, own_casts=True)
     formats: dict[int, Format] = {}
     for node in graph.float_nodes:
         was = _mark_of(node, binding)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
-
 import numpy as np
 import onnx_ir as ir
 
 from finecast.edits import ConvertConstant, Edit, InsertCast, SetFormat, SetPort, Use
 from finecast.formats import Format
-from finecast.frontends.onnx.constants import DATA_TYPES, ConvertedTensor, constant_tensor
+from finecast.frontends.onnx.constants import DATA_TYPES, MARK, ConvertedTensor, constant_tensor
 from finecast.frontends.onnx.reader import Binding, Port
 from finecast.graph import Graph, Node
 from finecast.rounding import convert_constant
@@ -28,11 +26,6 @@ _TYPE_ATTRIBUTES = {
     "Bernoulli": "dtype",
     "SequenceEmpty": "dtype",
 }
-
-
-# Set on every node whose format an edit changed, and on every cast that an edit put in: a
-# second conversion can tell them from what the model's author wrote.
-MARK: Final = "finecast.was"
 
 
 def apply_edits(graph: Graph, binding: Binding, edits: Sequence[Edit]) -> None:
@@ -57,7 +50,7 @@ def apply_edits(graph: Graph, binding: Binding, edits: Sequence[Edit]) -> None:
     writer.drop_identity_casts()
 
 
-_IR_FREE_INITIALIZERS: Final = 4
+_IR_FREE_INITIALIZERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,10 +239,26 @@ class _Writer:
             if number in self.idle:
                 continue
             source, result = node.inputs[0], node.outputs[0]
-            if source is None or source.dtype != result.dtype or result.is_graph_output():
+            if source is None or source.dtype != result.dtype:
+                continue
+            if result.is_graph_output() and not self._hand_over(source, result):
                 continue
             result.replace_all_uses_with(source)
             node.graph.remove(node, safe=True)
+
+    def _hand_over(self, source: ir.Value, result: ir.Value) -> bool:
+        """Make ``source`` the output that ``result`` was, if it can be one of its own."""
+        producer, last = source.producer(), result.producer()
+        if source.is_graph_output() or producer is None or last is None:
+            return False
+        graph = last.graph
+        if producer.graph is not graph or not isinstance(graph, ir.Graph):
+            return False
+        for index, value in enumerate(graph.outputs):
+            if value is result:
+                graph.outputs[index] = source
+        source.name, result.name = result.name, source.name
+        return True
 
     def _fresh(self, name: str) -> str:
         while name in self.names:

@@ -60,6 +60,23 @@ def read(module: GraphModule, *, weights_are_constant: bool = True) -> tuple[Gra
     return reader.finish(), reader.binding
 
 
+def hinted_shapes(binding: Binding) -> dict[int, tuple[int, ...]]:
+    """Sizes of every value; a symbolic dimension has that of the example inputs."""
+    found: dict[int, tuple[int, ...]] = {}
+    for number, source in enumerate(binding.values):
+        val = source.node.meta["val"]
+        tensor = val if source.index is None else val[source.index]
+        found[number] = tuple(_hint(d) for d in tensor.shape)
+    return found
+
+
+def _hint(extent: int | torch.SymInt) -> int:
+    if isinstance(extent, int):
+        return extent
+    hint = extent.node.hint
+    return int(hint) if hint is not None else 1
+
+
 def tensor_inputs(node: FxNode) -> tuple[FxNode, ...]:
     """The FX nodes that ``node`` reads, in the order of its arguments, with repetitions."""
     found: list[FxNode] = []

@@ -1,0 +1,94 @@
+"""The pass on a training graph: forward and backward together, before they are parted.
+
+The graph comes with its ops whole (layer norm, softmax, attention and their gradients), so
+that a plan decides about them and not about the pieces that Inductor takes them apart into;
+they are taken apart after the casts are in, each piece then in the type it computes in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Interpreter
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import preserve_node_meta
+
+from finecast.edits import edits
+from finecast.frontends.torch.reader import hinted_shapes, read
+from finecast.frontends.torch.writer import apply_edits, convert_element_type
+from finecast.graph import Graph
+from finecast.plan import Plan
+
+# From the graph and the sizes of its values to its plan.
+Planning = Callable[[Graph, dict[int, tuple[int, ...]]], Plan]
+Decompositions = dict[Any, Callable[..., Any]]
+
+WHOLE: Final[Decompositions] = {}
+"""Decompositions while the graph is captured: none beyond what autograd itself does."""
+
+
+def lower(module: GraphModule, planning: Planning, decompositions: Decompositions) -> Plan:
+    """Plan ``module``, put the casts in, and take its whole ops apart, all in place.
+
+    Laws: the module's inputs and outputs keep their types, so gradients of fp32 parameters
+    leave in fp32; the order and the names of its inputs stay.
+    """
+    graph, binding = read(module, weights_are_constant=False)
+    plan = planning(graph, hinted_shapes(binding))
+    by_name = {n.name: n.id for n in graph.nodes}
+    formats = {by_name[name]: fmt for name, fmt in plan.formats.items()}
+    apply_edits(graph, binding, edits(graph, formats), convert=convert_element_type)
+    _take_apart(module, decompositions)
+    return plan
+
+
+def _take_apart(module: GraphModule, decompositions: Decompositions) -> None:
+    """Trace the graph again with ``decompositions``; keeps what partitioners look at."""
+    old_inputs = module.graph.find_nodes(op="placeholder")
+    (old_end,) = module.graph.find_nodes(op="output")
+    fakes = [node.meta.get("val") for node in old_inputs]
+
+    def run(*flat: Any) -> Any:
+        return Interpreter(module).run(*flat, enable_io_processing=False)
+
+    with _mode_of(fakes), enable_python_dispatcher(), preserve_node_meta():
+        traced = make_fx(run, decomposition_table=decompositions)(*fakes)
+    new_inputs = traced.graph.find_nodes(op="placeholder")
+    (new_end,) = traced.graph.find_nodes(op="output")
+    kept = [(n.name, n.target, dict(n.meta)) for n in old_inputs]
+    end_meta = dict(old_end.meta)
+    for name, tensor in (*traced.named_parameters(), *traced.named_buffers()):
+        if "." not in name and not hasattr(module, name):
+            module.register_buffer(name, tensor, persistent=False)
+    for node in traced.graph.nodes:
+        if node.op == "get_attr" and not hasattr(module, str(node.target)):
+            setattr(module, str(node.target), getattr(traced, str(node.target)))
+    _clear(module.graph)
+    copied: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in traced.graph.nodes:
+        copied[node] = module.graph.node_copy(node, lambda n: copied[n])
+    for node, (name, target, meta) in zip(new_inputs, kept, strict=True):
+        copied[node].target = target
+        copied[node]._rename(name)
+        copied[node].meta = meta
+    end = copied[new_end]
+    end.meta = end_meta
+    if isinstance(end.args[0], list | tuple) and isinstance(old_end.args, tuple):
+        end.args = (list(end.args[0]),)
+    module.graph.eliminate_dead_code()
+    module.graph.lint()
+    module.recompile()
+
+
+def _clear(graph: torch.fx.Graph) -> None:
+    for node in reversed(list(graph.nodes)):
+        graph.erase_node(node)
+
+
+def _mode_of(fakes: Sequence[Any]) -> FakeTensorMode:
+    mode = torch._guards.detect_fake_mode(fakes)
+    return mode if mode is not None else FakeTensorMode(allow_non_fake_inputs=True)

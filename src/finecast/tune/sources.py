@@ -1,0 +1,131 @@
+"""Where data comes from: files and functions in, workloads and feeds out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from finecast.engines.base import Feeds, Session
+from finecast.errors import UsageError
+from finecast.frontends import onnx as frontend
+from finecast.measure.data import Dataset, load_npz
+from finecast.measure.feeds import synthetic_feeds
+from finecast.measure.metrics import get_metric
+from finecast.tune.artefact import FeedMaker
+from finecast.tune.workload import (
+    CalibrationFunction,
+    DataWorkload,
+    EvalFunction,
+    FunctionWorkload,
+    Workload,
+)
+
+DEFAULT_BATCH: Final = 32
+CALIBRATION_SAMPLES: Final = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataOptions:
+    """Where evaluation and calibration data come from.
+
+    Either ``data`` and ``metric``, or ``evaluate``. ``calib`` is an npz without labels or a
+    function that yields feeds; without it the first samples of ``data`` calibrate.
+    """
+
+    data: Path | None = None
+    labels: str | None = None
+    metric: str | None = None
+    evaluate: EvalFunction | None = None
+    evaluate_name: str = ""
+    calib: Path | CalibrationFunction | None = None
+    batch: int = DEFAULT_BATCH
+    lower_is_better: bool = False
+
+
+def workload_of(options: DataOptions, session: Session) -> Workload:
+    """The workload that ``options`` describe, for a model loaded as ``session``.
+
+    Raises:
+        UsageError: If they do not fit together or do not fit the model.
+    """
+    calibration = _calibration(options, session)
+    if options.evaluate is not None:
+        if options.metric is not None:
+            raise UsageError(
+                "both a built-in metric and an evaluation function are given",
+                where="--metric, --eval",
+                fix="give one of them",
+            )
+        return FunctionWorkload(
+            function=options.evaluate,
+            name=options.evaluate_name,
+            lower_is_better=options.lower_is_better,
+            calibrate=calibration,
+        )
+    if options.data is None:
+        raise UsageError(
+            "no data to tune on", fix="give --data FILE.npz or --eval FILE.py:FUNCTION"
+        )
+    metric = get_metric(options.metric or "agreement")
+    data = load_npz(options.data, session.inputs, labels=options.labels)
+    if metric.needs_labels and data.labels is None:
+        raise UsageError(
+            f"metric {metric.name} needs labels",
+            where=str(options.data),
+            fix="add an array 'label', name it with --labels, or use --metric agreement",
+        )
+    return DataWorkload(
+        data=data,
+        metric=metric,
+        batch=options.batch,
+        data_digest=frontend.digest(options.data),
+        calibrate=calibration or partial(_first_batches, data, options.batch),
+    )
+
+
+def _calibration(options: DataOptions, session: Session) -> CalibrationFunction | None:
+    calib = options.calib
+    if calib is None:
+        return None
+    if isinstance(calib, Path):
+        return partial(_first_batches, load_npz(calib, session.inputs), options.batch)
+    if next(iter(calib()), None) is None:
+        raise UsageError("the calibration function yields nothing", where="--calib")
+    return calib
+
+
+def _first_batches(data: Dataset, batch: int) -> Iterator[Feeds]:
+    return (b.feeds for b in data.batches(batch, limit=CALIBRATION_SAMPLES))
+
+
+def calibration_batches(session: Session, data: Path, labels: str | None) -> list[Feeds]:
+    """The first samples of ``data``, in batches that fit ``session``."""
+    data_set = load_npz(data, session.inputs, labels=labels)
+    return list(_first_batches(data_set, DEFAULT_BATCH))
+
+
+def feed_maker(batches: Sequence[Feeds], dims: Mapping[str, int] | None) -> FeedMaker:
+    """Feeds to verify a model with: the first batch, else random ones if they can be made."""
+
+    def make(session: Session) -> Feeds | None:
+        if batches:
+            return batches[0]
+        try:
+            sizes = {**guessed_dims(session), **(dims or {})}
+            return synthetic_feeds(session.inputs, batch=1, dims=sizes)
+        except UsageError:
+            if dims:
+                raise
+            return None
+
+    return make
+
+
+def guessed_dims(session: Session) -> dict[str, int]:
+    """A small size for each free dimension that is not the batch."""
+    free = {d for s in session.inputs for d in (s.shape or ())[1:] if isinstance(d, str) and d}
+    batches = {s.shape[0] for s in session.inputs if s.shape}
+    return {d: 16 for d in free if d not in batches}
