@@ -11,6 +11,7 @@ from finecast.formats import Format
 from finecast.graph import Node
 from finecast.plan import Reason
 from finecast.rules.base import ANY, Context, NodeView, Rule, UserRule, Verdict
+from finecast.rules.carried import CARRIED
 from finecast.rules.constants import CONSTANTS
 from finecast.rules.definition import DEFINITION
 from finecast.rules.depth import DEPTH
@@ -42,6 +43,7 @@ RULES: Final[tuple[Rule, ...]] = (
     NAMES,
     OP_FORMATS,
     CONSTANTS,
+    CARRIED,
     OBSERVED,
     DEPTH,
     USER,

@@ -1,0 +1,79 @@
+"""Values that carry a constant beyond the low format's range: what comes after a mask.
+
+An op that adds or selects -3.4e38 keeps fp32 because of its constant. Its result carries that
+number on: stored in fp16 it is -Inf, and a softmax over a row of nothing else gives NaN where
+fp32 gives equal shares. So whatever reads such a value keeps fp32 as well, up to the first op
+that does not hand magnitudes on.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+from finecast.formats import Format
+from finecast.graph import Graph, Node
+from finecast.ops import OpKind, by_name
+from finecast.rounding import overflow_limit
+from finecast.rules.base import KEEP, Context, Rule, Verdict
+
+_KINDS: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT})
+_OPS: Final = frozenset({"add", "sub", "mul", "sum", "neg", "abs", "where", "cast", "phi"})
+
+
+def _judge(node: Node, context: Context) -> Verdict | None:
+    carrying = _carrying(_Key(context.graph), context.low)
+    if not carrying:
+        return None
+    for value in context.graph.following_inputs(node):
+        if value.id in carrying and value.id not in context.facts:
+            return Verdict(
+                permits=KEEP,
+                text=f"{value.name} carries a constant beyond the largest {context.low.label}",
+                evidence={"limit": context.low.max},
+            )
+    return None
+
+
+class _Key:
+    """A graph by identity: hashing one by value would read all of it."""
+
+    __slots__ = ("graph",)
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    def __hash__(self) -> int:
+        return id(self.graph)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self.graph is other.graph
+
+
+@lru_cache(maxsize=1)
+def _carrying(key: _Key, low: Format) -> frozenset[int]:
+    """Ids of values, constants apart, that such a constant can reach."""
+    graph, limit = key.graph, overflow_limit(low)
+    sources = {
+        v.id
+        for v in graph.values
+        if v.format is Format.FP32 and v.constant is not None and v.constant.largest >= limit
+    }
+    if not sources:
+        return frozenset()
+    reached = set(sources)
+    waiting = [n for i in sources for n in graph.values[i].uses]
+    while waiting:
+        node = graph.nodes[waiting.pop()]
+        if by_name(node.op).kind not in _KINDS and node.op not in _OPS:
+            continue
+        if not any(v.id in reached for v in graph.following_inputs(node)):
+            continue
+        for value in graph.following_outputs(node):
+            if value.id not in reached:
+                reached.add(value.id)
+                waiting.extend(value.uses)
+    return frozenset(reached - sources)
+
+
+CARRIED = Rule(name="carried_constants", judge=_judge)
