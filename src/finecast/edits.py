@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from finecast.formats import Format
 from finecast.graph import Graph
+from finecast.ops import READS_ANY_FORMAT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +110,7 @@ def _wanted(
     """Uses of each value in a format other than the stored one; linear in the ports."""
     wanted: dict[tuple[int, Format], list[Use]] = {}
     for node in graph.nodes:
-        if _takes_any_format(node.native):
+        if node.native in READS_ANY_FORMAT:
             continue
         own = formats[node.id].storage if node.id in formats else None
         for index, (source, follows) in enumerate(
@@ -127,11 +128,6 @@ def _wanted(
             if needs is not stored[value.id]:
                 wanted.setdefault((value.id, needs), []).append(Use(node=None))
     return wanted
-
-
-def _takes_any_format(native: str) -> bool:
-    """A conversion op already in the model reads whatever format it is given."""
-    return native in {"onnx::Cast", "aten::_to_copy"}
 
 
 def cast_count(graph: Graph, all_edits: tuple[Edit, ...]) -> int:

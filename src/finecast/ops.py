@@ -11,6 +11,7 @@ from finecast.optable.base import FlopRule, OpInfo, OpKind, Tier, index_natives
 
 __all__ = [
     "OP_TABLE",
+    "READS_ANY_FORMAT",
     "UNKNOWN",
     "FlopRule",
     "OpInfo",
@@ -21,6 +22,9 @@ __all__ = [
 ]
 
 UNKNOWN = OpInfo(name="unknown", kind=OpKind.UNKNOWN, tier=Tier.NEVER)
+
+READS_ANY_FORMAT = frozenset({"onnx::Cast", "aten::_to_copy"})
+"""Conversions already in a model: they read whatever format they are given, uncast."""
 
 _BY_NATIVE = index_natives(OP_TABLE)
 _BY_NAME = {info.name: info for info in (*OP_TABLE, UNKNOWN)}

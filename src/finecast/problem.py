@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from finecast.assignment import PINNED_HIGH, PINNED_LOW, Problem
 from finecast.formats import Format
 from finecast.graph import Graph, Value
+from finecast.ops import READS_ANY_FORMAT
 from finecast.rules import Permission
 from finecast.sensitivity import Sensitivity
 from finecast.units import RoundingPoints, Units
@@ -98,8 +99,8 @@ def _consumers(
     found: list[int] = []
     for node_id in value.uses:
         node = graph.nodes[node_id]
-        if node.op == "cast":
-            continue  # reads whatever format it is given
+        if node.native in READS_ANY_FORMAT:
+            continue
         for index, follows in zip(node.inputs, node.follows_in, strict=True):
             if index == value.id:  # it may be read at several ports
                 found.append(units.of.get(node_id, PINNED_HIGH) if follows else PINNED_HIGH)

@@ -30,7 +30,9 @@ _PROBE_EACH: Final = 160
 class Sensitivity:
     """Squared relative output error by rounding class and by unit of weights.
 
-    ``probes`` counts the runs of the model, ``total`` is the error of all points at once.
+    Measured ones add up to ``total``, the error of all points at once: where an output
+    saturates, single errors add up to more than that, and are scaled down alike. ``probes``
+    counts the runs of the model.
     """
 
     values: NDArray[np.float64]
@@ -77,6 +79,8 @@ def measure(
     count = values + len(points.weights)
     prober = _Prober(probe, count, on_probe)
     errors = prober.errors()
+    if errors.sum() > 0 and prober.total > 0:
+        errors *= prober.total / errors.sum()
     return Sensitivity(
         values=errors[:values], weights=errors[values:], total=prober.total, probes=prober.done
     )

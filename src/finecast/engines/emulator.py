@@ -10,7 +10,6 @@ from typing import Any, final
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from finecast.emulation import Emulation, cast_nodes
 from finecast.engines.base import Array, Capability, Feeds, KernelTime, Session, TensorSpec
@@ -70,8 +69,9 @@ class EmulatorSession:
     def __init__(self, session: Session, instrumented: Emulated, setting: Setting) -> None:
         self._session = session
         self._instrumented = instrumented
-        self._inputs = tuple(s for s in session.inputs if s.name not in _OWN)
-        self._switch: NDArray[np.bool_] = instrumented.switch(setting)
+        fed = {w.name for w in instrumented.weights} | _OWN
+        self._inputs = tuple(s for s in session.inputs if s.name not in fed)
+        self._own = instrumented.feeds(setting)
         self._seen = 0
 
     @property
@@ -86,15 +86,13 @@ class EmulatorSession:
 
     def apply(self, setting: Setting) -> EmulatorSession:
         """Cast what ``setting`` says from now on; the stream of samples starts anew."""
-        self._switch = self._instrumented.switch(setting)
+        self._own = self._instrumented.feeds(setting)
         self._seen = 0
         return self
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         """Run one batch as the target would."""
-        own: dict[str, Array] = {}
-        if self._switch.size:
-            own[EMULATION_SWITCH] = self._switch
+        own: dict[str, Array] = dict(self._own)
         if self._instrumented.needs_offset:
             own[OFFSET] = np.array(self._seen, dtype=np.int64)
             self._seen += max((len(a) for a in feeds.values() if a.ndim), default=1)

@@ -19,6 +19,7 @@ from finecast.rules.kernel import KERNEL
 from finecast.rules.names import NAMES
 from finecast.rules.observed import OBSERVED
 from finecast.rules.op_formats import OP_FORMATS
+from finecast.rules.override import override
 from finecast.rules.scope import SCOPE
 from finecast.rules.tier import TIER
 from finecast.rules.user import USER

@@ -21,12 +21,14 @@ from finecast.rules.op_formats import matches
 Hint: TypeAlias = "str | None"
 CastingRule: TypeAlias = Callable[[Sequence[Hint], Sequence[Hint], str], Sequence[Hint]]
 
-_ACTIVE: ContextVar[tuple[tuple[str, UserRule], ...]] = ContextVar("overrides", default=())
+AnyRule: TypeAlias = "UserRule | CastingRule"
+
+_ACTIVE: ContextVar[Mapping[str, AnyRule]] = ContextVar("overrides", default={})  # noqa: B039
 _RAF_PARAMETERS: Final = 3
 
 
 @contextmanager
-def override(rules: Mapping[str, UserRule | CastingRule]) -> Iterator[None]:
+def override(rules: Mapping[str, AnyRule]) -> Iterator[None]:
     """Let ``rules`` judge the ops that they are named for, canonical or native.
 
     Laws: what held before holds again after the block, on exceptions too; an inner block
@@ -35,9 +37,9 @@ def override(rules: Mapping[str, UserRule | CastingRule]) -> Iterator[None]:
     Raises:
         UsageError: If a rule is not a function of one or of three arguments.
     """
-    new = tuple((name, _for_op(name, rule)) for name, rule in rules.items())
-    kept = tuple(pair for pair in _ACTIVE.get() if pair[0] not in rules)
-    token = _ACTIVE.set((*kept, *new))
+    for name, rule in rules.items():
+        _parameters(name, rule)
+    token = _ACTIVE.set({**_ACTIVE.get(), **rules})
     try:
         yield
     finally:
@@ -46,10 +48,26 @@ def override(rules: Mapping[str, UserRule | CastingRule]) -> Iterator[None]:
 
 def active() -> tuple[tuple[str, UserRule], ...]:
     """The overrides of the blocks around the caller, as ``Context.user_rules`` takes them."""
-    return _ACTIVE.get()
+    return tuple((name, _for_op(name, rule)) for name, rule in _ACTIVE.get().items())
 
 
-def _for_op(name: str, rule: UserRule | CastingRule) -> UserRule:
+def find_override(node: Node) -> CastingRule | None:
+    """The override for an op as a rule of arguments; None if no block names it.
+
+    Raises:
+        UsageError: If it is a rule of nodes: a pass that goes forwards cannot ask those.
+    """
+    for name, rule in reversed(_ACTIVE.get().items()):
+        if matches(name, node):
+            if _parameters(name, rule) != _RAF_PARAMETERS:
+                raise UsageError(
+                    "RAF's rule set takes rules of (args, ret_type, amp_dtype)", where=name
+                )
+            return cast("CastingRule", rule)
+    return None
+
+
+def _for_op(name: str, rule: AnyRule) -> UserRule:
     count = _parameters(name, rule)
     simple = cast("UserRule", rule) if count == 1 else from_casting_rule(cast("CastingRule", rule))
 

@@ -10,6 +10,18 @@ if importlib.util.find_spec("torch") is None:
     raise EngineError("finecast.torch needs PyTorch", fix="pip install 'finecast[torch]'")
 
 from finecast.torch.convert import convert
+from finecast.torch.profiling import Profile, peak_bytes, profile
 from finecast.torch.training import Backend, compile  # noqa: A004 - as torch.compile
+from finecast.torch.tuning import TorchOutcome, TuneOptions, tune
 
-__all__ = ["Backend", "compile", "convert"]
+__all__ = [
+    "Backend",
+    "Profile",
+    "TorchOutcome",
+    "TuneOptions",
+    "compile",
+    "convert",
+    "peak_bytes",
+    "profile",
+    "tune",
+]

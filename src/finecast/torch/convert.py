@@ -19,6 +19,7 @@ from finecast.policy import Policy, Scope
 from finecast.rules import UserRule
 from finecast.rules.override import active
 from finecast.torch.planning import (
+    RuleSet,
     TorchPlanner,
     choose,
     device_of,
@@ -38,6 +39,7 @@ def convert(
     *,
     example_kwargs: Mapping[str, Any] | None = None,
     user_rules: Mapping[str, UserRule] | None = None,
+    rule_set: str = "finecast",
 ) -> GraphModule:
     """A module that computes as one plan over the whole graph states.
 
@@ -52,9 +54,10 @@ def convert(
         dynamic_shapes: As ``torch.export.export`` takes them.
         example_kwargs: Keyword inputs.
         user_rules: Rules by name, as ``--rules`` of the command line takes them.
+        rule_set: ``finecast``, or ``raf`` for RAF's lists.
 
     Raises:
-        ModelError: If the module cannot be captured.
+        ModelError: If the module cannot be captured, or RAF's lists lack an op.
         UsageError: If the policy cannot be read.
     """
     wanted = Policy.parse(policy) if isinstance(policy, str) else policy
@@ -68,17 +71,21 @@ def convert(
     args = flat_inputs(captured, example_inputs, example_kwargs)
     device = device_of(captured.module, args)
     obstacle = look_before_leaping(wanted, device)
-    rules = tuple((user_rules or {}).items())
+    judges = RuleSet.parse(rule_set)
+    # RAF's set asks for overrides itself: its rules are of another kind.
+    overrides = () if judges is RuleSet.RAF else active()
+    rules = (*(user_rules or {}).items(), *overrides)
     unsupported: frozenset[str] = frozenset()
     while True:
         planner = make_torch_planner(
             captured.graph,
             wanted,
             device,
-            user_rules=(*rules, *active()),
+            user_rules=rules,
             unsupported=unsupported,
             measured=wanted.scope is Scope.AUTO,
             shapes=hinted_shapes(captured.binding),
+            rule_set=judges,
         )
         plan = _plan(planner, captured, args, obstacle)
         result = finish(captured, plan)
@@ -98,13 +105,17 @@ def _plan(
 ) -> Plan:
     if obstacle:
         return planner.highest(obstacle)
-    if planner.policy.scope is not Scope.AUTO:
+    if planner.policy.scope is not Scope.AUTO or not _is_free(planner):
         return planner.lowest()
     units, points = planner.units()
     if not units.members:
         return planner.highest("the rules leave no op a lower format")
     found = sensitivities(captured, points, planner.low, args)
     return planner.proposal(units, choose(planner.steps(units, points, found))).plan
+
+
+def _is_free(planner: TorchPlanner) -> bool:
+    return any(len(p.formats) > 1 for p in planner.permissions.values())
 
 
 def finish(captured: Captured, plan: Plan) -> GraphModule:

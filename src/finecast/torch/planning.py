@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any, Final
 
 import numpy as np
@@ -15,11 +16,13 @@ from finecast import rules
 from finecast.assign import highest, lowest, make_plan, pick
 from finecast.assignment import PINNED_HIGH, Problem
 from finecast.cost import CostModel
+from finecast.errors import UsageError
 from finecast.flops import Shapes
 from finecast.formats import Format
 from finecast.frontends.torch import Captured
 from finecast.frontends.torch.points import Point, find_points
 from finecast.frontends.torch.probing import Errors, first_order, probe_all
+from finecast.frontends.torch.raf import raf_rules
 from finecast.frontier import Step, frontier
 from finecast.graph import Graph
 from finecast.plan import Plan
@@ -35,6 +38,26 @@ ENGINE: Final = "torch"
 # A plan that is predicted to be slower than the fastest by less than this is as fast, as far
 # as a model of costs can tell; among those the most accurate is taken.
 SAME_TIME: Final = 1.03
+
+
+class RuleSet(Enum):
+    """Whose rules judge: finecast's, or RAF's lists, which leave nothing to a solver."""
+
+    FINECAST = "finecast"
+    RAF = "raf"
+
+    @classmethod
+    def parse(cls, name: str) -> RuleSet:
+        """Read a rule set's name.
+
+        Raises:
+            UsageError: If there is none of that name.
+        """
+        try:
+            return cls(name.strip().lower())
+        except ValueError:
+            known = ", ".join(r.value for r in cls)
+            raise UsageError(f"unknown rule set {name!r}", fix=f"use one of {known}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +189,7 @@ def make_torch_planner(
     user_rules: tuple[tuple[str, UserRule], ...] = (),
     unsupported: frozenset[str] = frozenset(),
     measured: bool,
-    rule_set: Sequence[rules.Rule] = rules.RULES,
+    rule_set: RuleSet = RuleSet.FINECAST,
     shapes: Shapes | None = None,
 ) -> TorchPlanner:
     """Let the rules judge every op; ``unsupported`` are native ops without a low kernel."""
@@ -178,11 +201,12 @@ def make_torch_planner(
         user_rules=user_rules,
         measured=measured,
     )
+    judges = rules.RULES if rule_set is RuleSet.FINECAST else raf_rules(graph, policy.format)
     rates = {f: rate_here(device, f) for f in (Format.FP32, policy.format)}
     return TorchPlanner(
         graph=graph,
         policy=policy,
-        permissions=rules.permit(context, rule_set),
+        permissions=rules.permit(context, judges),
         cost=CompiledCost(graph=graph, rates=rates, shapes=shapes or {}),
     )
 

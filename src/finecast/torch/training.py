@@ -17,9 +17,9 @@ from finecast.frontends.torch.joint import WHOLE, lower
 from finecast.graph import Graph
 from finecast.plan import Plan
 from finecast.policy import Policy, Scope
-from finecast.rules import RULES, Rule, UserRule
+from finecast.rules import UserRule
 from finecast.rules.override import active
-from finecast.torch.planning import look_before_leaping, make_torch_planner
+from finecast.torch.planning import RuleSet, look_before_leaping, make_torch_planner
 from finecast.torch.weights import WeightCache, hoist_casts
 
 
@@ -29,7 +29,7 @@ def compile(  # noqa: A001 - the name that torch gives the same thing
     *,
     cache_weights: bool = False,
     user_rules: Mapping[str, UserRule] | None = None,
-    rule_set: Sequence[Rule] = RULES,
+    rule_set: str = "finecast",
     **options: Any,
 ) -> Callable[..., Any]:
     """``torch.compile`` with mixed precision planned over forward and backward together.
@@ -45,7 +45,7 @@ def compile(  # noqa: A001 - the name that torch gives the same thing
             microbatches between two optimizer steps cast them once. A change is noticed by
             autograd's version counter: writing through ``parameter.data`` escapes it.
         user_rules: Rules by name.
-        rule_set: The rules; ``finecast.frontends.torch.raf.RAF`` are RAF's.
+        rule_set: ``finecast``, or ``raf`` for RAF's lists.
         options: What else ``torch.compile`` takes (``dynamic``, ``fullgraph``, ...).
     """
     backend = Backend(
@@ -65,12 +65,12 @@ class Backend:
         *,
         cache_weights: bool = False,
         user_rules: Mapping[str, UserRule] | None = None,
-        rule_set: Sequence[Rule] = RULES,
+        rule_set: str = "finecast",
     ) -> None:
         self.policy = Policy.parse(policy) if isinstance(policy, str) else policy
         self.cache = WeightCache() if cache_weights else None
         self.user_rules = tuple((user_rules or {}).items())
-        self.rule_set = tuple(rule_set)
+        self.rule_set = RuleSet.parse(rule_set)
         self.plans: list[Plan] = []
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
@@ -92,18 +92,20 @@ class Backend:
     def plan(self, graph: Graph, shapes: Mapping[int, tuple[int, ...]], device: str) -> Plan:
         """The plan of one graph; costs alone decide among what the rules permit."""
         obstacle = look_before_leaping(self.policy, device)
+        # RAF's set asks for overrides itself: its rules are of another kind.
+        overrides = () if self.rule_set is RuleSet.RAF else active()
         planner = make_torch_planner(
             graph,
             self.policy,
             device,
-            user_rules=(*self.user_rules, *active()),
+            user_rules=(*self.user_rules, *overrides),
             measured=False,
             rule_set=self.rule_set,
             shapes=shapes,
         )
         if obstacle:
             plan = planner.highest(obstacle)
-        elif self.policy.scope is not Scope.AUTO or self.rule_set is not RULES:
+        elif self.policy.scope is not Scope.AUTO or self.rule_set is RuleSet.RAF:
             plan = planner.lowest()
         else:
             units, _ = planner.units()
@@ -144,7 +146,7 @@ class _Pass(CustomGraphPass):
 
     def uuid(self) -> Any:
         """None, which keeps the result out of caches, where rules are functions."""
-        if self.backend.user_rules or active() or self.backend.rule_set is not RULES:
+        if self.backend.user_rules or active() or self.backend.rule_set is RuleSet.RAF:
             return None
         return hashlib.sha256(repr(self.backend.policy).encode()).hexdigest()
 

@@ -35,6 +35,8 @@ _READ: Final = "read"
 _WRITE: Final = "write"
 RELAYOUT: Final[Bit] = ("relayout", 0)
 _ALWAYS: Final[Bit] = ("always", 0)
+# Constants from this size on are fed, not chosen in the graph, which would copy them.
+_FED_SIZE: Final = 4096
 # Ops that move or select and read one float: rounding before them equals rounding after.
 _NO_FLOAT_RESULT: Final = frozenset({"shape", "size"})
 
@@ -56,6 +58,16 @@ class Setting:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SwitchedWeight:
+    """A constant that is an input of the instrumented model: which array it is fed when."""
+
+    name: str
+    exact: NDArray[np.float32]
+    rounded: NDArray[np.float32]
+    bits: frozenset[Bit]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulated:
     """The instrumented model and what the elements of its switch stand for.
@@ -66,6 +78,16 @@ class Emulated:
     model: ir.Model
     conditions: tuple[frozenset[Bit], ...]
     needs_offset: bool
+    weights: tuple[SwitchedWeight, ...] = ()
+
+    def feeds(self, setting: Setting) -> dict[str, NDArray[np.generic]]:
+        """What the inputs that are not the model's own are fed for a setting."""
+        found: dict[str, NDArray[np.generic]] = {
+            w.name: w.rounded if setting.on(w.bits) else w.exact for w in self.weights
+        }
+        if self.conditions:
+            found[EMULATION_SWITCH] = self.switch(setting)
+        return found
 
     def switch(self, setting: Setting) -> NDArray[np.bool_]:
         """The switch input for a setting."""
@@ -112,6 +134,8 @@ class _Builder:
     stored: dict[int, dict[Format, frozenset[Bit]]] = field(
         default_factory=dict[int, dict[Format, frozenset[Bit]]]
     )
+    weights: list[SwitchedWeight] = field(default_factory=list["SwitchedWeight"])
+    fed: list[ir.Value] = field(default_factory=list[ir.Value])
     switch: ir.Value | None = None
     stream: ir.Value | None = None
 
@@ -139,6 +163,7 @@ class _Builder:
             model=self.binding.model,
             conditions=conditions,
             needs_offset=self.stream is not None,
+            weights=tuple(self.weights),
         )
 
     @property
@@ -153,7 +178,11 @@ class _Builder:
             if producer.id not in self.ports or not self._deferred(source):
                 return dict(before)
             return _joined(before, {self.ports[producer.id].read: frozenset({(_READ, producer.id)})})
-        if producer.id not in self.ports or by_name(producer.op).exact:
+        if producer.id not in self.ports:
+            return {}
+        if self._picks_constants(producer):
+            return {self.ports[producer.id].read: frozenset({(_READ, producer.id)})}
+        if by_name(producer.op).exact:
             return {}
         wanted = self.ports[producer.id].write
         return {} if wanted is Format.FP32 else {wanted: frozenset({(_WRITE, producer.id)})}
@@ -168,6 +197,13 @@ class _Builder:
         if len(floats) != 1 or floats[0].constant is not None or node.op in _NO_FLOAT_RESULT:
             return None
         return floats[0] if any(True for _ in self.graph.following_outputs(node)) else None
+
+    def _picks_constants(self, node: Node) -> bool:
+        """Whether ``node`` only picks from constants: cheaper to round what it picked."""
+        if not by_name(node.op).exact or self.binding.nodes[node.id] is None:
+            return False
+        floats = list(self.graph.following_inputs(node))
+        return bool(floats) and all(v.constant is not None for v in floats)
 
     def _deferred(self, value: Value) -> bool:
         """Whether rounding waits until after the only reader, which just moves the value."""
@@ -248,8 +284,9 @@ class _Builder:
 
         uses = list(native.uses())
         kept = native
-        for fmt, bits in stored.items():
-            kept = chosen(kept, fmt, bits, "stored")
+        if self._kept_matters(value, native, len(uses), readers, stored):
+            for fmt, bits in stored.items():
+                kept = chosen(kept, fmt, bits, "stored")
         views: dict[tuple[tuple[Format, frozenset[Bit]], ...], ir.Value] = {}
         by_reader: dict[int, ir.Value] = {}
         for reader, wants in readers.items():
@@ -264,6 +301,28 @@ class _Builder:
             by_reader[reader] = views[key]
         self._place(native, nodes)
         self._redirect(value, native, uses, kept, by_reader)
+
+    def _kept_matters(
+        self,
+        value: Value,
+        native: ir.Value,
+        uses: int,
+        readers: Mapping[int, Wants],
+        stored: Wants,
+    ) -> bool:
+        """Whether anything reads the value as it is stored, without a rounding of its own."""
+        if value.is_output or native.is_graph_output() or len(readers) < len(value.uses):
+            return True
+        direct = 0
+        for reader, wants in readers.items():
+            if not wants or _joined(stored, wants) == stored:
+                return True
+            node = self.graph.nodes[reader]
+            direct += sum(
+                index == value.id and follows
+                for index, follows in zip(node.inputs, node.follows_in, strict=True)
+            )
+        return direct < uses
 
     def _redirect(
         self,
@@ -307,7 +366,7 @@ class _Builder:
 
     def _round_constants(self, node: Node) -> None:
         native = self.binding.nodes[node.id]
-        if native is None:
+        if native is None or self._picks_constants(node):
             return
         own = self.emulation.own_read(node)
         wants = [(own, _ALWAYS)] if own is not Format.FP32 else []
@@ -327,16 +386,31 @@ class _Builder:
                 assert tensor is not None
                 assert exact is not None
                 how = self.emulation.conversion(fmt)
-                low = self._constant(
-                    convert(tensor.numpy().astype(np.float32), how),
-                    f"{self.binding.values[value_id].name}_{fmt.label}_constant",
-                )
+                array = tensor.numpy().astype(np.float32)
+                name = f"{self.binding.values[value_id].name}_{fmt.label}"
+                rounded = convert(array, how)
+                if self.fixed is None and bit is not _ALWAYS and array.size >= _FED_SIZE:
+                    native.replace_input_with(index, self._fed(array, rounded, name, bits))
+                    continue
+                low = self._constant(rounded, f"{name}_constant")
                 if self.fixed is None and bit is not _ALWAYS:
                     out = _float(f"{low.name}_{node.id}_{index}", low.shape)
                     choose = ir.node("Where", [self._condition(bits), low, exact], outputs=[out])
                     native.prepend([choose])
                     low = out
                 native.replace_input_with(index, low)
+
+    def _fed(
+        self, exact: NDArray[np.float32], rounded: NDArray[np.float32], name: str, bits: frozenset[Bit]
+    ) -> ir.Value:
+        """An input that is fed the one array or the other: choosing costs nothing at run time."""
+        key = f"{name}_{len(self.weights)}"
+        value = ir.Value(
+            name=key, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(exact.shape)
+        )
+        self.weights.append(SwitchedWeight(name=key, exact=exact, rounded=rounded, bits=bits))
+        self.fed.append(value)
+        return value
 
     def _constant(self, array: NDArray[np.float32], name: str) -> ir.Value:
         if name not in self.main.initializers:
@@ -414,6 +488,7 @@ class _Builder:
                 start.append(ir.node("Gather", [self.switch, index], outputs=[out]))
         if self.stream is not None:
             self.main.inputs.append(self.stream)
+        self.main.inputs.extend(self.fed)
         nodes = [*start, *self.prologue]
         first = next(iter(self.main), None)
         if first is None:

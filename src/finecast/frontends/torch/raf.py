@@ -1,0 +1,150 @@
+"""RAF's casting rules: always, never, follow, and the special ones.
+
+From awslabs/raf, ``python/raf/amp/type_hints.py``. There a rule gives a hint for each
+argument from the types that the arguments have when the pass, which goes through the graph
+once from inputs to outputs, comes to the op. So formats are propagated forwards, and the
+result is stated as one verdict an op, which the plan then has no choice about.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+from finecast.errors import ModelError
+from finecast.formats import Format
+from finecast.graph import Graph, Node
+from finecast.ops import Tier, by_name
+from finecast.rules import DEFINITION, KERNEL, Context, Rule, Verdict
+from finecast.rules.base import only
+from finecast.rules.override import CastingRule, Hint, find_override
+
+ALWAYS: Final = frozenset(
+    "conv conv_transpose conv_backward matmul linear addmm einsum attention torch_attention"
+    " attention_backward".split()
+)
+NEVER: Final = frozenset(
+    "range exp pow reciprocal softmax log_softmax softmax_backward erf gelu gelu_backward"
+    " nll_loss nll_loss_backward cross_entropy_loss mse_loss mse_loss_backward bce_loss"
+    " bce_loss_backward kl_div embedding_backward atan tanh sigmoid_backward rsqrt mul"
+    " reduce_sum variance optimizer".split()
+)
+
+_MOST_CONCATENATED: Final = 5
+
+
+def always(args: Sequence[Hint], ret_type: Sequence[Hint], amp_dtype: str) -> list[Hint]:
+    """Low, whatever comes in."""
+    return [amp_dtype if a is not None else None for a in args]
+
+
+def never(args: Sequence[Hint], ret_type: Sequence[Hint], amp_dtype: str) -> list[Hint]:
+    """fp32, whatever comes in."""
+    return ["fp32" if a is not None else None for a in args]
+
+
+def follow(args: Sequence[Hint], ret_type: Sequence[Hint], amp_dtype: str) -> list[Hint]:
+    """Low unless fp32 arguments outnumber the low ones."""
+    high = sum(a == "fp32" for a in args)
+    low = sum(a == amp_dtype for a in args)
+    return (never if high > low else always)(args, ret_type, amp_dtype)
+
+
+def either(args: Sequence[Hint], ret_type: Sequence[Hint], amp_dtype: str) -> list[Hint]:
+    """Low if any argument is: a sum takes its other side down."""
+    return (always if amp_dtype in args else never)(args, ret_type, amp_dtype)
+
+
+def first(args: Sequence[Hint], ret_type: Sequence[Hint], amp_dtype: str) -> list[Hint]:
+    """As the first argument is."""
+    return (always if args and args[0] == amp_dtype else never)(args, ret_type, amp_dtype)
+
+
+def majority(args: Sequence[Hint], ret_type: Sequence[Hint], amp_dtype: str) -> list[Hint]:
+    """Low for a strict majority of low arguments, if they are not too many."""
+    low = sum(a == amp_dtype for a in args)
+    wins = len(args) <= _MOST_CONCATENATED and 2 * low > len(args)
+    return (always if wins else never)(args, ret_type, amp_dtype)
+
+
+SPECIAL: Final[Mapping[str, CastingRule]] = {
+    "add": either,
+    "sub": either,
+    "batch_norm": always,
+    "batch_norm_training": always,
+    "batch_norm_backward": always,
+    "layer_norm": first,
+    "layer_norm_backward": first,
+    "concat": majority,
+    "split": first,
+}
+
+_Table: TypeAlias = Callable[[Node], CastingRule | None]
+
+
+def rule_of(node: Node) -> CastingRule | None:
+    """RAF's rule for an op; None if it has none."""
+    override = find_override(node)
+    if override is not None:
+        return override
+    if node.op in SPECIAL:
+        return SPECIAL[node.op]
+    if node.op in ALWAYS:
+        return always
+    if node.op in NEVER:
+        return never
+    return None if by_name(node.op).tier is Tier.NEVER else follow
+
+
+def raf_rules(graph: Graph, low: Format) -> tuple[Rule, ...]:
+    """The rule set for ``graph``: what is defined and has a kernel, and RAF's word on it.
+
+    Raises:
+        ModelError: If ops have no rule: all of them, each with how often it occurs.
+    """
+    formats = propagate(graph, low)
+
+    def judge(node: Node, context: Context) -> Verdict | None:
+        del context
+        fmt = formats.get(node.id)
+        if fmt is None:
+            return None
+        return Verdict(permits=only(fmt), text=f"RAF's rule for {node.op}: {fmt.label}")
+
+    return (DEFINITION, KERNEL, Rule(name="raf", judge=judge))
+
+
+def propagate(graph: Graph, low: Format) -> dict[int, Format]:
+    """The format that RAF's pass gives each fp32 node, going forwards."""
+    rules = {n.id: rule_of(n) for n in graph.float_nodes if n.format is Format.FP32}
+    missing = Counter(graph.nodes[i].native for i, rule in rules.items() if rule is None)
+    if missing:
+        listed = ", ".join(f"{op} ({count})" for op, count in missing.most_common())
+        raise ModelError(
+            f"no casting rule for {listed}",
+            fix="give them one: with finecast.rules.override({op: rule})",
+        )
+    stored = {v.id: v.dtype for v in graph.values}
+    found: dict[int, Format] = {}
+    for node in graph.nodes:
+        rule = rules.get(node.id)
+        if rule is None:
+            continue
+        found[node.id] = _format(rule, node, stored, low)
+        for value in graph.following_outputs(node):
+            stored[value.id] = found[node.id].label
+    return found
+
+
+def _format(
+    rule: CastingRule, node: Node, stored: Mapping[int, str], low: Format
+) -> Format:
+    follows = node.follows_in
+    args: list[Hint] = [
+        stored[i] if i is not None and f else None
+        for i, f in zip(node.inputs, follows, strict=True)
+    ]
+    hints = rule(args, ["fp32" if f else None for f in node.follows_out], low.label)
+    given = [h for h, f in zip(hints, follows, strict=False) if f and h is not None]
+    return low if given and all(h == low.label for h in given) else Format.FP32
