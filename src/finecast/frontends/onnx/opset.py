@@ -14,6 +14,7 @@ from finecast.formats import Format
 from finecast.frontends.onnx.definitions import normal_domain
 from finecast.frontends.onnx.schema import cast_since, signature
 from finecast.frontends.onnx.skeleton import restored, run_without_weights
+from finecast.ops import OpKind, Tier, lookup
 
 _ERRORS: Final = (RuntimeError, onnx.onnx_cpp2py_export.version_converter.ConvertError)
 
@@ -40,6 +41,9 @@ def needed_opsets(
     needed: set[int] = set()
     for node in model.graph.all_nodes():
         if normal_domain(node.domain) or (ops is not None and node.op_type not in ops):
+            continue
+        info = lookup(f"onnx::{node.op_type}")
+        if info.tier is Tier.NEVER and info.kind is not OpKind.CONTROL:
             continue
         if not _carries_fp32(node):
             continue

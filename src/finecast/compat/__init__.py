@@ -1,0 +1,1 @@
+"""Other tools' interfaces, kept for their users."""

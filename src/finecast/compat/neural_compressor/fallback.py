@@ -1,0 +1,73 @@
+"""The accuracy-driven fallback: reverts ops to fp32 until the accuracy is kept.
+
+In order: everything converted; each op type reverted alone; each op reverted alone; the ops
+reverted together, those that helped most first. A plan that leaves nothing low is no trial.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from finecast.compat.neural_compressor.config import TuningCriterion
+from finecast.measure.criterion import Criterion
+
+Model = TypeVar("Model")
+
+
+@dataclass(slots=True, kw_only=True)
+class Fallback(Generic[Model]):
+    """A search over sets of ops to keep in fp32.
+
+    Attributes:
+        types: Type of each op that can be converted, by its name.
+        build: The model with the named ops left in fp32.
+        evaluate: Its accuracy.
+        criterion: The accuracy to keep.
+        tuning: How long to search.
+    """
+
+    types: Mapping[str, str]
+    build: Callable[[frozenset[str]], Model]
+    evaluate: Callable[[Model], float]
+    criterion: Criterion
+    tuning: TuningCriterion
+    scores: dict[frozenset[str], float] = field(default_factory=dict[frozenset[str], float])
+
+    def search(self, baseline: float) -> Model | None:
+        """The best model that keeps the criterion; None if no trial does.
+
+        With a timeout of 0 it is the first that passes; else the search goes on until the
+        time is up, and the one with the fewest ops in fp32 is taken.
+        """
+        start = time.monotonic()
+        passing: list[tuple[int, Model]] = []
+        for kept in self._trials():
+            if kept in self.scores or len(kept) >= len(self.types):
+                continue
+            if len(self.scores) >= self.tuning.max_trials:
+                break
+            model = self.build(kept)
+            self.scores[kept] = self.evaluate(model)
+            if self.criterion.passes(self.scores[kept], baseline):
+                passing.append((len(kept), model))
+                if not self.tuning.timeout:
+                    break
+            if self.tuning.timeout and time.monotonic() - start > self.tuning.timeout:
+                break
+        return min(passing, key=lambda pair: pair[0])[1] if passing else None
+
+    def _trials(self) -> Iterator[frozenset[str]]:
+        yield frozenset()
+        for kind in sorted(set(self.types.values())):
+            yield frozenset(name for name, k in self.types.items() if k == kind)
+        single = [frozenset({name}) for name in self.types]
+        yield from single
+        sign = 1.0 if self.criterion.higher_is_better else -1.0
+        ranked = sorted(single, key=lambda s: -sign * self.scores.get(s, float("-inf")))
+        together: frozenset[str] = frozenset()
+        for one in ranked:
+            together |= one
+            yield together
