@@ -68,7 +68,8 @@ def convert(
     plain = not how.saturate and not how.flush_subnormals
     if plain and how.rounding is Rounding.NEAREST_EVEN:
         return round_to(x, how.format)
-    return _by_steps(x, how, offset, stream)
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        return _by_steps(x, how, offset, stream)
 
 
 def _by_steps(

@@ -15,7 +15,7 @@ terms. So, per output tensor and element by element,
 3. d: the largest change of f in each output when inputs and weights move by at most u at
    random, three draws; k is the number of low ops, each of which does that to the next.
 
-A result beyond the format's largest number may be infinite; integers, booleans and strings
+An integer that a Cast or a quantiser makes of a float may be a step more off. A result beyond the format's largest number may be infinite; integers, booleans and strings
 are y or f(rounded), and NaN is NaN.
 """
 
@@ -39,6 +39,7 @@ from tests.conformance.conversion import Converted
 
 _DRAWS: Final = 3
 _STEPS: Final = 4.0
+_TO_INTEGER: Final = frozenset({"Cast", "QuantizeLinear"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,8 @@ class Bound:
     steps: float
     low_ops: int
     format: Format
+    numbers: frozenset[int] = frozenset()
+    """Integer outputs that a Cast made of a float: a step more or less is a rounding error."""
 
     def disagreement(self, got: Sequence[Any]) -> str:
         """What is wrong with ``got``; nothing if all outputs are within the bound."""
@@ -58,26 +61,36 @@ class Bound:
             return f"{len(got)} outputs instead of {len(self.expected)}"
         for index, value in enumerate(got):
             moved = [m[index] for m in self.moved]
-            found = self._compare(value, self.expected[index], self.rounded[index], moved)
+            want, rounded = self.expected[index], self.rounded[index]
+            found = self._compare(value, want, rounded, moved, step=float(index in self.numbers))
             if found:
                 return f"output {index}: {found}"
         return ""
 
-    def _compare(self, got: Any, want: Any, rounded: Any, moved: Sequence[Any]) -> str:
+    def _compare(
+        self, got: Any, want: Any, rounded: Any, moved: Sequence[Any], *, step: float
+    ) -> str:
         if want is None or got is None:
             return "" if want is got else "an optional that is missing"
         if isinstance(want, list):
             if not isinstance(got, list) or len(got) != len(want):
                 return "a sequence of another length"
             parts = (
-                self._compare(g, w, r, [m[i] for m in moved])
+                self._compare(g, w, r, [m[i] for m in moved], step=step)
                 for i, (g, w, r) in enumerate(zip(got, want, rounded, strict=True))
             )
             return next((p for p in parts if p), "")
-        return self._compare_arrays(np.asarray(got), np.asarray(want), np.asarray(rounded), moved)
+        arrays = (np.asarray(a) for a in (got, want, rounded))
+        return self._compare_arrays(*arrays, moved, step=step)
 
     def _compare_arrays(
-        self, got: NDArray[Any], want: NDArray[Any], rounded: NDArray[Any], moved: Sequence[Any]
+        self,
+        got: NDArray[Any],
+        want: NDArray[Any],
+        rounded: NDArray[Any],
+        moved: Sequence[Any],
+        *,
+        step: float,
     ) -> str:
         if got.shape != want.shape and got.size != want.size:
             shapes = {np.shape(rounded), *(np.shape(m) for m in moved)}
@@ -86,15 +99,22 @@ class Bound:
         # A value such as NonZero's changes shape with its input: nothing to compare it with.
         rounded = rounded.reshape(want.shape) if rounded.size == want.size else want
         moved = [np.reshape(m, want.shape) for m in moved if np.size(m) == want.size]
-        if not _is_float(want):
+        if not _is_float(want) and not (step and want.dtype.kind in "iu"):
             same = (got == want) | (got == rounded)
             for other in moved:
                 same |= got == other
             return "" if np.all(same) else f"{np.sum(~same)} of {same.size} elements differ"
-        return self._compare_floats(*(np.asarray(a, np.float64) for a in (got, want, rounded)), moved)
+        floats = (np.asarray(a, np.float64) for a in (got, want, rounded))
+        return self._compare_floats(*floats, moved, step=0.0 if _is_float(want) else step)
 
     def _compare_floats(
-        self, got: NDArray[Any], want: NDArray[Any], rounded: NDArray[Any], moved: Sequence[Any]
+        self,
+        got: NDArray[Any],
+        want: NDArray[Any],
+        rounded: NDArray[Any],
+        moved: Sequence[Any],
+        *,
+        step: float,
     ) -> str:
         if not want.size:
             return ""
@@ -107,7 +127,7 @@ class Bound:
             # Errors are shared out over the elements of a tensor, so the largest speaks for all.
             spread = max((float(np.max(d[np.isfinite(d)], initial=0.0)) for d in draws), default=0)
             bound = own + self.steps * u * scale + self.low_ops * spread
-            bound += self.format.smallest_subnormal
+            bound += self.format.smallest_subnormal + step
             error = np.abs(got - want)
             wrong = ~(error <= bound)
         same = (got == want) | (got == rounded) | (np.isnan(got) & (np.isnan(want) | np.isnan(rounded)))
@@ -141,15 +161,28 @@ def steps_of(converted: Converted) -> float:
     return _STEPS + math.sqrt(depth(converted))
 
 
-def rounded_model(model: onnx.ModelProto, fmt: Format) -> onnx.ModelProto:
-    """A copy whose fp32 constants are rounded to ``fmt``."""
-    return _mapped(model, lambda a: round_to(a, fmt))
+def read_low(converted: Converted) -> frozenset[str]:
+    """Names of the values that a low op reads in its own format."""
+    graph = converted.graph
+    return frozenset(
+        v.name
+        for n in graph.nodes
+        if converted.formats.get(n.id, Format.FP32) is not Format.FP32
+        for v in graph.following_inputs(n)
+    )
 
 
-def moved_model(model: onnx.ModelProto, fmt: Format, seed: int) -> onnx.ModelProto:
-    """A copy whose fp32 constants moved by at most ``u``, at random."""
-    rng = np.random.default_rng(seed)
-    return _mapped(model, lambda a: move(a, fmt, rng))
+def whole_numbers(model: onnx.ModelProto) -> frozenset[int]:
+    """Outputs that a Cast makes, by position."""
+    made = {o: n.op_type for n in model.graph.node for o in n.output}
+    return frozenset(i for i, o in enumerate(model.graph.output) if made.get(o.name) in _TO_INTEGER)
+
+
+def changed_model(
+    model: onnx.ModelProto, change: Any, names: frozenset[str]
+) -> onnx.ModelProto:
+    """A copy with ``change`` done to the fp32 constants called ``names``."""
+    return _mapped(model, change, names)
 
 
 def move(array: NDArray[np.float32], fmt: Format, rng: np.random.Generator) -> NDArray[np.float32]:
@@ -159,9 +192,11 @@ def move(array: NDArray[np.float32], fmt: Format, rng: np.random.Generator) -> N
         return (array * (1 + noise)).astype(np.float32)
 
 
-def changed_feeds(feeds: Mapping[str, Any], change: Any) -> dict[str, Any]:
-    """Feeds with ``change`` done to every fp32 array, in sequences too."""
-    return {name: _change(value, change) for name, value in feeds.items()}
+def changed_feeds(
+    feeds: Mapping[str, Any], change: Any, names: frozenset[str]
+) -> dict[str, Any]:
+    """Feeds with ``change`` done to the fp32 arrays called ``names``, in sequences too."""
+    return {n: _change(v, change) if n in names else v for n, v in feeds.items()}
 
 
 def draws(fmt: Format) -> Iterator[np.random.Generator]:
@@ -178,14 +213,17 @@ def _change(value: Any, change: Any) -> Any:
     return value
 
 
-def _mapped(model: onnx.ModelProto, change: Any) -> onnx.ModelProto:
+def _mapped(
+    model: onnx.ModelProto, change: Any, names: frozenset[str]
+) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     for graph in _graphs(copy.graph):
         for tensor in graph.initializer:
-            _map_tensor(tensor, change)
+            if tensor.name in names:
+                _map_tensor(tensor, change)
         for node in graph.node:
-            if node.op_type == "Constant":
+            if node.op_type == "Constant" and node.output[0] in names:
                 for attribute in node.attribute:
                     if attribute.HasField("t"):
                         _map_tensor(attribute.t, change)

@@ -41,7 +41,10 @@ class Case:
     def data_sets(self) -> Sequence[tuple[Sequence[Any], Sequence[Any]]]:
         """Pairs of inputs and expected outputs."""
         if self.folder is None:
-            return self.generated
+            return [
+                ([_plain(v) for v in inputs], [_plain(v) for v in outputs])
+                for inputs, outputs in self.generated
+            ]
         graph = self.model.graph
         weights = {t.name for t in graph.initializer}
         ports = [v for v in graph.input if v.name not in weights]
@@ -95,6 +98,11 @@ def _read(folder: Path, stem: str, ports: Sequence[onnx.ValueInfoProto]) -> list
         for i, port in enumerate(ports)
         if (folder / f"{stem}_{i}.pb").exists()
     ]
+
+
+def _plain(value: Any) -> Any:
+    """The suite keeps types that numpy lacks as messages."""
+    return numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
 
 
 def _parse(data: bytes, kind: onnx.TypeProto) -> Any:

@@ -24,6 +24,14 @@ from tests.conformance.runners import ENGINES, NotRunError, Runner, by_onnxrunti
 _RTOL: Final = 1e-3
 
 
+# Where an engine is wrong in the low format alone, as a model written by hand shows.
+_FAULTS: Final[Mapping[tuple[str, str, str], str]] = {
+    ("test_maxpool_with_argmax_2d_precomputed_pads", "bf16", "onnx.reference"): (
+        "its MaxPool of a bf16 tensor gives indices below 0, whoever made the model"
+    ),
+}
+
+
 class Result(Enum):
     """The last stage that a case reached."""
 
@@ -33,7 +41,7 @@ class Result(Enum):
     INVALID_BEFORE = "invalid before and after"
     KEPT = "left alone"
     NOT_RUN = "no engine runs it"
-    UNDEFINED = "no engine gives the expected outputs in fp32"
+    UNDEFINED = "no engine here is right about it"
     DISAGREES = "disagrees"
     AGREES = "agrees"
 
@@ -102,7 +110,7 @@ def _run(
         if not problem:
             return Result.AGREES, "; ".join(reasons), name
         # Blame the engine only where it fails the case before conversion, too.
-        before = _before(case, folder, runner)
+        before = _FAULTS.get((case.name, fmt.label, name)) or _before(case, folder, runner)
         if not before:
             return Result.DISAGREES, f"{name}: {problem}", name
         reasons.append(f"{name}: {before}")
@@ -164,22 +172,22 @@ def _bound(
     exact = _fp32_runner(folder / "original.onnx", feeds, expected, runner)
     variant = folder / "variant.onnx"
 
-    def run(model: onnx.ModelProto, change: Any) -> list[Any]:
-        onnx.save(model, variant)
-        return exact(variant, agreement.changed_feeds(feeds, change))
+    names = agreement.read_low(converted)
+    # Elements of a sequence have no name of their own.
+    names |= {n for n, v in feeds.items() if isinstance(v, list)}
 
-    rounded = run(agreement.rounded_model(case.model, fmt), lambda a: round_to(a, fmt))
-    moved: list[list[Any]] = []
-    for seed, rng in enumerate(agreement.draws(fmt)):
-        model = agreement.moved_model(case.model, fmt, seed)
-        moved.append(run(model, lambda a, rng=rng: agreement.move(a, fmt, rng)))
+    def run(change: Any) -> list[Any]:
+        onnx.save(agreement.changed_model(case.model, change, names), variant)
+        return exact(variant, agreement.changed_feeds(feeds, change, names))
+
     return agreement.Bound(
         expected=expected,
-        rounded=rounded,
-        moved=moved,
+        rounded=run(lambda a: round_to(a, fmt)),
+        moved=[run(lambda a, rng=rng: agreement.move(a, fmt, rng)) for rng in agreement.draws(fmt)],
         steps=agreement.steps_of(converted),
         low_ops=converted.low,
         format=fmt,
+        numbers=agreement.whole_numbers(case.model),
     )
 
 

@@ -13,6 +13,9 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
+from finecast.engines.onnxruntime import explain as onnxruntime_text
+from finecast.engines.openvino_text import explain as openvino_text
+
 Values: TypeAlias = Sequence[Any]
 Runner: TypeAlias = Callable[[Path, Mapping[str, Any]], list[Any]]
 
@@ -34,7 +37,7 @@ def by_onnxruntime(path: Path, feeds: Mapping[str, Any]) -> list[Any]:
         session = ort.InferenceSession(str(path), options, ["CPUExecutionProvider"])
         return list(session.run(None, dict(feeds)))
     except Exception as error:  # its exception classes share no base but Exception
-        raise NotRunError(_reason(error)) from error
+        raise NotRunError(_reason(onnxruntime_text(error), path)) from error
 
 
 def by_openvino(path: Path, feeds: Mapping[str, Any]) -> list[Any]:
@@ -57,7 +60,7 @@ def by_openvino(path: Path, feeds: Mapping[str, Any]) -> list[Any]:
         request.infer()
         return [_openvino_array(request.get_tensor(port)) for port in compiled.outputs]
     except Exception as error:  # it raises RuntimeError, and nanobind what it likes
-        raise NotRunError(_reason(error)) from error
+        raise NotRunError(_reason(openvino_text(error), path)) from error
 
 
 def by_reference(path: Path, feeds: Mapping[str, Any]) -> list[Any]:
@@ -67,7 +70,7 @@ def by_reference(path: Path, feeds: Mapping[str, Any]) -> list[Any]:
             warnings.simplefilter("ignore")
             return list(ReferenceEvaluator(str(path)).run(None, dict(feeds)))
     except Exception as error:  # each op raises what numpy raises
-        raise NotRunError(_reason(error)) from error
+        raise NotRunError(_reason(str(error), path)) from error
 
 
 ENGINES: Final[Mapping[str, tuple[tuple[str, Runner], ...]]] = {
@@ -110,8 +113,7 @@ def _openvino_array(tensor: Any) -> Any:
     return tensor.data.copy()
 
 
-def _reason(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    useful = [s for s in lines if not s.startswith(("Exception from", "Check '"))]
-    text = (useful or lines or [type(error).__name__])[0]
-    return text[:160].replace("|", "/")
+def _reason(text: str, path: Path) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    first = (lines or ["no reason given"])[0].replace(str(path), "the model")
+    return first[:160].replace("|", "/")

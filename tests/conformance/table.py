@@ -27,9 +27,8 @@ def page(outcomes: Sequence[Outcome]) -> str:
         f"{platform.machine()}, " + ", ".join(f"{n} {version(n)}" for n in _LIBRARIES) + ".",
         "## Totals",
         _totals(outcomes, formats),
-        "**no engine gives the expected outputs in fp32**: the case draws random numbers, or "
-        "the engines at hand do not pass it before conversion either, so nothing can be said "
-        "of it after. **left alone**: no op of the model may take the format; the reasons are "
+        "**no engine here is right about it**: the case draws random numbers, or the engines "
+        "at hand fail it before conversion too, so nothing can be said of it after. **left alone**: no op of the model may take the format; the reasons are "
         "below.",
         *(_table(outcomes, f) for f in formats),
         "## Every case that was not run, or does not agree",

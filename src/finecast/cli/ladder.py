@@ -98,9 +98,10 @@ def run(
             file=file,
             workload=workload,
             criterion=no.criterion_for(criterion, tolerance, workload),
+            rungs=rungs,
             progress=lambda stage, done, total: bar(done, total, stage),
         )
-        outcome = walk.walk(rungs)
+        outcome = walk.walk()
         plan, why = beyond(walk, outcome) if per_op else (None, "not asked for")
     if plan is not None and output is not None:
         frontend.save(frontend.apply(file, plan.plan).model, output, force=force)
@@ -205,7 +206,7 @@ def _print_advice(
         place = f"written to {output}" if output else "give -o to write it"
         lines.append(
             f"per-op plan: x{plan.time_s / outcome.fastest_s:.2f}, metric {plan.metric:.6g}:"
-            f" {ops}; {place}; compile it with --auto-cast none"
+            f" {ops}; {place}; compile it with {outcome.rungs[0].rung.name}"
         )
     if compiled:
         lines.append(compiled)

@@ -158,6 +158,7 @@ class EmulatorEngine:
         *,
         kernels: Sequence[frozenset[int]] | None = None,
         fixed: Setting | None = None,
+        together: Sequence[frozenset[int]] = (),
     ) -> EmulatorSession:
         """A session on a prepared model: switched, or built for one setting.
 
@@ -165,10 +166,13 @@ class EmulatorEngine:
             prepared: What ``prepare`` gave.
             kernels: Nodes that run as one; by default those of ``device_kernels``.
             fixed: The one setting to build for.
+            together: Sets of nodes that every setting casts together.
         """
         graph = prepared.graph
         found = device_kernels(graph, self.emulation) if kernels is None else kernels
-        built = emulated(prepared.model, self.emulation, kernels=found, fixed=fixed)
+        built = emulated(
+            prepared.model, self.emulation, kernels=found, fixed=fixed, together=together
+        )
         session = OnnxRuntimeEngine("CPU").load(frontend.to_bytes(built.model))
         return EmulatorSession(session, built, fixed or setting_of(graph, self.emulation))
 

@@ -93,9 +93,7 @@ GRADIENT: tuple[OpInfo, ...] = (
     *family(
         OpKind.SOFTMAX,
         Tier.SENSITIVE,
-        row(
-            "softmax_backward", "", "_softmax_backward_data _log_softmax_backward_data"
-        ),
+        row("softmax_backward", "", "_softmax_backward_data _log_softmax_backward_data"),
         accumulates=True,
         flops=FlopRule.SOFTMAX,
     ),

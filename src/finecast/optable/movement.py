@@ -97,7 +97,8 @@ MOVEMENT: tuple[OpInfo, ...] = (
         row(
             "constant_of_shape",
             "ConstantOfShape",
-            "full full_like zeros zeros_like ones ones_like empty empty_like new_zeros new_full new_empty new_ones empty_permuted fill",
+            "full full_like zeros zeros_like ones ones_like empty empty_like "
+            "new_zeros new_full new_empty new_ones empty_permuted fill",
         ),
         row("eye_like", "EyeLike", "eye"),
         exact=True,

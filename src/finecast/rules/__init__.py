@@ -33,6 +33,7 @@ __all__ = [
     "UserRule",
     "Verdict",
     "judge",
+    "override",
     "permit",
 ]
 

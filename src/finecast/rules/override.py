@@ -8,7 +8,7 @@ argument, a format's label or None for "leave it as it was".
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, TypeAlias, cast
@@ -28,7 +28,7 @@ _RAF_PARAMETERS: Final = 3
 
 
 @contextmanager
-def override(rules: Mapping[str, AnyRule]) -> Iterator[None]:
+def override(rules: Mapping[str, AnyRule]) -> Generator[None]:
     """Let ``rules`` judge the ops that they are named for, canonical or native.
 
     Laws: what held before holds again after the block, on exceptions too; an inner block
@@ -57,7 +57,7 @@ def find_override(node: Node) -> CastingRule | None:
     Raises:
         UsageError: If it is a rule of nodes: a pass that goes forwards cannot ask those.
     """
-    for name, rule in reversed(_ACTIVE.get().items()):
+    for name, rule in reversed(tuple(_ACTIVE.get().items())):
         if matches(name, node):
             if _parameters(name, rule) != _RAF_PARAMETERS:
                 raise UsageError(
@@ -69,7 +69,9 @@ def find_override(node: Node) -> CastingRule | None:
 
 def _for_op(name: str, rule: AnyRule) -> UserRule:
     count = _parameters(name, rule)
-    simple = cast("UserRule", rule) if count == 1 else from_casting_rule(cast("CastingRule", rule))
+    simple = (
+        cast("UserRule", rule) if count == 1 else from_casting_rule(cast("CastingRule", rule))
+    )
 
     def judge(view: NodeView) -> str | list[str] | None:
         return simple(view) if matches(name, view.node) else None
@@ -107,9 +109,7 @@ def from_casting_rule(rule: CastingRule) -> UserRule:
     return judge
 
 
-def _wanted(
-    rule: CastingRule, node: Node, view: NodeView, label: str, low: str
-) -> str | None:
+def _wanted(rule: CastingRule, node: Node, view: NodeView, label: str, low: str) -> str | None:
     """What the rule makes of the op if its following inputs are ``label``."""
     follows = dict(zip(range(len(node.inputs)), node.follows_in, strict=True))
     args = [

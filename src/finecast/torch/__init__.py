@@ -10,7 +10,7 @@ if importlib.util.find_spec("torch") is None:
     raise EngineError("finecast.torch needs PyTorch", fix="pip install 'finecast[torch]'")
 
 from finecast.torch.convert import convert
-from finecast.torch.profiling import Profile, peak_bytes, profile
+from finecast.torch.profiling import Profile, peak_bytes, profile, resident_bytes
 from finecast.torch.training import Backend, compile  # noqa: A004 - as torch.compile
 from finecast.torch.tuning import TorchOutcome, TuneOptions, tune
 
@@ -23,5 +23,6 @@ __all__ = [
     "convert",
     "peak_bytes",
     "profile",
+    "resident_bytes",
     "tune",
 ]

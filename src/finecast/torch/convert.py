@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
+from torch.utils._pytree import tree_flatten
 
 from finecast.errors import ModelError
 from finecast.frontends import torch as frontend
@@ -130,11 +131,8 @@ def flat_inputs(
     captured: Captured, args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> list[Any]:
     """Inputs in the order of the graph's placeholders."""
-    codegen = captured.module.graph._codegen
-    ordered = (*args, *(kwargs or {}).values()) if not hasattr(codegen, "pytree_info") else None
-    if ordered is not None:
-        return list(ordered)
-    leaves, _ = torch.utils._pytree.tree_flatten((tuple(args), dict(kwargs or {})))
+    del captured  # its placeholders are the leaves of what it was captured with
+    leaves, _ = tree_flatten((tuple(args), dict(kwargs or {})))
     return leaves
 
 

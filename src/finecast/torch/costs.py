@@ -61,7 +61,7 @@ class CompiledCost:
     def _fuses(self, value: Value) -> bool:
         around = [value.producer] if value.producer is not None else []
         own = any(not self._kernel(i) for i in around)
-        return own or bool(value.uses) and all(not self._kernel(i) for i in value.uses)
+        return own or (bool(value.uses) and all(not self._kernel(i) for i in value.uses))
 
     def _kernel(self, node_id: int) -> bool:
         return by_name(self.graph.nodes[node_id].op).matmul_engine

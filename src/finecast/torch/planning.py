@@ -31,6 +31,7 @@ from finecast.problem import UnitTimes, build_problem
 from finecast.rules import Context, Permission, UserRule
 from finecast.sensitivity import Sensitivity
 from finecast.torch.costs import CompiledCost
+from finecast.torch.inside import TRAINING_RULES
 from finecast.torch.rates import rate_here
 from finecast.units import RoundingPoints, Units, make_units
 
@@ -41,9 +42,10 @@ SAME_TIME: Final = 1.03
 
 
 class RuleSet(Enum):
-    """Whose rules judge: finecast's, or RAF's lists, which leave nothing to a solver."""
+    """Whose rules judge: finecast's, as inference or training needs them, or RAF's lists."""
 
     FINECAST = "finecast"
+    TRAINING = "training"
     RAF = "raf"
 
     @classmethod
@@ -201,7 +203,13 @@ def make_torch_planner(
         user_rules=user_rules,
         measured=measured,
     )
-    judges = rules.RULES if rule_set is RuleSet.FINECAST else raf_rules(graph, policy.format)
+    judges = (
+        raf_rules(graph, policy.format)
+        if rule_set is RuleSet.RAF
+        else TRAINING_RULES
+        if rule_set is RuleSet.TRAINING
+        else rules.RULES
+    )
     rates = {f: rate_here(device, f) for f in (Format.FP32, policy.format)}
     return TorchPlanner(
         graph=graph,
@@ -259,4 +267,3 @@ def device_of(module: torch.nn.Module, args: Sequence[Any]) -> str:
     """The device that the module runs on: ``cpu``, ``cuda``."""
     tensors = (*module.parameters(), *(a for a in args if isinstance(a, torch.Tensor)))
     return next((t.device.type for t in tensors), "cpu")
-

@@ -86,10 +86,9 @@ def _cpu_peak(call: Callable[[], None]) -> int:
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as recorded:
         call()
+    kineto: Any = recorded.profiler.kineto_results  # type: ignore[union-attr]
     events = [
-        (int(e.start_ns()), int(e.nbytes()))
-        for e in recorded.profiler.kineto_results.events()  # type: ignore[union-attr]
-        if e.name() == "[memory]"
+        (int(e.start_ns()), int(e.nbytes())) for e in kineto.events() if e.name() == "[memory]"
     ]
     now = most = 0
     for _, change in sorted(events, key=lambda event: event[0]):

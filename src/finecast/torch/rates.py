@@ -7,12 +7,16 @@ and one conversion, in milliseconds of work.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
 import torch
+from torch.utils._python_dispatch import (
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage] - no public name
+)
 
 from finecast.formats import Format
 from finecast.frontends.torch.aten import DTYPES
@@ -21,7 +25,7 @@ from finecast.frontends.torch.aten import DTYPES
 _SIZES: Final = ((32, 768, 768), (256, 768, 3072))
 # A stream that fits no first-level cache: one activation of a small transformer.
 _STREAM_ELEMENTS: Final = 1 << 17
-_RUNS: Final = 7
+_RUNS: Final = 15
 _GIGA: Final = 1e9
 
 
@@ -44,47 +48,70 @@ class Rate:
 
 @lru_cache(maxsize=32)
 def rate(device: str, fmt: Format, threads: int) -> Rate:
-    """The rate of ``fmt``; ``threads`` only tells settings apart."""
-    del threads
-    plain = _products(device, Format.FP32)
-    own = plain if fmt is Format.FP32 else _products(device, fmt)
+    """The rate of ``fmt`` with ``threads`` threads (1 for a GPU)."""
+    # Backends ask while a graph is traced, where tensors are fake and cost nothing.
+    with _disable_current_modes(), _one_thread(device):
+        plain, own = _products(device, (Format.FP32, fmt))
+        stream_s, overhead_s = _streams(device)
+    # One thread is measured: barriers between threads on a busy machine tell nothing of the
+    # formats. Products share out over threads; overheads do not.
     rows, inner, columns = _SIZES[-1]
     ratios = [a / b for a, b in zip(plain, own, strict=True)]
-    a = torch.ones(_STREAM_ELEMENTS, device=device)
-    tiny = torch.ones(1, device=device)
-    stream_s = _best(lambda: torch.neg(a), device)
-    overhead_s = _best(lambda: torch.neg(tiny), device)
     return Rate(
-        product_tflops=2.0 * rows * inner * columns / own[-1] / 1e12,
+        product_tflops=threads * 2.0 * rows * inner * columns / own[-1] / 1e12,
         speed=float((ratios[0] * ratios[1]) ** 0.5),
-        bandwidth_gb_s=2 * a.nbytes / stream_s / _GIGA,
+        bandwidth_gb_s=threads * 2 * 4 * _STREAM_ELEMENTS / stream_s / _GIGA,
         overhead_s=overhead_s,
     )
 
 
 def rate_here(device: str, fmt: Format) -> Rate:
     """The rate of ``fmt`` with the threads that torch has now."""
-    return rate(device, fmt, torch.get_num_threads())
+    return rate(device, fmt, torch.get_num_threads() if device == "cpu" else 1)
 
 
-def _products(device: str, fmt: Format) -> list[float]:
-    times: list[float] = []
+def _products(device: str, formats: Sequence[Format]) -> list[list[float]]:
+    """Best time by format and size; the formats take turns."""
+    times: list[list[float]] = [[] for _ in formats]
     for rows, inner, columns in _SIZES:
-        a = torch.full((rows, inner), 0.5, device=device).to(DTYPES[fmt])
-        b = torch.full((columns, inner), 0.5, device=device).to(DTYPES[fmt])
-        times.append(_best(lambda a=a, b=b: torch.nn.functional.linear(a, b), device))
+        runs: list[Callable[[], object]] = []
+        for fmt in formats:
+            a = torch.full((rows, inner), 0.5, device=device).to(DTYPES[fmt])
+            b = torch.full((columns, inner), 0.5, device=device).to(DTYPES[fmt])
+            runs.append(lambda a=a, b=b: torch.nn.functional.linear(a, b))
+        for found, best in zip(times, _best(runs, device), strict=True):
+            found.append(best)
     return times
 
 
-def _best(run: Callable[[], object], device: str) -> float:
-    """The least of a few times: a disturbance only ever adds."""
-    best = float("inf")
+def _streams(device: str) -> list[float]:
+    large = torch.ones(_STREAM_ELEMENTS, device=device)
+    tiny = torch.ones(1, device=device)
+    return _best([lambda: torch.neg(large), lambda: torch.neg(tiny)], device)
+
+
+def _best(runs: Sequence[Callable[[], object]], device: str) -> list[float]:
+    """The least of each one's times, in turns: a disturbance only ever adds."""
+    best = [float("inf")] * len(runs)
     with torch.no_grad():
-        run()
-        for _ in range(_RUNS):
-            start = time.perf_counter()
+        for run in runs:
             run()
-            if device.startswith("cuda"):
-                torch.cuda.synchronize()
-            best = min(best, time.perf_counter() - start)
+        for _ in range(_RUNS):
+            for k, run in enumerate(runs):
+                start = time.perf_counter()
+                run()
+                if device.startswith("cuda"):
+                    torch.cuda.synchronize()
+                best[k] = min(best[k], time.perf_counter() - start)
     return best
+
+
+@contextmanager
+def _one_thread(device: str) -> Generator[None]:
+    before = torch.get_num_threads()
+    if device == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

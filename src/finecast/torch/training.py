@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch._inductor.decomposition import select_decomp_table
 from torch.fx import GraphModule
 
-from finecast.frontends.torch.joint import WHOLE, lower
 from finecast.graph import Graph
 from finecast.plan import Plan
 from finecast.policy import Policy, Scope
 from finecast.rules import UserRule
 from finecast.rules.override import active
 from finecast.torch.planning import RuleSet, look_before_leaping, make_torch_planner
-from finecast.torch.weights import WeightCache, hoist_casts
+from finecast.torch.weights import WeightCache
 
 
 def compile(  # noqa: A001 - the name that torch gives the same thing
@@ -70,24 +66,18 @@ class Backend:
         self.policy = Policy.parse(policy) if isinstance(policy, str) else policy
         self.cache = WeightCache() if cache_weights else None
         self.user_rules = tuple((user_rules or {}).items())
-        self.rule_set = RuleSet.parse(rule_set)
+        chosen = RuleSet.parse(rule_set)
+        self.rule_set = RuleSet.TRAINING if chosen is RuleSet.FINECAST else chosen
         self.plans: list[Plan] = []
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
         """Compile one graph that Dynamo captured."""
-        patches: dict[str, Any] = {"joint_custom_pre_pass": _Pass(self)}
-        inner: Callable[..., Any] = _compile_inner
-        if self.cache is not None:
-            patches["fx_graph_cache"] = False
-            inner = self._compile_with_cache
-        with torch._functorch.config.patch(enable_autograd_cache=False):
-            return compile_fx(
-                module,
-                example_inputs,
-                inner_compile=inner,
-                config_patches=patches,
-                decompositions=WHOLE,
-            )
+        # Inductor takes seconds to load and warns about its own code while it does.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from finecast.torch.inductor import compile_graph
+
+            return compile_graph(self, module, example_inputs)
 
     def plan(self, graph: Graph, shapes: Mapping[int, tuple[int, ...]], device: str) -> Plan:
         """The plan of one graph; costs alone decide among what the rules permit."""
@@ -114,58 +104,12 @@ class Backend:
         self.plans.append(plan)
         return plan
 
-    def _compile_with_cache(
-        self, module: GraphModule, example_inputs: Sequence[Any], **options: Any
-    ) -> Any:
-        assert self.cache is not None
-        casts = hoist_casts(module)
-        if not casts:
-            return _compile_inner(module, example_inputs, **options)
-        fakes = [n.meta["val"] for n in module.graph.find_nodes(op="placeholder")]
-        compiled = _compile_inner(
-            module, [*example_inputs, *fakes[len(example_inputs) :]], **options
-        )
-        return self.cache.feed(compiled, casts)
-
-
-class _Pass(CustomGraphPass):
-    """Finecast's pass as Inductor calls it; equal uuids give equal results."""
-
-    def __init__(self, backend: Backend) -> None:
-        self.backend = backend
-
-    def __call__(self, graph: torch.fx.Graph) -> None:
-        module = graph.owning_module
-        assert isinstance(module, GraphModule)
-        device = _device(module)
-        lower(
-            module,
-            lambda g, shapes: self.backend.plan(g, shapes, device),
-            select_decomp_table(),
-        )
-
-    def uuid(self) -> Any:
-        """None, which keeps the result out of caches, where rules are functions."""
-        if self.backend.user_rules or active() or self.backend.rule_set is RuleSet.RAF:
+    @property
+    def key(self) -> str | None:
+        """Equal keys give equal results; None where a rule is a function, or RAF's set."""
+        if self.user_rules or active() or self.rule_set is RuleSet.RAF:
             return None
-        return hashlib.sha256(repr(self.backend.policy).encode()).hexdigest()
-
-
-def _compile_inner(
-    module: GraphModule, example_inputs: Sequence[Any], **options: Any
-) -> Any:
-    # Inside, Inductor asks for its own decompositions again; only capturing keeps ops whole.
-    return compile_fx_inner(
-        module, example_inputs, **{**options, "get_decomp_fn": select_decomp_table}
-    )
-
-
-def _device(module: GraphModule) -> str:
-    for node in module.graph.find_nodes(op="placeholder"):
-        value = node.meta.get("val")
-        if isinstance(value, torch.Tensor):
-            return str(value.device.type)
-    return "cpu"
+        return repr(self.policy)
 
 
 finecast = Backend()

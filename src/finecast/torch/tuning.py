@@ -168,9 +168,8 @@ class _Tuning:
             captured, points, planner.low, flat, probing=self.options.probing
         )
         steps = planner.steps(units, points, errors)
-        return planner, [
-            planner.proposal(units, s) for s in spread(steps, self.options.steps) if s.low.any()
-        ]
+        kept = (s for s in spread(steps, self.options.steps) if s.low.any())
+        return planner, [planner.proposal(units, s) for s in kept]
 
     def _search(
         self,

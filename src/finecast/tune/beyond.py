@@ -35,18 +35,17 @@ class PlanResult:
 
 def beyond(walk: LadderWalk, outcome: LadderOutcome) -> tuple[PlanResult | None, str]:
     """The fastest passing per-op plan that beats the best rung, and what was found."""
+    if outcome.best is not None and outcome.best.time_s <= outcome.fastest_s:
+        return None, "the fastest rung passes: no choice by op can be faster"
     limit = outcome.best.time_s if outcome.best is not None else None
     found: list[PlanResult] = []
     for emulation in _bases(outcome):
-        prepared, _ = walk.session(emulation)
-        best = _fastest(walk, emulation, prepared, limit)
+        best = _fastest(walk, emulation, limit)
         if best is not None:
             found.append(best)
     if found:
         one = min(found, key=lambda r: r.time_s)
         return one, "faster than the best passing rung"
-    if outcome.best is not None and outcome.best.time_s <= outcome.fastest_s:
-        return None, "the fastest rung passes: no choice by op can be faster"
     return None, "no plan by op passes and is faster than the best passing rung"
 
 
@@ -61,13 +60,13 @@ def _bases(outcome: LadderOutcome) -> list[Emulation]:
 
 
 def _fastest(
-    walk: LadderWalk, emulation: Emulation, prepared: Prepared, limit: float | None
+    walk: LadderWalk, emulation: Emulation, limit: float | None
 ) -> PlanResult | None:
     propositions, setting = _proposals(walk, emulation)
     cost = walk.cost(emulation)
     passing: PlanResult | None = None
     timed = [
-        (modelled_time_s(prepared.graph, cost, emulation, setting(p)), p) for p in propositions
+        (modelled_time_s(walk.prepared.graph, cost, emulation, setting(p)), p) for p in propositions
     ]
     for time_s, proposal in sorted(timed, key=lambda t: t[0]):
         if limit is not None and time_s * _WORTHWHILE >= limit:
@@ -85,7 +84,7 @@ def _proposals(
     policy = Policy(scope=Scope.AUTO, format=emulation.format)
     engine = EmulatorEngine(emulation=replace(emulation, scope=Scope.NONE))
     prepared = frontend.prepare(walk.file, policy)
-    facts = _by_name(walk, emulation, prepared)
+    facts = _by_name(walk, prepared)
     planner = make_planner(prepared, policy, engine, facts=facts, measured=True)
     graph = planner.graph
     kernels = merged(bias_kernels(graph) + activation_kernels(graph) + norm_kernels(graph))
@@ -94,8 +93,7 @@ def _proposals(
     sensitivity = probe_sensitivity(planner, points, walk.feeds, walk.progress)
     cost = replace(walk.cost(emulation), shapes={i: f.shape for i, f in facts.items()})
     found = propose(planner, units, points, cost, sensitivity)
-    own, _ = walk.session(emulation)
-    ids = {n.name: n.id for n in own.graph.nodes}
+    ids = {n.name: n.id for n in walk.prepared.graph.nodes}
 
     def setting(proposal: Proposal) -> Setting:
         formats = {ids[n]: f for n, f in proposal.plan.formats.items() if n in ids}
@@ -104,14 +102,12 @@ def _proposals(
     return found, setting
 
 
-def _by_name(
-    walk: LadderWalk, emulation: Emulation, prepared: Prepared
-) -> dict[int, ValueFacts]:
+def _by_name(walk: LadderWalk, prepared: Prepared) -> dict[int, ValueFacts]:
     """Facts of the emulated model's values, by the ids of the planner's."""
-    own, _ = walk.session(emulation)
+    values = walk.prepared.graph.values
     names = {v.name: v.id for v in prepared.graph.values}
     return {
-        names[own.graph.values[i].name]: f
+        names[values[i].name]: f
         for i, f in walk.facts.items()
-        if own.graph.values[i].name in names
+        if values[i].name in names
     }

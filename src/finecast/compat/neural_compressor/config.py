@@ -94,7 +94,9 @@ class MixedPrecisionConfig:
                 )
         single = isinstance(self.precisions, str)
         named = str(self.precisions).split(",") if single else list(self.precisions)
-        left = [p.strip() for p in named if p.strip() not in (*self.excluded_precisions, "fp32")]
+        left = [
+            p.strip() for p in named if p.strip() not in (*self.excluded_precisions, "fp32")
+        ]
         if not left:
             raise UsageError(
                 f"precisions {self.precisions!r} without {list(self.excluded_precisions)!r}"

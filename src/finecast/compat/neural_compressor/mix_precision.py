@@ -36,7 +36,9 @@ class Result(Protocol):
     """What ``fit`` returns."""
 
     @property
-    def model(self) -> Any: ...
+    def model(self) -> Any:
+        """The converted model."""
+        ...
 
     def save(self, root: str | Path) -> None:
         """Write the model to ``root``."""

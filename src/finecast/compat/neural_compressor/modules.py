@@ -56,7 +56,9 @@ def convertible(module: nn.Module) -> dict[str, str]:
     }
 
 
-def lower_modules(module: nn.Module, names: Mapping[str, str], dtype: torch.dtype) -> nn.Module:
+def lower_modules(
+    module: nn.Module, names: Mapping[str, str], dtype: torch.dtype
+) -> nn.Module:
     """A copy of ``module`` with the submodules called ``names`` in ``dtype``."""
     result = copy.deepcopy(module)
     if "" in names:

@@ -61,7 +61,9 @@ class OnnxSubject:
             EngineError: If the backend's provider is not installed.
         """
         proto = model if isinstance(model, onnx.ModelProto) else onnx.load(str(model))
-        file = _file(proto) if isinstance(model, onnx.ModelProto) else frontend.load(Path(model))
+        file = (
+            _file(proto) if isinstance(model, onnx.ModelProto) else frontend.load(Path(model))
+        )
         ports = {p.name for p in (*proto.graph.input, *proto.graph.output)}
         unknown = [n for n in (*settings.inputs, *settings.outputs) if n not in ports]
         if unknown:

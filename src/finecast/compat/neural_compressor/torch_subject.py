@@ -29,7 +29,7 @@ class TorchResult:
     model: nn.Module
 
     def save(self, root: str | Path) -> None:
-        """Write ``best_model.pt`` (the state), and the plan where there is one, to a folder."""
+        """Write ``best_model.pt`` (the state) and the plan, if any, to a folder."""
         folder = Path(root)
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(self.model.state_dict(), folder / "best_model.pt")
@@ -75,9 +75,7 @@ class TorchSubject:
         example = settings.example_inputs
         if example is None and dataloader is not None:
             example = next(iter(dataloader))[0]
-        return cls(
-            original=model, types=convertible(model), low=low, args=_arguments(example)
-        )
+        return cls(original=model, types=convertible(model), low=low, args=_arguments(example))
 
     def build(self, kept: frozenset[str]) -> TorchResult:
         """Plan the whole graph where there are inputs to capture it; else by modules."""

@@ -100,6 +100,7 @@ def emulated(
     *,
     kernels: Sequence[frozenset[int]] = (),
     fixed: Setting | None = None,
+    together: Sequence[frozenset[int]] = (),
 ) -> Emulated:
     """Instrument a copy of ``model``.
 
@@ -109,10 +110,12 @@ def emulated(
         kernels: Ids of nodes that the device runs as one: between them nothing is rounded
             but the operands of products.
         fixed: Build for this setting alone, without a switch.
+        together: Sets of nodes that every setting will cast together: fewer selections.
     """
     copy = model.clone()
     graph, binding = read(copy)
-    return _Builder(graph, binding, emulation, kernels, fixed).build()
+    leaders = {n: min(nodes) for nodes in together for n in nodes}
+    return _Builder(graph, binding, emulation, kernels, fixed, leaders).build()
 
 
 Wants = Mapping[Format, frozenset[Bit]]
@@ -125,6 +128,7 @@ class _Builder:
     emulation: Emulation
     kernels: Sequence[frozenset[int]]
     fixed: Setting | None
+    leaders: Mapping[int, int]
     ports: dict[int, Ports] = field(default_factory=dict[int, Ports])
     kernel_of: dict[int, int] = field(default_factory=dict[int, int])
     conditions: dict[frozenset[Bit], ir.Value] = field(
@@ -170,6 +174,9 @@ class _Builder:
     def main(self) -> ir.Graph:
         return self.binding.model.graph
 
+    def _bit(self, kind: str, node: Node) -> Bit:
+        return kind, self.leaders.get(node.id, node.id)
+
     def _stores(self, value: Value, producer: Node) -> dict[Format, frozenset[Bit]]:
         """What storing ``value`` rounds to, and when."""
         source = self._moved_from(producer)
@@ -177,15 +184,15 @@ class _Builder:
             before = self.stored.get(source.id, {}) if self._deferred(source) else {}
             if producer.id not in self.ports or not self._deferred(source):
                 return dict(before)
-            return _joined(before, {self.ports[producer.id].read: frozenset({(_READ, producer.id)})})
+            return _joined(before, {self.ports[producer.id].read: frozenset({self._bit(_READ, producer)})})
         if producer.id not in self.ports:
             return {}
         if self._picks_constants(producer):
-            return {self.ports[producer.id].read: frozenset({(_READ, producer.id)})}
+            return {self.ports[producer.id].read: frozenset({self._bit(_READ, producer)})}
         if by_name(producer.op).exact:
             return {}
         wanted = self.ports[producer.id].write
-        return {} if wanted is Format.FP32 else {wanted: frozenset({(_WRITE, producer.id)})}
+        return {} if wanted is Format.FP32 else {wanted: frozenset({self._bit(_WRITE, producer)})}
 
     def _moved_from(self, node: Node) -> Value | None:
         """The one value that ``node`` only moves, where rounding commutes with it."""
@@ -244,7 +251,7 @@ class _Builder:
         if node.id in self.ports and node.op not in _NO_FLOAT_RESULT:
             wanted = self.ports[node.id].read
             if wanted is not Format.FP32:
-                found = _joined(found, {wanted: frozenset({(_READ, node.id)})})
+                found = _joined(found, {wanted: frozenset({self._bit(_READ, node)})})
         relayout = self.emulation.relayout
         if is_relayout(node) and relayout is not None and relayout is not Format.FP32:
             found = _joined(found, {relayout: frozenset({RELAYOUT})})
@@ -371,7 +378,7 @@ class _Builder:
         own = self.emulation.own_read(node)
         wants = [(own, _ALWAYS)] if own is not Format.FP32 else []
         if node.id in self.ports:
-            wants.append((self.ports[node.id].read, (_READ, node.id)))
+            wants.append((self.ports[node.id].read, self._bit(_READ, node)))
         for index, (value_id, follows) in enumerate(
             zip(node.inputs, node.follows_in, strict=True)
         ):

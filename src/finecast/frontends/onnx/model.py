@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from onnx_ir.external_data import set_base_dir
 
 from finecast.errors import ModelError, UsageError
+from finecast.frontends.onnx.constants import ConvertedTensor
 from finecast.frontends.onnx.stream import write_external
 from finecast.frontends.onnx.verify import check_tensors, sort_nodes
 
@@ -122,7 +123,7 @@ def save(
         path: Where to.
         force: Whether a file that is there may be replaced.
         external_data: Whether tensors go to ``NAME.data`` beside it, written piece by piece;
-            None: if there are more than 1.8 GB of them.
+            None: if there are more than 1.8 GB of them, or the model came in that form.
 
     Raises:
         UsageError: If ``path`` exists and ``force`` is not set, or cannot be written.
@@ -137,7 +138,7 @@ def save(
             where=str(path),
             fix="let its tensors go to a second file",
         )
-    external = not fits if external_data is None else external_data
+    external = (not fits or _came_external(model)) if external_data is None else external_data
     data_name = path.name + ".data"
     try:
         with (
@@ -213,6 +214,14 @@ def check(path: Path) -> None:
         raise ModelError(
             f"the model is not valid ONNX: {_first_line(error)}", where=str(path)
         ) from error
+
+
+def _came_external(model: ir.Model) -> bool:
+    tensors = (v.const_value for v in model.graph.initializers.values())
+    return any(
+        isinstance(t.source if isinstance(t, ConvertedTensor) else t, ir.ExternalTensor)
+        for t in tensors
+    )
 
 
 def _tensor_bytes(model: ir.Model) -> int:

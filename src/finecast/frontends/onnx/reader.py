@@ -295,7 +295,7 @@ def _flags(
 ) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
     """Which ports follow; none if one that could has a type that is not known."""
     kept = (False,) * len(inputs), (False,) * len(outputs)
-    if found is None:
+    if found is None or not _computes_in_float(inputs, outputs, found):
         return kept
     flags: list[tuple[bool, ...]] = []
     for values, output in ((inputs, False), (outputs, True)):
@@ -309,6 +309,16 @@ def _flags(
             following.append(follows)
         flags.append(tuple(following))
     return flags[0], flags[1]
+
+
+def _computes_in_float(
+    inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value], found: Signature
+) -> bool:
+    values = outputs if found.anchor_is_output else inputs
+    if found.anchor is None or found.anchor >= len(values):
+        return found.anchor is not None
+    anchor = values[found.anchor]
+    return anchor is None or anchor.type is None or dtype_label(anchor.type) in FOLLOWING_LABELS
 
 
 def _runtime_inputs(model: ir.Model) -> set[ir.Value]:

@@ -53,7 +53,9 @@ _FORMAT_OF_TYPE: Final = {
 class Signature:
     """Following flags of an op's formal ports and the first opset that admits each format.
 
-    The last flag of a variadic op repeats for all further ports.
+    The last flag of a variadic op repeats for all further ports. ``anchor`` is a port, an
+    output if ``anchor_is_output``, of the type that the op computes in: where it holds no
+    float, the op computes in no float (an integer power with an fp32 exponent).
     """
 
     inputs: tuple[bool, ...]
@@ -61,6 +63,8 @@ class Signature:
     variadic_inputs: bool
     variadic_outputs: bool
     since: tuple[tuple[Format, int], ...]
+    anchor: int | None = None
+    anchor_is_output: bool = True
 
     def follows(self, index: int, *, output: bool = False) -> bool:
         """Whether port ``index`` follows the op."""
@@ -84,7 +88,12 @@ def signature(op_type: str, domain: str, opset: int) -> Signature | None:
     if found is None:
         return None
     following = _following_variables(found)
+    main = _main_variable(found)
+    anchor_is_output = main in found.outputs.types
+    anchored = found.outputs.types if anchor_is_output else found.inputs.types
     return Signature(
+        anchor=anchored.index(main) if main is not None else None,
+        anchor_is_output=anchor_is_output,
         inputs=_flags(found.inputs, following) if op_type not in CAST_OPS else (False,),
         outputs=_flags(found.outputs, following),
         variadic_inputs=found.inputs.variadic,
@@ -109,10 +118,15 @@ def _float_variables(found: Definition) -> dict[str, frozenset[Format]]:
     return variables
 
 
-def _following_variables(found: Definition) -> frozenset[str]:
+def _main_variable(found: Definition) -> str | None:
     floats = _float_variables(found)
     ports = (*found.outputs.types, *found.inputs.types)
-    main = next((t for t in ports if t in floats), None)
+    return next((t for t in ports if t in floats), None)
+
+
+def _following_variables(found: Definition) -> frozenset[str]:
+    floats = _float_variables(found)
+    main = _main_variable(found)
     if main is None:
         return frozenset()
     also = _ALSO_FOLLOWING.get(found.name, frozenset[str]())

@@ -219,7 +219,7 @@ class _Writer:
 
     def drop_dead_constants(self) -> None:
         """Remove originals that no consumer is left for, and give their name back."""
-        for value in self.replaced:
+        for value in dict.fromkeys(self.replaced):
             if value.uses() or value.is_graph_output():
                 continue
             home = _home(value, self.binding.model.graph)
@@ -258,6 +258,7 @@ class _Writer:
             if value is result:
                 graph.outputs[index] = source
         source.name, result.name = result.name, source.name
+        source.shape = result.shape or source.shape  # as it was declared
         return True
 
     def _fresh(self, name: str) -> str:

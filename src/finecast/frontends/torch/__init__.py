@@ -41,12 +41,8 @@ def apply(captured: Captured, plan: Plan) -> GraphModule:
     Parameters that stay fp32 are shared with the module that was captured.
     """
     original = captured.module
-    attributes = {
-        name: tensor
-        for name, tensor in (*original.named_parameters(), *original.named_buffers())
-    }
     # Tensors are shared, not copied: the memo tells deepcopy that they are done already.
-    memo = {id(t): t for t in attributes.values()}
+    memo = {id(t): t for t in (*original.parameters(), *original.buffers())}
     module = copy.deepcopy(original, memo)
     for old, new in zip(original.graph.nodes, module.graph.nodes, strict=True):
         new.meta = dict(old.meta)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Node as FxNode
 
 from finecast.formats import Format
@@ -21,9 +22,7 @@ DTYPES: Final[Mapping[Format, torch.dtype]] = {
     Format.FP8_E4M3: torch.float8_e4m3fn,
     Format.FP8_E5M2: torch.float8_e5m2,
 }
-_LABELS: Final = {dtype: fmt.label for fmt, dtype in DTYPES.items()} | {
-    torch.float64: "fp64"
-}
+_LABELS: Final = {dtype: fmt.label for fmt, dtype in DTYPES.items()} | {torch.float64: "fp64"}
 
 # Formats that ATen's float kernels are written for; fp8 exists for storage only.
 ADMITTED: Final = frozenset({Format.FP32, Format.BF16, Format.FP16})
@@ -97,7 +96,7 @@ def dtype_label(dtype: torch.dtype) -> str:
 def native_name(node: FxNode) -> str:
     """``aten::mm`` for ``torch.ops.aten.mm.default``; ``python::f`` for other functions."""
     target = node.target
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return target.name().partition(".")[0]
     if isinstance(target, str):
         return f"{node.op}::{target}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -57,10 +57,19 @@ def capture(
         program = program.run_decompositions({})
         unlifted = program.module(check_guards=False)
     assert isinstance(unlifted, GraphModule)
+    _drop_assertions(unlifted)
     if fold:
         fold_batch_norms(unlifted)
     graph, binding = read(unlifted)
     return Captured(program=program, module=unlifted, graph=graph, binding=binding)
+
+
+def _drop_assertions(module: GraphModule) -> None:
+    """Take out checks of the types that values have in fp32: a plan changes those."""
+    for node in list(module.graph.nodes):
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+            module.graph.erase_node(node)
+    module.recompile()
 
 
 def _export(
@@ -84,7 +93,7 @@ def _export(
 
 
 @contextmanager
-def _evaluating(module: torch.nn.Module) -> Iterator[None]:
+def _evaluating(module: torch.nn.Module) -> Generator[None]:
     """Evaluation mode inside, each submodule's own mode after."""
     modes = [(m, m.training) for m in module.modules()]
     module.eval()
@@ -96,7 +105,7 @@ def _evaluating(module: torch.nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet() -> Generator[None]:
     """Without torch's deprecation notes about its own code."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning)

@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
 from finecast.frontends.torch.aten import native_name
-from finecast.frontends.torch.reader import attribute
+from finecast.frontends.torch.reader import attribute, forget_unused
 
 _CONVS = frozenset({"aten::conv1d", "aten::conv2d", "aten::conv3d"})
 _NORM = "aten::_native_batch_norm_legit_no_training"
@@ -30,7 +30,7 @@ def fold_batch_norms(module: GraphModule) -> int:
     if folded:
         module.graph.eliminate_dead_code()
         module.delete_all_unused_submodules()
-        _forget_unused(module)
+        forget_unused(module)
         module.recompile()
     return folded
 
@@ -61,7 +61,9 @@ def _fold(module: GraphModule, norm: FxNode, number: int) -> None:
     gamma, beta, mean, variance = (read(a) for a in norm.args[1:5])
     eps = norm.args[6]
     bias = read(conv.args[2]) if len(conv.args) > 2 else None
-    assert weight is not None and mean is not None and variance is not None
+    assert weight is not None
+    assert mean is not None
+    assert variance is not None
     scale = torch.rsqrt(variance.double() + float(eps))  # type: ignore[arg-type]
     scale = scale if gamma is None else scale * gamma.double()
     shift = (0.0 if bias is None else bias.double()) - mean.double()
@@ -72,7 +74,8 @@ def _fold(module: GraphModule, norm: FxNode, number: int) -> None:
         parameter = torch.nn.Parameter(tensor.to(weight.dtype), requires_grad=False)
         module.register_parameter(name, parameter)
     new: list[FxNode] = []
-    weight_node = conv.args[1]
+    given = list(conv.args)
+    weight_node = given[1]
     assert isinstance(weight_node, FxNode)
     fake = weight_node.meta["val"]
     with module.graph.inserting_before(conv):
@@ -80,18 +83,6 @@ def _fold(module: GraphModule, norm: FxNode, number: int) -> None:
             node = module.graph.get_attr(name)
             node.meta["val"] = like
             new.append(node)
-    conv.args = (conv.args[0], *new, *conv.args[3:])
+    conv.args = (given[0], *new, *given[3:])
     for user in list(norm.users):
         user.replace_all_uses_with(conv)
-
-
-def _forget_unused(module: GraphModule) -> None:
-    """Remove parameters and buffers that the graph no longer reads."""
-    used = {str(n.target) for n in module.graph.nodes if n.op == "get_attr"}
-    names = [n for n, _ in (*module.named_parameters(), *module.named_buffers())]
-    for path in set(names) - used:
-        *parents, last = path.split(".")
-        owner: torch.nn.Module = module
-        for part in parents:
-            owner = getattr(owner, part)
-        delattr(owner, last)

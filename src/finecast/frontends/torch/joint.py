@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Interpreter
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -73,7 +74,7 @@ def _take_apart(module: GraphModule, decompositions: Decompositions) -> None:
         copied[node] = module.graph.node_copy(node, lambda n: copied[n])
     for node, (name, target, meta) in zip(new_inputs, kept, strict=True):
         copied[node].target = target
-        copied[node]._rename(name)
+        copied[node]._rename(name)  # pyright: ignore[reportPrivateUsage] - as torch's passes do
         copied[node].meta = meta
     end = copied[new_end]
     end.meta = end_meta
@@ -90,5 +91,5 @@ def _clear(graph: torch.fx.Graph) -> None:
 
 
 def _mode_of(fakes: Sequence[Any]) -> FakeTensorMode:
-    mode = torch._guards.detect_fake_mode(fakes)
+    mode = detect_fake_mode(fakes)
     return mode if mode is not None else FakeTensorMode(allow_non_fake_inputs=True)

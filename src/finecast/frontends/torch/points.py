@@ -46,7 +46,9 @@ def _of_node(graph: Graph, node: Node) -> Iterator[Point]:
     for port, index in enumerate(node.inputs):
         if index is None or (_moves(node) and _carries_on(graph, node, index)):
             continue
-        yield _point(graph, node if node.follows_in[port] else None, port, graph.values[index], node)
+        yield _point(
+            graph, node if node.follows_in[port] else None, port, graph.values[index], node
+        )
 
 
 def _point(

@@ -9,26 +9,34 @@ result is stated as one verdict an op, which the plan then has no choice about.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from finecast.errors import ModelError
 from finecast.formats import Format
 from finecast.graph import Graph, Node
 from finecast.ops import Tier, by_name
-from finecast.rules import DEFINITION, KERNEL, Context, Rule, Verdict
+from finecast.rules import Context, Rule, Verdict
 from finecast.rules.base import only
+from finecast.rules.definition import DEFINITION
+from finecast.rules.kernel import KERNEL
 from finecast.rules.override import CastingRule, Hint, find_override
 
 ALWAYS: Final = frozenset(
-    "conv conv_transpose conv_backward matmul linear addmm einsum attention torch_attention"
-    " attention_backward".split()
+    {
+        *("conv", "conv_transpose", "conv_backward"),
+        *("matmul", "linear", "addmm", "einsum"),
+        *("attention", "torch_attention", "attention_backward"),
+    }
 )
 NEVER: Final = frozenset(
-    "range exp pow reciprocal softmax log_softmax softmax_backward erf gelu gelu_backward"
-    " nll_loss nll_loss_backward cross_entropy_loss mse_loss mse_loss_backward bce_loss"
-    " bce_loss_backward kl_div embedding_backward atan tanh sigmoid_backward rsqrt mul"
-    " reduce_sum variance optimizer".split()
+    {
+        *("range", "exp", "pow", "reciprocal", "erf", "atan", "tanh", "rsqrt", "mul"),
+        *("softmax", "log_softmax", "softmax_backward", "gelu", "gelu_backward"),
+        *("nll_loss", "nll_loss_backward", "cross_entropy_loss", "kl_div"),
+        *("mse_loss", "mse_loss_backward", "bce_loss", "bce_loss_backward"),
+        *("embedding_backward", "sigmoid_backward", "reduce_sum", "variance", "optimizer"),
+    }
 )
 
 _MOST_CONCATENATED: Final = 5
@@ -79,8 +87,6 @@ SPECIAL: Final[Mapping[str, CastingRule]] = {
     "concat": majority,
     "split": first,
 }
-
-_Table: TypeAlias = Callable[[Node], CastingRule | None]
 
 
 def rule_of(node: Node) -> CastingRule | None:
@@ -137,9 +143,7 @@ def propagate(graph: Graph, low: Format) -> dict[int, Format]:
     return found
 
 
-def _format(
-    rule: CastingRule, node: Node, stored: Mapping[int, str], low: Format
-) -> Format:
+def _format(rule: CastingRule, node: Node, stored: Mapping[int, str], low: Format) -> Format:
     follows = node.follows_in
     args: list[Hint] = [
         stored[i] if i is not None and f else None

@@ -6,13 +6,15 @@ import hashlib
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch._ops import OpOverload
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
+from torch.fx.node import map_arg
 
 from finecast import ops
 from finecast.formats import Format
@@ -80,7 +82,7 @@ def _hint(extent: int | torch.SymInt) -> int:
 def tensor_inputs(node: FxNode) -> tuple[FxNode, ...]:
     """The FX nodes that ``node`` reads, in the order of its arguments, with repetitions."""
     found: list[FxNode] = []
-    torch.fx.node.map_arg((node.args, node.kwargs), lambda n: found.append(n))
+    map_arg((node.args, node.kwargs), lambda n: found.append(n))
     return tuple(found)
 
 
@@ -123,7 +125,7 @@ class _Reader:
                 self._add(node, set())
                 tensor = attribute(self.module, str(node.target))
                 if self.weights_are_constant and node not in self.written:
-                    self.constants.update({i: tensor for i in self._all(node)})
+                    self.constants.update(dict.fromkeys(self._all(node), tensor))
             case "output":
                 for source in tensor_inputs(node):
                     self.outputs.update(self._all(source))
@@ -144,11 +146,12 @@ class _Reader:
     def _all(self, node: FxNode) -> list[int]:
         """Ids of the tensors that ``node`` stands for: one, or each of its tuple."""
         if node.target is operator.getitem:
-            base, index = node.args
-            key = (base, index)
+            key = cast("tuple[FxNode, int]", node.args)
             return [self.ids[key]] if key in self.ids else []
-        return [i for (n, _), i in self.ids.items() if n is node] if _is_tuple(node) else (
-            [self.ids[node, None]] if (node, None) in self.ids else []
+        return (
+            [i for (n, _), i in self.ids.items() if n is node]
+            if _is_tuple(node)
+            else ([self.ids[node, None]] if (node, None) in self.ids else [])
         )
 
     def _call(self, node: FxNode) -> None:
@@ -266,6 +269,20 @@ def attribute(module: torch.nn.Module, path: str) -> torch.Tensor:
     return found
 
 
+def forget_unused(module: GraphModule) -> None:
+    """Remove parameters and buffers that the graph no longer reads."""
+    used = {str(n.target) for n in module.graph.nodes if n.op == "get_attr"}
+    parameters = module.named_parameters(remove_duplicate=False)
+    buffers = module.named_buffers(remove_duplicate=False)
+    names = [name for name, _ in (*parameters, *buffers)]
+    for path in set(names) - used:
+        *parents, last = path.split(".")
+        owner: torch.nn.Module = module
+        for part in parents:
+            owner = getattr(owner, part)
+        delattr(owner, last)
+
+
 def _written(module: GraphModule) -> set[FxNode]:
     """Attributes that the graph writes to, such as running statistics."""
     return {
@@ -309,11 +326,12 @@ def _array(tensor: torch.Tensor) -> Callable[[], NDArray[np.generic]]:
 def _attributes(node: FxNode) -> Iterator[tuple[str, Attribute]]:
     """Arguments that are plain numbers or strings, by their name in the op's schema."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return
-    named = dict(zip((a.name for a in target._schema.arguments), node.args, strict=False))
+    schema = target._schema  # pyright: ignore[reportPrivateUsage] - torch has no public name
+    named = dict(zip((a.name for a in schema.arguments), node.args, strict=False))
     for name, value in (named | dict(node.kwargs)).items():
         if isinstance(value, int | float | str):
             yield name, value
         elif isinstance(value, list | tuple) and all(isinstance(v, int) for v in value):
-            yield name, tuple(value)
+            yield name, cast("tuple[int, ...]", tuple(value))

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
 
@@ -20,7 +19,7 @@ from finecast.edits import ConvertConstant, Edit, InsertCast, SetFormat, SetPort
 from finecast.errors import ModelError
 from finecast.formats import Format
 from finecast.frontends.torch.aten import DTYPES
-from finecast.frontends.torch.reader import Binding, Source, attribute
+from finecast.frontends.torch.reader import Binding, Source, attribute, forget_unused
 from finecast.graph import Graph
 
 # Makes the node that converts its argument: ``aten._to_copy`` or the prims' op.
@@ -32,9 +31,7 @@ def to_copy(graph: torch.fx.Graph, value: FxNode, dtype: torch.dtype) -> FxNode:
     return graph.call_function(torch.ops.aten._to_copy.default, (value,), {"dtype": dtype})
 
 
-def convert_element_type(
-    graph: torch.fx.Graph, value: FxNode, dtype: torch.dtype
-) -> FxNode:
+def convert_element_type(graph: torch.fx.Graph, value: FxNode, dtype: torch.dtype) -> FxNode:
     """A conversion as Inductor's passes know it: they merge and fuse it."""
     return graph.call_function(torch.ops.prims.convert_element_type.default, (value, dtype))
 
@@ -56,7 +53,8 @@ def apply_edits(
         writer.apply(edit)
     module = binding.module
     module.graph.eliminate_dead_code()
-    _drop_unused(module, writer.replaced)
+    if any(isinstance(edit, ConvertConstant) for edit in edits):
+        forget_unused(module)
     module.graph.lint()
     module.recompile()
 
@@ -66,7 +64,6 @@ class _Writer:
     graph: Graph
     binding: Binding
     convert: Converter
-    replaced: set[str] = field(default_factory=set[str])
     low_paths: dict[tuple[int, Format], str] = field(
         default_factory=dict[tuple[int, Format], str]
     )
@@ -123,7 +120,6 @@ class _Writer:
         with fx.inserting_after(source.node):
             low = fx.get_attr(low_path)
         _mark(low, source.node, self._fake(edit.value, edit.to))
-        self.replaced.add(path)
         return low
 
     def _fake(self, value_id: int, fmt: Format) -> Any:
@@ -148,7 +144,7 @@ def _is(node: FxNode, source: Source) -> bool:
     return (
         node.target is operator.getitem
         and node.args[0] is source.node
-        and node.args[1] == source.index
+        and bool(node.args[1] == source.index)
     )
 
 
@@ -191,14 +187,3 @@ def _register(
         module.register_parameter(name, low_parameter)
     else:
         module.register_buffer(name, low)
-
-
-def _drop_unused(module: GraphModule, paths: set[str]) -> None:
-    """Forget the fp32 originals that nothing reads any more: the saved file shrinks."""
-    used = {str(n.target) for n in module.graph.nodes if n.op == "get_attr"}
-    for path in paths - used:
-        *parents, last = path.split(".")
-        owner: torch.nn.Module = module
-        for part in parents:
-            owner = getattr(owner, part)
-        delattr(owner, last)

@@ -1,0 +1,121 @@
+"""One training step of BERT-base with one layer: time and memory, FP32 and mixed.
+
+    python examples/bert_layer_training.py [--device cpu|cuda] [--format bf16|fp16]
+
+The example of RAF's documentation on mixed precision: batch 8 x 128, vocabulary 30,522, loss
+and optimizer in the step. Prints finecast beside ``torch.autocast``, eager and compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - its usual name
+
+import finecast.torch
+
+BATCH, TOKENS, VOCABULARY, WIDTH, HEADS = 8, 128, 30522, 768, 12
+
+
+class Layer(nn.Module):
+    """BERT's layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.output = nn.Linear(WIDTH, WIDTH)
+        self.attention_norm = nn.LayerNorm(WIDTH, eps=1e-12)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH, eps=1e-12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[batch, tokens, width] to the same."""
+        split = self.qkv(x).unflatten(-1, (3, HEADS, WIDTH // HEADS)).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(*split.unbind(0))
+        x = self.attention_norm(x + self.output(mixed.transpose(1, 2).reshape(x.shape)))
+        return self.norm(x + self.down(F.gelu(self.up(x))))
+
+
+class Model(nn.Module):
+    """BERT with one layer, its head and its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, WIDTH)
+        self.places = nn.Embedding(512, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH, eps=1e-12)
+        self.layer = Layer()
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The loss."""
+        x = self.words(ids) + self.places(torch.arange(TOKENS, device=ids.device))
+        logits = self.head(self.layer(self.norm(x)))
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def training_step(
+    model: nn.Module, call: Callable[..., torch.Tensor], scale: bool
+) -> Callable[..., None]:
+    """Forward, backward and optimizer; fp16 with dynamic loss scaling."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    device = next(model.parameters()).device.type
+    scaler = torch.amp.GradScaler(device, enabled=scale)
+
+    def step(ids: torch.Tensor, labels: torch.Tensor) -> None:
+        scaler.scale(call(ids, labels)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    return step
+
+
+def main() -> None:
+    """Print one line a way of running the step."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--format", choices=("bf16", "fp16"), default="bf16")
+    parser.add_argument("--repeats", type=int, default=10)
+    chosen = parser.parse_args()
+    low = torch.bfloat16 if chosen.format == "bf16" else torch.float16
+    torch.manual_seed(0)
+    first = Model().to(chosen.device)
+    ids = torch.randint(0, 10000, (BATCH, TOKENS), device=chosen.device)
+    labels = torch.randint(0, VOCABULARY, (BATCH, TOKENS), device=chosen.device)
+
+    def autocast(model: nn.Module) -> Callable[..., Any]:
+        def call(*args: torch.Tensor) -> torch.Tensor:
+            with torch.autocast(chosen.device, low):
+                return model(*args)
+
+        return call
+
+    # finecast plans whole graphs, so it has no eager form of training.
+    ways: dict[str, Callable[[nn.Module], Callable[..., Any]]] = {
+        "FP32, eager": lambda m: m,
+        "AMP, torch.autocast, eager": autocast,
+        "FP32, compiled": torch.compile,
+        "AMP, torch.autocast, compiled": lambda m: torch.compile(autocast(m)),
+        "AMP, finecast, compiled": lambda m: finecast.torch.compile(
+            m, f"auto:{chosen.format}"
+        ),
+    }
+    for name, prepare in ways.items():
+        model = copy.deepcopy(first)
+        scaled = chosen.format == "fp16" and name.startswith("AMP")
+        step = training_step(model, prepare(model), scaled)
+        found = finecast.torch.profile(step, (ids, labels), repeats=chosen.repeats)
+        weights = finecast.torch.resident_bytes(model, ())
+        print(f"{name} (ms): {found.ms:.1f}")
+        print(f"{name} (MBs): {(found.peak_bytes + weights) / 2**20:.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""What talks to Inductor: the pass on the joint graph, and weights cast outside of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._functorch import config as functorch_config
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx import GraphModule
+
+from finecast.frontends.torch.joint import WHOLE, lower
+from finecast.torch.weights import hoist_casts
+
+if TYPE_CHECKING:
+    from finecast.torch.training import Backend
+
+
+def compile_graph(backend: Backend, module: GraphModule, inputs: Sequence[Any]) -> Any:
+    """Compile one graph that Dynamo captured, with the backend's pass in between."""
+    patches: dict[str, Any] = {"joint_custom_pre_pass": _Pass(backend)}
+    inner: Callable[..., Any] = compile_inner
+    if backend.cache is not None:
+        patches["fx_graph_cache"] = False
+
+        inner = partial(_with_cache, backend)
+
+    with functorch_config.patch(enable_autograd_cache=False):
+        return compile_fx(
+            module,
+            inputs,
+            inner_compile=inner,
+            config_patches=patches,
+            decompositions=WHOLE,
+        )
+
+
+class _Pass(CustomGraphPass):
+    """Finecast's pass as Inductor calls it; equal uuids give equal results."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        module = graph.owning_module
+        assert isinstance(module, GraphModule)
+        device = _device(module)
+        lower(
+            module,
+            lambda g, shapes: self.backend.plan(g, shapes, device),
+            select_decomp_table(),
+        )
+
+    def uuid(self) -> Any:
+        """None keeps the result out of Inductor's caches."""
+        key = self.backend.key
+        return None if key is None else hashlib.sha256(key.encode()).hexdigest()
+
+
+def compile_inner(module: GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+    """Inductor's own; inside, it asks for its own decompositions again."""
+    given: dict[str, Any] = {**options, "get_decomp_fn": select_decomp_table}
+    return compile_fx_inner(module, inputs, **given)
+
+
+def _with_cache(
+    backend: Backend, module: GraphModule, inputs: Sequence[Any], **options: Any
+) -> Any:
+    assert backend.cache is not None
+    casts = hoist_casts(module)
+    if not casts:
+        return compile_inner(module, inputs, **options)
+    fakes = [n.meta["val"] for n in module.graph.find_nodes(op="placeholder")]
+    compiled = compile_inner(module, [*inputs, *fakes[len(inputs) :]], **options)
+    return backend.cache.feed(compiled, casts)
+
+
+def _device(module: GraphModule) -> str:
+    for node in module.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            return str(value.device.type)
+    return "cpu"

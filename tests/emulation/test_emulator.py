@@ -1,0 +1,184 @@
+"""The emulator against the same rounding written out in numpy, and its laws."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from finecast.emulation import Emulation
+from finecast.engines import get_engine
+from finecast.engines.emulator import (
+    EmulatorEngine,
+    EmulatorSession,
+    prepare,
+    setting_of,
+    setting_of_plan,
+)
+from finecast.errors import UsageError
+from finecast.formats import Format
+from finecast.frontends import onnx as frontend
+from finecast.frontends.onnx.emulation import Setting
+from finecast.neuron import read, resolve
+from finecast.policy import Scope
+from finecast.rounding import round_to
+from finecast.roundmodes import Rounding
+from finecast.targets import load_target
+from tests.emulation import models
+
+X = np.random.default_rng(5).standard_normal((6, 16)).astype(np.float32)
+
+
+def emulation(target: str = "trn1", scope: str = "all", fmt: str = "bf16") -> Emulation:
+    return Emulation(
+        target=load_target(target), scope=Scope.parse(scope), format=Format.parse(fmt)
+    )
+
+
+def sessions(path: Path, how: Emulation) -> tuple[EmulatorSession, EmulatorSession, Setting]:
+    prepared = prepare(frontend.load(path), how)
+    engine = EmulatorEngine(emulation=how)
+    setting = setting_of(prepared.graph, how)
+    return engine.session(prepared), engine.session(prepared, fixed=setting), setting
+
+
+@pytest.fixture
+def mlp(tmp_path: Path) -> Path:
+    return models.mlp(tmp_path / "mlp.onnx")
+
+
+def test_scope_none_changes_nothing(mlp: Path) -> None:
+    exact = get_engine("onnxruntime").load(mlp).run({"x": X})["y"]
+    switched, fixed, _ = sessions(mlp, emulation(scope="none"))
+    assert np.array_equal(fixed.run({"x": X})["y"], exact)
+    np.testing.assert_allclose(switched.apply(Setting()).run({"x": X})["y"], exact, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scope", ["matmult", "all"])
+@pytest.mark.parametrize("fmt", ["bf16", "fp16", "tf32", "fp8_e4m3", "fp8_e5m2"])
+def test_the_switch_gives_what_a_fixed_session_gives(mlp: Path, scope: str, fmt: str) -> None:
+    switched, fixed, setting = sessions(mlp, emulation(scope=scope, fmt=fmt))
+    got, expected = (s.run({"x": X})["y"] for s in (switched, fixed))
+    # The two are optimised differently, so single values may round to the other side.
+    np.testing.assert_allclose(got, expected, atol=Format.parse(fmt).unit_roundoff)
+    again = switched.apply(Setting()).apply(setting).run({"x": X})["y"]
+    assert np.array_equal(again, got)
+
+
+@pytest.mark.parametrize("fmt", [f for f in Format if f is not Format.FP32], ids=lambda f: f.label)
+def test_products_round_operands_and_sum_in_fp32(tmp_path: Path, fmt: Format) -> None:
+    rng = np.random.default_rng(2)
+    w = rng.standard_normal((16, 8)).astype(np.float32)
+    path = models.save(
+        tmp_path / "m.onnx",
+        [models.node("MatMul", "x w", "y")],
+        {"x": ["n", 16]},
+        {"y": ["n", 8]},
+        {"w": w},
+    )
+    target = "trn1" if fmt is not Format.FP8_E4M3 else "sm90"
+    how = emulation(target, "matmult", fmt.label)
+    expected = round_to(X, fmt).astype(np.float64) @ round_to(w, fmt).astype(np.float64)
+    _, fixed, _ = sessions(path, how)
+    got = fixed.run({"x": X})["y"]
+    # fp32 sums of 16 terms (Higham: n u) of magnitudes that add up to at most |x| |w|
+    bound = 16 * Format.FP32.unit_roundoff * (np.abs(X) @ np.abs(w)).max()
+    np.testing.assert_allclose(got, expected, atol=float(bound))
+    _, stored, _ = sessions(path, replace(how, scope=Scope.ALL))
+    low = stored.run({"x": X})["y"]
+    assert np.array_equal(round_to(low, fmt), low)
+    bound += fmt.smallest_subnormal / 2  # below the normal range a step is fixed
+    np.testing.assert_allclose(low, expected, rtol=fmt.unit_roundoff * 1.01, atol=float(bound))
+
+
+def test_inf1_has_no_fp32_product(tmp_path: Path) -> None:
+    path = models.plain_product(tmp_path / "m.onnx")
+    _, fixed, _ = sessions(path, emulation("inf1", "none"))
+    x = X[:, :4]
+    assert np.array_equal(fixed.run({"x": x})["y"], round_to(x, Format.BF16))
+
+
+def test_nothing_rounds_inside_a_kernel(mlp: Path) -> None:
+    prepared = prepare(frontend.load(mlp), emulation())
+    graph = prepared.graph
+    ids = {n.name: n.id for n in graph.nodes}
+    found = EmulatorEngine(emulation=emulation()).session(prepared)
+    del found
+    from finecast.engines.emulator import device_kernels
+
+    kernels = [{graph.nodes[i].name for i in k} for k in device_kernels(graph, emulation())]
+    assert {"m_node", "a_node"} in kernels
+    assert {"d_node", "e_node", "p_node", "q_node", "gelu_node"} in kernels
+    assert len(ids) == 11
+
+
+def test_a_plan_casts_the_nodes_it_names(mlp: Path) -> None:
+    how = emulation(scope="none")
+    prepared = prepare(frontend.load(mlp), how)
+    session = EmulatorEngine(emulation=how).session(prepared)
+    exact = session.apply(Setting()).run({"x": X})["y"]
+    last = prepared.graph.find("y_node")
+    plan = setting_of_plan({n.id: Format.FP32 for n in prepared.graph.float_nodes}, how)
+    assert np.array_equal(session.apply(plan).run({"x": X})["y"], exact)
+    plan = setting_of_plan({last.id: Format.BF16}, how)
+    got = session.apply(plan).run({"x": X})["y"]
+    assert np.array_equal(round_to(got, Format.BF16), got)
+    np.testing.assert_allclose(got, exact, rtol=0.05, atol=0.01)
+
+
+def test_stochastic_rounding_does_not_depend_on_the_batches(mlp: Path) -> None:
+    how = replace(emulation(), rounding=Rounding.STOCHASTIC, seed=4)
+    _, session, setting = sessions(mlp, how)
+    whole = session.apply(setting).run({"x": X})["y"]
+    session.apply(setting)
+    parts = [session.run({"x": X[:2]})["y"], session.run({"x": X[2:]})["y"]]
+    np.testing.assert_allclose(np.concatenate(parts), whole, atol=Format.BF16.epsilon / 8)
+    _, other, setting = sessions(mlp, replace(how, seed=5))
+    assert not np.array_equal(other.apply(setting).run({"x": X})["y"], whole)
+
+
+def test_accumulation_in_steps_costs_accuracy(mlp: Path) -> None:
+    exact = get_engine("onnxruntime").load(mlp).run({"x": X})["y"]
+    errors: list[float] = []
+    for mixed in (True, False):
+        how = replace(emulation(), mixed_accumulation=mixed)
+        _, fixed, _ = sessions(mlp, how)
+        errors.append(float(np.abs(fixed.run({"x": X})["y"] - exact).max()))
+    assert 0 < errors[0] < errors[1] < 1
+
+
+def test_steps_written_out_compute_the_same(mlp: Path) -> None:
+    exact = get_engine("onnxruntime").load(mlp).run({"x": X})["y"]
+    for how in (
+        replace(emulation(scope="none"), mixed_accumulation=False),
+        replace(emulation(scope="none"), rounds_normalized=True),
+    ):
+        _, fixed, _ = sessions(mlp, how)
+        np.testing.assert_allclose(fixed.run({"x": X})["y"], exact, rtol=1e-5, atol=1e-6)
+
+
+def test_saturating_fp8(tmp_path: Path) -> None:
+    path = models.plain_product(tmp_path / "m.onnx")
+    x = np.full((1, 4), 1e4, np.float32)
+    _, clamped, _ = sessions(path, emulation("sm90", "matmult", "fp8_e4m3"))
+    assert clamped.run({"x": x})["y"].tolist() == [[448.0] * 4]
+    _, spilled, _ = sessions(path, emulation("trn1", "matmult", "fp8_e4m3"))
+    assert not np.isfinite(spilled.run({"x": x})["y"]).any()
+
+
+def test_capabilities_and_names() -> None:
+    engine = EmulatorEngine(emulation=emulation("sm80"))
+    assert (engine.name, engine.device) == ("emulator", "sm80")
+    capabilities = engine.capabilities()
+    assert capabilities[Format.BF16].speed == pytest.approx(16)
+    assert not capabilities[Format.FP8_E4M3].runs
+
+
+def test_stochastic_rounding_needs_the_device() -> None:
+    given = replace(read(["--auto-cast", "all"]), stochastic_rounding=True)
+    assert math.isfinite(resolve(given, target="trn1").emulation().seed)
+    with pytest.raises(UsageError, match="stochastic"):
+        resolve(given, target="sm80").emulation()

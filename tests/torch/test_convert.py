@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import finecast.torch as ft  # noqa: E402
+from finecast.edits import cast_count  # noqa: E402
+from finecast.errors import ModelError  # noqa: E402
+from finecast.formats import Format  # noqa: E402
+from finecast.frontends import torch as frontend  # noqa: E402
+from finecast.frontends.torch.points import find_points  # noqa: E402
+from finecast.frontends.torch.probing import first_order, probe_all  # noqa: E402
+from finecast.measure.criterion import Criterion  # noqa: E402
+from finecast.torch import planning, rates  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, 4 * width)
+        self.second = nn.Linear(4 * width, width)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x + self.second(nn.functional.gelu(self.first(x))))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.act = nn.ReLU(inplace=True)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.act(self.norm(self.conv(x)))
+        y += 1
+        return self.head(y.mean((2, 3)))
+
+
+@pytest.fixture(autouse=True)
+def _fast_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device on which bf16 pays, whatever this one is; and the same random numbers."""
+    torch.manual_seed(0)
+
+    def rate(device: str, fmt: Format) -> rates.Rate:
+        del device
+        speed = {Format.BF16: 4.0, Format.FP16: 0.1}.get(fmt, 1.0)
+        return rates.Rate(
+            product_tflops=0.001 * speed, speed=speed, bandwidth_gb_s=50.0, overhead_s=1e-7
+        )
+
+    monkeypatch.setattr(planning, "rate_here", rate)
+
+
+def error(y: torch.Tensor, reference: torch.Tensor) -> float:
+    return float((y - reference).norm() / reference.norm())
+
+
+def test_inputs_and_outputs_keep_their_types_and_weights_are_stored_low() -> None:
+    net, x = Block().eval(), torch.randn(4, 32)
+    with torch.no_grad():
+        want = net(x)
+        low = ft.convert(net, (x,), "all:bf16")
+        got = low(x)
+    assert got.dtype is torch.float32
+    assert 0 < error(got, want) < 20 * Format.BF16.unit_roundoff
+    size = sum(t.nbytes for t in low.state_dict().values())
+    assert size <= 0.55 * sum(t.nbytes for t in net.state_dict().values())
+    assert all(p.dtype is torch.float32 for p in net.parameters())
+
+
+def test_scope_none_is_the_identity() -> None:
+    net, x = Block().eval(), torch.randn(4, 32)
+    with torch.no_grad():
+        same = ft.convert(net, (x,), "none:bf16")
+        assert torch.equal(same(x), net(x))
+    assert set(same.finecast_plan.counts) == {"fp32"}
+
+
+def test_batch_norm_is_folded_and_in_place_ops_are_not_lost() -> None:
+    net, x = Net(), torch.randn(2, 3, 8, 8)
+    net(x)  # statistics that are not those of a fresh module
+    net.eval()
+    low = ft.convert(net, (x,), "matmult:bf16")
+    with torch.no_grad():
+        assert error(low(x), net(x)) < 4 * Format.BF16.unit_roundoff
+    assert not any("batch_norm" in str(n.target) for n in low.graph.nodes)
+    assert net.norm.weight.dtype is torch.float32
+
+
+def test_the_residual_stream_stays_exact_beside_low_products() -> None:
+    net = nn.Sequential(*(Block(64) for _ in range(3))).eval()
+    x = torch.randn(8, 64)
+    low = ft.convert(net, (x,))
+    formats = {d.op: d.format for d in low.finecast_plan.decisions}
+    assert formats["linear"] is Format.BF16
+    with torch.no_grad():
+        everything = ft.convert(net, (x,), "all:bf16")
+        assert error(low(x), net(x)) <= error(everything(x), net(x))
+
+
+def test_both_ways_of_measuring_sensitivity_agree() -> None:
+    net, x = Block().eval(), torch.randn(16, 32)
+    captured = frontend.capture(net, (x,))
+    free = frozenset(n.id for n in captured.graph.float_nodes)
+    points = find_points(captured.graph, free)
+    one_pass = first_order(captured, points, Format.BF16, [x], draws=8)
+    probed = probe_all(captured, points, Format.BF16, [x])
+    assert len(points) > 5
+    # Sums over points predict; single ones scatter with the random combination.
+    assert one_pass.sum() == pytest.approx(probed.sum(), rel=0.3)
+
+
+def test_tied_weights_stay_one_tensor() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(16, 16, bias=False)
+            self.b = nn.Linear(16, 16, bias=False)
+            self.b.weight = self.a.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.b(torch.relu(self.a(x)))
+
+    low = ft.convert(Tied().eval(), (torch.randn(2, 16),), "all:bf16")
+    storages = {t.untyped_storage().data_ptr() for t in low.state_dict().values()}
+    assert len(storages) == 1
+
+
+def test_dynamic_shapes_and_export_of_the_result() -> None:
+    net, x = Block().eval(), torch.randn(4, 32)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    low = ft.convert(net, (x,), "auto:bf16", ({0: batch},))
+    assert low(torch.randn(9, 32)).shape == (9, 32)
+    program = torch.export.export(low, (x,), dynamic_shapes=({0: batch},))
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    again = torch.export.load(file).module()
+    assert torch.equal(again(x), low(x))
+
+
+def test_a_slow_format_is_not_chosen_and_warned_about_when_named() -> None:
+    net, x = Block().eval(), torch.randn(4, 32)
+    plan = ft.convert(net, (x,), "auto:fp16").finecast_plan
+    assert set(plan.counts) == {"fp32"}
+    with pytest.warns(UserWarning, match=r"fp16 is 10\.0 times slower than fp32"):
+        named = ft.convert(net, (x,), "all:fp16")
+    assert "fp16" in named.finecast_plan.counts
+
+
+def test_every_decision_has_a_reason() -> None:
+    low = ft.convert(Block().eval(), (torch.randn(4, 32),))
+    assert all(d.reasons for d in low.finecast_plan.decisions)
+
+
+def test_tune_keeps_the_criterion_and_never_returns_a_slower_module() -> None:
+    net, x = Block(256).eval(), torch.randn(64, 256)
+    want = net(x).detach()
+
+    def evaluate(module: nn.Module) -> float:
+        return 1 - error(module(x), want)
+
+    options = ft.TuneOptions(prepare=lambda module: module)
+    impossible = ft.tune(
+        net, (x,), evaluate=evaluate, criterion=Criterion(tolerance=0.0), options=options
+    )
+    assert not impossible.improved
+    assert impossible.model is net
+    easy = ft.tune(
+        net, (x,), evaluate=evaluate, criterion=Criterion(tolerance=0.1), options=options
+    )
+    assert easy.metric >= 0.9
+    assert easy.speedup >= 1
+
+
+def test_casts_are_shared_between_readers() -> None:
+    class Fan(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.exp(x)
+            return sum(torch.exp(p(y)) for p in self.parts)
+
+    net, x = Fan().eval(), torch.randn(4, 16)
+    captured = frontend.capture(net, (x,))
+    plan = ft.convert(net, (x,), "matmult:bf16").finecast_plan
+    edits = frontend.planned_edits(captured, plan)
+    assert cast_count(captured.graph, edits) == 1 + 3
+
+
+def test_finecast_does_not_import_torch() -> None:
+    import subprocess
+    import sys
+
+    code = "import finecast, sys; finecast.Format; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_unsupported_module_says_why() -> None:
+    class Branches(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if float(x.sum()) > 0 else -x
+
+    with pytest.raises(ModelError, match=r"torch.export cannot capture"):
+        ft.convert(Branches(), (torch.randn(2),))

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import finecast.torch as ft  # noqa: E402
+
+MIB = 2**20
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+
+
+def test_peak_is_that_of_the_tensors_alive_together() -> None:
+    a = torch.zeros(MIB // 4)
+
+    def three_in_turn() -> torch.Tensor:
+        b = a + 1
+        c = b * 2
+        del b
+        d = c + c
+        return d.sum()
+
+    # Two of one MiB at a time; scalars and alignment are bytes.
+    assert 2 * MIB <= ft.peak_bytes(three_in_turn) < 2.01 * MIB
+
+
+def test_profile_counts_times_and_resident_memory() -> None:
+    net, x = torch.nn.Linear(512, 512, bias=False), torch.zeros(8, 512)
+    found = ft.profile(net, (x,), warmup=1, repeats=5)
+    assert found.latency.runs == 5
+    assert found.ms > 0
+    assert found.resident_bytes == MIB + 8 * 512 * 4
+    assert found.mb >= 1
