@@ -67,7 +67,9 @@ def low_kernels(compiled: Any, prepared: Prepared) -> tuple[frozenset[int], froz
     stored: set[int] = set()
     for op in compiled.get_runtime_model().get_ordered_ops():
         info = op.get_rt_info()
-        inside = {ids[n] for n in info["originalLayersNames"].astype(str).split(",") if n in ids}
+        inside = {
+            ids[n] for n in info["originalLayersNames"].astype(str).split(",") if n in ids
+        }
         if info["runtimePrecision"].astype(str) == "bf16":
             low |= inside
             if info["outputPrecisions"].astype(str).startswith("bf16"):
@@ -86,9 +88,7 @@ def explicit(path: str) -> bytes:
 
 def emulate(path: str, compiled: Any, *, whole: bool) -> Run:
     """The emulator with OpenVINO's kernels: all ops cast, or those that it runs in bf16."""
-    emulation = Emulation(
-        target=load_target("amx"), scope=Scope.ALL, rounds_normalized=whole
-    )
+    emulation = Emulation(target=load_target("amx"), scope=Scope.ALL, rounds_normalized=whole)
     prepared = prepare(frontend.load(Path(path)), emulation)
     setting = setting_of(prepared.graph, emulation)
     if not whole:
@@ -100,7 +100,9 @@ def emulate(path: str, compiled: Any, *, whole: bool) -> Run:
     return lambda feeds: next(iter(session.run(feeds).values()))
 
 
-def measure(path: str, feeds: Sequence[Feeds], decide: Callable[[np.ndarray], np.ndarray]) -> dict[str, Any]:
+def measure(
+    path: str, feeds: Sequence[Feeds], decide: Callable[[np.ndarray], np.ndarray]
+) -> dict[str, Any]:
     """Errors against fp32, and how often decisions agree."""
     exact_run, _ = openvino_run(path, "f32")
     exact = [exact_run(f) for f in feeds]

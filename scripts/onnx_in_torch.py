@@ -110,7 +110,9 @@ def _gemm(arguments: list[Any], attributes: dict[str, Any]) -> Tensor:
 def _reduce(function: Callable[..., Tensor]) -> Callable[[list[Any], dict[str, Any]], Tensor]:
     def call(arguments: list[Any], attributes: dict[str, Any]) -> Tensor:
         axes = attributes.get("axes") or _ints(arguments[1])
-        return function(arguments[0], dim=list(axes), keepdim=bool(attributes.get("keepdims", 1)))
+        return function(
+            arguments[0], dim=list(axes), keepdim=bool(attributes.get("keepdims", 1))
+        )
 
     return call
 
@@ -159,9 +161,17 @@ OPS: dict[str, Callable[[list[Any], dict[str, Any]], Any]] = {
     "Concat": lambda a, k: torch.cat(a, k["axis"]),
     "Squeeze": lambda a, _: a[0].squeeze(tuple(_ints(a[1]))),
     "Unsqueeze": lambda a, _: a[0][(slice(None),) * _ints(a[1])[0] + (None,)],
-    "Gather": lambda a, k: a[0].index_select(
-        k.get("axis", 0), torch.from_numpy(np.array(a[1]).ravel()).to(a[0].device)
-    ).reshape(*a[0].shape[: k.get("axis", 0)], *np.asarray(a[1]).shape, *a[0].shape[k.get("axis", 0) + 1 :]),
+    "Gather": lambda a, k: (
+        a[0]
+        .index_select(
+            k.get("axis", 0), torch.from_numpy(np.array(a[1]).ravel()).to(a[0].device)
+        )
+        .reshape(
+            *a[0].shape[: k.get("axis", 0)],
+            *np.asarray(a[1]).shape,
+            *a[0].shape[k.get("axis", 0) + 1 :],
+        )
+    ),
     "Expand": lambda a, _: a[0] + torch.zeros(_ints(a[1]), dtype=a[0].dtype),
     "Clip": lambda a, _: a[0].clamp(min=a[1], max=a[2] if len(a) > 2 else None),
     "Where": _where,

@@ -24,7 +24,9 @@ def codes(fmt: Format) -> Floats:
     """Every number of ``fmt``, NaN and Inf too."""
     count = 1 << (8 * fmt.storage_bytes)
     with np.errstate(invalid="ignore"):
-        return np.arange(count, dtype=f"u{fmt.storage_bytes}").view(fmt.dtype).astype(np.float32)
+        return (
+            np.arange(count, dtype=f"u{fmt.storage_bytes}").view(fmt.dtype).astype(np.float32)
+        )
 
 
 def same(got: Floats, expected: Floats) -> bool:
@@ -77,10 +79,14 @@ def test_every_code_is_a_fixed_point_of_every_mode(
 def test_toward_zero_and_stochastic_take_a_neighbour(fmt: Format) -> None:
     numbers = np.unique(np.abs(codes(fmt)[np.isfinite(codes(fmt))])).astype(np.float64)
     lower, upper = numbers[:-1].astype(np.float32), numbers[1:].astype(np.float32)
-    between = (lower.astype(np.float64) * 0.75 + upper.astype(np.float64) * 0.25).astype(np.float32)
+    between = (lower.astype(np.float64) * 0.75 + upper.astype(np.float64) * 0.25).astype(
+        np.float32
+    )
     down = convert(between, Conversion(format=fmt, rounding=Rounding.TOWARD_ZERO))
     assert same(down, lower)
-    assert same(convert(-between, Conversion(format=fmt, rounding=Rounding.TOWARD_ZERO)), -lower)
+    assert same(
+        convert(-between, Conversion(format=fmt, rounding=Rounding.TOWARD_ZERO)), -lower
+    )
     drawn = convert(between, Conversion(format=fmt, rounding=Rounding.STOCHASTIC, seed=1))
     assert np.all((drawn == lower) | (drawn == upper))
     # bf16's lowest subnormals: a quarter step is no fp32 number and comes out as none or half
@@ -159,5 +165,5 @@ def test_neurons_reference_test_of_stochastic_rounding() -> None:
         a = convert(a + np.float32(0.5), nearest)
         b = convert(b + np.float32(0.5), drawn, offset=i)
     assert float(a[0]) == 1024
-    # 2048 steps of variance 1/4: a standard deviation of 22.6 about 2048; Neuron's run gave 2056.
+    # 2048 steps of variance 1/4: a standard deviation of 22.6 about 2048; Neuron: about 2056.
     assert abs(float(b[0]) - 2048) < 4 * math.sqrt(2048 / 4)

@@ -105,7 +105,9 @@ def _gelu(graph: Graph, erf: Node) -> frozenset[int] | None:
         at = following
     # x / 2 may come first: then it is x * 0.5 that the sum is multiplied by.
     for value in graph.following_inputs(graph.nodes[min(members)]):
-        members |= {n.id for n in _halves(graph, value) if set(n.outputs) & _inputs(graph, members)}
+        members |= {
+            n.id for n in _halves(graph, value) if set(n.outputs) & _inputs(graph, members)
+        }
     return frozenset(members)
 
 

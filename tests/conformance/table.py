@@ -44,6 +44,9 @@ def _totals(outcomes: Sequence[Outcome], formats: Sequence[str]) -> str:
             sum(o.result is result and o.format == f for o in outcomes) for f in formats
         ]
         rows.append([result.value, *map(str, counts)])
+    for engine in sorted({o.engine for o in outcomes if o.engine}):
+        counts = [sum(o.engine == engine and o.format == f for o in outcomes) for f in formats]
+        rows.append([f"run in {engine}", *map(str, counts)])
     totals = [sum(o.format == f for o in outcomes) for f in formats]
     rows.append(["**cases**", *map(str, totals)])
     return _markdown(rows)

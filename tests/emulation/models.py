@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,7 +19,7 @@ def save(
     nodes: Sequence[onnx.NodeProto],
     inputs: dict[str, Sequence[int | str]],
     outputs: dict[str, Sequence[int | str]],
-    constants: dict[str, NDArray[np.generic]],
+    constants: Mapping[str, NDArray[Any]],
     opset: int = 17,
 ) -> Path:
     """Write a model whose inputs and outputs are fp32."""
@@ -36,14 +37,18 @@ def save(
         ports(outputs),
         initializer=[numpy_helper.from_array(a, n) for n, a in constants.items()],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9
+    )
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, path)
     return path
 
 
-def node(kind: str, inputs: str, output: str, **attributes: object) -> onnx.NodeProto:
-    return helper.make_node(kind, inputs.split(), [output], name=f"{output}_node", **attributes)
+def node(kind: str, inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(
+        kind, inputs.split(), [output], name=f"{output}_node", **attributes
+    )
 
 
 def mlp(path: Path) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
@@ -31,8 +33,8 @@ def in_graph(x: Floats, how: Conversion, offset: int = 0) -> Floats:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
-    found: Floats = session.run(None, {"x": x, "o": np.array(offset)})[0]
-    return found
+    found: Any = session.run(None, {"x": x, "o": np.array(offset)})[0]
+    return np.asarray(found, dtype=np.float32)
 
 
 def numbers() -> Floats:

@@ -59,7 +59,7 @@ def test_every_truncation(tmp_path: Path) -> None:
 @pytest.mark.parametrize("policy", ["all:fp16", "all:bf16"])
 def test_flipped_bits_and_spliced_bytes(tmp_path: Path, policy: str) -> None:
     data, random = small().SerializeToString(), Random(0)
-    for _ in range(400):
+    for _ in range(150):
         attempt(mutated(data, random), tmp_path, policy)
 
 
@@ -185,7 +185,7 @@ def test_declared_sizes_that_lie(tmp_path: Path, dims: list[int], size: int, raw
     if raw:
         weight.raw_data = bytes(size)
     else:
-        weight.float_data.extend([0.0] * (size // 4 + 1))
+        weight.float_data.extend([0.0] * (size // 4 + 3))
     proto = model([helper.make_node("Add", ["x", "w"], ["y"])], {"x": [4]}, {"y": [4]}, [weight])
     assert "declares" in attempt(proto.SerializeToString(), tmp_path)
 

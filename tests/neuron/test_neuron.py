@@ -64,8 +64,13 @@ def test_the_right_most_wins(left: list[str], right: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("sdk", "scope", "mixed"),
-    [("2.9", Scope.MATMULT, False), ("2.26.1", Scope.MATMULT, False), ("2.27", Scope.NONE, True),
-     (None, Scope.NONE, True), ("2.32.0", Scope.NONE, True)],
+    [
+        ("2.9", Scope.MATMULT, False),
+        ("2.26.1", Scope.MATMULT, False),
+        ("2.27", Scope.NONE, True),
+        (None, Scope.NONE, True),
+        ("2.32.0", Scope.NONE, True),
+    ],
 )
 def test_neuronx_defaults_by_release(sdk: str | None, scope: Scope, mixed: bool) -> None:
     found = resolve(Given(), sdk=sdk, target="trn1")
@@ -115,7 +120,9 @@ def test_shorthands() -> None:
     )
 
 
-@given(st.sampled_from(["all", "none"]), st.sampled_from(CAST_WORDS), st.permutations(RELAYOUTS))
+@given(
+    st.sampled_from(["all", "none"]), st.sampled_from(CAST_WORDS), st.permutations(RELAYOUTS)
+)
 def test_cast_and_relayout_override_the_shorthands(
     short: str, cast: str, relayouts: list[str]
 ) -> None:
@@ -152,7 +159,10 @@ def test_fp32_cast_comes_before_fast_math(cast: str, keyword: str) -> None:
         ("--fast-math all --target trn1", ("--fast-math", "trn1")),
         ("--fp32-cast all --target trn2", ("--fp32-cast", "trn2")),
         ("--fast-math all --auto-cast all", ("--auto-cast", "--fast-math")),
-        ("--auto-cast none --auto-cast-type fp16", ("--auto-cast-type fp16", "--auto-cast none")),
+        (
+            "--auto-cast none --auto-cast-type fp16",
+            ("--auto-cast-type fp16", "--auto-cast none"),
+        ),
         ("--auto-cast-type fp16", ("--auto-cast-type fp16", "--auto-cast none")),
         ("--enable-saturate-infinity --target trn2", ("--enable-saturate-infinity", "trn2")),
         ("--auto-cast auto", ("auto", "none, matmult or all")),
@@ -178,7 +188,7 @@ def test_a_format_that_the_target_lacks() -> None:
 def test_the_environment() -> None:
     found = from_environment(
         {
-            "NEURON_CC_FLAGS": "--model-type transformer --auto-cast=all -O1 --auto-cast-type fp16",
+            "NEURON_CC_FLAGS": "--model-type x --auto-cast=all -O1 --auto-cast-type fp16",
             "NEURON_RT_STOCHASTIC_ROUNDING_EN": "1",
             "NEURON_RT_STOCHASTIC_ROUNDING_SEED": "7",
         }
@@ -196,7 +206,12 @@ def test_the_environment() -> None:
 def test_ladders_are_the_guides() -> None:
     rungs = ladder("trn1")
     assert [r.options.policy.label for r in rungs] == [
-        "none:bf16", "matmult:tf32", "all:tf32", "matmult:fp16", "all:fp16", "matmult:bf16",
+        "none:bf16",
+        "matmult:tf32",
+        "all:tf32",
+        "matmult:fp16",
+        "all:fp16",
+        "matmult:bf16",
         "all:bf16",
     ]
     assert len(ladder("inf1")) == 4

@@ -102,6 +102,8 @@ def test_cached_weights_notice_the_optimizer() -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert float(compiled(x)) == pytest.approx(float(other(x)), rel=TOLERANCE)
+    # Two weights and two biases at most, once for each of three steps and the last call.
+    assert 2 * 4 <= compiled.finecast_backend.cache.casts <= 4 * 4
 
 
 def test_the_backend_by_its_name_and_tied_weights() -> None:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 Words = Annotated[
     list[str],
     typer.Argument(
-        metavar="MODEL", help="The FP32 ONNX model (and keywords that go on after --fast-math)."
+        metavar="MODEL",
+        help="The FP32 ONNX model (and keywords that go on after --fast-math).",
     ),
 ]
 AutoCast = Annotated[
@@ -70,9 +71,7 @@ FromEnv = Annotated[
     bool,
     typer.Option("--from-env", help="Read NEURON_CC_FLAGS; the command line comes after it."),
 ]
-Data = Annotated[
-    Path | None, typer.Option(help="An .npz with the inputs' names, and labels.")
-]
+Data = Annotated[Path | None, typer.Option(help="An .npz with the inputs' names, and labels.")]
 Labels = Annotated[
     str | None, typer.Option(help="Array of labels in --data; default 'label'.")
 ]
@@ -133,7 +132,8 @@ def model_and_keywords(
     models = [w for w in words if w not in more]
     if len(models) != 1:
         raise UsageError(
-            f"one model is expected, got {', '.join(models) or 'none'}", fix="give one .onnx file"
+            f"one model is expected, got {', '.join(models) or 'none'}",
+            fix="give one .onnx file",
         )
     return Path(models[0]), (*(keywords or ()), *more)
 
@@ -190,8 +190,10 @@ class DataChoice:
         from finecast.measure.functions import load_function
 
         calib = self.calib
-        feeds = None if calib is None else (
-            Path(calib) if calib.endswith(".npz") else load_function(calib)
+        feeds = (
+            None
+            if calib is None
+            else (Path(calib) if calib.endswith(".npz") else load_function(calib))
         )
         options = api.DataOptions(
             data=self.data,

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import onnx_ir as ir
@@ -14,7 +14,7 @@ import onnx_ir as ir
 from finecast.emulation import Emulation, cast_nodes
 from finecast.engines.base import Array, Capability, Feeds, KernelTime, Session, TensorSpec
 from finecast.engines.onnxruntime import OnnxRuntimeEngine
-from finecast.errors import EngineError, UsageError
+from finecast.errors import EngineError
 from finecast.formats import Format
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Prepared
@@ -28,9 +28,14 @@ from finecast.frontends.onnx.emulation import (
 from finecast.frontends.onnx.expand import expand_accumulations, split_norms
 from finecast.graph import Graph
 from finecast.ops import OpKind
-from finecast.patterns import activation_kernels, affine_kernels, bias_kernels, merged, norm_kernels
+from finecast.patterns import (
+    activation_kernels,
+    affine_kernels,
+    bias_kernels,
+    merged,
+    norm_kernels,
+)
 from finecast.policy import Policy, Scope
-from finecast.targets import load_target
 
 
 def device_kernels(graph: Graph, emulation: Emulation) -> list[frozenset[int]]:
@@ -198,19 +203,3 @@ def _rewriting(emulation: Emulation) -> Callable[[ir.Model], ir.Model] | None:
     if not emulation.mixed_accumulation:
         return expand_accumulations
     return split_norms if emulation.rounds_normalized else None
-
-
-def EmulatorFactory(device: str) -> EmulatorEngine:  # noqa: N802 - called as engines' classes are
-    """The engine ``emulator:TARGET[:SCOPE:FORMAT]``, for ``get_engine``.
-
-    Raises:
-        UsageError: If the target or the policy is unknown.
-    """
-    name, _, policy = device.partition(":")
-    if not name:
-        raise UsageError("the emulator needs a target", fix="write emulator:trn1:all:bf16")
-    options: dict[str, Any] = {}
-    if policy:
-        scope, _, fmt = policy.partition(":")
-        options = {"scope": Scope.parse(scope), "format": Format.parse(fmt or "bf16")}
-    return EmulatorEngine(emulation=Emulation(target=load_target(name), **options))

@@ -39,9 +39,12 @@ _SNIPPETS: Final = {
 # Neither compiler reads ONNX: the framework hands it the traced program as HLO.
 _COMMANDS: Final = {
     Compiler.NEURONX_CC: (
-        "neuronx-cc compile {model} --framework XLA --target {target} {arguments} --output {output}"
+        "neuronx-cc compile {model} --framework XLA --target {target} {arguments}"
+        " --output {output}"
     ),
-    Compiler.NEURON_CC: "neuron-cc compile {model} --framework XLA {arguments} --output {output}",
+    Compiler.NEURON_CC: (
+        "neuron-cc compile {model} --framework XLA {arguments} --output {output}"
+    ),
 }
 
 

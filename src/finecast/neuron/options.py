@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeVar
 
-
 from finecast.emulation import Emulation, check
 from finecast.errors import UsageError
 from finecast.formats import Format
@@ -19,7 +18,6 @@ from finecast.neuron.reading import Given
 from finecast.policy import Policy, Scope
 from finecast.roundmodes import Rounding
 from finecast.targets import Relayout, load_target
-
 
 T = TypeVar("T")
 
@@ -149,7 +147,9 @@ def compiler_for(target: str) -> Compiler:
     return Compiler.NEURON_CC if target == _INF1 else Compiler.NEURONX_CC
 
 
-def resolve(given: Given, *, sdk: str | None = None, target: str | None = None) -> NeuronOptions:
+def resolve(
+    given: Given, *, sdk: str | None = None, target: str | None = None
+) -> NeuronOptions:
     """Fill in defaults and check legality.
 
     Args:

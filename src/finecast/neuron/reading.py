@@ -70,13 +70,17 @@ def read(arguments: Sequence[str], *, lenient: bool = False) -> Given:
         word, at = words[at], at + 1
         if word in _VALUES:
             if at == len(words) or words[at].startswith("-"):
-                raise UsageError(f"{word} needs a value", where=word, fix=f"write {word} VALUE")
+                raise UsageError(
+                    f"{word} needs a value", where=word, fix=f"write {word} VALUE"
+                )
             found[_VALUES[word]], at = words[at], at + 1
         elif word in _SWITCHES:
             field, value = _SWITCHES[word]
             found[field] = value
         elif word == _FAST_MATH:
-            end = next((i for i in range(at, len(words)) if words[i].startswith("-")), len(words))
+            end = next(
+                (i for i in range(at, len(words)) if words[i].startswith("-")), len(words)
+            )
             if end == at:
                 raise UsageError(
                     f"{word} needs a keyword", where=word, fix=f"write {word} all, or none"

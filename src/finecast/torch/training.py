@@ -49,6 +49,7 @@ def compile(  # noqa: A001 - the name that torch gives the same thing
     )
     compiled = torch.compile(function, backend=backend, **options)
     compiled.finecast_plans = backend.plans  # type: ignore[attr-defined]
+    compiled.finecast_backend = backend  # type: ignore[attr-defined]
     return compiled
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,8 @@ class HoistedCast:
 def hoist_casts(module: GraphModule) -> tuple[HoistedCast, ...]:
     """Make each conversion of a parameter an input of the graph, put after the others.
 
-    A parameter is an input whose fake tensor is one; Dynamo keeps that apart.
+    Parameters come as inputs, fp32 and by the name that autograd's joint graph gives inputs,
+    to the forward graph and, if the backward pass needs them, to its graph too.
     """
     inputs = module.graph.find_nodes(op="placeholder")
     found: list[HoistedCast] = []
@@ -49,36 +51,47 @@ def hoist_casts(module: GraphModule) -> tuple[HoistedCast, ...]:
 
 
 def _is_parameter(node: FxNode) -> bool:
+    """An fp32 input of the joint graph; which are parameters is seen when they come."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dtype is not torch.float32:
         return False
-    if isinstance(value, torch.nn.Parameter):
-        return True
-    described = node.meta.get("desc")
-    return described is not None and type(described).__name__.startswith("Param")
+    return str(node.target).startswith("primals")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Copy:
+    version: int
+    low: torch.Tensor
 
 
 class WeightCache:
-    """Low copies by the memory of the fp32 tensor.
+    """Low copies by the fp32 tensor itself; they go when it goes.
 
     Law: what ``get`` returns equals ``tensor.to(dtype)`` unless the tensor was written to
-    through ``.data``, which hides from version counters.
+    through ``.data``, which hides from version counters. Only leaves that require a
+    gradient are kept: inputs and activations are another tensor each time.
     """
 
     def __init__(self) -> None:
-        self.copies: dict[tuple[int, torch.dtype], tuple[int, torch.Tensor]] = {}
+        self.copies = WeakTensorKeyDictionary()
+        self.casts = 0
 
     def get(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The low copy of ``tensor``, made anew in place if it has changed."""
-        key = (tensor.data_ptr(), dtype)
-        version, low = self.copies.get(key, (-1, None))
-        if low is None or low.shape != tensor.shape:
-            low = tensor.detach().to(dtype)
-        elif version != tensor._version:
+        if not (tensor.is_leaf and tensor.requires_grad):
+            return tensor.detach().to(dtype)
+        kept: dict[torch.dtype, _Copy] = self.copies.setdefault(tensor, {})
+        found = kept.get(dtype)
+        version = tensor._version
+        if found is None or found.low.shape != tensor.shape:
+            self.casts += 1
+            kept[dtype] = found = _Copy(version=version, low=tensor.detach().to(dtype))
+        elif found.version != version:
+            self.casts += 1
             with torch.no_grad():
-                low.copy_(tensor)
-        self.copies[key] = (tensor._version, low)
-        return low
+                found.low.copy_(tensor)
+            found.version = version
+        return found.low
 
     def feed(self, compiled: Any, casts: Sequence[HoistedCast]) -> Any:
         """``compiled``, which is then called without the hoisted inputs."""

@@ -59,14 +59,13 @@ def _bases(outcome: LadderOutcome) -> list[Emulation]:
     return list(chosen.values())
 
 
-def _fastest(
-    walk: LadderWalk, emulation: Emulation, limit: float | None
-) -> PlanResult | None:
+def _fastest(walk: LadderWalk, emulation: Emulation, limit: float | None) -> PlanResult | None:
     propositions, setting = _proposals(walk, emulation)
     cost = walk.cost(emulation)
     passing: PlanResult | None = None
     timed = [
-        (modelled_time_s(walk.prepared.graph, cost, emulation, setting(p)), p) for p in propositions
+        (modelled_time_s(walk.prepared.graph, cost, emulation, setting(p)), p)
+        for p in propositions
     ]
     for time_s, proposal in sorted(timed, key=lambda t: t[0]):
         if limit is not None and time_s * _WORTHWHILE >= limit:
@@ -106,8 +105,4 @@ def _by_name(walk: LadderWalk, prepared: Prepared) -> dict[int, ValueFacts]:
     """Facts of the emulated model's values, by the ids of the planner's."""
     values = walk.prepared.graph.values
     names = {v.name: v.id for v in prepared.graph.values}
-    return {
-        names[values[i].name]: f
-        for i, f in walk.facts.items()
-        if values[i].name in names
-    }
+    return {names[values[i].name]: f for i, f in walk.facts.items() if values[i].name in names}

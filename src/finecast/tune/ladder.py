@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
-
-import numpy as np
 
 from finecast.cost import RooflineCost
 from finecast.emulation import Emulation
@@ -22,7 +20,6 @@ from finecast.engines import get_engine
 from finecast.engines.base import Array, Feeds, Session
 from finecast.engines.emulator import (
     EmulatorEngine,
-    EmulatorSession,
     prepare,
     setting_of,
 )
@@ -34,7 +31,6 @@ from finecast.frontends.onnx.emulation import Setting
 from finecast.measure.criterion import Criterion
 from finecast.measure.observe import first_nonfinite, observe
 from finecast.neuron import Rung
-from finecast.policy import Scope
 from finecast.progress import Progress, silent
 from finecast.sensitivity import squared_error
 from finecast.tune.modelled import modelled_time_s
@@ -86,6 +82,7 @@ class LadderWalk:
     feeds: Sequence[Feeds] = field(init=False)
     facts: Mapping[int, ValueFacts] = field(init=False)
     exact: list[Array] = field(init=False)
+
     def __post_init__(self) -> None:
         """Evaluate the fp32 model, and see what its values are.
 

@@ -127,7 +127,8 @@ def save(
 
     Raises:
         UsageError: If ``path`` exists and ``force`` is not set, or cannot be written.
-        ModelError: If the model does not fit one file and ``external_data`` is False.
+        ModelError: If the model is malformed, or does not fit one file and ``external_data``
+            is False.
     """
     path = Path(path)
     check_writable(path, force=force)
@@ -158,6 +159,12 @@ def save(
             f"cannot write the output: {error.strerror or error}",
             where=str(path),
             fix="choose a folder that exists, is writable and has room",
+        ) from error
+    except Exception as error:  # onnx_ir raises what Python raises on malformed models
+        raise ModelError(
+            f"the model cannot be written: {_first_line(error.__cause__ or error)}",
+            where=str(path),
+            fix="run onnx.checker on the model that was given, and export it again",
         ) from error
     return size
 
@@ -210,7 +217,7 @@ def check(path: Path) -> None:
     """
     try:
         onnx.checker.check_model(str(path), full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+    except Exception as error:  # ValidationError, InferenceError, and what else C++ throws
         raise ModelError(
             f"the model is not valid ONNX: {_first_line(error)}", where=str(path)
         ) from error

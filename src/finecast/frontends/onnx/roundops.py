@@ -76,7 +76,11 @@ class RoundOps:
         return self.constant(np.array(x, dtype=np.float32))
 
     def op(
-        self, kind: str, *inputs: ir.Value, dtype: ir.DataType = ir.DataType.FLOAT, **attributes: int
+        self,
+        kind: str,
+        *inputs: ir.Value,
+        dtype: ir.DataType = ir.DataType.FLOAT,
+        **attributes: int,
     ) -> ir.Value:
         """Append one node; its output."""
         placed = dtype is _INT or kind in ("Gather", "Reshape")
@@ -102,7 +106,9 @@ class RoundOps:
         near = self._clipped(value, _SPLIT_LIMIT)
         product = self.op("Mul", near, self.scalar(2.0**drop + 1))
         rounded = self.op("Sub", product, self.op("Sub", product, near))
-        large = self.op("Greater", self.op("Abs", value), self.scalar(_SPLIT_LIMIT), dtype=_BOOL)
+        large = self.op(
+            "Greater", self.op("Abs", value), self.scalar(_SPLIT_LIMIT), dtype=_BOOL
+        )
         out = self.op("Where", large, value, rounded)
         return self._clipped(out, how.format.max) if how.saturate else out
 
@@ -111,14 +117,14 @@ class RoundOps:
         fmt = how.format
         magnitude = self.op("Abs", value)
         top = min(fmt.max, _SPLIT_LIMIT)
-        inside = self.op(
-            "Clip", magnitude, self.scalar(fmt.smallest_normal), self.scalar(top)
-        )
+        inside = self.op("Clip", magnitude, self.scalar(fmt.smallest_normal), self.scalar(top))
         product = self.op("Mul", inside, self.scalar(2.0**_FRACTION + 1))
         power = self.op("Sub", product, self.op("Sub", product, inside))
         above = self.op("Greater", power, inside, dtype=_BOOL)
         binade = self.op("Where", above, self.op("Mul", power, self.scalar(0.5)), power)
-        magic = self.op("Mul", binade, self.scalar(1.5 * 2.0 ** (_FRACTION - fmt.mantissa_bits)))
+        magic = self.op(
+            "Mul", binade, self.scalar(1.5 * 2.0 ** (_FRACTION - fmt.mantissa_bits))
+        )
         wanted = magnitude
         quantum = self.op("Mul", binade, self.scalar(fmt.epsilon))
         if how.rounding is Rounding.STOCHASTIC:
@@ -164,12 +170,18 @@ class RoundOps:
         The stream is the concatenation of batches along the first axis, so an element's
         draw does not depend on how samples were split into batches.
         """
-        table = self.constant((np.floor(draws(_TABLE, seed=seed) * 4096) / 4096).astype(np.float32))
+        table = self.constant(
+            (np.floor(draws(_TABLE, seed=seed) * 4096) / 4096).astype(np.float32)
+        )
         shape = self.op("Shape", value, dtype=_INT)
         size = self.op("ReduceProd", shape, dtype=_INT, keepdims=0)
         one = self.constant(np.array(1, dtype=np.int64))
-        first = self.op("Gather", self.op("Concat", shape, self._ones(), dtype=_INT, axis=0),
-                        self.constant(np.array(0, dtype=np.int64)), dtype=_INT)
+        first = self.op(
+            "Gather",
+            self.op("Concat", shape, self._ones(), dtype=_INT, axis=0),
+            self.constant(np.array(0, dtype=np.int64)),
+            dtype=_INT,
+        )
         rows = self.op("Max", first, one, dtype=_INT)
         each = self.op("Div", size, rows, dtype=_INT)
         start = self.op("Mul", self.offset(), each, dtype=_INT)

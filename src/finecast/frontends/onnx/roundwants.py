@@ -1,0 +1,147 @@
+"""What emulation rounds: by value and reader, to which format and on which bits.
+
+Law: rounding is asked for once where it commutes with ops that only move numbers: after the
+last of a chain of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from finecast.emulation import Emulation, Ports, is_relayout
+from finecast.formats import Format
+from finecast.frontends.onnx.reader import Binding
+from finecast.frontends.onnx.settings import ALWAYS, READ, RELAYOUT, WRITE, Bit
+from finecast.graph import Graph, Node, Value
+from finecast.ops import by_name
+
+Wants = Mapping[Format, frozenset[Bit]]
+_NO_FLOAT_RESULT: Final = frozenset({"shape", "size"})
+
+
+@dataclass(slots=True, kw_only=True)
+class RoundWants:
+    """Answers for one graph under one emulation.
+
+    ``stored`` holds what storing each value rounds to, filled in the graph's order.
+    """
+
+    graph: Graph
+    binding: Binding
+    emulation: Emulation
+    kernel_of: Mapping[int, int]
+    leaders: Mapping[int, int]
+    ports: dict[int, Ports] = field(init=False)
+    stored: dict[int, dict[Format, frozenset[Bit]]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Go through the graph once."""
+        self.ports = {
+            n.id: p
+            for n in self.graph.float_nodes
+            if (p := self.emulation.ports(n)) is not None
+        }
+        self.stored = {}
+        for node in self.graph.nodes:
+            for index in node.outputs:
+                if index is not None:
+                    self.stored[index] = self.stores(self.graph.values[index], node)
+
+    def bit(self, kind: str, node: Node) -> Bit:
+        """The node's bit, or that of the set it is cast together with."""
+        return kind, self.leaders.get(node.id, node.id)
+
+    def stores(self, value: Value, producer: Node) -> dict[Format, frozenset[Bit]]:
+        """What storing ``value`` rounds to, and when."""
+        source = self._moved_from(producer)
+        if source is not None:
+            before = self.stored.get(source.id, {}) if self.deferred(source) else {}
+            if producer.id not in self.ports or not self.deferred(source):
+                return dict(before)
+            return joined(
+                before, {self.ports[producer.id].read: frozenset({self.bit(READ, producer)})}
+            )
+        if producer.id not in self.ports:
+            return {}
+        if self.picks_constants(producer):
+            return {self.ports[producer.id].read: frozenset({self.bit(READ, producer)})}
+        if by_name(producer.op).exact:
+            return {}
+        wanted = self.ports[producer.id].write
+        return (
+            {} if wanted is Format.FP32 else {wanted: frozenset({self.bit(WRITE, producer)})}
+        )
+
+    def _moved_from(self, node: Node) -> Value | None:
+        """The one value that ``node`` only moves, where rounding commutes with it."""
+        if not by_name(node.op).exact or (is_relayout(node) and self._relayout_acts):
+            return None
+        if self.binding.nodes[node.id] is None:
+            return None
+        floats = list(self.graph.following_inputs(node))
+        if len(floats) != 1 or floats[0].constant is not None or node.op in _NO_FLOAT_RESULT:
+            return None
+        return floats[0] if any(True for _ in self.graph.following_outputs(node)) else None
+
+    def picks_constants(self, node: Node) -> bool:
+        """Whether ``node`` only picks from constants: cheaper to round what it picked."""
+        if not by_name(node.op).exact or self.binding.nodes[node.id] is None:
+            return False
+        floats = list(self.graph.following_inputs(node))
+        return bool(floats) and all(v.constant is not None for v in floats)
+
+    def deferred(self, value: Value) -> bool:
+        """Whether rounding waits until after the only reader, which just moves the value."""
+        if value.is_output or len(value.uses) != 1:
+            return False
+        reader = self.graph.nodes[value.uses[0]]
+        source = self._moved_from(reader)
+        return source is not None and source.id == value.id
+
+    def inside(self, value: Value) -> bool:
+        """Whether ``value`` never leaves one kernel."""
+        if value.producer is None or value.is_output or not value.uses:
+            return False
+        kernel = self.kernel_of.get(value.producer)
+        return kernel is not None and all(self.kernel_of.get(n) == kernel for n in value.uses)
+
+    @property
+    def _relayout_acts(self) -> bool:
+        return self.emulation.relayout is not None and (
+            self.emulation.relayout is not Format.FP32 or self.infinities_matter
+        )
+
+    @property
+    def infinities_matter(self) -> bool:
+        """Whether transposes by product turn Inf into NaN, or clamp it."""
+        # Only where the compiler has a flag against them do they meet the identity's zeros.
+        device = self.emulation.target
+        flagged = device.saturate_infinity or self.emulation.saturate_infinity
+        return flagged and self.emulation.relayout is not None
+
+    def reads(self, node: Node, value: Value) -> dict[Format, frozenset[Bit]]:
+        """What ``node`` rounds ``value`` to at its port, and when."""
+        found: dict[Format, frozenset[Bit]] = {}
+        if not any(v.id == value.id for v in self.graph.following_inputs(node)):
+            return found
+        own = self.emulation.own_read(node)
+        if own is not Format.FP32 and node.format is Format.FP32:
+            found[own] = frozenset({ALWAYS})
+        if node.id in self.ports and node.op not in _NO_FLOAT_RESULT:
+            wanted = self.ports[node.id].read
+            if wanted is not Format.FP32:
+                found = joined(found, {wanted: frozenset({self.bit(READ, node)})})
+        relayout = self.emulation.relayout
+        if is_relayout(node) and relayout is not None and relayout is not Format.FP32:
+            found = joined(found, {relayout: frozenset({RELAYOUT})})
+        return found
+
+
+def joined(a: Wants, b: Wants) -> dict[Format, frozenset[Bit]]:
+    """Both, the bits of a format together."""
+    merged = dict(a)
+    for fmt, bits in b.items():
+        merged[fmt] = merged.get(fmt, frozenset()) | bits
+    return merged

@@ -1,0 +1,161 @@
+"""formats, targets, emulate and ladder as a user calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from finecast.errors import ExitCode
+from tests.cli.conftest import Answer
+from tests.emulation import models
+
+Finecast = Callable[..., Answer]
+
+
+@pytest.fixture
+def mlp(tmp_path: Path) -> Path:
+    return models.mlp(tmp_path / "mlp.onnx")
+
+
+@pytest.fixture
+def mlp_data(tmp_path: Path) -> Path:
+    x = np.random.default_rng(0).standard_normal((64, 16)).astype(np.float32)
+    np.savez(tmp_path / "mlp.npz", x=x)
+    return tmp_path / "mlp.npz"
+
+
+def test_formats(finecast: Finecast) -> None:
+    rows = {r["format"]: r for r in finecast("formats", "--json").json}
+    assert rows["fp16"]["maximum"] == 65504
+    assert rows["bf16"]["epsilon"] == 2.0**-7
+    assert rows["tf32"]["smallest_normal"] == rows["fp32"]["smallest_normal"]
+    assert "dynamic range" in rows["bf16"]["strengths"]
+    text = finecast("formats").out
+    assert "Number formats" in text
+    assert "65504" in text
+
+
+def test_formats_of_values(finecast: Finecast) -> None:
+    rows = finecast("formats", "--values", "1e-8,0.1,70000", "--json").json
+    found = {r["format"]: [v["becomes"] for v in r["values"]] for r in rows}
+    assert found["fp16"] == ["0.0", "0.0999755859375", "inf"]
+    assert found["bf16"][2] == "70144.0"
+    assert "underflow" in finecast("formats", "--values", "1e-8").out
+    answer = finecast("formats", "--values", "1e-8,many")
+    assert answer.code == ExitCode.USAGE
+    assert "many" in answer.err
+
+
+def test_targets(finecast: Finecast) -> None:
+    names = [t["name"] for t in finecast("targets", "--json").json]
+    assert {"inf1", "trn1", "inf2", "trn2", "trn3", "sm80", "amx"} <= set(names)
+    one = finecast("targets", "trn1", "--json").json
+    assert one["engines"]["matmul"]["tflops"]["bf16"] == 92
+    assert "matmul" in finecast("targets", "trn1").out
+    assert finecast("targets", "trn9").code == ExitCode.USAGE
+
+
+def test_emulate(finecast: Finecast, mlp: Path, mlp_data: Path) -> None:
+    options = ["--auto-cast", "all", "--auto-cast-type", "fp16", "--data", mlp_data]
+    report = finecast("emulate", mlp, "--target", "trn1", *options, "--json").json
+    assert report["options"] == "--auto-cast all --auto-cast-type fp16"
+    assert 0 < report["output_error"] < 0.01
+    assert report["ops"]
+    assert all(o["reasons"] for o in report["ops"])
+    shares = [o["share"] for o in report["ops"]]
+    assert shares == sorted(shares, reverse=True)
+    assert sum(shares) == pytest.approx(1)
+
+
+def test_emulate_says_what_overflows(finecast: Finecast, tmp_path: Path) -> None:
+    model = models.scaled_product(tmp_path / "m.onnx", 2.0**20)
+    np.savez(tmp_path / "d.npz", x=np.ones((8, 4), np.float32))
+    options = [
+        "--auto-cast",
+        "matmult",
+        "--auto-cast-type",
+        "fp16",
+        "--data",
+        tmp_path / "d.npz",
+    ]
+    report = finecast("emulate", model, "--target", "trn1", *options, "--json").json
+    assert "overflow" in report["ops"][0]["reasons"][0]
+    assert report["output_error"] is None  # infinite: JSON has no such number
+
+
+def test_keywords_after_fast_math(finecast: Finecast, mlp: Path, mlp_data: Path) -> None:
+    words = ["--fast-math", "fp32-cast-matmult", "no-fast-relayout"]
+    report = finecast(
+        "emulate", mlp, "--target", "inf1", *words, "--data", mlp_data, "--json"
+    ).json
+    assert report["options"] == " ".join(words)
+    before = finecast(
+        "emulate", "--target", "inf1", *words, mlp, "--data", mlp_data, "--json"
+    ).json
+    assert before["output_error"] == report["output_error"]
+
+
+def test_conflicts_are_named(finecast: Finecast, mlp: Path, mlp_data: Path) -> None:
+    words = ["--fast-math", "all", "none", "--data", mlp_data]
+    answer = finecast("emulate", mlp, "--target", "inf1", *words)
+    assert answer.code == ExitCode.USAGE
+    assert "all with none" in answer.err
+
+
+def test_the_environment_counts_when_asked(
+    finecast: Finecast, mlp: Path, mlp_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NEURON_CC_FLAGS", "--auto-cast all --model-type transformer")
+    options = ["--target", "trn1", "--data", mlp_data, "--json"]
+    assert finecast("emulate", mlp, *options).json["cast_ops"] == 0
+    assert finecast("emulate", mlp, *options, "--from-env").json["cast_ops"] > 5
+
+
+@pytest.mark.parametrize(("target", "rungs"), [("trn1", 7), ("inf1", 4)])
+def test_ladder(
+    finecast: Finecast, mlp: Path, mlp_data: Path, tmp_path: Path, target: str, rungs: int
+) -> None:
+    out = tmp_path / "low.onnx"
+    options = ["--metric", "cosine", "--tolerance", "1e-3", "-o", out, "--json"]
+    answer = finecast("ladder", mlp, "--target", target, "--data", mlp_data, *options)
+    assert answer.code == ExitCode.DONE, answer.err
+    report = answer.json
+    assert len(report["rungs"]) == rungs
+    assert min(r["relative_time"] for r in report["rungs"]) == 1
+    best = report["recommended"]
+    chosen = next(r for r in report["rungs"] if r["options"] == best["options"])
+    assert chosen["passed"]
+    assert best["options"] in best["command"]
+    assert out.exists() == (report["per_op"]["written"] is not None)
+    if out.exists():
+        onnx.checker.check_model(str(out), full_check=True)
+
+
+def test_a_negative_tolerance_is_refused(finecast: Finecast, tmp_path: Path) -> None:
+    model = models.lossless_transpose(tmp_path / "m.onnx")
+    x, labels = models.labelled_ties()
+    np.savez(tmp_path / "d.npz", x=x[..., None], label=np.zeros_like(labels))
+    options = ["--metric", "top1", "--tolerance", "-1"]
+    answer = finecast(
+        "ladder", model, "--target", "inf1", "--data", tmp_path / "d.npz", *options
+    )
+    assert answer.code == ExitCode.USAGE
+
+
+def test_ladder_says_that_the_compiler_is_absent(
+    finecast: Finecast, mlp: Path, mlp_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    options = ["--metric", "cosine", "--compile", "model.hlo", "--no-per-op"]
+    answer = finecast("ladder", mlp, "--target", "inf1", "--data", mlp_data, *options)
+    assert "neuron-cc is not on PATH" in answer.out
+
+
+def test_ladder_needs_a_neuron_target(finecast: Finecast, mlp: Path, mlp_data: Path) -> None:
+    answer = finecast("ladder", mlp, "--target", "sm80", "--data", mlp_data)
+    assert answer.code == ExitCode.USAGE
+    assert "finecast emulate" in answer.err
