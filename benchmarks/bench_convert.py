@@ -96,11 +96,11 @@ def chain(nodes: int) -> onnx.ModelProto:
         for op, sources, name in zip(ops, inputs, names, strict=True):
             steps.append(helper.make_node(op, sources, [name], name=f"/block{i}/{op}"))
         last = names[-1]
-    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", 8]) for n in ("x", last)]
+    ports = [
+        helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", 8]) for n in ("x", last)
+    ]
     graph = helper.make_graph(steps, "chain", ports[:1], ports[1:], weights)
-    return helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8
-    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def huge(folder: Path) -> None:

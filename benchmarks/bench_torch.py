@@ -1,6 +1,6 @@
 """Compiled PyTorch: finecast beside torch.autocast, in one run, by turns.
 
-    python benchmarks/bench_torch.py [inference|training|accumulation] [NET ...] [--threads N]
+    python -m benchmarks.bench_torch [inference|training|accumulation] [NET ...] [--threads N]
 
 Inference compares with ``torch.compile`` under ``torch.autocast(bfloat16)``, with and without
 Inductor's freezing; training with ``torch.compile`` and autocast. Needs a C++ compiler.
@@ -10,10 +10,18 @@ from __future__ import annotations
 
 import argparse
 import copy
+import importlib.util
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from benchmarks.common import skip
+
+if importlib.util.find_spec("torch") is None:
+    skip("torch", "PyTorch is not installed: pip install 'finecast[torch]'")
+    sys.exit()
 
 import torch
 from torch import nn
@@ -153,7 +161,12 @@ def _bytes(net: nn.Module) -> int:
 def main() -> None:
     """Run what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("inference", "training", "accumulation"))
+    parser.add_argument(
+        "what",
+        nargs="?",
+        default="inference",
+        choices=("inference", "training", "accumulation"),
+    )
     parser.add_argument("nets", nargs="*")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=6.0)

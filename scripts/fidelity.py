@@ -27,6 +27,7 @@ from finecast.frontends.onnx import Prepared
 from finecast.frontends.onnx.emulation import Setting
 from finecast.patterns import affine_kernels, merged
 from finecast.policy import Policy, Scope
+from finecast.roundmodes import Rounding
 from finecast.targets import load_target
 from finecast.tune.analysis import make_planner
 
@@ -88,7 +89,12 @@ def explicit(path: str) -> bytes:
 
 def emulate(path: str, compiled: Any, *, whole: bool) -> Run:
     """The emulator with OpenVINO's kernels: all ops cast, or those that it runs in bf16."""
-    emulation = Emulation(target=load_target("amx"), scope=Scope.ALL, rounds_normalized=whole)
+    emulation = Emulation(
+        target=load_target("amx"),
+        scope=Scope.ALL,
+        rounds_normalized=whole,
+        standalone=Rounding.UP_FROM_ODD if whole else None,
+    )
     prepared = prepare(frontend.load(Path(path)), emulation)
     setting = setting_of(prepared.graph, emulation)
     if not whole:
@@ -98,6 +104,15 @@ def emulate(path: str, compiled: Any, *, whole: bool) -> Run:
         prepared, kernels=kernels_of(compiled, prepared), fixed=setting
     )
     return lambda feeds: next(iter(session.run(feeds).values()))
+
+
+def emulate_eager(path: str) -> Run:
+    """The emulator with every op a kernel of its own, as eager PyTorch runs them."""
+    emulation = Emulation(target=load_target("amx"), scope=Scope.ALL)
+    prepared = prepare(frontend.load(Path(path)), emulation)
+    setting = setting_of(prepared.graph, emulation)
+    session = EmulatorEngine(emulation=emulation).session(prepared, kernels=[], fixed=setting)
+    return lambda feeds: np.asarray(next(iter(session.run(feeds).values())), np.float32)
 
 
 def measure(
@@ -124,6 +139,8 @@ def measure(
 
         model = TorchModel(path, torch.bfloat16)
         outputs["pytorch all bf16"] = [model.run(f)[0] for f in feeds]
+        run = emulate_eager(path)
+        outputs["emulated eager bf16"] = [run(f) for f in feeds]
     except ImportError:
         pass
     decisions = {n: np.concatenate([decide(o) for o in out]) for n, out in outputs.items()}
@@ -141,6 +158,7 @@ def measure(
             for a, b in (
                 ("emulated bf16 hint", "openvino bf16 hint"),
                 ("emulated all bf16", "openvino all bf16"),
+                ("emulated eager bf16", "pytorch all bf16"),
                 ("pytorch all bf16", "openvino all bf16"),
             )
             if a in outputs

@@ -167,3 +167,14 @@ def test_neurons_reference_test_of_stochastic_rounding() -> None:
     assert float(a[0]) == 1024
     # 2048 steps of variance 1/4: a standard deviation of 22.6 about 2048; Neuron: about 2056.
     assert abs(float(b[0]) - 2048) < 4 * math.sqrt(2048 / 4)
+
+
+@given(ANY_BITS)
+def test_up_from_odd_is_openvinos_bit_trick(numbers: list[int]) -> None:
+    words = np.array(numbers, dtype=np.uint32)
+    x = words.view(np.float32)
+    carried = words.astype(np.uint64) + ((words & np.uint32(0x10000)) >> np.uint32(1))
+    expected = (carried & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    how = Conversion(format=Format.BF16, rounding=Rounding.UP_FROM_ODD)
+    keep = np.isfinite(x) & np.isfinite(expected)
+    assert same(convert(x[keep], how), expected[keep])

@@ -46,6 +46,8 @@ class Emulation:
         rounds_normalized: Norms round before scale and shift too, as ONNX defines them for low
             types and OpenVINO runs them; PyTorch and Neuron round the result alone.
         rounding: Of all casts.
+        standalone: Of the conversions that no kernel takes in: of the model's inputs, and of
+            norms before scale and shift.
         seed: Of stochastic rounding.
     """
 
@@ -58,13 +60,15 @@ class Emulation:
     mixed_accumulation: bool = True
     rounds_normalized: bool = False
     rounding: Rounding = Rounding.NEAREST_EVEN
+    standalone: Rounding | None = None
     seed: int = 0
 
-    def conversion(self, fmt: Format) -> Conversion:
+    def conversion(self, fmt: Format, *, standalone: bool = False) -> Conversion:
         """How values come into ``fmt`` on this target."""
+        alone = self.standalone if standalone else None
         return Conversion(
             format=fmt,
-            rounding=self.rounding,
+            rounding=alone or self.rounding,
             saturate=fmt.storage_bytes == 1 and self.target.saturating_fp8,
             seed=self.seed,
         )

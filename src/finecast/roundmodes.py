@@ -31,6 +31,9 @@ class Rounding(Enum):
     NEAREST_EVEN = "nearest_even"
     TOWARD_ZERO = "toward_zero"
     STOCHASTIC = "stochastic"
+    UP_FROM_ODD = "up_from_odd"
+    """To nearest from an odd number, else toward zero: off by up to a step. It is what
+    OpenVINO 2026.4 does in a Convert from fp32 to bf16 that stands alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +111,8 @@ def _whole(
     below = np.floor(steps)
     if how.rounding is Rounding.TOWARD_ZERO:
         return below
+    if how.rounding is Rounding.UP_FROM_ODD:
+        return below + ((steps - below >= 0.5) & (below % 2 == 1))
     draw = draws(steps.size, seed=how.seed, offset=offset, stream=stream)
     return below + (draw.reshape(steps.shape) < steps - below)
 

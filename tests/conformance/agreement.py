@@ -15,8 +15,9 @@ terms. So, per output tensor and element by element,
 3. d: the largest change of f in each output when inputs and weights move by at most u at
    random, three draws; k is the number of low ops, each of which does that to the next.
 
-An integer that a Cast or a quantiser makes of a float may be a step more off. A result beyond the format's largest number may be infinite; integers, booleans and strings
-are y or f(rounded), and NaN is NaN.
+A result beyond the format's largest number may be infinite; an integer that a Cast or a
+quantiser makes of a float may be a step more off; other integers, booleans and strings are y
+or f(rounded), and NaN is NaN.
 """
 
 from __future__ import annotations
@@ -28,13 +29,11 @@ from typing import Any, Final
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
 from numpy.typing import NDArray
+from onnx import numpy_helper
 
 from finecast.flops import flops
 from finecast.formats import Format
-from finecast.rounding import round_to
-
 from tests.conformance.conversion import Converted
 
 _DRAWS: Final = 3
@@ -62,7 +61,9 @@ class Bound:
         for index, value in enumerate(got):
             moved = [m[index] for m in self.moved]
             want, rounded = self.expected[index], self.rounded[index]
-            found = self._compare(value, want, rounded, moved, step=float(index in self.numbers))
+            found = self._compare(
+                value, want, rounded, moved, step=float(index in self.numbers)
+            )
             if found:
                 return f"output {index}: {found}"
         return ""
@@ -80,8 +81,8 @@ class Bound:
                 for i, (g, w, r) in enumerate(zip(got, want, rounded, strict=True))
             )
             return next((p for p in parts if p), "")
-        arrays = (np.asarray(a) for a in (got, want, rounded))
-        return self._compare_arrays(*arrays, moved, step=step)
+        g, w, r = (np.asarray(a) for a in (got, want, rounded))
+        return self._compare_arrays(g, w, r, moved, step=step)
 
     def _compare_arrays(
         self,
@@ -104,8 +105,8 @@ class Bound:
             for other in moved:
                 same |= got == other
             return "" if np.all(same) else f"{np.sum(~same)} of {same.size} elements differ"
-        floats = (np.asarray(a, np.float64) for a in (got, want, rounded))
-        return self._compare_floats(*floats, moved, step=0.0 if _is_float(want) else step)
+        g, w, r = (np.asarray(a, np.float64) for a in (got, want, rounded))
+        return self._compare_floats(g, w, r, moved, step=0.0 if _is_float(want) else step)
 
     def _compare_floats(
         self,
@@ -124,20 +125,30 @@ class Bound:
         with np.errstate(invalid="ignore", over="ignore"):
             own = np.abs(rounded - want)
             draws = [np.abs(np.asarray(m, np.float64) - want) for m in moved]
-            # Errors are shared out over the elements of a tensor, so the largest speaks for all.
-            spread = max((float(np.max(d[np.isfinite(d)], initial=0.0)) for d in draws), default=0)
+            # Any element of a tensor may get the error that the worst of it got.
+            spread = max(
+                (float(np.max(d[np.isfinite(d)], initial=0.0)) for d in draws), default=0
+            )
             bound = own + self.steps * u * scale + self.low_ops * spread
             bound += self.format.smallest_subnormal + step
             error = np.abs(got - want)
             wrong = ~(error <= bound)
-        same = (got == want) | (got == rounded) | (np.isnan(got) & (np.isnan(want) | np.isnan(rounded)))
-        over = np.isinf(got) & (np.abs(want) + bound >= self.format.max) & (
-            np.sign(got) == np.sign(want)
+        same = (
+            (got == want)
+            | (got == rounded)
+            | (np.isnan(got) & (np.isnan(want) | np.isnan(rounded)))
+        )
+        over = (
+            np.isinf(got)
+            & (np.abs(want) + bound >= self.format.max)
+            & (np.sign(got) == np.sign(want))
         )
         wrong &= ~(same | over)
         if not wrong.any():
             return ""
-        at = np.unravel_index(np.argmax(np.where(wrong, np.nan_to_num(error / bound, nan=np.inf), 0)), want.shape)
+        at = np.unravel_index(
+            np.argmax(np.where(wrong, np.nan_to_num(error / bound, nan=np.inf), 0)), want.shape
+        )
         return f"{got[at]:.6g} instead of {want[at]:.6g}, bound {bound[at]:.3g}"
 
 
@@ -175,7 +186,9 @@ def read_low(converted: Converted) -> frozenset[str]:
 def whole_numbers(model: onnx.ModelProto) -> frozenset[int]:
     """Outputs that a Cast makes, by position."""
     made = {o: n.op_type for n in model.graph.node for o in n.output}
-    return frozenset(i for i, o in enumerate(model.graph.output) if made.get(o.name) in _TO_INTEGER)
+    return frozenset(
+        i for i, o in enumerate(model.graph.output) if made.get(o.name) in _TO_INTEGER
+    )
 
 
 def changed_model(
@@ -185,7 +198,9 @@ def changed_model(
     return _mapped(model, change, names)
 
 
-def move(array: NDArray[np.float32], fmt: Format, rng: np.random.Generator) -> NDArray[np.float32]:
+def move(
+    array: NDArray[np.float32], fmt: Format, rng: np.random.Generator
+) -> NDArray[np.float32]:
     """``array * (1 + e)`` with |e| <= u."""
     with np.errstate(over="ignore", invalid="ignore"):
         noise = rng.uniform(-fmt.unit_roundoff, fmt.unit_roundoff, array.shape)
@@ -213,9 +228,7 @@ def _change(value: Any, change: Any) -> Any:
     return value
 
 
-def _mapped(
-    model: onnx.ModelProto, change: Any, names: frozenset[str]
-) -> onnx.ModelProto:
+def _mapped(model: onnx.ModelProto, change: Any, names: frozenset[str]) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     for graph in _graphs(copy.graph):

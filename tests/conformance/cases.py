@@ -75,6 +75,7 @@ def node_cases() -> list[Case]:
     return [
         Case(name=c.name, kind="node", model=c.model, generated=c.data_sets or ())
         for c in found
+        if c.model is not None
     ]
 
 

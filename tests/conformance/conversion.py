@@ -44,7 +44,9 @@ class Converted:
     def kept(self) -> str:
         """Why ops were left alone, the most frequent reason first."""
         reasons = Counter(
-            d.reasons[0].text for d in self.plan.decisions if d.format is Format.FP32 and d.reasons
+            d.reasons[0].text
+            for d in self.plan.decisions
+            if d.format is Format.FP32 and d.reasons
         )
         if reasons:
             return reasons.most_common(1)[0][0]

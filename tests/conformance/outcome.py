@@ -14,11 +14,17 @@ from finecast.errors import FinecastError
 from finecast.formats import Format
 from finecast.policy import Policy
 from finecast.rounding import round_to
-
 from tests.conformance import agreement
 from tests.conformance.cases import Case
 from tests.conformance.conversion import Converted, convert, invalid, originally_invalid
-from tests.conformance.runners import ENGINES, NotRunError, Runner, by_onnxruntime, by_reference, feeds_for
+from tests.conformance.runners import (
+    ENGINES,
+    NotRunError,
+    Runner,
+    by_onnxruntime,
+    by_reference,
+    feeds_for,
+)
 
 # The suite's own tolerance, for the original model in fp32.
 _RTOL: Final = 1e-3
@@ -69,7 +75,8 @@ def outcome(case: Case, fmt: Format, folder: Path, *, skipped: int = 0) -> Outco
         folder: For the files.
         skipped: How many of the format's engines crash on the case.
     """
-    about = {"case": case.name, "kind": case.kind, "op": case.op, "format": fmt.label}
+    about: dict[str, Any] = {"case": case.name, "kind": case.kind, "op": case.op}
+    about["format"] = fmt.label
     if not case.carries_floats:
         return Outcome(**about, result=Result.NO_FLOAT)
     source, target = folder / "original.onnx", folder / "converted.onnx"
@@ -183,7 +190,9 @@ def _bound(
     return agreement.Bound(
         expected=expected,
         rounded=run(lambda a: round_to(a, fmt)),
-        moved=[run(lambda a, rng=rng: agreement.move(a, fmt, rng)) for rng in agreement.draws(fmt)],
+        moved=[
+            run(lambda a, rng=rng: agreement.move(a, fmt, rng)) for rng in agreement.draws(fmt)
+        ],
         steps=agreement.steps_of(converted),
         low_ops=converted.low,
         format=fmt,

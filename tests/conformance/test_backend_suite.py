@@ -1,4 +1,7 @@
-"""A fast sample of ONNX's own suite; the whole of it: ``python -m tests.conformance.backend_suite``."""
+"""A fast sample of ONNX's own suite.
+
+The whole of it: ``python -m tests.conformance.backend_suite``.
+"""
 
 from __future__ import annotations
 

@@ -26,10 +26,11 @@ from finecast.formats import Format
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx.emulation import Setting
 from finecast.neuron import read, resolve
-from finecast.policy import Scope
+from finecast.policy import Policy, Scope
 from finecast.rounding import round_to
 from finecast.roundmodes import Rounding
 from finecast.targets import load_target
+from finecast.tune.analysis import make_planner
 from tests.emulation import models
 
 Floats = NDArray[np.float32]
@@ -200,3 +201,21 @@ def test_stochastic_rounding_needs_the_device() -> None:
     assert math.isfinite(resolve(given, target="trn1").emulation().seed)
     with pytest.raises(UsageError, match="stochastic"):
         resolve(given, target="sm80").emulation()
+
+
+def test_a_model_with_low_types_of_its_own(mlp: Path, tmp_path: Path) -> None:
+    how = emulation(scope="none")
+    engine = EmulatorEngine(emulation=how)
+    file = frontend.load(mlp)
+    policy = Policy(scope=Scope.ALL, format=Format.BF16)
+    planner = make_planner(frontend.prepare(file, policy), policy, engine)
+    applied = frontend.apply(file, planner.lowest())
+    frontend.save(applied.model, tmp_path / "low.onnx")
+    stated = y(engine.load(tmp_path / "low.onnx"), X)
+    prepared = prepare(file, how)
+    ids = {n.name: n.id for n in prepared.graph.nodes}
+    formats = {ids[n]: f for n, f in planner.lowest().formats.items()}
+    session = engine.session(prepared, kernels=[], fixed=setting_of_plan(formats, how))
+    # The plan through the emulator, and the model that the plan gives, are one.
+    np.testing.assert_allclose(y(session, X), stated, atol=2 * Format.BF16.unit_roundoff)
+    assert np.array_equal(round_to(stated, Format.BF16), stated)

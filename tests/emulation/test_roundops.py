@@ -55,7 +55,7 @@ def numbers() -> Floats:
 
 @pytest.mark.parametrize("fmt", LOW, ids=lambda f: f.label)
 @pytest.mark.parametrize("saturate", [False, True])
-@pytest.mark.parametrize("mode", [Rounding.NEAREST_EVEN, Rounding.TOWARD_ZERO])
+@pytest.mark.parametrize("mode", [m for m in Rounding if m is not Rounding.STOCHASTIC])
 def test_equals_the_arrays_function(fmt: Format, mode: Rounding, saturate: bool) -> None:
     x = numbers()
     how = Conversion(format=fmt, rounding=mode, saturate=saturate)

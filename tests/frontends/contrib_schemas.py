@@ -1,15 +1,16 @@
 """Writes ``contrib.json``: what ONNX Runtime says of its own ops, for those without it.
 
-    python -m tests.frontends.contrib_schemas > src/finecast/frontends/onnx/contrib.json
+python -m tests.frontends.contrib_schemas > src/finecast/frontends/onnx/contrib.json
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from importlib import import_module
 from typing import Any
 
-from onnxruntime.capi import onnxruntime_pybind11_state as state
+state: Any = import_module("onnxruntime.capi.onnxruntime_pybind11_state")
 
 # In ONNX's own domain, but defined by ONNX Runtime alone.
 _ALSO = frozenset({"SimplifiedLayerNormalization"})

@@ -22,7 +22,7 @@ from finecast.rounding import round_to
 Array = NDArray[Any]
 Env = dict[str, Any]
 
-_TYPES: Final = {
+_TYPES: Final[Mapping[int, Any]] = {
     TensorProto.FLOAT: np.float32,
     TensorProto.FLOAT16: np.float16,
     TensorProto.BFLOAT16: ml_dtypes.bfloat16,
@@ -33,7 +33,9 @@ _TYPES: Final = {
 class Emulator:
     """A model, the graph read from it, and formats by node name."""
 
-    def __init__(self, model: onnx.ModelProto, graph: Graph, formats: Mapping[str, Format]) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, graph: Graph, formats: Mapping[str, Format]
+    ) -> None:
         self.model = model
         self.formats = formats
         self.nodes = {n.name: n for n in graph.nodes}
@@ -57,7 +59,9 @@ class Emulator:
             return [numpy_helper.to_array(attributes["value"])]
         inputs = [env[i] if i else None for i in node.input]
         if node.op_type in _CONTROL:
-            return getattr(self, f"_{node.op_type.lower()}")(node.name, inputs, attributes, env)
+            return getattr(self, f"_{node.op_type.lower()}")(
+                node.name, inputs, attributes, env
+            )
         neutral = self.nodes[node.name]
         fmt = self.formats.get(node.name)
         if fmt is not None:
@@ -76,7 +80,7 @@ class Emulator:
         ] + list(results[len(neutral.follows_out) :])
 
     @staticmethod
-    def _cast(array: Array, to: int, neutral: Node, fmt: Format | None) -> Array:
+    def _cast(array: Any, to: int, neutral: Node, fmt: Format | None) -> Array:
         with np.errstate(over="ignore", invalid="ignore"):
             if fmt is not None and fmt is not neutral.format:
                 return np.asarray(array).astype(fmt.dtype).astype(np.float32)
@@ -120,12 +124,12 @@ def _round(array: Any, fmt: Format) -> Any:
     """fp32 arrays only: others are not the plan's."""
     if not isinstance(array, (np.ndarray, np.generic)) or array.dtype != np.float32:
         return array
-    return np.asarray(round_to(np.asarray(array), fmt))
+    return np.asarray(round_to(np.asarray(array, np.float32), fmt))
 
 
 def _clip(inputs: list[Any], _: Any) -> list[Array]:
     low = inputs[1] if len(inputs) > 1 else None
-    high = inputs[2] if len(inputs) > 2 else None  # noqa: PLR2004
+    high = inputs[2] if len(inputs) > 2 else None
     return [np.clip(inputs[0], low, high)]
 
 

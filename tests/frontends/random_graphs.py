@@ -9,14 +9,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 SHAPE: Final = (2, 3)
-UNARY: Final = ("Relu", "Neg", "Abs", "Identity", "Floor", "Transpose", "Reshape", "Clip", "Cast")
+UNARY: Final = (
+    "Relu",
+    "Neg",
+    "Abs",
+    "Identity",
+    "Floor",
+    "Transpose",
+    "Reshape",
+    "Clip",
+    "Cast",
+)
 BINARY: Final = ("Add", "Sub", "Mul", "Max", "Min", "Where", "Concat")
 CONTROL: Final = ("If", "Loop", "Scan")
 _DEPTH: Final = 2
@@ -48,7 +58,7 @@ class Generator:
         self.steps(scope, self.random.randint(1, 10))
         made = scope.made or inputs
         outputs = list(dict.fromkeys(self.random.choices(made, k=self.random.randint(1, 3))))
-        if self.random.random() < 0.1:  # noqa: PLR2004 (a choice, not a threshold)
+        if self.random.random() < 0.1:
             outputs.append(inputs[0])
         ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, SHAPE) for n in inputs]
         ports.append(helper.make_tensor_value_info("c", TensorProto.BOOL, []))
@@ -67,9 +77,9 @@ class Generator:
         """Append ``count`` random steps."""
         for _ in range(count):
             kind = self.random.random()
-            if kind < 0.4:  # noqa: PLR2004
+            if kind < 0.4:
                 self._unary(scope)
-            elif kind < 0.8 or scope.depth >= _DEPTH:  # noqa: PLR2004
+            elif kind < 0.8 or scope.depth >= _DEPTH:
                 self._binary(scope)
             else:
                 getattr(self, f"_{self.random.choice(CONTROL).lower()}")(scope)
@@ -82,7 +92,7 @@ class Generator:
         rng = np.random.default_rng(self.random.randrange(1 << 30))
         array = rng.standard_normal(shape).astype(np.float32)
         name = self.name()
-        if self.random.random() < 0.5:  # noqa: PLR2004
+        if self.random.random() < 0.5:
             scope.weights.append(numpy_helper.from_array(array, name))
         else:
             value = numpy_helper.from_array(array, name)
@@ -94,7 +104,9 @@ class Generator:
         scope.weights.append(numpy_helper.from_array(np.array(numbers, np.int64), name))
         return name
 
-    def _add(self, scope: _Scope, op: str, inputs: list[str], outputs: int = 1, **attributes: object) -> list[str]:
+    def _add(
+        self, scope: _Scope, op: str, inputs: list[str], outputs: int = 1, **attributes: Any
+    ) -> list[str]:
         names = [self.name() for _ in range(outputs)]
         node_name = self.random.choice(("", op, self.name()))
         scope.nodes.append(helper.make_node(op, inputs, names, name=node_name, **attributes))
@@ -111,10 +123,15 @@ class Generator:
         op, source = self.random.choice(UNARY), self._pick(scope)
         if op == "Cast":
             kind = self.random.choice(
-                (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE, TensorProto.FLOAT)
+                (
+                    TensorProto.FLOAT16,
+                    TensorProto.BFLOAT16,
+                    TensorProto.DOUBLE,
+                    TensorProto.FLOAT,
+                )
             )
             (middle,) = self._add(scope, "Cast", [source], to=kind)
-            if self.random.random() < 0.5:  # noqa: PLR2004
+            if self.random.random() < 0.5:
                 (middle,) = self._add(scope, "Relu", [middle])
             (result,) = self._add(scope, "Cast", [middle], to=TensorProto.FLOAT)
         elif op == "Transpose":
@@ -155,7 +172,12 @@ class Generator:
         (name,) = self._add(inner, "Identity", [self._pick(inner)])
         return name
 
-    def _graph(self, inner: _Scope, inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto]) -> onnx.GraphProto:
+    def _graph(
+        self,
+        inner: _Scope,
+        inputs: list[onnx.ValueInfoProto],
+        outputs: list[onnx.ValueInfoProto],
+    ) -> onnx.GraphProto:
         return helper.make_graph(inner.nodes, self.name(), inputs, outputs, inner.weights)
 
     def _if(self, scope: _Scope) -> None:
@@ -182,16 +204,24 @@ class Generator:
         (again,) = self._add(inner, "Identity", [go])
         end = self._end(inner)
         # onnx.reference concatenates what ONNX stacks; of vectors both give the same.
-        (shown,) = self._add(inner, "Gather", [self._pick(inner), self._scalar(inner, 0)], axis=0)
+        (shown,) = self._add(
+            inner, "Gather", [self._pick(inner), self._scalar(inner, 0)], axis=0
+        )
         body = self._graph(
             inner,
-            [_info(turn, TensorProto.INT64, ()), _info(go, TensorProto.BOOL, ()), _info(state)],
+            [
+                _info(turn, TensorProto.INT64, ()),
+                _info(go, TensorProto.BOOL, ()),
+                _info(state),
+            ],
             [_info(again, TensorProto.BOOL, ()), _info(end), _info(shown, shape=(3,))],
         )
         trips = self._integers(scope, [self.random.randint(2, 3)])
         yes = self.name()
         scope.weights.append(numpy_helper.from_array(np.array(True), yes))
-        result, stacked = self._add(scope, "Loop", [trips, yes, self._pick(scope)], 2, body=body)
+        result, stacked = self._add(
+            scope, "Loop", [trips, yes, self._pick(scope)], 2, body=body
+        )
         (first,) = self._add(scope, "Gather", [stacked, self._integers(scope, [0, 1])], axis=0)
         self._keep(scope, result)
         self._keep(scope, first)
@@ -207,7 +237,8 @@ class Generator:
         (total,) = self._add(inner, "Add", [state, row])
         (shown,) = self._add(inner, self.random.choice(("Relu", "Neg")), [total])
         body = self._graph(
-            inner, [_info(state, shape=(3,)), _info(row, shape=(3,))],
+            inner,
+            [_info(state, shape=(3,)), _info(row, shape=(3,))],
             [_info(total, shape=(3,)), _info(shown, shape=(3,))],
         )
         start = self._weight(scope, (3,))

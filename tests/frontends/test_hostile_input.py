@@ -7,6 +7,7 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import onnx
@@ -44,9 +45,11 @@ def attempt(data: bytes, folder: Path, policy: str = "all:bf16") -> str:
     try:
         convert_file(source, target, policy)
     except FinecastError as error:
-        assert "\n" not in str(error)
-        return str(error)
-    return ""
+        text = str(error)
+    else:
+        return ""
+    assert "\n" not in text
+    return text
 
 
 def test_every_truncation(tmp_path: Path) -> None:
@@ -158,7 +161,9 @@ def test_external_data(
     elif where == "constant":
         proto.graph.node.insert(0, helper.make_node("Constant", [], ["w"], value=weight))
     else:
-        body = helper.make_graph([helper.make_node("Identity", ["w"], ["o"])], "b", [], [], [weight])
+        body = helper.make_graph(
+            [helper.make_node("Identity", ["w"], ["o"])], "b", [], [], [weight]
+        )
         proto.graph.node.append(helper.make_node("If", ["c"], ["z"], then_branch=body))
     (inner / "m.onnx").write_bytes(proto.SerializeToString())
     with pytest.raises(ModelError, match=what):
@@ -177,27 +182,43 @@ def test_external_data_in_a_folder_below_is_fine(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("dims", "size"),
-    [([4, 4], 63), ([4, 4], 68), ([1 << 40, 1 << 40], 0), ([-1, 4], 64), ([1 << 62], 64), ([], 64)],
+    [
+        ([4, 4], 63),
+        ([4, 4], 68),
+        ([1 << 40, 1 << 40], 0),
+        ([-1, 4], 64),
+        ([1 << 62], 64),
+        ([], 64),
+    ],
 )
 @pytest.mark.parametrize("raw", [True, False])
-def test_declared_sizes_that_lie(tmp_path: Path, dims: list[int], size: int, raw: bool) -> None:
+def test_declared_sizes_that_lie(
+    tmp_path: Path, dims: list[int], size: int, raw: bool
+) -> None:
     weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=dims)
     if raw:
         weight.raw_data = bytes(size)
     else:
         weight.float_data.extend([0.0] * (size // 4 + 3))
-    proto = model([helper.make_node("Add", ["x", "w"], ["y"])], {"x": [4]}, {"y": [4]}, [weight])
+    proto = model(
+        [helper.make_node("Add", ["x", "w"], ["y"])], {"x": [4]}, {"y": [4]}, [weight]
+    )
     assert "declares" in attempt(proto.SerializeToString(), tmp_path)
 
 
 def test_a_type_that_does_not_exist(tmp_path: Path) -> None:
     weight = TensorProto(name="w", data_type=99, dims=[1], raw_data=b"0000")
-    proto = model([helper.make_node("Add", ["x", "w"], ["y"])], {"x": [4]}, {"y": [4]}, [weight])
+    proto = model(
+        [helper.make_node("Add", ["x", "w"], ["y"])], {"x": [4]}, {"y": [4]}, [weight]
+    )
     assert "unknown type 99" in attempt(proto.SerializeToString(), tmp_path)
 
 
 def test_cycles(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Add", ["x", "b"], ["a"]), helper.make_node("Relu", ["a"], ["b"])]
+    nodes = [
+        helper.make_node("Add", ["x", "b"], ["a"]),
+        helper.make_node("Relu", ["a"], ["b"]),
+    ]
     proto = model(nodes, {"x": [4]}, {"b": [4]})
     assert "cycle" in attempt(proto.SerializeToString(), tmp_path)
     proto = model([helper.make_node("Relu", ["a"], ["a"])], {"x": [4]}, {"a": [4]})
@@ -213,7 +234,10 @@ def functions(calls: list[list[int]]) -> onnx.ModelProto:
     """Function i calls the functions ``calls[i]`` one after the other."""
     ids = [helper.make_opsetid("", 17), helper.make_opsetid("f", 1)]
     proto = model(
-        [helper.make_node("f0", ["x"], ["y"], domain="f")], {"x": [4]}, {"y": [4]}, imports={"f": 1}
+        [helper.make_node("f0", ["x"], ["y"], domain="f")],
+        {"x": [4]},
+        {"y": [4]},
+        imports={"f": 1},
     )
     for number, callees in enumerate(calls):
         names = ["a", *(f"v{k}" for k in range(len(callees)))]
@@ -222,7 +246,9 @@ def functions(calls: list[list[int]]) -> onnx.ModelProto:
             for k, c in enumerate(callees)
         ]
         body.append(helper.make_node("Relu", [names[-1]], ["b"]))
-        proto.functions.append(helper.make_function("f", f"f{number}", ["a"], ["b"], body, ids))
+        proto.functions.append(
+            helper.make_function("f", f"f{number}", ["a"], ["b"], body, ids)
+        )
     return proto
 
 
@@ -270,7 +296,9 @@ def test_nesting(tmp_path: Path, depth: int) -> None:
 def test_memory_stays_bounded(tmp_path: Path) -> None:
     """Of all the above in this process: nothing tried to make what was only declared."""
     weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[1 << 20, 1 << 20])
-    proto = model([helper.make_node("Add", ["x", "w"], ["y"])], {"x": [4]}, {"y": [4]}, [weight])
+    proto = model(
+        [helper.make_node("Add", ["x", "w"], ["y"])], {"x": [4]}, {"y": [4]}, [weight]
+    )
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     attempt(proto.SerializeToString(), tmp_path)
     attempt(
@@ -295,7 +323,8 @@ def test_a_failed_save_leaves_what_was_there(tmp_path: Path) -> None:
         frontend.save(file.model, target)
     broken = file.model.clone()
     value = next(iter(broken.graph.initializers.values()))
-    value.const_value = _Unreadable(numpy_helper.to_array(small().graph.initializer[0]))
+    unreadable: Any = _Unreadable(numpy_helper.to_array(small().graph.initializer[0]))
+    value.const_value = unreadable
     with pytest.raises(FinecastError, match="cannot write"):
         frontend.save(broken, target, force=True, external_data=True)
     assert target.read_bytes() == b"precious"

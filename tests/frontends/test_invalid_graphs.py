@@ -1,8 +1,9 @@
-"""One model per thread of peers.md's "Invalid graphs": each converts, checks, computes right."""
+"""One model per thread of "Invalid graphs": each converts, checks, computes right."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,13 +12,23 @@ from onnx import TensorProto, helper
 
 from finecast.formats import Format
 from finecast.frontends import onnx as frontend
-from tests.frontends.tools import agree, convert, convert_file, formats, model, ops, parse, run, tensor
+from tests.frontends.tools import (
+    agree,
+    convert,
+    convert_file,
+    formats,
+    model,
+    ops,
+    parse,
+    run,
+    tensor,
+)
 
 POLICIES = ("all:fp16", "matmult:fp16")
 BOTH = ("all:fp16", "all:bf16")
 
 
-def node(op: str, inputs: str, outputs: str, **attributes: object) -> onnx.NodeProto:
+def node(op: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:
     return helper.make_node(
         op, [i.strip("_") for i in inputs.split()], outputs.split(), **attributes
     )
@@ -307,7 +318,9 @@ def test_an_output_that_is_listed_twice(tmp_path: Path) -> None:
 
 
 def test_mo_1946_fp16_model_to_bf16_stays_valid(tmp_path: Path) -> None:
-    half = model([node("MatMul", "x w", "m"), node("Exp", "m", "y")], {"x": [2, 4]}, {"y": [2, 4]})
+    half = model(
+        [node("MatMul", "x w", "m"), node("Exp", "m", "y")], {"x": [2, 4]}, {"y": [2, 4]}
+    )
     for port in (*half.graph.input, *half.graph.output):
         port.type.tensor_type.elem_type = TensorProto.FLOAT16
     half.graph.initializer.append(tensor("w", np.eye(4), np.float16))
@@ -322,7 +335,9 @@ def test_mo_1946_fp16_model_to_bf16_stays_valid(tmp_path: Path) -> None:
 def test_mo_767_the_opset_is_the_default_domains(
     tmp_path: Path, first: bool, spelled: str
 ) -> None:
-    before = model([node("Relu", "x", "h"), node("Exp", "h", "y")], {"x": [4]}, {"y": [4]}, opset=15)
+    before = model(
+        [node("Relu", "x", "h"), node("Exp", "h", "y")], {"x": [4]}, {"y": [4]}, opset=15
+    )
     del before.opset_import[:]
     ids = [helper.make_opsetid("custom", 1), helper.make_opsetid(spelled, 15)]
     before.opset_import.extend(ids if first else ids[::-1])
@@ -388,7 +403,8 @@ def test_local_functions_are_specialised(tmp_path: Path, policy: str) -> None:
 
 def test_a_function_of_an_older_opset_than_the_models(tmp_path: Path) -> None:
     before = parse(
-        FUNCTIONS.replace('opset_import: ["" : 17]', 'opset_import: ["" : 14]'), imports='"local" : 1'
+        FUNCTIONS.replace('opset_import: ["" : 17]', 'opset_import: ["" : 14]'),
+        imports='"local" : 1',
     )
     after, _, _ = convert(before, tmp_path)
     agree(parse(FUNCTIONS, imports='"local" : 1'), after, Format.FP16)

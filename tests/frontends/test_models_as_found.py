@@ -1,4 +1,4 @@
-"""Models as they are found: quantised, half converted, old, oddly named, with ORT's own ops."""
+"""Models as they are found: quantised, half converted, old, oddly named, with fused ops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ import pytest
 from onnx import TensorProto, helper
 
 from finecast.formats import Format
-from tests.frontends.tools import agree, convert, convert_file, formats, model, ops, parse, run, tensor
+from tests.frontends.tools import (
+    agree,
+    convert,
+    convert_file,
+    formats,
+    model,
+    ops,
+    parse,
+    run,
+    tensor,
+)
 
 BOTH = ("all:fp16", "all:bf16")
 ALL = (*BOTH, "matmult:fp16", "matmult:bf16")
@@ -183,7 +193,9 @@ def test_ops_of_onnx_runtime(
     onnx.save(before, tmp_path / "m.onnx")
     # onnx's checker does not know the op that ONNX Runtime puts into ONNX's own domain.
     check = fused.domain != ""
-    after, plan, _ = convert_file(tmp_path / "m.onnx", tmp_path / "o.onnx", policy, check=check)
+    after, plan, _ = convert_file(
+        tmp_path / "m.onnx", tmp_path / "o.onnx", policy, check=check
+    )
     assert formats(plan)["m"] == policy[4:]
     assert formats(plan).get("h") == (policy[4:] if low else None)
     if policy == "all:fp16" and low:
@@ -254,8 +266,14 @@ def test_optionals(tmp_path: Path, policy: str) -> None:
 @pytest.mark.parametrize("policy", ALL)
 def test_every_opset(tmp_path: Path, opset: int, policy: str) -> None:
     """Ops whose definitions changed: attributes to inputs, inference forms, axes."""
-    squeeze = node("Squeeze", "p", "v", axes=[2]) if opset < 13 else node("Squeeze", "p ax", "v")
-    clip = node("Clip", "n", "k", min=0.0, max=6.0) if opset < 11 else node("Clip", "n lo hi", "k")
+    squeeze = (
+        node("Squeeze", "p", "v", axes=[2]) if opset < 13 else node("Squeeze", "p ax", "v")
+    )
+    clip = (
+        node("Clip", "n", "k", min=0.0, max=6.0)
+        if opset < 11
+        else node("Clip", "n lo hi", "k")
+    )
     reduce = (
         node("ReduceMean", "k", "p", axes=[3], keepdims=0)
         if opset < 18
@@ -298,7 +316,9 @@ def test_shape_inference_that_fails_leaves_types_known(tmp_path: Path) -> None:
         {"y": [2, 4]},
         [tensor("w", seeded(4, 4))],
     )
-    before.graph.value_info.append(helper.make_tensor_value_info("m", TensorProto.FLOAT, [7, 7]))
+    before.graph.value_info.append(
+        helper.make_tensor_value_info("m", TensorProto.FLOAT, [7, 7])
+    )
     onnx.save(before, tmp_path / "m.onnx")
     after, plan, _ = convert_file(
         tmp_path / "m.onnx", tmp_path / "o.onnx", "all:fp16", check=False

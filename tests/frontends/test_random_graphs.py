@@ -1,4 +1,7 @@
-"""Random graphs under random plans; 10,000 of them: ``python -m tests.frontends.random_plans``."""
+"""Random graphs under random plans.
+
+10,000 of them: ``python -m tests.frontends.random_plans``.
+"""
 
 from __future__ import annotations
 

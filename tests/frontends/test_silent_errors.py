@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,8 +22,10 @@ from tests.frontends.tools import agree, convert, formats, model, run, tensor
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered")
 
 
-def node(op: str, inputs: str, outputs: str, **attributes: object) -> onnx.NodeProto:
-    return helper.make_node(op, inputs.split(), outputs.split(), name=outputs.split()[0], **attributes)
+def node(op: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(
+        op, inputs.split(), outputs.split(), name=outputs.split()[0], **attributes
+    )
 
 
 def kept_by_facts(proto: onnx.ModelProto, folder: Path, **feeds: np.ndarray) -> dict[str, str]:
@@ -75,7 +78,11 @@ def test_trt_2564_and_4493_layer_norm_whose_squares_overflow(tmp_path: Path) -> 
 def test_ort_31626_an_inf_that_is_absorbed_is_seen_where_it_arises(tmp_path: Path) -> None:
     """1 / Inf is 0: the output would be finite and wrong."""
     proto = model(
-        [node("Mul", "x x", "square"), node("Reciprocal", "square", "r"), node("Add", "r x", "y")],
+        [
+            node("Mul", "x x", "square"),
+            node("Reciprocal", "square", "r"),
+            node("Add", "r x", "y"),
+        ],
         {"x": [4]},
         {"y": [4]},
     )
@@ -150,7 +157,12 @@ def attention(mask: float, *, how: str) -> onnx.ModelProto:
         ],
     }[how]
     proto = model(
-        [node("MatMul", "q kt", "scores"), *apply, node("Softmax", "masked", "p"), node("MatMul", "p v", "y")],
+        [
+            node("MatMul", "q kt", "scores"),
+            *apply,
+            node("Softmax", "masked", "p"),
+            node("MatMul", "p v", "y"),
+        ],
         {"q": [4, 8]},
         {"y": [4, 8]},
         [
@@ -176,7 +188,10 @@ def test_coremltools_2669_a_finite_mask_stays_finite(
     keep = np.tril(np.ones((4, 4), bool))
     keep[0] = False
     assert formats(plan)["scores"] == policy[4:]
-    stored = {t.name.partition("_")[0]: onnx.numpy_helper.to_array(t) for t in after.graph.initializer}
+    stored = {
+        t.name.partition("_")[0]: onnx.numpy_helper.to_array(t)
+        for t in after.graph.initializer
+    }
     assert np.isfinite(stored["mask"].astype(np.float32)).all()
     if policy == "all:fp16":
         agree(before, after, Format.FP16, keep=keep)
@@ -190,7 +205,10 @@ def test_trt_4175_an_infinite_mask_is_not_clamped(
     before = attention(-np.inf, how=how)
     after, plan, _ = convert(before, tmp_path, policy)
     assert set(formats(plan).values()) == {policy[4:]}
-    stored = {t.name.partition("_")[0]: onnx.numpy_helper.to_array(t) for t in after.graph.initializer}
+    stored = {
+        t.name.partition("_")[0]: onnx.numpy_helper.to_array(t)
+        for t in after.graph.initializer
+    }
     assert np.isneginf(stored["mask"].astype(np.float32))
     if policy == "all:fp16":
         agree(before, after, Format.FP16, keep=np.tril(np.ones((4, 4), bool)))
@@ -199,7 +217,12 @@ def test_trt_4175_an_infinite_mask_is_not_clamped(
 @pytest.mark.parametrize("small", [-1e-12, 1e-12, -3e-8, 1e-30])
 def test_small_constants_keep_their_sign_or_their_op(tmp_path: Path, small: float) -> None:
     """ModelOpt made +6e-8 of small negative constants."""
-    proto = model([node("Add", "x k", "h"), node("Mul", "h h", "y")], {"x": [4]}, {"y": [4]}, [tensor("k", small)])
+    proto = model(
+        [node("Add", "x k", "h"), node("Mul", "h h", "y")],
+        {"x": [4]},
+        {"y": [4]},
+        [tensor("k", small)],
+    )
     after, plan, _ = convert(proto, tmp_path, "all:fp16")
     assert formats(plan)["h"] == "fp32"
     assert onnx.numpy_helper.to_array(after.graph.initializer[0]) == np.float32(small)
@@ -208,7 +231,9 @@ def test_small_constants_keep_their_sign_or_their_op(tmp_path: Path, small: floa
 def test_a_few_tiny_weights_among_many_round_to_zero_with_their_sign(tmp_path: Path) -> None:
     weights = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
     weights[0, :4] = [-1e-9, 1e-9, -0.0, 0.0]
-    proto = model([node("MatMul", "x w", "y")], {"x": [2, 8]}, {"y": [2, 8]}, [tensor("w", weights)])
+    proto = model(
+        [node("MatMul", "x w", "y")], {"x": [2, 8]}, {"y": [2, 8]}, [tensor("w", weights)]
+    )
     after, plan, _ = convert(proto, tmp_path, "all:fp16")
     assert formats(plan)["y"] == "fp16"
     array = onnx.numpy_helper.to_array(after.graph.initializer[0])
@@ -218,11 +243,12 @@ def test_a_few_tiny_weights_among_many_round_to_zero_with_their_sign(tmp_path: P
 
 def test_a_divisor_that_underflows_to_zero(tmp_path: Path) -> None:
     proto = model(
-        [node("Mul", "x k", "d"), node("Div", "x d", "y")], {"x": [4]}, {"y": [4]}, [tensor("k", 1e-3)]
+        [node("Mul", "x k", "d"), node("Div", "x d", "y")],
+        {"x": [4]},
+        {"y": [4]},
+        [tensor("k", 1e-3)],
     )
     x = np.full(4, 1e-5, np.float32)
     kept = kept_by_facts(proto, tmp_path, x=x)
     assert kept["d"] == "fp32"
     assert kept["y"] == "fp32"
-
-

@@ -12,11 +12,13 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-import atheris
+_atheris: Any = import_module("atheris")
 
-with atheris.instrument_imports(include=["finecast", "onnx_ir"]):
+with _atheris.instrument_imports(include=["finecast", "onnx_ir"]):
     from tests.fuzz.target import try_bytes
 
 logging.disable(logging.CRITICAL)
@@ -42,5 +44,5 @@ def seed(corpus: Path) -> None:
 
 if __name__ == "__main__":
     seed(Path(sys.argv[1]))
-    atheris.Setup(sys.argv, try_bytes)
-    atheris.Fuzz()
+    _atheris.Setup(sys.argv, try_bytes)
+    _atheris.Fuzz()

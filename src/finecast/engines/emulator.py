@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
@@ -26,6 +26,7 @@ from finecast.frontends.onnx.emulation import (
     emulated,
 )
 from finecast.frontends.onnx.expand import expand_accumulations, split_norms
+from finecast.frontends.onnx.widen import widen
 from finecast.graph import Graph
 from finecast.ops import OpKind
 from finecast.patterns import (
@@ -178,25 +179,32 @@ class EmulatorEngine:
         built = emulated(
             prepared.model, self.emulation, kernels=found, fixed=fixed, together=together
         )
-        session = OnnxRuntimeEngine("CPU").load(frontend.to_bytes(built.model))
-        return EmulatorSession(session, built, fixed or setting_of(graph, self.emulation))
+        setting = fixed or setting_of(graph, self.emulation)
+        return EmulatorSession(_load(built.model), built, setting)
+
+
+def _load(model: ir.Model) -> Session:
+    runner = OnnxRuntimeEngine("CPU")
+    if frontend.fits_one_message(model):
+        return runner.load(frontend.to_bytes(model))
+    with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
+        path = Path(folder) / "model.onnx"
+        frontend.save(model, path)
+        return runner.load(path)
 
 
 def prepare(file: frontend.OnnxFile, emulation: Emulation) -> Prepared:
-    """A model ready to be emulated: named nodes, known types, accumulations as asked."""
+    """A model ready to be emulated: named nodes, known types, accumulations as asked.
+
+    What the model itself stores in a low type stays so, whatever is cast besides.
+    """
     prepared = frontend.prepare(file, Policy(scope=Scope.NONE))
+    model = widen(prepared.model)
     change = _rewriting(emulation)
-    if change is None:
+    model = model if change is None else change(model)
+    if model is prepared.model:
         return prepared
-    return frontend.prepare(
-        frontend.OnnxFile(
-            path=file.path,
-            model=change(prepared.model),
-            digest=file.digest,
-            size_bytes=file.size_bytes,
-        ),
-        Policy(scope=Scope.NONE),
-    )
+    return frontend.prepare(replace(file, model=model), Policy(scope=Scope.NONE))
 
 
 def _rewriting(emulation: Emulation) -> Callable[[ir.Model], ir.Model] | None:

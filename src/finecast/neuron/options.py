@@ -158,7 +158,7 @@ def resolve(
         target: Where ``given`` names none; else ``inf1`` with neuron-cc's options, ``trn1``.
 
     Raises:
-        UsageError: If two options conflict (names both), or a value is not one of its option's.
+        UsageError: If two options conflict (names both), or a value is none of its option's.
     """
     stated = {
         c: [o for o in names if getattr(given, o) is not None]
@@ -173,7 +173,7 @@ def resolve(
             own = ", ".join(_SPELLED[o] for o in _OPTIONS_OF[compiler])
             clash = [_SPELLED[o] for o in stated[compiler]] or [f"--target {chosen}"]
             raise UsageError(
-                f"{_SPELLED[names[0]]} with {clash[0]}: the first is an option of {other.value}",
+                f"{_SPELLED[names[0]]} with {clash[0]}: the first is {other.value}'s",
                 fix=f"for {chosen} use {own}",
             )
     build = _neuronx if compiler is Compiler.NEURONX_CC else _neuron
@@ -192,7 +192,8 @@ def _neuronx(given: Given, target: str, sdk: str | None) -> NeuronOptions:
     if scope is Scope.NONE and given.auto_cast_type is not None:
         spelled = "none" if given.auto_cast is not None else "none (the default)"
         raise UsageError(
-            f"--auto-cast-type {given.auto_cast_type} with --auto-cast {spelled}: nothing is cast",
+            f"--auto-cast-type {given.auto_cast_type} with --auto-cast {spelled}:"
+            " nothing is cast",
             fix="add --auto-cast matmult or --auto-cast all, or drop the type",
         )
     mixed = given.mixed_accumulation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import GraphModule
@@ -80,7 +80,7 @@ class WeightCache:
         """The low copy of ``tensor``, made anew in place if it has changed."""
         if not (tensor.is_leaf and tensor.requires_grad):
             return tensor.detach().to(dtype)
-        kept: dict[torch.dtype, _Copy] = self.copies.setdefault(tensor, {})
+        kept = cast("dict[torch.dtype, _Copy]", self.copies.setdefault(tensor, {}))
         found = kept.get(dtype)
         version = tensor._version
         if found is None or found.low.shape != tensor.shape:

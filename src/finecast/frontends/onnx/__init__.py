@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -12,6 +12,7 @@ from finecast import ops
 from finecast.edits import Edit, edits
 from finecast.errors import FinecastError, ModelError, UsageError
 from finecast.formats import Format
+from finecast.frontends.onnx.functions import inline_functions
 from finecast.frontends.onnx.model import (
     OnnxFile,
     check,
@@ -24,11 +25,10 @@ from finecast.frontends.onnx.model import (
     size_bytes,
     to_bytes,
 )
-from finecast.frontends.onnx.functions import inline_functions
 from finecast.frontends.onnx.opset import needed_opsets, opset_of, raise_as_far, raise_opset
 from finecast.frontends.onnx.reader import PHI, Binding, name_nodes, read
 from finecast.frontends.onnx.schema import cast_since, signature
-from finecast.frontends.onnx.types import infer
+from finecast.frontends.onnx.types import every_node, infer
 from finecast.frontends.onnx.undo import PLAN_KEY, POLICY_KEY, undo
 from finecast.frontends.onnx.writer import apply_edits
 from finecast.graph import Graph
@@ -36,9 +36,9 @@ from finecast.plan import Plan
 from finecast.policy import Policy, Scope
 
 __all__ = [
-    "Applied",
     "PLAN_KEY",
     "POLICY_KEY",
+    "Applied",
     "OnnxFile",
     "Prepared",
     "apply",
@@ -55,6 +55,7 @@ __all__ = [
     "size_bytes",
     "to_bytes",
 ]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
@@ -88,7 +89,7 @@ def prepare(file: OnnxFile, policy: Policy) -> Prepared:
     """
     with guarded(file), paused_collection():
         model = _opened(file, policy.label)
-        own = frozenset(n.name or "" for n in model.graph.all_nodes())
+        own = frozenset(n.name or "" for n in every_node(model.graph))
         if policy.scope is not Scope.NONE:
             needed = needed_opsets(model, policy.format, _candidates(policy))
             model = raise_as_far(model, needed)
@@ -109,7 +110,7 @@ def _opened(file: OnnxFile, policy: str) -> ir.Model:
 
 
 @contextmanager
-def guarded(file: OnnxFile) -> Iterator[None]:
+def guarded(file: OnnxFile) -> Generator[None]:
     """What Python raises on a malformed model becomes one clear error."""
     try:
         yield

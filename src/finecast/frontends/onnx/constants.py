@@ -40,6 +40,11 @@ def constant_tensor(value: ir.Value) -> ir.TensorProtocol | None:
     return ir.convenience.get_const_tensor(value)
 
 
+def shape_of(tensor: ir.TensorProtocol) -> ir.Shape:
+    """A shape of its own for a value that holds ``tensor``."""
+    return ir.Shape(tensor.shape.numpy())
+
+
 def constant_reader(tensor: ir.TensorProtocol) -> Callable[[], NDArray[np.generic]]:
     """A function that gives the tensor's array and keeps nothing of it.
 
@@ -75,8 +80,8 @@ def pieces(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
 
 def _mapped(tensor: ir.ExternalTensor) -> NDArray[np.generic]:
     dtype = tensor.dtype.numpy()
-    shape = tuple(int(d) for d in tensor.shape)
-    if not int(np.prod(shape, dtype=np.int64)) or tensor.dtype.bitwidth < 8:  # noqa: PLR2004
+    shape = tensor.shape.numpy()
+    if not int(np.prod(shape, dtype=np.int64)) or tensor.dtype.bitwidth < 8:
         return tensor.numpy()
     return np.memmap(tensor.path, dtype, "r", tensor.offset or 0, shape)
 
@@ -88,11 +93,9 @@ class ConvertedTensor(ir.LazyTensor):
     def __init__(self, source: ir.TensorProtocol, fmt: Format, name: str) -> None:
         self.source = source
         self.format = fmt
-        super().__init__(
-            self._whole, dtype=DATA_TYPES[fmt], shape=ir.Shape(source.shape), name=name
-        )
+        super().__init__(self._whole, dtype=DATA_TYPES[fmt], shape=shape_of(source), name=name)
 
-    def _whole(self) -> ir.Tensor:
+    def _whole(self) -> ir.TensorProtocol:
         array = constant_reader(self.source)()
         return ir.tensor(
             convert_constant(array, self.format), dtype=DATA_TYPES[self.format], name=self.name

@@ -79,7 +79,7 @@ def definition(op_type: str, domain: str, version: int) -> Definition | None:
 
 
 def _ports(formal: Sequence[onnx.defs.OpSchema.FormalParameter]) -> Ports:
-    variadic = bool(formal) and formal[-1].option.name == "Variadic"
+    variadic = bool(formal) and str(formal[-1].option).endswith("Variadic")
     return Ports(
         types=tuple(p.type_str for p in formal),
         variadic=variadic,
@@ -89,7 +89,11 @@ def _ports(formal: Sequence[onnx.defs.OpSchema.FormalParameter]) -> Ports:
 
 @lru_cache(maxsize=1)
 def _contrib() -> dict[str, Definition]:
-    text = resources.files(__package__).joinpath("contrib.json").read_text(encoding="utf-8")
+    text = (
+        resources.files("finecast.frontends.onnx")
+        .joinpath("contrib.json")
+        .read_text(encoding="utf-8")
+    )
     rows: dict[str, Any] = json.loads(text)
     return {
         key: Definition(

@@ -36,7 +36,7 @@ from finecast.frontends.onnx.settings import (
     SwitchedWeight,
 )
 from finecast.graph import Graph, Node, Value
-from finecast.ops import by_name
+from finecast.ops import OpKind, by_name
 from finecast.roundmodes import convert
 
 __all__ = ["EMULATION_SWITCH", "OFFSET", "Emulated", "Setting", "emulated"]
@@ -126,13 +126,20 @@ class _Builder:
         }
         native = self.binding.values[value.id]
         uses = list(native.uses())
-        views = _Views(self, native, ops)
+        views = _Views(self, native, ops, standalone=self._standalone(value))
         by_reader = {n: views.of(wants) for n, wants in readers.items()}
         kept = native
         if self._kept_matters(value, native, len(uses), readers, stored):
             kept = views.of(stored)
         self._place(native, views.nodes)
         self._redirect(value, native, uses, kept, by_reader)
+
+    def _standalone(self, value: Value) -> bool:
+        """Whether converting ``value`` is a kernel of its own."""
+        if value.producer is None:
+            return True
+        norm = by_name(self.graph.nodes[value.producer].op).kind is OpKind.NORM
+        return norm and self.emulation.rounds_normalized
 
     def _kept_matters(
         self,
@@ -241,7 +248,7 @@ class _Builder:
         name: str,
         bits: frozenset[Bit],
     ) -> ir.Value:
-        """An input that is fed the one array or the other: choosing costs nothing at run time."""
+        """An input that is fed the one array or the other: choosing copies nothing."""
         key = f"{name}_{len(self.weights)}"
         value = ir.Value(
             name=key, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(exact.shape)
@@ -339,8 +346,11 @@ class _Builder:
 class _Views:
     """The roundings of one value: each made once, in the order in which they are asked for."""
 
-    def __init__(self, builder: _Builder, native: ir.Value, ops: RoundOps) -> None:
+    def __init__(
+        self, builder: _Builder, native: ir.Value, ops: RoundOps, *, standalone: bool
+    ) -> None:
         self.builder = builder
+        self.standalone = standalone
         self.native = native
         self.ops = ops
         self.nodes: list[ir.Node] = []
@@ -372,7 +382,7 @@ class _Views:
     def _rounding(self, base: ir.Value, fmt: Format) -> ir.Value:
         if base is self.native and fmt in self.rounded:
             return self.rounded[fmt]
-        how = self.builder.emulation.conversion(fmt)
+        how = self.builder.emulation.conversion(fmt, standalone=self.standalone)
         made, out = self.ops.round(base, how, f"{self._name()}_{fmt.label}")
         self.nodes += made
         if base is self.native:

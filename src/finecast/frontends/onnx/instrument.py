@@ -150,9 +150,7 @@ class _Inserter:
             exact.type, exact.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(low.shape)
             self.main.register_initializer(exact)
         out = _value(f"{value.name}_switched_{k}", ir.DataType.FLOAT)
-        self.prologue.append(
-            ir.node("Where", [self.scalar(k), rounded, exact], outputs=[out])
-        )
+        self.prologue.append(ir.node("Where", [self.scalar(k), rounded, exact], outputs=[out]))
         return out
 
     def finish(self) -> None:

@@ -6,7 +6,7 @@ import gc
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ _DIGEST_SAMPLE_BYTES: Final = 1 << 20
 
 
 @contextmanager
-def paused_collection() -> Iterator[None]:
+def paused_collection() -> Generator[None]:
     """No garbage collection while many objects are made that all live on.
 
     Otherwise every collection walks them all, and time grows faster than the model.
@@ -67,10 +67,14 @@ def load(path: Path) -> OnnxFile:
     path = Path(path)
     if not path.is_file():
         what = "is a directory" if path.is_dir() else "does not exist"
-        raise UsageError(f"model file {what}", where=str(path), fix="give the path of an .onnx file")
+        raise UsageError(
+            f"model file {what}", where=str(path), fix="give the path of an .onnx file"
+        )
     size = path.stat().st_size
     if size >= _LARGEST_MESSAGE_BYTES:
-        raise _unreadable(path, f"a message of {size} bytes, and 2 GiB is the most there can be")
+        raise _unreadable(
+            path, f"a message of {size} bytes, and 2 GiB is the most there can be"
+        )
     with paused_collection():
         proto = _parse(path)
         external = check_tensors(proto, path)

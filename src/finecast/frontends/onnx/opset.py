@@ -8,15 +8,17 @@ from typing import Final
 import onnx
 import onnx_ir as ir
 from onnx import version_converter
+from onnx.onnx_cpp2py_export.version_converter import ConvertError
 
 from finecast.errors import ModelError
 from finecast.formats import Format
 from finecast.frontends.onnx.definitions import normal_domain
 from finecast.frontends.onnx.schema import cast_since, signature
 from finecast.frontends.onnx.skeleton import restored, run_without_weights
+from finecast.frontends.onnx.types import every_node
 from finecast.ops import OpKind, Tier, lookup
 
-_ERRORS: Final = (RuntimeError, onnx.onnx_cpp2py_export.version_converter.ConvertError)
+_ERRORS: Final = (RuntimeError, ConvertError)
 
 
 def opset_of(model: ir.Model) -> int:
@@ -39,7 +41,7 @@ def needed_opsets(
     """
     current = opset_of(model)
     needed: set[int] = set()
-    for node in model.graph.all_nodes():
+    for node in every_node(model.graph):
         if normal_domain(node.domain) or (ops is not None and node.op_type not in ops):
             continue
         info = lookup(f"onnx::{node.op_type}")
@@ -75,7 +77,7 @@ def raise_opset(model: ir.Model, version: int) -> ir.Model:
     except _ERRORS as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise ModelError(
-            f"the model's opset cannot be raised to {version}, which the format needs: {first}",
+            f"the opset cannot be raised to {version}, which the format needs: {first}",
             fix="export the model at a newer opset, or use fp16",
         ) from error
     raised = restored(proto, model)
@@ -108,5 +110,5 @@ def _spell_default_domain(model: ir.Model) -> None:
         version = opset_of(model)
         del imports["ai.onnx"]
         imports[""] = version
-    for node in model.graph.all_nodes():
+    for node in every_node(model.graph):
         node.domain = normal_domain(node.domain)

@@ -9,7 +9,7 @@ from finecast.frontends.onnx.reader import DATA_TYPES
 
 
 def cast_model(low: Format, size: int) -> bytes:
-    """x -> Softmax -> Cast to ``low`` -> Softmax -> y: a cast that nothing absorbs.
+    """X -> Softmax -> Cast to ``low`` -> Softmax -> y: a cast that nothing absorbs.
 
     ``x`` is fp32 of shape [size / 64, 64].
     """

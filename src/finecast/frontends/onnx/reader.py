@@ -12,18 +12,33 @@ import onnx_ir as ir
 
 from finecast import ops
 from finecast.formats import Format
-from finecast.frontends.onnx.constants import DATA_TYPES, MARK, constant_reader, constant_tensor
+from finecast.frontends.onnx.constants import (
+    DATA_TYPES,
+    MARK,
+    constant_reader,
+    constant_tensor,
+)
 from finecast.frontends.onnx.definitions import normal_domain
 from finecast.frontends.onnx.opset import opset_of
 from finecast.frontends.onnx.schema import Signature, signature
-from finecast.frontends.onnx.types import bodies
+from finecast.frontends.onnx.ties import CONTROL, Merge, Port, merges_of, port_value
+from finecast.frontends.onnx.types import bodies, every_node
 from finecast.graph import Attribute, ConstantStats, Dim, Graph, Node, Value
 
-__all__ = ["DATA_TYPES", "PHI", "Binding", "Port", "constant_tensor", "dtype_label", "name_nodes", "read"]
+__all__ = [
+    "DATA_TYPES",
+    "PHI",
+    "Binding",
+    "Port",
+    "constant_tensor",
+    "dtype_label",
+    "name_nodes",
+    "read",
+]
 
 PHI: Final = "phi"
 
-_DTYPE_LABELS: Final = {
+_DTYPE_LABELS: Final = {d: d.name.lower() for d in ir.DataType} | {
     ir.DataType.FLOAT: "fp32",
     ir.DataType.FLOAT16: "fp16",
     ir.DataType.BFLOAT16: "bf16",
@@ -41,14 +56,6 @@ _LIST_ATTRIBUTES: Final = {
     ir.AttributeType.FLOATS,
     ir.AttributeType.STRINGS,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Port:
-    """Where a value enters a node: an input of an ONNX node, or an output of a body."""
-
-    owner: ir.Node | ir.Graph
-    index: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,17 +76,19 @@ class Binding:
 def dtype_label(kind: ir.TypeProtocol | None) -> str:
     """A value's type as the graph names it: ``fp32``, ``int64``, ``sequence(fp32)``."""
     if kind is None:
-        return "unknown"
+        return _UNKNOWN
     if isinstance(kind, ir.TensorType):
-        return _DTYPE_LABELS.get(kind.dtype, kind.dtype.name.lower())
+        return _DTYPE_LABELS[kind.dtype]
     inner = getattr(kind, "elem_type", None)
     name = type(kind).__name__.removesuffix("Type").lower()
-    return f"{name}({dtype_label(inner) if not isinstance(inner, ir.DataType) else inner.name})"
+    return (
+        f"{name}({dtype_label(inner) if not isinstance(inner, ir.DataType) else inner.name})"
+    )
 
 
 def name_nodes(model: ir.Model) -> None:
     """Give every node a unique, non-empty name, keeping those that already are."""
-    nodes = list(model.graph.all_nodes())
+    nodes = list(every_node(model.graph))
     kept: set[str] = set()
     renamed: list[tuple[int, ir.Node]] = []
     for number, node in enumerate(nodes):
@@ -124,7 +133,7 @@ class _Reader:
         self.producers: dict[int, int] = {}
         self.uses: dict[int, list[int]] = {}
         self.regions = 0
-        self.names = {n.name for n in model.graph.all_nodes()}
+        self.names = {n.name for n in every_node(model.graph)}
         self.inputs = _runtime_inputs(model)
         self.outputs = set(model.graph.outputs)
 
@@ -151,22 +160,24 @@ class _Reader:
         """Add a node; in a ``fixed`` body it keeps the types it has."""
         inner = list(bodies(node))
         # Of bodies of other ops (FlexAttention, SequenceMap) it is not known what ties them.
-        opaque = bool(inner) and node.op_type not in _CONTROL
+        opaque = bool(inner) and node.op_type not in CONTROL
         for body in inner:
             self.regions += 1
             self.graph(body, self.regions, fixed=fixed or opaque)
         domain = normal_domain(node.domain)
         found = _described(node.op_type, domain, self.opset)
-        merges = list(_merges(node, inner, self.opset)) if inner and not opaque else []
+        merges = list(merges_of(node, inner, self.opset)) if inner and not opaque else []
         merged = {p.index for m in merges for p in m.inputs if p.owner is node}
         inputs = [v if i not in merged else None for i, v in enumerate(node.inputs)]
         outputs = list(node.outputs) if not merges else []
         fixed |= node.metadata_props.get(MARK) == "" and not self.own_casts
-        if fixed or inner:
+        if fixed or inner or found.signature is None:
             flags_in, flags_out = (False,) * len(inputs), (False,) * len(outputs)
+            fmt = None
         else:
-            flags_in, flags_out = _flags(inputs, outputs, found.signature)
-        fmt = _own_format(inputs, outputs, flags_in, flags_out)
+            labels_in, labels_out = _labels(inputs), _labels(outputs)
+            flags_in, flags_out = _flags(labels_in, labels_out, found.signature)
+            fmt = _own_format((*labels_out, *labels_in), (*flags_out, *flags_in))
         self._add(
             node,
             tuple(
@@ -194,13 +205,13 @@ class _Reader:
     def phi(
         self,
         node: ir.Node,
-        merge: _Merge,
+        merge: Merge,
         region: int,
         admits: frozenset[Format],
         *,
         fixed: bool,
     ) -> None:
-        sources = [_port_value(p) for p in merge.inputs]
+        sources = [port_value(p) for p in merge.inputs]
         labels = {dtype_label(v.type) for v in (*sources, *merge.outputs)}
         shared = labels.pop() if len(labels) == 1 and not fixed else ""
         fmt = _FORMATS[shared] if shared in FOLLOWING_LABELS else None
@@ -265,7 +276,6 @@ class _Reader:
 
 
 FOLLOWING_LABELS: Final = frozenset({"fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2"})
-_CONTROL: Final = frozenset({"If", "Loop", "Scan"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,35 +300,47 @@ def _described(op_type: str, domain: str, opset: int) -> _Described:
     )
 
 
+_ABSENT: Final = ""
+_UNKNOWN: Final = "unknown"
+
+
+def _labels(values: Sequence[ir.Value | None]) -> list[str]:
+    """Types by port; empty where nothing is given or nothing is taken."""
+    return [
+        _ABSENT if v is None or (v.type is None and not v.name) else dtype_label(v.type)
+        for v in values
+    ]
+
+
 def _flags(
-    inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value], found: Signature | None
+    inputs: Sequence[str], outputs: Sequence[str], found: Signature
 ) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
     """Which ports follow; none if one that could has a type that is not known."""
     kept = (False,) * len(inputs), (False,) * len(outputs)
-    if found is None or not _computes_in_float(inputs, outputs, found):
+    if not _computes_in_float(inputs, outputs, found):
         return kept
     flags: list[tuple[bool, ...]] = []
-    for values, output in ((inputs, False), (outputs, True)):
-        following: list[bool] = []
-        for index, value in enumerate(values):
-            follows = value is not None and found.follows(index, output=output)
-            if follows and value is not None:
-                if value.type is None and (value.name or not output):
-                    return kept
-                follows = dtype_label(value.type) in FOLLOWING_LABELS
-            following.append(follows)
-        flags.append(tuple(following))
+    for labels, output in ((inputs, False), (outputs, True)):
+        following = [found.follows(i, output=output) for i in range(len(labels))]
+        if any(f and label == _UNKNOWN for f, label in zip(following, labels, strict=True)):
+            return kept
+        flags.append(
+            tuple(
+                f and label in FOLLOWING_LABELS
+                for f, label in zip(following, labels, strict=True)
+            )
+        )
     return flags[0], flags[1]
 
 
 def _computes_in_float(
-    inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value], found: Signature
+    inputs: Sequence[str], outputs: Sequence[str], found: Signature
 ) -> bool:
-    values = outputs if found.anchor_is_output else inputs
-    if found.anchor is None or found.anchor >= len(values):
+    labels = outputs if found.anchor_is_output else inputs
+    if found.anchor is None or found.anchor >= len(labels):
         return found.anchor is not None
-    anchor = values[found.anchor]
-    return anchor is None or anchor.type is None or dtype_label(anchor.type) in FOLLOWING_LABELS
+    label = labels[found.anchor]
+    return label in FOLLOWING_LABELS or label in (_ABSENT, _UNKNOWN)
 
 
 def _runtime_inputs(model: ir.Model) -> set[ir.Value]:
@@ -329,85 +351,10 @@ def _runtime_inputs(model: ir.Model) -> set[ir.Value]:
     return inputs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Merge:
-    name: str
-    inputs: tuple[Port, ...]
-    outputs: tuple[ir.Value, ...]
-
-
-def _merges(node: ir.Node, inner: list[ir.Graph], opset: int) -> Iterator[_Merge]:
-    """Values that ``node`` forces to share one type, by the ONNX definitions of the ops."""
-    if node.op_type == "If":
-        for i, out in enumerate(node.outputs):
-            ends = tuple(Port(owner=b, index=i) for b in inner)
-            yield _Merge(name=f"out{i}", inputs=ends, outputs=(out,))
-    elif node.op_type == "Loop":
-        body, state = inner[0], len(node.inputs) - 2
-        yield from _carried(node, body, range(state), input_offset=2, body_in=2, body_out=1)
-        for i in range(state, len(node.outputs)):
-            end = Port(owner=body, index=i + 1)
-            yield _Merge(name=f"scan{i}", inputs=(end,), outputs=(node.outputs[i],))
-    else:
-        body, first = inner[0], int(opset < _SCAN_WITHOUT_LENGTHS)
-        scanned = int(node.attributes["num_scan_inputs"].as_int())
-        state = len(node.inputs) - first - scanned
-        yield from _carried(
-            node, body, range(state), input_offset=first, body_in=0, body_out=0
-        )
-        for i in range(state, state + scanned):
-            start = Port(owner=node, index=i + first)
-            yield _Merge(name=f"in{i}", inputs=(start,), outputs=(body.inputs[i],))
-        for i in range(state, len(node.outputs)):
-            end = Port(owner=body, index=i)
-            yield _Merge(name=f"scan{i}", inputs=(end,), outputs=(node.outputs[i],))
-
-
-# Scan-8's first input was the lengths of the sequences.
-_SCAN_WITHOUT_LENGTHS: Final = 9
-
-
-def _carried(
-    node: ir.Node,
-    body: ir.Graph,
-    indices: range,
-    *,
-    input_offset: int,
-    body_in: int,
-    body_out: int,
-) -> Iterator[_Merge]:
-    for i in indices:
-        start = Port(owner=node, index=i + input_offset)
-        end = Port(owner=body, index=i + body_out)
-        given = (start,) if node.inputs[start.index] is not None else ()
-        yield _Merge(
-            name=f"state{i}",
-            inputs=(*given, end),
-            outputs=(body.inputs[i + body_in], node.outputs[i]),
-        )
-
-
-def _port_value(port: Port) -> ir.Value:
-    if isinstance(port.owner, ir.Node):
-        value = port.owner.inputs[port.index]
-        assert value is not None
-        return value
-    return port.owner.outputs[port.index]
-
-
-def _own_format(
-    inputs: Sequence[ir.Value | None],
-    outputs: Sequence[ir.Value | None],
-    flags_in: tuple[bool, ...],
-    flags_out: tuple[bool, ...],
-) -> Format | None:
+def _own_format(labels: Sequence[str], flags: Sequence[bool]) -> Format | None:
     """The one format of all following ports; None if there is none, or they differ."""
-    labels = {
-        dtype_label(v.type)
-        for v, follows in zip((*outputs, *inputs), (*flags_out, *flags_in), strict=True)
-        if follows and v is not None
-    }
-    return _FORMATS[labels.pop()] if len(labels) == 1 else None
+    found = {label for label, follows in zip(labels, flags, strict=True) if follows}
+    return _FORMATS[found.pop()] if len(found) == 1 else None
 
 
 _FORMATS: Final = {f.label: f for f in Format}

@@ -131,7 +131,9 @@ class RoundOps:
             step = self.op("Mul", self._draws(value, how.seed), quantum)
             wanted = self.op("Add", magnitude, step)
         rounded = self.op("Sub", self.op("Add", wanted, magic), magic)
-        if how.rounding is not Rounding.NEAREST_EVEN:
+        if how.rounding is Rounding.UP_FROM_ODD:
+            rounded = self._up_from_odd(rounded, magnitude, magic, quantum)
+        elif how.rounding is not Rounding.NEAREST_EVEN:
             over = self.op("Greater", rounded, wanted, dtype=_BOOL)
             lower = self.op("Sub", rounded, quantum)
             rounded = self.op("Where", over, lower, rounded)
@@ -139,6 +141,17 @@ class RoundOps:
         # Not Sign(x) * y: zeros keep their sign, and NaN comes through.
         negative = self.op("Less", value, self.scalar(0.0), dtype=_BOOL)
         return self.op("Where", negative, self.op("Neg", rounded), rounded)
+
+    def _up_from_odd(
+        self, nearest: ir.Value, magnitude: ir.Value, magic: ir.Value, quantum: ir.Value
+    ) -> ir.Value:
+        """Back one step where rounding went up from an even number, to an odd one."""
+        double = self.op("Mul", magic, self.scalar(2.0))
+        even = self.op("Sub", self.op("Add", nearest, double), double)
+        is_even = self.op("Equal", even, nearest, dtype=_BOOL)
+        stays = self.op("LessOrEqual", nearest, magnitude, dtype=_BOOL)
+        keeps = self.op("Or", is_even, stays, dtype=_BOOL)
+        return self.op("Where", keeps, nearest, self.op("Sub", nearest, quantum))
 
     def _limited(self, rounded: ir.Value, magnitude: ir.Value, how: Conversion) -> ir.Value:
         fmt = how.format

@@ -14,6 +14,7 @@ from finecast.emulation import Emulation, Ports, is_relayout
 from finecast.formats import Format
 from finecast.frontends.onnx.reader import Binding
 from finecast.frontends.onnx.settings import ALWAYS, READ, RELAYOUT, WRITE, Bit
+from finecast.frontends.onnx.widen import stored_format
 from finecast.graph import Graph, Node, Value
 from finecast.ops import by_name
 
@@ -43,7 +44,11 @@ class RoundWants:
             for n in self.graph.float_nodes
             if (p := self.emulation.ports(n)) is not None
         }
-        self.stored = {}
+        self.stored = {
+            value.id: {fmt: frozenset({ALWAYS})}
+            for value in self.graph.inputs
+            if (fmt := stored_format(self.binding.values[value.id])) is not None
+        }
         for node in self.graph.nodes:
             for index in node.outputs:
                 if index is not None:
@@ -55,6 +60,9 @@ class RoundWants:
 
     def stores(self, value: Value, producer: Node) -> dict[Format, frozenset[Bit]]:
         """What storing ``value`` rounds to, and when."""
+        given = stored_format(self.binding.values[value.id])
+        if given is not None:
+            return {given: frozenset({ALWAYS})}
         source = self._moved_from(producer)
         if source is not None:
             before = self.stored.get(source.id, {}) if self.deferred(source) else {}

@@ -8,6 +8,8 @@ from typing import Final
 import onnx
 import onnx_ir as ir
 
+from finecast.frontends.onnx.constants import shape_of
+
 # onnx's passes read small constants (axes, scales, shapes); larger ones need not travel.
 KEEP_BELOW_BYTES: Final = 1024
 
@@ -38,7 +40,7 @@ def _serialized(model: ir.Model, tensors: Mapping[str, ir.TensorProtocol]) -> on
     given = set(inputs)
     for value in values:
         tensor = tensors[value.name or ""]
-        value.shape = value.shape or ir.Shape(tensor.shape)
+        value.shape = value.shape or shape_of(tensor)
         value.type = value.type or ir.TensorType(tensor.dtype)
         graph.initializers.pop(value.name or "")
         if value not in given:
@@ -53,7 +55,7 @@ def _serialized(model: ir.Model, tensors: Mapping[str, ir.TensorProtocol]) -> on
 
 
 def restored(proto: onnx.ModelProto, original: ir.Model) -> ir.Model:
-    """The model of ``proto`` with what did not travel: weights and metadata of ``original``."""
+    """The model of ``proto``, with the weights and metadata of ``original`` put back."""
     tensors = large_tensors(original)
     model = ir.from_proto(proto)
     graph = model.graph

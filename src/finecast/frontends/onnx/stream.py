@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final
 
 import onnx_ir as ir
 
-from finecast.frontends.onnx.constants import pieces
+from finecast.frontends.onnx.constants import pieces, shape_of
 from finecast.frontends.onnx.skeleton import KEEP_BELOW_BYTES
 
 # So that engines can map a tensor without copying it.
@@ -48,14 +48,14 @@ def _write(value: ir.Value, file: BinaryIO, folder: Path, data_name: str) -> ir.
         offset,
         file.tell() - offset,
         tensor.dtype,
-        shape=ir.Shape(tensor.shape),
+        shape=shape_of(tensor),
         name=value.name or "",
         base_dir=folder,
     )
 
 
 @contextmanager
-def _replaced(values: list[ir.Value], tensors: list[ir.ExternalTensor]) -> Iterator[None]:
+def _replaced(values: list[ir.Value], tensors: list[ir.ExternalTensor]) -> Generator[None]:
     before = [v.const_value for v in values]
     try:
         for value, tensor in zip(values, tensors, strict=True):

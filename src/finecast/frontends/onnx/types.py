@@ -13,6 +13,7 @@ from typing import Final
 import onnx
 import onnx_ir as ir
 
+from finecast.frontends.onnx.constants import shape_of
 from finecast.frontends.onnx.definitions import Definition, Ports, definition, normal_domain
 from finecast.frontends.onnx.skeleton import run_without_weights
 
@@ -30,7 +31,9 @@ _DTYPE_ATTRIBUTES: Final[Mapping[str, tuple[str, ir.DataType | None]]] = {
     "BlackmanWindow": ("output_datatype", ir.DataType.FLOAT),
 }
 # Where the variable of the output is not that of the values put in.
-_NOT_BY_VARIABLE: Final = frozenset({"EyeLike", "RandomNormalLike", "RandomUniformLike", "Bernoulli"})
+_NOT_BY_VARIABLE: Final = frozenset(
+    {"EyeLike", "RandomNormalLike", "RandomUniformLike", "Bernoulli"}
+)
 _LITERALS: Final = {
     f"tensor({name})": dtype
     for name, dtype in {
@@ -40,7 +43,11 @@ _LITERALS: Final = {
         "double": ir.DataType.DOUBLE,
         "bool": ir.DataType.BOOL,
         "string": ir.DataType.STRING,
-        **{f"{u}int{n}": ir.DataType[f"{u}int{n}".upper()] for u in ("", "u") for n in (8, 16, 32, 64)},
+        **{
+            f"{u}int{n}": ir.DataType[f"{u}int{n}".upper()]
+            for u in ("", "u")
+            for n in (8, 16, 32, 64)
+        },
     }.items()
 }
 
@@ -110,6 +117,15 @@ def bodies(node: ir.Node) -> Iterator[ir.Graph]:
             yield from attribute.as_graphs()
 
 
+def every_node(graph: ir.Graph) -> Iterator[ir.Node]:
+    """All nodes of ``graph``, each before those of its bodies."""
+    for node in graph:
+        yield node
+        if node.attributes:
+            for body in bodies(node):
+                yield from every_node(body)
+
+
 def _type_constant(node: ir.Node) -> None:
     output = node.outputs[0]
     if output.type is not None:
@@ -117,7 +133,7 @@ def _type_constant(node: ir.Node) -> None:
     tensor = ir.convenience.get_const_tensor(output)
     if tensor is not None:
         output.type = ir.TensorType(tensor.dtype)
-        output.shape = output.shape or ir.Shape(tensor.shape)
+        output.shape = output.shape or shape_of(tensor)
 
 
 def _stated(node: ir.Node) -> ir.TypeProtocol | None:
@@ -137,7 +153,12 @@ def _unify(node: ir.Node, found: Definition) -> None:
     for values, ports in ((node.outputs, found.outputs), (node.inputs, found.inputs)):
         for index, value in enumerate(values):
             variable = ports.type_of(index)
-            if value is not None and value.type is not None and variable and ports.binds(index):
+            if (
+                value is not None
+                and value.type is not None
+                and variable
+                and ports.binds(index)
+            ):
                 bound[variable] = value.type
     for values, ports in ((node.outputs, found.outputs), (node.inputs, found.inputs)):
         for index, value in enumerate(values):
@@ -198,7 +219,9 @@ class _Unnamed:
         for node, twin in zip(graph, proto.node, strict=True):
             if not any(a.type in _GRAPH_ATTRIBUTES for a in twin.attribute):
                 continue
-            inner = [g for a in twin.attribute for g in ([a.g] if a.HasField("g") else a.graphs)]
+            inner = [
+                g for a in twin.attribute for g in ([a.g] if a.HasField("g") else a.graphs)
+            ]
             for body, info in zip(bodies(node), inner, strict=False):
                 self.fill(info, body)
 

@@ -12,7 +12,7 @@ from finecast.edits import edits
 from finecast.formats import Format
 from finecast.frontends.onnx.constants import MARK
 from finecast.frontends.onnx.reader import Binding, read
-from finecast.frontends.onnx.types import infer
+from finecast.frontends.onnx.types import every_node, infer
 from finecast.frontends.onnx.writer import apply_edits, phi_mark
 from finecast.graph import Node
 
@@ -36,7 +36,7 @@ def undo(model: ir.Model, policy: str) -> None:
             # An inserted cast that becomes fp32 to fp32 is dropped by the editor.
             formats[node.id] = Format.parse(was) if was else Format.FP32
     apply_edits(graph, binding, edits(graph, formats))
-    for node in model.graph.all_nodes():
+    for node in every_node(model.graph):
         for key in [k for k in node.metadata_props if k.startswith(MARK)]:
             del node.metadata_props[key]
     for key in (PLAN_KEY, POLICY_KEY):

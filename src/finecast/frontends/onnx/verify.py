@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +17,7 @@ _AGAIN: Final = "check that the file is complete and was exported as ONNX"
 _BESIDE: Final = "put the data file beside the model, unchanged"
 
 # Where a tensor's elements are if not in raw_data, and entries per element.
-_FIELDS: Final = {
+_FIELDS: Final[Mapping[int, tuple[str, int]]] = {
     onnx.TensorProto.FLOAT: ("float_data", 1),
     onnx.TensorProto.COMPLEX64: ("float_data", 2),
     onnx.TensorProto.DOUBLE: ("double_data", 1),

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
 import numpy as np
 import onnx_ir as ir
 
 from finecast.edits import ConvertConstant, Edit, InsertCast, SetFormat, SetPort, Use
 from finecast.formats import Format
-from finecast.frontends.onnx.constants import DATA_TYPES, MARK, ConvertedTensor, constant_tensor
+from finecast.frontends.onnx.constants import (
+    DATA_TYPES,
+    MARK,
+    ConvertedTensor,
+    constant_tensor,
+    shape_of,
+)
 from finecast.frontends.onnx.reader import Binding, Port
 from finecast.graph import Graph, Node
 from finecast.rounding import convert_constant
@@ -70,7 +77,8 @@ class _Writer:
         self.idle = {
             n.id
             for n in graph.nodes
-            if n.native == "onnx::Cast" and _dtypes(graph, n.inputs) == _dtypes(graph, n.outputs)
+            if n.native == "onnx::Cast"
+            and _dtypes(graph, n.inputs) == _dtypes(graph, n.outputs)
         }
 
     def set_format(self, edit: SetFormat) -> None:
@@ -90,7 +98,9 @@ class _Writer:
         elif native.op_type == "ConstantOfShape":
             given = native.attributes.get("value")
             fill = given.as_tensor().numpy() if given else np.zeros(1, np.float32)
-            native.attributes["value"] = ir.AttrTensor("value", _tensor(fill, edit.to, "value"))
+            native.attributes["value"] = ir.AttrTensor(
+                "value", _tensor(fill, edit.to, "value")
+            )
 
     def set_port(self, edit: SetPort) -> None:
         """An output's type is that of what makes it: its producer, or a cast."""
@@ -121,7 +131,8 @@ class _Writer:
 
     def _body_end(self, use: Use) -> _BodyEnd:
         port = self._port(use)
-        assert port is not None and isinstance(port.owner, ir.Graph)
+        assert port is not None
+        assert isinstance(port.owner, ir.Graph)
         return _BodyEnd(owner=port.owner, index=port.index)
 
     def _port(self, use: Use) -> Port | None:
@@ -157,7 +168,9 @@ class _Writer:
             [value],
             {"to": int(DATA_TYPES[to])},
             name=self._fresh(f"cast_{name}"),
-            outputs=[ir.Value(name=name, shape=value.shape, type=ir.TensorType(DATA_TYPES[to]))],
+            outputs=[
+                ir.Value(name=name, shape=value.shape, type=ir.TensorType(DATA_TYPES[to]))
+            ],
         )
         node.metadata_props[MARK] = ""
         return node
@@ -182,7 +195,9 @@ class _Writer:
         for use in edit.uses:
             port = self._port(use)
             if port is not None and isinstance(port.owner, ir.Graph):
-                port.owner.outputs[port.index] = self._constant(value, tensor, edit.to, port.owner)
+                port.owner.outputs[port.index] = self._constant(
+                    value, tensor, edit.to, port.owner
+                )
                 continue
             if shared is None:
                 shared = self._initializer(value, tensor, edit.to, main)
@@ -193,9 +208,7 @@ class _Writer:
         self, value: ir.Value, tensor: ir.TensorProtocol, to: Format, home: ir.Graph
     ) -> ir.Value:
         name = self._fresh(f"{value.name}_{to.label}")
-        new = ir.Value(
-            name=name, shape=ir.Shape(tensor.shape), type=ir.TensorType(DATA_TYPES[to])
-        )
+        new = ir.Value(name=name, shape=shape_of(tensor), type=ir.TensorType(DATA_TYPES[to]))
         new.const_value = ConvertedTensor(tensor, to, name)
         home.register_initializer(new)
         if self.list_initializers:
@@ -207,12 +220,15 @@ class _Writer:
     ) -> ir.Value:
         """What a body gives back must be made in it."""
         name = self._fresh(f"{value.name}_{to.label}")
-        new = ir.Value(
-            name=name, shape=ir.Shape(tensor.shape), type=ir.TensorType(DATA_TYPES[to])
-        )
+        new = ir.Value(name=name, shape=shape_of(tensor), type=ir.TensorType(DATA_TYPES[to]))
         attribute = ir.AttrTensor("value", ConvertedTensor(tensor, to, name))
         node = ir.Node(
-            "", "Constant", [], [attribute], outputs=[new], name=self._fresh(f"constant_{name}")
+            "",
+            "Constant",
+            [],
+            [attribute],
+            outputs=[new],
+            name=self._fresh(f"constant_{name}"),
         )
         home.append(node)
         return new
@@ -229,7 +245,7 @@ class _Writer:
             elif value.name in home.initializers:
                 if value in home.inputs:
                     home.inputs.remove(value)
-                home.initializers.pop(value.name)
+                home.initializers.pop(value.name or "")
 
     def drop_identity_casts(self) -> None:
         """A Cast of the model whose input already has its type does nothing now."""
@@ -291,7 +307,7 @@ def _set_type(value: ir.Value, fmt: Format) -> None:
     value.type = ir.TensorType(DATA_TYPES[fmt])
 
 
-def _tensor(array: np.ndarray, fmt: Format, name: str) -> ir.Tensor:
+def _tensor(array: np.ndarray, fmt: Format, name: str) -> ir.TensorProtocol:
     return ir.tensor(convert_constant(array, fmt), dtype=DATA_TYPES[fmt], name=name)
 
 

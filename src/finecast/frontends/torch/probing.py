@@ -153,10 +153,11 @@ def _squared_errors(
                 for y in live
             ]
         ).sum()
-        gradients = torch.autograd.grad(
+        # None for what no output depends on.
+        gradients: Any = torch.autograd.grad(
             combination, list(tensors.values()), retain_graph=True, allow_unused=True
         )
-        for key, delta, gradient in zip(tensors, deltas, gradients, strict=True):  # pyright: ignore[reportUnnecessaryComparison] - allow_unused
+        for key, delta, gradient in zip(tensors, deltas, gradients, strict=True):
             if gradient is not None:
                 totals[key] += float(((gradient * delta) ** 2).sum()) / draws / len(outputs)
     return {k: min(t, _WORST) if np.isfinite(t) else _WORST for k, t in totals.items()}
