@@ -116,7 +116,7 @@ def child(source: Path, output: Path) -> None:
     from finecast.frontends import onnx as frontend
     from finecast.measure.memory import resident_peak_bytes
     from finecast.policy import Policy
-    from finecast.tune.analysis import make_planner
+    from finecast.tuner.analysis import make_planner
 
     engine = get_engine("openvino")
     policy = Policy.parse("all:bf16")

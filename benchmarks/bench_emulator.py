@@ -57,7 +57,9 @@ def main() -> None:
     for name in ("switched", "fixed"):
         pairs = zip(times[name][1:], times["fp32"][1:], strict=True)
         report(
-            "emulator", f"{name} bf16 plan over fp32", round(median(a / b for a, b in pairs), 3),
+            "emulator",
+            f"{name} bf16 plan over fp32",
+            round(median(a / b for a, b in pairs), 3),
             "x", bar=2.0, fp32_ms=round(1e3 * median(times["fp32"][1:]), 1),
         )  # fmt: skip
 

@@ -32,7 +32,7 @@ from finecast.progress import silent
 from finecast.rules import Permission
 from finecast.sensitivity import Sensitivity
 from finecast.targets import load_target
-from finecast.tune.analysis import Planner, Proposal, make_planner, probe_sensitivity, propose
+from finecast.tuner.analysis import Planner, Proposal, make_planner, probe_sensitivity, propose
 from finecast.units import RoundingPoints, Units, make_units, rounding_points
 
 PAGE = Path(__file__).with_name("architecture.md")

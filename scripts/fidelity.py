@@ -29,7 +29,7 @@ from finecast.patterns import affine_kernels, merged
 from finecast.policy import Policy, Scope
 from finecast.roundmodes import Rounding
 from finecast.targets import load_target
-from finecast.tune.analysis import make_planner
+from finecast.tuner.analysis import make_planner
 
 Feeds = Mapping[str, np.ndarray]
 Run = Callable[[Feeds], np.ndarray]

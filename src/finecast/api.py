@@ -28,10 +28,10 @@ from finecast.plan import Plan
 from finecast.policy import Policy, Scope
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
-from finecast.tune import conversion
-from finecast.tune.analysis import make_planner
-from finecast.tune.conversion import Conversion
-from finecast.tune.sources import (
+from finecast.tuner import conversion
+from finecast.tuner.analysis import make_planner
+from finecast.tuner.conversion import Conversion
+from finecast.tuner.sources import (
     DEFAULT_BATCH,
     DataOptions,
     calibration_batches,
@@ -39,10 +39,10 @@ from finecast.tune.sources import (
     guessed_dims,
     workload_of,
 )
-from finecast.tune.study import Study
-from finecast.tune.tuning import Outcome, Verdict
-from finecast.tune.tuning import tune as _tune
-from finecast.tune.workload import EvalFunction
+from finecast.tuner.study import Study
+from finecast.tuner.tuning import Outcome, Verdict
+from finecast.tuner.tuning import tune as _tune
+from finecast.tuner.workload import EvalFunction
 
 __all__ = [
     "DataOptions",

@@ -30,7 +30,7 @@ from finecast.policy import Policy, Scope
 from finecast.rounding import round_to
 from finecast.roundmodes import Rounding
 from finecast.targets import load_target
-from finecast.tune.analysis import make_planner
+from finecast.tuner.analysis import make_planner
 from tests.emulation import models
 
 Floats = NDArray[np.float32]

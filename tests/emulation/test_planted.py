@@ -13,8 +13,8 @@ from finecast.engines import get_engine
 from finecast.frontends import onnx as frontend
 from finecast.measure.criterion import Criterion, CriterionKind
 from finecast.neuron import Given, ladder
-from finecast.tune.beyond import beyond
-from finecast.tune.ladder import LadderOutcome, LadderWalk
+from finecast.tuner.beyond import beyond
+from finecast.tuner.ladder import LadderOutcome, LadderWalk
 from tests.emulation import models
 
 TF32 = {"--auto-cast matmult --auto-cast-type tf32", "--auto-cast all --auto-cast-type tf32"}

@@ -33,14 +33,16 @@ def event(name: str, microseconds: int, kind: str = "float") -> dict[str, object
     [
         (
             (
-                "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for "
+                "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : "
+                "Could not find an implementation for "
                 "MatMul(13) node with name 'op0'"
             ),
             "no kernel for MatMul (opset 13) at 'op0'",
         ),
         (
             (
-                "[ONNXRuntimeError] : 1 : FAIL : Fatal error: my.dom:Foo(-1) is not a registered "
+                "[ONNXRuntimeError] : 1 : FAIL : "
+                "Fatal error: my.dom:Foo(-1) is not a registered "
                 "function/op"
             ),
             "no kernel for my.dom.Foo",

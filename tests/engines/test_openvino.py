@@ -82,7 +82,8 @@ def test_kernels_that_the_engine_added_have_no_nodes() -> None:
         (
             (
                 "Exception from src/infer_request.cpp:224:\nException from src/node.cpp:794:\n"
-                "[CPU] MatMul node with name 'y' Check 'k_lhs == k_rhs' failed at src/m.cpp:45:\n"
+                "[CPU] MatMul node with name 'y' "
+                "Check 'k_lhs == k_rhs' failed at src/m.cpp:45:\n"
                 "Matmul input shapes are incompatible\n\n"
             ),
             "Matmul input shapes are incompatible at MatMul 'y'",
@@ -93,7 +94,8 @@ def test_kernels_that_the_engine_added_have_no_nodes() -> None:
                 "FrontEnd API failed with OpConversionFailure:\n"
                 "Model wasn't fully converted. Failed operations detailed log:\n"
                 "-- Conv-15 with a message:\n"
-                "While validating ONNX node '<Node(Conv): /a/C>': Check 'x' failed at a.cpp:38:\n"
+                "While validating ONNX node '<Node(Conv): /a/C>': "
+                "Check 'x' failed at a.cpp:38:\n"
                 "FrontEnd API failed with GeneralFailure:\nThe rank has to be known\n\n"
                 "-- ReduceMean-15 with a message:\nUnsupported input type dynamic\n\n"
                 "Summary:\n-- Conversion is failed for: Conv-15, ReduceMean-15\n"

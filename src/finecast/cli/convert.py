@@ -12,7 +12,7 @@ from finecast.cli.output import add_row, new_table, progress, warn, write_json, 
 from finecast.cli.profile import dim_sizes
 
 if TYPE_CHECKING:
-    from finecast.tune.conversion import Conversion
+    from finecast.tuner.conversion import Conversion
 
 Dim = Annotated[
     list[str] | None,

@@ -10,7 +10,7 @@ from finecast.cli import neuron_options as no
 from finecast.cli.output import add_row, new_table, progress, write_json, write_table
 
 if TYPE_CHECKING:
-    from finecast.tune.emulating import EmulationReport
+    from finecast.tuner.emulating import EmulationReport
 
 _MOST_OPS = 10
 
@@ -47,7 +47,7 @@ def run(
       finecast emulate model.onnx --target inf1 --fast-math fp32-cast-matmult
       no-fast-relayout --data val.npz
     """
-    from finecast.tune.emulating import emulate
+    from finecast.tuner.emulating import emulate
 
     model, keywords = no.model_and_keywords(words, fast_math)
     choice = no.Choice(

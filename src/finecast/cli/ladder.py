@@ -16,8 +16,8 @@ from finecast.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from finecast.neuron import Rung
-    from finecast.tune.beyond import PlanResult
-    from finecast.tune.ladder import LadderOutcome
+    from finecast.tuner.beyond import PlanResult
+    from finecast.tuner.ladder import LadderOutcome
 
 
 def run(
@@ -66,8 +66,8 @@ def run(
     """
     from finecast.frontends import onnx as frontend
     from finecast.neuron import ladder
-    from finecast.tune.beyond import beyond
-    from finecast.tune.ladder import LadderWalk
+    from finecast.tuner.beyond import beyond
+    from finecast.tuner.ladder import LadderWalk
 
     start = time.perf_counter()
     _check_target(target)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from finecast.emulation import Emulation
     from finecast.measure.criterion import Criterion
     from finecast.neuron import Given
-    from finecast.tune.workload import Workload
+    from finecast.tuner.workload import Workload
 
 Words = Annotated[
     list[str],

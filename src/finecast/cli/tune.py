@@ -20,7 +20,7 @@ from finecast.cli.output import (
 from finecast.errors import ExitCode
 
 if TYPE_CHECKING:
-    from finecast.tune.tuning import Measured, Outcome
+    from finecast.tuner.tuning import Measured, Outcome
 
 
 def run(

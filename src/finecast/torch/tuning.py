@@ -33,7 +33,7 @@ from finecast.torch.planning import (
     make_torch_planner,
     sensitivities,
 )
-from finecast.tune.search import Candidate, chain, fastest_passing
+from finecast.tuner.search import Candidate, chain, fastest_passing
 
 # Makes of a module what is deployed: ``torch.compile``, or nothing.
 Prepare = Callable[[torch.nn.Module], Callable[..., Any]]

@@ -19,7 +19,7 @@ from finecast.formats import Format
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile
 from finecast.policy import Policy, Scope
-from finecast.tune.analysis import Planner, make_planner
+from finecast.tuner.analysis import Planner, make_planner
 
 # The engine that runs what INC gave to a backend of ONNX Runtime's; OpenVINO on the CPU,
 # because ONNX Runtime has no bf16 arithmetic there.

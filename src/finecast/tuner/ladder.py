@@ -33,8 +33,8 @@ from finecast.measure.observe import first_nonfinite, observe
 from finecast.neuron import Rung
 from finecast.progress import Progress, silent
 from finecast.sensitivity import squared_error
-from finecast.tune.modelled import modelled_time_s
-from finecast.tune.workload import Workload
+from finecast.tuner.modelled import modelled_time_s
+from finecast.tuner.workload import Workload
 
 # Formats that ONNX can state by a cast and every Neuron compiler respects.
 STATED: Final = (Format.BF16, Format.FP16)

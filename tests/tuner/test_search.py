@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finecast.plan import Plan
-from finecast.tune.search import Candidate, chain, fastest_passing
+from finecast.tuner.search import Candidate, chain, fastest_passing
 
 PLAN = Plan(model="m", policy="auto:bf16", opset=22, decisions=())
 RECORDED = Path(__file__).parent.parent / "data" / "tunings"

@@ -28,7 +28,7 @@ from finecast.policy import Policy, Scope
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.sensitivity import squared_error
-from finecast.tune.analysis import (
+from finecast.tuner.analysis import (
     Planner,
     Proposal,
     find_units,
@@ -38,9 +38,9 @@ from finecast.tune.analysis import (
     profile_ends,
     propose,
 )
-from finecast.tune.search import Candidate, chain, fastest_passing
-from finecast.tune.study import Study, Trial, TrialKey
-from finecast.tune.workload import Workload, run_all, thinned
+from finecast.tuner.search import Candidate, chain, fastest_passing
+from finecast.tuner.study import Study, Trial, TrialKey
+from finecast.tuner.workload import Workload, run_all, thinned
 
 # A tuned model must win by more than interleaved medians wander on a quiet machine.
 _MIN_SPEEDUP: Final = 1.02

@@ -14,8 +14,8 @@ from finecast.frontends import onnx as frontend
 from finecast.measure.data import Dataset, load_npz
 from finecast.measure.feeds import synthetic_feeds
 from finecast.measure.metrics import get_metric
-from finecast.tune.artefact import FeedMaker
-from finecast.tune.workload import (
+from finecast.tuner.artefact import FeedMaker
+from finecast.tuner.workload import (
     CalibrationFunction,
     DataWorkload,
     EvalFunction,

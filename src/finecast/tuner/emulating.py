@@ -15,9 +15,9 @@ from finecast.frontends import onnx as frontend
 from finecast.measure.observe import observe
 from finecast.progress import Progress, silent
 from finecast.sensitivity import squared_error
-from finecast.tune.contributions import Contribution, contributions
-from finecast.tune.ladder import CALIBRATION_FEEDS
-from finecast.tune.workload import Workload
+from finecast.tuner.contributions import Contribution, contributions
+from finecast.tuner.ladder import CALIBRATION_FEEDS
+from finecast.tuner.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

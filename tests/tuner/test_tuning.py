@@ -21,10 +21,10 @@ from finecast.formats import Format
 from finecast.frontends import onnx as frontend
 from finecast.measure.criterion import Criterion, CriterionKind
 from finecast.policy import Policy
-from finecast.tune import tuning
-from finecast.tune.study import Study
-from finecast.tune.tuning import Outcome, Verdict
-from finecast.tune.workload import EvalFunction, Run
+from finecast.tuner import tuning
+from finecast.tuner.study import Study
+from finecast.tuner.tuning import Outcome, Verdict
+from finecast.tuner.workload import EvalFunction, Run
 
 _LABELS: dict[int, str] = {TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16"}
 

@@ -21,7 +21,7 @@ from finecast.rules import UserRule
 from finecast.rules.op_formats import unused
 from finecast.sensitivity import Sensitivity
 from finecast.targets import load_target
-from finecast.tune.analysis import (
+from finecast.tuner.analysis import (
     Planner,
     find_units,
     make_planner,
@@ -29,7 +29,7 @@ from finecast.tune.analysis import (
     profile_ends,
     propose,
 )
-from finecast.tune.artefact import FeedMaker, Verified, write
+from finecast.tuner.artefact import FeedMaker, Verified, write
 from finecast.units import make_units, pattern_kernels, rounding_points
 
 

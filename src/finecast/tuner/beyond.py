@@ -14,9 +14,9 @@ from finecast.frontends.onnx.emulation import Setting
 from finecast.patterns import activation_kernels, bias_kernels, merged, norm_kernels
 from finecast.plan import Plan
 from finecast.policy import Policy, Scope
-from finecast.tune.analysis import Proposal, make_planner, probe_sensitivity, propose
-from finecast.tune.ladder import STATED, LadderOutcome, LadderWalk
-from finecast.tune.modelled import modelled_time_s
+from finecast.tuner.analysis import Proposal, make_planner, probe_sensitivity, propose
+from finecast.tuner.ladder import STATED, LadderOutcome, LadderWalk
+from finecast.tuner.modelled import modelled_time_s
 from finecast.units import make_units, rounding_points
 
 # A per-op plan has to beat the rung by more than the roofline's own coarseness.

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finecast.errors import UsageError
-from finecast.tune.study import Study, Trial, TrialKey
+from finecast.tuner.study import Study, Trial, TrialKey
 
 KEY = TrialKey(model="m", plan="p", engine="openvino", data="d")
 TRIAL = Trial(key=KEY, name="step 1", metric=0.9, passed=True, latency_s=0.002, plan_json="{}")
@@ -23,7 +23,7 @@ TRIAL = Trial(key=KEY, name="step 1", metric=0.9, passed=True, latency_s=0.002, 
 _WRITER = """
 import sys
 from pathlib import Path
-from finecast.tune.study import Study, Trial, TrialKey
+from finecast.tuner.study import Study, Trial, TrialKey
 
 study = Study(Path(sys.argv[1]))
 for number in range(100_000):

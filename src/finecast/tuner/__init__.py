@@ -1,0 +1,1 @@
+"""From data and a criterion to the fastest plan: analysis, search, study, artefacts."""
