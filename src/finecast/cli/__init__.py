@@ -25,7 +25,7 @@ VERBS = {
     "apply": "Apply a saved plan to a model.",
     "explain": "Why a node has its format: every rule's verdict with evidence.",
     "emulate": "What a device you do not have would do to your numbers.",
-    "ladder": "Every rung of a Neuron compiler's options, emulated; the fastest that passes.",
+    "ladder": "A Neuron compiler's ladder of options, each rung emulated.",
     "targets": "The devices that emulate and ladder know.",
     "formats": "Range, precision, strengths and weaknesses of the number formats.",
     "profile": "Latency, throughput, memory and per-op times of models, compared.",
@@ -75,7 +75,7 @@ def _verb(args: Sequence[str]) -> str | None:
 def _app(args: Sequence[str]) -> typer.Typer:
     app = typer.Typer(
         name="finecast",
-        help="Fine-grained automatic mixed precision for ONNX models.",
+        help="Fine-grained automatic mixed precision.",
         add_completion=False,
         rich_markup_mode=None,  # importing rich to frame the help would double its time
     )
