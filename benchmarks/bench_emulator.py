@@ -21,6 +21,7 @@ from benchmarks.bench_convert_bert import WORDS, bert
 from benchmarks.common import report
 from finecast.emulation import Emulation
 from finecast.engines import get_engine
+from finecast.engines.base import Session
 from finecast.engines.emulator import EmulatorEngine, prepare, setting_of
 from finecast.frontends import onnx as frontend
 from finecast.policy import Scope
@@ -33,8 +34,6 @@ def main() -> None:
     """Time the three sessions in turns."""
     emulation = Emulation(target=load_target("trn2"), scope=Scope.ALL)
     engine = EmulatorEngine(emulation=emulation)
-    ids = np.random.default_rng(0).integers(0, WORDS, (4, 128))
-    feeds = {"input_ids": ids.astype(np.int64)}
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "bert.onnx"
         ir.save(bert(), source, external_data="bert.onnx.data")
@@ -43,6 +42,12 @@ def main() -> None:
         setting = setting_of(prepared.graph, emulation)
         switched = engine.session(prepared).apply(setting)
         fixed = engine.session(prepared, fixed=setting)
+        _time(plain, switched, fixed)
+
+
+def _time(plain: Session, switched: Session, fixed: Session) -> None:
+    ids = np.random.default_rng(0).integers(0, WORDS, (4, 128))
+    feeds = {"input_ids": ids.astype(np.int64)}
     runs: dict[str, Callable[[], object]] = {
         "fp32": lambda: plain.run(feeds),
         "switched": lambda: switched.run(feeds),

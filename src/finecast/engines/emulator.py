@@ -186,6 +186,8 @@ class EmulatorEngine:
 def _load(model: ir.Model) -> Session:
     runner = OnnxRuntimeEngine("CPU")
     if frontend.fits_one_message(model):
+        # A message has no folder beside which external data could lie.
+        model = ir.external_data.load_to_model(model)
         return runner.load(frontend.to_bytes(model))
     with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
         path = Path(folder) / "model.onnx"
