@@ -106,10 +106,8 @@ class RoundOps:
         near = self._clipped(value, _SPLIT_LIMIT)
         product = self.op("Mul", near, self.scalar(2.0**drop + 1))
         rounded = self.op("Sub", product, self.op("Sub", product, near))
-        large = self.op(
-            "Greater", self.op("Abs", value), self.scalar(_SPLIT_LIMIT), dtype=_BOOL
-        )
-        out = self.op("Where", large, value, rounded)
+        # What was clipped away comes back unrounded; within the limit that adds nothing.
+        out = self.op("Add", rounded, self.op("Sub", value, near))
         return self._clipped(out, how.format.max) if how.saturate else out
 
     def _by_grid(self, value: ir.Value, how: Conversion) -> ir.Value:
