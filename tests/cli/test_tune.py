@@ -104,3 +104,21 @@ def test_resume_repeats_no_trial(
     repeated = [t for t in again["trials"] if t["plan"] in tried]
     # Only the baseline and plans that were not tried before are evaluated.
     assert again["evaluations"] == 1 + len(again["trials"]) - len(repeated)
+
+
+def test_a_model_with_external_data(
+    finecast: Finecast, net: Path, data: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "apart"
+    folder.mkdir()
+    source = folder / "net.onnx"
+    onnx.save(
+        onnx.load(net),
+        source,
+        save_as_external_data=True,
+        location="net.data",
+        size_threshold=0,
+    )
+    answer = finecast("tune", source, "-o", tmp_path / "t.onnx", "--data", data, "--json")
+    assert answer.code in (ExitCode.DONE, ExitCode.NOT_IMPROVED), answer.err
+    assert answer.json["probes"] > 0

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from finecast.emulation import Emulation, cast_nodes
 from finecast.engines.base import Array, Capability, Feeds, KernelTime, Session, TensorSpec
+from finecast.engines.loading import load_model
 from finecast.engines.onnxruntime import OnnxRuntimeEngine
 from finecast.errors import EngineError
 from finecast.formats import Format
@@ -180,19 +181,9 @@ class EmulatorEngine:
             prepared.model, self.emulation, kernels=found, fixed=fixed, together=together
         )
         setting = fixed or setting_of(graph, self.emulation)
-        return EmulatorSession(_load(built.model), built, setting)
-
-
-def _load(model: ir.Model) -> Session:
-    runner = OnnxRuntimeEngine("CPU")
-    if frontend.fits_one_message(model):
-        # A message has no folder beside which external data could lie.
-        model = ir.external_data.load_to_model(model)
-        return runner.load(frontend.to_bytes(model))
-    with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
-        path = Path(folder) / "model.onnx"
-        frontend.save(model, path)
-        return runner.load(path)
+        return EmulatorSession(
+            load_model(OnnxRuntimeEngine("CPU"), built.model), built, setting
+        )
 
 
 def prepare(file: frontend.OnnxFile, emulation: Emulation) -> Prepared:

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from finecast.engines import get_engine
 from finecast.engines.base import Array, Feeds
+from finecast.engines.loading import load_model
 from finecast.facts import ValueFacts, merge
 from finecast.formats import Format
 from finecast.frontends.onnx import Prepared
 from finecast.frontends.onnx.instrument import SWITCH, observable, with_outputs, with_switches
 from finecast.graph import Graph
-from finecast.measure.loading import load_model
 from finecast.units import RoundingPoints
 
 # Bytes of values shown by one run: bounds what is held at once.

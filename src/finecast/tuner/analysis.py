@@ -14,6 +14,7 @@ from finecast.assign import highest, lowest, make_plan, pick
 from finecast.cost import CostModel, MeasuredCost
 from finecast.engines.base import Engine, Feeds, KernelTime
 from finecast.engines.kernels import kernel_query
+from finecast.engines.loading import load_model
 from finecast.facts import ValueFacts
 from finecast.formats import Format
 from finecast.frontends import onnx as frontend
@@ -21,7 +22,6 @@ from finecast.frontends.onnx import Prepared
 from finecast.frontier import Step, frontier
 from finecast.graph import Graph, Value
 from finecast.measure.casting import measure_casts
-from finecast.measure.loading import load_model
 from finecast.measure.observe import switched_probe
 from finecast.plan import Plan
 from finecast.policy import Policy

@@ -16,11 +16,11 @@ from typing import Final
 
 from finecast.edits import cast_count
 from finecast.engines.base import Engine, Feeds, Session
+from finecast.engines.loading import load_model
 from finecast.errors import EngineError, ModelError
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile
 from finecast.measure.criterion import Criterion
-from finecast.measure.loading import load_model
 from finecast.measure.observe import first_nonfinite, observe
 from finecast.measure.timing import Latency, latency, ratio
 from finecast.plan import Plan

@@ -15,6 +15,7 @@ from finecast.formats import Format
 from finecast.frontends.onnx.functions import inline_functions
 from finecast.frontends.onnx.model import (
     OnnxFile,
+    came_external,
     check,
     check_writable,
     digest,
@@ -42,6 +43,7 @@ __all__ = [
     "OnnxFile",
     "Prepared",
     "apply",
+    "came_external",
     "check",
     "check_writable",
     "digest",

@@ -147,7 +147,7 @@ def save(
             where=str(path),
             fix="let its tensors go to a second file",
         )
-    external = (not fits or _came_external(model)) if external_data is None else external_data
+    external = (not fits or came_external(model)) if external_data is None else external_data
     data_name = path.name + ".data"
     try:
         with (
@@ -231,7 +231,8 @@ def check(path: Path) -> None:
         ) from error
 
 
-def _came_external(model: ir.Model) -> bool:
+def came_external(model: ir.Model) -> bool:
+    """Whether tensors of the model lie in a file beside the one it was read from."""
     tensors = (v.const_value for v in model.graph.initializers.values())
     return any(
         isinstance(t.source if isinstance(t, ConvertedTensor) else t, ir.ExternalTensor)

@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 
 
 def load_model(engine: Engine, model: ir.Model, *, profiling: bool = False) -> Session:
-    """Load a converted model: from memory, or where one message is too small, from a file.
+    """Load a converted model from memory, or from a file where one message cannot hold it.
 
-    The file is gone when this returns: engines have read or mapped it by then.
+    A message has no folder beside which external data could lie. The file is gone when this
+    returns: engines have read or mapped it by then.
 
     Raises:
         EngineError: If the engine cannot run the model.
     """
-    if frontend.fits_one_message(model):
+    if frontend.fits_one_message(model) and not frontend.came_external(model):
         return engine.load(frontend.to_bytes(model), profiling=profiling)
     with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
         path = Path(folder) / "model.onnx"
