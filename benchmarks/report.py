@@ -23,6 +23,8 @@ _TITLES = {
     "minilm": "MiniLM-L6 converted to bf16, 16 x 64, OpenVINO",
     "tune cifar10_resnet20": "Tuning ResNet-20 (CIFAR-10), batch 32, OpenVINO",
     "tune sts_minilm_l6": "Tuning MiniLM-L6 (STS), 16 x 64, OpenVINO",
+    "convert": "Converting graphs of many nodes, and 2.4 GB of external data",
+    "emulator": "Emulating a target: a 12-layer BERT with a bf16 plan, against fp32",
 }
 
 
