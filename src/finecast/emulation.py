@@ -9,7 +9,7 @@ does not. Emulating fp32 on a device that computes in fp32 changes nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from finecast.errors import UsageError
 from finecast.formats import Format
@@ -99,10 +99,6 @@ class Emulation:
         """
         engine = self.target.engine_for(by_name(node.op).kind)
         return engine.computes_in(Format.FP32) or Format.FP32
-
-    def with_scope(self, scope: Scope) -> Emulation:
-        """The same target under another scope."""
-        return replace(self, scope=scope)
 
 
 def check(emulation: Emulation) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from finecast.cost import RooflineCost
@@ -81,18 +81,9 @@ def convert(
     planner = make_planner(prepared, policy, engines[0], facts=facts, user_rules=user_rules)
     plan = _auto_plan(planner, feeds) if policy.scope is Scope.AUTO else planner.lowest()
     applied = frontend.apply(file, plan)
-    size, verified = write(
-        file, applied, output, engines if verify else (), feeds=feeds, force=force
-    )
-    return Conversion(
-        plan=plan,
-        nodes=len(applied.graph.nodes),
-        casts=cast_count(applied.graph, applied.edits),
-        size_bytes=(file.size_bytes, size),
-        seconds=time.perf_counter() - start,
-        verified=verified,
-        warnings=_warnings(planner, applied),
-    )
+    judges = engines if verify else ()
+    done = _write(file, plan, applied, output, judges, feeds, force=force, start=start)
+    return replace(done, warnings=_warnings(planner, applied))
 
 
 def replay(
@@ -108,9 +99,23 @@ def replay(
     """Write the model that ``plan`` gives."""
     start = time.perf_counter()
     applied = frontend.apply(file, plan)
-    size, verified = write(
-        file, applied, output, engines if verify else (), feeds=feeds, force=force
-    )
+    judges = engines if verify else ()
+    return _write(file, plan, applied, output, judges, feeds, force=force, start=start)
+
+
+def _write(
+    file: OnnxFile,
+    plan: Plan,
+    applied: Applied,
+    output: Path,
+    engines: Sequence[Engine],
+    feeds: FeedMaker,
+    *,
+    force: bool,
+    start: float,
+) -> Conversion:
+    """Write what ``plan`` gave, and say what it is; ``start`` is when the work began."""
+    size, verified = write(file, applied, output, engines, feeds=feeds, force=force)
     return Conversion(
         plan=plan,
         nodes=len(applied.graph.nodes),
