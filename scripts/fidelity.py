@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import openvino as ov
 
 from finecast.emulation import Emulation
@@ -106,13 +107,45 @@ def emulate(path: str, compiled: Any, *, whole: bool) -> Run:
     return lambda feeds: next(iter(session.run(feeds).values()))
 
 
-def emulate_eager(path: str) -> Run:
-    """The emulator with every op a kernel of its own, as eager PyTorch runs them."""
+def emulate_eager(path: str, *, disturbed: bool = False) -> Run:
+    """The emulator with every op a kernel of its own, as eager PyTorch runs them.
+
+    Args:
+        path: The model.
+        disturbed: Shift every weight by about one unit in the last place of fp32. What this
+            changes in the outputs is the floor: no emulator that sums in another order than
+            the device can come closer to it.
+    """
     emulation = Emulation(target=load_target("amx"), scope=Scope.ALL)
-    prepared = prepare(frontend.load(Path(path)), emulation)
+    file = frontend.load(Path(path))
+    if disturbed:
+        disturb(file.model)
+    prepared = prepare(file, emulation)
     setting = setting_of(prepared.graph, emulation)
     session = EmulatorEngine(emulation=emulation).session(prepared, kernels=[], fixed=setting)
     return lambda feeds: np.asarray(next(iter(session.run(feeds).values())), np.float32)
+
+
+def disturb(model: ir.Model) -> None:
+    """Multiply every fp32 weight by 1 + e, e uniform within 2^-23 either way."""
+    rng = np.random.default_rng(7)
+    for value in model.graph.initializers.values():
+        if value.const_value is None or value.const_value.dtype != ir.DataType.FLOAT:
+            continue
+        exact = value.const_value.numpy()
+        noise = rng.uniform(-(2.0**-23), 2.0**-23, exact.shape)
+        value.const_value = ir.tensor((exact * (1 + noise)).astype(np.float32))
+
+
+def by_random_probes(outputs: Sequence[np.ndarray], exact: Sequence[np.ndarray]) -> np.ndarray:
+    """Decisions of 256 random linear probes, each with its threshold at the fp32 median.
+
+    One probe's decisions differ in a handful of samples, which is left to chance; many probes
+    tell engines apart.
+    """
+    low, high = np.concatenate(outputs), np.concatenate(exact)
+    probes = np.random.default_rng(11).standard_normal((high.shape[1], 256))
+    return low @ probes > np.median(high @ probes, axis=0)
 
 
 def measure(
@@ -141,6 +174,8 @@ def measure(
         outputs["pytorch all bf16"] = [model.run(f)[0] for f in feeds]
         run = emulate_eager(path)
         outputs["emulated eager bf16"] = [run(f) for f in feeds]
+        run = emulate_eager(path, disturbed=True)
+        outputs["emulated eager bf16, disturbed"] = [run(f) for f in feeds]
     except ImportError:
         pass
     decisions = {n: np.concatenate([decide(o) for o in out]) for n, out in outputs.items()}
@@ -150,17 +185,23 @@ def measure(
         for i, a in enumerate(decisions)
         for b in list(decisions)[i + 1 :]
     }
+    probed = {n: by_random_probes(out, exact) for n, out in outputs.items()}
+    compared = (
+        ("emulated bf16 hint", "openvino bf16 hint"),
+        ("emulated all bf16", "openvino all bf16"),
+        ("emulated eager bf16", "pytorch all bf16"),
+        ("pytorch all bf16", "openvino all bf16"),
+        ("emulated eager bf16", "emulated eager bf16, disturbed"),
+    )
     return {
         "samples": len(decisions["fp32"]),
         "error": {n: relative(out, exact) for n, out in outputs.items()},
         "distance": {
-            f"{a} / {b}": relative(outputs[a], outputs[b])
-            for a, b in (
-                ("emulated bf16 hint", "openvino bf16 hint"),
-                ("emulated all bf16", "openvino all bf16"),
-                ("emulated eager bf16", "pytorch all bf16"),
-                ("pytorch all bf16", "openvino all bf16"),
-            )
+            f"{a} / {b}": relative(outputs[a], outputs[b]) for a, b in compared if a in outputs
+        },
+        "differing decisions of random probes": {
+            f"{a} / {b}": float(np.mean(probed[a] != probed[b]))
+            for a, b in compared
             if a in outputs
         },
         "agreement": pairs,
