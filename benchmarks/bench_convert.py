@@ -3,7 +3,7 @@
 Bars: 100,000 nodes in 20 s, load, plan and save included; time per node no more than 1.5
 times that at 10,000; peak memory 1.5 times the largest tensor plus 300 MB.
 
-    python -m benchmarks.bench_convert [--nodes N | --memory]
+    python -m benchmarks.bench_convert [--nodes N | --memory | --one-file]
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--nodes", type=int)
     parser.add_argument("--policy", default=POLICIES[0])
     parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--one-file", action="store_true", help="peak of a 403 MB file")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.folder:
@@ -54,6 +55,9 @@ def main(arguments: Sequence[str]) -> None:
         elif options.memory:
             huge(folder)
             # The peak of making the weights is not that of converting them.
+            sys.stdout.write(json.dumps(_apart("--folder", name)))
+        elif options.one_file:
+            one_file(folder)
             sys.stdout.write(json.dumps(_apart("--folder", name)))
         else:
             _report()
@@ -125,19 +129,42 @@ def huge(folder: Path) -> None:
     (folder / "in.onnx").write_bytes(model.SerializeToString())
 
 
+def one_file(folder: Path) -> None:
+    """A model of MatMuls with 403 MB of random weights inside of its file."""
+    width, rng = _WIDTH // 2, np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array(rng.standard_normal((width, width), dtype=np.float32), f"w{i}")
+        for i in range(6)
+    ]
+    nodes = [helper.make_node("MatMul", [f"x{i}", f"w{i}"], [f"x{i + 1}"]) for i in range(6)]
+    ports = [
+        helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", width]) for n in ("x0", "x6")
+    ]
+    graph = helper.make_graph(nodes, "one", ports[:1], ports[1:], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, folder / "in.onnx")
+
+
 def convert(folder: Path, policy_text: str) -> dict[str, Any]:
     """Convert ``in.onnx``: seconds, and the process's peak memory."""
     wall, cpu = perf_counter(), process_time()
     policy = Policy.parse(policy_text)
     file = frontend.load(folder / "in.onnx")
-    prepared = frontend.prepare(file, policy)
-    permissions = permit(Context(graph=prepared.graph, policy=policy))
-    formats = assign.lowest(permissions, policy.format)
-    opset = frontend.minimal_opset(prepared, formats)
-    plan = assign.make_plan(
-        prepared.graph, formats, permissions, policy, opset=opset, engine="", because="bench"
-    )
-    applied = frontend.apply(file, plan)
+    with frontend.paused_collection():  # as tuner.conversion does
+        prepared = frontend.prepare(file, policy)
+        permissions = permit(Context(graph=prepared.graph, policy=policy))
+        formats = assign.lowest(permissions, policy.format)
+        opset = frontend.minimal_opset(prepared, formats)
+        plan = assign.make_plan(
+            prepared.graph,
+            formats,
+            permissions,
+            policy,
+            opset=opset,
+            engine="",
+            because="bench",
+        )
+        applied = frontend.apply(file, plan, prepared)
     size = frontend.save(applied.model, folder / "out.onnx")
     return {
         "wall_s": perf_counter() - wall,

@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from finecast.engines import candidates, first_that_loads, get_engine
-from finecast.engines.base import Feeds, Session
+from finecast.emulation import Emulation
+from finecast.engines import EMULATOR, candidates, first_that_loads, get_engine
+from finecast.engines.base import Engine, Feeds, Session
+from finecast.engines.emulator import EmulatorEngine
 from finecast.errors import EngineError, UsageError
 from finecast.facts import ValueFacts
 from finecast.formats import Format
@@ -24,12 +26,14 @@ from finecast.measure.census import Census, count_classes, notes, risks
 from finecast.measure.criterion import Criterion, CriterionKind
 from finecast.measure.feeds import synthetic_feeds
 from finecast.measure.observe import observe
+from finecast.neuron import explicit_casts
 from finecast.plan import Plan
 from finecast.policy import Policy, Scope
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.tuner import conversion
 from finecast.tuner.analysis import make_planner
+from finecast.tuner.artefact import Destination
 from finecast.tuner.conversion import Conversion
 from finecast.tuner.sources import (
     DEFAULT_BATCH,
@@ -40,6 +44,7 @@ from finecast.tuner.sources import (
     workload_of,
 )
 from finecast.tuner.study import Study
+from finecast.tuner.targeted import tune_for
 from finecast.tuner.tuning import Outcome, Verdict
 from finecast.tuner.tuning import tune as _tune
 from finecast.tuner.workload import EvalFunction
@@ -73,11 +78,13 @@ def convert(
     policy: Policy | str = "all:bf16",
     *,
     engine: str | None = None,
-    data: str | Path | None = None,
+    target: Emulation | str | None = None,
+    data: DataOptions | str | Path | None = None,
     dims: Mapping[str, int] | None = None,
     user_rules: Mapping[str, UserRule] | None = None,
     verify: bool = True,
     force: bool = False,
+    external_data: bool | None = None,
 ) -> Conversion:
     """Convert a model by a policy, verify it in an engine, and write it.
 
@@ -85,33 +92,38 @@ def convert(
         model: The model, or its path.
         output: Where the converted model goes.
         policy: ``SCOPE:FORMAT`` or a Policy.
-        engine: ``NAME[:DEVICE]``; by default the first installed one that runs the model.
+        engine: ``NAME[:DEVICE]``; by default the first installed one that runs the model, or
+            the target's emulator.
+        target: A device that is not here, by name or with its options: its formats count.
         data: An npz with the model's inputs: its ranges guide the rules, its first batch
             verifies. Without it random feeds verify.
         dims: Sizes of free dimensions, for random feeds.
         user_rules: Rule functions by name.
         verify: Whether the model has to load and run before it is written.
         force: Whether an existing output may be replaced.
+        external_data: Whether tensors go to ``NAME.data`` beside the output; None: if they
+            are more than fit one file, or came in that form.
 
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
     """
     file = model if isinstance(model, OnnxFile) else load(model)
-    batches = (
-        calibration_batches(_session(file, engine), Path(data), None)
-        if data is not None
-        else []
-    )
+    device = _device(target)
+    engines = _engines(engine, device)
+    first = engines[0]
+    if device is None and isinstance(first, EmulatorEngine):
+        device = first.emulation
+    batches = _batches(file, data)
     return conversion.convert(
         file,
-        Path(output),
+        Destination(path=Path(output), force=force, external_data=external_data),
         Policy.parse(policy) if isinstance(policy, str) else policy,
-        candidates(engine),
+        engines,
+        target=device,
         feeds=feed_maker(batches, dims),
         data=batches,
         user_rules=tuple((user_rules or {}).items()),
         verify=verify,
-        force=force,
     )
 
 
@@ -121,9 +133,11 @@ def apply(
     output: str | Path,
     *,
     engine: str | None = None,
+    data: DataOptions | str | Path | None = None,
     dims: Mapping[str, int] | None = None,
     verify: bool = True,
     force: bool = False,
+    external_data: bool | None = None,
 ) -> Conversion:
     """Write the model that a plan gives.
 
@@ -135,11 +149,10 @@ def apply(
     return conversion.replay(
         file,
         given,
-        Path(output),
+        Destination(path=Path(output), force=force, external_data=external_data),
         candidates(engine),
-        feeds=feed_maker([], dims),
+        feeds=feed_maker(_batches(file, data), dims),
         verify=verify,
-        force=force,
     )
 
 
@@ -147,7 +160,7 @@ def tune(
     model: OnnxFile | str | Path,
     output: str | Path | None = None,
     *,
-    data: str | Path | None = None,
+    data: DataOptions | str | Path | None = None,
     metric: str | None = None,
     labels: str | None = None,
     evaluate: EvalFunction | None = None,
@@ -157,67 +170,102 @@ def tune(
     lower_is_better: bool = False,
     policy: Policy | str = "auto:bf16",
     engine: str | None = None,
+    target: Emulation | str | None = None,
     batch: int = DEFAULT_BATCH,
     user_rules: Mapping[str, UserRule] | None = None,
     study: str | Path | None = None,
     force: bool = False,
+    external_data: bool | None = None,
     progress: Progress = silent,
 ) -> Outcome:
     """Find the fastest mixed-precision model that keeps the criterion; write it if it helps.
 
-    Nothing is written where the outcome's verdict is UNCHANGED: use the fp32 model.
+    Nothing is written where the outcome's verdict is UNCHANGED: use the fp32 model. With a
+    ``target`` accuracy is that of its emulation and times are modelled, not measured.
+    ``data`` as DataOptions stands for metric, labels, calib and the like too.
 
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
     """
     file = model if isinstance(model, OnnxFile) else load(model)
-    target = Path(output) if output is not None else None
-    if target is not None:
-        frontend.check_writable(target, force=force)
-    chosen, session = first_that_loads(file.path, engine)
-    options = DataOptions(
-        data=Path(data) if data is not None else None,
-        labels=labels,
-        metric=metric,
-        evaluate=evaluate,
-        evaluate_name=getattr(evaluate, "__qualname__", ""),
-        calib=Path(calib) if isinstance(calib, str) else calib,
-        batch=batch,
-        lower_is_better=lower_is_better,
-    )
-    workload = workload_of(options, session)
-    outcome = _tune(
-        file,
-        workload,
-        Criterion(
-            kind=CriterionKind.parse(criterion),
-            tolerance=tolerance,
-            higher_is_better=workload.higher_is_better,
-        ),
-        Policy.parse(policy) if isinstance(policy, str) else policy,
-        chosen,
-        reference=session,
-        user_rules=tuple((user_rules or {}).items()),
-        study=Study(Path(study)) if study is not None else None,
-        progress=progress,
-    )
-    if target is not None and outcome.verdict is Verdict.IMPROVED:
-        timing = workload.timing()
-        conversion.replay(
-            file, outcome.plan, target, [chosen], feeds=lambda _: timing[0], force=force
+    written = None
+    if output is not None:
+        written = Destination(path=Path(output), force=force, external_data=external_data)
+        written.check()
+    options = data
+    if not isinstance(options, DataOptions):
+        options = DataOptions(
+            data=Path(options) if options is not None else None,
+            labels=labels,
+            metric=metric,
+            evaluate=evaluate,
+            evaluate_name=getattr(evaluate, "__qualname__", ""),
+            calib=Path(calib) if isinstance(calib, str) else calib,
+            batch=batch,
+            lower_is_better=lower_is_better,
         )
+    device = _device(target)
+    chosen, session = _runner(file, engine, device)
+    workload = workload_of(options, session)
+    goal = Criterion(
+        kind=CriterionKind.parse(criterion),
+        tolerance=tolerance,
+        higher_is_better=workload.higher_is_better,
+    )
+    asked = Policy.parse(policy) if isinstance(policy, str) else policy
+    kept = Study(Path(study)) if study is not None else None
+    rules = tuple((user_rules or {}).items())
+    if device is not None:
+        outcome = tune_for(
+            file, workload, goal, asked, device, rules, study=kept, progress=progress
+        )
+    else:
+        outcome = _tune(
+            file,
+            workload,
+            goal,
+            asked,
+            chosen,
+            reference=session,
+            user_rules=rules,
+            study=kept,
+            progress=progress,
+        )
+    if written is not None and outcome.verdict is Verdict.IMPROVED:
+        timing = workload.timing()
+        conversion.replay(file, outcome.plan, written, [chosen], feeds=lambda _: timing[0])
     return outcome
+
+
+def _runner(
+    file: OnnxFile, engine: str | None, device: Emulation | None
+) -> tuple[Engine, Session]:
+    """The engine that tuned models run in, and the fp32 model loaded."""
+    if device is not None:
+        if engine is not None:
+            raise UsageError(
+                f"--engine {engine} with --target {device.target.name}: a device that is not"
+                " here runs in its emulator",
+                fix="keep one of them",
+            )
+        return EmulatorEngine(emulation=device), get_engine("onnxruntime").load(file.path)
+    if engine is not None and get_engine(engine).name == EMULATOR:
+        raise UsageError(
+            "the emulator's time says nothing of the device",
+            where="--engine",
+            fix="give --target: its times are modelled",
+        )
+    return first_that_loads(file.path, engine)
 
 
 def inspect(
     model: OnnxFile | str | Path,
     *,
-    data: str | Path | None = None,
+    data: DataOptions | str | Path | None = None,
     labels: str | None = None,
     batch: int = 1,
     dims: Mapping[str, int] | None = None,
     low: Format = Format.BF16,
-    engine: str | None = None,
 ) -> Census:
     """Count a model's ops by class; with ``data``, report values that ``low`` cannot hold.
 
@@ -228,7 +276,7 @@ def inspect(
     """
     file = model if isinstance(model, OnnxFile) else load(model)
     prepared = frontend.prepare(file, Policy(scope=Scope.NONE))
-    facts = _observed(prepared, data, labels, batch, dims, engine)
+    facts = _observed(prepared, _data_options(data, labels), batch, dims)
     shapes = {i: f.shape for i, f in facts.items()}
     classes = count_classes(prepared.graph, shapes)
     return Census(
@@ -245,14 +293,12 @@ def inspect(
 
 def _observed(
     prepared: Prepared,
-    data: str | Path | None,
-    labels: str | None,
+    data: DataOptions | None,
     batch: int,
     dims: Mapping[str, int] | None,
-    engine: str | None,
 ) -> dict[int, ValueFacts]:
     if data is not None:
-        batches = calibration_batches(_session(prepared.file, engine), Path(data), labels)
+        batches = _batches(prepared.file, data)
         return observe(prepared, lambda: batches)
     try:
         session = get_engine("onnxruntime").load(prepared.file.path)
@@ -270,17 +316,26 @@ def judge(
     policy: Policy,
     *,
     engine: str | None = None,
+    target: Emulation | str | None = None,
+    data: DataOptions | str | Path | None = None,
     user_rules: Mapping[str, UserRule] | None = None,
 ) -> tuple[Graph, Plan]:
     """What the rules alone say of each op, as the lowest plan they permit.
+
+    With ``data`` they see the ranges that its values have, as ``convert`` does.
 
     Raises:
         FinecastError: If the model cannot be read or rules conflict.
     """
     file = model if isinstance(model, OnnxFile) else load(model)
     prepared = frontend.prepare(file, policy)
+    batches = _batches(file, data)
     planner = make_planner(
-        prepared, policy, candidates(engine)[0], user_rules=tuple((user_rules or {}).items())
+        prepared,
+        policy,
+        _engines(engine, _device(target))[0],
+        facts=observe(prepared, lambda: batches) if batches else {},
+        user_rules=tuple((user_rules or {}).items()),
     )
     return prepared.graph, planner.lowest()
 
@@ -294,5 +349,29 @@ def graph_for(file: OnnxFile, plan: Plan) -> Graph:
     return frontend.apply(file, plan).graph
 
 
-def _session(file: OnnxFile, engine: str | None) -> Session:
-    return first_that_loads(file.path, engine)[1]
+def _data_options(
+    data: DataOptions | str | Path | None, labels: str | None = None
+) -> DataOptions | None:
+    """A path as options."""
+    if data is None or isinstance(data, DataOptions):
+        return data
+    return DataOptions(data=Path(data), labels=labels)
+
+
+def _batches(file: OnnxFile, data: DataOptions | str | Path | None) -> list[Feeds]:
+    """The first feeds of the data; none without."""
+    options = _data_options(data)
+    if options is None:
+        return []
+    return calibration_batches(first_that_loads(file.path, None)[1], options)
+
+
+def _device(target: Emulation | str | None) -> Emulation | None:
+    return explicit_casts(target) if isinstance(target, str) else target
+
+
+def _engines(engine: str | None, device: Emulation | None) -> list[Engine]:
+    """What verifies: the engine that is asked for, else the device's emulator or any here."""
+    if engine is None and device is not None:
+        return [EmulatorEngine(emulation=device)]
+    return candidates(engine)

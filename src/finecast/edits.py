@@ -1,7 +1,9 @@
 """From a plan to the fewest casts.
 
 Laws: at most one cast per value and format, serving all its consumers; constants are
-converted, never cast; the plan that changes nothing gives no edits.
+converted, never cast; the plan that changes nothing gives no edits. Hardly an op is defined
+for 8-bit formats: there a node computes in its own type on operands that were cast to the
+format and back, which engines with such products take for one of them.
 """
 
 from __future__ import annotations
@@ -57,7 +59,16 @@ class SetPort:
     to: Format
 
 
-Edit: TypeAlias = InsertCast | ConvertConstant | SetFormat | SetPort
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTrip:
+    """Cast ``value`` to ``to`` and back once, for all of ``uses``; a constant rests in it."""
+
+    value: int
+    to: Format
+    uses: tuple[Use, ...]
+
+
+Edit: TypeAlias = InsertCast | ConvertConstant | SetFormat | SetPort | RoundTrip
 
 
 def edits(
@@ -71,6 +82,8 @@ def edits(
         io: Declared format by value id of inputs and outputs that change type.
     """
     io = io or {}
+    around = {n: f for n, f in formats.items() if f.operands_only}
+    formats = {n: f for n, f in formats.items() if n not in around}
     changed: list[Edit] = [
         SetFormat(node=n.id, to=formats[n.id].storage)
         for n in graph.float_nodes
@@ -85,7 +98,31 @@ def edits(
         constant = graph.values[value_id].constant is not None
         kind = ConvertConstant if constant else InsertCast
         changed.append(kind(value=value_id, to=fmt, uses=tuple(uses)))
-    return tuple(changed)
+    return (*changed, *_round_trips(graph, around))
+
+
+def _round_trips(graph: Graph, around: Mapping[int, Format]) -> list[RoundTrip]:
+    wanted: dict[tuple[int, Format], list[Use]] = {}
+    for number, fmt in around.items():
+        node = graph.nodes[number]
+        for index, (source, follows) in enumerate(
+            zip(node.inputs, node.follows_in, strict=True)
+        ):
+            if source is not None and follows and not _came_from(graph, source, fmt):
+                wanted.setdefault((source, fmt), []).append(Use(node=number, index=index))
+    return [
+        RoundTrip(value=v, to=f, uses=tuple(uses))
+        for (v, f), uses in sorted(wanted.items(), key=lambda w: w[0][0])
+    ]
+
+
+def _came_from(graph: Graph, value_id: int, fmt: Format) -> bool:
+    """Whether the value is a cast back from ``fmt`` already."""
+    producer = graph.values[value_id].producer
+    if producer is None or graph.nodes[producer].op != "cast":
+        return False
+    source = graph.nodes[producer].inputs[0]
+    return source is not None and graph.values[source].format is fmt
 
 
 def storage(
@@ -133,8 +170,10 @@ def _wanted(
 def cast_count(graph: Graph, all_edits: tuple[Edit, ...]) -> int:
     """Casts that are not on the model's inputs and outputs."""
     return sum(
-        isinstance(e, InsertCast)
+        (1 if isinstance(e, InsertCast) else 2)
+        for e in all_edits
+        if isinstance(e, InsertCast | RoundTrip)
+        and graph.values[e.value].constant is None
         and not graph.values[e.value].is_input
         and any(u.node is not None for u in e.uses)
-        for e in all_edits
     )

@@ -4,7 +4,10 @@ Laws: matmul operands round at the engine's input and sums stay in fp32; a cast 
 result in the format it was cast to, but in scope ``matmult`` the fp32 sum is the result;
 vector ops compute in fp32 inside and round at their ports; an op that only moves numbers
 rounds nothing that is already rounded; a transpose on the matmul engine rounds, a byte move
-does not. Emulating fp32 on a device that computes in fp32 changes nothing.
+does not. Emulating fp32 on a device that computes in fp32 changes nothing. An engine that
+takes subnormals of a format as zero does so with operands in it and with sums of them; a sum
+kept in less than fp32 ends representable there (what its partial sums lose is not modelled:
+it depends on their order, which no device documents).
 """
 
 from __future__ import annotations
@@ -63,13 +66,16 @@ class Emulation:
     standalone: Rounding | None = None
     seed: int = 0
 
-    def conversion(self, fmt: Format, *, standalone: bool = False) -> Conversion:
-        """How values come into ``fmt`` on this target."""
+    def conversion(
+        self, fmt: Format, *, standalone: bool = False, flush: bool = False
+    ) -> Conversion:
+        """How values come into ``fmt`` on this target; with ``flush``, at an engine's port."""
         alone = self.standalone if standalone else None
         return Conversion(
             format=fmt,
             rounding=alone or self.rounding,
             saturate=fmt.storage_bytes == 1 and self.target.saturating_fp8,
+            flush_subnormals=flush,
             seed=self.seed,
         )
 
@@ -91,6 +97,17 @@ class Emulation:
         narrow = min(self.format, real, key=lambda f: (f.mantissa_bits, f.max))
         stored = self.format.storage is not Format.FP32 or narrow is not Format.FP32
         return Ports(read=narrow, write=narrow if stored else Format.FP32)
+
+    def flushes(self, node: Node, fmt: Format) -> bool:
+        """Whether ``node`` takes subnormals of ``fmt`` as zero where it computes in it."""
+        return fmt in self.target.engine_for(by_name(node.op).kind).flushes_subnormals
+
+    def sums_in(self, node: Node, fmt: Format) -> Format:
+        """What ``node`` keeps sums of ``fmt`` numbers in; fp32 where it sums nothing."""
+        info = by_name(node.op)
+        if not info.matmul_engine:
+            return Format.FP32  # vector engines compute in fp32 inside
+        return self.target.engine_for(info.kind).accumulation_of(fmt)
 
     def own_read(self, node: Node) -> Format:
         """To what an fp32 op's inputs are rounded even when it is not cast.

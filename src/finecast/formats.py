@@ -57,6 +57,11 @@ class Format(Enum):
         return self.value.storage_bits // 8
 
     @property
+    def operands_only(self) -> bool:
+        """Whether ops take it for operands alone: sums of 8-bit products are kept wider."""
+        return self.storage_bytes == 1
+
+    @property
     def finite_only(self) -> bool:
         """Whether the format has no infinities (OCP "fn": only all-ones is NaN)."""
         return self.value.finite_only

@@ -157,39 +157,44 @@ def _stage(net: _Network, most: int) -> tuple[_Network, Ints, int]:
     """
     n = len(net.ids)
     source, sink = n, n + 1
-    rows, indices, indptr, capacity = _residual_form(net)
+    tail, head, indptr, capacity = _residual_form(net)
     capacity = np.minimum(capacity, most + 1)
     shift = max(0, int(capacity.max(initial=0)).bit_length() - _FLOW_BITS)
     coarse = csr_array(
-        ((capacity >> shift).astype(np.int32), indices, indptr), shape=(n + 2, n + 2)
+        ((capacity >> shift).astype(np.int32), tail, indptr), shape=(n + 2, n + 2)
     )
-    flow = maximum_flow(coarse, source, sink).flow.data.astype(np.int64)
+    flow = maximum_flow(coarse, sink, source).flow.data.astype(np.int64)
     residual = capacity - (flow << shift)
-    reached = _reach(rows, indices, (residual >> shift) > 0, source, n + 2)
-    crossing = reached[rows] & ~reached[indices]
+    reached = _reach(tail, head, (residual >> shift) > 0, source, n + 2)
+    crossing = reached[tail] & ~reached[head]
     rest = int(residual[crossing].sum())  # what flow may still come is at most this
     wide = residual > rest
-    low = _reach(rows, indices, wide, source, n + 2)[:n]
+    low = _reach(tail, head, wide, source, n + 2)[:n]
     if rest == 0:  # the flow is maximum: what it does not reach is out
         return _settle(net, low, ~low), net.ids[low], 0
-    high = _reach(indices, rows, wide, sink, n + 2)[:n]
-    inner = (rows < n) & (indices < n) & (residual > 0)
+    high = _reach(head, tail, wide, sink, n + 2)[:n]
+    inner = (tail < n) & (head < n) & (residual > 0)
     weight = np.zeros(n, dtype=np.int64)
-    from_source, to_sink = rows == source, indices == sink
-    weight[indices[from_source]] -= residual[from_source]
-    weight[rows[to_sink]] += residual[to_sink]
+    from_source, to_sink = tail == source, head == sink
+    weight[head[from_source]] -= residual[from_source]
+    weight[tail[to_sink]] += residual[to_sink]
     left = _Network(
         ids=net.ids,
         weight=weight,
-        tail=rows[inner],
-        head=indices[inner],
+        tail=tail[inner],
+        head=head[inner],
         cost=np.minimum(residual[inner], rest + 1),
     )
     return _settle(left, low, high), net.ids[low], rest
 
 
 def _residual_form(net: _Network) -> tuple[Ints, Ints, Ints, Ints]:
-    """CSR with both directions of every edge present, so scipy's flow has the same shape."""
+    """Tails, heads, CSR offsets by *head*, and capacities of the edges.
+
+    Both directions of every edge are there, so scipy's flow has the same shape. By head, as
+    scipy's search then starts at the sink. From there it is two to four times faster on the
+    graphs that take longest, tangles, and up to 1.6 times slower on chains, which take little.
+    """
     n = len(net.ids)
     gains = np.flatnonzero(net.weight < 0)
     pays = np.flatnonzero(net.weight > 0)
@@ -199,16 +204,15 @@ def _residual_form(net: _Network) -> tuple[Ints, Ints, Ints, Ints]:
     graph = csr_array(
         (
             np.concatenate([cost, np.zeros_like(cost)]),
-            (np.concatenate([tail, head]), np.concatenate([head, tail])),
+            (np.concatenate([head, tail]), np.concatenate([tail, head])),
         ),
         shape=(n + 2, n + 2),
     )
     graph.sum_duplicates()
-    rows = np.repeat(np.arange(n + 2), np.diff(graph.indptr))
-    indices, indptr, capacity = (
+    tails, indptr, capacity = (
         np.asarray(a, dtype=np.int64) for a in (graph.indices, graph.indptr, graph.data)
     )
-    return rows, indices, indptr, capacity
+    return tails, np.repeat(np.arange(n + 2), np.diff(graph.indptr)), indptr, capacity
 
 
 def _reach(tail: Ints, head: Ints, open_: Bools, start: int, size: int) -> Bools:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -180,3 +181,81 @@ def test_plan_of_another_model(finecast: Finecast, net: Path, tmp_path: Path) ->
     answer = finecast("apply", plan, other, "-o", tmp_path / "m.onnx")
     assert answer.code == ExitCode.FAILED
     assert "another model" in answer.err
+
+
+@pytest.mark.parametrize("source", ["npz", "function"])
+def test_data_of_either_kind_guides_the_rules(
+    finecast: Finecast, net: Path, tmp_path: Path, source: str
+) -> None:
+    x = np.full((40, 16), 1e6, np.float32)  # beyond fp16's range
+    np.savez(tmp_path / "d.npz", x=x, answers=np.zeros(40))
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "import numpy as np\n"
+        "def feeds():\n"
+        "    yield {'x': np.full((4, 16), 1e6, np.float32)}\n"
+    )
+    given = {
+        "npz": ["--data", tmp_path / "d.npz", "--labels", "answers", "--batch", "8"],
+        "function": ["--calib", f"{mine}:feeds"],
+    }[source]
+    plan = tmp_path / "p.json"
+    options = ["--auto-cast", "matmult", "--auto-cast-type", "fp16", "--engine", "onnxruntime"]
+    answer = finecast(
+        "convert", net, "-o", tmp_path / "l.onnx", *options, *given, "--plan-out", plan
+    )
+    assert answer.code == 0, answer.err
+    assert Plan.load(plan).counts == {"fp32": 3}
+    told = finecast("explain", net, "product", *options, *given, "--json").json
+    verdict = next(v for v in told["verdicts"] if v["rule"] == "observed_range")
+    assert verdict["permits"] == "fp32"
+    again = finecast("apply", plan, net, "-o", tmp_path / "m.onnx", *given, *options[-2:])
+    assert again.code == 0, again.err
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> Path:
+    """A product with 64 kB of weights: enough to go to a second file."""
+    weights = np.random.default_rng(0).normal(size=(128, 128)).astype(np.float32)
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "wide",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [4, 128])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [4, 128])],
+        [onnx.numpy_helper.from_array(weights, "w")],
+    )
+    path = tmp_path / "wide.onnx"
+    opset = onnx.helper.make_opsetid("", 21)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=10), path)
+    return path
+
+
+@needs_openvino
+def test_one_file_or_external_data(finecast: Finecast, wide: Path, tmp_path: Path) -> None:
+    apart, whole = tmp_path / "apart.onnx", tmp_path / "whole.onnx"
+    low = ["--auto-cast", "all"]
+    answer = finecast("convert", wide, "-o", apart, *low, "--external-data")
+    assert answer.code == 0, answer.err
+    data = tmp_path / "apart.onnx.data"
+    assert data.stat().st_size > apart.stat().st_size
+    # It stays as it came, unless told otherwise.
+    assert finecast("convert", apart, "-o", tmp_path / "as_it_came.onnx").code == 0
+    assert (tmp_path / "as_it_came.onnx.data").exists()
+    assert finecast("convert", apart, "-o", whole, "--one-file").code == 0
+    assert not (tmp_path / "whole.onnx.data").exists()
+
+
+@needs_openvino
+def test_data_of_another_model_is_not_replaced(
+    finecast: Finecast, wide: Path, tmp_path: Path
+) -> None:
+    theirs = tmp_path / "low.onnx.data"
+    theirs.write_bytes(b"theirs")
+    args = ["convert", wide, "-o", tmp_path / "low.onnx", "--external-data"]
+    answer = finecast(*args)
+    assert answer.code == ExitCode.USAGE
+    assert "low.onnx.data" in answer.err
+    assert "--force" in answer.err
+    assert theirs.read_bytes() == b"theirs"
+    assert not (tmp_path / "low.onnx").exists()
+    assert finecast(*args, "--force").code == 0

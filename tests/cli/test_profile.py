@@ -8,7 +8,7 @@ import pytest
 from onnx import parser
 
 from finecast.cli import main
-from finecast.cli.profile import dim_sizes
+from finecast.cli.data_options import dim_sizes
 from finecast.engines import ENGINES, installed
 from finecast.errors import ExitCode, UsageError
 
@@ -91,7 +91,7 @@ def test_bad_options(
 
 
 def test_a_model_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["profile", "/none.onnx"]) == ExitCode.FAILED
+    assert main(["profile", "/none.onnx"]) == ExitCode.USAGE
     assert "No such file" in capsys.readouterr().err
 
 
@@ -99,3 +99,15 @@ def test_dim_sizes() -> None:
     assert dim_sizes(["T=64", "x.1=3"]) == {"T": 64, "x.1": 3}
     with pytest.raises(UsageError):
         dim_sizes(["=3"])
+
+
+def test_a_function_gives_the_feeds(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "import numpy as np\ndef feeds():\n    yield {'x': np.ones((7, 3), np.float32)}\n"
+    )
+    options = ["--calib", f"{mine}:feeds", "--no-memory", "--json", *QUICK[:4]]
+    assert main(["profile", model, *options]) == 0
+    assert json.loads(capsys.readouterr().out)["models"][0]["batch"] == 7

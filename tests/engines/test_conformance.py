@@ -164,7 +164,7 @@ class EngineConformance:
             engine.load(data)
 
     def test_a_file_that_is_missing(self, engine: Engine, tmp_path: Path) -> None:
-        with pytest.raises(EngineError, match="No such file"):
+        with pytest.raises(UsageError, match="No such file"):
             engine.load(tmp_path / "none.onnx")
 
     def test_a_file_that_is_empty(self, engine: Engine, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ _ALSO = frozenset({"SimplifiedLayerNormalization"})
 
 
 def schemas() -> dict[str, Any]:
-    """By ``domain::Op``: type of each port, what each type variable admits, variadic ends."""
+    """By ``domain::Op``: types of ports, the least and variadic ends, and type variables."""
     found: dict[str, Any] = {}
     for schema in state.get_all_operator_schema():
         if schema.domain != "com.microsoft" and schema.name not in _ALSO:
@@ -25,6 +25,7 @@ def schemas() -> dict[str, Any]:
         found[f"{schema.domain}::{schema.name}"] = {
             "inputs": [p.typeStr for p in schema.inputs],
             "outputs": [p.typeStr for p in schema.outputs],
+            "least": [schema.min_input, schema.min_output],
             "variadic": [_variadic(schema.inputs), _variadic(schema.outputs)],
             "constraints": {
                 c.type_param_str: sorted(c.allowed_type_strs) for c in schema.type_constraints

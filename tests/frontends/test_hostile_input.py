@@ -343,3 +343,33 @@ class _Unreadable:
 
     def tobytes(self) -> bytes:
         raise OSError(5, "Input/output error")
+
+
+@pytest.mark.parametrize("opset", [9, 17])
+def test_an_untyped_value_where_onnx_itself_would_end_the_process(
+    tmp_path: Path, opset: int
+) -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"]),
+        helper.make_node("Mystery", ["r"], ["h"], domain="custom"),
+        helper.make_node(
+            "LabelEncoder",
+            ["h"],
+            ["y"],
+            domain="ai.onnx.ml",
+            keys_strings=["a"],
+            values_int64s=[1],
+            default_int64=0,
+        ),
+    ]
+    given = model(nodes, {"x": [2]}, {}, opset=opset, imports={"ai.onnx.ml": 2, "custom": 1})
+    given.graph.output.append(helper.make_tensor_value_info("y", TensorProto.INT64, [2]))
+    said = attempt(given.SerializeToString(), tmp_path)
+    assert "LabelEncoder" in said
+    assert "type is not known" in said
+
+
+def test_inputs_without_a_type(tmp_path: Path) -> None:
+    given = small()
+    given.graph.input[1].ClearField("type")
+    assert "input 'x' has no type" in attempt(given.SerializeToString(), tmp_path)

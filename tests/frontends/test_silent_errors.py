@@ -14,6 +14,7 @@ from finecast import assign
 from finecast.facts import ValueFacts
 from finecast.formats import Format
 from finecast.frontends import onnx as frontend
+from finecast.measure.metrics import METRICS
 from finecast.policy import Policy
 from finecast.rules import Context, permit
 from tests.frontends.tools import agree, convert, formats, model, run, tensor
@@ -252,3 +253,30 @@ def test_a_divisor_that_underflows_to_zero(tmp_path: Path) -> None:
     kept = kept_by_facts(proto, tmp_path, x=x)
     assert kept["d"] == "fp32"
     assert kept["y"] == "fp32"
+
+
+def test_one_element_of_a_divisor_that_underflows_is_too_many(tmp_path: Path) -> None:
+    proto = model(
+        [node("Mul", "x k", "d"), node("Identity", "d", "i"), node("Div", "x i", "y")],
+        {"x": [1000]},
+        {"y": [1000]},
+        [tensor("k", 1e-2)],
+    )
+    x = np.ones(1000, np.float32)
+    x[7] = 1e-6
+    kept = kept_by_facts(proto, tmp_path, x=x)
+    assert set(kept.values()) == {"fp32"}
+
+
+@pytest.mark.parametrize("metric", [m for m in METRICS if METRICS[m].needs_reference])
+def test_ort_14235_the_fp32_model_meets_its_own_baseline(metric: str) -> None:
+    """Its outputs hold -Inf, and its own outputs are still the ideal."""
+    proto = model(
+        [node("Relu", "x", "r"), node("Log", "r", "y")], {"x": [4, 8]}, {"y": [4, 8]}
+    )
+    x = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
+    first, second = run(proto, x=x)[0], run(proto, x=x)[0]
+    assert np.isinf(first).any()
+    score = METRICS[metric].start()
+    score.update({"y": second}, None, {"y": first})
+    assert score.result() == METRICS[metric].ideal

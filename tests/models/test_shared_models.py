@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -18,8 +15,8 @@ from finecast.engines import get_engine
 from finecast.engines.base import Feeds, Session
 from finecast.errors import EngineError
 from finecast.formats import Format
+from tests.models.shared import MODELS, cases
 
-MODELS = Path(__file__).parents[3] / "shared" / "models"
 pytestmark = pytest.mark.skipif(not MODELS.is_dir(), reason=f"{MODELS} is absent")
 
 NAMES = [
@@ -36,16 +33,6 @@ NO_ENGINE = {("vad_silero_step_if", "bf16")}
 # Rounding errors add up like a random walk over the ops in line, most of them not dominant;
 # an output within this many unit roundoffs is rounded, one beyond is broken.
 ROUNDOFFS = 64
-
-
-def cases() -> Mapping[str, Any]:
-    spec = importlib.util.spec_from_file_location("cases", MODELS / "cases.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found: Mapping[str, Any] = module.CASES
-    return found
 
 
 def loaded(model: Path) -> Session:

@@ -227,3 +227,12 @@ def test_every_rung_states_itself() -> None:
             assert meaning(options(rung.options.label, target=target)) == meaning(rung.options)
             assert rung.name == text
     assert len(set(itertools.chain(*LADDERS.values()))) == 11
+
+
+def test_a_ladders_rungs_state_the_casts_themselves() -> None:
+    base = Given(auto_cast="all", auto_cast_type="fp16", target="trn2", saturate_infinity=True)
+    rungs = ladder("trn1", base)
+    assert [r.name for r in rungs] == [r.name for r in ladder("trn1")]
+    assert rungs[0].options.scope is Scope.NONE
+    assert all(r.options.target == "trn1" for r in rungs)
+    assert all(r.options.saturate_infinity for r in rungs)

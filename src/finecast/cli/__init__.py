@@ -2,7 +2,8 @@
 
 Laws: a failure of the user's making is one line on stderr, ``error: …``, never a traceback;
 exit codes are ``errors.ExitCode``, and 130 after Ctrl-C. A verb's module has a function
-``run`` that Typer reads the options from; its return value is the exit code.
+``run`` that Typer reads the options from, groups of them from dataclasses; its return value
+is the exit code.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
+from finecast.cli.groups import expanded
 from finecast.errors import ExitCode, FinecastError
 
 VERBS = {
@@ -33,13 +35,14 @@ VERBS = {
 """Verbs and the line each has in ``finecast --help``; a verb's module has its name."""
 
 _INTERRUPTED = 130
+_FAST_MATH = "--fast-math"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns its exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in args
-    args = [arg for arg in args if arg != "--debug"] or ["--help"]
+    args = _joined([arg for arg in args if arg != "--debug"]) or ["--help"]
     try:
         command: Any = typer.main.get_command(_app(args))
         result = command.main(args=args, prog_name="finecast", standalone_mode=False)
@@ -72,6 +75,23 @@ def _verb(args: Sequence[str]) -> str | None:
     return name if name in VERBS else None
 
 
+def _joined(args: Sequence[str]) -> list[str]:
+    """``--fast-math a b`` as one option with one value, as neuron-cc reads it."""
+    if not any(arg.partition("=")[0] == _FAST_MATH for arg in args):
+        return list(args)
+    from finecast.neuron.options import FAST_MATH_KEYWORDS
+
+    joined: list[str] = []
+    for arg in args:
+        last = joined[-1] if joined else ""
+        follows = joined[-2:-1] == [_FAST_MATH] or last.startswith(f"{_FAST_MATH}=")
+        if follows and arg in FAST_MATH_KEYWORDS:
+            joined[-1] += f" {arg}"
+        else:
+            joined.append(arg)
+    return joined
+
+
 def _app(args: Sequence[str]) -> typer.Typer:
     app = typer.Typer(
         name="finecast",
@@ -83,7 +103,7 @@ def _app(args: Sequence[str]) -> typer.Typer:
     chosen = _verb(args)
     for name, line in VERBS.items():
         if name == chosen:
-            run = importlib.import_module(f"finecast.cli.{name}").run
+            run = expanded(importlib.import_module(f"finecast.cli.{name}").run)
             app.command(name, help=_help(run.__doc__ or line))(run)
         else:
             app.command(name, help=line)(_placeholder())

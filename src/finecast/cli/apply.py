@@ -7,21 +7,23 @@ from typing import Annotated
 
 import typer
 
-from finecast.cli import policy_options as po
-from finecast.cli.convert import Dim, NoVerify, report
+from finecast.cli.common import EngineName, ExternalData, Force, Json, Model, NoVerify
+from finecast.cli.convert import report
+from finecast.cli.data_options import Data, RandomFeeds
 from finecast.cli.output import progress
-from finecast.cli.profile import dim_sizes
 
 
 def run(
     plan: Annotated[Path, typer.Argument(help="A plan that tune or convert wrote.")],
-    model: Annotated[Path, typer.Argument(help="The FP32 model it was made for.")],
+    model: Model,
     output: Annotated[Path, typer.Option("-o", "--output", help="The converted model.")],
-    engine: po.EngineName = None,
-    dim: Dim = None,
+    data: Data,
+    feeds: RandomFeeds,
+    engine: EngineName = None,
     no_verify: NoVerify = False,
-    force: po.Force = False,
-    as_json: po.Json = False,
+    external_data: ExternalData = None,
+    force: Force = False,
+    as_json: Json = False,
 ) -> None:
     """Apply a saved plan to the model it was made for.
 
@@ -36,8 +38,10 @@ def run(
             model,
             output,
             engine=engine,
-            dims=dim_sizes(dim or ()),
+            data=data.options() if data.given else None,
+            dims=feeds.sizes,
             verify=not no_verify,
             force=force,
+            external_data=external_data,
         )
     report(result, output, as_json=as_json)

@@ -7,77 +7,89 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finecast.cli import policy_options as po
+from finecast.cli.common import EngineName, ExternalData, Force, Json, Model, NoVerify, PlanOut
+from finecast.cli.data_options import Data, RandomFeeds
+from finecast.cli.exported import Trust, convert_exported, is_exported, refuse
 from finecast.cli.output import add_row, new_table, progress, warn, write_json, write_table
-from finecast.cli.profile import dim_sizes
+from finecast.cli.policy_options import Casting, Device, Narrowing, Target
 
 if TYPE_CHECKING:
     from finecast.tuner.conversion import Conversion
 
-Dim = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=SIZE", help="Size of a free dimension, to verify with."),
-]
-NoVerify = Annotated[
-    bool,
-    typer.Option("--no-verify", help="Write the model even if nothing here can run it."),
-]
-
 
 def run(
-    model: Annotated[Path, typer.Argument(help="The FP32 ONNX model.")],
+    model: Model,
     output: Annotated[Path, typer.Option("-o", "--output", help="The converted model.")],
-    auto_cast: po.AutoCast = "auto",
-    auto_cast_type: po.AutoCastType = "bf16",
-    include: po.Include = None,
-    exclude: po.Exclude = None,
-    op: po.OpFormat = None,
-    rules: po.Rules = None,
-    io: po.Io = None,
-    engine: po.EngineName = None,
-    data: Annotated[
-        Path | None, typer.Option(help="An .npz whose ranges the rules may use.")
-    ] = None,
-    dim: Dim = None,
-    plan_out: Annotated[Path | None, typer.Option(help="Write the plan here too.")] = None,
+    casting: Casting,
+    narrowing: Narrowing,
+    data: Data,
+    feeds: RandomFeeds,
+    device: Device,
+    target: Target = None,
+    engine: EngineName = None,
+    plan_out: PlanOut = None,
     no_verify: NoVerify = False,
-    force: po.Force = False,
-    as_json: po.Json = False,
+    trust: Trust = False,
+    external_data: ExternalData = None,
+    force: Force = False,
+    as_json: Json = False,
 ) -> None:
     """Cast a model by a policy, verify and save it.
 
     Casts stand where they serve most ops, constants are converted ahead of time, input and
-    output types are kept. Nothing is written unless the model is valid and runs.
+    output types are kept. Nothing is written unless the model is valid and runs; with
+    --target the emulator of that device runs it. Data guides the rules and verifies.
+
+    Without --auto-cast finecast chooses by op. The compilers' options (--fast-math, --sdk,
+    --from-env) lower what the compiler would, by casts in the model. ONNX has no tf32: give
+    that to the compiler itself.
+
+    MODEL may be a program that torch.export.save wrote, named .pt2: its example inputs verify.
 
     Examples:
       finecast convert model.onnx -o low.onnx --auto-cast all --auto-cast-type bf16
 
       finecast convert model.onnx -o low.onnx --op Softmax=fp32 --exclude 'head/.*'
+
+      finecast convert model.onnx -o low.onnx --target trn1 --auto-cast-type fp8_e4m3
+
+      finecast convert model.pt2 -o low.pt2 --auto-cast all --auto-cast-type bf16
     """
     from finecast import api
     from finecast.frontends.onnx.model import check_writable
 
-    policy = po.make_policy(
-        auto_cast, auto_cast_type, include=include, exclude=exclude, op=op, io=io
-    )
+    choice = narrowing.narrowed(device.choice(casting, target))
     if plan_out is not None:
         check_writable(plan_out, force=force)
+    rules = narrowing.user_rules()
     with progress("converting", quiet=as_json):
-        result = api.convert(
-            model,
-            output,
-            policy,
-            engine=engine,
-            data=data,
-            dims=dim_sizes(dim or ()),
-            user_rules=po.load_rules(rules),
-            verify=not no_verify,
-            force=force,
-        )
+        if is_exported(model):
+            refuse({"--engine": engine, "--target": target, "--data": data.given})
+            refuse({"--external-data/--one-file": external_data is not None})
+            refuse({"--dim": feeds.dim, "--io": narrowing.io, "--no-verify": no_verify})
+            result = convert_exported(
+                model, output, choice.policy, user_rules=rules, trust=trust, force=force
+            )
+        else:
+            result = api.convert(
+                model,
+                output,
+                choice.policy,
+                engine=engine,
+                target=choice.emulation,
+                data=data.options() if data.given else None,
+                dims=feeds.sizes,
+                user_rules=rules,
+                verify=not no_verify,
+                force=force,
+                external_data=external_data,
+            )
     if plan_out is not None:
         from finecast.files import write_text
 
         write_text(plan_out, result.plan.to_json())
+    for note in choice.notes:
+        warn(note)
     report(result, output, as_json=as_json)
 
 
@@ -94,7 +106,7 @@ def report(result: Conversion, output: Path, *, as_json: bool) -> None:
         "ops": ", ".join(f"{n} {fmt}" for fmt, n in result.plan.counts.items()) or "none",
         "casts inside": str(result.casts),
         "size": " -> ".join(f"{b / 1e6:.2f} MB" for b in result.size_bytes),
-        "opset": str(result.plan.opset),
+        **({"opset": str(result.plan.opset)} if result.plan.opset else {}),
         "verified in": verified.engine or "nothing",
         "error against fp32": _errors(result) or verified.note,
         "time": f"{result.seconds:.2f} s",

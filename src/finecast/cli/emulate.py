@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finecast.cli import neuron_options as no
+from finecast.cli.common import Json, Model
+from finecast.cli.data_options import Data, Evaluation
 from finecast.cli.output import add_row, new_table, progress, write_json, write_table
+from finecast.cli.policy_options import Casting, Device, NeededTarget
 
 if TYPE_CHECKING:
     from finecast.tuner.emulating import EmulationReport
@@ -16,29 +18,19 @@ _MOST_OPS = 10
 
 
 def run(
-    words: no.Words,
-    target: Annotated[str, typer.Option(help="A device: see finecast targets.")],
-    auto_cast: no.AutoCast = None,
-    auto_cast_type: no.AutoCastType = None,
-    fast_math: no.FastMath = None,
-    fp32_cast: no.Fp32Cast = None,
-    mixed_accumulation: no.MixedAccumulation = None,
-    saturate_infinity: no.SaturateInfinity = False,
-    stochastic_rounding: no.Stochastic = False,
-    seed: no.Seed = None,
-    sdk: no.Sdk = None,
-    from_env: no.FromEnv = False,
-    data: no.Data = None,
-    labels: no.Labels = None,
-    metric: no.MetricName = None,
-    evaluate: no.Evaluate = None,
-    calib: no.Calib = None,
-    lower_is_better: no.LowerIsBetter = False,
-    batch: no.Batch = 32,
+    model: Model,
+    target: NeededTarget,
+    casting: Casting,
+    device: Device,
+    data: Data,
+    evaluation: Evaluation,
     ops: Annotated[int, typer.Option(min=0, help="Ops to show.")] = _MOST_OPS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Metric and output error on a device, and the ops that bring the error.
+
+    The options are the compiler's own, with its defaults: without --auto-cast neuronx-cc
+    casts nothing.
 
     Examples:
       finecast emulate model.onnx --target trn1 --auto-cast all --auto-cast-type fp16
@@ -49,39 +41,18 @@ def run(
     """
     from finecast.tuner.emulating import emulate
 
-    model, keywords = no.model_and_keywords(words, fast_math)
-    choice = no.Choice(
-        auto_cast=auto_cast,
-        auto_cast_type=auto_cast_type,
-        fast_math=keywords,
-        fp32_cast=fp32_cast,
-        mixed_accumulation=mixed_accumulation,
-        saturate_infinity=saturate_infinity,
-        stochastic=stochastic_rounding,
-        seed=seed,
-        from_env=from_env,
-    )
-    emulation, options = no.emulation_for(choice, target, sdk)
-    source = no.DataChoice(
-        data=data,
-        labels=labels,
-        metric=metric,
-        evaluate=evaluate,
-        calib=calib,
-        lower_is_better=lower_is_better,
-        batch=batch,
-    )
+    emulation, options = device.emulation(casting, target)
     with progress("emulating", quiet=as_json) as bar:
         report = emulate(
             model,
             emulation,
-            source.workload(model),
+            evaluation.workload(model, data),
             progress=lambda stage, done, total: bar(done, total, stage),
         )
     if as_json:
-        write_json(to_dict(report, target=target, options=options, metric=source.label))
+        write_json(to_dict(report, target=target, options=options, metric=evaluation.label))
     else:
-        _print(report, f"{target} {options}", source.label, ops)
+        _print(report, f"{target} {options}", evaluation.label, ops)
 
 
 def to_dict(

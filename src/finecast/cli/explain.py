@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finecast.cli import policy_options as po
+from finecast.cli.common import EngineName, Json, Model
+from finecast.cli.data_options import Data
+from finecast.cli.exported import Trust, is_exported, judge_exported, refuse
 from finecast.cli.output import add_row, new_table, write_json, write_table
+from finecast.cli.policy_options import Casting, Device, Narrowing, Target
 from finecast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,19 +21,19 @@ if TYPE_CHECKING:
 
 
 def run(
-    model: Annotated[Path, typer.Argument(help="The FP32 ONNX model.")],
+    model: Model,
     node: Annotated[str, typer.Argument(help="The node's name.")],
+    casting: Casting,
+    narrowing: Narrowing,
+    device: Device,
+    data: Data,
     plan: Annotated[
         Path | None, typer.Option(help="The plan; without it the policy's rules are asked.")
     ] = None,
-    auto_cast: po.AutoCast = "auto",
-    auto_cast_type: po.AutoCastType = "bf16",
-    include: po.Include = None,
-    exclude: po.Exclude = None,
-    op: po.OpFormat = None,
-    rules: po.Rules = None,
-    engine: po.EngineName = None,
-    as_json: po.Json = False,
+    target: Target = None,
+    engine: EngineName = None,
+    trust: Trust = False,
+    as_json: Json = False,
 ) -> None:
     """Why a node has its format: every rule's verdict, with its evidence.
 
@@ -42,15 +45,24 @@ def run(
     from finecast import api
     from finecast.plan import Plan
 
-    file = api.load(model)
-    if plan is not None:
-        given = Plan.load(plan)
-        graph = api.graph_for(file, given)
+    choice = narrowing.narrowed(device.choice(casting, target))
+    stated = Plan.load(plan) if plan is not None else None
+    if is_exported(model):
+        refuse({"--engine": engine, "--target": target, "--data": data.given})
+        rules = narrowing.user_rules()
+        graph, given = judge_exported(model, choice.policy, stated, rules, trust=trust)
+    elif stated is not None:
+        given = stated
+        graph = api.graph_for(api.load(model), given)
     else:
-        policy = po.make_policy(
-            auto_cast, auto_cast_type, include=include, exclude=exclude, op=op, io=None
+        graph, given = api.judge(
+            api.load(model),
+            choice.policy,
+            engine=engine,
+            target=choice.emulation,
+            data=data.options() if data.given else None,
+            user_rules=narrowing.user_rules(),
         )
-        graph, given = api.judge(file, policy, engine=engine, user_rules=po.load_rules(rules))
     found = _find(graph, node)
     decision = given.decision(found.name)
     if as_json:

@@ -7,29 +7,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finecast.cli import policy_options as po
+from finecast.cli.common import Json
+from finecast.cli.data_options import Data, RandomFeeds
+from finecast.cli.exported import Trust, inspect_exported, is_exported, refuse
 from finecast.cli.output import add_row, new_table, progress, write_json, write_table
-from finecast.cli.profile import dim_sizes
 
 if TYPE_CHECKING:
     from finecast.measure.census import Census, Risk
 
 
 def run(
-    model: Annotated[Path, typer.Argument(help="An ONNX model.")],
-    data: Annotated[
-        Path | None, typer.Option(help="Run it on this .npz and report ranges per value.")
-    ] = None,
-    labels: Annotated[
-        str | None, typer.Option(help="The array in --data that is no input.")
-    ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Size of a free batch dimension.")] = 1,
-    dim: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=SIZE", help="Size of another free dimension."),
-    ] = None,
-    auto_cast_type: po.AutoCastType = "bf16",
-    as_json: po.Json = False,
+    model: Annotated[Path, typer.Argument(help="An ONNX model, or a .pt2 program.")],
+    data: Data,
+    feeds: RandomFeeds,
+    auto_cast_type: Annotated[
+        str, typer.Option("--auto-cast-type", metavar="FORMAT", help="The low format.")
+    ] = "bf16",
+    trust: Trust = False,
+    as_json: Json = False,
 ) -> None:
     """A model's ops by class and type, parameters, FLOPs and bytes.
 
@@ -46,9 +41,17 @@ def run(
 
     low = low_format(auto_cast_type)
     with progress("inspecting", quiet=as_json):
-        census = api.inspect(
-            model, data=data, labels=labels, batch=batch, dims=dim_sizes(dim or ()), low=low
-        )
+        if is_exported(model):
+            refuse({"--data": data.given, "--batch": data.batch, "--dim": feeds.dim})
+            census = inspect_exported(model, trust=trust)
+        else:
+            census = api.inspect(
+                model,
+                data=data.options() if data.given else None,
+                batch=data.batch or 1,
+                dims=feeds.sizes,
+                low=low,
+            )
     if as_json:
         write_json(_to_dict(census))
     else:
@@ -56,8 +59,9 @@ def run(
 
 
 def _print(census: Census, low: str) -> None:
+    opset = f"opset {census.opset}, " if census.opset else ""
     table = new_table(
-        f"{census.name}: opset {census.opset}, {census.nodes} nodes,"
+        f"{census.name}: {opset}{census.nodes} nodes,"
         f" {census.parameters:,} parameters, {census.size_bytes / 1e6:.2f} MB",
         ("class", "ops", "types"),
         ("nodes", "MFLOP", "MB moved", "parameters"),

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finecast.cli import neuron_options as no
+from finecast.cli.common import Force, Json, Model
+from finecast.cli.data_options import Data, Evaluation, Tolerance
 from finecast.cli.output import add_row, new_table, progress, write_json, write_table
+from finecast.cli.policy_options import Device
 from finecast.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -21,25 +23,12 @@ if TYPE_CHECKING:
 
 
 def run(
-    model: Annotated[Path, typer.Argument(help="The FP32 ONNX model.")],
+    model: Model,
     target: Annotated[str, typer.Option(help="trn1, inf2, trn2, trn3 or inf1.")],
-    data: no.Data = None,
-    labels: no.Labels = None,
-    metric: no.MetricName = None,
-    evaluate: no.Evaluate = None,
-    calib: no.Calib = None,
-    criterion: Annotated[
-        str, typer.Option(help="How --tolerance is read: relative or absolute.")
-    ] = "relative",
-    tolerance: Annotated[
-        float, typer.Option(help="Loss of the metric that is allowed.")
-    ] = 0.01,
-    lower_is_better: no.LowerIsBetter = False,
-    mixed_accumulation: no.MixedAccumulation = None,
-    saturate_infinity: no.SaturateInfinity = False,
-    stochastic_rounding: no.Stochastic = False,
-    seed: no.Seed = None,
-    sdk: no.Sdk = None,
+    data: Data,
+    evaluation: Evaluation,
+    tolerance: Tolerance,
+    device: Device,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The model of the per-op plan.")
     ] = None,
@@ -52,9 +41,8 @@ def run(
             "--compile", metavar="HLO", help="Compile this program at the recommended rung."
         ),
     ] = None,
-    batch: no.Batch = 32,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    force: Force = False,
+    as_json: Json = False,
 ) -> int:
     """Emulate every rung of a compiler's ladder; recommend the fastest that passes.
 
@@ -73,38 +61,20 @@ def run(
     _check_target(target)
     if output is not None:
         frontend.check_writable(output, force=force)
-    source = no.DataChoice(
-        data=data,
-        labels=labels,
-        metric=metric,
-        evaluate=evaluate,
-        calib=calib,
-        lower_is_better=lower_is_better,
-        batch=batch,
-    )
-    base = no.given(
-        no.Choice(
-            mixed_accumulation=mixed_accumulation,
-            saturate_infinity=saturate_infinity,
-            stochastic=stochastic_rounding,
-            seed=seed,
-        )
-    )
-    rungs = ladder(target, base, sdk=sdk)
-    file = frontend.load(model)
-    workload = source.workload(model)
+    rungs = ladder(target, device.given(), sdk=device.sdk)
+    workload = evaluation.workload(model, data)
     with progress("ladder", quiet=as_json) as bar:
         walk = LadderWalk(
-            file=file,
+            file=frontend.load(model),
             workload=workload,
-            criterion=no.criterion_for(criterion, tolerance, workload),
+            criterion=tolerance.of(workload),
             rungs=rungs,
             progress=lambda stage, done, total: bar(done, total, stage),
         )
         outcome = walk.walk()
         plan, why = beyond(walk, outcome) if per_op else (None, "not asked for")
     if plan is not None and output is not None:
-        frontend.save(frontend.apply(file, plan.plan).model, output, force=force)
+        frontend.save(frontend.apply(walk.file, plan.plan).model, output, force=force)
         frontend.check(output)
     best = outcome.best
     compiled = _compile(compile_with, best.rung) if compile_with and best else None
@@ -114,7 +84,7 @@ def run(
     if as_json:
         write_json(report)
     else:
-        _print(outcome, source.label, target)
+        _print(outcome, evaluation.label, target)
         _print_advice(outcome, plan, why, output, compiled)
     return ExitCode.DONE if best is not None else ExitCode.NOT_IMPROVED
 

@@ -1,86 +1,204 @@
-"""The options by which ``convert``, ``tune`` and ``explain`` take a policy."""
+"""What may be cast: finecast's policy, and the Neuron compilers' options for it."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 if TYPE_CHECKING:
-    from finecast.policy import Policy
+    from finecast.emulation import Emulation
+    from finecast.neuron import Choice, Given
     from finecast.rules import UserRule
 
-AutoCast = Annotated[
-    str,
-    typer.Option("--auto-cast", help="none, matmult (or matmul), all, auto.", metavar="SCOPE"),
-]
-AutoCastType = Annotated[
-    str, typer.Option("--auto-cast-type", help="bf16 or fp16.", metavar="FORMAT")
-]
-Include = Annotated[
-    list[str] | None,
-    typer.Option(help="Lower only nodes whose name matches; repeatable.", metavar="REGEX"),
-]
-Exclude = Annotated[
-    list[str] | None,
-    typer.Option(help="Keep nodes whose name matches; repeatable.", metavar="REGEX"),
-]
-OpFormat = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--op", help="Format of an op, as Softmax=fp32; repeatable.", metavar="OP=FORMAT"
-    ),
-]
-Rules = Annotated[
-    list[Path] | None,
-    typer.Option(
-        help="Python file whose functions named rule* judge nodes; repeatable.",
-        metavar="FILE.py",
-    ),
-]
-Io = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="'low', or NAME=FORMAT for one input or output; default: types are kept.",
-        metavar="low|NAME=FORMAT",
-    ),
-]
-EngineName = Annotated[
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Casting:
+    """The compilers' options that say what is cast, as both spell them."""
+
+    auto_cast: Annotated[
+        str | None,
+        typer.Option(
+            "--auto-cast",
+            metavar="SCOPE",
+            help="none, matmult (or matmul), all; auto where finecast chooses by op.",
+        ),
+    ] = None
+    auto_cast_type: Annotated[
+        str | None,
+        typer.Option(
+            "--auto-cast-type",
+            metavar="FORMAT",
+            help="bf16, fp16; for a device that has it fp8_e4m3, and tf32 in emulate.",
+        ),
+    ] = None
+    fast_math: Annotated[
+        str | None,
+        typer.Option(
+            "--fast-math",
+            metavar="KEYWORD...",
+            help="inf1: all, none, fp32-cast-all[-fp16], fp32-cast-matmult[-bf16|-fp16],"
+            " [no-]fast-relayout.",
+        ),
+    ] = None
+    fp32_cast: Annotated[
+        str | None,
+        typer.Option(
+            "--fp32-cast",
+            metavar="KEYWORD",
+            help="inf1, the older spelling: all[-fp16], matmult[-bf16|-fp16].",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """How the device's compiler and runtime compute."""
+
+    mixed_accumulation: Annotated[
+        bool | None,
+        typer.Option(
+            "--enable-mixed-precision-accumulation/--disable-mixed-precision-accumulation",
+            help="Softmax, norms and the like keep fp32 inside.",
+        ),
+    ] = None
+    saturate_infinity: Annotated[
+        bool,
+        typer.Option("--enable-saturate-infinity", help="Clamp Inf in transposes (trn1)."),
+    ] = False
+    stochastic_rounding: Annotated[
+        bool, typer.Option("--stochastic-rounding", help="Casts round stochastically.")
+    ] = False
+    seed: Annotated[int | None, typer.Option(help="Of stochastic rounding.", min=0)] = None
+    sdk: Annotated[
+        str | None,
+        typer.Option(metavar="RELEASE", help="Neuron SDK whose defaults hold, as 2.26."),
+    ] = None
+    from_env: Annotated[
+        bool,
+        typer.Option(
+            "--from-env", help="Read NEURON_CC_FLAGS; the command line comes after it."
+        ),
+    ] = False
+
+    def given(self, casting: Casting | None = None, target: str | None = None) -> Given:
+        """What the environment and then the command line state.
+
+        Raises:
+            UsageError: If the environment's flags cannot be read.
+        """
+        from finecast.neuron import Given, from_environment
+
+        stated = Given(
+            target=target,
+            mixed_accumulation=self.mixed_accumulation,
+            saturate_infinity=self.saturate_infinity or None,
+            stochastic_rounding=self.stochastic_rounding or None,
+            seed=self.seed,
+        )
+        if casting is not None:
+            words = casting.fast_math
+            stated = replace(
+                stated,
+                auto_cast=casting.auto_cast,
+                auto_cast_type=casting.auto_cast_type,
+                fast_math=None if words is None else tuple(words.split()),
+                fp32_cast=casting.fp32_cast,
+            )
+        return stated.over(from_environment(os.environ)) if self.from_env else stated
+
+    def emulation(self, casting: Casting, target: str) -> tuple[Emulation, str]:
+        """What the compiler for ``target`` makes of the options, and they in full."""
+        from finecast.neuron import resolve
+
+        options = resolve(self.given(casting, target), sdk=self.sdk)
+        return options.emulation(), options.label
+
+    def choice(self, casting: Casting, target: str | None) -> Choice:
+        """What to cast, for which device.
+
+        Raises:
+            UsageError: If options conflict.
+        """
+        from finecast.neuron import choose
+
+        given = self.given(casting, target)
+        return choose(given, sdk=self.sdk, compiler=self.from_env)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Narrowing:
+    """Which ops a policy leaves out or forces."""
+
+    include: Annotated[
+        list[str] | None,
+        typer.Option(help="Lower only nodes whose name matches; repeatable.", metavar="REGEX"),
+    ] = None
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(help="Keep nodes whose name matches; repeatable.", metavar="REGEX"),
+    ] = None
+    op: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Format of an op, as Softmax=fp32; repeatable.", metavar="OP=FORMAT"
+        ),
+    ] = None
+    rules: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Python file whose functions named rule* judge nodes; repeatable.",
+            metavar="FILE.py",
+        ),
+    ] = None
+    io: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="'low', or NAME=FORMAT for one input or output; default: types are kept.",
+            metavar="low|NAME=FORMAT",
+        ),
+    ] = None
+
+    def narrowed(self, choice: Choice) -> Choice:
+        """``choice`` with its policy narrowed.
+
+        Raises:
+            UsageError: If an option is not valid.
+        """
+        from finecast.policy import assignments, patterns
+
+        ports = list(self.io or ())
+        policy = replace(
+            choice.policy,
+            include=patterns(tuple(self.include or ()), option="--include"),
+            exclude=patterns(tuple(self.exclude or ()), option="--exclude"),
+            op_formats=assignments(tuple(self.op or ()), option="--op"),
+            io_low="low" in ports,
+            io=assignments(tuple(p for p in ports if p != "low"), option="--io"),
+        )
+        return replace(choice, policy=policy)
+
+    def user_rules(self) -> dict[str, UserRule]:
+        """Functions whose name starts with ``rule`` in each file, by ``FILE:NAME``.
+
+        Raises:
+            UsageError: If a file cannot be imported or has no such function.
+        """
+        return load_rules(self.rules)
+
+
+Target = Annotated[
     str | None,
-    typer.Option("--engine", help="openvino or onnxruntime, with :DEVICE if not the CPU."),
+    typer.Option(
+        metavar="NAME",
+        help="A device that is not here, see finecast targets: its formats, modelled.",
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
-
-
-def make_policy(
-    auto_cast: str,
-    auto_cast_type: str,
-    *,
-    include: Sequence[str] | None,
-    exclude: Sequence[str] | None,
-    op: Sequence[str] | None,
-    io: Sequence[str] | None,
-) -> Policy:
-    """The policy that the options state.
-
-    Raises:
-        UsageError: If one of them is not valid.
-    """
-    from finecast.policy import Policy, Scope, assignments, low_format, patterns
-
-    ports = list(io or ())
-    return Policy(
-        scope=Scope.parse(auto_cast),
-        format=low_format(auto_cast_type),
-        include=patterns(tuple(include or ()), option="--include"),
-        exclude=patterns(tuple(exclude or ()), option="--exclude"),
-        op_formats=assignments(tuple(op or ()), option="--op"),
-        io_low="low" in ports,
-        io=assignments(tuple(p for p in ports if p != "low"), option="--io"),
-    )
+NeededTarget = Annotated[str, typer.Option(metavar="NAME", help="A device: finecast targets.")]
 
 
 def load_rules(files: Sequence[Path] | None) -> dict[str, UserRule]:

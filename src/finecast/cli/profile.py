@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from finecast.cli.common import EngineName, Json
+from finecast.cli.data_options import Data, RandomFeeds
 from finecast.cli.output import add_row, new_table, progress, write_json, write_table
 from finecast.errors import UsageError
 
@@ -48,20 +50,9 @@ class _Figures:
 
 def run(
     models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="ONNX files.")],
-    engine: Annotated[
-        str, typer.Option(help="openvino or onnxruntime, with :DEVICE if not the CPU.")
-    ] = "",
-    data: Annotated[
-        Path | None, typer.Option(help="Feed the first batch of this .npz; else random.")
-    ] = None,
-    labels: Annotated[
-        str | None, typer.Option(help="The array in --data that is no input.")
-    ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Samples a call.")] = 1,
-    dim: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=SIZE", help="Size of another free dimension."),
-    ] = None,
+    data: Data,
+    feeds: RandomFeeds,
+    engine: EngineName = None,
     ops: Annotated[
         bool, typer.Option("--ops", help="Time of each kernel and its ops.")
     ] = False,
@@ -70,28 +61,33 @@ def run(
         float, typer.Option(min=0, help="Time all rounds take at least.")
     ] = 2.0,
     memory: Annotated[bool, typer.Option(help="Measure peak memory too.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Latency (median, spread), throughput and peak memory of models, compared.
 
     Several models run in turns, so that their ratio to the first holds on a noisy machine.
     """
-    from finecast.engines import default_engine, get_engine
+    from finecast.engines import EMULATOR, default_engine, get_engine
     from finecast.measure.memory import peak_memory
     from finecast.measure.timing import latency, ratio
 
-    sizes = dim_sizes(dim or ())
     loader = get_engine(engine) if engine else default_engine()
-    feeds_of = _feed_maker(data, labels, batch, sizes)
+    if loader.name == EMULATOR:
+        raise UsageError(
+            "the emulator's time says nothing of the device",
+            where="--engine",
+            fix="finecast ladder and finecast tune --target model the time of one",
+        )
+    feeds_of = _feed_maker(data, feeds.sizes)
     with progress("profiling", quiet=as_json) as report:
         loaded: list[_Loaded] = []
         for index, path in enumerate(models):
             report(index, 3 * len(models), f"loading {path.name}")
             session = loader.load(path, profiling=ops)
-            feeds, rows = feeds_of(session)
+            given, rows = feeds_of(session)
             label = _label(path, models)
             loaded.append(
-                _Loaded(label=label, path=path, session=session, feeds=feeds, batch=rows)
+                _Loaded(label=label, path=path, session=session, feeds=given, batch=rows)
             )
         report(len(models), 3 * len(models), "running")
         times = latency({m.label: m.run for m in loaded}, min_time_s=seconds, repeats=runs)
@@ -114,38 +110,27 @@ def run(
         _print(spec, figures)
 
 
-def dim_sizes(items: Sequence[str]) -> dict[str, int]:
-    """Read ``NAME=SIZE`` items.
-
-    Raises:
-        UsageError: If one is malformed.
-    """
-    sizes: dict[str, int] = {}
-    for item in items:
-        name, equals, size = item.rpartition("=")
-        if not (equals and name and size.isdecimal() and int(size) > 0):
-            raise UsageError(f"{item!r} is no dimension", where="--dim", fix="write NAME=SIZE")
-        sizes[name] = int(size)
-    return sizes
-
-
 def _feed_maker(
-    data: Path | None, labels: str | None, batch: int, sizes: dict[str, int]
+    data: Data, sizes: dict[str, int]
 ) -> Callable[[Session], tuple[dict[str, Array], int]]:
     from finecast.measure.data import load_npz
     from finecast.measure.feeds import synthetic_feeds
+    from finecast.tuner.sources import calibration_batches
 
-    def from_file(session: Session) -> tuple[dict[str, Array], int]:
-        assert data is not None
-        first = next(load_npz(data, session.inputs, labels=labels).batches(batch))
-        return first.feeds, first.rows
-
-    def random(session: Session) -> tuple[dict[str, Array], int]:
-        feeds = synthetic_feeds(session.inputs, batch=batch, dims=sizes)
+    def make(session: Session) -> tuple[dict[str, Array], int]:
+        options = data.options()
+        if data.calib is not None:
+            feeds = dict(calibration_batches(session, options, limit=1)[0])
+        elif data.data is not None:
+            found = load_npz(data.data, session.inputs, labels=data.labels)
+            first = next(found.batches(options.batch))
+            return first.feeds, first.rows
+        else:
+            feeds = synthetic_feeds(session.inputs, batch=data.batch or 1, dims=sizes)
         rows = next((a.shape[0] for a in feeds.values() if a.ndim), 1)
         return feeds, rows
 
-    return from_file if data is not None else random
+    return make
 
 
 def _label(path: Path, models: Sequence[Path]) -> str:

@@ -51,7 +51,7 @@ def _engine(spec: EngineSpec) -> dict[str, Any]:
         "runs_as": {f.label: real.label for f, real in spec.runs_as.items()},
         "accumulates_in": spec.accumulates_in.label,
         "accumulation": {f.label: a.label for f, a in spec.accumulation.items()},
-        "flushes_subnormals": spec.flushes_subnormals,
+        "flushes_subnormals": sorted(f.label for f in spec.flushes_subnormals),
     }
 
 
@@ -80,7 +80,7 @@ def _print_all(targets: list[Target]) -> None:
 def _print_one(target: Target) -> None:
     table = new_table(
         f"{target.name}: {target.description}, {target.unit}",
-        ("engine", "format", "computes in", "sums in"),
+        ("engine", "format", "computes in", "sums in", "subnormals"),
         ("TFLOPS",),
     )
     for role, spec in target.engines.items():
@@ -92,6 +92,7 @@ def _print_one(target: Target) -> None:
                 fmt.label,
                 real.label if real else "",
                 spec.accumulation_of(fmt).label,
+                "zero" if real in spec.flushes_subnormals else "kept",
                 f"{spec.rate_tflops(fmt):g}",
             )
     flags = {

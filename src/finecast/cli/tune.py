@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finecast.cli import policy_options as po
+from finecast.cli.common import EngineName, ExternalData, Force, Json, Model
+from finecast.cli.data_options import Data, Evaluation, Tolerance
+from finecast.cli.exported import Trust, is_exported, refuse, tune_exported
 from finecast.cli.output import (
     add_row,
     new_table,
     progress,
+    warn,
     write_json,
     write_line,
     write_table,
 )
+from finecast.cli.policy_options import Casting, Device, Narrowing, Target
 from finecast.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -24,54 +27,16 @@ if TYPE_CHECKING:
 
 
 def run(
-    model: Annotated[Path, typer.Argument(help="The FP32 ONNX model.")],
+    model: Model,
     output: Annotated[Path, typer.Option("-o", "--output", help="The tuned model.")],
-    data: Annotated[
-        Path | None,
-        typer.Option(help="An .npz with the inputs' names, and labels."),
-    ] = None,
-    labels: Annotated[
-        str | None, typer.Option(help="Array of labels in --data; default 'label'.")
-    ] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            help="top1, top5, agreement, cosine, spearman, snr_db, max_abs; default agreement."
-        ),
-    ] = None,
-    evaluate: Annotated[
-        str | None,
-        typer.Option(
-            "--eval",
-            metavar="FILE.py:FUNCTION",
-            help="Your own metric: gets run(feeds) -> outputs by name, returns a number.",
-        ),
-    ] = None,
-    calib: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NPZ|FILE.py:FUNCTION",
-            help="Calibration feeds: an unlabelled .npz, or a function that yields them.",
-        ),
-    ] = None,
-    criterion: Annotated[
-        str, typer.Option(help="How --tolerance is read: relative or absolute.")
-    ] = "relative",
-    tolerance: Annotated[
-        float, typer.Option(help="Loss of the metric that is allowed.")
-    ] = 0.01,
-    lower_is_better: Annotated[
-        bool, typer.Option("--lower-is-better", help="The --eval metric is a loss.")
-    ] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Samples a call.")] = 32,
-    auto_cast: po.AutoCast = "auto",
-    auto_cast_type: po.AutoCastType = "bf16",
-    include: po.Include = None,
-    exclude: po.Exclude = None,
-    op: po.OpFormat = None,
-    rules: po.Rules = None,
-    io: po.Io = None,
-    engine: po.EngineName = None,
+    data: Data,
+    evaluation: Evaluation,
+    tolerance: Tolerance,
+    casting: Casting,
+    narrowing: Narrowing,
+    device: Device,
+    target: Target = None,
+    engine: EngineName = None,
     plan_out: Annotated[
         Path | None, typer.Option(help="The plan; default OUTPUT with .plan.json.")
     ] = None,
@@ -81,71 +46,87 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Take up the study where it was cut off.")
     ] = False,
-    force: po.Force = False,
-    as_json: po.Json = False,
+    trust: Trust = False,
+    external_data: ExternalData = None,
+    force: Force = False,
+    as_json: Json = False,
 ) -> int:
     """Find the fastest mixed-precision model that keeps your accuracy.
 
     Never writes a model that misses the criterion or is slower than fp32: then it says so,
     writes nothing and exits with 1.
 
+    With --target the device need not be here: accuracy is that of its emulation, times are
+    modelled from its documented rates, and the plan is stated by casts that its compiler
+    respects (--auto-cast none).
+
+    MODEL may be a program that torch.export.save wrote, named .pt2; it is timed compiled by
+    torch.compile, and no study is kept.
+
     Examples:
       finecast tune model.onnx -o tuned.onnx --data val.npz --metric top1 --tolerance 0.005
 
       finecast tune model.onnx -o tuned.onnx --eval mine.py:accuracy --calib mine.py:feeds
+
+      finecast tune model.onnx -o tuned.onnx --target trn1 --data val.npz --metric top1
+
+      finecast tune model.pt2 -o tuned.pt2 --data val.npz --metric top1
     """
     from finecast import api
     from finecast.files import write_text
     from finecast.frontends.onnx.model import check_writable
-    from finecast.measure.functions import load_function
 
-    policy = po.make_policy(
-        auto_cast, auto_cast_type, include=include, exclude=exclude, op=op, io=io
-    )
+    choice = narrowing.narrowed(device.choice(casting, target))
     plan_path = plan_out or output.with_suffix(".plan.json")
     study_path = study or output.with_suffix(".study.db")
     for path in (output, plan_path):
         check_writable(path, force=force)
-    if not resume:
+    exported = is_exported(model)
+    if exported:
+        unfit = {"--engine": engine, "--target": target, "--io": narrowing.io}
+        unfit |= {"--external-data/--one-file": external_data is not None}
+        refuse(unfit | {"--study": study, "--resume": resume})
+    elif not resume:
         study_path.unlink(missing_ok=True)
-    function = load_function(evaluate) if evaluate else None
+    for note in choice.notes:
+        warn(note)
+    options, rules = evaluation.options(data), narrowing.user_rules()
     with progress("tuning", quiet=as_json) as bar:
-        outcome = api.tune(
-            model,
-            output,
-            data=data,
-            labels=labels,
-            metric=metric,
-            evaluate=function,
-            calib=_calib(calib),
-            criterion=criterion,
-            tolerance=tolerance,
-            lower_is_better=lower_is_better,
-            policy=policy,
-            engine=engine,
-            batch=batch,
-            user_rules=po.load_rules(rules),
-            study=study_path,
-            force=force,
-            progress=lambda stage, done, total: bar(done, total, stage),
-        )
+        if exported:
+            outcome = tune_exported(
+                model,
+                output,
+                options,
+                tolerance,
+                choice.policy,
+                user_rules=rules,
+                trust=trust,
+                force=force,
+            )
+        else:
+            outcome = api.tune(
+                model,
+                output,
+                data=options,
+                criterion=tolerance.criterion,
+                tolerance=tolerance.tolerance,
+                policy=choice.policy,
+                engine=engine,
+                target=choice.emulation,
+                user_rules=rules,
+                study=study_path,
+                force=force,
+                external_data=external_data,
+                progress=lambda stage, done, total: bar(done, total, stage),
+            )
     improved = outcome.verdict.value == "improved"
     if improved:
         write_text(plan_path, outcome.plan.to_json())
     if as_json:
         write_json(to_dict(outcome))
     else:
-        _print(outcome, metric or evaluate or "agreement", output, plan_path)
+        _print(outcome, evaluation.label, output, plan_path)
     return ExitCode.DONE if improved else ExitCode.NOT_IMPROVED
-
-
-def _calib(spec: str | None) -> Any:
-    """A path of an npz, or the user's function."""
-    from finecast.measure.functions import load_function
-
-    if spec is None or spec.endswith(".npz"):
-        return spec
-    return functools.partial(load_function(spec))
 
 
 def to_dict(outcome: Outcome) -> dict[str, Any]:
@@ -153,6 +134,8 @@ def to_dict(outcome: Outcome) -> dict[str, Any]:
     return {
         "verdict": outcome.verdict.value,
         "why": outcome.why,
+        "target": outcome.target or None,
+        "times": _times(outcome),
         "baseline": _measured(outcome.baseline),
         "tuned": _measured(outcome.tuned),
         "speedup": outcome.speedup,
@@ -177,6 +160,10 @@ def to_dict(outcome: Outcome) -> dict[str, Any]:
             for t in outcome.trials
         ],
     }
+
+
+def _times(outcome: Outcome) -> str:
+    return f"modelled for {outcome.target}, not measured" if outcome.target else "measured"
 
 
 def _measured(one: Measured) -> dict[str, Any]:
@@ -205,15 +192,23 @@ def _print(outcome: Outcome, metric: str, output: Path, plan: Path) -> None:
             f"{one.size_bytes / 1e6:.2f}",
             f"x{speed:.2f}",
         )
-    errors = (
-        f"relative output error: predicted {outcome.predicted_error:.3g},"
-        f" measured {outcome.measured_error:.3g}\n"
-    )
     ops = ", ".join(f"{n} {fmt}" for fmt, n in outcome.plan.counts.items())
+    seen = "emulated" if outcome.target else "measured"
+    lines: list[str] = []
+    if improved:
+        lines.append(
+            f"relative output error: predicted {outcome.predicted_error:.3g},"
+            f" {seen} {outcome.measured_error:.3g}"
+        )
+    if outcome.target:
+        lines.append(
+            f"for {outcome.target}: accuracy emulated, times modelled, not measured;"
+            " compile it with casts off (--auto-cast none, or --fast-math none)"
+        )
     where = f"wrote {output} and {plan}" if improved else "nothing written: use the fp32 model"
+    lines.append(where)
     note = (
         f"{ops}; {outcome.casts} casts inside; {outcome.evaluations} evaluations on all data,"
-        f" {outcome.probes} probes, {outcome.seconds:.1f} s on {environment().cpu}\n"
-        f"{errors if improved else ''}{where}"
+        f" {outcome.probes} probes, {outcome.seconds:.1f} s on {environment().cpu}"
     )
-    write_table(table, note=note)
+    write_table(table, note="\n".join((note, *lines)))

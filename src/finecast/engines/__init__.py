@@ -10,7 +10,18 @@ from pathlib import Path
 from finecast.engines.base import Engine, Session
 from finecast.errors import EngineError, UsageError
 
-__all__ = ["ENGINES", "EngineEntry", "default_engine", "devices", "get_engine", "installed"]
+__all__ = [
+    "EMULATOR",
+    "ENGINES",
+    "EngineEntry",
+    "default_engine",
+    "devices",
+    "get_engine",
+    "installed",
+]
+
+EMULATOR = "emulator"
+"""The engine that is no software of its own: ``emulator:TARGET`` computes as TARGET would."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +60,19 @@ def installed(name: str) -> bool:
 def get_engine(spec: str) -> Engine:
     """The engine that ``NAME`` or ``NAME:DEVICE`` names, such as ``openvino:GPU``.
 
+    ``emulator:TARGET`` runs a model as TARGET would whose compiler adds no casts.
+
     Raises:
-        UsageError: If there is no engine of that name.
+        UsageError: If there is no engine of that name, or no such target.
         EngineError: If it is not installed, or does not have the device.
     """
     name, _, device = spec.strip().partition(":")
+    if name.lower() == EMULATOR:
+        return _emulator(device)
     entry = ENGINES.get(name.lower())
     if entry is None:
-        raise UsageError(f"unknown engine {name!r}", fix=f"use one of {', '.join(ENGINES)}")
+        known = ", ".join((*ENGINES, f"{EMULATOR}:TARGET"))
+        raise UsageError(f"unknown engine {name!r}", fix=f"use one of {known}")
     if not installed(name.lower()):
         present = ", ".join(n for n in ENGINES if installed(n)) or "none"
         raise EngineError(
@@ -66,6 +82,19 @@ def get_engine(spec: str) -> Engine:
     factory = getattr(importlib.import_module(entry.module), entry.class_name)
     engine: Engine = factory(device or entry.device)
     return engine
+
+
+def _emulator(target: str) -> Engine:
+    from finecast.engines.emulator import EmulatorEngine
+    from finecast.neuron import explicit_casts
+
+    if not target:
+        raise UsageError(
+            "the emulator needs a device",
+            where="--engine",
+            fix=f"write {EMULATOR}:TARGET; finecast targets lists them",
+        )
+    return EmulatorEngine(emulation=explicit_casts(target))
 
 
 def devices(name: str) -> tuple[str, ...]:

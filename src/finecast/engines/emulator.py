@@ -13,8 +13,7 @@ import onnx_ir as ir
 
 from finecast.emulation import Emulation, cast_nodes
 from finecast.engines.base import Array, Capability, Feeds, KernelTime, Session, TensorSpec
-from finecast.engines.loading import load_model
-from finecast.engines.onnxruntime import OnnxRuntimeEngine
+from finecast.engines.loading import exact_engine, load_model
 from finecast.errors import EngineError
 from finecast.formats import Format
 from finecast.frontends import onnx as frontend
@@ -60,9 +59,10 @@ def setting_of(graph: Graph, emulation: Emulation) -> Setting:
 
 
 def setting_of_plan(formats: Mapping[int, Format], emulation: Emulation) -> Setting:
-    """What a plan's explicit casts set: its low ops read and store low."""
+    """What a plan's explicit casts set: its low ops read low, and store low where they can."""
     low = frozenset(i for i, f in formats.items() if f is emulation.format)
-    return Setting(reads=low, writes=low, relayout=emulation.relayout is not None)
+    writes = frozenset[int]() if emulation.format.operands_only else low
+    return Setting(reads=low, writes=writes, relayout=emulation.relayout is not None)
 
 
 @final
@@ -150,7 +150,9 @@ class EmulatorEngine:
             EngineError: If it cannot be run.
         """
         if profiling:
-            raise EngineError("the emulator has no profile of the device", fix="use ladder")
+            raise EngineError(
+                "the emulator has no profile of the device", fix="use ladder, or tune --target"
+            )
         if isinstance(model, bytes):
             with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
                 path = Path(folder) / "model.onnx"
@@ -181,9 +183,7 @@ class EmulatorEngine:
             prepared.model, self.emulation, kernels=found, fixed=fixed, together=together
         )
         setting = fixed or setting_of(graph, self.emulation)
-        return EmulatorSession(
-            load_model(OnnxRuntimeEngine("CPU"), built.model), built, setting
-        )
+        return EmulatorSession(load_model(exact_engine(), built.model), built, setting)
 
 
 def prepare(file: frontend.OnnxFile, emulation: Emulation) -> Prepared:

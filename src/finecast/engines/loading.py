@@ -1,4 +1,4 @@
-"""Sessions of models that were never written to a place of the user's."""
+"""Sessions for numbers, and of models that were never written to a place of the user's."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ from finecast.frontends import onnx as frontend
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+
+def exact_engine() -> Engine:
+    """What computes in fp32 here for numbers alone, never for time."""
+    from finecast.engines.onnxruntime import OnnxRuntimeEngine
+
+    return OnnxRuntimeEngine("CPU", spinning=False)
 
 
 def load_model(engine: Engine, model: ir.Model, *, profiling: bool = False) -> Session:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from finecast.engines.base import TensorSpec
 from finecast.engines.wire import without_weights
-from finecast.errors import EngineError
+from finecast.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
     import onnx
@@ -53,7 +53,8 @@ def read_source(model: Path | bytes) -> Source:
     """Read names and ports; weights in external files stay there.
 
     Raises:
-        EngineError: If the file is missing, or is not an ONNX model.
+        UsageError: If the file cannot be read.
+        EngineError: If it is not an ONNX model.
     """
     import onnx
     from google.protobuf.message import DecodeError
@@ -65,7 +66,7 @@ def read_source(model: Path | bytes) -> Source:
         proto.ParseFromString(light)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise EngineError(
+        raise UsageError(
             f"cannot read the model: {reason}", where=where, fix="check the path"
         ) from error
     except (DecodeError, ValueError) as error:

@@ -5,15 +5,29 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
-from finecast.facts import Facts
+from finecast.facts import Facts, ValueFacts
 from finecast.flops import Shape, bytes_moved, flops, port_formats
 from finecast.formats import Format
-from finecast.graph import Graph, Node
+from finecast.graph import Graph, Node, Value
 from finecast.measure.observe import first_nonfinite
 from finecast.ops import by_name
-from finecast.rules.observed import range_limit
+from finecast.rounding import overflow_limit
+from finecast.rules.constants import constant_problem
+from finecast.rules.observed import divided_by, range_limit
 
+# Inputs at which an op gives a finite number for Inf, so that no NaN or Inf shows the error.
+_ABSORBING: Final[Mapping[str, int]] = {
+    "div": 1,
+    "reciprocal": 0,
+    "rsqrt": 0,
+    "sigmoid": 0,
+    "tanh": 0,
+    "erf": 0,
+    "clip": 0,
+    "min": 0,
+}
 _LOST_SHARE = 0.01  # worth a line in the report; the rule that forbids asks for more
 
 
@@ -102,22 +116,50 @@ def _count(
 
 
 def risks(graph: Graph, facts: Facts, low: Format) -> tuple[Risk, ...]:
-    """Values that come too close to the largest number of ``low``, or largely vanish in it."""
-    found: list[Risk] = []
+    """What ``low`` cannot hold: constants, then values that overflow, vanish, or are NaN."""
+    found = [r for v in graph.values if (r := _constant_risk(graph, v, low)) is not None]
     for index, seen in facts.items():
         value = graph.values[index]
         node = graph.nodes[value.producer].name if value.producer is not None else "input"
-        share = seen.flushed_share(low)
-        text = ""
-        if seen.nans or seen.infs:
-            text = f"{seen.nans} NaN and {seen.infs} Inf in fp32"
-        elif seen.largest >= range_limit(low):
-            text = f"largest {seen.largest:.4g}, limit {range_limit(low):.4g}"
-        elif share >= _LOST_SHARE:
-            text = f"{share:.1%} of it becomes zero"
+        text = _risk(graph, value, seen, low)
         if text:
             found.append(Risk(value=value.name, node=node, text=text))
     return tuple(found)
+
+
+def _risk(graph: Graph, value: Value, seen: ValueFacts, low: Format) -> str:
+    share = seen.flushed_share(low)
+    divides = divided_by(graph, value) if share else None
+    if seen.nans or seen.infs:
+        text = f"{seen.nans} NaN and {seen.infs} Inf in fp32"
+        return text + (_absorbed(graph, value) if seen.infs else "")
+    if seen.largest >= range_limit(low):
+        text = f"largest {seen.largest:.4g}, limit {range_limit(low):.4g}"
+        return text + (_absorbed(graph, value) if seen.largest >= overflow_limit(low) else "")
+    if divides is not None:
+        return f"a share of {share:.2g} becomes zero, and {divides.name} divides by it"
+    return f"{share:.1%} of it becomes zero" if share >= _LOST_SHARE else ""
+
+
+def _absorbed(graph: Graph, value: Value) -> str:
+    """Whether an Inf here would leave no trace in what comes after."""
+    for node in (graph.nodes[n] for n in value.uses):
+        port = _ABSORBING.get(node.op)
+        if port is not None and port < len(node.inputs) and node.inputs[port] == value.id:
+            return f"; {node.name} makes a finite number of Inf"
+    return ""
+
+
+def _constant_risk(graph: Graph, value: Value, low: Format) -> Risk | None:
+    """By the rule that keeps the ops that read it."""
+    readers = [n for i in value.uses if value in graph.following_inputs(n := graph.nodes[i])]
+    if value.constant is None or value.format is not Format.FP32 or not readers:
+        return None
+    problem = constant_problem(value, low)
+    if problem is None:
+        return None
+    text = f"constant, {problem.what} {problem.number:.4g}, limit {problem.limit:.4g}"
+    return Risk(value=value.name, node=readers[0].name, text=text)
 
 
 def notes(graph: Graph, facts: Facts) -> dict[str, str]:

@@ -10,9 +10,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.engines import get_engine
 from finecast.engines.base import Array, Feeds
-from finecast.engines.loading import load_model
+from finecast.engines.loading import exact_engine, load_model
 from finecast.facts import ValueFacts, merge
 from finecast.formats import Format
 from finecast.frontends.onnx import Prepared
@@ -62,7 +61,7 @@ def _show(
     prepared: Prepared, ids: Mapping[str, int], group: list[str], batches: Iterable[Feeds]
 ) -> dict[int, ValueFacts]:
     """Facts of the values called ``group`` over ``batches``."""
-    session = load_model(get_engine("onnxruntime"), with_outputs(prepared.model, group))
+    session = load_model(exact_engine(), with_outputs(prepared.model, group))
     facts: dict[int, ValueFacts] = {}
     for feeds in batches:
         shown = session.run(feeds)
@@ -101,7 +100,7 @@ def switched_probe(
 ) -> Callable[[NDArray[np.bool_]], list[Array]]:
     """A function from a switch to the outputs on ``feeds``: one session serves every plan."""
     model = with_switches(prepared.model, points.classes, points.weights, low)
-    session = load_model(get_engine("onnxruntime"), model)
+    session = load_model(exact_engine(), model)
 
     def probe(switch: NDArray[np.bool_]) -> list[Array]:
         return [a for f in feeds for a in session.run({**f, SWITCH: switch}).values()]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from finecast.neuron.choice import Choice, choose, explicit_casts
 from finecast.neuron.ladders import LADDERS, Rung, ladder
 from finecast.neuron.options import Compiler, NeuronOptions, compiler_for, resolve
 from finecast.neuron.reading import Given, from_environment, read
 
 __all__ = [
     "LADDERS",
+    "Choice",
     "Compiler",
     "Given",
     "NeuronOptions",
     "Rung",
+    "choose",
     "compiler_for",
+    "explicit_casts",
     "from_environment",
     "ladder",
     "read",

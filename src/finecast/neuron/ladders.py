@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from finecast.neuron.options import Compiler, NeuronOptions, compiler_for, resolve
@@ -84,11 +84,20 @@ def ladder(target: str, base: Given | None = None, *, sdk: str | None = None) ->
 
     Args:
         target: The target.
-        base: Options that hold on every rung: saturation, accumulation, rounding.
+        base: Options that hold on every rung: saturation, accumulation, rounding. What it
+            says of casts does not count.
         sdk: Release of the Neuron SDK.
     """
     rungs: list[Rung] = []
+    held = replace(
+        base or Given(),
+        auto_cast=None,
+        auto_cast_type=None,
+        fast_math=None,
+        fp32_cast=None,
+        target=None,
+    )
     for name in LADDERS[compiler_for(target)]:
-        given = read(name.split()).over(base or Given())
+        given = read(name.split()).over(held)
         rungs.append(Rung(name=name, options=resolve(given, sdk=sdk, target=target)))
     return rungs

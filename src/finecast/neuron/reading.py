@@ -5,6 +5,7 @@ Law: ``read(a + b)`` is ``read(a)`` overridden by ``read(b)``, option by option.
 
 from __future__ import annotations
 
+import difflib
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -51,6 +52,9 @@ _SWITCHES: Final = {
     "--enable-saturate-infinity": ("saturate_infinity", True),
 }
 _FAST_MATH: Final = "--fast-math"
+# Likeness from which an unknown option is taken for a slip: one or two letters in ten. The
+# compilers' other options are further from these.
+_SLIP: Final = 0.85
 
 
 def read(arguments: Sequence[str], *, lenient: bool = False) -> Given:
@@ -61,7 +65,8 @@ def read(arguments: Sequence[str], *, lenient: bool = False) -> Given:
         lenient: Pass over options that do not bear on numbers (``--model-type``, ``-O1``).
 
     Raises:
-        UsageError: If an option lacks its value, or is unknown and ``lenient`` is not set.
+        UsageError: If an option lacks its value; or is unknown and ``lenient`` is not set, or
+            so like one that it is a slip.
     """
     found: dict[str, object] = {}
     words = [part for word in arguments for part in _parts(word)]
@@ -86,10 +91,22 @@ def read(arguments: Sequence[str], *, lenient: bool = False) -> Given:
                     f"{word} needs a keyword", where=word, fix=f"write {word} all, or none"
                 )
             found["fast_math"], at = tuple(words[at:end]), end
-        elif not lenient:
-            known = ", ".join((*_VALUES, *_SWITCHES, _FAST_MATH))
-            raise UsageError(f"unknown compiler option {word!r}", fix=f"use one of {known}")
+        else:
+            _check_unknown(word, lenient=lenient)
     return Given(**found)  # pyright: ignore[reportArgumentType]
+
+
+def _check_unknown(word: str, *, lenient: bool) -> None:
+    known = (*_VALUES, *_SWITCHES, _FAST_MATH)
+    slip = difflib.get_close_matches(word.partition("=")[0], known, n=1, cutoff=_SLIP)
+    if slip:
+        raise UsageError(
+            f"unknown compiler option {word!r}", where=word, fix=f"did you mean {slip[0]}?"
+        )
+    if not lenient:
+        raise UsageError(
+            f"unknown compiler option {word!r}", fix=f"use one of {', '.join(known)}"
+        )
 
 
 def from_environment(environ: Mapping[str, str]) -> Given:

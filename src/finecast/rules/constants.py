@@ -6,7 +6,11 @@ keeps fp32 rather than a clamped constant (clamping a mask to -1e4 changes predi
 
 from __future__ import annotations
 
-from finecast.graph import Node
+from dataclasses import dataclass
+from typing import Final
+
+from finecast.formats import Format
+from finecast.graph import Node, Value
 from finecast.rounding import overflow_limit
 from finecast.rules.base import KEEP, Context, Rule, Verdict
 
@@ -14,24 +18,39 @@ from finecast.rules.base import KEEP, Context, Rule, Verdict
 _FEW = 16
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConstantProblem:
+    """Which magnitude of a constant (``largest`` or ``smallest``) is beyond which limit."""
+
+    what: str
+    number: float
+    limit: float
+
+
+def constant_problem(value: Value, low: Format) -> ConstantProblem | None:
+    """Why ``low`` cannot hold the constant ``value``; None if it can, or it is none."""
+    constant = value.constant
+    if constant is None or constant.size == 0:
+        return None
+    if constant.largest >= overflow_limit(low):
+        return ConstantProblem(what="largest", number=constant.largest, limit=low.max)
+    small = constant.smallest_nonzero if constant.size <= _FEW else 0.0
+    if 0 < small < low.smallest_normal:
+        return ConstantProblem(what="smallest", number=small, limit=low.smallest_normal)
+    return None
+
+
+_SAYS: Final = {"largest": "beyond the largest", "smallest": "below the normal range of"}
+
+
 def _judge(node: Node, context: Context) -> Verdict | None:
-    low = context.low
     for value in context.graph.following_inputs(node):
-        constant = value.constant
-        if constant is None or constant.size == 0:
-            continue
-        if constant.largest >= overflow_limit(low):
+        problem = constant_problem(value, context.low)
+        if problem is not None:
             return Verdict(
                 permits=KEEP,
-                text=f"constant {value.name} is beyond the largest {low.label}",
-                evidence={"largest": constant.largest, "limit": low.max},
-            )
-        small = constant.smallest_nonzero if constant.size <= _FEW else 0.0
-        if 0 < small < low.smallest_normal:
-            return Verdict(
-                permits=KEEP,
-                text=f"constant {value.name} is below the normal range of {low.label}",
-                evidence={"smallest": small, "limit": low.smallest_normal},
+                text=f"constant {value.name} is {_SAYS[problem.what]} {context.low.label}",
+                evidence={problem.what: problem.number, "limit": problem.limit},
             )
     return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from finecast.formats import Format
 from finecast.graph import Node
+from finecast.ops import by_name
 from finecast.rules.base import Context, Rule, Verdict, only
 
 
@@ -14,6 +15,9 @@ def _judge(node: Node, context: Context) -> Verdict | None:
     if own is not Format.FP32:
         return Verdict(permits=only(own), text=f"already {own.label} in the model; kept")
     permits = (node.admits | only(own)) & frozenset({own, context.low})
+    if context.low.operands_only:
+        around = context.casts_around and not by_name(node.op).exact
+        permits = frozenset({own, context.low}) if around else only(own)
     if context.low in permits:
         return None
     return Verdict(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
 from finecast.formats import Format
-from finecast.graph import Node
+from finecast.graph import Graph, Node, Value
+from finecast.ops import by_name
 from finecast.rounding import overflow_limit
 from finecast.rules.base import KEEP, Context, Rule, Verdict
 
@@ -13,6 +17,14 @@ _UNDERFLOW_SHARE = 0.5
 # Data seen later may be larger than the calibration data. Formats with fp32's exponent
 # range need no room: fp32 itself has none more.
 _HEADROOM = 2.0
+# Inputs at which a zero makes Inf: one element that vanishes there is one too many.
+_DIVISORS: Final[Mapping[str, int]] = {
+    "div": 1,
+    "mod": 1,
+    "reciprocal": 0,
+    "rsqrt": 0,
+    "log": 0,
+}
 
 
 def range_limit(fmt: Format) -> float:
@@ -20,6 +32,22 @@ def range_limit(fmt: Format) -> float:
     if fmt.exponent_bits == Format.FP32.exponent_bits:
         return overflow_limit(fmt)
     return fmt.max / _HEADROOM
+
+
+def divided_by(graph: Graph, value: Value) -> Node | None:
+    """The first op that divides by ``value``, or by what is only moved from it."""
+    waiting, seen = [value], {value.id}
+    while waiting:
+        at = waiting.pop()
+        for node in (graph.nodes[n] for n in at.uses):
+            port = _DIVISORS.get(node.op)
+            if port is not None and port < len(node.inputs) and node.inputs[port] == at.id:
+                return node
+            if by_name(node.op).exact and at in graph.following_inputs(node):
+                moved = [v for v in graph.following_outputs(node) if v.id not in seen]
+                seen.update(v.id for v in moved)
+                waiting += moved
+    return None
 
 
 def _judge(node: Node, context: Context) -> Verdict | None:
@@ -34,8 +62,17 @@ def _judge(node: Node, context: Context) -> Verdict | None:
                 text=f"{value.name} comes too close to the largest {low.label}",
                 evidence={"largest": facts.largest, "limit": range_limit(low)},
             )
+        share = facts.flushed_share(low)
+        divides = divided_by(graph, value) if share else None
+        if divides is not None:
+            return Verdict(
+                permits=KEEP,
+                text=f"some of {value.name} becomes 0 in {low.label}, and {divides.name} "
+                "divides by it",
+                evidence={"share": share, "limit": low.smallest_subnormal},
+            )
         nonzero = facts.count - facts.zeros
-        lost = facts.flushed_share(low) * facts.count
+        lost = share * facts.count
         if nonzero and lost / nonzero > _UNDERFLOW_SHARE:
             return Verdict(
                 permits=KEEP,

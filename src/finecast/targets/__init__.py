@@ -46,14 +46,15 @@ class EngineSpec:
             bf16, a CPU's fp16 arithmetic in fp32.
         accumulates_in: Format of sums and of arithmetic between the ports.
         accumulation: Exceptions to ``accumulates_in``, by input format.
-        flushes_subnormals: Subnormal inputs and results count as zero.
+        flushes_subnormals: Formats whose arithmetic takes subnormal inputs as zero, and gives
+            zero for subnormal sums.
     """
 
     rates_tflops: Mapping[Format, float]
     runs_as: Mapping[Format, Format] = field(default_factory=dict[Format, Format])
     accumulates_in: Format = Format.FP32
     accumulation: Mapping[Format, Format] = field(default_factory=dict[Format, Format])
-    flushes_subnormals: bool = False
+    flushes_subnormals: frozenset[Format] = frozenset()
 
     def computes_in(self, fmt: Format) -> Format | None:
         """The format that arithmetic on ``fmt`` is really done in; None if impossible."""
@@ -195,7 +196,7 @@ def _engine(table: Table) -> EngineSpec:
         runs_as=table.format_map("runs_as"),
         accumulates_in=table.format("accumulates_in"),
         accumulation=table.format_map("accumulation"),
-        flushes_subnormals=table.flag("flushes_subnormals"),
+        flushes_subnormals=table.formats("flushes_subnormals"),
     )
     table.finish()
     for fmt, real in spec.runs_as.items():

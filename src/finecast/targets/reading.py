@@ -86,6 +86,11 @@ class Table:
         inner = self.table(key)
         return {inner._format(k, k): inner.format(k) for k in inner._data}
 
+    def formats(self, key: str) -> frozenset[Format]:
+        """The formats whose labels are in the list at ``key``; it may be empty."""
+        values = cast("list[object]", self._take(key, list))
+        return frozenset(self._format(key, str(v)) for v in values)
+
     def members(self, key: str, kind: type[E]) -> tuple[E, ...]:
         """A list of values of ``kind``, at least one."""
         values = cast("list[object]", self._take(key, list))

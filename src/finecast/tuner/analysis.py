@@ -133,6 +133,7 @@ def make_planner(
         engine=engine.name,
         user_rules=user_rules,
         measured=measured,
+        casts_around=True,
     )
     return Planner(
         prepared=prepared, policy=policy, engine=engine, permissions=rules.permit(context)

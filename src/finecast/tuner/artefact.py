@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from finecast.engines import EMULATOR, get_engine
 from finecast.engines.base import Array, Engine, Feeds, Session
 from finecast.errors import EngineError, ModelError, UsageError
 from finecast.frontends import onnx as frontend
@@ -21,6 +22,26 @@ from finecast.frontends.onnx import Applied, OnnxFile
 
 # Feeds that fit a loaded model, or None if none can be made for it.
 FeedMaker = Callable[[Session], Feeds | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """Where a model goes.
+
+    Attributes:
+        path: The model's file.
+        force: Whether files that are there may be replaced.
+        external_data: Whether tensors go to ``NAME.data`` beside it; None: if they are more
+            than fit one file, or came in that form.
+    """
+
+    path: Path
+    force: bool = False
+    external_data: bool | None = None
+
+    def check(self) -> None:
+        """Raise UsageError unless the model may be written here."""
+        frontend.check_writable(self.path, force=self.force)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +60,11 @@ class Verified:
 def write(
     file: OnnxFile,
     applied: Applied,
-    output: Path,
+    output: Destination,
     engines: Sequence[Engine],
-    *,
     feeds: FeedMaker,
-    force: bool,
 ) -> tuple[int, Verified]:
-    """Put the model at ``output``; returns its bytes on disk and how it was verified.
+    """Put the model at its destination; returns its bytes on disk and how it was verified.
 
     The first of ``engines`` that runs both models verifies it; with no engines it is only
     checked.
@@ -55,18 +74,23 @@ def write(
         ModelError: If the model is not valid, or gives NaN where fp32 gives none.
         EngineError: If no engine can load it.
     """
-    frontend.check_writable(output, force=force)
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".finecast-") as folder:
-        staged = Path(folder) / output.name
-        size = frontend.save(applied.model, staged)
+    output.check()
+    place = output.path.parent
+    with tempfile.TemporaryDirectory(dir=place, prefix=".finecast-") as folder:
+        staged = Path(folder) / output.path.name
+        size = frontend.save(applied.model, staged, external_data=output.external_data)
+        # Data before the model that names it.
+        parts = sorted(Path(folder).iterdir(), key=lambda p: p.name, reverse=True)
+        for part in parts:
+            frontend.check_writable(place / part.name, force=output.force)
         frontend.check(staged)
         verified = verify(file, staged, engines, feeds)
         try:
-            for part in sorted(Path(folder).iterdir(), key=lambda p: p.name, reverse=True):
-                part.replace(output.parent / part.name)  # data before the model that names it
+            for part in parts:
+                part.replace(place / part.name)
         except OSError as error:
             raise UsageError(
-                f"cannot write the output: {error.strerror}", where=str(output)
+                f"cannot write the output: {error.strerror}", where=str(output.path)
             ) from error
     return size, verified
 
@@ -91,19 +115,20 @@ def verify(
 
 
 def _verify_in(file: OnnxFile, path: Path, engine: Engine, feeds: FeedMaker) -> Verified:
-    reference, session = engine.load(file.path), engine.load(path)
+    # A device may have no fp32 products of its own: its emulator is held against fp32.
+    exact = get_engine("onnxruntime") if engine.name == EMULATOR else engine
+    reference, session = exact.load(file.path), engine.load(path)
     given = feeds(reference)
+    name = f"{EMULATOR}:{engine.device}" if engine.name == EMULATOR else engine.name
     if given is None:
-        return Verified(
-            engine=engine.name, note="loaded, not run: give --data to compare outputs"
-        )
+        return Verified(engine=name, note="loaded, not run: give --data to compare outputs")
     try:
         wanted = reference.run(given)
     except EngineError as error:
         # The fp32 model refuses these feeds: they say nothing about the converted one.
-        return Verified(engine=engine.name, note=f"loaded, not run: {error.what}")
+        return Verified(engine=name, note=f"loaded, not run: {error.what}")
     got = session.run({n: _as(a, session, n) for n, a in given.items()})
-    return compare(engine.name, list(got.values()), list(wanted.values()))
+    return compare(name, list(got.values()), list(wanted.values()))
 
 
 def _as(array: Array, session: Session, name: str) -> Array:

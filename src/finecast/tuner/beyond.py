@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 
 from finecast.emulation import Emulation
-from finecast.engines.emulator import EmulatorEngine, setting_of_plan
-from finecast.facts import ValueFacts
-from finecast.frontends import onnx as frontend
-from finecast.frontends.onnx import Prepared
-from finecast.frontends.onnx.emulation import Setting
-from finecast.patterns import activation_kernels, bias_kernels, merged, norm_kernels
 from finecast.plan import Plan
 from finecast.policy import Policy, Scope
-from finecast.tuner.analysis import Proposal, make_planner, probe_sensitivity, propose
+from finecast.tuner.device import search_plans
 from finecast.tuner.ladder import STATED, LadderOutcome, LadderWalk
-from finecast.tuner.modelled import modelled_time_s
-from finecast.units import make_units, rounding_points
+from finecast.tuner.search import Candidate, chain, fastest_passing
 
 # A per-op plan has to beat the rung by more than the roofline's own coarseness.
 _WORTHWHILE = 1.01
@@ -35,17 +28,13 @@ class PlanResult:
 
 def beyond(walk: LadderWalk, outcome: LadderOutcome) -> tuple[PlanResult | None, str]:
     """The fastest passing per-op plan that beats the best rung, and what was found."""
-    if outcome.best is not None and outcome.best.time_s <= outcome.fastest_s:
+    best = outcome.best
+    if best is not None and best.time_s <= outcome.fastest_s:
         return None, "the fastest rung passes: no choice by op can be faster"
-    limit = outcome.best.time_s if outcome.best is not None else None
-    found: list[PlanResult] = []
-    for emulation in _bases(outcome):
-        best = _fastest(walk, emulation, limit)
-        if best is not None:
-            found.append(best)
+    limit = best.time_s if best is not None else math.inf
+    found = [r for e in _bases(outcome) if (r := _fastest(walk, e, limit)) is not None]
     if found:
-        one = min(found, key=lambda r: r.time_s)
-        return one, "faster than the best passing rung"
+        return min(found, key=lambda r: r.time_s), "faster than the best passing rung"
     return None, "no plan by op passes and is faster than the best passing rung"
 
 
@@ -59,50 +48,18 @@ def _bases(outcome: LadderOutcome) -> list[Emulation]:
     return list(chosen.values())
 
 
-def _fastest(walk: LadderWalk, emulation: Emulation, limit: float | None) -> PlanResult | None:
-    propositions, setting = _proposals(walk, emulation)
-    cost = walk.cost(emulation)
-    passing: PlanResult | None = None
-    timed = [
-        (modelled_time_s(walk.prepared.graph, cost, emulation, setting(p)), p)
-        for p in propositions
-    ]
-    for time_s, proposal in sorted(timed, key=lambda t: t[0]):
-        if limit is not None and time_s * _WORTHWHILE >= limit:
-            break
-        metric, error = walk.evaluate(emulation, setting(proposal))
-        if walk.criterion.passes(metric, walk.baseline):
-            passing = PlanResult(plan=proposal.plan, metric=metric, error=error, time_s=time_s)
-            break
-    return passing
-
-
-def _proposals(
-    walk: LadderWalk, emulation: Emulation
-) -> tuple[list[Proposal], Callable[[Proposal], Setting]]:
+def _fastest(walk: LadderWalk, emulation: Emulation, limit: float) -> PlanResult | None:
     policy = Policy(scope=Scope.AUTO, format=emulation.format)
-    engine = EmulatorEngine(emulation=replace(emulation, scope=Scope.NONE))
-    prepared = frontend.prepare(walk.file, policy)
-    facts = _by_name(walk, prepared)
-    planner = make_planner(prepared, policy, engine, facts=facts, measured=True)
-    graph = planner.graph
-    kernels = merged(bias_kernels(graph) + activation_kernels(graph) + norm_kernels(graph))
-    units = make_units(graph, planner.permissions, emulation.format, kernels)
-    points = rounding_points(graph, units, kernels)
-    sensitivity = probe_sensitivity(planner, points, walk.feeds, walk.progress)
-    cost = replace(walk.cost(emulation), shapes={i: f.shape for i, f in facts.items()})
-    found = propose(planner, units, points, cost, sensitivity)
-    ids = {n.name: n.id for n in walk.prepared.graph.nodes}
+    search = search_plans(walk.device, emulation, policy)
+    results: dict[str, PlanResult] = {}
 
-    def setting(proposal: Proposal) -> Setting:
-        formats = {ids[n]: f for n, f in proposal.plan.formats.items() if n in ids}
-        return setting_of_plan(formats, emulation)
+    def passes(candidate: Candidate) -> bool:
+        metric, error = search.evaluate(candidate.plan)
+        results[candidate.plan.digest] = PlanResult(
+            plan=candidate.plan, metric=metric, error=error, time_s=candidate.latency_s
+        )
+        return walk.device.criterion.passes(metric, walk.device.baseline)
 
-    return found, setting
-
-
-def _by_name(walk: LadderWalk, prepared: Prepared) -> dict[int, ValueFacts]:
-    """Facts of the emulated model's values, by the ids of the planner's."""
-    values = walk.prepared.graph.values
-    names = {v.name: v.id for v in prepared.graph.values}
-    return {names[values[i].name]: f for i, f in walk.facts.items() if values[i].name in names}
+    worthwhile = [c for c in search.candidates() if c.latency_s * _WORTHWHILE < limit]
+    best = fastest_passing(chain(worthwhile, limit), passes)
+    return None if best is None else results[best.plan.digest]

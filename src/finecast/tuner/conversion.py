@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from finecast.cost import RooflineCost
 from finecast.edits import cast_count
+from finecast.emulation import Emulation
 from finecast.engines.base import Engine, Feeds
 from finecast.errors import EngineError, UsageError
 from finecast.frontends import onnx as frontend
@@ -29,7 +29,7 @@ from finecast.tuner.analysis import (
     profile_ends,
     propose,
 )
-from finecast.tuner.artefact import FeedMaker, Verified, write
+from finecast.tuner.artefact import Destination, FeedMaker, Verified, write
 from finecast.units import make_units, pattern_kernels, rounding_points
 
 
@@ -48,15 +48,15 @@ class Conversion:
 
 def convert(
     file: OnnxFile,
-    output: Path,
+    output: Destination,
     policy: Policy,
     engines: Sequence[Engine],
     *,
     feeds: FeedMaker,
+    target: Emulation | None = None,
     data: Sequence[Feeds] = (),
     user_rules: tuple[tuple[str, UserRule], ...] = (),
     verify: bool = True,
-    force: bool = False,
 ) -> Conversion:
     """Convert ``file`` by ``policy`` and write it to ``output``.
 
@@ -66,56 +66,63 @@ def convert(
         policy: What to lower.
         engines: In order of preference; the first also judges which kernels exist.
         feeds: Makes feeds to verify the model with.
+        target: A device that is not here: its roofline decides where costs do.
         data: Batches whose observed ranges the rules may use.
         user_rules: The user's rule functions.
         verify: Whether the model must load and run in one of the engines.
-        force: Whether an existing output may be replaced.
 
     Raises:
         UsageError, ModelError, EngineError: As ``artefact.write``.
     """
     start = time.perf_counter()
-    frontend.check_writable(output, force=force)
-    prepared = frontend.prepare(file, policy)
-    facts = observe(prepared, lambda: data) if data else {}
-    planner = make_planner(prepared, policy, engines[0], facts=facts, user_rules=user_rules)
-    plan = _auto_plan(planner, feeds) if policy.scope is Scope.AUTO else planner.lowest()
-    applied = frontend.apply(file, plan)
+    output.check()
+    with frontend.paused_collection():  # graph and plan live on until all is written
+        prepared = frontend.prepare(file, policy)
+        facts = observe(prepared, lambda: data) if data else {}
+        planner = make_planner(
+            prepared, policy, engines[0], facts=facts, user_rules=user_rules
+        )
+        if policy.scope is not Scope.AUTO:
+            plan = planner.lowest()
+        elif target is not None:
+            shapes = {i: f.shape for i, f in facts.items()}
+            plan = _modelled_plan(planner, RooflineCost(target=target.target, shapes=shapes))
+        else:
+            plan = _auto_plan(planner, feeds)
+        applied = frontend.apply(file, plan, prepared)
     judges = engines if verify else ()
-    done = _write(file, plan, applied, output, judges, feeds, force=force, start=start)
+    done = _write(file, plan, applied, output, judges, feeds, start=start)
     return replace(done, warnings=_warnings(planner, applied))
 
 
 def replay(
     file: OnnxFile,
     plan: Plan,
-    output: Path,
+    output: Destination,
     engines: Sequence[Engine],
     *,
     feeds: FeedMaker,
     verify: bool = True,
-    force: bool = False,
 ) -> Conversion:
     """Write the model that ``plan`` gives."""
     start = time.perf_counter()
     applied = frontend.apply(file, plan)
     judges = engines if verify else ()
-    return _write(file, plan, applied, output, judges, feeds, force=force, start=start)
+    return _write(file, plan, applied, output, judges, feeds, start=start)
 
 
 def _write(
     file: OnnxFile,
     plan: Plan,
     applied: Applied,
-    output: Path,
+    output: Destination,
     engines: Sequence[Engine],
     feeds: FeedMaker,
     *,
-    force: bool,
     start: float,
 ) -> Conversion:
     """Write what ``plan`` gave, and say what it is; ``start`` is when the work began."""
-    size, verified = write(file, applied, output, engines, feeds=feeds, force=force)
+    size, verified = write(file, applied, output, engines, feeds)
     return Conversion(
         plan=plan,
         nodes=len(applied.graph.nodes),
@@ -135,13 +142,18 @@ def _auto_plan(planner: Planner, feeds: FeedMaker) -> Plan:
         profiles = profile_ends(planner, given) if given is not None else None
     except (EngineError, UsageError):
         profiles = None  # nothing can be run here: the roofline of this machine decides
-    if profiles is not None and profiles.high and profiles.low:
-        units, points = find_units(planner, profiles)
-        cost = measured_cost(graph, profiles, low, planner.engine, {})
-    else:
-        units = make_units(graph, planner.permissions, low, pattern_kernels(graph))
-        points = rounding_points(graph, units)
-        cost = RooflineCost(target=load_target(local_target()))
+    if profiles is None or not (profiles.high and profiles.low):
+        return _modelled_plan(planner, RooflineCost(target=load_target(local_target())))
+    units, points = find_units(planner, profiles)
+    cost = measured_cost(graph, profiles, low, planner.engine, {})
+    return propose(planner, units, points, cost, Sensitivity.zero(points))[-1].plan
+
+
+def _modelled_plan(planner: Planner, cost: RooflineCost) -> Plan:
+    """The fastest plan that the rules allow, by a roofline."""
+    graph, low = planner.graph, planner.policy.format
+    units = make_units(graph, planner.permissions, low, pattern_kernels(graph))
+    points = rounding_points(graph, units)
     return propose(planner, units, points, cost, Sensitivity.zero(points))[-1].plan
 
 

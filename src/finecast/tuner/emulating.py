@@ -9,14 +9,15 @@ from itertools import islice
 from pathlib import Path
 
 from finecast.emulation import Emulation
-from finecast.engines import get_engine
 from finecast.engines.emulator import EmulatorEngine, prepare, setting_of
+from finecast.engines.loading import exact_engine
 from finecast.frontends import onnx as frontend
 from finecast.measure.observe import observe
 from finecast.progress import Progress, silent
 from finecast.sensitivity import squared_error
 from finecast.tuner.contributions import Contribution, contributions
-from finecast.tuner.ladder import CALIBRATION_FEEDS
+from finecast.tuner.device import CALIBRATION_FEEDS
+from finecast.tuner.remembered import Remembered
 from finecast.tuner.workload import Workload
 
 
@@ -42,7 +43,7 @@ def emulate(
         EngineError: If it cannot be run.
     """
     start = time.perf_counter()
-    reference = get_engine("onnxruntime").load(model)
+    reference = Remembered(exact_engine().load(model))
     progress("fp32", 0, 1)
     baseline = workload.evaluate(reference, None)
     prepared = prepare(frontend.load(model), emulation)

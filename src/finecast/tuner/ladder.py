@@ -8,38 +8,23 @@ passes on all data and is faster than the recommended rung.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Final
 
-from finecast.cost import RooflineCost
 from finecast.emulation import Emulation
-from finecast.engines import get_engine
-from finecast.engines.base import Array, Feeds, Session
-from finecast.engines.emulator import (
-    EmulatorEngine,
-    prepare,
-    setting_of,
-)
-from finecast.errors import ModelError
-from finecast.facts import ValueFacts
+from finecast.engines.emulator import setting_of
 from finecast.formats import Format
-from finecast.frontends.onnx import OnnxFile, Prepared
+from finecast.frontends.onnx import OnnxFile
 from finecast.frontends.onnx.emulation import Setting
 from finecast.measure.criterion import Criterion
-from finecast.measure.observe import first_nonfinite, observe
 from finecast.neuron import Rung
 from finecast.progress import Progress, silent
-from finecast.sensitivity import squared_error
-from finecast.tuner.modelled import modelled_time_s
+from finecast.tuner.device import DeviceModel
 from finecast.tuner.workload import Workload
 
 # Formats that ONNX can state by a cast and every Neuron compiler respects.
 STATED: Final = (Format.BF16, Format.FP16)
-CALIBRATION_FEEDS: Final = 8
-"""Batches that sensitivities are measured on: each op is run on all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,42 +54,29 @@ class LadderOutcome:
 
 @dataclass(slots=True, kw_only=True)
 class LadderWalk:
-    """A model on one target: what all rungs share, made once."""
+    """A model on one target, rung by rung."""
 
     file: OnnxFile
     workload: Workload
     criterion: Criterion
     rungs: Sequence[Rung]
     progress: Progress = silent
-    prepared: Prepared = field(init=False)
-    reference: Session = field(init=False)
-    baseline: float = field(init=False)
-    feeds: Sequence[Feeds] = field(init=False)
-    facts: Mapping[int, ValueFacts] = field(init=False)
-    exact: list[Array] = field(init=False)
+    device: DeviceModel = field(init=False)
 
     def __post_init__(self) -> None:
-        """Evaluate the fp32 model, and see what its values are.
+        """Evaluate the fp32 model.
 
         Raises:
             ModelError: If its metric is NaN.
         """
-        self.progress("fp32", 0, 1)
         # What rewrites the model (accumulation) is the same on all rungs.
-        self.prepared = prepare(self.file, self.rungs[0].options.emulation())
-        self.reference = get_engine("onnxruntime").load(self.file.path)
-        self.baseline = self.workload.evaluate(self.reference, None)
-        self.feeds = list(islice(self.workload.calibration(), CALIBRATION_FEEDS))
-        self.exact = [a for f in self.feeds for a in self.reference.run(f).values()]
-        self.facts = observe(self.prepared, lambda: self.feeds)
-        if math.isnan(self.baseline):
-            node = first_nonfinite(self.prepared.graph, self.facts)
-            raise ModelError(
-                "the fp32 model gives NaN" + (f", first at {node}" if node else ""),
-                where=str(self.file.path),
-                fix="check the data and the metric with the fp32 model first",
-            )
-        self.progress("fp32", 1, 1)
+        self.device = DeviceModel(
+            file=self.file,
+            workload=self.workload,
+            criterion=self.criterion,
+            emulation=self.rungs[0].options.emulation(),
+            progress=self.progress,
+        )
 
     def walk(self) -> LadderOutcome:
         """Evaluate every rung on all data."""
@@ -115,42 +87,28 @@ class LadderWalk:
         self.progress("rungs", len(self.rungs), len(self.rungs))
         passing = [r for r in results if r.passed]
         best = min(passing, key=lambda r: (r.time_s, r.error)) if passing else None
-        return LadderOutcome(baseline=self.baseline, rungs=tuple(results), best=best)
-
-    def evaluate(self, emulation: Emulation, setting: Setting) -> tuple[float, float]:
-        """Metric on all data, and relative output error on calibration data."""
-        engine = EmulatorEngine(emulation=emulation)
-        session = engine.session(self.prepared, fixed=setting)
-        outputs = [a for f in self.feeds for a in session.run(f).values()]
-        error = math.sqrt(squared_error(outputs, self.exact))
-        session.apply(setting)  # the stream of samples starts anew
-        return self.workload.evaluate(session, self.reference), error
-
-    def cost(self, emulation: Emulation) -> RooflineCost:
-        """The target's roofline with the observed shapes."""
-        shapes = {i: f.shape for i, f in self.facts.items()}
-        return RooflineCost(target=emulation.target, shapes=shapes)
+        return LadderOutcome(baseline=self.device.baseline, rungs=tuple(results), best=best)
 
     def _judge(self, rung: Rung, emulation: Emulation) -> RungResult:
-        graph = self.prepared.graph
-        setting = setting_of(graph, emulation)
+        device = self.device
+        setting = setting_of(device.prepared.graph, emulation)
         same = self._leaves_alone(emulation, setting)
-        metric, error = (self.baseline, 0.0) if same else self.evaluate(emulation, setting)
+        metric, error = (device.baseline, 0.0) if same else device.evaluate(emulation, setting)
         return RungResult(
             rung=rung,
             metric=metric,
             error=error,
-            time_s=modelled_time_s(graph, self.cost(emulation), emulation, setting),
-            passed=self.criterion.passes(metric, self.baseline),
+            time_s=device.time_s(emulation, setting),
+            passed=self.criterion.passes(metric, device.baseline),
         )
 
     def _leaves_alone(self, emulation: Emulation, setting: Setting) -> bool:
         """Whether the device computes just what fp32 does: there is nothing to evaluate."""
         if setting.reads or emulation.relayout not in (None, Format.FP32):
             return False
-        graph = self.prepared.graph
+        graph = self.device.prepared.graph
         exact = all(emulation.own_read(n) is Format.FP32 for n in graph.float_nodes)
         transposed = emulation.relayout is not None and any(
-            f.infs for f in self.facts.values()
+            f.infs for f in self.device.facts.values()
         )
         return exact and not transposed

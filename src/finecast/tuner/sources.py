@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -101,10 +102,21 @@ def _first_batches(data: Dataset, batch: int) -> Iterator[Feeds]:
     return (b.feeds for b in data.batches(batch, limit=CALIBRATION_SAMPLES))
 
 
-def calibration_batches(session: Session, data: Path, labels: str | None) -> list[Feeds]:
-    """The first samples of ``data``, in batches that fit ``session``."""
-    data_set = load_npz(data, session.inputs, labels=labels)
-    return list(_first_batches(data_set, DEFAULT_BATCH))
+def calibration_batches(
+    session: Session, options: DataOptions, *, limit: int = CALIBRATION_SAMPLES
+) -> list[Feeds]:
+    """The first feeds of the calibration data, else of the data, that fit ``session``.
+
+    Raises:
+        UsageError: If there are none, or they do not fit.
+    """
+    calibration = _calibration(options, session)
+    if calibration is None:
+        if options.data is None:
+            raise UsageError("no data", fix="give --data FILE.npz or --calib")
+        data = load_npz(options.data, session.inputs, labels=options.labels)
+        calibration = partial(_first_batches, data, options.batch)
+    return list(islice(calibration(), limit))
 
 
 def feed_maker(batches: Sequence[Feeds], dims: Mapping[str, int] | None) -> FeedMaker:

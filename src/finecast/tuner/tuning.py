@@ -69,7 +69,8 @@ class Outcome:
     """What tuning found; ``tuned`` and ``plan`` are those of fp32 where it is unchanged.
 
     The errors are relative errors of the tuned model's outputs against fp32: what the
-    sensitivities added up to, and what the engine gave on the timing feeds.
+    sensitivities added up to, and what the engine gave on the timing feeds. ``target`` is the
+    device where accuracy was emulated and times are modelled; empty where all was measured.
     """
 
     verdict: Verdict
@@ -86,6 +87,7 @@ class Outcome:
     probes: int
     predicted_error: float = 0.0
     measured_error: float = 0.0
+    target: str = ""
 
 
 def tune(

@@ -51,6 +51,7 @@ __all__ = [
     "load",
     "minimal_opset",
     "opset_of",
+    "paused_collection",
     "prepare",
     "resolve_io",
     "save",
@@ -69,6 +70,10 @@ class Prepared:
     binding: Binding
     own_nodes: frozenset[str] = frozenset()
     """Names of the nodes before the opset was raised."""
+    policy: str = ""
+    """Label of the policy that it was prepared for."""
+    shaped: tuple[ir.Value, ...] = ()
+    """Values whose shape was inferred: a converted model does not state it either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +100,8 @@ def prepare(file: OnnxFile, policy: Policy) -> Prepared:
         if policy.scope is not Scope.NONE:
             needed = needed_opsets(model, policy.format, _candidates(policy))
             model = raise_as_far(model, needed)
-        return replace(_read(file, model, shapes=True), own_nodes=own)
+        read = _read(file, model, shapes=True)
+        return replace(read, own_nodes=own, policy=policy.label)
 
 
 def _opened(file: OnnxFile, policy: str) -> ir.Model:
@@ -129,9 +135,9 @@ def guarded(file: OnnxFile) -> Generator[None]:
 
 def _read(file: OnnxFile, model: ir.Model, *, shapes: bool) -> Prepared:
     name_nodes(model)
-    infer(model, shapes=shapes)
+    shaped = infer(model, shapes=shapes)
     graph, binding = read(model, digest=file.digest)
-    return Prepared(file=file, model=model, graph=graph, binding=binding)
+    return Prepared(file=file, model=model, graph=graph, binding=binding, shaped=shaped)
 
 
 def _candidates(policy: Policy) -> frozenset[str] | None:
@@ -164,8 +170,15 @@ def minimal_opset(prepared: Prepared, formats: Mapping[int, Format]) -> int:
     return own
 
 
-def apply(file: OnnxFile, plan: Plan) -> Applied:
+def apply(file: OnnxFile, plan: Plan, prepared: Prepared | None = None) -> Applied:
     """Replay ``plan`` on the model it was made for; ``file.model`` is left as it was.
+
+    Args:
+        file: The model.
+        plan: The plan.
+        prepared: What the plan was made with, if nothing else needs it any more: its model
+            becomes the result where the plan takes it as it is, and saves the time to
+            prepare it again. The result is the same without.
 
     Raises:
         ModelError: If the plan was made for another model.
@@ -177,13 +190,22 @@ def apply(file: OnnxFile, plan: Plan) -> Applied:
             fix="make a plan for this file, or give the file that the plan was made for",
         )
     with guarded(file), paused_collection():
-        model = raise_opset(_opened(file, plan.policy), plan.opset)
-        prepared = _read(file, model, shapes=False)
+        if prepared is not None and _fits(prepared, file, plan):
+            for value in prepared.shaped:
+                value.shape = None
+        else:
+            model = raise_opset(_opened(file, plan.policy), plan.opset)
+            prepared = _read(file, model, shapes=False)
         done = _replay(prepared, plan)
     if done:
         prepared.model.metadata_props[PLAN_KEY] = plan.digest
         prepared.model.metadata_props[POLICY_KEY] = plan.policy
     return Applied(model=prepared.model, graph=prepared.graph, edits=done)
+
+
+def _fits(prepared: Prepared, file: OnnxFile, plan: Plan) -> bool:
+    same = prepared.file is file and prepared.policy == plan.policy
+    return same and opset_of(prepared.model) == plan.opset
 
 
 def _replay(prepared: Prepared, plan: Plan) -> tuple[Edit, ...]:

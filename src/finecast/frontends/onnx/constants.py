@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, final
+from typing import Any, Final, final
 
 import numpy as np
 import onnx_ir as ir
@@ -96,10 +96,8 @@ class ConvertedTensor(ir.LazyTensor):
         super().__init__(self._whole, dtype=DATA_TYPES[fmt], shape=shape_of(source), name=name)
 
     def _whole(self) -> ir.TensorProtocol:
-        array = constant_reader(self.source)()
-        return ir.tensor(
-            convert_constant(array, self.format), dtype=DATA_TYPES[self.format], name=self.name
-        )
+        array: NDArray[Any] = convert_constant(constant_reader(self.source)(), self.format)
+        return ir.Tensor(array, dtype=DATA_TYPES[self.format], name=self.name)
 
     def pieces(self) -> Iterator[bytes | memoryview]:
         """The converted bytes, a few MB at a time."""

@@ -23,10 +23,12 @@ CONTRIB_DOMAIN: Final = "com.microsoft"
 class Ports:
     """Type strings of formal inputs or outputs; the last repeats if ``variadic``.
 
-    ``mixed`` says that the repeats of a variadic port may differ in type.
+    ``mixed`` says that the repeats of a variadic port may differ in type; ``least`` is how
+    many there must be.
     """
 
     types: tuple[str, ...]
+    least: int = 0
     variadic: bool = False
     mixed: bool = False
 
@@ -69,8 +71,8 @@ def definition(op_type: str, domain: str, version: int) -> Definition | None:
         return _contrib().get(f"{domain}::{op_type}")
     return Definition(
         name=op_type,
-        inputs=_ports(schema.inputs),
-        outputs=_ports(schema.outputs),
+        inputs=_ports(schema.inputs, schema.min_input),
+        outputs=_ports(schema.outputs, schema.min_output),
         constraints={
             c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints
         },
@@ -78,10 +80,11 @@ def definition(op_type: str, domain: str, version: int) -> Definition | None:
     )
 
 
-def _ports(formal: Sequence[onnx.defs.OpSchema.FormalParameter]) -> Ports:
+def _ports(formal: Sequence[onnx.defs.OpSchema.FormalParameter], least: int) -> Ports:
     variadic = bool(formal) and str(formal[-1].option).endswith("Variadic")
     return Ports(
         types=tuple(p.type_str for p in formal),
+        least=least,
         variadic=variadic,
         mixed=variadic and not formal[-1].is_homogeneous,
     )
@@ -98,9 +101,17 @@ def _contrib() -> dict[str, Definition]:
     return {
         key: Definition(
             name=key.rpartition("::")[2],
-            inputs=Ports(types=tuple(row["inputs"]), variadic=row["variadic"][0]),
-            outputs=Ports(types=tuple(row["outputs"]), variadic=row["variadic"][1]),
+            inputs=_contrib_ports(row, 0),
+            outputs=_contrib_ports(row, 1),
             constraints={v: frozenset(types) for v, types in row["constraints"].items()},
         )
         for key, row in rows.items()
     }
+
+
+def _contrib_ports(row: Mapping[str, Any], side: int) -> Ports:
+    return Ports(
+        types=tuple(row[("inputs", "outputs")[side]]),
+        least=row["least"][side],
+        variadic=row["variadic"][side],
+    )

@@ -23,6 +23,7 @@ from finecast.emulation import Emulation, is_relayout
 from finecast.formats import Format
 from finecast.frontends.onnx.reader import Binding, constant_tensor, read
 from finecast.frontends.onnx.roundops import RoundOps
+from finecast.frontends.onnx.roundviews import RoundedViews
 from finecast.frontends.onnx.roundwants import RoundWants, Wants, joined
 from finecast.frontends.onnx.settings import (
     ALWAYS,
@@ -117,22 +118,38 @@ class _Builder:
         if self.wants.deferred(value):
             return
         inside = self.wants.inside(value)
-        stored = {} if inside else self.wants.stored.get(value.id, {})
+        stored = self.wants.stored.get(value.id, {})
+        if inside:  # the engine's own sums are what they are
+            maker = value.producer
+            stored = {} if maker is None else self.wants.sums(self.graph.nodes[maker])
         readers = {
-            n: joined(stored, self.wants.reads(self.graph.nodes[n], value))
+            n: joined(stored, self._reads(n, value, inside=inside))
             for n in value.uses
             if self.binding.nodes[n] is not None  # a phi only joins names
-            and (not inside or by_name(self.graph.nodes[n].op).matmul_engine)
+            and (not inside or stored or by_name(self.graph.nodes[n].op).matmul_engine)
         }
         native = self.binding.values[value.id]
         uses = list(native.uses())
-        views = _Views(self, native, ops, standalone=self._standalone(value))
+        views = RoundedViews(
+            native=native,
+            emulation=self.emulation,
+            ops=ops,
+            fixed=self.fixed,
+            condition=self.condition,
+            standalone=self._standalone(value),
+        )
         by_reader = {n: views.of(wants) for n, wants in readers.items()}
         kept = native
         if self._kept_matters(value, native, len(uses), readers, stored):
             kept = views.of(stored)
         self._place(native, views.nodes)
         self._redirect(value, native, uses, kept, by_reader)
+
+    def _reads(self, reader: int, value: Value, *, inside: bool) -> Wants:
+        node = self.graph.nodes[reader]
+        if inside and not by_name(node.op).matmul_engine:
+            return {}
+        return self.wants.reads(node, value)
 
     def _standalone(self, value: Value) -> bool:
         """Whether converting ``value`` is a kernel of its own."""
@@ -207,9 +224,9 @@ class _Builder:
         native = self.binding.nodes[node.id]
         if native is None or self.wants.picks_constants(node):
             return
-        own = self.emulation.own_read(node)
+        own = self.wants.own(node)
         wanted: list[tuple[Format, Bit]] = [(own, ALWAYS)] if own is not Format.FP32 else []
-        if node.id in self.wants.ports:
+        if node.id in self.wants.ports and self.wants.ports[node.id].read is not own:
             wanted.append((self.wants.ports[node.id].read, self.wants.bit(READ, node)))
         for index, (value_id, follows) in enumerate(
             zip(node.inputs, node.follows_in, strict=True)
@@ -217,6 +234,7 @@ class _Builder:
             if value_id is None or not follows or node.format is not Format.FP32:
                 continue
             tensor = constant_tensor(self.binding.values[value_id])
+            uncast = None if tensor is None else tensor.numpy().astype(np.float32)
             for fmt, bit in wanted if tensor is not None else []:
                 bits = frozenset({bit})
                 if fmt is Format.FP32 or (self.fixed is not None and not self.fixed.on(bits)):
@@ -224,13 +242,16 @@ class _Builder:
                 exact = native.inputs[index]
                 assert tensor is not None
                 assert exact is not None
-                how = self.emulation.conversion(fmt)
+                flush = self.emulation.flushes(node, fmt)
+                how = self.emulation.conversion(fmt, flush=flush)
                 array = tensor.numpy().astype(np.float32)
-                name = f"{self.binding.values[value_id].name}_{fmt.label}"
+                name = f"{self.binding.values[value_id].name}_{fmt.label}{'_flushed' * flush}"
                 rounded = convert(array, how)
                 if self.fixed is None and bit is not ALWAYS and array.size >= _FED_SIZE:
-                    native.replace_input_with(index, self._fed(array, rounded, name, bits))
+                    assert uncast is not None
+                    native.replace_input_with(index, self._fed(uncast, rounded, name, bits))
                     continue
+                uncast = rounded
                 low = self._constant(rounded, f"{name}_constant")
                 if self.fixed is None and bit is not ALWAYS:
                     out = _float(f"{low.name}_{node.id}_{index}", low.shape)
@@ -341,56 +362,6 @@ class _Builder:
             self.main.extend(nodes)
         else:
             first.prepend(nodes)
-
-
-class _Views:
-    """The roundings of one value: each made once, in the order in which they are asked for."""
-
-    def __init__(
-        self, builder: _Builder, native: ir.Value, ops: RoundOps, *, standalone: bool
-    ) -> None:
-        self.builder = builder
-        self.standalone = standalone
-        self.native = native
-        self.ops = ops
-        self.nodes: list[ir.Node] = []
-        self.rounded: dict[Format, ir.Value] = {}
-        self.views: dict[tuple[tuple[Format, frozenset[Bit]], ...], ir.Value] = {}
-
-    def of(self, wants: Wants) -> ir.Value:
-        """The value under ``wants``; where formats differ, one after the other."""
-        key = tuple(wants.items())
-        if key not in self.views:
-            view = self.native
-            for fmt, bits in key:
-                view = self._chosen(view, fmt, bits)
-            self.views[key] = view
-        return self.views[key]
-
-    def _chosen(self, base: ir.Value, fmt: Format, bits: frozenset[Bit]) -> ir.Value:
-        fixed = self.builder.fixed
-        if fixed is not None and not fixed.on(bits):
-            return base
-        out = self._rounding(base, fmt)
-        if fixed is not None or ALWAYS in bits:
-            return out
-        result = _float(f"{self._name()}_chosen", self.native.shape)
-        condition = self.builder.condition(bits)
-        self.nodes.append(ir.node("Where", [condition, out, base], outputs=[result]))
-        return result
-
-    def _rounding(self, base: ir.Value, fmt: Format) -> ir.Value:
-        if base is self.native and fmt in self.rounded:
-            return self.rounded[fmt]
-        how = self.builder.emulation.conversion(fmt, standalone=self.standalone)
-        made, out = self.ops.round(base, how, f"{self._name()}_{fmt.label}")
-        self.nodes += made
-        if base is self.native:
-            self.rounded[fmt] = out
-        return out
-
-    def _name(self) -> str:
-        return f"{self.native.name}_view{len(self.nodes)}"
 
 
 def _float(name: str, shape: ir.Shape | None) -> ir.Value:

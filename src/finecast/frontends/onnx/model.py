@@ -27,21 +27,38 @@ EXTERNAL_ABOVE_BYTES: Final = 1_800_000_000
 _LARGEST_MESSAGE_BYTES: Final = 1 << 31
 # Digests read tensors in pieces, so that a digest never holds a large tensor twice.
 _DIGEST_SAMPLE_BYTES: Final = 1 << 20
+# Fewer objects than this, some 10 MB, are not worth a collection.
+_UNSEEN_MOST: Final = 100_000
+
+
+class _Unseen:
+    """Objects made in pauses since the last collection, and how many bring the next."""
+
+    count = 0
+    most = _UNSEEN_MOST
 
 
 @contextmanager
-def paused_collection() -> Generator[None]:
+def paused_collection(*, keeps: bool = True) -> Generator[None]:
     """No garbage collection while many objects are made that all live on.
 
     Otherwise every collection walks them all, and time grows faster than the model. What was
-    made goes to the oldest generation without a walk, where a full collection finds it.
+    made goes to the oldest generation without a walk. Python does not count it there; so
+    before a pause everything is collected if earlier ones made as many objects as were left
+    the last time, and dropped models do not pile up. Not before one that ``keeps`` little of
+    what it makes.
     """
     was = gc.isenabled()
+    if was and keeps and _Unseen.count > _Unseen.most:
+        gc.collect()
+        _Unseen.count, _Unseen.most = 0, max(_UNSEEN_MOST, len(gc.get_objects()))
     gc.disable()
+    before = gc.get_count()[0]
     try:
         yield
     finally:
         if was:
+            _Unseen.count += max(gc.get_count()[0] - before, 0)
             if not gc.get_freeze_count():  # others' frozen objects stay frozen
                 gc.freeze()
                 gc.unfreeze()
@@ -89,6 +106,9 @@ def load(path: Path) -> OnnxFile:
             raise _unreadable(path, _first_line(error)) from error
         if not model.opset_imports or len(list(model.graph)) + len(model.graph.outputs) == 0:
             raise _unreadable(path, "no opset import or no graph")
+        untyped = next((v.name for v in model.graph.inputs if v.type is None), None)
+        if untyped is not None:
+            raise _unreadable(path, f"its input {untyped!r} has no type")
         sort_nodes(model, path)
     return OnnxFile(path=path, model=model, digest=digest(path), size_bytes=size + external)
 
@@ -151,16 +171,17 @@ def save(
     data_name = path.name + ".data"
     try:
         with (
-            paused_collection(),
+            paused_collection(keeps=False),
             tempfile.TemporaryDirectory(dir=path.parent, prefix=".finecast-") as name,
         ):
             folder = Path(name)
             if external:
                 size = write_external(model, folder, path.name, data_name)
-                (folder / data_name).replace(path.parent / data_name)
             else:
                 ir.save(model, folder / path.name)
                 size = (folder / path.name).stat().st_size
+            if (folder / data_name).exists():
+                (folder / data_name).replace(path.parent / data_name)
             (folder / path.name).replace(path)
     except OSError as error:
         raise UsageError(

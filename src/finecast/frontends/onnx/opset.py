@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 import onnx
@@ -15,7 +16,7 @@ from finecast.formats import Format
 from finecast.frontends.onnx.definitions import normal_domain
 from finecast.frontends.onnx.schema import cast_since, signature
 from finecast.frontends.onnx.skeleton import restored, run_without_weights
-from finecast.frontends.onnx.types import every_node
+from finecast.frontends.onnx.types import check_typed, every_node
 from finecast.ops import OpKind, Tier, lookup
 
 _ERRORS: Final = (RuntimeError, ConvertError)
@@ -44,16 +45,23 @@ def needed_opsets(
     for node in every_node(model.graph):
         if normal_domain(node.domain) or (ops is not None and node.op_type not in ops):
             continue
-        info = lookup(f"onnx::{node.op_type}")
-        if info.tier is Tier.NEVER and info.kind is not OpKind.CONTROL:
-            continue
-        if not _carries_fp32(node):
-            continue
-        found = signature(node.op_type, "", current)
-        since = dict(found.since).get(fmt) if found else None
-        if since is not None:  # there will be casts, too
-            needed.add(max(since, cast_since(fmt, current)))
-    return frozenset(v for v in needed if v > current)
+        since = _lowered_since(node.op_type, fmt, current)
+        if since > current and since not in needed and _carries_fp32(node):
+            needed.add(since)
+    return frozenset(needed)
+
+
+@lru_cache(maxsize=4096)
+def _lowered_since(op_type: str, fmt: Format, current: int) -> int:
+    """The first opset at which the op, and a cast beside it, take ``fmt``; 0 for never."""
+    info = lookup(f"onnx::{op_type}")
+    if info.tier is Tier.NEVER and info.kind is not OpKind.CONTROL:
+        return 0
+    found = signature(op_type, "", current)
+    if found is not None and fmt.operands_only:
+        return cast_since(fmt, current)
+    since = dict(found.since).get(fmt) if found else None
+    return 0 if since is None else max(since, cast_since(fmt, current))
 
 
 def _carries_fp32(node: ir.Node) -> bool:
@@ -70,6 +78,7 @@ def raise_opset(model: ir.Model, version: int) -> ir.Model:
     if version <= opset_of(model):
         return model
     _spell_default_domain(model)
+    check_typed(model)
     try:
         proto = run_without_weights(
             model, lambda p: version_converter.convert_version(p, version)

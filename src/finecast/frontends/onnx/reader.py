@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Final
 
 import onnx_ir as ir
 
-from finecast import ops
 from finecast.formats import Format
 from finecast.frontends.onnx.constants import (
     DATA_TYPES,
@@ -19,8 +17,15 @@ from finecast.frontends.onnx.constants import (
     constant_tensor,
 )
 from finecast.frontends.onnx.definitions import normal_domain
+from finecast.frontends.onnx.following import (
+    FORMATS,
+    check_ports,
+    described,
+    dtype_label,
+    following,
+    labels_of,
+)
 from finecast.frontends.onnx.opset import opset_of
-from finecast.frontends.onnx.schema import Signature, signature
 from finecast.frontends.onnx.ties import CONTROL, Merge, Port, merges_of, port_value
 from finecast.frontends.onnx.types import bodies, every_node
 from finecast.graph import Attribute, ConstantStats, Dim, Graph, Node, Value
@@ -31,21 +36,12 @@ __all__ = [
     "Binding",
     "Port",
     "constant_tensor",
-    "dtype_label",
     "name_nodes",
     "read",
 ]
 
 PHI: Final = "phi"
 
-_DTYPE_LABELS: Final = {d: d.name.lower() for d in ir.DataType} | {
-    ir.DataType.FLOAT: "fp32",
-    ir.DataType.FLOAT16: "fp16",
-    ir.DataType.BFLOAT16: "bf16",
-    ir.DataType.DOUBLE: "fp64",
-    ir.DataType.FLOAT8E4M3FN: "fp8_e4m3",
-    ir.DataType.FLOAT8E5M2: "fp8_e5m2",
-}
 _SCALAR_ATTRIBUTES: Final = {
     ir.AttributeType.INT,
     ir.AttributeType.FLOAT,
@@ -71,19 +67,6 @@ class Binding:
     ports: list[tuple[Port | None, ...]] = field(default_factory=list[tuple[Port | None, ...]])
     values: list[ir.Value] = field(default_factory=list[ir.Value])
     owners: dict[int, ir.Node] = field(default_factory=dict[int, ir.Node])
-
-
-def dtype_label(kind: ir.TypeProtocol | None) -> str:
-    """A value's type as the graph names it: ``fp32``, ``int64``, ``sequence(fp32)``."""
-    if kind is None:
-        return _UNKNOWN
-    if isinstance(kind, ir.TensorType):
-        return _DTYPE_LABELS[kind.dtype]
-    inner = getattr(kind, "elem_type", None)
-    name = type(kind).__name__.removesuffix("Type").lower()
-    return (
-        f"{name}({dtype_label(inner) if not isinstance(inner, ir.DataType) else inner.name})"
-    )
 
 
 def name_nodes(model: ir.Model) -> None:
@@ -140,10 +123,11 @@ class _Reader:
     def value(self, value: ir.Value | None) -> int | None:
         if value is None:
             return None
-        if value not in self.ids:
-            self.ids[value] = len(self.binding.values)
+        found = self.ids.get(value)
+        if found is None:
+            found = self.ids[value] = len(self.binding.values)
             self.binding.values.append(value)
-        return self.ids[value]
+        return found
 
     def graph(self, graph: ir.Graph, region: int, *, fixed: bool = False) -> None:
         for value in (*graph.inputs, *graph.initializers.values()):
@@ -165,7 +149,9 @@ class _Reader:
             self.regions += 1
             self.graph(body, self.regions, fixed=fixed or opaque)
         domain = normal_domain(node.domain)
-        found = _described(node.op_type, domain, self.opset)
+        found = described(node.op_type, domain, self.opset)
+        if found.signature is not None:
+            check_ports(node, found.signature.least)
         merges = list(merges_of(node, inner, self.opset)) if inner and not opaque else []
         merged = {p.index for m in merges for p in m.inputs if p.owner is node}
         inputs = [v if i not in merged else None for i, v in enumerate(node.inputs)]
@@ -175,9 +161,9 @@ class _Reader:
             flags_in, flags_out = (False,) * len(inputs), (False,) * len(outputs)
             fmt = None
         else:
-            labels_in, labels_out = _labels(inputs), _labels(outputs)
-            flags_in, flags_out = _flags(labels_in, labels_out, found.signature)
-            fmt = _own_format((*labels_out, *labels_in), (*flags_out, *flags_in))
+            flags_in, flags_out, fmt = following(
+                node.op_type, domain, self.opset, labels_of(inputs), labels_of(outputs)
+            )
         self._add(
             node,
             tuple(
@@ -214,7 +200,7 @@ class _Reader:
         sources = [port_value(p) for p in merge.inputs]
         labels = {dtype_label(v.type) for v in (*sources, *merge.outputs)}
         shared = labels.pop() if len(labels) == 1 and not fixed else ""
-        fmt = _FORMATS[shared] if shared in FOLLOWING_LABELS else None
+        fmt = FORMATS.get(shared)
         self.binding.owners[len(self.nodes)] = node
         name = f"{node.name}/{PHI}_{merge.name}"
         while name in self.names:
@@ -275,89 +261,12 @@ class _Reader:
         return ConstantStats(size=tensor.size, read=constant_reader(tensor))
 
 
-FOLLOWING_LABELS: Final = frozenset({"fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Described:
-    op: str
-    native: str
-    signature: Signature | None
-    admits: frozenset[Format]
-
-
-@lru_cache(maxsize=8192)
-def _described(op_type: str, domain: str, opset: int) -> _Described:
-    native = f"{domain or 'onnx'}::{op_type}"
-    found = signature(op_type, domain, opset)
-    return _Described(
-        op=ops.lookup(native).name,
-        native=native,
-        signature=found,
-        admits=frozenset(f for f, since in found.since if since <= opset)
-        if found
-        else frozenset(),
-    )
-
-
-_ABSENT: Final = ""
-_UNKNOWN: Final = "unknown"
-
-
-def _labels(values: Sequence[ir.Value | None]) -> list[str]:
-    """Types by port; empty where nothing is given or nothing is taken."""
-    return [
-        _ABSENT if v is None or (v.type is None and not v.name) else dtype_label(v.type)
-        for v in values
-    ]
-
-
-def _flags(
-    inputs: Sequence[str], outputs: Sequence[str], found: Signature
-) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
-    """Which ports follow; none if one that could has a type that is not known."""
-    kept = (False,) * len(inputs), (False,) * len(outputs)
-    if not _computes_in_float(inputs, outputs, found):
-        return kept
-    flags: list[tuple[bool, ...]] = []
-    for labels, output in ((inputs, False), (outputs, True)):
-        following = [found.follows(i, output=output) for i in range(len(labels))]
-        if any(f and label == _UNKNOWN for f, label in zip(following, labels, strict=True)):
-            return kept
-        flags.append(
-            tuple(
-                f and label in FOLLOWING_LABELS
-                for f, label in zip(following, labels, strict=True)
-            )
-        )
-    return flags[0], flags[1]
-
-
-def _computes_in_float(
-    inputs: Sequence[str], outputs: Sequence[str], found: Signature
-) -> bool:
-    labels = outputs if found.anchor_is_output else inputs
-    if found.anchor is None or found.anchor >= len(labels):
-        return found.anchor is not None
-    label = labels[found.anchor]
-    return label in FOLLOWING_LABELS or label in (_ABSENT, _UNKNOWN)
-
-
 def _runtime_inputs(model: ir.Model) -> set[ir.Value]:
     """Inputs that a caller gives. Before IR 4 every initializer had to be listed as one."""
     inputs = set(model.graph.inputs)
     if (model.ir_version or 0) < 4:
         inputs -= set(model.graph.initializers.values())
     return inputs
-
-
-def _own_format(labels: Sequence[str], flags: Sequence[bool]) -> Format | None:
-    """The one format of all following ports; None if there is none, or they differ."""
-    found = {label for label, follows in zip(labels, flags, strict=True) if follows}
-    return _FORMATS[found.pop()] if len(found) == 1 else None
-
-
-_FORMATS: Final = {f.label: f for f in Format}
 
 
 def _attributes(node: ir.Node) -> Iterator[tuple[str, Attribute]]:

@@ -48,6 +48,8 @@ class RoundOps:
     ) -> tuple[list[ir.Node], ir.Value]:
         """Nodes, in order, and the value they end in: ``value`` rounded."""
         self.made, self.label, self.count = [], label, 0
+        if how.format is Format.FP32:  # an engine's own sums: there is nothing to round
+            return self.made, self._flushed(value, how.format)
         table = how.rounding is Rounding.NEAREST_EVEN and _CASTS.get(how.format)
         if table:
             out = self._by_cast(value, how)

@@ -18,7 +18,22 @@ from finecast.frontends.onnx.widen import stored_format
 from finecast.graph import Graph, Node, Value
 from finecast.ops import by_name
 
-Wants = Mapping[Format, frozenset[Bit]]
+
+@dataclass(frozen=True, slots=True)
+class Into:
+    """A format that a value comes into; ``flush``: subnormals of it become zero.
+
+    Into fp32 with ``flush`` rounds nothing else: it is what an engine does to its sums.
+    ``own`` is what an engine does to operands that nothing casts; ``instead`` takes its place.
+    """
+
+    format: Format
+    flush: bool = False
+    own: bool = False
+    instead: bool = False
+
+
+Wants = Mapping[Into, frozenset[Bit]]
 _NO_FLOAT_RESULT: Final = frozenset({"shape", "size"})
 
 
@@ -35,7 +50,7 @@ class RoundWants:
     kernel_of: Mapping[int, int]
     leaders: Mapping[int, int]
     ports: dict[int, Ports] = field(init=False)
-    stored: dict[int, dict[Format, frozenset[Bit]]] = field(init=False)
+    stored: dict[int, dict[Into, frozenset[Bit]]] = field(init=False)
 
     def __post_init__(self) -> None:
         """Go through the graph once."""
@@ -45,7 +60,7 @@ class RoundWants:
             if (p := self.emulation.ports(n)) is not None
         }
         self.stored = {
-            value.id: {fmt: frozenset({ALWAYS})}
+            value.id: {Into(fmt): frozenset({ALWAYS})}
             for value in self.graph.inputs
             if (fmt := stored_format(self.binding.values[value.id])) is not None
         }
@@ -58,29 +73,45 @@ class RoundWants:
         """The node's bit, or that of the set it is cast together with."""
         return kind, self.leaders.get(node.id, node.id)
 
-    def stores(self, value: Value, producer: Node) -> dict[Format, frozenset[Bit]]:
+    def stores(self, value: Value, producer: Node) -> dict[Into, frozenset[Bit]]:
         """What storing ``value`` rounds to, and when."""
         given = stored_format(self.binding.values[value.id])
         if given is not None:
-            return {given: frozenset({ALWAYS})}
+            return joined(self.sums(producer), {Into(given): frozenset({ALWAYS})})
         source = self._moved_from(producer)
         if source is not None:
             before = self.stored.get(source.id, {}) if self.deferred(source) else {}
             if producer.id not in self.ports or not self.deferred(source):
                 return dict(before)
             return joined(
-                before, {self.ports[producer.id].read: frozenset({self.bit(READ, producer)})}
+                before,
+                {Into(self.ports[producer.id].read): frozenset({self.bit(READ, producer)})},
             )
         if producer.id not in self.ports:
             return {}
         if self.picks_constants(producer):
-            return {self.ports[producer.id].read: frozenset({self.bit(READ, producer)})}
+            return {Into(self.ports[producer.id].read): frozenset({self.bit(READ, producer)})}
         if by_name(producer.op).exact:
             return {}
         wanted = self.ports[producer.id].write
-        return (
-            {} if wanted is Format.FP32 else {wanted: frozenset({self.bit(WRITE, producer)})}
-        )
+        found = self.sums(producer)
+        if wanted is Format.FP32:
+            return found
+        return joined(found, {Into(wanted): frozenset({self.bit(WRITE, producer)})})
+
+    def sums(self, producer: Node) -> dict[Into, frozenset[Bit]]:
+        """What the engine does to the sums of ``producer`` before they leave it."""
+        found: dict[Into, frozenset[Bit]] = {}
+        if producer.id not in self.ports or not by_name(producer.op).matmul_engine:
+            return found
+        stated = self.stated(producer)
+        bit = frozenset({self.bit(READ, producer) if stated is None else ALWAYS})
+        read = stated or self.ports[producer.id].read
+        kept = self.emulation.sums_in(producer, read)
+        flush = self.emulation.flushes(producer, read)
+        if flush or kept is not Format.FP32:
+            found[Into(kept, flush)] = bit
+        return found
 
     def _moved_from(self, node: Node) -> Value | None:
         """The one value that ``node`` only moves, where rounding commutes with it."""
@@ -129,27 +160,45 @@ class RoundWants:
         flagged = device.saturate_infinity or self.emulation.saturate_infinity
         return flagged and self.emulation.relayout is not None
 
-    def reads(self, node: Node, value: Value) -> dict[Format, frozenset[Bit]]:
+    def stated(self, node: Node) -> Format | None:
+        """The low format that the model itself has ``node`` compute in."""
+        kept = (self.binding.values[v.id] for v in self.graph.following_outputs(node))
+        return next((f for v in kept if (f := stored_format(v)) is not None), None)
+
+    def own(self, node: Node) -> Format:
+        """To what operands of ``node`` are rounded though nothing casts it."""
+        if node.format is not Format.FP32:
+            return Format.FP32
+        stated = self.stated(node)
+        if stated is None:
+            return self.emulation.own_read(node)
+        # They are in that format already; what is left to do is to flush.
+        return stated if self.emulation.flushes(node, stated) else Format.FP32
+
+    def reads(self, node: Node, value: Value) -> dict[Into, frozenset[Bit]]:
         """What ``node`` rounds ``value`` to at its port, and when."""
-        found: dict[Format, frozenset[Bit]] = {}
+        found: dict[Into, frozenset[Bit]] = {}
         if not any(v.id == value.id for v in self.graph.following_inputs(node)):
             return found
-        own = self.emulation.own_read(node)
-        if own is not Format.FP32 and node.format is Format.FP32:
-            found[own] = frozenset({ALWAYS})
+        own = self.own(node)
+        if own is not Format.FP32:
+            into = Into(own, self.emulation.flushes(node, own), own=self.stated(node) is None)
+            found[into] = frozenset({ALWAYS})
         if node.id in self.ports and node.op not in _NO_FLOAT_RESULT:
             wanted = self.ports[node.id].read
-            if wanted is not Format.FP32:
-                found = joined(found, {wanted: frozenset({self.bit(READ, node)})})
+            if wanted is not Format.FP32 and wanted is not own:
+                flush = self.emulation.flushes(node, wanted)
+                into = Into(wanted, flush, instead=any(i.own for i in found))
+                found = joined(found, {into: frozenset({self.bit(READ, node)})})
         relayout = self.emulation.relayout
         if is_relayout(node) and relayout is not None and relayout is not Format.FP32:
-            found = joined(found, {relayout: frozenset({RELAYOUT})})
+            found = joined(found, {Into(relayout): frozenset({RELAYOUT})})
         return found
 
 
-def joined(a: Wants, b: Wants) -> dict[Format, frozenset[Bit]]:
+def joined(a: Wants, b: Wants) -> dict[Into, frozenset[Bit]]:
     """Both, the bits of a format together."""
     merged = dict(a)
-    for fmt, bits in b.items():
-        merged[fmt] = merged.get(fmt, frozenset()) | bits
+    for into, bits in b.items():
+        merged[into] = merged.get(into, frozenset()) | bits
     return merged

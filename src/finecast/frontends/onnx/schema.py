@@ -55,7 +55,8 @@ class Signature:
 
     The last flag of a variadic op repeats for all further ports. ``anchor`` is a port, an
     output if ``anchor_is_output``, of the type that the op computes in: where it holds no
-    float, the op computes in no float (an integer power with an fp32 exponent).
+    float, the op computes in no float (an integer power with an fp32 exponent). ``least`` is
+    how many inputs and outputs there must be.
     """
 
     inputs: tuple[bool, ...]
@@ -63,6 +64,7 @@ class Signature:
     variadic_inputs: bool
     variadic_outputs: bool
     since: tuple[tuple[Format, int], ...]
+    least: tuple[int, int] = (0, 0)
     anchor: int | None = None
     anchor_is_output: bool = True
 
@@ -98,6 +100,7 @@ def signature(op_type: str, domain: str, opset: int) -> Signature | None:
         outputs=_flags(found.outputs, following),
         variadic_inputs=found.inputs.variadic,
         variadic_outputs=found.outputs.variadic,
+        least=(found.inputs.least, found.outputs.least),
         since=_admitted_since(op_type, domain, opset),
     )
 

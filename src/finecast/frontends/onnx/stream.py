@@ -19,6 +19,7 @@ _ALIGNMENT: Final = 4096
 def write_external(model: ir.Model, folder: Path, name: str, data_name: str) -> int:
     """Write ``folder / name`` with its tensors in ``folder / data_name``; bytes on disk.
 
+    Small tensors stay in the model, and where all are small there is no second file.
     ``model`` is as before when this returns.
     """
     values = [
@@ -31,6 +32,8 @@ def write_external(model: ir.Model, folder: Path, name: str, data_name: str) -> 
     with (folder / data_name).open("wb") as file:
         external = [_write(v, file, folder, data_name) for v in values]
         size = file.tell()
+    if not external:
+        (folder / data_name).unlink()
     with _replaced(values, external):
         ir.save(model, folder / name)
     return size + (folder / name).stat().st_size

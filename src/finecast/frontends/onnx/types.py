@@ -13,6 +13,7 @@ from typing import Final
 import onnx
 import onnx_ir as ir
 
+from finecast.errors import ModelError
 from finecast.frontends.onnx.constants import shape_of
 from finecast.frontends.onnx.definitions import Definition, Ports, definition, normal_domain
 from finecast.frontends.onnx.skeleton import run_without_weights
@@ -52,7 +53,7 @@ _LITERALS: Final = {
 }
 
 
-def infer(model: ir.Model, *, shapes: bool) -> None:
+def infer(model: ir.Model, *, shapes: bool) -> tuple[ir.Value, ...]:
     """Give every value of ``model`` the type it has, where that can be known.
 
     Types that the file states stay. What onnx cannot infer stays unknown: such values, and
@@ -61,12 +62,17 @@ def infer(model: ir.Model, *, shapes: bool) -> None:
     Args:
         model: Changed in place.
         shapes: Whether shapes are wanted too.
+
+    Returns:
+        The values that were given a shape only because shapes were wanted.
     """
     unknown = _Typing(model).run()
+    given: list[ir.Value] = []
     if shapes or unknown:
-        _by_onnx(model)
+        given = _by_onnx(model)
         if unknown:
             _Typing(model).run()
+    return () if unknown else tuple(given)
 
 
 class _Typing:
@@ -149,6 +155,9 @@ def _stated(node: ir.Node) -> ir.TypeProtocol | None:
 
 
 def _unify(node: ir.Node, found: Definition) -> None:
+    values = (*node.outputs, *node.inputs)
+    if not any(v is not None and v.type is None for v in values):
+        return
     bound: dict[str, ir.TypeProtocol] = {}
     for values, ports in ((node.outputs, found.outputs), (node.inputs, found.inputs)):
         for index, value in enumerate(values):
@@ -184,16 +193,45 @@ def _set(value: ir.Value, kind: ir.TypeProtocol | None) -> None:
         value.type = kind
 
 
-def _by_onnx(model: ir.Model) -> None:
-    """Fill in types and shapes that ``onnx.shape_inference`` finds; none if it fails."""
-    wanted = _Unnamed(model)
+def _by_onnx(model: ir.Model) -> list[ir.Value]:
+    """Fill in types and shapes that ``onnx.shape_inference`` finds; none if it fails.
+
+    Returns the values that were given a shape.
+    """
+    given: list[ir.Value] = []
+    check_typed(model)
     try:
         proto = run_without_weights(model, _inferred)
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         _LOG.debug("onnx infers no shapes: %s", first)
+    else:
+        _fill(proto.graph, model.graph, given)
+    return given
+
+
+def check_typed(model: ir.Model) -> None:
+    """Refuse what ends the process in onnx's passes and checker (seen in onnx 1.23).
+
+    Raises:
+        ModelError: If an op of ``ai.onnx.ml`` reads a value whose type is not known.
+    """
+    if _TYPED_DOMAIN not in model.opset_imports:
         return
-    wanted.fill(proto.graph, model.graph)
+    _Typing(model).run()
+    for node in every_node(model.graph):
+        if node.domain != _TYPED_DOMAIN:
+            continue
+        for value in node.inputs:
+            if value is not None and value.type is None:
+                raise ModelError(
+                    f"{node.op_type} reads {value.name!r}, whose type is not known",
+                    where=f"node {node.name!r}",
+                    fix="state its type in the model's value_info",
+                )
+
+
+_TYPED_DOMAIN: Final = "ai.onnx.ml"
 
 
 def _inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -202,38 +240,43 @@ def _inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
     )
 
 
-class _Unnamed:
-    """Walks the graphs of a proto and of the model it was made from side by side."""
-
-    def __init__(self, model: ir.Model) -> None:
-        self.model = model
-
-    def fill(self, proto: onnx.GraphProto, graph: ir.Graph) -> None:
-        infos = {v.name: v for v in (*proto.value_info, *proto.output)}
-        for value in (*(v for n in graph for v in n.outputs), *graph.inputs):
-            info = infos.get(value.name or "")
-            if info is not None and (value.type is None or value.shape is None):
-                _adopt(value, info)
-        if len(proto.node) != len(graph):
-            return
-        for node, twin in zip(graph, proto.node, strict=True):
-            if not any(a.type in _GRAPH_ATTRIBUTES for a in twin.attribute):
-                continue
-            inner = [
-                g for a in twin.attribute for g in ([a.g] if a.HasField("g") else a.graphs)
-            ]
-            for body, info in zip(bodies(node), inner, strict=False):
-                self.fill(info, body)
+def _fill(proto: onnx.GraphProto, graph: ir.Graph, given: list[ir.Value]) -> None:
+    """Walk a proto and the graph that it was made from side by side."""
+    infos = {v.name: v for v in (*proto.value_info, *proto.output)}
+    for value in (*(v for n in graph for v in n.outputs), *graph.inputs):
+        info = infos.get(value.name or "")
+        if info is not None and (value.type is None or value.shape is None):
+            _adopt(value, info, given)
+    if len(proto.node) != len(graph):
+        return
+    for node, twin in zip(graph, proto.node, strict=True):
+        if not any(a.type in _GRAPH_ATTRIBUTES for a in twin.attribute):
+            continue
+        inner = [g for a in twin.attribute for g in ([a.g] if a.HasField("g") else a.graphs)]
+        for body, info in zip(bodies(node), inner, strict=False):
+            _fill(info, body, given)
 
 
 _GRAPH_ATTRIBUTES: Final = frozenset({onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS})
 
 
-def _adopt(value: ir.Value, info: onnx.ValueInfoProto) -> None:
+def _adopt(value: ir.Value, info: onnx.ValueInfoProto, given: list[ir.Value]) -> None:
     which = info.type.WhichOneof("value")
     if which is None:
         return
     if value.type is None:
         value.type = ir.serde.deserialize_type_proto_for_type(info.type)
-    if value.shape is None:
+    if value.shape is not None:
+        return
+    given.append(value)
+    if which == "tensor_type":
+        value.shape = _dims(info.type.tensor_type)
+    else:
         value.shape = ir.serde.deserialize_type_proto_for_shape(info.type)
+
+
+def _dims(kind: onnx.TypeProto.Tensor) -> ir.Shape | None:
+    """What ``ir.serde`` makes of it, without denotations, at a fifth of the time."""
+    if not kind.HasField("shape"):
+        return None
+    return ir.Shape([getattr(d, d.WhichOneof("value") or "", None) for d in kind.shape.dim])

@@ -126,13 +126,15 @@ def _count(tensor: onnx.TensorProto, path: Path) -> int:
 _KNOWN: Final = frozenset(int(d) for d in ir.DataType if d is not ir.DataType.UNDEFINED)
 
 
-def _size_bytes(tensor: onnx.TensorProto, count: int) -> int:
+def _size_bytes(tensor: onnx.TensorProto, count: int, path: Path) -> int:
+    if tensor.data_type == ir.DataType.STRING:
+        raise _lies(tensor, "strings as raw bytes, which ONNX has only as string_data", path)
     return math.ceil(count * ir.DataType(tensor.data_type).bitwidth / 8)
 
 
 def _check_inline(tensor: onnx.TensorProto, count: int, path: Path) -> None:
     if tensor.HasField("raw_data"):
-        got, expected = len(tensor.raw_data), _size_bytes(tensor, count)
+        got, expected = len(tensor.raw_data), _size_bytes(tensor, count, path)
         unit = "bytes"
     else:
         field, per_element = _FIELDS.get(tensor.data_type, ("int32_data", 1))
@@ -155,7 +157,7 @@ def _external(tensor: onnx.TensorProto, count: int, path: Path) -> tuple[Path, i
         is_file = real.is_file()
     except (ValueError, OSError) as error:
         raise _lies(tensor, f"external data that cannot be found ({error})", path) from error
-    expected = _size_bytes(tensor, count)
+    expected = _size_bytes(tensor, count, path)
     offset = max(offset, 0)
     problem = ""
     if not location or Path(location).is_absolute() or not real.is_relative_to(folder):

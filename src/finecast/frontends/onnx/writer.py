@@ -8,7 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from finecast.edits import ConvertConstant, Edit, InsertCast, SetFormat, SetPort, Use
+from finecast.edits import (
+    ConvertConstant,
+    Edit,
+    InsertCast,
+    RoundTrip,
+    SetFormat,
+    SetPort,
+    Use,
+)
 from finecast.formats import Format
 from finecast.frontends.onnx.constants import (
     DATA_TYPES,
@@ -53,6 +61,9 @@ def apply_edits(graph: Graph, binding: Binding, edits: Sequence[Edit]) -> None:
             writer.cast(edit)
         elif isinstance(edit, ConvertConstant):
             writer.convert(edit)
+    for edit in edits:  # last: what they cast may have been cast before
+        if isinstance(edit, RoundTrip):
+            writer.round_trip(edit)
     writer.drop_dead_constants()
     writer.drop_identity_casts()
 
@@ -232,6 +243,38 @@ class _Writer:
         )
         home.append(node)
         return new
+
+    def round_trip(self, edit: RoundTrip) -> None:
+        """A pair of casts after the value; one after a constant that rests in the format."""
+        value = self.binding.values[edit.value]
+        tensor = constant_tensor(value)
+        main = self.binding.model.graph
+        ports = [p for u in edit.uses if (p := self._port(u)) is not None]
+        made: dict[int, ir.Value] = {}
+        for port in ports:
+            if isinstance(port.owner, ir.Graph):
+                continue
+            seen = port.owner.inputs[port.index]
+            assert seen is not None
+            if id(seen) not in made:
+                home = main if tensor is not None else _home(seen, main)
+                if tensor is not None:
+                    low = self._initializer(value, tensor, edit.to, main)
+                    pair: list[ir.Node] = []
+                    self.replaced.append(value)
+                else:
+                    pair = [self._new_cast(seen, edit.to)]
+                    low = pair[0].outputs[0]
+                back = self._new_cast(low, Format.FP32)
+                producer = None if tensor is not None else seen.producer()
+                if producer is not None:
+                    home.insert_after(producer, [*pair, back])
+                elif len(home):
+                    home.insert_before(home[0], [*pair, back])
+                else:
+                    home.extend([*pair, back])
+                made[id(seen)] = back.outputs[0]
+            port.owner.replace_input_with(port.index, made[id(seen)])
 
     def drop_dead_constants(self) -> None:
         """Remove originals that no consumer is left for, and give their name back."""

@@ -1,0 +1,177 @@
+"""Where data comes from and how it is judged: the same options in every verb that takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from finecast.errors import UsageError
+
+if TYPE_CHECKING:
+    from finecast.measure.criterion import Criterion
+    from finecast.tuner.sources import DataOptions
+    from finecast.tuner.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """Samples of the model's inputs."""
+
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.npz", help="Arrays with the inputs' names, and labels."),
+    ] = None
+    labels: Annotated[
+        str | None, typer.Option(help="Array of labels in --data; default 'label'.")
+    ] = None
+    calib: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NPZ|FILE.py:FUNCTION",
+            help="Calibration feeds: an unlabelled .npz, or a function that yields them.",
+        ),
+    ] = None
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Samples a call; default 32 of data, 1 of random feeds."),
+    ] = None
+
+    @property
+    def given(self) -> bool:
+        """Whether there is any."""
+        return self.data is not None or self.calib is not None
+
+    def options(self) -> DataOptions:
+        """The same for the Python API.
+
+        Raises:
+            UsageError: If a function cannot be loaded.
+        """
+        from finecast.measure.functions import load_function
+        from finecast.tuner.sources import DEFAULT_BATCH, DataOptions
+
+        calib = self.calib
+        if calib is None:
+            feeds = None
+        else:
+            feeds = Path(calib) if calib.endswith(".npz") else load_function(calib)
+        return DataOptions(
+            data=self.data,
+            labels=self.labels,
+            calib=feeds,
+            batch=self.batch or DEFAULT_BATCH,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomFeeds:
+    """Sizes for random feeds, where there is no data."""
+
+    dim: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=SIZE", help="Size of a free dimension, for random feeds."),
+    ] = None
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Size by dimension.
+
+        Raises:
+            UsageError: If one is malformed.
+        """
+        return dim_sizes(self.dim or ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What accuracy is, on data."""
+
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="top1, top5, agreement, cosine, spearman, snr_db, max_abs; default agreement."
+        ),
+    ] = None
+    evaluate: Annotated[
+        str | None,
+        typer.Option(
+            "--eval",
+            metavar="FILE.py:FUNCTION",
+            help="Your own metric: gets run(feeds) -> outputs by name, returns a number.",
+        ),
+    ] = None
+    lower_is_better: Annotated[
+        bool, typer.Option("--lower-is-better", help="The --eval metric is a loss.")
+    ] = False
+
+    @property
+    def label(self) -> str:
+        """The metric's name in reports."""
+        return self.evaluate or self.metric or "agreement"
+
+    def options(self, data: Data) -> DataOptions:
+        """Data and metric for the Python API.
+
+        Raises:
+            UsageError: If a function cannot be loaded.
+        """
+        from dataclasses import replace
+
+        from finecast.measure.functions import load_function
+
+        return replace(
+            data.options(),
+            metric=self.metric,
+            evaluate=load_function(self.evaluate) if self.evaluate else None,
+            evaluate_name=self.evaluate or "",
+            lower_is_better=self.lower_is_better,
+        )
+
+    def workload(self, model: Path, data: Data) -> Workload:
+        """The workload for ``model``, loaded once to see its inputs."""
+        from finecast import api
+        from finecast.engines import get_engine
+
+        file = api.load(model)
+        return api.workload_of(self.options(data), get_engine("onnxruntime").load(file.path))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """The accuracy to keep."""
+
+    criterion: Annotated[
+        str, typer.Option(help="How --tolerance is read: relative or absolute.")
+    ] = "relative"
+    tolerance: Annotated[float, typer.Option(help="Loss of the metric that is allowed.")] = (
+        0.01
+    )
+
+    def of(self, workload: Workload) -> Criterion:
+        """The criterion in the metric's own direction."""
+        from finecast.measure.criterion import Criterion, CriterionKind
+
+        return Criterion(
+            kind=CriterionKind.parse(self.criterion),
+            tolerance=self.tolerance,
+            higher_is_better=workload.higher_is_better,
+        )
+
+
+def dim_sizes(items: Sequence[str]) -> dict[str, int]:
+    """Read ``NAME=SIZE`` items.
+
+    Raises:
+        UsageError: If one is malformed.
+    """
+    sizes: dict[str, int] = {}
+    for item in items:
+        name, equals, size = item.rpartition("=")
+        if not (equals and name and size.isdecimal() and int(size) > 0):
+            raise UsageError(f"{item!r} is no dimension", where="--dim", fix="write NAME=SIZE")
+        sizes[name] = int(size)
+    return sizes

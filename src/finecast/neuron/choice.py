@@ -1,0 +1,189 @@
+"""What a verb is asked to do: a policy, and a device where the options name or imply one.
+
+Laws: with no option of a compiler and no target this is finecast's own policy; with one, the
+scope is the compilers' wherever they would have one, so that ``convert`` lowers the ops that
+``emulate`` emulates. ``auto`` is finecast's own scope, on any target: a plan by op, stated by
+casts in the model, for a compiler that is told to add none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from finecast.emulation import Emulation, check
+from finecast.errors import UsageError
+from finecast.formats import Format
+from finecast.neuron.options import TARGETS, Compiler, compiler_for, resolve
+from finecast.neuron.reading import Given
+from finecast.ops import OpKind
+from finecast.policy import Policy, Scope
+from finecast.targets import list_targets, load_target
+
+DEFAULT_FORMAT: Final = Format.BF16
+# Formats that engines on this machine may compute in, and those that ONNX has a type for.
+_HERE: Final = (Format.BF16, Format.FP16)
+_STATED: Final = (*_HERE, Format.FP8_E4M3, Format.FP8_E5M2)
+# What only a compiler has: any of them says that a device is meant.
+_DEVICE_OPTIONS: Final = (
+    "fast_math",
+    "fp32_cast",
+    "mixed_accumulation",
+    "saturate_infinity",
+    "stochastic_rounding",
+    "seed",
+    "target",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A policy; and what its target does to numbers, None where the device is this machine.
+
+    ``emulation`` is that of a model whose casts are explicit: its compiler adds none.
+    ``notes`` are for the user: what the casts of a model cannot state.
+    """
+
+    policy: Policy
+    emulation: Emulation | None = None
+    label: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def choose(given: Given, *, sdk: str | None = None, compiler: bool = False) -> Choice:
+    """What ``given`` asks for.
+
+    Args:
+        given: The options that were stated.
+        sdk: Release of the Neuron SDK whose defaults hold.
+        compiler: Whether a compiler's defaults hold for what was not stated; an ``sdk``
+            says so too.
+
+    Raises:
+        UsageError: If two options conflict (names both), the target lacks the format, or
+            no ONNX type can state it.
+    """
+    device = any(getattr(given, o) is not None for o in _DEVICE_OPTIONS)
+    if not (device or compiler or sdk is not None):
+        return Choice(policy=_local(given))
+    stated = given.fast_math is not None or given.fp32_cast is not None
+    own = given.auto_cast is None and not (stated or compiler or sdk is not None)
+    if own or _is_auto(given):
+        return _planned(given)
+    options = resolve(given, sdk=sdk)
+    emulation = options.emulation()
+    if options.scope is not Scope.NONE:
+        _format(given, options.target)
+    notes: list[str] = []
+    if options.scope is Scope.NONE:
+        notes.append(f"the compiler casts nothing with {options.label}")
+    elif options.compiler is Compiler.NEURON_CC and options.relayout_format is not None:
+        notes.append(
+            f"fast-relayout rounds transposes to {options.relayout_format.label} in the"
+            " compiler: no cast states it"
+        )
+    return Choice(
+        policy=options.policy,
+        emulation=replace(explicit_casts(options.target), **_numerics(emulation)),
+        label=options.label,
+        notes=(*notes, *_device_notes(emulation)),
+    )
+
+
+def explicit_casts(target: str) -> Emulation:
+    """``target`` as it runs a model whose casts are explicit: its compiler casts nothing.
+
+    Raises:
+        UsageError: If there is no such target.
+    """
+    load_target(TARGETS.get(target, target))
+    nothing = Given(fast_math=("none",))
+    given = nothing if compiler_for(target) is Compiler.NEURON_CC else Given(auto_cast="none")
+    return replace(resolve(given, target=target).emulation(), scope=Scope.NONE)
+
+
+def _local(given: Given) -> Policy:
+    """Finecast's own policy for this machine."""
+    scope = Scope.AUTO if given.auto_cast is None else Scope.parse(given.auto_cast)
+    fmt = _format(given, "TARGET")
+    if fmt not in _HERE:
+        have = ", ".join(t for t in list_targets() if _computes(t, fmt))
+        raise UsageError(
+            f"--auto-cast-type {fmt.label} without --target: no engine here computes in it",
+            fix=f"name the device with --target ({have}), or use bf16 or fp16",
+        )
+    return Policy(scope=scope, format=fmt)
+
+
+def _format(given: Given, target: str) -> Format:
+    """The format that the casts of a model shall state.
+
+    Rounding arithmetic around the operands would give tf32's numbers, but no device would
+    run it faster than fp32: it is a switch of compilers and runtimes, not of a model.
+
+    Raises:
+        UsageError: If it is none, or no type of ONNX states it.
+    """
+    text = given.auto_cast_type
+    fmt = DEFAULT_FORMAT if text is None else Format.parse(text)
+    if fmt in _STATED:
+        return fmt
+    if fmt is Format.FP32:
+        raise UsageError(
+            "fp32 is what the model is in", where="--auto-cast-type", fix="use bf16 or fp16"
+        )
+    raise UsageError(
+        f"ONNX has no type {fmt.label}: a model's casts cannot state it",
+        where="--auto-cast-type",
+        fix="give the option to the compiler or runtime itself (finecast emulate --target"
+        f" {target} shows what it does to the accuracy, finecast ladder compares), or use"
+        " bf16 or fp16",
+    )
+
+
+def _computes(target: str, fmt: Format) -> bool:
+    real = load_target(target).engine_for(OpKind.MATMUL).computes_in(fmt)
+    return real is not None and real.storage_bytes <= fmt.storage_bytes
+
+
+def _is_auto(given: Given) -> bool:
+    return given.auto_cast is not None and Scope.parse(given.auto_cast) is Scope.AUTO
+
+
+def _planned(given: Given) -> Choice:
+    """Scope ``auto`` on a target."""
+    for option, spelled in (("fast_math", "--fast-math"), ("fp32_cast", "--fp32-cast")):
+        if getattr(given, option) is not None:
+            raise UsageError(
+                f"--auto-cast auto with {spelled}: either finecast chooses by op, or the"
+                " compiler's options do",
+                fix="keep one of them",
+            )
+    # The flags that touch numbers are checked as the compiler would check them.
+    options = resolve(replace(given, auto_cast=None, auto_cast_type=None))
+    fmt = _format(given, options.target)
+    base = explicit_casts(options.target)
+    emulation = replace(base, **{**_numerics(options.emulation()), "format": fmt})
+    check(replace(emulation, scope=Scope.ALL))
+    return Choice(
+        policy=Policy(scope=Scope.AUTO, format=fmt),
+        emulation=emulation,
+        label=f"--auto-cast auto --auto-cast-type {fmt.label}",
+        notes=_device_notes(emulation),
+    )
+
+
+def _numerics(emulation: Emulation) -> dict[str, object]:
+    """What holds of a device's numbers whatever is cast."""
+    kept = ("format", "saturate_infinity", "mixed_accumulation", "rounding", "seed")
+    return {name: getattr(emulation, name) for name in kept}
+
+
+def _device_notes(emulation: Emulation) -> tuple[str, ...]:
+    fmt = emulation.format
+    real = emulation.target.engine_for(OpKind.MATMUL).computes_in(fmt)
+    if real is None or real is fmt or fmt.storage_bytes > 1:
+        return ()
+    name = emulation.target.name
+    ends = f"its largest number is {real.max:g}, the model's type ends at {fmt.max:g}"
+    return (f"{name} runs {fmt.label} as {real.label}: {ends}",)

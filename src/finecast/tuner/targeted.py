@@ -1,0 +1,180 @@
+"""``tune`` for a device that is not here: accuracy by its emulator, time by its roofline.
+
+Laws: what it returns passes the criterion in emulation on all data and is faster than fp32
+by the model; nothing of it was measured on the device.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field, replace
+
+from finecast.emulation import Emulation
+from finecast.errors import UsageError
+from finecast.frontends import onnx as frontend
+from finecast.frontends.onnx import OnnxFile
+from finecast.frontends.onnx.emulation import Setting
+from finecast.measure.criterion import Criterion
+from finecast.ops import OpKind
+from finecast.plan import Plan
+from finecast.policy import Policy
+from finecast.progress import Progress, silent
+from finecast.rules import UserRule
+from finecast.tuner.device import DeviceModel, PlanSearch, search_plans
+from finecast.tuner.search import Candidate, chain, fastest_passing
+from finecast.tuner.study import Study, Trial, TrialKey
+from finecast.tuner.tuning import Measured, Outcome, Verdict
+from finecast.tuner.workload import Workload
+
+
+def tune_for(
+    file: OnnxFile,
+    workload: Workload,
+    criterion: Criterion,
+    policy: Policy,
+    emulation: Emulation,
+    user_rules: tuple[tuple[str, UserRule], ...] = (),
+    *,
+    study: Study | None = None,
+    progress: Progress = silent,
+) -> Outcome:
+    """The fastest plan by op that keeps ``criterion`` on the emulated device.
+
+    Raises:
+        UsageError: If the device lacks the policy's format.
+        ModelError: If the fp32 model gives NaN, or cannot be converted.
+    """
+    start = time.perf_counter()
+    target, low = emulation.target, policy.format
+    if target.engine_for(OpKind.MATMUL).computes_in(low) is None:
+        have = target.engine_for(OpKind.MATMUL).rates_tflops
+        raise UsageError(
+            f"{target.name} has no {low.label} arithmetic",
+            where="--auto-cast-type",
+            fix=f"use one of {', '.join(f.label for f in have)}",
+        )
+    low_emulation = replace(emulation, format=low)
+    device = DeviceModel(
+        file=file,
+        workload=workload,
+        criterion=criterion,
+        emulation=low_emulation,
+        progress=progress,
+    )
+    search = search_plans(device, low_emulation, policy, user_rules)
+    outcome = _Trials(search=search, study=study).outcome()
+    return replace(outcome, target=target.name, seconds=time.perf_counter() - start)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Trials:
+    search: PlanSearch
+    study: Study | None
+    tried: dict[str, Trial] = field(default_factory=dict[str, Trial])
+    evaluations: int = 1
+
+    def outcome(self) -> Outcome:
+        """Try the chain's candidates; the ends in numbers."""
+        search, device = self.search, self.search.device
+        base = Measured(
+            metric=device.baseline,
+            latency_s=device.time_s(search.emulation, Setting()),
+            size_bytes=device.file.size_bytes,
+        )
+        candidates = [c for c in search.candidates() if _lowers(c)]
+        chained = chain(candidates, base.latency_s)
+        found = fastest_passing(chained, self._passes)
+        if found is not None:
+            return self._improved(found, base)
+        if not candidates:
+            why = "the rules leave no op a lower format"
+        elif not chained:
+            fastest = min(c.latency_s for c in candidates)
+            why = f"no plan is faster by the model: {_ms(fastest)}, fp32 {_ms(base.latency_s)}"
+        else:
+            goal = device.criterion.target(device.baseline)
+            why = f"every faster plan misses the criterion (target {goal:.6g})"
+        return self._of(Verdict.UNCHANGED, why, search.planner.unchanged(why), base, base)
+
+    def _improved(self, found: Candidate, base: Measured) -> Outcome:
+        model = frontend.apply(self.search.device.file, found.plan).model
+        tuned = Measured(
+            metric=self.tried[found.plan.digest].metric,
+            latency_s=found.latency_s,
+            size_bytes=frontend.size_bytes(model),
+        )
+        why = f"{found.name} keeps the criterion in emulation"
+        return replace(
+            self._of(Verdict.IMPROVED, why, found.plan, base, tuned),
+            casts=found.casts,
+            predicted_error=math.sqrt(found.error),
+            measured_error=self.search.error(found.plan),
+        )
+
+    def _of(
+        self, verdict: Verdict, why: str, plan: Plan, base: Measured, tuned: Measured
+    ) -> Outcome:
+        return Outcome(
+            verdict=verdict,
+            why=why,
+            baseline=base,
+            tuned=tuned,
+            speedup=base.latency_s / tuned.latency_s,
+            speedup_spread=0.0,
+            plan=plan,
+            casts=0,
+            trials=tuple(self.tried.values()),
+            evaluations=self.evaluations,
+            seconds=0.0,
+            probes=self.search.probes,
+        )
+
+    def _passes(self, candidate: Candidate) -> bool:
+        """Evaluate one candidate on all data, or take the stored trial."""
+        device = self.search.device
+        key = TrialKey(
+            model=device.file.digest,
+            plan=candidate.plan.digest,
+            engine=_engine_key(self.search.emulation),
+            data=device.workload.digest,
+        )
+        trial = self.study.find(key) if self.study else None
+        if trial is None:
+            metric, _ = self.search.evaluate(candidate.plan)
+            self.evaluations += 1
+            trial = Trial(
+                key=key,
+                name=candidate.name,
+                metric=metric,
+                passed=device.criterion.passes(metric, device.baseline),
+                latency_s=candidate.latency_s,
+                plan_json=candidate.plan.to_json(),
+            )
+            if self.study:
+                self.study.add(trial)
+        passed = device.criterion.passes(trial.metric, device.baseline)
+        self.tried[candidate.plan.digest] = replace(trial, passed=passed)
+        device.progress("evaluation", len(self.tried), len(self.tried))
+        return passed
+
+
+def _engine_key(emulation: Emulation) -> str:
+    """The device and what of it touches numbers: trials of others do not count."""
+    parts = (
+        emulation.target.name,
+        emulation.format.label,
+        emulation.rounding.value,
+        emulation.seed,
+        emulation.mixed_accumulation,
+        emulation.saturate_infinity,
+    )
+    return ":".join(("emulator", *map(str, parts)))
+
+
+def _lowers(candidate: Candidate) -> bool:
+    return any(f.storage_bytes < 4 for f in candidate.plan.formats.values())
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms"

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from finecast.cli import main  # noqa: E402
+from finecast.formats import Format  # noqa: E402
+from finecast.torch import exported, planning, rates  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def _speeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bf16 pays and fp16 does not, whatever this device is; modules are timed as they are."""
+
+    def rate(device: str, fmt: Format) -> rates.Rate:
+        del device
+        speed = {Format.BF16: 4.0, Format.FP16: 0.1}.get(fmt, 1.0)
+        return rates.Rate(
+            product_tflops=0.001 * speed, speed=speed, bandwidth_gb_s=50.0, overhead_s=1e-7
+        )
+
+    monkeypatch.setattr(planning, "rate_here", rate)
+    monkeypatch.setattr(exported, "deployed", lambda: lambda module: module)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(32, 512), nn.ReLU(), nn.Linear(512, 10)).eval()
+    batch = torch.export.Dim("batch", min=2, max=512)
+    x = torch.randn(16, 32)
+    program = torch.export.export(net, (x,), dynamic_shapes=({0: batch},))
+    torch.export.save(program, tmp_path / "m.pt2")
+    samples = torch.randn(40, 32)
+    labels = net(samples).argmax(1)
+    np.savez(tmp_path / "d.npz", input=samples.numpy(), label=labels.numpy())
+    return tmp_path / "m.pt2"
+
+
+def test_convert_writes_a_program_and_reports_as_for_onnx(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    low, plan = model.with_name("low.pt2"), model.with_name("plan.json")
+    options = ["--auto-cast", "all", "--auto-cast-type", "bf16", "--plan-out", str(plan)]
+    assert main(["convert", str(model), "-o", str(low), *options, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ops"] == {"bf16": 3}
+    assert report["size_bytes"]["after"] < report["size_bytes"]["before"]
+    assert report["verified"]["engine"] == "torch"
+    assert json.loads(plan.read_text())["engine"] == "torch"
+    assert torch.export.load(low).module()(torch.randn(7, 32)).shape == (7, 10)
+    assert main(["convert", str(model), "-o", str(low)]) == 2
+    assert "output exists" in capsys.readouterr().err
+
+
+def test_tune_keeps_its_exit_codes(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = model.with_name("tuned.pt2")
+    data = ["--data", str(model.with_name("d.npz")), "--metric", "top1", "--json"]
+    code = main(["tune", str(model), "-o", str(out), *data, "--tolerance", "0.2"])
+    report = json.loads(capsys.readouterr().out)
+    assert (code == 0) == (report["verdict"] == "improved") == out.exists()
+    assert report["baseline"]["metric"] == 1.0
+    # fp16 is slow here: nothing is gained, nothing written.
+    slow = model.with_name("slow.pt2")
+    options = [*data, "--auto-cast-type", "fp16"]
+    assert main(["tune", str(model), "-o", str(slow), *options]) == 1
+    assert "fp16 is 10.0 times slower" in json.loads(capsys.readouterr().out)["why"]
+    assert not slow.exists()
+
+
+def test_a_slow_format_asked_for_by_name_warns_with_the_ratio(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = model.with_name("low.pt2")
+    options = ["--auto-cast", "all", "--auto-cast-type", "fp16"]
+    assert main(["convert", str(model), "-o", str(out), *options]) == 0
+    assert "fp16 is 10.0 times slower than fp32" in capsys.readouterr().err
+
+
+def test_inspect_and_explain(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(model), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] == 32 * 512 + 512 + 512 * 10 + 10
+    assert main(["explain", str(model), "0/linear", "--auto-cast", "all", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["format"] == "bf16"
+    rules = model.with_name("rules.py")
+    rules.write_text("def rule_all(view):\n    return 'fp32'\n")
+    assert main(["explain", str(model), "0/linear", "--rules", str(rules), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["format"] == "fp32"
+
+
+def test_options_that_do_not_apply_are_refused(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(model.with_name("low.pt2"))
+    for option in (["--engine", "openvino"], ["--io", "low"], ["--no-verify"]):
+        assert main(["convert", str(model), "-o", out, *option]) == 2
+        assert f"{option[0]} does not apply to .pt2 files" in capsys.readouterr().err
+    assert main(["tune", str(model), "-o", out, "--resume"]) == 2
+    assert "--resume does not apply" in capsys.readouterr().err
+
+
+def test_a_file_that_would_run_code_needs_the_user_s_word(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader = torch._C.PyTorchFileReader(str(model))
+    bad = model.with_name("bad.pt2")
+    writer = torch._C.PyTorchFileWriter(str(bad))
+    for name in reader.get_all_records():
+        if name.startswith((".data/", "version", "byteorder")):
+            continue
+        content = reader.get_record(name)
+        if name == "models/model.json":
+            content = content.replace(b"torch.ops.aten.relu.default", b"torch.hub.load")
+        writer.write_record(name, content, len(content))
+    writer.write_end_of_file()
+    assert main(["convert", str(bad), "-o", str(model.with_name("low.pt2"))]) == 3
+    shown = capsys.readouterr().err
+    assert "call torch.hub.load" in shown
+    assert "--trust" in shown
+
+
+def test_without_torch_the_message_says_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import importlib.util as u, sys; find = u.find_spec;"
+        " u.find_spec = lambda name, *more: None if name == 'torch' else find(name, *more);"
+        " from finecast.cli import main; sys.exit(main(['convert', 'm.pt2', '-o', 'l.pt2']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False,
+        cwd=tmp_path, env={**os.environ},
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert done.stderr == (
+        "error: finecast.torch needs PyTorch: pip install 'finecast[torch]'\n"
+    )

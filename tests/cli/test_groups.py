@@ -1,0 +1,64 @@
+"""Groups of options: a dataclass in a verb's signature stands for its fields."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from dataclasses import dataclass, fields
+from typing import Annotated
+
+import pytest
+import typer
+
+from finecast.cli import VERBS
+from finecast.cli.data_options import Data
+from finecast.cli.groups import expanded
+from finecast.cli.policy_options import Casting, Device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    size: Annotated[int, typer.Option(help="How many.")] = 3
+    name: Annotated[str | None, typer.Option()] = None
+
+
+def verb(path: str, group: Group, *, loud: bool = False) -> tuple[str, Group, bool]:
+    """What it does."""
+    return path, group, loud
+
+
+def test_fields_take_the_groups_place() -> None:
+    found = inspect.signature(expanded(verb)).parameters
+    assert list(found) == ["path", "size", "name", "loud"]
+    assert found["size"].default == 3
+    assert found["path"].default is inspect.Parameter.empty
+    assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in found.values())
+
+
+def test_the_verb_gets_the_group() -> None:
+    call = expanded(verb)
+    assert call(path="p", size=5, name="n", loud=True) == ("p", Group(size=5, name="n"), True)
+    assert call.__doc__ == "What it does."
+
+
+def names_of(name: str) -> set[str]:
+    run = importlib.import_module(f"finecast.cli.{name}").run
+    return set(inspect.signature(expanded(run)).parameters)
+
+
+@pytest.mark.parametrize("name", [v for v in VERBS if "data" in names_of(v)])
+def test_verbs_that_take_data_take_it_alike(name: str) -> None:
+    assert {f.name for f in fields(Data)} <= names_of(name)
+
+
+def test_these_verbs_take_data() -> None:
+    taking = {v for v in VERBS if "data" in names_of(v)}
+    assert taking == {
+        "inspect", "convert", "tune", "apply", "explain", "emulate", "ladder", "profile"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["convert", "tune", "explain", "emulate"])
+def test_verbs_that_cast_take_the_compilers_options(name: str) -> None:
+    wanted = {f.name for kind in (Casting, Device) for f in fields(kind)}
+    assert wanted | {"target"} <= names_of(name)

@@ -1,0 +1,133 @@
+"""What the compilers' options ask of ``convert`` and ``tune``."""
+
+from __future__ import annotations
+
+import pytest
+
+from finecast.emulation import Emulation
+from finecast.errors import UsageError
+from finecast.formats import Format
+from finecast.neuron import Choice, Given, choose, explicit_casts, read, resolve
+from finecast.policy import Scope
+from finecast.roundmodes import Rounding
+from finecast.targets import list_targets
+
+
+def chosen(text: str, sdk: str | None = None) -> Choice:
+    return choose(read(text.split()), sdk=sdk)
+
+
+def device(choice: Choice) -> Emulation:
+    assert choice.emulation is not None
+    return choice.emulation
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ("", "auto:bf16"),
+        ("--auto-cast all", "all:bf16"),
+        ("--auto-cast matmul --auto-cast-type fp16", "matmult:fp16"),
+        ("--auto-cast-type fp16", "auto:fp16"),
+        ("--auto-cast none --auto-cast-type fp16", "none:fp16"),
+    ],
+)
+def test_without_a_device_the_policy_is_finecasts_own(text: str, label: str) -> None:
+    found = chosen(text)
+    assert found.policy.label == label
+    assert found.emulation is None
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "label"),
+    [
+        ("--target trn1", "trn1", "auto:bf16"),
+        ("--target inf1", "inf1", "auto:bf16"),
+        ("--target sm89 --auto-cast auto --auto-cast-type fp8_e4m3", "sm89", "auto:fp8_e4m3"),
+        ("--target trn2 --auto-cast all --auto-cast-type fp8_e4m3", "trn2", "all:fp8_e4m3"),
+        ("--enable-saturate-infinity", "trn1", "auto:bf16"),
+        ("--fast-math all", "inf1", "all:bf16"),
+        ("--fast-math none", "inf1", "matmult:bf16"),
+        ("--fp32-cast matmult-fp16", "inf1", "matmult:fp16"),
+        ("--auto-cast matmult --target trn3", "trn3", "matmult:bf16"),
+    ],
+)
+def test_a_device_is_named_or_implied(text: str, target: str, label: str) -> None:
+    found = chosen(text)
+    assert found.policy.label == label
+    assert device(found).target.name == target
+    assert device(found).scope is Scope.NONE, "the casts are the model's own"
+    assert device(found).format is found.policy.format
+
+
+@pytest.mark.parametrize(
+    "text", ["--fast-math fp32-cast-all-fp16", "--auto-cast all --target trn1"]
+)
+def test_what_is_lowered_is_what_emulate_casts(text: str) -> None:
+    found, emulated = chosen(text), resolve(read(text.split())).emulation()
+    assert (found.policy.scope, found.policy.format) == (emulated.scope, emulated.format)
+
+
+def test_a_compilers_defaults_hold_where_its_release_is_named() -> None:
+    assert chosen("", sdk="2.26").policy.scope is Scope.MATMULT
+    assert not device(chosen("", sdk="2.26")).mixed_accumulation
+    newest = chosen("", sdk="2.27")
+    assert newest.policy.scope is Scope.NONE
+    assert "casts nothing" in newest.notes[0]
+    assert choose(Given(), compiler=True).policy.scope is Scope.NONE
+    assert chosen("--auto-cast auto", sdk="2.27").policy.scope is Scope.AUTO
+
+
+def test_what_touches_numbers_reaches_the_device() -> None:
+    given = Given(target="trn1", stochastic_rounding=True, seed=3, mixed_accumulation=False)
+    for found in (choose(given), choose(given.over(Given(auto_cast="all")))):
+        assert device(found).rounding is Rounding.STOCHASTIC
+        assert device(found).seed == 3
+        assert not device(found).mixed_accumulation
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("--auto-cast-type tf32", ("tf32", "finecast emulate", "bf16")),
+        ("--auto-cast all --auto-cast-type tf32 --target trn1", ("tf32", "--target trn1")),
+        ("--target trn1 --auto-cast-type tf32", ("tf32", "--target trn1")),
+        ("--auto-cast all --auto-cast-type fp8_e4m3", ("fp8_e4m3", "--target", "trn1")),
+        ("--auto-cast-type fp32", ("fp32",)),
+        ("--auto-cast-type fp8_e3m4 --target trn1", ("fp8_e3m4", "no type")),
+        ("--target sm80 --auto-cast-type fp8_e4m3", ("fp8_e4m3", "sm80")),
+        ("--auto-cast auto --fast-math all", ("--auto-cast auto", "--fast-math")),
+        ("--auto-cast auto --fp32-cast all", ("--auto-cast auto", "--fp32-cast")),
+        ("--auto-cast all --fast-math all", ("--auto-cast", "--fast-math")),
+        ("--fast-math all --target trn1", ("--fast-math", "trn1")),
+        ("--auto-cast all --target inf1", ("--auto-cast", "inf1")),
+        ("--auto-cast none --auto-cast-type fp16 --target trn1", ("fp16", "--auto-cast none")),
+        ("--target trn9", ("trn9",)),
+    ],
+)
+def test_errors_name_what_conflicts(text: str, named: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError) as caught:
+        chosen(text)
+    assert all(n in str(caught.value) for n in named), str(caught.value)
+
+
+def test_what_casts_cannot_state_is_said() -> None:
+    assert "240" in chosen("--target trn1 --auto-cast-type fp8_e4m3").notes[0]
+    assert "fast-relayout" in chosen("--fast-math fp32-cast-matmult").notes[0]
+    assert not chosen("--fast-math fp32-cast-matmult no-fast-relayout").notes
+    assert not chosen("--target trn1").notes
+
+
+@pytest.mark.parametrize("name", list_targets())
+def test_explicit_casts_add_none(name: str) -> None:
+    found = explicit_casts(name)
+    assert found.target.name == name
+    assert found.scope is Scope.NONE
+    assert found.relayout in (None, Format.FP32)
+
+
+def test_a_slip_in_the_environments_flags_is_told_from_other_options() -> None:
+    with pytest.raises(UsageError, match=r"--auto-casts.*did you mean --auto-cast\?"):
+        read(["--auto-casts=all"], lenient=True)
+    others = "--model-type transformer -O1 --lnc=2 --cache_dir /x --enable-fast-loading-neuron"
+    assert read(others.split(), lenient=True) == Given()
