@@ -4,6 +4,8 @@
 
 The example of RAF's documentation on mixed precision: batch 8 x 128, vocabulary 30,522, loss
 and optimizer in the step. Prints finecast beside ``torch.autocast``, eager and compiled.
+Activations are what forward and backward free again: low copies of weights are among them,
+parameters and gradients are not.
 """
 
 from __future__ import annotations
@@ -110,11 +112,17 @@ def main() -> None:
     for name, prepare in ways.items():
         model = copy.deepcopy(first)
         scaled = chosen.format == "fp16" and name.startswith("AMP")
-        step = training_step(model, prepare(model), scaled)
+        call = prepare(model)
+        step = training_step(model, call, scaled)
         found = finecast.torch.profile(step, (ids, labels), repeats=chosen.repeats)
         weights = finecast.torch.resident_bytes(model, ())
         print(f"{name} (ms): {found.ms:.1f}")
         print(f"{name} (MBs): {(found.peak_bytes + weights) / 2**20:.1f}")
+        # Without the optimizer gradients stay behind, and so are not counted.
+        activations = finecast.torch.activation_bytes(
+            lambda *args, c=call: c(*args).backward(), (ids, labels)
+        )
+        print(f"{name} (MBs of activations): {activations / 2**20:.1f}")
 
 
 if __name__ == "__main__":

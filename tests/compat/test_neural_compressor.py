@@ -130,6 +130,7 @@ def test_fallback_finds_the_one_bad_op() -> None:
     search: Fallback[frozenset[str]] = Fallback(
         types={"a1": "A", "b1": "B", "b2": "B"},
         build=lambda kept: kept,
+        counts=lambda model: True,
         evaluate=evaluate,
         criterion=Criterion(kind=CriterionKind.RELATIVE, tolerance=0.1),
         tuning=TuningCriterion(),

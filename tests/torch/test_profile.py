@@ -31,3 +31,24 @@ def test_profile_counts_times_and_resident_memory() -> None:
     assert found.ms > 0
     assert found.resident_bytes == MIB + 8 * 512 * 4
     assert found.mb >= 1
+
+
+def test_activations_are_what_a_step_frees_again() -> None:
+    weight = torch.ones(256, 256, requires_grad=True)
+    x = torch.ones(2 * MIB // 4 // 256, 256)
+
+    def step() -> None:
+        (x @ weight).sigmoid().sum().backward()
+
+    # Product, sigmoid (saved) and its gradient are of 2 MiB, at most three at once; the
+    # gradient of the weight, 1/4 MiB, stays.
+    assert 4 * MIB <= ft.activation_bytes(step) <= 6.01 * MIB
+    weight.grad = None
+    assert ft.peak_bytes(step) >= 4 * MIB
+    assert ft.profile(step, warmup=0, repeats=1).activation_bytes <= 6.01 * MIB
+
+
+def test_what_a_call_keeps_is_no_activation() -> None:
+    kept: list[torch.Tensor] = []
+    assert ft.activation_bytes(lambda: kept.append(torch.ones(MIB // 4))) < 0.01 * MIB
+    assert ft.peak_bytes(lambda: kept.append(torch.ones(MIB // 4))) >= MIB

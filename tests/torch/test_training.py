@@ -93,7 +93,7 @@ def test_dropout_drops() -> None:
 def test_cached_weights_notice_the_optimizer() -> None:
     net, x = Mlp(), torch.randn(128, 64)
     other = copy.deepcopy(net)
-    compiled = ft.compile(net, "matmult:bf16", cache_weights=True)
+    compiled = ft.compile(net, "matmult:bf16", accumulation=True)
     for model, call in ((net, compiled), (other, other)):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         for _ in range(3):
@@ -104,6 +104,130 @@ def test_cached_weights_notice_the_optimizer() -> None:
     assert float(compiled(x)) == pytest.approx(float(other(x)), rel=TOLERANCE)
     # Two weights and two biases at most, once for each of three steps and the last call.
     assert 2 * 4 <= compiled.finecast_backend.cache.casts <= 4 * 4
+
+
+def test_gradients_are_added_as_autograd_adds_them() -> None:
+    net, x = Mlp(), torch.randn(128, 64)
+    compiled = ft.compile(net, "matmult:bf16", accumulation=True)
+    parts = x.split(64)
+    alone = [[g.clone() for g in gradients(net, compiled, part)] for part in parts]
+    net.zero_grad()
+    for part in parts:
+        compiled(part).backward()
+    # The sum of two microbatches is rounded once more, in fp32.
+    for p, one, other in zip(net.parameters(), *alone, strict=True):
+        assert p.grad is not None
+        torch.testing.assert_close(p.grad, one + other, rtol=1e-5, atol=1e-7)
+    # What is asked for by itself comes by itself, and leaves what is there alone.
+    before = [p.grad.clone() for p in net.parameters() if p.grad is not None]
+    asked = torch.autograd.grad(compiled(parts[0]), list(net.parameters()))
+    for got, want in zip(asked, alone[0], strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-7)
+    for p, want in zip(net.parameters(), before, strict=True):
+        assert p.grad is not None
+        assert torch.equal(p.grad, want)
+    # So does what a hook sees.
+    seen: list[torch.Tensor] = []
+    net.second.weight.register_hook(lambda g: seen.append(g.clone()))
+    compiled(parts[0]).backward()
+    torch.testing.assert_close(seen[0], alone[0][2], rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(
+        net.second.weight.grad, before[2] + alone[0][2], rtol=1e-5, atol=1e-7
+    )
+
+
+def test_low_copies_of_weights_are_not_saved_for_the_backward_pass() -> None:
+    net, x = nn.Sequential(*(nn.Linear(512, 512) for _ in range(6))), torch.randn(32, 512)
+    compiled = ft.compile(net, "matmult:bf16")
+    compiled(x).sum().backward()
+    outputs: list[torch.Tensor] = []
+    peak = ft.activation_bytes(lambda: outputs.append(compiled(x)))
+    assert peak < 4 * 512 * 512 * 2  # of six copies a few live at a time
+    net.zero_grad()
+    step = ft.activation_bytes(lambda: compiled(x).sum().backward())
+    assert step < 4 * 512 * 512 * 2
+
+
+def test_a_checkpoint_saves_less() -> None:
+    class Deep(nn.Module):
+        def __init__(self, *, again: bool) -> None:
+            super().__init__()
+            self.again = again
+            self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
+
+        def body(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = torch.tanh(layer(x))
+            return x
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = checkpoint(self.body, x, use_reentrant=False) if self.again else self.body(x)
+            return y.square().mean()
+
+    saved: dict[bool, int] = {}
+    x = torch.randn(4096, 64)
+    for again in (False, True):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        net = Deep(again=again)
+        other, compiled = copy.deepcopy(net), ft.compile(net, "matmult:bf16")
+        close(gradients(net, compiled, x), gradients(other, other, x))
+        losses: list[torch.Tensor] = []  # holds the graph, so what is saved stays
+        saved[again] = ft.peak_bytes(lambda c=compiled, h=losses: h.append(c(x)))
+    assert saved[True] < 0.5 * saved[False]
+
+
+def test_views_that_share_memory_and_writes_in_place() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.both = nn.Parameter(torch.randn(64, 64) / 8)
+            self.last = nn.Linear(64, 64)
+            self.register_buffer("seen", torch.zeros(64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            up, down = self.both[:32], self.both[32:]
+            y = torch.cat((x @ up.t(), x @ down.t()), 1)
+            half = y[:, :32]
+            half.mul_(2)
+            y.add_(1)
+            z = self.last(y)
+            self.seen.add_(z.detach().mean(0))
+            z[:, 0] = 0
+            return z.square().mean()
+
+    net, x = Shared(), torch.randn(256, 64)
+    other, given = copy.deepcopy(net), x.clone()
+    compiled = ft.compile(net, "matmult:bf16")
+    close(gradients(net, compiled, x), gradients(other, other, x))
+    assert torch.equal(x, given)
+    assert net.seen.dtype is torch.float32
+    torch.testing.assert_close(net.seen, other.seen, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_the_optimizer_may_be_in_the_step() -> None:
+    net, x = Mlp(), torch.randn(128, 64)
+    other = copy.deepcopy(net)
+
+    def step_of(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = model(x)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return step
+
+    compiled = ft.compile(step_of(net), "matmult:bf16")
+    plain = step_of(other)
+    for _ in range(3):
+        got, want = compiled(x), plain(x)
+        assert float(got) == pytest.approx(float(want), rel=TOLERANCE)
+    assert all(p.dtype is torch.float32 for p in net.parameters())
+    assert any("bf16" in plan.counts for plan in compiled.finecast_plans)
 
 
 def test_the_backend_by_its_name_and_tied_weights() -> None:

@@ -1,4 +1,4 @@
-"""finecast for PyTorch: ``convert``, ``tune``, ``compile`` and ``profile``."""
+"""finecast for PyTorch: ``convert``, ``tune``, ``compile``, ``profile``; ``.pt2`` files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ if importlib.util.find_spec("torch") is None:
     raise EngineError("finecast.torch needs PyTorch", fix="pip install 'finecast[torch]'")
 
 from finecast.torch.convert import convert
-from finecast.torch.profiling import Profile, peak_bytes, profile, resident_bytes
+from finecast.torch.exported import convert_file, export, load, save, tune_file
+from finecast.torch.profiling import (
+    Profile,
+    activation_bytes,
+    peak_bytes,
+    profile,
+    resident_bytes,
+)
 from finecast.torch.training import Backend, compile  # noqa: A004 - as torch.compile
 from finecast.torch.tuning import TorchOutcome, TuneOptions, tune
 
@@ -19,10 +26,16 @@ __all__ = [
     "Profile",
     "TorchOutcome",
     "TuneOptions",
+    "activation_bytes",
     "compile",
     "convert",
+    "convert_file",
+    "export",
+    "load",
     "peak_bytes",
     "profile",
     "resident_bytes",
+    "save",
     "tune",
+    "tune_file",
 ]

@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten
 
-from finecast.errors import ModelError
+from finecast.errors import ModelError, UsageError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch import Captured
 from finecast.frontends.torch.reader import hinted_shapes
@@ -28,13 +28,14 @@ from finecast.torch.planning import (
     make_torch_planner,
     sensitivities,
 )
+from finecast.torch.session import examples
 
 _NO_KERNEL: Final = re.compile(r"not implemented for|not support|expected scalar type|dtype")
 
 
 def convert(
     module: torch.nn.Module | ExportedProgram,
-    example_inputs: Sequence[Any],
+    example_inputs: Sequence[Any] | None = None,
     policy: str | Policy = "auto:bf16",
     dynamic_shapes: Any = None,
     *,
@@ -50,7 +51,8 @@ def convert(
 
     Args:
         module: The module (captured in evaluation mode), or an exported program.
-        example_inputs: Positional inputs; the plan's errors are estimated on them.
+        example_inputs: Positional inputs; the plan's errors are estimated on them. May be
+            left out for an exported program, which carries its own.
         policy: ``SCOPE:FORMAT`` or a Policy.
         dynamic_shapes: As ``torch.export.export`` takes them.
         example_kwargs: Keyword inputs.
@@ -59,8 +61,12 @@ def convert(
 
     Raises:
         ModelError: If the module cannot be captured, or RAF's lists lack an op.
-        UsageError: If the policy cannot be read.
+        UsageError: If the policy cannot be read, or a module comes without inputs.
     """
+    if example_inputs is None:
+        if not isinstance(module, ExportedProgram):
+            raise UsageError("a module needs example inputs", fix="give example_inputs")
+        example_inputs, example_kwargs = examples(module)
     wanted = Policy.parse(policy) if isinstance(policy, str) else policy
     captured = frontend.capture(
         module,
@@ -86,6 +92,7 @@ def convert(
             unsupported=unsupported,
             measured=wanted.scope is Scope.AUTO,
             shapes=hinted_shapes(captured.binding),
+            binding=captured.binding,
             rule_set=judges,
         )
         plan = _plan(planner, captured, args, obstacle)

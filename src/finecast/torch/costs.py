@@ -1,8 +1,8 @@
 """What ops and casts cost in a compiled PyTorch graph.
 
-Matrix products and convolutions are kernels of their own: time by the measured rate or by
-memory, whichever is longer. All else is fused, so it costs its bytes alone, and a cast is
-free beside it but for the second copy that it writes.
+Matrix products and convolutions are kernels of their own: their time is measured, or by the
+measured rate or by memory, whichever is longer. All else is fused, so it costs its bytes
+alone, and a cast is free beside it but for the second copy that it writes. Views cost nothing.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 
 from finecast.flops import Shape, Shapes, bytes_moved, flops, port_formats, resolve_shape
 from finecast.formats import Format
+from finecast.frontends.torch.aten import VIEWS
 from finecast.graph import Graph, Node, Value
 from finecast.ops import by_name
+from finecast.torch.kernels import KernelTimes
 from finecast.torch.rates import Rate
 
 # Of a fused kernel's values about half stay in registers: each is written and read by turns.
@@ -28,23 +30,31 @@ class CompiledCost:
         graph: The graph that values belong to.
         rates: Measured rate by format.
         shapes: Observed shapes by value id.
+        kernels: Measured times of single kernels, where they can be run.
     """
 
     graph: Graph
     rates: dict[Format, Rate]
     shapes: Shapes = field(default_factory=dict[int, Shape])
+    kernels: KernelTimes | None = None
 
     def node_time_s(self, graph: Graph, node: Node, fmt: Format) -> float:
         """Seconds that ``node`` takes in ``fmt``; infinity if the format was not measured."""
         rate = self.rates.get(fmt)
         if rate is None:
             return math.inf
+        if node.native in VIEWS:
+            return 0.0
         moved = bytes_moved(graph, node, port_formats(graph, node, fmt), self.shapes) or 0.0
         memory_s = moved / rate.bandwidth_gb_s / 1e9
         if not by_name(node.op).matmul_engine:
             return _FUSED_SHARE * memory_s
         compute_s = (flops(graph, node, self.shapes) or 0.0) / rate.product_tflops / 1e12
-        return max(compute_s, memory_s) + rate.overhead_s
+        modelled_s = max(compute_s, memory_s) + rate.overhead_s
+        if self.kernels is None:
+            return modelled_s
+        measured_s = self.kernels.time_s(node, fmt, modelled_s)
+        return modelled_s if measured_s is None else measured_s
 
     def cast_time_s(self, value: Value, src: Format, dst: Format) -> float:
         """Seconds to convert ``value``; fused where a fused op makes or takes it."""

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._functorch import config as functorch_config
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx import GraphModule
 
-from finecast.frontends.torch.joint import WHOLE, lower
-from finecast.torch.weights import hoist_casts
+from finecast.frontends.torch.joint import WHOLE, cast_parameters_again, lower
+from finecast.torch.gradients import add_gradients, feed, mark_gradients
+from finecast.torch.weights import WeightCache, hoist_casts
 
 if TYPE_CHECKING:
     from finecast.torch.training import Backend
@@ -23,14 +25,26 @@ if TYPE_CHECKING:
 
 def compile_graph(backend: Backend, module: GraphModule, inputs: Sequence[Any]) -> Any:
     """Compile one graph that Dynamo captured, with the backend's pass in between."""
-    patches: dict[str, Any] = {"joint_custom_pre_pass": _Pass(backend)}
+    patches: dict[str, Any] = {
+        "joint_custom_pre_pass": _Pass(backend),
+        "custom_partitioner_fn": _Partition(),
+        # The estimate behind it takes parameters for memory that the backward pass frees, and
+        # so has all of them cast at once, first of all.
+        "reorder_for_peak_memory": False,
+    }
+    # Without gradients nothing changes the weights between calls: they are cast ahead of time.
+    cache = backend.cache if torch.is_grad_enabled() else backend.ahead
     inner: Callable[..., Any] = compile_inner
-    if backend.cache is not None:
+    if cache is not None:
         patches["fx_graph_cache"] = False
 
-        inner = partial(_with_cache, backend)
+        inner = partial(_with_cache, cache)
 
-    with functorch_config.patch(enable_autograd_cache=False):
+    # What only moves values is made again from what is saved anyway, also where a product
+    # needs it in memory: an activation's output in the kernel of its gradient.
+    with functorch_config.patch(
+        enable_autograd_cache=False, ban_recompute_materialized_backward=False
+    ):
         return compile_fx(
             module,
             inputs,
@@ -62,6 +76,22 @@ class _Pass(CustomGraphPass):
         return None if key is None else hashlib.sha256(key.encode()).hexdigest()
 
 
+class _Partition(CustomPartitionerFn):
+    """Inductor's own, which parts forward and backward by minimum cut, and a word before."""
+
+    def __call__(
+        self, gm: GraphModule, joint_inputs: Sequence[object], **options: Any
+    ) -> tuple[GraphModule, GraphModule]:
+        parameters = options.get("static_lifetime_input_indices") or ()
+        cast_parameters_again(gm.graph, parameters)
+        forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **options)
+        mark_gradients(gm.graph, backward, parameters)
+        return forward, backward
+
+    def uuid(self) -> Any:
+        return "finecast: parameters are cast again"
+
+
 def compile_inner(module: GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
     """Inductor's own; inside, it asks for its own decompositions again."""
     given: dict[str, Any] = {**options, "get_decomp_fn": select_decomp_table}
@@ -69,15 +99,16 @@ def compile_inner(module: GraphModule, inputs: Sequence[Any], **options: Any) ->
 
 
 def _with_cache(
-    backend: Backend, module: GraphModule, inputs: Sequence[Any], **options: Any
+    cache: WeightCache, module: GraphModule, inputs: Sequence[Any], **options: Any
 ) -> Any:
-    assert backend.cache is not None
-    casts = hoist_casts(module)
-    if not casts:
+    static = options.get("static_input_idxs") or () if options.get("is_inference") else ()
+    casts = hoist_casts(module, static)
+    added = add_gradients(module) if options.get("is_backward") else ()
+    if not casts and not added:
         return compile_inner(module, inputs, **options)
     fakes = [n.meta["val"] for n in module.graph.find_nodes(op="placeholder")]
     compiled = compile_inner(module, [*inputs, *fakes[len(inputs) :]], **options)
-    return backend.cache.feed(compiled, casts)
+    return cache.feed(feed(compiled, added), casts)
 
 
 def _device(module: GraphModule) -> str:

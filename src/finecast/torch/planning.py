@@ -23,6 +23,7 @@ from finecast.frontends.torch import Captured
 from finecast.frontends.torch.points import Point, find_points
 from finecast.frontends.torch.probing import Errors, first_order, probe_all
 from finecast.frontends.torch.raf import raf_rules
+from finecast.frontends.torch.reader import Binding
 from finecast.frontier import Step, frontier
 from finecast.graph import Graph
 from finecast.plan import Plan
@@ -32,13 +33,14 @@ from finecast.rules import Context, Permission, UserRule
 from finecast.sensitivity import Sensitivity
 from finecast.torch.costs import CompiledCost
 from finecast.torch.inside import TRAINING_RULES
+from finecast.torch.kernels import KernelTimes
 from finecast.torch.rates import rate_here
 from finecast.units import RoundingPoints, Units, make_units
 
 ENGINE: Final = "torch"
 # A plan that is predicted to be slower than the fastest by less than this is as fast, as far
 # as a model of costs can tell; among those the most accurate is taken.
-SAME_TIME: Final = 1.03
+SAME_TIME: Final = 1.01
 
 
 class RuleSet(Enum):
@@ -193,8 +195,12 @@ def make_torch_planner(
     measured: bool,
     rule_set: RuleSet = RuleSet.FINECAST,
     shapes: Shapes | None = None,
+    binding: Binding | None = None,
 ) -> TorchPlanner:
-    """Let the rules judge every op; ``unsupported`` are native ops without a low kernel."""
+    """Let the rules judge every op; ``unsupported`` are native ops without a low kernel.
+
+    With ``binding``, the FX nodes of the graph, single kernels are measured.
+    """
     context = Context(
         graph=graph,
         policy=policy,
@@ -210,12 +216,24 @@ def make_torch_planner(
         if rule_set is RuleSet.TRAINING
         else rules.RULES
     )
-    rates = {f: rate_here(device, f) for f in (Format.FP32, policy.format)}
+    formats = (Format.FP32, policy.format)
+    rates = {f: rate_here(device, f) for f in formats}
+    kernels = (
+        KernelTimes(
+            graph=graph,
+            binding=binding,
+            device=device,
+            formats=formats,
+            threads=torch.get_num_threads() if device == "cpu" else 1,
+        )
+        if binding is not None
+        else None
+    )
     return TorchPlanner(
         graph=graph,
         policy=policy,
         permissions=rules.permit(context, judges),
-        cost=CompiledCost(graph=graph, rates=rates, shapes=shapes or {}),
+        cost=CompiledCost(graph=graph, rates=rates, shapes=shapes or {}, kernels=kernels),
     )
 
 

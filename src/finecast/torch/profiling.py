@@ -1,27 +1,38 @@
 """``profile``: time per call and the peak of the memory that tensors take.
 
-On the CPU the peak is counted from the allocator's own events (``torch.profiler``'s memory
-records), so that it is the tensors' and not the process's; on CUDA it is the allocator's
-statistic. Both leave out what was allocated before the call, but for ``resident_bytes``.
+The peaks are counted from the allocator's own events (``torch.profiler``'s memory records),
+so that they are the tensors' and not the process's. On CUDA the peak is the allocator's
+statistic. All leave out what was allocated before the call, but for ``resident_bytes``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
+from typing import Any, Final
 
 import torch
+from torch._C._profiler import (
+    _EventType,  # pyright: ignore[reportPrivateUsage] - no public name
+)
 
 from finecast.measure.timing import Latency, latency
+
+_ALLOCATION: Final = _EventType.Allocation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Times of single calls, and the most bytes that a call had allocated at once."""
+    """Times of single calls, and the most bytes that a call had allocated at once.
+
+    ``activation_bytes`` counts of these what the call freed again: activations, low copies
+    of weights, temporaries; not gradients and optimizer state that it left behind.
+    """
 
     latency: Latency
     peak_bytes: int
+    activation_bytes: int
     resident_bytes: int
 
     @property
@@ -60,16 +71,30 @@ def profile(
             torch.cuda.synchronize()
 
     timed = latency({"": call}, warmup=warmup, repeats=repeats, min_time_s=min_time_s)[""]
-    measure = _cuda_peak if device == "cuda" else _cpu_peak
     return Profile(
-        latency=timed, peak_bytes=measure(call), resident_bytes=resident_bytes(fn, args)
+        latency=timed,
+        peak_bytes=_cuda_peak(call) if device == "cuda" else _peak(_allocations(call, device)),
+        activation_bytes=_peak(a for a in _allocations(call, device) if a.freed is not None),
+        resident_bytes=resident_bytes(fn, args),
     )
 
 
 def peak_bytes(fn: Callable[..., Any], args: Sequence[Any] = ()) -> int:
     """The most bytes that one call had allocated at once, beyond what was there before."""
-    measure = _cuda_peak if _device(fn, args) == "cuda" else _cpu_peak
-    return measure(lambda: fn(*args))
+    device = _device(fn, args)
+    if device == "cuda":
+        return _cuda_peak(lambda: fn(*args))
+    return _peak(_allocations(lambda: fn(*args), device))
+
+
+def activation_bytes(fn: Callable[..., Any], args: Sequence[Any] = ()) -> int:
+    """The most bytes at once of what one call allocated and freed again.
+
+    Of a forward and backward pass that starts without gradients, this is the peak of memory
+    less parameters, gradients and optimizer state.
+    """
+    events = _allocations(lambda: fn(*args), _device(fn, args))
+    return _peak(a for a in events if a.freed is not None)
 
 
 def resident_bytes(fn: object, args: Sequence[Any]) -> int:
@@ -82,19 +107,48 @@ def resident_bytes(fn: object, args: Sequence[Any]) -> int:
     return sum(storages.values())
 
 
-def _cpu_peak(call: Callable[[], None]) -> int:
+@dataclass(slots=True, kw_only=True)
+class _Allocation:
+    """So many bytes, from one event's number to another's; None if the call kept them."""
+
+    size: int
+    made: int
+    freed: int | None = None
+
+
+def _allocations(call: Callable[[], None], device: str) -> list[_Allocation]:
+    """What ``call`` allocated on ``device``, in order."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as recorded:
         call()
-    kineto: Any = recorded.profiler.kineto_results  # type: ignore[union-attr]
-    events = [
-        (int(e.start_ns()), int(e.nbytes())) for e in kineto.events() if e.name() == "[memory]"
-    ]
-    now = most = 0
-    for _, change in sorted(events, key=lambda event: event[0]):
-        now += change
-        most = max(most, now)
-    return most
+    results: Any = recorded.profiler.kineto_results  # type: ignore[union-attr]
+    waiting, events = list(results.experimental_event_tree()), []
+    while waiting:
+        event = waiting.pop()
+        waiting.extend(event.children)
+        if event.tag == _ALLOCATION and event.extra_fields.device.type == device:
+            events.append(event)
+    events.sort(key=lambda event: event.start_time_ns)
+    found: list[_Allocation] = []
+    alive: dict[int, _Allocation] = {}
+    for number, event in enumerate(events):
+        size, address = int(event.extra_fields.alloc_size), int(event.extra_fields.ptr)
+        if size > 0:
+            alive[address] = _Allocation(size=size, made=number)
+            found.append(alive[address])
+        elif address in alive:
+            alive.pop(address).freed = number
+    return found
+
+
+def _peak(allocations: Iterable[_Allocation]) -> int:
+    """The most bytes of ``allocations`` that lived together."""
+    changes: list[tuple[int, int]] = []
+    for one in allocations:
+        changes.append((one.made, one.size))
+        if one.freed is not None:
+            changes.append((one.freed, -one.size))
+    return max(accumulate((change for _, change in sorted(changes)), initial=0))
 
 
 def _cuda_peak(call: Callable[[], None]) -> int:

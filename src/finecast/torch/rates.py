@@ -50,7 +50,7 @@ class Rate:
 def rate(device: str, fmt: Format, threads: int) -> Rate:
     """The rate of ``fmt`` with ``threads`` threads (1 for a GPU)."""
     # Backends ask while a graph is traced, where tensors are fake and cost nothing.
-    with _disable_current_modes(), _one_thread(device):
+    with _disable_current_modes(), one_thread(device):
         plain, own = _products(device, (Format.FP32, fmt))
         stream_s, overhead_s = _streams(device)
     # One thread is measured: barriers between threads on a busy machine tell nothing of the
@@ -107,7 +107,8 @@ def _best(runs: Sequence[Callable[[], object]], device: str) -> list[float]:
 
 
 @contextmanager
-def _one_thread(device: str) -> Generator[None]:
+def one_thread(device: str) -> Generator[None]:
+    """One thread of the CPU inside."""
     before = torch.get_num_threads()
     if device == "cpu":
         torch.set_num_threads(1)

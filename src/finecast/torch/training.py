@@ -23,7 +23,7 @@ def compile(  # noqa: A001 - the name that torch gives the same thing
     function: Callable[..., Any],
     policy: str | Policy = "auto:bf16",
     *,
-    cache_weights: bool = False,
+    accumulation: bool = False,
     user_rules: Mapping[str, UserRule] | None = None,
     rule_set: str = "finecast",
     **options: Any,
@@ -37,15 +37,17 @@ def compile(  # noqa: A001 - the name that torch gives the same thing
     Args:
         function: A module, or a function such as a whole training step.
         policy: ``SCOPE:FORMAT`` or a Policy.
-        cache_weights: Keep the low copies of parameters until these change, so that several
-            microbatches between two optimizer steps cast them once. A change is noticed by
-            autograd's version counter: writing through ``parameter.data`` escapes it.
+        accumulation: For several backward passes between two optimizer steps. Low copies of
+            parameters are kept until these change, so that microbatches cast them once: half
+            as much memory again as the parameters take. Gradients are added up inside the
+            backward pass. A change of a parameter is noticed by autograd's version counter:
+            writing through ``parameter.data``, as FSDP does, escapes it; leave it off there.
         user_rules: Rules by name.
         rule_set: ``finecast``, or ``raf`` for RAF's lists.
         options: What else ``torch.compile`` takes (``dynamic``, ``fullgraph``, ...).
     """
     backend = Backend(
-        policy, cache_weights=cache_weights, user_rules=user_rules, rule_set=rule_set
+        policy, accumulation=accumulation, user_rules=user_rules, rule_set=rule_set
     )
     compiled = torch.compile(function, backend=backend, **options)
     compiled.finecast_plans = backend.plans  # type: ignore[attr-defined]
@@ -60,12 +62,13 @@ class Backend:
         self,
         policy: str | Policy = "auto:bf16",
         *,
-        cache_weights: bool = False,
+        accumulation: bool = False,
         user_rules: Mapping[str, UserRule] | None = None,
         rule_set: str = "finecast",
     ) -> None:
         self.policy = Policy.parse(policy) if isinstance(policy, str) else policy
-        self.cache = WeightCache() if cache_weights else None
+        self.cache = WeightCache() if accumulation else None
+        self.ahead = WeightCache()
         self.user_rules = tuple((user_rules or {}).items())
         chosen = RuleSet.parse(rule_set)
         self.rule_set = RuleSet.TRAINING if chosen is RuleSet.FINECAST else chosen
@@ -104,6 +107,12 @@ class Backend:
             plan = planner.proposal(units, fastest).plan
         self.plans.append(plan)
         return plan
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory of the low copies of parameters that are kept from call to call."""
+        caches = (c for c in (self.cache, self.ahead) if c is not None)
+        return sum(cache.nbytes for cache in caches)
 
     @property
     def key(self) -> str | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+from torch.export import ExportedProgram
 
 from finecast.edits import cast_count
 from finecast.errors import ModelError
@@ -33,6 +34,7 @@ from finecast.torch.planning import (
     make_torch_planner,
     sensitivities,
 )
+from finecast.torch.session import runnable
 from finecast.tuner.search import Candidate, chain, fastest_passing
 
 # Makes of a module what is deployed: ``torch.compile``, or nothing.
@@ -58,7 +60,13 @@ class TorchTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchOutcome:
-    """What tuning found; ``model`` is the module itself where nothing helped."""
+    """What tuning found; ``model`` is the module itself where nothing helped.
+
+    ``baseline`` and ``metric`` are the evaluation of fp32 and of the result, ``baseline_s``
+    and ``latency_s`` the medians of their times, ``speedup`` the median of the rounds' ratios
+    and ``speedup_spread`` the distance of their quartiles. ``predicted_error`` is the relative
+    output error that the sensitivities add up to.
+    """
 
     model: torch.nn.Module
     plan: Plan
@@ -66,9 +74,13 @@ class TorchOutcome:
     why: str
     baseline: float
     metric: float
+    baseline_s: float
+    latency_s: float
     speedup: float
+    speedup_spread: float
     casts: int
     trials: tuple[TorchTrial, ...]
+    predicted_error: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,23 +103,38 @@ class TuneOptions:
 
 
 def tune(
-    module: torch.nn.Module,
+    module: torch.nn.Module | ExportedProgram,
     example_inputs: Sequence[Any],
     *,
     evaluate: Evaluate,
+    example_kwargs: Mapping[str, Any] | None = None,
+    baseline: float | None = None,
     criterion: Criterion | None = None,
     policy: str | Policy = "auto:bf16",
     options: TuneOptions | None = None,
 ) -> TorchOutcome:
     """Find the fastest plan for which ``evaluate(module)`` keeps ``criterion``.
 
+    Args:
+        module: The module, or an exported program.
+        example_inputs: Positional inputs: plans are timed and their errors estimated on them.
+        evaluate: The accuracy of a module.
+        example_kwargs: Keyword inputs.
+        baseline: What ``evaluate`` gives for ``module``, where that is known already.
+        criterion: The accuracy to keep; by default at most 1% less.
+        policy: ``SCOPE:FORMAT`` or a Policy.
+        options: How plans are tried.
+
     Raises:
         ModelError: If the module cannot be captured, or its own metric is NaN.
     """
     wanted = Policy.parse(policy) if isinstance(policy, str) else policy
     tuning = _Tuning(
-        module=module,
+        source=module,
+        module=runnable(module) if isinstance(module, ExportedProgram) else module,
         args=tuple(example_inputs),
+        kwargs=dict(example_kwargs or {}),
+        known=baseline,
         evaluate=evaluate,
         criterion=criterion or Criterion(),
         policy=wanted,
@@ -118,58 +145,76 @@ def tune(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tuning:
+    source: torch.nn.Module | ExportedProgram
     module: torch.nn.Module
     args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    known: float | None
     evaluate: Evaluate
     criterion: Criterion
     policy: Policy
     options: TuneOptions
 
     def run(self) -> TorchOutcome:
-        with torch.no_grad():
-            baseline = float(self.evaluate(self.module))
+        baseline = self.known
+        if baseline is None:
+            with torch.no_grad():
+                baseline = float(self.evaluate(self.module))
         if math.isnan(baseline):
             raise ModelError("the fp32 module's metric is NaN", fix="check data and metric")
         captured = frontend.capture(
-            self.module, self.args, dynamic_shapes=self.options.dynamic_shapes
+            self.source, self.args, self.kwargs, dynamic_shapes=self.options.dynamic_shapes
         )
         device = device_of(self.module, self.args)
+        planner = self._planner(captured, device, frozenset())
         obstacle = look_before_leaping(self.policy, device)
-        planner, proposals = self._proposals(captured, device)
-        if obstacle or not proposals:
-            why = obstacle or "the rules leave no op a lower format"
-            return self._unchanged(planner, baseline, why, ())
+        if obstacle:
+            return self._unchanged(planner, baseline, obstacle)
+        planner = self._planner_that_runs(captured, device, planner)
+        proposals = self._proposals(captured, planner)
+        if not proposals:
+            why = "the rules leave no op a lower format"
+            return self._unchanged(planner, baseline, why)
         return self._search(planner, captured, proposals, baseline)
 
-    def _proposals(
-        self, captured: Captured, device: str
-    ) -> tuple[TorchPlanner, list[Proposal]]:
+    def _planner(
+        self, captured: Captured, device: str, unsupported: frozenset[str]
+    ) -> TorchPlanner:
+        return make_torch_planner(
+            captured.graph,
+            self.policy,
+            device,
+            user_rules=(*self.options.user_rules, *active()),
+            unsupported=unsupported,
+            measured=True,
+            shapes=hinted_shapes(captured.binding),
+            binding=captured.binding,
+        )
+
+    def _planner_that_runs(
+        self, captured: Captured, device: str, planner: TorchPlanner
+    ) -> TorchPlanner:
+        """The planner once every op whose low kernel is missing is known to it."""
         unsupported: frozenset[str] = frozenset()
         while True:
-            planner = make_torch_planner(
-                captured.graph,
-                self.policy,
-                device,
-                user_rules=(*self.options.user_rules, *active()),
-                unsupported=unsupported,
-                measured=True,
-                shapes=hinted_shapes(captured.binding),
-            )
             lowest = finish(captured, planner.lowest())
-            missing = missing_kernels(captured, lowest, self.args, None) - unsupported
+            missing = missing_kernels(captured, lowest, self.args, self.kwargs) - unsupported
             if not missing:
-                break
+                return planner
             unsupported |= missing
+            planner = self._planner(captured, device, unsupported)
+
+    def _proposals(self, captured: Captured, planner: TorchPlanner) -> list[Proposal]:
         units, points = planner.units()
         if not units.members:
-            return planner, []
-        flat = flat_inputs(captured, self.args, None)
+            return []
+        flat = flat_inputs(captured, self.args, self.kwargs)
         errors = sensitivities(
             captured, points, planner.low, flat, probing=self.options.probing
         )
         steps = planner.steps(units, points, errors)
         kept = (s for s in spread(steps, self.options.steps) if s.low.any())
-        return planner, [planner.proposal(units, s) for s in kept]
+        return [planner.proposal(units, s) for s in kept]
 
     def _search(
         self,
@@ -211,11 +256,11 @@ class _Tuning:
         found = fastest_passing(chained, passes)
         if found is None:
             why = "every faster plan misses the criterion" if chained else "no plan is faster"
-            return self._unchanged(planner, baseline, why, tuple(trials))
-        won = ratio(times[""], times[found.plan.digest]).median
-        if won < _MIN_SPEEDUP:
-            why = f"{found.name} is not faster: {won:.3g}x fp32's speed"
-            return self._unchanged(planner, baseline, why, tuple(trials))
+            return self._unchanged(planner, baseline, why, times[""], tuple(trials))
+        won = ratio(times[""], times[found.plan.digest])
+        if won.median < _MIN_SPEEDUP:
+            why = f"{found.name} is not faster: {won.median:.3g}x fp32's speed"
+            return self._unchanged(planner, baseline, why, times[""], tuple(trials))
         return TorchOutcome(
             model=modules[found.plan.digest],
             plan=found.plan,
@@ -223,9 +268,13 @@ class _Tuning:
             why=f"{found.name} keeps the criterion",
             baseline=baseline,
             metric=next(t.metric for t in trials if t.plan is found.plan),
-            speedup=won,
+            baseline_s=times[""].median_s,
+            latency_s=found.latency_s,
+            speedup=won.median,
+            speedup_spread=won.spread,
             casts=found.casts,
             trials=tuple(trials),
+            predicted_error=found.error**0.5,
         )
 
     def _times(self, modules: Mapping[str, torch.nn.Module]) -> dict[str, Latency]:
@@ -233,7 +282,7 @@ class _Tuning:
 
         def call(run: Callable[..., Any]) -> object:
             with torch.no_grad():
-                return run(*self.args)
+                return run(*self.args, **self.kwargs)
 
         was = self.module.training
         self.module.eval()
@@ -248,8 +297,10 @@ class _Tuning:
         planner: TorchPlanner,
         baseline: float,
         why: str,
-        trials: tuple[TorchTrial, ...],
+        timed: Latency | None = None,
+        trials: tuple[TorchTrial, ...] = (),
     ) -> TorchOutcome:
+        latency_s = timed.median_s if timed is not None else math.nan
         return TorchOutcome(
             model=self.module,
             plan=planner.highest(why),
@@ -257,10 +308,26 @@ class _Tuning:
             why=why,
             baseline=baseline,
             metric=baseline,
+            baseline_s=latency_s,
+            latency_s=latency_s,
             speedup=1.0,
+            speedup_spread=0.0,
             casts=0,
             trials=trials,
+            predicted_error=0.0,
         )
+
+
+def deployed() -> Prepare:
+    """``torch.compile`` where there is a C++ compiler for it, else the module as it is."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return lambda module: module
+    return torch.compile
 
 
 def spread(steps: Sequence[Any], most: int) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -20,17 +20,18 @@ class HoistedCast:
     dtype: torch.dtype
 
 
-def hoist_casts(module: GraphModule) -> tuple[HoistedCast, ...]:
+def hoist_casts(module: GraphModule, static: Collection[int] = ()) -> tuple[HoistedCast, ...]:
     """Make each conversion of a parameter an input of the graph, put after the others.
 
     Parameters come as inputs, fp32 and by the name that autograd's joint graph gives inputs,
-    to the forward graph and, if the backward pass needs them, to its graph too.
+    to the forward graph and, if the backward pass needs them, to its graph too. A graph for
+    inference has other names; there they are among the inputs number ``static``.
     """
     inputs = module.graph.find_nodes(op="placeholder")
     found: list[HoistedCast] = []
     nodes: list[FxNode] = []
     for number, source in enumerate(inputs):
-        if not _is_parameter(source):
+        if not _is_parameter(source, static=number in static):
             continue
         for user in list(source.users):
             if user.target is not torch.ops.prims.convert_element_type.default:
@@ -50,12 +51,12 @@ def hoist_casts(module: GraphModule) -> tuple[HoistedCast, ...]:
     return tuple(found)
 
 
-def _is_parameter(node: FxNode) -> bool:
+def _is_parameter(node: FxNode, *, static: bool) -> bool:
     """An fp32 input of the joint graph; which are parameters is seen when they come."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dtype is not torch.float32:
         return False
-    return str(node.target).startswith("primals")
+    return static or str(node.target).startswith("primals")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,17 +69,25 @@ class WeightCache:
     """Low copies by the fp32 tensor itself; they go when it goes.
 
     Law: what ``get`` returns equals ``tensor.to(dtype)`` unless the tensor was written to
-    through ``.data``, which hides from version counters. Only leaves that require a
-    gradient are kept: inputs and activations are another tensor each time.
+    through ``.data``, which hides from version counters. Only parameters and leaves that
+    require a gradient are kept: inputs and activations are another tensor each time.
     """
 
     def __init__(self) -> None:
         self.copies = WeakTensorKeyDictionary()
         self.casts = 0
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of all copies."""
+        kept = (cast("dict[torch.dtype, _Copy]", found) for found in self.copies.values())
+        return sum(copy.low.nbytes for found in kept for copy in found.values())
+
     def get(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The low copy of ``tensor``, made anew in place if it has changed."""
-        if not (tensor.is_leaf and tensor.requires_grad):
+        lasting = isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad
+        # What was made in inference mode has no version to tell a change by.
+        if not (lasting and tensor.is_leaf) or tensor.is_inference():
             return tensor.detach().to(dtype)
         kept = cast("dict[torch.dtype, _Copy]", self.copies.setdefault(tensor, {}))
         found = kept.get(dtype)
@@ -98,7 +107,9 @@ class WeightCache:
         inner: Callable[[list[Any]], Any] = compiled.current_callable
 
         def call(inputs: list[Any]) -> Any:
-            lows = [self.get(inputs[c.source], c.dtype) for c in casts]
+            # A copy made in inference mode could never be written to outside of it.
+            with torch.inference_mode(mode=False):
+                lows = [self.get(inputs[c.source], c.dtype) for c in casts]
             inputs.extend(lows)
             return inner(inputs)
 

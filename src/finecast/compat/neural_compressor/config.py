@@ -106,6 +106,7 @@ class MixedPrecisionConfig:
         return low_format(left[0])
 
 
-def keeps_fp32(setting: Mapping[str, Mapping[str, Sequence[str]]]) -> bool:
-    """Whether an entry of an op dict asks for fp32."""
-    return any("fp32" in part.get("dtype", ()) for part in setting.values())
+def keeps_fp32(setting: Mapping[str, Mapping[str, Sequence[str]]], low: Format) -> bool:
+    """Whether an entry of an op dict lists types, and ``low`` is not among them."""
+    listed = (part["dtype"] for part in setting.values() if part.get("dtype"))
+    return any(low.label not in types for types in listed)

@@ -24,6 +24,7 @@ class Fallback(Generic[Model]):
     Attributes:
         types: Type of each op that can be converted, by its name.
         build: The model with the named ops left in fp32.
+        counts: Whether a model is a trial: something in it is low.
         evaluate: Its accuracy.
         criterion: The accuracy to keep.
         tuning: How long to search.
@@ -31,6 +32,7 @@ class Fallback(Generic[Model]):
 
     types: Mapping[str, str]
     build: Callable[[frozenset[str]], Model]
+    counts: Callable[[Model], bool]
     evaluate: Callable[[Model], float]
     criterion: Criterion
     tuning: TuningCriterion
@@ -50,6 +52,8 @@ class Fallback(Generic[Model]):
             if len(self.scores) >= self.tuning.max_trials:
                 break
             model = self.build(kept)
+            if not self.counts(model):
+                continue
             self.scores[kept] = self.evaluate(model)
             if self.criterion.passes(self.scores[kept], baseline):
                 passing.append((len(kept), model))

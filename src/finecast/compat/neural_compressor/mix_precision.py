@@ -16,7 +16,7 @@ from finecast.compat.neural_compressor.config import (
     keeps_fp32,
 )
 from finecast.compat.neural_compressor.fallback import Fallback
-from finecast.errors import EngineError, UsageError
+from finecast.errors import EngineError, ModelError, UsageError
 from finecast.formats import Format
 
 if TYPE_CHECKING:
@@ -38,6 +38,11 @@ class Result(Protocol):
     @property
     def model(self) -> Any:
         """The converted model."""
+        ...
+
+    @property
+    def lowered(self) -> int:
+        """How many ops (or modules) are not fp32 any more."""
         ...
 
     def save(self, root: str | Path) -> None:
@@ -70,24 +75,33 @@ def fit(
 
     Raises:
         UsageError: If the settings cannot be followed here; says why.
+        EngineError: If the device is slower in the low format than in fp32.
+        ModelError: If no op could be converted.
     """
     settings = conf or config or MixedPrecisionConfig()
     low = settings.low()
     _check(settings, eval_func, eval_dataloader, eval_metric)
     subject = _subject(model, settings, low, eval_dataloader)
     _check_speed(settings, low, subject)
-    types = _selected(subject.types, settings)
+    types = _selected(subject.types, settings, low)
     if not types:
         raise UsageError(
             "nothing is left to convert", fix="check op_name_dict and op_type_dict"
         )
-    if eval_func is None and eval_dataloader is None:
-        return subject.build(frozenset(subject.types) - frozenset(types))
-    evaluate = _evaluation(subject, eval_func, eval_dataloader, eval_metric)
     fixed = frozenset(subject.types) - frozenset(types)
+    if eval_func is None and eval_dataloader is None:
+        result = subject.build(fixed)
+        if not result.lowered:
+            raise ModelError(
+                f"no op of the model could be converted to {low.label}",
+                fix="see what the rules say: finecast.torch.convert, or finecast explain",
+            )
+        return result
+    evaluate = _evaluation(subject, eval_func, eval_dataloader, eval_metric)
     search: Fallback[Result] = Fallback(
         types=types,
         build=lambda kept: subject.build(kept | fixed),
+        counts=lambda result: result.lowered > 0,
         evaluate=lambda result: evaluate(result.model),
         criterion=settings.accuracy_criterion.to_criterion(),
         tuning=settings.tuning_criterion,
@@ -157,12 +171,14 @@ def _check_speed(settings: MixedPrecisionConfig, low: Format, subject: Subject) 
         )
 
 
-def _selected(types: Mapping[str, str], settings: MixedPrecisionConfig) -> dict[str, str]:
+def _selected(
+    types: Mapping[str, str], settings: MixedPrecisionConfig, low: Format
+) -> dict[str, str]:
     """Ops that neither dict keeps in fp32."""
 
     def kept(text: str, entries: OpDict) -> bool:
         return any(
-            re.fullmatch(pattern, text) and keeps_fp32(setting)
+            re.fullmatch(pattern, text) and keeps_fp32(setting, low)
             for pattern, setting in entries.items()
         )
 

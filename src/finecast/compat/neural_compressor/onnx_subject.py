@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from finecast.compat.neural_compressor.config import MixedPrecisionConfig
+from finecast.compat.neural_compressor.saving import write_bytes
 from finecast.engines import get_engine
 from finecast.errors import UsageError
 from finecast.formats import Format
@@ -33,13 +35,20 @@ _ENGINES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxResult:
-    """A converted model; ``model`` is its ModelProto."""
+    """A converted model; ``model`` is its ModelProto, ``lowered`` counts low nodes."""
 
     model: onnx.ModelProto
+    lowered: int
 
     def save(self, root: str | Path) -> None:
-        """Write the ONNX file."""
-        onnx.save(self.model, str(root))
+        """Write the ONNX file; into a folder, as ``best_model.onnx``.
+
+        Raises:
+            UsageError: If it cannot be written.
+        """
+        is_folder = str(root).endswith(("/", os.sep)) or Path(root).is_dir()
+        path = Path(root) / "best_model.onnx" if is_folder else Path(root)
+        write_bytes(path, self.model.SerializeToString())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +100,8 @@ class OnnxSubject:
         }
         plan = self.planner.plan(formats, "converted by neural_compressor's interface")
         applied = frontend.apply(self.file, plan)
-        return OnnxResult(model=ir.to_proto(applied.model))
+        lowered = sum(f is low for f in formats.values())
+        return OnnxResult(model=ir.to_proto(applied.model), lowered=lowered)
 
     def predict(self, model: onnx.ModelProto, inputs: Any) -> Any:
         """Outputs on one batch: a mapping by name, or values in the order of the inputs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,11 @@ from torch import nn
 
 from finecast.compat.neural_compressor.config import MixedPrecisionConfig
 from finecast.compat.neural_compressor.modules import convertible, lower_modules
+from finecast.compat.neural_compressor.saving import write_bytes
 from finecast.errors import UsageError
 from finecast.formats import Format
 from finecast.frontends.torch.aten import DTYPES
+from finecast.plan import Plan
 from finecast.policy import Policy, Scope
 from finecast.rules import NodeView
 from finecast.torch.convert import convert
@@ -24,18 +27,24 @@ from finecast.torch.rates import rate_here
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchResult:
-    """A converted module."""
+    """A converted module; ``lowered`` counts low ops, or low modules."""
 
     model: nn.Module
+    lowered: int
 
     def save(self, root: str | Path) -> None:
-        """Write ``best_model.pt`` (the state) and the plan, if any, to a folder."""
+        """Write ``best_model.pt`` (the state) and the plan, if any, to a folder.
+
+        Raises:
+            UsageError: If they cannot be written.
+        """
         folder = Path(root)
-        folder.mkdir(parents=True, exist_ok=True)
-        torch.save(self.model.state_dict(), folder / "best_model.pt")
-        plan = getattr(self.model, "finecast_plan", None)
+        state = io.BytesIO()
+        torch.save(self.model.state_dict(), state)
+        write_bytes(folder / "best_model.pt", state.getvalue())
+        plan: Plan | None = getattr(self.model, "finecast_plan", None)
         if plan is not None:
-            (folder / "plan.json").write_text(plan.to_json(), encoding="utf-8")
+            write_bytes(folder / "plan.json", plan.to_json().encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,19 +90,21 @@ class TorchSubject:
         """Plan the whole graph where there are inputs to capture it; else by modules."""
         chosen = {name: kind for name, kind in self.types.items() if name not in kept}
         if self.args is None:
-            lowered = lower_modules(self.original, chosen, DTYPES[self.low])
-            return TorchResult(model=lowered)
+            module = lower_modules(self.original, chosen, DTYPES[self.low])
+            return TorchResult(model=module, lowered=len(chosen))
 
         def rule(view: NodeView) -> str | None:
             return "fp32" if view.node.scope in kept else None
 
-        policy = Policy(scope=Scope.AUTO, format=self.low)
-        graph = convert(self.original, self.args, policy, user_rules={"fit": rule})
-        if all(f is Format.FP32 for f in graph.finecast_plan.formats.values()):  # type: ignore[union-attr,operator]
-            # No gain was seen on these inputs, but a conversion was asked for.
-            policy = Policy(scope=Scope.MATMULT, format=self.low)
+        # Where no gain is seen on these inputs: a conversion was asked for all the same.
+        for scope in (Scope.AUTO, Scope.MATMULT):
+            policy = Policy(scope=scope, format=self.low)
             graph = convert(self.original, self.args, policy, user_rules={"fit": rule})
-        return TorchResult(model=graph)
+            plan: Plan = graph.finecast_plan  # type: ignore[assignment]
+            lowered = sum(f is self.low for f in plan.formats.values())
+            if lowered:
+                break
+        return TorchResult(model=graph, lowered=lowered)
 
     def predict(self, model: nn.Module, inputs: Any) -> Any:
         """Outputs on one batch."""

@@ -74,6 +74,15 @@ _STATISTICS: Final[Mapping[str, tuple[int, ...]]] = {
 }
 # Conversions: they read whatever format they are given and write the one they name.
 CONVERSIONS: Final = frozenset({"aten::_to_copy", "aten::to", "prims::convert_element_type"})
+# They give what they read under another shape, without a copy.
+VIEWS: Final = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("view", "_unsafe_view", "alias", "detach", "unsqueeze", "squeeze", "expand", "t"),
+        *("permute", "transpose", "select", "slice", "narrow", "as_strided", "diagonal"),
+        *("unbind", "split", "split_with_sizes", "chunk", "unflatten", "view_as"),
+    )
+)
 # They write memory that others own, so they keep its type.
 WRITERS: Final = frozenset({"aten::copy_", "aten::copy", "aten::set_"})
 

@@ -53,7 +53,7 @@ def capture(
         if isinstance(module, ExportedProgram)
         else _export(module, args, kwargs, dynamic_shapes)
     )
-    with _quiet():
+    with quiet():
         program = program.run_decompositions({})
         unlifted = program.module(check_guards=False)
     assert isinstance(unlifted, GraphModule)
@@ -79,7 +79,7 @@ def _export(
     dynamic_shapes: Any,
 ) -> ExportedProgram:
     try:
-        with _evaluating(module), torch.no_grad(), _quiet():
+        with _evaluating(module), torch.no_grad(), quiet():
             return torch.export.export(
                 module, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes
             )
@@ -105,7 +105,7 @@ def _evaluating(module: torch.nn.Module) -> Generator[None]:
 
 
 @contextmanager
-def _quiet() -> Generator[None]:
+def quiet() -> Generator[None]:
     """Without torch's deprecation notes about its own code."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning)

@@ -7,7 +7,7 @@ they are taken apart after the casts are in, each piece then in the type it comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 import torch
@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Interpreter
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
+from torch.utils.checkpoint import CheckpointPolicy
 
 from finecast.edits import edits
 from finecast.frontends.torch.reader import hinted_shapes, read
@@ -45,6 +46,20 @@ def lower(module: GraphModule, planning: Planning, decompositions: Decomposition
     apply_edits(graph, binding, edits(graph, formats), convert=convert_element_type)
     _take_apart(module, decompositions)
     return plan
+
+
+def cast_parameters_again(graph: torch.fx.Graph, parameters: Collection[int]) -> None:
+    """Tell a partitioner that the backward pass casts parameters itself.
+
+    ``parameters`` are inputs of ``graph``, by their place. They are there all the time, so to
+    cast them again takes one pass over them and no memory; the low copies, saved by every
+    layer, would be half of the model's size.
+    """
+    inputs = graph.find_nodes(op="placeholder")
+    for number in parameters:
+        for user in inputs[number].users:
+            if user.target is torch.ops.prims.convert_element_type.default:
+                user.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
 
 
 def _take_apart(module: GraphModule, decompositions: Decompositions) -> None:

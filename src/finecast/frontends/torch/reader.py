@@ -68,15 +68,16 @@ def hinted_shapes(binding: Binding) -> dict[int, tuple[int, ...]]:
     for number, source in enumerate(binding.values):
         val = source.node.meta["val"]
         tensor = val if source.index is None else val[source.index]
-        found[number] = tuple(_hint(d) for d in tensor.shape)
+        found[number] = tuple(hint(d) for d in tensor.shape)
     return found
 
 
-def _hint(extent: int | torch.SymInt) -> int:
+def hint(extent: int | torch.SymInt) -> int:
+    """A size, or what a symbolic one was in the example inputs; 1 where that is not known."""
     if isinstance(extent, int):
         return extent
-    hint = extent.node.hint
-    return int(hint) if hint is not None else 1
+    known = extent.node.hint
+    return int(known) if known is not None else 1
 
 
 def tensor_inputs(node: FxNode) -> tuple[FxNode, ...]:

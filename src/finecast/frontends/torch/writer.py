@@ -15,7 +15,15 @@ import torch
 from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
 
-from finecast.edits import ConvertConstant, Edit, InsertCast, SetFormat, SetPort, Use
+from finecast.edits import (
+    ConvertConstant,
+    Edit,
+    InsertCast,
+    RoundTrip,
+    SetFormat,
+    SetPort,
+    Use,
+)
 from finecast.errors import ModelError
 from finecast.formats import Format
 from finecast.frontends.torch.aten import DTYPES
@@ -76,6 +84,12 @@ class _Writer:
                 self._rewire(edit.value, edit.uses, self._cast(edit))
             case ConvertConstant():
                 self._rewire(edit.value, edit.uses, self._constant(edit))
+            case RoundTrip():
+                raise ModelError(
+                    f"{edit.to.label} is no type that PyTorch computes in",
+                    where=self.graph.values[edit.value].name,
+                    fix="use bf16 or fp16",
+                )
             case SetPort():
                 raise ModelError(
                     "a PyTorch module declares no types of inputs and outputs",

@@ -1,0 +1,68 @@
+"""Sensitivities of a PyTorch module: one backward pass beside probing every point alone.
+
+python -m benchmarks.bench_torch_sensitivity [NET ...]
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+# First: it says so and leaves where PyTorch is absent.
+from benchmarks.torch_common import Case, ids, images, settled  # isort: skip
+
+import numpy as np
+import torch
+from scipy.stats import spearmanr
+
+from benchmarks.common import report
+from benchmarks.torch_nets import Bert
+from benchmarks.torch_published import MobileNetV3
+from finecast.formats import Format
+from finecast.frontends import torch as frontend
+from finecast.frontends.torch.points import find_points
+from finecast.frontends.torch.probing import Errors, first_order, probe_all
+
+CASES = {
+    "bert2 1x32": Case(net=lambda: Bert(2, 1000), inputs=lambda: ids(1, 32)),
+    "mobilenetv3": Case(net=MobileNetV3, inputs=lambda: images(1)),
+}
+
+
+def compare(name: str, case: Case) -> None:
+    """Print how well both agree and how long each takes."""
+    torch.manual_seed(0)
+    args = case.inputs()
+    captured = frontend.capture(settled(case.net(), args), args)
+    points = find_points(captured.graph, frozenset(n.id for n in captured.graph.float_nodes))
+    one_pass, pass_s = _timed(lambda: first_order(captured, points, Format.BF16, args))
+    probed, probe_s = _timed(lambda: probe_all(captured, points, Format.BF16, args))
+    # Points that no output depends on are exactly 0 in both.
+    live = (one_pass > 0) & (probed > 0)
+    octaves = np.abs(np.log2(one_pass[live] / probed[live]))
+    ranks: Any = spearmanr(one_pass[live], probed[live])
+    report(
+        "torch sensitivities",
+        f"{name}: sum of squared errors, one pass over probing",
+        round(float(one_pass.sum() / probed.sum()), 3),
+        "x",
+        points=len(points),
+        rank_correlation=round(float(ranks.statistic), 3),
+        median_factor=round(float(2 ** np.median(octaves)), 3),
+        one_pass_s=round(pass_s, 3),
+        probing_s=round(probe_s, 3),
+    )
+
+
+def _timed(work: Callable[[], Errors]) -> tuple[Errors, float]:
+    start = time.process_time()
+    return work(), time.process_time() - start
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    for chosen in sys.argv[1:] or CASES:
+        compare(chosen, CASES[chosen])

@@ -1,0 +1,160 @@
+"""A PyTorch module behind an engine's session: arrays by name in, arrays by name out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import (
+    ConstantArgument,
+    InputKind,
+    OutputKind,
+    TensorArgument,
+)
+from torch.fx import GraphModule
+from torch.utils._pytree import tree_leaves, tree_unflatten
+
+from finecast.engines.base import Array, Feeds, KernelTime, TensorSpec
+from finecast.engines.ports import ordered_feeds
+from finecast.errors import ModelError
+from finecast.frontends.torch.aten import dtype_label
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """What a program takes and gives, flat: ``constants`` are arguments that are no tensors.
+
+    Its ``inputs`` are in the order of the arguments, which ``constants`` lie between.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    constants: tuple[tuple[int, Any], ...]
+    outputs: tuple[TensorSpec | None, ...]
+    program: ExportedProgram
+
+    @classmethod
+    def of(cls, program: ExportedProgram) -> Signature:
+        """Read a program's signature.
+
+        Raises:
+            ModelError: If an input is neither a tensor nor a constant.
+        """
+        fakes = {n.name: n.meta.get("val") for n in program.graph.nodes}
+        inputs: list[TensorSpec] = []
+        constants: list[tuple[int, Any]] = []
+        given = [
+            s.arg
+            for s in program.graph_signature.input_specs
+            if s.kind is InputKind.USER_INPUT
+        ]
+        for number, arg in enumerate(given):
+            if isinstance(arg, TensorArgument):
+                inputs.append(_spec(arg.name, fakes[arg.name]))
+            elif isinstance(arg, ConstantArgument):
+                constants.append((number, arg.value))
+            else:
+                raise ModelError(
+                    f"input {arg.name!r} is a number that varies",
+                    fix="pass it as a tensor, or export with a fixed value",
+                )
+        results = [
+            s.arg
+            for s in program.graph_signature.output_specs
+            if s.kind is OutputKind.USER_OUTPUT
+        ]
+        return cls(
+            inputs=tuple(inputs),
+            constants=tuple(constants),
+            outputs=tuple(
+                _spec(a.name, fakes[a.name]) if isinstance(a, TensorArgument) else None
+                for a in results
+            ),
+            program=program,
+        )
+
+    def arguments(self, feeds: Feeds) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments that carry ``feeds``."""
+        arrays = ordered_feeds(feeds, self.inputs)
+        # torch takes no read-only arrays, such as maps of the data file.
+        plain = (np.require(a, requirements=["C", "W"]) for a in arrays)
+        leaves: list[Any] = [torch.from_numpy(a) for a in plain]
+        for number, value in self.constants:
+            leaves.insert(number, value)
+        spec = self.program.call_spec.in_spec
+        assert spec is not None
+        args, kwargs = tree_unflatten(leaves, spec)
+        return tuple(args), dict(kwargs)
+
+
+def _spec(name: str, fake: Any) -> TensorSpec:
+    shape = tuple(d if isinstance(d, int) else str(d) for d in fake.shape)
+    return TensorSpec(name=name, dtype=dtype_label(fake.dtype), shape=shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleSession:
+    """A module with the signature of the program it was made from."""
+
+    module: Callable[..., Any]
+    signature: Signature
+
+    @property
+    def inputs(self) -> Sequence[TensorSpec]:
+        """The program's tensor inputs, in order."""
+        return self.signature.inputs
+
+    @property
+    def outputs(self) -> Sequence[TensorSpec]:
+        """The program's tensor outputs, in order."""
+        return [spec for spec in self.signature.outputs if spec is not None]
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        """Run once; outputs by name in the program's order."""
+        args, kwargs = self.signature.arguments(feeds)
+        with torch.no_grad():
+            leaves = tree_leaves(self.module(*args, **kwargs))
+        return {
+            spec.name: _array(leaf)
+            for spec, leaf in zip(self.signature.outputs, leaves, strict=True)
+            if spec is not None
+        }
+
+    def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
+        """Empty: compiled kernels do not carry the names of ops."""
+        del feeds, repeats
+        return []
+
+
+def _array(leaf: torch.Tensor) -> Array:
+    plain = leaf.detach().cpu()
+    low = plain.is_floating_point() and plain.dtype is not torch.float64
+    array: Array = (plain.float() if low else plain).numpy()
+    return array
+
+
+def runnable(program: ExportedProgram) -> GraphModule:
+    """The program as an ordinary module, which ``eval`` and ``train`` can be called on."""
+    module = program.module(check_guards=False)
+    assert isinstance(module, GraphModule)
+    for name in ("train", "eval"):
+        # Export puts functions there that raise.
+        module.__dict__.pop(name, None)
+    return module
+
+
+def examples(program: ExportedProgram) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments that the program was exported with.
+
+    Raises:
+        ModelError: If it carries none.
+    """
+    given = program.example_inputs
+    if given is None:
+        raise ModelError(
+            "the program carries no example inputs", fix="save it with torch.export.save"
+        )
+    return tuple(given[0]), dict(given[1])

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import finecast.torch as ft  # noqa: E402
+from finecast.formats import Format  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
+    pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler"),
+]
+
+
+def error(y: torch.Tensor, reference: torch.Tensor) -> float:
+    return float((y - reference).norm() / reference.norm())
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_weights_are_cast_once_and_anew_when_they_change(
+    mode: Callable[[], AbstractContextManager[None]],
+) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16)).eval()
+    net[0].requires_grad_(requires_grad=False)
+    x = torch.randn(4, 16)
+    compiled = ft.compile(net, "all:bf16")
+    ahead = compiled.finecast_backend.ahead
+    with mode():
+        first = compiled(x)
+        casts = ahead.casts
+        assert torch.equal(compiled(x), first)
+        assert 0 < error(first, net(x)) < 10 * Format.BF16.unit_roundoff
+    assert casts == 4
+    assert ahead.casts == casts
+    with torch.no_grad():
+        net[0].weight.mul_(2)
+    with mode():
+        assert error(compiled(x), net(x)) < 10 * Format.BF16.unit_roundoff
+    assert ahead.casts == casts + 1
+    # The same object trains: its weights are cast inside the graph again.
+    compiled(x).sum().backward()
+    assert net[2].weight.grad is not None
+    assert net[2].weight.grad.dtype is torch.float32
+    assert ahead.casts == casts + 1

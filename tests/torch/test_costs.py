@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402, N812
+
+import finecast.torch as ft  # noqa: E402
+from finecast.formats import Format  # noqa: E402
+from finecast.frontends import torch as frontend  # noqa: E402
+from finecast.torch import kernels, planning, rates  # noqa: E402
+from finecast.torch.kernels import KernelTimes  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+
+class Attending(nn.Module):
+    def __init__(self, width: int = 64, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.conv = nn.Conv1d(width, width, 3, padding=1, groups=width)
+        self.output = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, tokens, width = x.shape
+        split = (batch, tokens, 3, self.heads, width // self.heads)
+        q, k, v = self.qkv(x).view(split).permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape)
+        return self.output(mixed + self.conv(mixed.transpose(1, 2)).transpose(1, 2))
+
+
+@pytest.fixture
+def _fast_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rate(device: str, fmt: Format) -> rates.Rate:
+        del device
+        speed = {Format.BF16: 4.0}.get(fmt, 1.0)
+        return rates.Rate(
+            product_tflops=0.001 * speed, speed=speed, bandwidth_gb_s=50.0, overhead_s=1e-7
+        )
+
+    monkeypatch.setattr(planning, "rate_here", rate)
+
+
+def test_kernels_are_measured_and_packed_products_are_not() -> None:
+    args = (torch.randn(2, 16, 64),)
+    captured = frontend.capture(Attending().eval(), args)
+    times = KernelTimes(
+        graph=captured.graph,
+        binding=captured.binding,
+        device="cpu",
+        formats=(Format.FP32, Format.BF16),
+        threads=2,
+    )
+    found = {
+        n.op: (times.time_s(n, Format.FP32, 1e-6), times.time_s(n, Format.BF16, 1e-6))
+        for n in captured.graph.float_nodes
+    }
+    for op in ("attention", "conv"):
+        assert all(t is not None and 0 < t < 1 for t in found[op])
+    assert found["linear"] == (None, None)
+    assert found["reshape"] == (None, None)
+
+
+def test_long_kernels_are_left_to_the_rates_and_equal_ones_run_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    args = (torch.randn(2, 16, 64),)
+    captured = frontend.capture(nn.Sequential(Attending(), Attending()).eval(), args)
+    monkeypatch.setattr(kernels, "_seen", {})
+    runs: list[int] = []
+
+    def best(calls: list[object], device: str) -> list[float]:
+        del device
+        runs.append(len(calls))
+        return [3.0, 4.0]
+
+    monkeypatch.setattr(kernels, "_best", best)
+    times = KernelTimes(
+        graph=captured.graph,
+        binding=captured.binding,
+        device="cpu",
+        formats=(Format.FP32, Format.BF16),
+        threads=2,
+    )
+    attention = [n for n in captured.graph.nodes if n.op == "attention"]
+    assert len(attention) == 2
+    assert [times.time_s(n, Format.BF16, 1.0) for n in attention] == [None, None]
+    assert runs == []
+    assert [times.time_s(n, Format.BF16, 1e-3) for n in attention] == [2.0, 2.0]
+    assert times.time_s(attention[0], Format.FP32, 1e-3) == 1.5
+    assert runs == [2]
+
+
+@pytest.mark.usefixtures("_fast_bf16")
+@pytest.mark.parametrize(("seconds", "expected"), [(1.0, "fp32"), (1e-9, "bf16")])
+def test_the_plan_follows_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, expected: str
+) -> None:
+    def best(calls: list[object], device: str) -> list[float]:
+        del calls, device
+        return [1e-4, seconds]
+
+    monkeypatch.setattr(kernels, "_seen", {})
+    monkeypatch.setattr(kernels, "_best", best)
+    plan = ft.convert(Attending().eval(), (torch.randn(2, 16, 64),)).finecast_plan
+    formats = {d.op: d.format.label for d in plan.decisions}
+    assert formats["attention"] == expected
+    assert formats["linear"] == "bf16"

@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import shutil
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import finecast.torch as ft  # noqa: E402
+from finecast.errors import ModelError, UsageError  # noqa: E402
+from finecast.formats import Format  # noqa: E402
+from finecast.measure.criterion import Criterion  # noqa: E402
+from finecast.torch import planning, rates  # noqa: E402
+from finecast.tuner.sources import DataOptions  # noqa: E402
+from finecast.tuner.tuning import Verdict  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, 4 * width)
+        self.second = nn.Linear(4 * width, 10)
+
+    def forward(self, x: torch.Tensor, *, scale: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(self.first(x))) * scale
+
+
+@pytest.fixture(autouse=True)
+def _fast_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+
+    def rate(device: str, fmt: Format) -> rates.Rate:
+        del device
+        speed = {Format.BF16: 4.0}.get(fmt, 1.0)
+        return rates.Rate(
+            product_tflops=0.001 * speed, speed=speed, bandwidth_gb_s=50.0, overhead_s=1e-7
+        )
+
+    monkeypatch.setattr(planning, "rate_here", rate)
+
+
+def inputs(batch: int = 4) -> tuple[tuple[torch.Tensor], dict[str, torch.Tensor]]:
+    return (torch.randn(batch, 32),), {"scale": torch.rand(batch, 1)}
+
+
+def program() -> torch.export.ExportedProgram:
+    args, kwargs = inputs()
+    batch = torch.export.Dim("batch", min=2, max=64)
+    shapes = {"x": {0: batch}, "scale": {0: batch}}
+    return torch.export.export(Net().eval(), args, kwargs, dynamic_shapes=shapes)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "model.pt2"
+    torch.export.save(program(), path)
+    return path
+
+
+def edited(path: Path, change: dict[str, bytes | None]) -> Path:
+    """A copy of the archive with some of its records changed, added or left out."""
+    result = path.with_name("edited.pt2")
+    reader = torch._C.PyTorchFileReader(str(path))
+    writer = torch._C.PyTorchFileWriter(str(result))
+    names = [n for n in reader.get_all_records() if not n.startswith((".data/", "version"))]
+    for name in dict.fromkeys((*names, *change)):
+        if name in ("byteorder", "archive_format_version"):
+            continue
+        content = change[name] if name in change else reader.get_record(name)
+        if content is not None:
+            writer.write_record(name, content, len(content))
+    writer.write_end_of_file()
+    return result
+
+
+def record(path: Path, name: str) -> bytes:
+    content: bytes = torch._C.PyTorchFileReader(str(path)).get_record(name)
+    return content
+
+
+def test_convert_file_keeps_shapes_free_and_halves_the_weights(saved: Path) -> None:
+    low = saved.with_name("low.pt2")
+    result = ft.convert_file(saved, low, "all:bf16")
+    assert set(result.plan.counts) == {"bf16"}
+    assert result.verified.relative_error is not None
+    assert 0 < result.verified.relative_error < 10 * Format.BF16.unit_roundoff
+    again = ft.load(low)
+    weights = sum(t.nbytes for t in again.state_dict.values())
+    assert weights <= 0.55 * sum(t.nbytes for t in program().state_dict.values())
+    args, kwargs = inputs(9)
+    assert again.module()(*args, **kwargs).shape == (9, 10)
+    with pytest.raises(UsageError, match="output exists"):
+        ft.convert_file(saved, low)
+
+
+def test_the_plan_travels_with_the_program(saved: Path) -> None:
+    low = saved.with_name("low.pt2")
+    result = ft.convert_file(saved, low, "matmult:bf16")
+    extra = {"finecast.plan.json": ""}
+    torch.export.load(low, extra_files=extra)
+    assert json.loads(extra["finecast.plan.json"])["digest"] == result.plan.digest
+
+
+def test_convert_takes_a_program_s_own_inputs(saved: Path) -> None:
+    low = ft.convert(ft.load(saved), policy="all:bf16")
+    args, kwargs = inputs()
+    assert low(*args, **kwargs).dtype is torch.float32
+    with pytest.raises(UsageError, match="needs example inputs"):
+        ft.convert(Net())
+
+
+def npz(path: Path, count: int = 37) -> Path:
+    x = np.random.default_rng(0).normal(size=(count, 32)).astype(np.float32)
+    scale = np.ones((count, 1), np.float32)
+    with torch.no_grad():
+        scores = program().module()(torch.from_numpy(x), scale=torch.from_numpy(scale))
+    np.savez(path, x=x, scale=scale, label=scores.argmax(1).numpy())
+    return path
+
+
+def test_tune_file_keeps_the_criterion_or_writes_nothing(saved: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    torch.export.save(program(), saved)
+    torch.manual_seed(0)
+    data = DataOptions(data=npz(tmp_path / "d.npz"), metric="top1", batch=8)
+    out = tmp_path / "tuned.pt2"
+    outcome = ft.tune_file(
+        saved, out, data, Criterion(tolerance=0.05), prepare=lambda module: module
+    )
+    assert outcome.baseline.metric == 1.0
+    assert out.exists() == (outcome.verdict is Verdict.IMPROVED)
+    if outcome.verdict is Verdict.IMPROVED:
+        assert outcome.tuned.metric >= 0.95
+        assert ft.load(out).module() is not None
+
+
+def test_missing_data_is_said_by_name(saved: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", y=np.zeros((4, 32), np.float32))
+    data = DataOptions(data=tmp_path / "d.npz", metric="cosine")
+    with pytest.raises(UsageError, match="input 'x' is missing"):
+        ft.tune_file(saved, tmp_path / "t.pt2", data, Criterion())
+
+
+class Bomb:
+    """Touches a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return (os.mkdir, (str(self.path),))
+
+
+def graph(path: Path) -> dict[str, object]:
+    content: dict[str, object] = json.loads(record(path, "models/model.json"))
+    return content
+
+
+def test_pickles_are_refused_and_not_loaded(saved: Path, tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    torch.save((Bomb(tmp_path / "gone off"),), buffer, pickle_module=pickle)
+    bomb = buffer.getvalue()
+    weights = json.loads(record(saved, "data/weights/model_weights_config.json"))
+    next(iter(weights["config"].values()))["use_pickle"] = True
+    plain = "data/weights/model_weights_config.json"
+    cases = {
+        "example inputs": {"data/sample_inputs/model.pt": bomb},
+        "no plain tensor": {
+            plain: json.dumps(weights).encode(),
+            "data/weights/weight_0": bomb,
+        },
+        "unpickle data/constants/opaque_obj_0": {"data/constants/opaque_obj_0": bomb},
+        "unpickle data/weights/model.pt": {"data/weights/model.pt": bomb},
+        "compiled code": {"data/aotinductor/model/x.so": b"\x7fELF"},
+    }
+    for message, change in cases.items():
+        with pytest.raises(ModelError, match=message):
+            ft.load(edited(saved, change))
+    assert not (tmp_path / "gone off").exists()
+
+
+@pytest.mark.parametrize(
+    ("message", "change"),
+    [
+        ("call torch.hub.load", ("target", "torch.hub.load")),
+        ("call torch.ops.load_library", ("target", "torch.ops.load_library")),
+        ("call torch.os.system", ("target", "torch.os.system")),
+        ("call _operator.attrgetter", ("target", "_operator.attrgetter")),
+        ("call torch.ops.aten.from_file", ("target", "torch.ops.aten.from_file.default")),
+        ("evaluate the size", ("expr_str", "__import__('os').getcwd()")),
+        ("evaluate the size", ("expr_str", "exec(chr(112))")),
+        ("evaluate the size", ("expr_str", "().__class__")),
+        ("into Python code", ("name", "x):\n    import os\n    return (")),
+        ("container of type", ("in_spec", '[1, {"type": "collections.defaultdict"}]')),
+        (
+            "key of a container",
+            (
+                "in_spec",
+                '[1, {"type": "builtins.dict", "context": "[{\\"__enum__\\": true}]"}]',
+            ),
+        ),
+    ],
+)
+def test_code_is_refused(saved: Path, message: str, change: tuple[str, str]) -> None:
+    key, value = change
+    content = graph(saved)
+    assert _replace_first(content, key, value)
+    path = edited(saved, {"models/model.json": json.dumps(content).encode()})
+    with pytest.raises(ModelError, match=message):
+        ft.load(path)
+
+
+def _replace_first(content: object, key: str, value: str) -> bool:
+    if isinstance(content, dict):
+        if isinstance(content.get(key), str):
+            content[key] = value
+            return True
+        return any(_replace_first(v, key, value) for v in content.values())
+    return isinstance(content, list) and any(_replace_first(v, key, value) for v in content)
+
+
+def test_trust_reads_what_torch_reads(saved: Path) -> None:
+    assert ft.load(edited(saved, {})).graph_signature == ft.load(saved).graph_signature
+    assert ft.load(saved, trust=True).graph_signature == ft.load(saved).graph_signature
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x05\x06" + bytes(18), b"no archive" * 100])
+def test_what_is_no_program_is_said_so(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.pt2"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=r"model\.pt2"):
+        ft.load(path)
+    with pytest.raises(UsageError, match="no such file"):
+        ft.load(tmp_path / "absent.pt2")
+
+
+def test_a_zip_of_the_old_form_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt2"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("version", "8.5")
+        archive.writestr("serialized_state_dict.pt", pickle.dumps(Bomb(tmp_path / "gone off")))
+    with pytest.raises(ModelError):
+        ft.load(path)
+    assert not (tmp_path / "gone off").exists()
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor needs a C++ compiler")
+def test_a_converted_module_compiles_ahead_of_time(saved: Path, tmp_path: Path) -> None:
+    source = ft.load(saved)
+    low = ft.convert(source, policy="matmult:bf16")
+    package = torch._inductor.aoti_compile_and_package(
+        ft.export(low, source), package_path=str(tmp_path / "low.aoti.pt2")
+    )
+    compiled = torch._inductor.aoti_load_package(package)
+    for batch in (4, 9):
+        args, kwargs = inputs(batch)
+        with torch.no_grad():
+            want = low(*args, **kwargs)
+        # Fused sums may round once less; the products are the same.
+        got = compiled(*args, **kwargs)
+        assert float((got - want).norm() / want.norm()) < Format.BF16.unit_roundoff

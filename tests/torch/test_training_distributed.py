@@ -1,0 +1,113 @@
+"""DDP and FSDP2 with two gloo processes: gradients as those of one process in fp32."""
+
+from __future__ import annotations
+
+import copy
+import os
+import socket
+import warnings
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import distributed, nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402, N812
+
+import finecast.torch as ft  # noqa: E402
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.skipif(
+        not distributed.is_available() or not distributed.is_gloo_available(),
+        reason="torch.distributed without gloo",
+    ),
+]
+WORLD = 2
+# Weights, activations, gradients and their sum over processes: see test_training.
+TOLERANCE = 16 * 2.0**-8
+
+
+class Net(nn.Module):
+    """Two layers and their loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(32, 128)
+        self.second = nn.Linear(128, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(self.second(torch.tanh(self.first(x))), x)
+
+
+def _plain() -> tuple[Net, torch.Tensor]:
+    torch.manual_seed(0)
+    return Net(), torch.randn(WORLD, 64, 32)
+
+
+def _whole(parameter: torch.Tensor) -> torch.Tensor:
+    """A parameter's gradient, from all processes if each has a shard."""
+    grad = parameter.grad
+    assert grad is not None
+    return grad.full_tensor() if hasattr(grad, "full_tensor") else grad
+
+
+def _work(rank: int, port: int, kind: str, out: str) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    distributed.init_process_group("gloo", rank=rank, world_size=WORLD)
+    try:
+        net, x = _plain()
+        backend = ft.Backend("matmult:bf16")
+        if kind == "ddp":
+            wrapped = nn.parallel.DistributedDataParallel(net)
+            call = torch.compile(wrapped, backend=backend)
+        else:
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.fsdp import fully_shard
+
+            mesh = init_device_mesh("cpu", (WORLD,))
+            fully_shard(net, mesh=mesh)
+            call = torch.compile(net, backend=backend)
+        for _ in range(2):  # the second step, with new weights, is what is compared
+            net.zero_grad()
+            call(x[rank]).backward()
+            grads = [_whole(p).clone() for p in net.parameters()]
+            torch.optim.SGD(net.parameters(), lr=0.1).step()
+        counts = [plan.counts for plan in backend.plans]
+        torch.save({"grads": grads, "counts": counts}, f"{out}/{rank}.pt")
+    finally:
+        distributed.destroy_process_group()
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_two_processes_have_the_gradients_of_one(kind: str, tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(
+        _work, args=(_free_port(), kind, str(tmp_path)), nprocs=WORLD, join=True
+    )
+    net, x = _plain()
+    want: list[torch.Tensor] = []
+    for _ in range(2):
+        net.zero_grad()
+        (sum(net(part) for part in x) / WORLD).backward()
+        want = [copy.deepcopy(p.grad) for p in net.parameters() if p.grad is not None]
+        torch.optim.SGD(net.parameters(), lr=0.1).step()
+    found = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
+    for rank in found:
+        assert sum(counts.get("bf16", 0) for counts in rank["counts"]) >= 4
+        assert len(rank["grads"]) == len(want)
+        for got, exact in zip(rank["grads"], want, strict=True):
+            assert got.dtype is torch.float32
+            assert float((got - exact).norm() / exact.norm()) < TOLERANCE
+    for one, other in zip(found[0]["grads"], found[1]["grads"], strict=True):
+        assert torch.equal(one, other)
