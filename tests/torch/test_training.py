@@ -104,6 +104,10 @@ def test_cached_weights_notice_the_optimizer() -> None:
     assert float(compiled(x)) == pytest.approx(float(other(x)), rel=TOLERANCE)
     # Two weights and two biases at most, once for each of three steps and the last call.
     assert 2 * 4 <= compiled.finecast_backend.cache.casts <= 4 * 4
+    # The weights themselves, which layers read transposed, are among the copies.
+    assert compiled.finecast_backend.kept_bytes >= 2 * sum(
+        p.numel() for p in net.parameters() if p.ndim == 2
+    )
 
 
 def test_gradients_are_added_as_autograd_adds_them() -> None:

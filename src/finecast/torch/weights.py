@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -25,30 +26,67 @@ def hoist_casts(module: GraphModule, static: Collection[int] = ()) -> tuple[Hois
 
     Parameters come as inputs, fp32 and by the name that autograd's joint graph gives inputs,
     to the forward graph and, if the backward pass needs them, to its graph too. A graph for
-    inference has other names; there they are among the inputs number ``static``.
+    inference has other names; there they are among the inputs number ``static``. A view of a
+    parameter that is converted (a linear layer's transpose) becomes a view of the conversion.
     """
     inputs = module.graph.find_nodes(op="placeholder")
-    found: list[HoistedCast] = []
-    nodes: list[FxNode] = []
+    found: dict[HoistedCast, FxNode] = {}
     for number, source in enumerate(inputs):
         if not _is_parameter(source, static=number in static):
             continue
-        for user in list(source.users):
-            if user.target is not torch.ops.prims.convert_element_type.default:
-                continue
-            found.append(HoistedCast(source=number, dtype=user.args[1]))  # type: ignore[arg-type]
-            nodes.append(user)
-    last = inputs[-1] if inputs else None
-    for node in nodes:
-        assert last is not None
-        with module.graph.inserting_after(last):
-            new = module.graph.placeholder(f"low_{node.name}")
-        new.meta = {"val": node.meta["val"]}
-        node.replace_all_uses_with(new)
-        module.graph.erase_node(node)
-        last = new
-    module.recompile()
+        for node, views in list(_conversions(source, ())):
+            hoisted = HoistedCast(source=number, dtype=_dtype(node))
+            if hoisted not in found:
+                found[hoisted] = _add_input(
+                    module, source, hoisted, [*inputs, *found.values()][-1]
+                )
+            with module.graph.inserting_before(node):
+                low = _viewed(module, found[hoisted], views)
+            node.replace_all_uses_with(low)
+            for dead in (node, *reversed(views)):
+                if not dead.users:
+                    module.graph.erase_node(dead)
+    if found:
+        module.recompile()
     return tuple(found)
+
+
+def _dtype(node: FxNode) -> torch.dtype:
+    """The type that a conversion gives."""
+    dtype = node.args[1]
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _conversions(
+    source: FxNode, views: tuple[FxNode, ...]
+) -> Iterator[tuple[FxNode, tuple[FxNode, ...]]]:
+    """Conversions of ``source`` or of views of it, and the views between."""
+    for user in source.users:
+        if user.target is torch.ops.prims.convert_element_type.default:
+            yield user, views
+        elif isinstance(user.target, OpOverload) and user.target.is_view:
+            yield from _conversions(user, (*views, user))
+
+
+def _add_input(
+    module: GraphModule, source: FxNode, hoisted: HoistedCast, last: FxNode
+) -> FxNode:
+    with module.graph.inserting_after(last):
+        new = module.graph.placeholder(f"low_{source.name}")
+    new.meta = {"val": source.meta["val"].to(hoisted.dtype)}
+    return new
+
+
+def _viewed(module: GraphModule, low: FxNode, views: Sequence[FxNode]) -> FxNode:
+    """The same views of ``low``."""
+    for view in views:
+        new = module.graph.call_function(
+            cast("Callable[..., Any]", view.target), (low, *view.args[1:]), dict(view.kwargs)
+        )
+        new.meta = {**view.meta, "val": view.meta["val"].to(low.meta["val"].dtype)}
+        low = new
+    return low
 
 
 def _is_parameter(node: FxNode, *, static: bool) -> bool:
