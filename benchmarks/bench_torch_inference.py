@@ -66,7 +66,7 @@ def error(got: Output, want: Output) -> float:
 
 def inference(name: str, case: Case, seconds: float) -> None:
     """One row a way of running ``case``."""
-    torch._dynamo.reset()  # it stops compiling a function after a few nets
+    torch.compiler.reset()  # it stops compiling a function after a few nets
     torch.manual_seed(0)
     args = case.inputs()
     net = settled(case.net(), args)

@@ -24,6 +24,7 @@ _TITLES = {
     "tune cifar10_resnet20": "Tuning ResNet-20 (CIFAR-10), batch 32, OpenVINO",
     "tune sts_minilm_l6": "Tuning MiniLM-L6 (STS), 16 x 64, OpenVINO",
     "convert": "Converting graphs of many nodes, and 2.4 GB of external data",
+    "ladder": "The Neuron compilers' ladders, each in one command",
     "emulator": "Emulating a target: a 12-layer BERT with a bf16 plan, against fp32",
 }
 

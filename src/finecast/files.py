@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 
@@ -16,9 +15,10 @@ def write_text(path: Path, text: str) -> None:
         UsageError: If the file cannot be written.
     """
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".finecast-")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(name).replace(path)
+        # A folder, not a temporary file: that would stay unreadable for others.
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".finecast-") as folder:
+            staged = Path(folder) / path.name
+            staged.write_text(text, encoding="utf-8")
+            staged.replace(path)
     except OSError as error:
         raise UsageError(f"cannot write: {error.strerror}", where=str(path)) from error

@@ -213,6 +213,17 @@ def test_data_of_either_kind_guides_the_rules(
     assert again.code == 0, again.err
 
 
+def test_a_format_that_gains_nothing_is_named(
+    finecast: Finecast, net: Path, tmp_path: Path
+) -> None:
+    # ONNX Runtime computes fp16 in fp32 on CPUs.
+    low = ["--auto-cast", "all", "--auto-cast-type", "fp16", "--engine", "onnxruntime"]
+    answer = finecast("convert", net, "-o", tmp_path / "low.onnx", *low)
+    assert answer.code == 0, answer.err
+    assert "fp16 runs at" in answer.err
+    assert "smaller, not faster" in answer.err
+
+
 @pytest.fixture
 def wide(tmp_path: Path) -> Path:
     """A product with 64 kB of weights: enough to go to a second file."""

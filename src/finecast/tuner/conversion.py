@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from finecast.cost import RooflineCost
 from finecast.edits import cast_count
 from finecast.emulation import Emulation
 from finecast.engines.base import Engine, Feeds
+from finecast.engines.probe import probe_one
 from finecast.errors import EngineError, UsageError
+from finecast.formats import Format
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile
 from finecast.measure.environment import local_target
@@ -31,6 +34,9 @@ from finecast.tuner.analysis import (
 )
 from finecast.tuner.artefact import Destination, FeedMaker, Verified, write
 from finecast.units import make_units, pattern_kernels, rounding_points
+
+# A format whose kernels are no faster than this gains nothing: what short probes resolve.
+_GAINS: Final = 1.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +98,10 @@ def convert(
         applied = frontend.apply(file, plan, prepared)
     judges = engines if verify else ()
     done = _write(file, plan, applied, output, judges, feeds, start=start)
-    return replace(done, warnings=_warnings(planner, applied))
+    warnings = _warnings(planner, applied)
+    if target is None and applied.edits:
+        warnings += _slow(engines, done.verified, policy.format)
+    return replace(done, warnings=warnings)
 
 
 def replay(
@@ -155,6 +164,17 @@ def _modelled_plan(planner: Planner, cost: RooflineCost) -> Plan:
     units = make_units(graph, planner.permissions, low, pattern_kernels(graph))
     points = rounding_points(graph, units)
     return propose(planner, units, points, cost, Sensitivity.zero(points))[-1].plan
+
+
+def _slow(engines: Sequence[Engine], verified: Verified, low: Format) -> tuple[str, ...]:
+    """Whether the engine that runs the model here gains nothing by the format."""
+    engine = next((e for e in engines if e.name == verified.engine), None)
+    found = probe_one(engine, low) if engine else None
+    if found is None or found.speed is None or found.speed > _GAINS:
+        return ()
+    why = f" ({found.reason})" if found.reason else ""
+    speed = f"{low.label} runs at {found.speed:.2g}x fp32's speed in {verified.engine} here"
+    return (f"{speed}{why}: the model is smaller, not faster",)
 
 
 def _warnings(planner: Planner, applied: Applied) -> tuple[str, ...]:
