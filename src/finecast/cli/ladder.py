@@ -90,12 +90,13 @@ def run(
 
 
 def _check_target(target: str) -> None:
-    known = ("trn1", "trn1n", "inf2", "trn2", "trn3", "inf1")
-    if target not in known:
+    from finecast.neuron import NEURON_TARGETS
+
+    if target not in NEURON_TARGETS:
         raise UsageError(
             f"{target!r} has no ladder of compiler options",
             where="--target",
-            fix=f"use one of {', '.join(known)}; finecast emulate takes every target",
+            fix=f"use one of {', '.join(NEURON_TARGETS)}; finecast emulate takes every target",
         )
 
 

@@ -176,6 +176,7 @@ def _measured(one: Measured) -> dict[str, Any]:
 
 def _print(outcome: Outcome, metric: str, output: Path, plan: Path) -> None:
     from finecast.measure.environment import environment
+    from finecast.neuron import casts_off
 
     improved = outcome.verdict.value == "improved"
     write_line(f"{outcome.verdict.value}: {outcome.why}")
@@ -201,9 +202,10 @@ def _print(outcome: Outcome, metric: str, output: Path, plan: Path) -> None:
             f" {seen} {outcome.measured_error:.3g}"
         )
     if outcome.target:
+        off = casts_off(outcome.target)
         lines.append(
-            f"for {outcome.target}: accuracy emulated, times modelled, not measured;"
-            " compile it with casts off (--auto-cast none, or --fast-math none)"
+            f"for {outcome.target}: accuracy emulated, times modelled, not measured"
+            + (f"; compile it with {off}" if off else "")
         )
     where = f"wrote {output} and {plan}" if improved else "nothing written: use the fp32 model"
     lines.append(where)

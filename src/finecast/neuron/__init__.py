@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from finecast.neuron.choice import Choice, choose, explicit_casts
-from finecast.neuron.ladders import LADDERS, Rung, ladder
+from finecast.neuron.ladders import LADDERS, NEURON_TARGETS, Rung, casts_off, ladder
 from finecast.neuron.options import Compiler, NeuronOptions, compiler_for, resolve
 from finecast.neuron.reading import Given, from_environment, read
 
 __all__ = [
     "LADDERS",
+    "NEURON_TARGETS",
     "Choice",
     "Compiler",
     "Given",
     "NeuronOptions",
     "Rung",
+    "casts_off",
     "choose",
     "compiler_for",
     "explicit_casts",

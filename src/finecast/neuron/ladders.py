@@ -29,6 +29,9 @@ LADDERS: Final[dict[Compiler, tuple[str, ...]]] = {
 }
 """Each compiler's rungs as its guide has them, most accurate first."""
 
+NEURON_TARGETS: Final = ("trn1", "trn1n", "inf2", "trn2", "trn3", "inf1")
+"""The devices that the two compilers build for."""
+
 _SNIPPETS: Final = {
     Compiler.NEURONX_CC: (
         "torch_neuronx.trace(model, example_inputs, compiler_args={arguments})"
@@ -77,6 +80,11 @@ class Rung:
             arguments=json.dumps(list(self.arguments)),
             flags=json.dumps(shlex.join(self.arguments)),
         )
+
+
+def casts_off(target: str) -> str:
+    """The flags by which the compiler for ``target`` adds no casts; empty if it has none."""
+    return LADDERS[compiler_for(target)][0] if target in NEURON_TARGETS else ""
 
 
 def ladder(target: str, base: Given | None = None, *, sdk: str | None = None) -> list[Rung]:
