@@ -250,8 +250,12 @@ def test_one_file_or_external_data(finecast: Finecast, wide: Path, tmp_path: Pat
     data = tmp_path / "apart.onnx.data"
     assert data.stat().st_size > apart.stat().st_size
     # It stays as it came, unless told otherwise.
-    assert finecast("convert", apart, "-o", tmp_path / "as_it_came.onnx").code == 0
-    assert (tmp_path / "as_it_came.onnx.data").exists()
+    for scope in ("none", "all", "matmult"):
+        name = f"{scope}.onnx"
+        assert (
+            finecast("convert", apart, "-o", tmp_path / name, "--auto-cast", scope).code == 0
+        )
+        assert (tmp_path / f"{name}.data").exists()
     assert finecast("convert", apart, "-o", whole, "--one-file").code == 0
     assert not (tmp_path / "whole.onnx.data").exists()
 

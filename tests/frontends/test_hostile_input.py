@@ -373,3 +373,19 @@ def test_inputs_without_a_type(tmp_path: Path) -> None:
     given = small()
     given.graph.input[1].ClearField("type")
     assert "input 'x' has no type" in attempt(given.SerializeToString(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "equation", [b"i.j->ij", b"\xffij", b"ij-", b"i\0j", b"i" * 10**6 + b"!"]
+)
+def test_an_equation_that_onnx_reads_for_ever(equation: bytes, tmp_path: Path) -> None:
+    node = helper.make_node("Einsum", ["x"], ["y"], equation="")
+    node.attribute[0].s = equation
+    said = attempt(model([node], {"x": [2, 3]}, {}).SerializeToString(), tmp_path)
+    assert "Einsum has the equation" in said
+
+
+@pytest.mark.parametrize("equation", ["ij->ji", " i j -> j i ", "...j->j...", "ij"])
+def test_an_equation_that_onnx_defines(equation: str, tmp_path: Path) -> None:
+    node = helper.make_node("Einsum", ["x"], ["y"], equation=equation)
+    assert not attempt(model([node], {"x": [2, 3]}, {}).SerializeToString(), tmp_path)

@@ -255,10 +255,13 @@ def check(path: Path) -> None:
 def came_external(model: ir.Model) -> bool:
     """Whether tensors of the model lie in a file beside the one it was read from."""
     tensors = (v.const_value for v in model.graph.initializers.values())
-    return any(
-        isinstance(t.source if isinstance(t, ConvertedTensor) else t, ir.ExternalTensor)
-        for t in tensors
-    )
+    return any(isinstance(_origin(t), ir.ExternalTensor) for t in tensors)
+
+
+def _origin(tensor: ir.TensorProtocol | None) -> ir.TensorProtocol | None:
+    while isinstance(tensor, ConvertedTensor):  # twice, if it was taken back first
+        tensor = tensor.source
+    return tensor
 
 
 def _tensor_bytes(model: ir.Model) -> int:

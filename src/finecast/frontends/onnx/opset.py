@@ -16,7 +16,7 @@ from finecast.formats import Format
 from finecast.frontends.onnx.definitions import normal_domain
 from finecast.frontends.onnx.schema import cast_since, signature
 from finecast.frontends.onnx.skeleton import restored, run_without_weights
-from finecast.frontends.onnx.types import check_typed, every_node
+from finecast.frontends.onnx.types import check_inferable, every_node
 from finecast.ops import OpKind, Tier, lookup
 
 _ERRORS: Final = (RuntimeError, ConvertError)
@@ -78,7 +78,7 @@ def raise_opset(model: ir.Model, version: int) -> ir.Model:
     if version <= opset_of(model):
         return model
     _spell_default_domain(model)
-    check_typed(model)
+    check_inferable(model)
     try:
         proto = run_without_weights(
             model, lambda p: version_converter.convert_version(p, version)

@@ -7,6 +7,7 @@ Runtime's. The definitions alone type most graphs: ports with one type variable 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -199,7 +200,7 @@ def _by_onnx(model: ir.Model) -> list[ir.Value]:
     Returns the values that were given a shape.
     """
     given: list[ir.Value] = []
-    check_typed(model)
+    check_inferable(model)
     try:
         proto = run_without_weights(model, _inferred)
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
@@ -210,28 +211,49 @@ def _by_onnx(model: ir.Model) -> list[ir.Value]:
     return given
 
 
-def check_typed(model: ir.Model) -> None:
-    """Refuse what ends the process in onnx's passes and checker (seen in onnx 1.23).
+def check_inferable(model: ir.Model) -> None:
+    """Refuse what onnx's passes and checker end the process on, or never end on (onnx 1.23).
 
     Raises:
-        ModelError: If an op of ``ai.onnx.ml`` reads a value whose type is not known.
+        ModelError: If an op of ``ai.onnx.ml`` reads a value whose type is not known, or an
+            Einsum has an equation of other signs than ONNX defines.
     """
-    if _TYPED_DOMAIN not in model.opset_imports:
-        return
-    _Typing(model).run()
+    typed = _TYPED_DOMAIN in model.opset_imports
+    if typed:
+        _Typing(model).run()
     for node in every_node(model.graph):
-        if node.domain != _TYPED_DOMAIN:
-            continue
-        for value in node.inputs:
-            if value is not None and value.type is None:
-                raise ModelError(
-                    f"{node.op_type} reads {value.name!r}, whose type is not known",
-                    where=f"node {node.name!r}",
-                    fix="state its type in the model's value_info",
-                )
+        if node.op_type == "Einsum" and not normal_domain(node.domain):
+            _check_equation(node)
+        elif typed and node.domain == _TYPED_DOMAIN:
+            _check_typed(node)
 
 
 _TYPED_DOMAIN: Final = "ai.onnx.ml"
+_TERM: Final = r"[A-Za-z]*(\.\.\.[A-Za-z]*)?"
+_EQUATION: Final = re.compile(rf"{_TERM}(,{_TERM})*(->{_TERM})?")
+
+
+def _check_typed(node: ir.Node) -> None:
+    for value in node.inputs:
+        if value is not None and value.type is None:
+            raise ModelError(
+                f"{node.op_type} reads {value.name!r}, whose type is not known",
+                where=f"node {node.name!r}",
+                fix="state its type in the model's value_info",
+            )
+
+
+def _check_equation(node: ir.Node) -> None:
+    equation = node.attributes.get("equation")
+    if equation is None or equation.is_ref() or equation.type is not ir.AttributeType.STRING:
+        return
+    text = "".join(str(equation.value).split())
+    if not _EQUATION.fullmatch(text):
+        raise ModelError(
+            f"Einsum has the equation {str(equation.value)[:40]!r}",
+            where=f"node {node.name!r}",
+            fix="write terms of letters with at most one '...' each, as in 'bij,bjk->bik'",
+        )
 
 
 def _inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
