@@ -10,7 +10,7 @@ from torch import nn  # noqa: E402
 
 import finecast.torch as ft  # noqa: E402
 from finecast.edits import cast_count  # noqa: E402
-from finecast.errors import ModelError  # noqa: E402
+from finecast.errors import ModelError, UsageError  # noqa: E402
 from finecast.formats import Format  # noqa: E402
 from finecast.frontends import torch as frontend  # noqa: E402
 from finecast.frontends.torch.points import find_points  # noqa: E402
@@ -215,3 +215,9 @@ def test_an_unsupported_module_says_why() -> None:
 
     with pytest.raises(ModelError, match=r"torch.export cannot capture"):
         ft.convert(Branches(), (torch.randn(2),))
+
+
+def test_a_format_that_no_op_has_is_refused() -> None:
+    net = nn.Linear(4, 4)
+    with pytest.raises(UsageError, match="do not compute in fp8_e4m3"):
+        ft.convert(net, (torch.randn(2, 4),), policy="all:fp8_e4m3")

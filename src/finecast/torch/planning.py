@@ -267,9 +267,16 @@ def look_before_leaping(policy: Policy, device: str) -> str:
 
     A format that is slower than fp32 is never chosen for speed. Asked for by name
     (``all:fp16``), it is given, with a warning of the measured ratio.
+
+    Raises:
+        UsageError: If PyTorch's ops do not compute in the format at all.
     """
     if policy.scope is Scope.NONE:
         return "scope none changes nothing"
+    if policy.format.operands_only:
+        raise UsageError(
+            f"PyTorch's ops do not compute in {policy.format.label}", fix="use bf16 or fp16"
+        )
     speed = rate_here(device, policy.format).speed
     if speed >= 1:
         return ""
