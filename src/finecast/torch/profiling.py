@@ -7,6 +7,7 @@ statistic. All leave out what was allocated before the call, but for ``resident_
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -118,6 +119,8 @@ class _Allocation:
 
 def _allocations(call: Callable[[], None], device: str) -> list[_Allocation]:
     """What ``call`` allocated on ``device``, in order."""
+    # Its library writes stages of its own work to stderr, unless told not to before it starts.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as recorded:
         call()
