@@ -389,3 +389,11 @@ def test_an_equation_that_onnx_reads_for_ever(equation: bytes, tmp_path: Path) -
 def test_an_equation_that_onnx_defines(equation: str, tmp_path: Path) -> None:
     node = helper.make_node("Einsum", ["x"], ["y"], equation=equation)
     assert not attempt(model([node], {"x": [2, 3]}, {}).SerializeToString(), tmp_path)
+
+
+def test_an_empty_tensor_of_huge_dimensions(tmp_path: Path) -> None:
+    given = small()
+    given.graph.initializer[0].CopyFrom(
+        TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[0, 1 << 40, 1 << 40])
+    )
+    assert "beyond any memory" in attempt(given.SerializeToString(), tmp_path)

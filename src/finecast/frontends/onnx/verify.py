@@ -118,11 +118,15 @@ def _node_tensors(nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.TensorProto]
 def _count(tensor: onnx.TensorProto, path: Path) -> int:
     if any(d < 0 for d in tensor.dims):
         raise _lies(tensor, "a negative dimension", path)
+    # Beside a dimension of 0 the others count for nothing, but arrays must still address them.
+    if math.prod(max(d, 1) for d in tensor.dims) >= _ADDRESSABLE:
+        raise _lies(tensor, f"the shape {list(tensor.dims)}, beyond any memory", path)
     if tensor.data_type not in _KNOWN:
         raise _lies(tensor, f"the unknown type {tensor.data_type}", path)
     return math.prod(tensor.dims)
 
 
+_ADDRESSABLE: Final = 1 << 59
 _KNOWN: Final = frozenset(int(d) for d in ir.DataType if d is not ir.DataType.UNDEFINED)
 
 
