@@ -397,3 +397,19 @@ def test_an_empty_tensor_of_huge_dimensions(tmp_path: Path) -> None:
         TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[0, 1 << 40, 1 << 40])
     )
     assert "beyond any memory" in attempt(given.SerializeToString(), tmp_path)
+
+
+def test_an_attribute_of_another_kind(tmp_path: Path) -> None:
+    node = helper.make_node("Unsqueeze", ["x"], ["y"], axes="")
+    given = model([node], {"x": [2]}, {}, opset=11)
+    assert "'axes' of Unsqueeze is of kind string" in attempt(
+        given.SerializeToString(), tmp_path
+    )
+
+
+def test_numbers_in_the_field_of_another_type(tmp_path: Path) -> None:
+    given = small()
+    given.graph.initializer[0].CopyFrom(
+        TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[0], int32_data=[1])
+    )
+    assert "has some in int32_data" in attempt(given.SerializeToString(), tmp_path)

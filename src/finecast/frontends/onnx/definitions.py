@@ -80,6 +80,19 @@ def definition(op_type: str, domain: str, version: int) -> Definition | None:
     )
 
 
+@lru_cache(maxsize=8192)
+def attribute_types(op_type: str, domain: str, version: int) -> Mapping[str, int]:
+    """Kinds of the op's attributes by name, as AttributeProto numbers them."""
+    import onnx
+
+    try:
+        schema = onnx.defs.get_schema(op_type, version, normal_domain(domain))
+    except onnx.defs.SchemaError:
+        return {}
+    number = onnx.AttributeProto.AttributeType.Value
+    return {n: number(str(a.type).rpartition(".")[2]) for n, a in schema.attributes.items()}
+
+
 def _ports(formal: Sequence[onnx.defs.OpSchema.FormalParameter], least: int) -> Ports:
     variadic = bool(formal) and str(formal[-1].option).endswith("Variadic")
     return Ports(

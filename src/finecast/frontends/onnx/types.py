@@ -16,7 +16,13 @@ import onnx_ir as ir
 
 from finecast.errors import ModelError
 from finecast.frontends.onnx.constants import shape_of
-from finecast.frontends.onnx.definitions import Definition, Ports, definition, normal_domain
+from finecast.frontends.onnx.definitions import (
+    Definition,
+    Ports,
+    attribute_types,
+    definition,
+    normal_domain,
+)
 from finecast.frontends.onnx.skeleton import run_without_weights
 
 _LOG = logging.getLogger(__name__)
@@ -215,13 +221,17 @@ def check_inferable(model: ir.Model) -> None:
     """Refuse what onnx's passes and checker end the process on, or never end on (onnx 1.23).
 
     Raises:
-        ModelError: If an op of ``ai.onnx.ml`` reads a value whose type is not known, or an
-            Einsum has an equation of other signs than ONNX defines.
+        ModelError: If an attribute is of another kind than its op defines, an op of
+            ``ai.onnx.ml`` reads a value whose type is not known, or an Einsum has an equation
+            of other signs than ONNX has.
     """
     typed = _TYPED_DOMAIN in model.opset_imports
     if typed:
         _Typing(model).run()
+    versions = {normal_domain(d): v for d, v in model.opset_imports.items()}
     for node in every_node(model.graph):
+        if node.attributes:
+            _check_attributes(node, versions.get(normal_domain(node.domain)))
         if node.op_type == "Einsum" and not normal_domain(node.domain):
             _check_equation(node)
         elif typed and node.domain == _TYPED_DOMAIN:
@@ -231,6 +241,21 @@ def check_inferable(model: ir.Model) -> None:
 _TYPED_DOMAIN: Final = "ai.onnx.ml"
 _TERM: Final = r"[A-Za-z]*(\.\.\.[A-Za-z]*)?"
 _EQUATION: Final = re.compile(rf"{_TERM}(,{_TERM})*(->{_TERM})?")
+
+
+def _check_attributes(node: ir.Node, version: int | None) -> None:
+    if version is None:
+        return
+    kinds = attribute_types(node.op_type, node.domain, version)
+    for name, attribute in node.attributes.items():
+        if kinds.get(name, attribute.type.value) != attribute.type.value:
+            wanted = ir.AttributeType(kinds[name]).name.lower()
+            raise ModelError(
+                f"attribute {name!r} of {node.op_type} is of kind"
+                f" {attribute.type.name.lower()}, and is defined as {wanted}",
+                where=f"node {node.name!r}",
+                fix="run onnx.checker on the model, and export it again",
+            )
 
 
 def _check_typed(node: ir.Node) -> None:

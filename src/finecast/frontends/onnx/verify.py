@@ -126,6 +126,14 @@ def _count(tensor: onnx.TensorProto, path: Path) -> int:
     return math.prod(tensor.dims)
 
 
+_DATA_FIELDS: Final = (
+    "float_data",
+    "int32_data",
+    "string_data",
+    "int64_data",
+    "double_data",
+    "uint64_data",
+)
 _ADDRESSABLE: Final = 1 << 59
 _KNOWN: Final = frozenset(int(d) for d in ir.DataType if d is not ir.DataType.UNDEFINED)
 
@@ -137,11 +145,16 @@ def _size_bytes(tensor: onnx.TensorProto, count: int, path: Path) -> int:
 
 
 def _check_inline(tensor: onnx.TensorProto, count: int, path: Path) -> None:
-    if tensor.HasField("raw_data"):
+    raw = tensor.HasField("raw_data")
+    field, per_element = _FIELDS.get(tensor.data_type, ("int32_data", 1))
+    for other in _DATA_FIELDS:
+        if (raw or other != field) and len(getattr(tensor, other)):
+            own = "raw_data" if raw else field
+            raise _lies(tensor, f"its numbers in {own} and has some in {other}", path)
+    if raw:
         got, expected = len(tensor.raw_data), _size_bytes(tensor, count, path)
         unit = "bytes"
     else:
-        field, per_element = _FIELDS.get(tensor.data_type, ("int32_data", 1))
         got, expected = len(getattr(tensor, field)), count * per_element
         bits = ir.DataType(tensor.data_type).bitwidth if field == "int32_data" else 8
         expected = math.ceil(expected * min(bits, 8) / 8)
