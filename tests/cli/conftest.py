@@ -13,6 +13,7 @@ import pytest
 from onnx import parser
 
 from finecast.cli import main
+from tests.emulation import models
 
 NET = """<ir_version: 10, opset_import: ["" : 17]>
 net (float[N,16] x) => (float[N,4] y) <float[16,4] w = {WEIGHTS}, float[4] b = {0,0,0,1}> {
@@ -53,6 +54,20 @@ def data(tmp_path: Path) -> Path:
     x = rng.normal(size=(64, 16)).astype(np.float32)
     np.savez(path, x=x, label=rng.integers(0, 4, 64))
     return path
+
+
+@pytest.fixture
+def mlp(tmp_path: Path) -> Path:
+    """A small perceptron for the emulating verbs."""
+    return models.mlp(tmp_path / "mlp.onnx")
+
+
+@pytest.fixture
+def mlp_data(tmp_path: Path) -> Path:
+    """64 samples for it, without labels."""
+    x = np.random.default_rng(0).standard_normal((64, 16)).astype(np.float32)
+    np.savez(tmp_path / "mlp.npz", x=x)
+    return tmp_path / "mlp.npz"
 
 
 @pytest.fixture

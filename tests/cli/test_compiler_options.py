@@ -17,21 +17,8 @@ from finecast.formats import Format
 from finecast.plan import Plan
 from finecast.rounding import round_to
 from tests.cli.conftest import Answer
-from tests.emulation import models
 
 Finecast = Callable[..., Answer]
-
-
-@pytest.fixture
-def mlp(tmp_path: Path) -> Path:
-    return models.mlp(tmp_path / "mlp.onnx")
-
-
-@pytest.fixture
-def mlp_data(tmp_path: Path) -> Path:
-    x = np.random.default_rng(0).standard_normal((64, 16)).astype(np.float32)
-    np.savez(tmp_path / "mlp.npz", x=x)
-    return tmp_path / "mlp.npz"
 
 
 def element_types(path: Path) -> set[int]:

@@ -16,18 +16,6 @@ from tests.emulation import models
 Finecast = Callable[..., Answer]
 
 
-@pytest.fixture
-def mlp(tmp_path: Path) -> Path:
-    return models.mlp(tmp_path / "mlp.onnx")
-
-
-@pytest.fixture
-def mlp_data(tmp_path: Path) -> Path:
-    x = np.random.default_rng(0).standard_normal((64, 16)).astype(np.float32)
-    np.savez(tmp_path / "mlp.npz", x=x)
-    return tmp_path / "mlp.npz"
-
-
 def test_formats(finecast: Finecast) -> None:
     rows = {r["format"]: r for r in finecast("formats", "--json").json}
     assert rows["fp16"]["maximum"] == 65504

@@ -14,9 +14,9 @@ import onnx
 import onnx_ir as ir
 
 from finecast.compat.neural_compressor.config import MixedPrecisionConfig
-from finecast.compat.neural_compressor.saving import write_bytes
 from finecast.engines import get_engine
 from finecast.errors import UsageError
+from finecast.files import write_bytes
 from finecast.formats import Format
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile
@@ -48,7 +48,7 @@ class OnnxResult:
         """
         is_folder = str(root).endswith(("/", os.sep)) or Path(root).is_dir()
         path = Path(root) / "best_model.onnx" if is_folder else Path(root)
-        write_bytes(path, self.model.SerializeToString())
+        write_bytes(path, self.model.SerializeToString(), make_folder=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

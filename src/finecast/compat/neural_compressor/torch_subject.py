@@ -13,8 +13,8 @@ from torch import nn
 
 from finecast.compat.neural_compressor.config import MixedPrecisionConfig
 from finecast.compat.neural_compressor.modules import convertible, lower_modules
-from finecast.compat.neural_compressor.saving import write_bytes
 from finecast.errors import UsageError
+from finecast.files import write_bytes
 from finecast.formats import Format
 from finecast.frontends.torch.aten import DTYPES
 from finecast.plan import Plan
@@ -41,10 +41,10 @@ class TorchResult:
         folder = Path(root)
         state = io.BytesIO()
         torch.save(self.model.state_dict(), state)
-        write_bytes(folder / "best_model.pt", state.getvalue())
+        write_bytes(folder / "best_model.pt", state.getvalue(), make_folder=True)
         plan: Plan | None = getattr(self.model, "finecast_plan", None)
         if plan is not None:
-            write_bytes(folder / "plan.json", plan.to_json().encode())
+            write_bytes(folder / "plan.json", plan.to_json().encode(), make_folder=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
