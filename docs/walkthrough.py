@@ -32,7 +32,8 @@ from finecast.progress import silent
 from finecast.rules import Permission
 from finecast.sensitivity import Sensitivity
 from finecast.targets import load_target
-from finecast.tuner.analysis import Planner, Proposal, make_planner, probe_sensitivity, propose
+from finecast.tuner.analysis import Planner, make_planner
+from finecast.tuner.proposing import Proposal, probe_sensitivity, propose
 from finecast.units import RoundingPoints, Units, make_units, rounding_points
 
 PAGE = Path(__file__).with_name("architecture.md")
@@ -82,12 +83,13 @@ def _stages(path: Path) -> dict[str, str]:
     measured = make_planner(
         prepared, POLICY, get_engine("openvino"), facts=facts, measured=True
     )
-    units = make_units(prepared.graph, measured.permissions, POLICY.format)
+    units = make_units(prepared.graph, measured.permissions, POLICY.formats)
     points = rounding_points(prepared.graph, units)
-    sensitivity = probe_sensitivity(measured, points, [feeds], silent)
+    rounded = probe_sensitivity(measured, {POLICY.format: points}, [feeds], silent)
+    sensitivity = rounded[POLICY.format].sensitivity
     shapes = {i: f.shape for i, f in facts.items()}
     cost = RooflineCost(target=load_target(TARGET), shapes=shapes)
-    proposals = propose(measured, units, points, cost, sensitivity)
+    proposals = propose(measured, units, rounded, cost)
     chosen = proposals[-1]
     applied = frontend.apply(file, chosen.plan)
     return {

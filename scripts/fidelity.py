@@ -82,7 +82,7 @@ def low_kernels(compiled: Any, prepared: Prepared) -> tuple[frozenset[int], froz
 def explicit(path: str) -> bytes:
     """The all-bf16 model with explicit casts that finecast writes."""
     file = frontend.load(Path(path))
-    policy = Policy(scope=Scope.ALL, format=Format.BF16)
+    policy = Policy(scope=Scope.ALL, formats=(Format.BF16,))
     engine = EmulatorEngine(emulation=Emulation(target=load_target("amx")))
     planner = make_planner(frontend.prepare(file, policy), policy, engine)
     return frontend.to_bytes(frontend.apply(file, planner.lowest()).model)

@@ -13,9 +13,9 @@ from finecast.policy import Policy, Scope, assignments, low_format, patterns
 LOW = [f for f in Format if f.storage is not Format.FP32]
 
 
-@given(st.sampled_from(Scope), st.sampled_from(LOW))
-def test_label_is_read_back(scope: Scope, fmt: Format) -> None:
-    policy = Policy(scope=scope, format=fmt)
+@given(st.sampled_from(Scope), st.lists(st.sampled_from(LOW), min_size=1, unique=True))
+def test_label_is_read_back(scope: Scope, formats: list[Format]) -> None:
+    policy = Policy(scope=scope, formats=(*formats,))
     assert Policy.parse(policy.label) == policy
 
 
@@ -29,7 +29,15 @@ def test_label_is_read_back(scope: Scope, fmt: Format) -> None:
     ],
 )
 def test_spellings(text: str, scope: Scope, fmt: Format) -> None:
-    assert Policy.parse(text) == Policy(scope=scope, format=fmt)
+    assert Policy.parse(text) == Policy(scope=scope, formats=(fmt,))
+
+
+def test_several_formats_are_in_order_of_preference() -> None:
+    policy = Policy.parse("all:fp8_e4m3, bf16")
+    assert policy.formats == (Format.FP8_E4M3, Format.BF16)
+    assert policy.format is Format.FP8_E4M3
+    assert policy.stored is Format.BF16, "inputs and outputs do not rest in fp8"
+    assert policy.label == "all:fp8_e4m3,bf16"
 
 
 @pytest.mark.parametrize(
@@ -38,6 +46,8 @@ def test_spellings(text: str, scope: Scope, fmt: Format) -> None:
         ("some:bf16", "unknown scope 'some'.*--auto-cast.*none, matmult, all, auto"),
         ("all:bf17", "unknown format 'bf17'"),
         ("all:fp32", "fp32 is not a storage format lower.*use bf16 or fp16"),
+        ("all:bf16,fp16,bf16", "named twice"),
+        ("all:bf16,", "unknown format ''"),
         ("all:tf32", "tf32 is not a storage format lower"),
     ],
 )

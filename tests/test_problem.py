@@ -9,17 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from finecast import labelling
 from finecast.edits import InsertCast, edits
 from finecast.formats import Format
 from finecast.graph import Graph
 from finecast.graph_text import from_text
-from finecast.problem import UnitTimes, build_problem
+from finecast.problem import build_label_problem, build_problem, pins, roundings
 from finecast.rules import Permission
 from finecast.sensitivity import Sensitivity
 from finecast.solve import Problem, evaluate
 from finecast.units import RoundingPoints, Units, make_units, rounding_points
 
-FP32, BF16 = Format.FP32, Format.BF16
+FP32, BF16, FP16 = Format.FP32, Format.BF16, Format.FP16
 
 
 @st.composite
@@ -61,14 +62,15 @@ def stated(
     sensitivity: Sensitivity | None = None,
 ) -> Problem:
     count = len(units.members)
+    measured = sensitivity or Sensitivity.zero(points)
+    pinned = pins(io or {}, (FP32, BF16))
     return build_problem(
         graph,
         units,
-        points,
         free(graph, must=must),
-        UnitTimes(high_s=np.full(count, 2.0), low_s=np.ones(count)),
-        lambda _: (1.0, 100.0),
-        sensitivity or Sensitivity.zero(points),
+        {FP32: np.full(count, 2.0), BF16: np.ones(count)},
+        lambda _value, _src, dst: 1.0 if dst is BF16 else 100.0,
+        roundings(graph, units, points, measured, BF16, pinned),
         io=io or {},
     )
 
@@ -77,7 +79,7 @@ def stated(
 def test_casts_are_those_of_the_edits(graph: Graph, low_in: bool, low_out: bool) -> None:
     ports = [v for v, low in ((graph.inputs[0], low_in), (graph.outputs[0], low_out)) if low]
     io = {v.id: BF16 for v in ports}
-    units = make_units(graph, free(graph), BF16)
+    units = make_units(graph, free(graph), (BF16,))
     problem = stated(graph, units, rounding_points(graph, units), io=io)
     for low in product((False, True), repeat=len(units.members)):
         formats = {n: BF16 if low[u] else FP32 for n, u in units.of.items()}
@@ -86,6 +88,75 @@ def test_casts_are_those_of_the_edits(graph: Graph, low_in: bool, low_out: bool)
         paid = sum(1.0 if e.to is BF16 else 100.0 for e in casts)
         assert found.casts == len(casts)
         assert found.time_s == pytest.approx(paid + 2 * len(low) - sum(low))
+
+
+@given(graphs(), st.booleans())
+def test_casts_among_three_formats_are_those_of_the_edits(graph: Graph, low_in: bool) -> None:
+    formats = (FP32, BF16, FP16)
+    allowed = {
+        n.id: Permission(formats=frozenset(formats), reasons=()) for n in graph.float_nodes
+    }
+    units = make_units(graph, allowed, formats[1:])
+    io = {graph.inputs[0].id: FP16} if low_in else {}
+    points = rounding_points(graph, units)
+    free_of_error = roundings(
+        graph, units, points, Sensitivity.zero(points), BF16, pins(io, formats)
+    )
+    prices = {f: 10.0**k for k, f in enumerate(formats)}
+    problem = build_label_problem(
+        graph,
+        units,
+        allowed,
+        dict.fromkeys(formats, np.ones(len(units.members))),
+        lambda _value, src, dst: 0.0 if src is dst else prices[dst],
+        [free_of_error] * 2,
+        io=io,
+    )
+    for label in product(range(3), repeat=min(len(units.members), 4)):
+        given = np.zeros(len(units.members), dtype=np.int64)
+        given[: len(label)] = label
+        chosen = {n: formats[given[u]] for n, u in units.of.items()}
+        casts = [e for e in edits(graph, chosen, io) if isinstance(e, InsertCast)]
+        found = labelling.evaluate(problem, given)
+        assert found.casts == len(casts)
+        assert found.time_s == len(given) + sum(prices[e.to] for e in casts)
+
+
+@given(graphs(), st.data())
+def test_one_low_format_costs_the_same_as_a_labelling(
+    graph: Graph, data: st.DataObject
+) -> None:
+    units = make_units(graph, free(graph), (BF16,))
+    points = rounding_points(graph, units)
+    numbers = st.floats(0, 4, width=16)
+    measured = Sensitivity(
+        values=np.array(
+            data.draw(
+                st.lists(numbers, min_size=len(points.classes), max_size=len(points.classes))
+            )
+        ),
+        weights=np.array(
+            data.draw(
+                st.lists(numbers, min_size=len(points.weights), max_size=len(points.weights))
+            )
+        ),
+    )
+    two = stated(graph, units, points, sensitivity=measured)
+    count = len(units.members)
+    many = build_label_problem(
+        graph,
+        units,
+        free(graph),
+        {FP32: np.full(count, 2.0), BF16: np.ones(count)},
+        lambda _value, src, dst: 0.0 if src is dst else 1.0 if dst is BF16 else 100.0,
+        [roundings(graph, units, points, measured, BF16, {})],
+        io={},
+    )
+    for low in product((False, True), repeat=count):
+        side = np.array(low, dtype=bool)
+        exact, labelled = evaluate(two, side), labelling.evaluate(many, side.astype(np.int64))
+        assert (exact.time_s, exact.casts) == (labelled.time_s, labelled.casts)
+        assert exact.error == pytest.approx(labelled.error)
 
 
 CHAIN = from_text("""\
@@ -110,7 +181,7 @@ output %4
     ],
 )
 def test_each_rounding_counts_once(low: tuple[str, ...], error: float) -> None:
-    units = make_units(CHAIN, free(CHAIN), BF16)
+    units = make_units(CHAIN, free(CHAIN), (BF16,))
     points = rounding_points(CHAIN, units)
     ids = {v.name: v.id for v in CHAIN.values}
     values = np.zeros(len(points.classes))
@@ -123,12 +194,12 @@ def test_each_rounding_counts_once(low: tuple[str, ...], error: float) -> None:
 
 
 def test_what_must_be_low_may_not_be_high() -> None:
-    units = make_units(CHAIN, free(CHAIN), BF16)
+    units = make_units(CHAIN, free(CHAIN), (BF16,))
     problem = stated(CHAIN, units, rounding_points(CHAIN, units), must=("turn",))
     assert np.isinf(problem.time_high).tolist() == [False, True, False]
 
 
 def test_nothing_to_decide() -> None:
-    units = make_units(CHAIN, {}, BF16)
+    units = make_units(CHAIN, {}, (BF16,))
     problem = stated(CHAIN, units, rounding_points(CHAIN, units))
     assert evaluate(problem, np.zeros(0, dtype=bool)).time_s == 0.0

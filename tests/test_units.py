@@ -46,7 +46,7 @@ def names(groups: tuple[tuple[int, ...], ...], *, of: str = "nodes") -> set[froz
 
 
 def test_without_kernels_each_op_decides_alone() -> None:
-    units = make_units(GRAPH, permissions(GRAPH, kept=("erf",)), Format.BF16)
+    units = make_units(GRAPH, permissions(GRAPH, kept=("erf",)), (Format.BF16,))
     assert names(units.members) == {
         frozenset({n}) for n in ("mm0", "turn", "mul", "mm1", "size")
     }
@@ -55,7 +55,7 @@ def test_without_kernels_each_op_decides_alone() -> None:
 
 def test_ops_of_one_kernel_decide_together() -> None:
     kernels = [[IDS["mm0"], IDS["turn"]], [IDS["erf"], IDS["mul"]], [IDS["mul"], IDS["mm1"]]]
-    units = make_units(GRAPH, permissions(GRAPH), Format.BF16, kernels)
+    units = make_units(GRAPH, permissions(GRAPH), (Format.BF16,), kernels)
     expected = ({"mm0", "turn"}, {"erf", "mul", "mm1"}, {"size"})
     assert names(units.members) == {frozenset(e) for e in expected}
 
@@ -63,14 +63,14 @@ def test_ops_of_one_kernel_decide_together() -> None:
 def test_an_op_that_must_be_low_does_not_force_its_kernel() -> None:
     allowed = permissions(GRAPH)
     allowed[IDS["mul"]] = Permission(formats=frozenset({Format.BF16}), reasons=())
-    units = make_units(GRAPH, allowed, Format.BF16, [[IDS["erf"], IDS["mul"]]])
+    units = make_units(GRAPH, allowed, (Format.BF16,), [[IDS["erf"], IDS["mul"]]])
     assert units.of[IDS["erf"]] != units.of[IDS["mul"]]
 
 
 @given(st.lists(st.lists(st.integers(0, 4), max_size=4), max_size=4))
 def test_units_are_a_partition_that_no_kernel_crosses(kernels: list[list[int]]) -> None:
     allowed = permissions(GRAPH, kept=("turn",))
-    units = make_units(GRAPH, allowed, Format.BF16, kernels)
+    units = make_units(GRAPH, allowed, (Format.BF16,), kernels)
     free = [i for i, p in allowed.items() if Format.BF16 in p.formats]
     assert sorted(n for nodes in units.members for n in nodes) == free
     for kernel in kernels:
@@ -78,7 +78,7 @@ def test_units_are_a_partition_that_no_kernel_crosses(kernels: list[list[int]]) 
 
 
 def test_what_only_moves_is_one_class() -> None:
-    units = make_units(GRAPH, permissions(GRAPH), Format.BF16)
+    units = make_units(GRAPH, permissions(GRAPH), (Format.BF16,))
     points = rounding_points(GRAPH, units)
     classes = names(points.classes, of="values")
     assert frozenset({"a", "b"}) in classes  # the transpose rounds nothing
@@ -87,7 +87,7 @@ def test_what_only_moves_is_one_class() -> None:
 
 
 def test_constants_are_points_of_the_units_that_read_them() -> None:
-    units = make_units(GRAPH, permissions(GRAPH, kept=("mm1",)), Format.BF16)
+    units = make_units(GRAPH, permissions(GRAPH, kept=("mm1",)), (Format.BF16,))
     points = rounding_points(GRAPH, units)
     found = dict(zip(points.weight_units, points.weights, strict=True))
     assert found == {
@@ -98,7 +98,7 @@ def test_constants_are_points_of_the_units_that_read_them() -> None:
 
 def test_what_stays_inside_a_kernel_is_not_rounded() -> None:
     kernel = frozenset(IDS[n] for n in ("erf", "mul", "mm1"))
-    units = make_units(GRAPH, permissions(GRAPH), Format.BF16, [kernel])
+    units = make_units(GRAPH, permissions(GRAPH), (Format.BF16,), [kernel])
     points = rounding_points(GRAPH, units, [kernel])
     rounded = {GRAPH.values[v].name for v in points.class_of}
     assert rounded == {"x", "a", "b", "e"}  # not c and d; e is an output
@@ -107,7 +107,7 @@ def test_what_stays_inside_a_kernel_is_not_rounded() -> None:
 def test_an_output_is_rounded_though_its_readers_are_in_its_kernel() -> None:
     graph = from_text(to_text(GRAPH) + "output %5\n")
     kernel = frozenset(IDS[n] for n in ("erf", "mul", "mm1"))
-    units = make_units(graph, permissions(graph), Format.BF16, [kernel])
+    units = make_units(graph, permissions(graph), (Format.BF16,), [kernel])
     points = rounding_points(graph, units, [kernel])
     assert VALUES["c"] in points.class_of
     assert VALUES["d"] not in points.class_of
@@ -115,7 +115,7 @@ def test_an_output_is_rounded_though_its_readers_are_in_its_kernel() -> None:
 
 def test_what_no_plan_stores_low_is_not_rounded() -> None:
     kept = ("mm0", "turn", "erf", "mul", "mm1")
-    units = make_units(GRAPH, permissions(GRAPH, kept=kept), Format.BF16)
+    units = make_units(GRAPH, permissions(GRAPH, kept=kept), (Format.BF16,))
     assert names(units.members) == {frozenset({"size"})}
     # Reading a shape shows no digits.
     assert rounding_points(GRAPH, units).classes == ()
@@ -123,7 +123,7 @@ def test_what_no_plan_stores_low_is_not_rounded() -> None:
 
 def test_a_read_suffices_to_round() -> None:
     kept = ("mm0", "turn", "mul", "mm1", "size")
-    units = make_units(GRAPH, permissions(GRAPH, kept=kept), Format.BF16)
+    units = make_units(GRAPH, permissions(GRAPH, kept=kept), (Format.BF16,))
     points = rounding_points(GRAPH, units)
     # b is what erf reads; a only moves to b, and is stored in fp32 by every plan.
     assert set(points.class_of) == {VALUES["b"], VALUES["c"]}

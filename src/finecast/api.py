@@ -16,6 +16,7 @@ from finecast.emulation import Emulation
 from finecast.engines import EMULATOR, candidates, first_that_loads, get_engine
 from finecast.engines.base import Engine, Feeds, Session
 from finecast.engines.emulator import EmulatorEngine
+from finecast.engines.loading import exact_session
 from finecast.errors import EngineError, UsageError
 from finecast.facts import ValueFacts
 from finecast.formats import Format
@@ -248,7 +249,7 @@ def _runner(
                 " here runs in its emulator",
                 fix="keep one of them",
             )
-        return EmulatorEngine(emulation=device), get_engine("onnxruntime").load(file.path)
+        return EmulatorEngine(emulation=device), exact_session(file.path)
     if engine is not None and get_engine(engine).name == EMULATOR:
         raise UsageError(
             "the emulator's time says nothing of the device",
@@ -301,7 +302,7 @@ def _observed(
         batches = _batches(prepared.file, data)
         return observe(prepared, lambda: batches)
     try:
-        session = get_engine("onnxruntime").load(prepared.file.path)
+        session = exact_session(prepared.file.path)
         sizes = {**guessed_dims(session), **(dims or {})}
         feeds = synthetic_feeds(session.inputs, batch=batch, dims=sizes)
         return observe(prepared, lambda: [feeds])

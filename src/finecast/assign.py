@@ -11,21 +11,21 @@ from finecast.policy import Policy
 from finecast.rules import Permission
 
 
-def lowest(permissions: Mapping[int, Permission], low: Format) -> dict[int, Format]:
-    """``low`` wherever it is permitted, else fp32 or the one format left."""
-    return {i: pick(p, low, lowered=True) for i, p in permissions.items()}
+def lowest(permissions: Mapping[int, Permission], *lows: Format) -> dict[int, Format]:
+    """The first of ``lows`` that is permitted, else fp32 or the one format left."""
+    return {i: pick(p, *lows) for i, p in permissions.items()}
 
 
-def highest(permissions: Mapping[int, Permission], low: Format) -> dict[int, Format]:
+def highest(permissions: Mapping[int, Permission]) -> dict[int, Format]:
     """fp32 wherever it is permitted."""
-    return {i: pick(p, low, lowered=False) for i, p in permissions.items()}
+    return {i: pick(p, Format.FP32) for i, p in permissions.items()}
 
 
-def pick(permission: Permission, low: Format, *, lowered: bool) -> Format:
-    """The format of an op that a solver put on the low or the high side."""
-    preferred = low if lowered else Format.FP32
-    if preferred in permission.formats:
-        return preferred
+def pick(permission: Permission, *preferred: Format) -> Format:
+    """The first of ``preferred`` that is permitted, else the smallest of what is."""
+    for fmt in preferred:
+        if fmt in permission.formats:
+            return fmt
     return min(permission.formats, key=lambda f: (f.storage_bytes, f.label))
 
 
@@ -66,5 +66,5 @@ def make_plan(
 
 def _declared(graph: Graph, policy: Policy) -> dict[str, Format]:
     ports = [v for v in (*graph.inputs, *graph.outputs) if v.format is Format.FP32]
-    low = {v.name: policy.format for v in ports} if policy.io_low else {}
+    low = {v.name: policy.stored for v in ports} if policy.io_low else {}
     return low | dict(policy.io)

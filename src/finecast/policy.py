@@ -38,8 +38,10 @@ class Scope(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Scope x format, narrowed by name patterns and forced by op.
+    """Scope x formats, narrowed by name patterns and forced by op.
 
+    Of several ``formats`` the scopes ``matmult`` and ``all`` take, for each op, the first that
+    is permitted; ``auto`` decides by time and error.
     ``include`` and ``exclude`` are regular expressions searched in node names: with any
     include only matching nodes may be lowered, and no node that matches an exclude.
     ``op_formats`` forces all ops of a canonical or native name, a waiver of the rules of
@@ -48,7 +50,7 @@ class Policy:
     """
 
     scope: Scope = Scope.AUTO
-    format: Format = Format.BF16
+    formats: tuple[Format, ...] = (Format.BF16,)
     include: tuple[re.Pattern[str], ...] = ()
     exclude: tuple[re.Pattern[str], ...] = ()
     op_formats: Mapping[str, Format] = field(default_factory=dict[str, Format])
@@ -57,18 +59,42 @@ class Policy:
 
     @property
     def label(self) -> str:
-        """The grammar ``SCOPE:FORMAT``."""
-        return f"{self.scope.value}:{self.format.label}"
+        """The grammar ``SCOPE:FORMAT[,FORMAT...]``."""
+        return f"{self.scope.value}:{','.join(f.label for f in self.formats)}"
+
+    @property
+    def format(self) -> Format:
+        """The first of the formats."""
+        return self.formats[0]
+
+    @property
+    def stored(self) -> Format:
+        """The first in which values can rest: that of low inputs and outputs."""
+        return next((f for f in self.formats if not f.operands_only), self.format)
 
     @classmethod
     def parse(cls, text: str) -> Policy:
-        """Read ``SCOPE:FORMAT``, for example ``auto:bf16``.
+        """Read ``SCOPE:FORMAT[,FORMAT...]``: ``auto:bf16``, ``all:fp8_e4m3,bf16``.
 
         Raises:
-            UsageError: If either part is unknown.
+            UsageError: If a part is unknown, or a format is named twice.
         """
-        scope, _, fmt = text.partition(":")
-        return cls(scope=Scope.parse(scope), format=low_format(fmt or "bf16"))
+        scope, _, names = text.partition(":")
+        return cls(scope=Scope.parse(scope), formats=low_formats(names or "bf16"))
+
+
+def low_formats(names: str) -> tuple[Format, ...]:
+    """``FORMAT[,FORMAT...]``, each as ``low_format``.
+
+    Raises:
+        UsageError: If one is unknown, or named twice.
+    """
+    found = tuple(low_format(name) for name in names.split(","))
+    if len(set(found)) < len(found):
+        raise UsageError(
+            f"a format is named twice: {names}", where="--auto-cast-type", fix="name it once"
+        )
+    return found
 
 
 def low_format(name: str) -> Format:

@@ -1,92 +1,180 @@
-"""From units, costs and sensitivities to the assignment problem that ``solve`` answers."""
+"""From units, costs and sensitivities to the assignment problem that the solvers answer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.assignment import PINNED_HIGH, PINNED_LOW, Problem
+from finecast.assignment import PINNED_HIGH, Problem
 from finecast.formats import Format
 from finecast.graph import Graph, Value
+from finecast.labelling import LabelProblem, Rows, Touched
 from finecast.ops import READS_ANY_FORMAT
 from finecast.rules import Permission
 from finecast.sensitivity import Sensitivity
 from finecast.units import RoundingPoints, Units
 
-# Seconds of one cast of a value, down and up.
-CastCost = Callable[[Value], tuple[float, float]]
+# Seconds of one cast of a value from one format to another.
+CastTime = Callable[[Value, Format, Format], float]
+# Seconds by unit in each format, fp32 first.
+Times = Mapping[Format, NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnitTimes:
-    """Seconds that each unit takes in fp32 and in the low format."""
+class Roundings:
+    """What rounding to one low format does to the outputs.
 
-    high_s: NDArray[np.float64]
-    low_s: NDArray[np.float64]
+    ``units`` is the squared error that each unit's own constants add; of the units, or pins,
+    ``lists[r]`` any one in the format adds ``errors[r]``, once.
+    """
+
+    units: NDArray[np.float64]
+    lists: Sequence[Sequence[int]]
+    errors: NDArray[np.float64]
 
 
 def build_problem(
     graph: Graph,
     units: Units,
-    points: RoundingPoints,
     permissions: Mapping[int, Permission],
-    times: UnitTimes,
-    cast_cost: CastCost,
-    sensitivity: Sensitivity,
+    times: Times,
+    cast_time: CastTime,
+    rounded: Roundings,
     *,
     io: Mapping[int, Format],
 ) -> Problem:
-    """State the choice between fp32 and the low format for every unit.
+    """State the choice between fp32 and one low format for every unit.
 
     Law: the cost of an assignment is the sum of unit times, of one cast per value and
-    direction that needs one, and lam times the squared error of every rounding point that
-    the assignment rounds, each once.
+    direction that needs one, and lam times the squared error of every rounding that the
+    assignment does, each once.
 
     Args:
         graph: The graph.
         units: What is decided.
-        points: Where a plan can round.
         permissions: What the rules left; units without fp32 must be low.
         times: Seconds by unit.
-        cast_cost: Seconds by value.
-        sensitivity: Squared relative output error by rounding point.
+        cast_time: Seconds of a value's cast.
+        rounded: What rounding does.
         io: Declared low formats of inputs and outputs, by value id.
     """
-    count = len(units.members)
-    must_be_low = np.array(
-        [Format.FP32 not in permissions[nodes[0]].formats for nodes in units.members],
-        dtype=bool,
-    ).reshape(count)
-    error = np.zeros(count)
-    error[list(points.weight_units)] = sensitivity.weights
+    high, low = times
     table = _ValueTable()
-    sides: dict[int, list[int]] = {}
-    for value in graph.values:
-        if value.format is not Format.FP32 or value.constant is not None:
-            continue
-        producer = _producer(graph, units, value, io)
-        consumers = _consumers(graph, units, value, io)
-        down, up = cast_cost(value)
+    stores = not low.operands_only
+    for value, producer, consumers in _ports(graph, units, pins(io, (*times,)), stores=stores):
+        down, up = cast_time(value, high, low), cast_time(value, low, high)
         table.add(producer, consumers, down, up, 0.0)
-        if value.id in points.class_of:
-            sides.setdefault(points.class_of[value.id], []).extend((producer, *consumers))
-    for k, touched in sides.items():
+    for touched, error in zip(rounded.lists, rounded.errors, strict=True):
         # One more value stands for the class: rounded as soon as anything it touches is low.
-        table.add(PINNED_HIGH, touched, 0.0, 0.0, float(sensitivity.values[k]))
+        table.add(PINNED_HIGH, touched, 0.0, 0.0, float(error))
+    must_be_low = _forbidden(units, permissions, high)
     return table.problem(
-        time_high=np.where(must_be_low, np.inf, times.high_s),
-        time_low=times.low_s,
-        error=error,
+        time_high=np.where(must_be_low, np.inf, times[high]),
+        time_low=times[low],
+        error=rounded.units,
     )
 
 
-def _producer(graph: Graph, units: Units, value: Value, io: Mapping[int, Format]) -> int:
+def build_label_problem(
+    graph: Graph,
+    units: Units,
+    permissions: Mapping[int, Permission],
+    times: Times,
+    cast_time: CastTime,
+    rounded: Sequence[Roundings],
+    *,
+    io: Mapping[int, Format],
+) -> LabelProblem:
+    """State the choice among fp32 and several low formats, labels in the order of ``times``.
+
+    Law and arguments as ``build_problem``; ``rounded`` has one entry for each low format.
+    """
+    formats = (*times,)
+    rests = [Format.FP32 if f.operands_only else f for f in formats]
+    values = list(_ports(graph, units, pins(io, formats), stores=True))
+    cast = np.array(
+        [[[cast_time(v, rest, f) for v, _, _ in values] for f in formats] for rest in rests]
+    )
+    forbidden = [_forbidden(units, permissions, f) for f in formats]
+    return LabelProblem(
+        time=np.where(np.stack(forbidden, axis=1), np.inf, np.stack([*times.values()], 1)),
+        error=np.stack([np.zeros(len(units.members)), *(r.units for r in rounded)], axis=1),
+        producer=np.array([p for _, p, _ in values], dtype=np.int64),
+        consumers=Rows.of([c for _, _, c in values]),
+        cast=cast.reshape(len(formats), len(formats), len(values)),
+        touched=tuple(
+            Touched(rows=Rows.of(r.lists), error=np.asarray(r.errors, dtype=np.float64))
+            for r in rounded
+        ),
+    )
+
+
+def roundings(
+    graph: Graph,
+    units: Units,
+    points: RoundingPoints,
+    sensitivity: Sensitivity,
+    low: Format,
+    pinned: Mapping[int, int],
+) -> Roundings:
+    """What rounding to ``low`` does, point by point: a class is touched by all its ports.
+
+    Args:
+        graph: The graph.
+        units: What is decided.
+        points: Where a plan can round to the format.
+        sensitivity: What that does to the outputs.
+        low: The format.
+        pinned: Pins of declared inputs and outputs.
+    """
+    error = np.zeros(len(units.members))
+    error[list(points.weight_units)] = sensitivity.weights
+    touched: dict[int, list[int]] = {}
+    for value, producer, consumers in _ports(
+        graph, units, pinned, stores=not low.operands_only
+    ):
+        if value.id in points.class_of:
+            known = touched.setdefault(points.class_of[value.id], [])
+            known.extend((producer, *consumers))
+    return Roundings(
+        units=error, lists=[*touched.values()], errors=sensitivity.values[[*touched]]
+    )
+
+
+def pins(io: Mapping[int, Format], formats: Sequence[Format]) -> dict[int, int]:
+    """What stands for the declared format of each input and output; -1 is fp32.
+
+    A format that is none of ``formats`` counts as the first low one.
+    """
+    return {v: -1 - (formats.index(f) if f in formats else 1) for v, f in io.items()}
+
+
+def _forbidden(
+    units: Units, permissions: Mapping[int, Permission], fmt: Format
+) -> NDArray[np.bool_]:
+    found = [fmt not in permissions[nodes[0]].formats for nodes in units.members]
+    return np.array(found, dtype=bool).reshape(len(units.members))
+
+
+def _ports(
+    graph: Graph, units: Units, pinned: Mapping[int, int], *, stores: bool
+) -> Iterator[tuple[Value, int, list[int]]]:
+    """Each value that may be cast, with the units or pins that make and that read it."""
+    for value in graph.values:
+        if value.format is Format.FP32 and value.constant is None:
+            producer = _producer(graph, units, value, pinned, stores=stores)
+            yield value, producer, _consumers(graph, units, value, pinned)
+
+
+def _producer(
+    graph: Graph, units: Units, value: Value, pinned: Mapping[int, int], *, stores: bool
+) -> int:
     if value.producer is None:
-        return PINNED_LOW if value.id in io and value.is_input else PINNED_HIGH
-    if value.producer not in units.of:
+        return pinned[value.id] if value.id in pinned and value.is_input else PINNED_HIGH
+    if value.producer not in units.of or not stores:
         return PINNED_HIGH
     node = graph.nodes[value.producer]
     follows = any(v.id == value.id for v in graph.following_outputs(node))
@@ -94,7 +182,7 @@ def _producer(graph: Graph, units: Units, value: Value, io: Mapping[int, Format]
 
 
 def _consumers(
-    graph: Graph, units: Units, value: Value, io: Mapping[int, Format]
+    graph: Graph, units: Units, value: Value, pinned: Mapping[int, int]
 ) -> list[int]:
     found: list[int] = []
     for node_id in value.uses:
@@ -105,7 +193,7 @@ def _consumers(
             if index == value.id:  # it may be read at several ports
                 found.append(units.of.get(node_id, PINNED_HIGH) if follows else PINNED_HIGH)
     if value.is_output:
-        found.append(PINNED_LOW if value.id in io else PINNED_HIGH)
+        found.append(pinned.get(value.id, PINNED_HIGH))
     return found
 
 
@@ -119,7 +207,7 @@ class _ValueTable:
         self.costs: list[tuple[float, float, float]] = []
 
     def add(
-        self, producer: int, consumers: list[int], down: float, up: float, error: float
+        self, producer: int, consumers: Sequence[int], down: float, up: float, error: float
     ) -> None:
         self.producer.append(producer)
         self.consumers.extend(consumers)

@@ -7,7 +7,7 @@ rounding class, and rounding any of them rounds the class.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -47,7 +47,7 @@ class RoundingPoints:
 def make_units(
     graph: Graph,
     permissions: Mapping[int, Permission],
-    low: Format,
+    lows: Collection[Format],
     kernels: Iterable[Iterable[int]] = (),
 ) -> Units:
     """Units of the nodes that may be low; those of one kernel belong to one unit.
@@ -55,10 +55,10 @@ def make_units(
     Args:
         graph: The graph.
         permissions: What the rules left to each node.
-        low: The low format.
+        lows: The low formats.
         kernels: Node ids that the engine runs together.
     """
-    free = {i: p.formats for i, p in permissions.items() if low in p.formats}
+    free = {i: p.formats for i, p in permissions.items() if not p.formats.isdisjoint(lows)}
     sets = DisjointSet(free)
     for kernel in kernels:
         inside = [i for i in kernel if i in free]

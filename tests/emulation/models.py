@@ -125,6 +125,25 @@ def scaled_product(path: Path, scale: float) -> Path:
     return save(path, nodes, {"x": ["n", 4]}, {"y": ["n", 4]}, constants)
 
 
+def range_and_digits(path: Path, size: int = 256) -> Path:
+    """One branch needs fp16's digits, the other bf16's range: see ``scaled_product``."""
+    one = np.eye(size, dtype=np.float32)
+    constants = {
+        "w": one * np.float32(2.0**18),
+        "u": np.array(2.0**-18, np.float32),
+        "v": one,
+    }
+    nodes = [
+        node("MatMul", "x w", "scaled"),
+        node("Mul", "scaled u", "wide"),
+        node("MatMul", "z v", "fine"),
+        node("Concat", "wide fine", "y", axis=1),
+    ]
+    return save(
+        path, nodes, {"x": ["n", size], "z": ["n", size]}, {"y": ["n", 2 * size]}, constants
+    )
+
+
 def plain_product(path: Path) -> Path:
     """x through a product with one: what is needed is digits."""
     constants = {"w": np.eye(4, dtype=np.float32)}

@@ -207,7 +207,7 @@ def test_a_model_with_low_types_of_its_own(mlp: Path, tmp_path: Path) -> None:
     how = emulation(scope="none")
     engine = EmulatorEngine(emulation=how)
     file = frontend.load(mlp)
-    policy = Policy(scope=Scope.ALL, format=Format.BF16)
+    policy = Policy(scope=Scope.ALL, formats=(Format.BF16,))
     planner = make_planner(frontend.prepare(file, policy), policy, engine)
     applied = frontend.apply(file, planner.lowest())
     frontend.save(applied.model, tmp_path / "low.onnx")

@@ -158,6 +158,56 @@ def test_a_slow_format_is_not_chosen_and_warned_about_when_named() -> None:
     assert "fp16" in named.finecast_plan.counts
 
 
+def test_of_several_formats_a_slow_one_is_left_out() -> None:
+    net, x = Block().eval(), torch.randn(4, 32)
+    with pytest.warns(UserWarning, match=r"fp16 is 10\.0 times slower.*left out"):
+        plan = ft.convert(net, (x,), "auto:fp16,bf16").finecast_plan
+    assert set(plan.counts) <= {"fp32", "bf16"}
+    assert "bf16" in plan.counts
+    assert plan.policy == "auto:bf16"
+
+
+class Wide(nn.Module):
+    """One product needs bf16's range, the other is better off with fp16's digits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.large = nn.Linear(64, 64, bias=False)
+        self.large.weight.data *= 1e7
+        self.small = nn.Linear(64, 64, bias=False)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.large(x), self.small(x)
+
+
+def test_formats_of_one_speed_are_mixed_by_range_and_digits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def rate(device: str, fmt: Format) -> rates.Rate:
+        del device
+        speed = 1.0 if fmt is Format.FP32 else 4.0
+        return rates.Rate(
+            product_tflops=0.001 * speed, speed=speed, bandwidth_gb_s=50.0, overhead_s=1e-7
+        )
+
+    monkeypatch.setattr(planning, "rate_here", rate)
+    net, x = Wide().eval(), torch.randn(256, 64)
+    low = ft.convert(net, (x,), "auto:bf16,fp16")
+    assert sorted(low.finecast_plan.formats.values(), key=lambda f: f.label) == [
+        Format.BF16,
+        Format.FP16,
+    ]
+    for got, wanted in zip(low(x), net(x), strict=True):
+        assert torch.isfinite(got).all()
+        assert (got - wanted).norm() < 0.01 * wanted.norm()
+
+
+@pytest.mark.filterwarnings("ignore:fp16 is")
+def test_rafs_lists_know_one_format() -> None:
+    with pytest.raises(UsageError, match="takes one format, not all:bf16,fp16"):
+        ft.convert(Block().eval(), (torch.randn(4, 32),), "all:bf16,fp16", rule_set="raf")
+
+
 def test_every_decision_has_a_reason() -> None:
     low = ft.convert(Block().eval(), (torch.randn(4, 32),))
     assert all(d.reasons for d in low.finecast_plan.decisions)

@@ -134,10 +134,10 @@ class Evaluation:
     def workload(self, model: Path, data: Data) -> Workload:
         """The workload for ``model``, loaded once to see its inputs."""
         from finecast import api
-        from finecast.engines import get_engine
+        from finecast.engines.loading import exact_session
 
         file = api.load(model)
-        return api.workload_of(self.options(data), get_engine("onnxruntime").load(file.path))
+        return api.workload_of(self.options(data), exact_session(file.path))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

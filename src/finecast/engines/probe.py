@@ -34,6 +34,7 @@ _TF32_ENGINES = frozenset({("onnxruntime", "CUDA"), ("onnxruntime", "Tensorrt")}
 
 _BUDGET_S = 0.05  # per format and kernel, so that an engine takes about half a second
 _FEWEST_TURNS = 9
+_GAINS = 1.05  # a format that is no faster than this gains nothing: what short probes resolve
 _SLACK = 8.0
 """Allowed error in unit roundoffs of the result's magnitude: inputs, weights, product, sum
 and activation round once each, and a margin of 1.6 for unlucky cancellation."""
@@ -60,6 +61,26 @@ def probe_one(engine: Engine, fmt: Format) -> Capability:
     """The capability in one format: a fraction of ``probe``'s time."""
     found = _cache.get((engine.name, engine.device))
     return found[fmt] if found else _judge(engine, fmt, _baseline(engine))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """Whether a format is faster than fp32 in an engine here, and that in words."""
+
+    gains: bool
+    text: str
+
+
+def speed_of(engine: Engine, fmt: Format) -> Speed:
+    """What short probes of one format say."""
+    found = probe_one(engine, fmt)
+    why = f" ({found.reason})" if found.reason else ""
+    if not found.runs or found.speed is None:
+        return Speed(
+            gains=False, text=f"{engine.name} has no {fmt.label} arithmetic here{why}"
+        )
+    text = f"{fmt.label} runs at {found.speed:.2g}x fp32's speed in {engine.name} here{why}"
+    return Speed(gains=found.speed > _GAINS, text=text)
 
 
 def _probe(engine: Engine) -> dict[Format, Capability]:

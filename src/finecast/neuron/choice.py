@@ -112,7 +112,7 @@ def _local(given: Given) -> Policy:
             f"--auto-cast-type {fmt.label} without --target: no engine here computes in it",
             fix=f"name the device with --target ({have}), or use bf16 or fp16",
         )
-    return Policy(scope=scope, format=fmt)
+    return Policy(scope=scope, formats=(fmt,))
 
 
 def _format(given: Given, target: str) -> Format:
@@ -166,7 +166,7 @@ def _planned(given: Given) -> Choice:
     emulation = replace(base, **{**_numerics(options.emulation()), "format": fmt})
     check(replace(emulation, scope=Scope.ALL))
     return Choice(
-        policy=Policy(scope=Scope.AUTO, format=fmt),
+        policy=Policy(scope=Scope.AUTO, formats=(fmt,)),
         emulation=emulation,
         label=f"--auto-cast auto --auto-cast-type {fmt.label}",
         notes=_device_notes(emulation),

@@ -60,7 +60,7 @@ class NeuronOptions:
     @property
     def policy(self) -> Policy:
         """Scope and format."""
-        return Policy(scope=self.scope, format=self.format)
+        return Policy(scope=self.scope, formats=(self.format,))
 
     @property
     def label(self) -> str:

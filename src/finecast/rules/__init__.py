@@ -32,7 +32,6 @@ __all__ = [
     "Rule",
     "UserRule",
     "Verdict",
-    "judge",
     "override",
     "permit",
 ]
@@ -63,13 +62,24 @@ class Permission:
 def permit(context: Context, rules: Sequence[Rule] = RULES) -> dict[int, Permission]:
     """Judge every float node: the intersection of all verdicts, whatever their order.
 
+    Law: of several low formats each is judged by itself, beside fp32; what is left of any is
+    permitted.
+
     Raises:
         RuleConflictError: If nothing is left to a node; names the rules in conflict.
     """
-    return {node.id: judge(node, context, rules) for node in context.graph.float_nodes}
+    nodes = context.graph.float_nodes
+    by_format = [
+        [_judge(node, view, rules) for node in nodes]
+        for view in (context.of_format(fmt) for fmt in context.policy.formats)
+    ]
+    return {
+        node.id: _united(node, found)
+        for node, found in zip(nodes, zip(*by_format, strict=True), strict=True)
+    }
 
 
-def judge(node: Node, context: Context, rules: Sequence[Rule] = RULES) -> Permission:
+def _judge(node: Node, context: Context, rules: Sequence[Rule]) -> Permission:
     """The formats that ``rules`` leave to one node; one that is not fp32 keeps its own."""
     if node.format is not Format.FP32:
         rules = (DEFINITION,)  # what others say of fp32 and the low format is not about it
@@ -79,15 +89,25 @@ def judge(node: Node, context: Context, rules: Sequence[Rule] = RULES) -> Permis
     for rule, verdict in found:
         if rule.hard or verdict.waives or not waived:
             formats &= verdict.permits
+    return Permission(
+        formats=formats, reasons=tuple(_reason(r, v, waived=waived) for r, v in found)
+    )
+
+
+def _united(node: Node, found: Sequence[Permission]) -> Permission:
+    """What is left of any format; reasons that say the same of several are one."""
+    if len(found) == 1 and found[0].formats:
+        return found[0]
+    formats = frozenset[Format]().union(*(p.formats for p in found))
+    reasons = tuple(dict.fromkeys((r.rule, r.text) for p in found for r in p.reasons))
     if not formats:
-        sides = "; ".join(f"{r.name}: {v.text}" for r, v in found)
         raise RuleConflictError(
             f"no format is left to {node.name}",
-            where=sides,
+            where="; ".join(f"{rule}: {text}" for rule, text in reasons),
             fix="drop one of the options that force a format",
         )
-    reasons = tuple(_reason(r, v, waived=waived) for r, v in found)
-    return Permission(formats=formats, reasons=reasons)
+    first = {(r.rule, r.text): r for p in reversed(found) for r in reversed(p.reasons)}
+    return Permission(formats=formats, reasons=tuple(first[key] for key in reasons))
 
 
 def _reason(rule: Rule, verdict: Verdict, *, waived: bool) -> Reason:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from finecast.facts import Facts, ValueFacts
 from finecast.formats import Format
@@ -36,8 +36,12 @@ class Context:
 
     @property
     def low(self) -> Format:
-        """The format that the policy lowers to."""
+        """The low format that is judged beside fp32."""
         return self.policy.format
+
+    def of_format(self, fmt: Format) -> Context:
+        """The same for one of the policy's formats."""
+        return replace(self, policy=replace(self.policy, formats=(fmt,)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

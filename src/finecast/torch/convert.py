@@ -77,7 +77,7 @@ def convert(
     )
     args = flat_inputs(captured, example_inputs, example_kwargs)
     device = device_of(captured.module, args)
-    obstacle = look_before_leaping(wanted, device)
+    followed, obstacle = look_before_leaping(wanted, device)
     judges = RuleSet.parse(rule_set)
     # RAF's set asks for overrides itself: its rules are of another kind.
     overrides = () if judges is RuleSet.RAF else active()
@@ -86,11 +86,11 @@ def convert(
     while True:
         planner = make_torch_planner(
             captured.graph,
-            wanted,
+            followed,
             device,
             user_rules=rules,
             unsupported=unsupported,
-            measured=wanted.scope is Scope.AUTO,
+            measured=followed.scope is Scope.AUTO,
             shapes=hinted_shapes(captured.binding),
             binding=captured.binding,
             rule_set=judges,
@@ -118,8 +118,8 @@ def _plan(
     units, points = planner.units()
     if not units.members:
         return planner.highest("the rules leave no op a lower format")
-    found = sensitivities(captured, points, planner.low, args)
-    return planner.proposal(units, choose(planner.steps(units, points, found))).plan
+    found = sensitivities(captured, points, planner.policy.formats, args)
+    return planner.proposal(units, choose(planner.choices(units, points, found))).plan
 
 
 def _is_free(planner: TorchPlanner) -> bool:

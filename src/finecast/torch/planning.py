@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from finecast import rules
 from finecast.assign import highest, lowest, make_plan, pick
-from finecast.assignment import PINNED_HIGH, Problem
+from finecast.choices import Choice, choices
 from finecast.cost import CostModel
 from finecast.errors import UsageError
 from finecast.flops import Shapes
@@ -24,18 +24,16 @@ from finecast.frontends.torch.points import Point, find_points
 from finecast.frontends.torch.probing import Errors, first_order, probe_all
 from finecast.frontends.torch.raf import raf_rules
 from finecast.frontends.torch.reader import Binding
-from finecast.frontier import Step, frontier
 from finecast.graph import Graph
 from finecast.plan import Plan
 from finecast.policy import Policy, Scope
-from finecast.problem import UnitTimes, build_problem
+from finecast.problem import Roundings
 from finecast.rules import Context, Permission, UserRule
-from finecast.sensitivity import Sensitivity
 from finecast.torch.costs import CompiledCost
 from finecast.torch.inside import TRAINING_RULES
 from finecast.torch.kernels import KernelTimes
 from finecast.torch.rates import rate_here
-from finecast.units import RoundingPoints, Units, make_units
+from finecast.units import Units, make_units
 
 ENGINE: Final = "torch"
 # A plan that is predicted to be slower than the fastest by less than this is as fast, as far
@@ -83,11 +81,6 @@ class TorchPlanner:
     permissions: Mapping[int, Permission]
     cost: CostModel
 
-    @property
-    def low(self) -> Format:
-        """The format that the policy lowers to."""
-        return self.policy.format
-
     def plan(self, formats: Mapping[int, Format], because: str) -> Plan:
         """The plan that gives node i ``formats[i]``."""
         return make_plan(
@@ -102,39 +95,43 @@ class TorchPlanner:
 
     def lowest(self) -> Plan:
         """Everything that may be low is."""
-        return self.plan(lowest(self.permissions, self.low), "every op that may be low is")
+        return self.plan(
+            lowest(self.permissions, *self.policy.formats), "every op that may be low is"
+        )
 
     def highest(self, because: str = "fp32 where permitted") -> Plan:
         """Everything that may stay fp32 does."""
-        return self.plan(highest(self.permissions, self.low), because)
+        return self.plan(highest(self.permissions), because)
 
     def units(self) -> tuple[Units, tuple[Point, ...]]:
         """One unit an op: fused kernels compute in fp32 inside, whatever is stored."""
-        units = make_units(self.graph, self.permissions, self.low)
+        units = make_units(self.graph, self.permissions, self.policy.formats)
         return units, find_points(self.graph, frozenset(units.of))
 
-    def steps(
-        self, units: Units, points: Sequence[Point], errors: Errors, *, most: int | None = None
-    ) -> tuple[Step, ...]:
-        """The frontier of predicted time and error, fastest last."""
-        times = UnitTimes(
-            high_s=self._times(units, Format.FP32), low_s=self._times(units, self.low)
-        )
-        problem = build_problem(
+    def choices(
+        self,
+        units: Units,
+        points: Sequence[Point],
+        errors: Mapping[Format, Errors],
+        *,
+        most: int | None = None,
+    ) -> tuple[Choice, ...]:
+        """The frontier of predicted time and error, fastest last.
+
+        Of each point the error is paid once any op on its path has the format.
+        """
+        paths = [sorted({units.of[n] for n in p.path}) for p in points]
+        constants = np.zeros(len(units.members))
+        return choices(
             self.graph,
             units,
-            _NO_POINTS,
             self.permissions,
-            times,
-            lambda v: (
-                self.cost.cast_time_s(v, Format.FP32, self.low),
-                self.cost.cast_time_s(v, self.low, Format.FP32),
-            ),
-            Sensitivity.zero(_NO_POINTS),
+            {fmt: self._times(units, fmt) for fmt in (Format.FP32, *errors)},
+            self.cost.cast_time_s,
+            [Roundings(units=constants, lists=paths, errors=e) for e in errors.values()],
             io={},
+            most=most,
         )
-        problem = _with_points(problem, units, points, errors)
-        return frontier(problem, max_steps=most)
 
     def _times(self, units: Units, fmt: Format) -> NDArray[np.float64]:
         nodes = self.graph.nodes
@@ -145,44 +142,18 @@ class TorchPlanner:
             ]
         )
 
-    def proposal(self, units: Units, step: Step) -> Proposal:
+    def proposal(self, units: Units, choice: Choice) -> Proposal:
         """The plan of one step of the frontier."""
-        side = {n: bool(step.low[u]) for n, u in units.of.items()}
-        formats = {
-            i: pick(p, self.low, lowered=side.get(i, False))
-            for i, p in self.permissions.items()
-        }
+        of = choice.by_node(units)
+        formats = {i: pick(p, of.get(i, Format.FP32)) for i, p in self.permissions.items()}
         because = (
-            f"least cost at {step.lam_high:.3g} s per squared error: predicted"
-            f" {1e3 * step.time_s:.4g} ms, relative output error {step.error**0.5:.3g}"
+            f"minimum cut, step {choice.index} of the frontier: predicted"
+            f" {1e3 * choice.time_s:.4g} ms, relative output error {choice.error**0.5:.3g}"
         )
         plan = self.plan(formats, because)
         return Proposal(
-            name=f"step {step.index}", plan=plan, time_s=step.time_s, error=step.error
+            name=f"step {choice.index}", plan=plan, time_s=choice.time_s, error=choice.error
         )
-
-
-_NO_POINTS: Final = RoundingPoints(classes=(), class_of={}, weights=(), weight_units=())
-
-
-def _with_points(
-    problem: Problem, units: Units, points: Sequence[Point], errors: Errors
-) -> Problem:
-    """One more value a point: its error is paid once any op on its path is low."""
-    paths = [sorted({units.of[n] for n in p.path}) for p in points]
-    pointer = problem.consumer_ptr[-1] + np.cumsum([len(p) for p in paths], dtype=np.int64)
-    free = np.zeros(len(points))
-    return replace(
-        problem,
-        producer=np.append(problem.producer, np.full(len(points), PINNED_HIGH)),
-        consumer_ptr=np.append(problem.consumer_ptr, pointer),
-        consumer_unit=np.append(
-            problem.consumer_unit, np.array([u for p in paths for u in p], dtype=np.int64)
-        ),
-        down_cost=np.append(problem.down_cost, free),
-        up_cost=np.append(problem.up_cost, free),
-        value_error=np.append(problem.value_error, errors),
-    )
 
 
 def make_torch_planner(
@@ -210,13 +181,13 @@ def make_torch_planner(
         measured=measured,
     )
     judges = (
-        raf_rules(graph, policy.format)
+        raf_rules(graph, _only_format(policy))
         if rule_set is RuleSet.RAF
         else TRAINING_RULES
         if rule_set is RuleSet.TRAINING
         else rules.RULES
     )
-    formats = (Format.FP32, policy.format)
+    formats = (Format.FP32, *policy.formats)
     rates = {f: rate_here(device, f) for f in formats}
     kernels = (
         KernelTimes(
@@ -237,55 +208,69 @@ def make_torch_planner(
     )
 
 
+def _only_format(policy: Policy) -> Format:
+    """RAF's rules know one low type."""
+    if len(policy.formats) > 1:
+        raise UsageError(
+            f"RAF's rule set takes one format, not {policy.label}", fix="name one of them"
+        )
+    return policy.format
+
+
 def sensitivities(
     captured: Captured,
     points: Sequence[Point],
-    low: Format,
+    formats: Sequence[Format],
     args: Sequence[Any],
     *,
     probing: bool = False,
-) -> Errors:
+) -> dict[Format, Errors]:
     """By one backward pass; by probing if asked for, or where an op has no gradient."""
     if probing:
-        return probe_all(captured, points, low, args)
+        return {low: probe_all(captured, points, low, args) for low in formats}
     try:
-        return first_order(captured, points, low, args)
+        return {low: first_order(captured, points, low, args) for low in formats}
     except (RuntimeError, NotImplementedError):
-        return probe_all(captured, points, low, args)
+        return {low: probe_all(captured, points, low, args) for low in formats}
 
 
-def choose(proposals: Sequence[Step]) -> Step:
+def choose(found: Sequence[Choice]) -> Choice:
     """The most accurate of those that are as fast as the fastest."""
-    fastest = min(p.time_s for p in proposals)
-    return min(
-        (p for p in proposals if p.time_s <= SAME_TIME * fastest), key=lambda p: p.error
-    )
+    fastest = min(p.time_s for p in found)
+    return min((p for p in found if p.time_s <= SAME_TIME * fastest), key=lambda p: p.error)
 
 
-def look_before_leaping(policy: Policy, device: str) -> str:
-    """Why ``policy`` should not be followed here; empty if it should.
+def look_before_leaping(policy: Policy, device: str) -> tuple[Policy, str]:
+    """The policy without what is slower here, and why none of it should be followed.
 
-    A format that is slower than fp32 is never chosen for speed. Asked for by name
-    (``all:fp16``), it is given, with a warning of the measured ratio.
+    A format that is slower than fp32 is never chosen for speed: ``auto`` leaves it out and
+    says so, unless nothing else is left. Asked for by name (``all:fp16``), it is given, with a
+    warning of the measured ratio.
 
     Raises:
-        UsageError: If PyTorch's ops do not compute in the format at all.
+        UsageError: If PyTorch's ops do not compute in a format at all.
     """
     if policy.scope is Scope.NONE:
-        return "scope none changes nothing"
-    if policy.format.operands_only:
-        raise UsageError(
-            f"PyTorch's ops do not compute in {policy.format.label}", fix="use bf16 or fp16"
-        )
-    speed = rate_here(device, policy.format).speed
-    if speed >= 1:
-        return ""
-    label = policy.format.label
-    text = f"{label} is {1 / speed:.1f} times slower than fp32 on this {device} (measured)"
-    if policy.scope is Scope.AUTO:
-        return text
-    warnings.warn(f"{text}; converting all the same, as asked by name", stacklevel=3)
-    return ""
+        return policy, "scope none changes nothing"
+    for fmt in policy.formats:
+        if fmt.operands_only:
+            raise UsageError(
+                f"PyTorch's ops do not compute in {fmt.label}", fix="use bf16 or fp16"
+            )
+    speeds = {fmt: rate_here(device, fmt).speed for fmt in policy.formats}
+    slow = {
+        fmt: f"{fmt.label} is {1 / s:.1f} times slower than fp32 on this {device} (measured)"
+        for fmt, s in speeds.items()
+        if s < 1
+    }
+    if policy.scope is Scope.AUTO and len(slow) == len(speeds):
+        return policy, "; ".join(slow.values())
+    left = tuple(fmt for fmt in speeds if fmt not in slow)
+    narrowed = replace(policy, formats=left) if policy.scope is Scope.AUTO else policy
+    then = "left out" if policy.scope is Scope.AUTO else "converting all the same, as asked"
+    for text in slow.values():
+        warnings.warn(f"{text}; {then}", stacklevel=3)
+    return narrowed, ""
 
 
 def device_of(module: torch.nn.Module, args: Sequence[Any]) -> str:

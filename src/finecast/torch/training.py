@@ -85,12 +85,12 @@ class Backend:
 
     def plan(self, graph: Graph, shapes: Mapping[int, tuple[int, ...]], device: str) -> Plan:
         """The plan of one graph; costs alone decide among what the rules permit."""
-        obstacle = look_before_leaping(self.policy, device)
+        policy, obstacle = look_before_leaping(self.policy, device)
         # RAF's set asks for overrides itself: its rules are of another kind.
         overrides = () if self.rule_set is RuleSet.RAF else active()
         planner = make_torch_planner(
             graph,
-            self.policy,
+            policy,
             device,
             user_rules=(*self.user_rules, *overrides),
             measured=False,
@@ -103,7 +103,8 @@ class Backend:
             plan = planner.lowest()
         else:
             units, _ = planner.units()
-            fastest = planner.steps(units, (), np.zeros(0))[-1]
+            free = dict.fromkeys(policy.formats, np.zeros(0))
+            fastest = planner.choices(units, (), free)[-1]
             plan = planner.proposal(units, fastest).plan
         self.plans.append(plan)
         return plan

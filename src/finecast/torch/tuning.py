@@ -166,8 +166,8 @@ class _Tuning:
             self.source, self.args, self.kwargs, dynamic_shapes=self.options.dynamic_shapes
         )
         device = device_of(self.module, self.args)
-        planner = self._planner(captured, device, frozenset())
-        obstacle = look_before_leaping(self.policy, device)
+        policy, obstacle = look_before_leaping(self.policy, device)
+        planner = self._planner(captured, policy, device, frozenset())
         if obstacle:
             return self._unchanged(planner, baseline, obstacle)
         planner = self._planner_that_runs(captured, device, planner)
@@ -178,11 +178,11 @@ class _Tuning:
         return self._search(planner, captured, proposals, baseline)
 
     def _planner(
-        self, captured: Captured, device: str, unsupported: frozenset[str]
+        self, captured: Captured, policy: Policy, device: str, unsupported: frozenset[str]
     ) -> TorchPlanner:
         return make_torch_planner(
             captured.graph,
-            self.policy,
+            policy,
             device,
             user_rules=(*self.options.user_rules, *active()),
             unsupported=unsupported,
@@ -202,7 +202,7 @@ class _Tuning:
             if not missing:
                 return planner
             unsupported |= missing
-            planner = self._planner(captured, device, unsupported)
+            planner = self._planner(captured, planner.policy, device, unsupported)
 
     def _proposals(self, captured: Captured, planner: TorchPlanner) -> list[Proposal]:
         units, points = planner.units()
@@ -210,10 +210,10 @@ class _Tuning:
             return []
         flat = flat_inputs(captured, self.args, self.kwargs)
         errors = sensitivities(
-            captured, points, planner.low, flat, probing=self.options.probing
+            captured, points, planner.policy.formats, flat, probing=self.options.probing
         )
-        steps = planner.steps(units, points, errors)
-        kept = (s for s in spread(steps, self.options.steps) if s.low.any())
+        found = planner.choices(units, points, errors)
+        kept = (s for s in spread(found, self.options.steps) if s.lowers)
         return [planner.proposal(units, s) for s in kept]
 
     def _search(

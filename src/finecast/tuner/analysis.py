@@ -1,56 +1,45 @@
-"""What is known before a plan is tried: permissions, costs, sensitivities, frontier."""
+"""What is known of a model before a plan is chosen: permissions, kernels, costs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import dataclass, replace
 
 from finecast import rules
 from finecast.assign import highest, lowest, make_plan, pick
-from finecast.cost import CostModel, MeasuredCost
+from finecast.choices import Choice
+from finecast.cost import MeasuredCost
 from finecast.engines.base import Engine, Feeds, KernelTime
 from finecast.engines.kernels import kernel_query
 from finecast.engines.loading import load_model
+from finecast.engines.probe import speed_of
+from finecast.errors import EngineError
 from finecast.facts import ValueFacts
 from finecast.formats import Format
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Prepared
-from finecast.frontier import Step, frontier
-from finecast.graph import Graph, Value
+from finecast.graph import Graph
 from finecast.measure.casting import measure_casts
-from finecast.measure.observe import switched_probe
 from finecast.plan import Plan
-from finecast.policy import Policy
-from finecast.problem import UnitTimes, build_problem
-from finecast.progress import Progress
+from finecast.policy import Policy, Scope
 from finecast.rules import Context, Permission
-from finecast.sensitivity import Sensitivity, measure
-from finecast.units import RoundingPoints, Units, make_units, rounding_points
-
-# Steps of the frontier that become candidates: each costs a conversion and a few timed runs.
-MAX_STEPS: Final = 10
+from finecast.units import Units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profiles:
-    """Kernels of the fp32 model and of the lowest plan, by one engine on the same feeds."""
+    """Kernels of the fp32 model and of the lowest plans, by one engine on the same feeds.
+
+    ``low`` has those formats whose lowest plan the engine runs.
+    """
 
     high: Sequence[KernelTime]
-    low: Sequence[KernelTime]
+    low: Mapping[Format, Sequence[KernelTime]]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
-    """A plan worth trying, with what the models of cost and error predict for it."""
-
-    name: str
-    plan: Plan
-    time_s: float
-    error: float
+    @property
+    def low_s(self) -> float:
+        """Seconds of the fastest of the lowest plans."""
+        return min(sum(k.time_s for k in kernels) for kernels in self.low.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,14 +74,14 @@ class Planner:
             evidence=evidence,
         )
 
-    def lowest(self) -> Plan:
-        """Everything that may be low is."""
-        formats = lowest(self.permissions, self.policy.format)
-        return self.plan(formats, "every op that may be low is")
+    def lowest(self, *formats: Format) -> Plan:
+        """Everything that may have one of ``formats`` (by default the policy's) has it."""
+        chosen = lowest(self.permissions, *(formats or self.policy.formats))
+        return self.plan(chosen, "every op that may be low is")
 
     def highest(self) -> Plan:
         """Everything that may stay fp32 does."""
-        return self.plan(highest(self.permissions, self.policy.format), "fp32 where permitted")
+        return self.plan(highest(self.permissions), "fp32 where permitted")
 
     def unchanged(self, why: str) -> Plan:
         """Every op keeps the type it has."""
@@ -102,17 +91,28 @@ class Planner:
     def of_units(
         self,
         units: Units,
-        low: NDArray[np.bool_],
+        choice: Choice,
         because: str,
         evidence: Mapping[int, Mapping[str, float | str]],
     ) -> Plan:
-        """Units marked ``low`` are low."""
-        side = {n: bool(low[u]) for n, u in units.of.items()}
-        formats = {
-            i: pick(p, self.policy.format, lowered=side.get(i, False))
-            for i, p in self.permissions.items()
-        }
+        """Units as chosen, all else fp32 where permitted."""
+        of = choice.by_node(units)
+        formats = {i: pick(p, of.get(i, Format.FP32)) for i, p in self.permissions.items()}
         return self.plan(formats, because, evidence)
+
+
+def worthwhile(policy: Policy, engine: Engine) -> tuple[Policy, tuple[str, ...]]:
+    """The policy without formats that gain nothing in ``engine`` here, and what was left out.
+
+    Law: one format stays: whether it helps is measured op by op. Only ``auto`` chooses; other
+    scopes were asked for by name.
+    """
+    if policy.scope is not Scope.AUTO or len(policy.formats) == 1:
+        return policy, ()
+    speeds = {fmt: speed_of(engine, fmt) for fmt in policy.formats}
+    left = tuple(f for f, s in speeds.items() if s.gains) or policy.formats[:1]
+    told = tuple(f"{s.text}: left out" for f, s in speeds.items() if f not in left)
+    return replace(policy, formats=left), told
 
 
 def make_planner(
@@ -141,32 +141,41 @@ def make_planner(
 
 
 def profile_ends(planner: Planner, feeds: Feeds) -> Profiles:
-    """Profile the fp32 model and the lowest plan, once each."""
-    file = planner.prepared.file
-    kernels: list[list[KernelTime]] = []
-    for plan in (planner.highest(), planner.lowest()):
-        applied = frontend.apply(file, plan)
-        session = load_model(planner.engine, applied.model, profiling=True)
-        kernels.append(session.profile(feeds))
-    return Profiles(high=kernels[0], low=kernels[1])
+    """Profile the fp32 model and the lowest plan in each format, once each.
+
+    Raises:
+        EngineError: If the engine runs none of the lowest plans.
+    """
+
+    def kernels(plan: Plan) -> Sequence[KernelTime]:
+        applied = frontend.apply(planner.prepared.file, plan)
+        return load_model(planner.engine, applied.model, profiling=True).profile(feeds)
+
+    low: dict[Format, Sequence[KernelTime]] = {}
+    failed: EngineError | None = None
+    for fmt in planner.policy.formats:
+        try:
+            low[fmt] = kernels(planner.lowest(fmt))
+        except EngineError as error:  # others of the formats may do
+            failed = failed or error
+    if failed is not None and not low:
+        raise failed
+    return Profiles(high=kernels(planner.highest()), low=low)
 
 
 def measured_cost(
-    graph: Graph,
-    profiles: Profiles,
-    low: Format,
-    engine: Engine,
-    facts: Mapping[int, ValueFacts],
+    graph: Graph, profiles: Profiles, engine: Engine, facts: Mapping[int, ValueFacts]
 ) -> MeasuredCost:
     """Times by node: a kernel's time is shared evenly by the ops in it."""
     known = {n.name for n in graph.nodes}
-    times: dict[Format, dict[str, float]] = {Format.FP32: {}, low: {}}
-    for fmt, kernels in ((Format.FP32, profiles.high), (low, profiles.low)):
+    times: dict[Format, dict[str, float]] = {}
+    for fmt, kernels in ((Format.FP32, profiles.high), *profiles.low.items()):
+        shares = times.setdefault(fmt, {})
         for kernel in kernels:
             inside = [name for name in kernel.ops if name in known]
             for name in inside:
-                times[fmt][name] = times[fmt].get(name, 0.0) + kernel.time_s / len(inside)
-    rate = measure_casts(engine, low)
+                shares[name] = shares.get(name, 0.0) + kernel.time_s / len(inside)
+    rate = measure_casts(engine, next(iter(profiles.low)))
     return MeasuredCost(
         times_s=times,
         shapes={i: f.shape for i, f in facts.items()},
@@ -179,108 +188,3 @@ def kernel_nodes(graph: Graph, kernels: Sequence[KernelTime]) -> list[frozenset[
     """Node ids of each kernel."""
     ids = {n.name: n.id for n in graph.nodes}
     return [frozenset(ids[name] for name in k.ops if name in ids) for k in kernels]
-
-
-def propose(
-    planner: Planner,
-    units: Units,
-    points: RoundingPoints,
-    cost: CostModel,
-    sensitivity: Sensitivity,
-    *,
-    max_steps: int = MAX_STEPS,
-) -> list[Proposal]:
-    """Plans along the frontier of predicted time and error, fastest last."""
-    graph, low = planner.graph, planner.policy.format
-    times = _unit_times(graph, units, cost, low)
-    problem = build_problem(
-        graph,
-        units,
-        points,
-        planner.permissions,
-        times,
-        lambda value: _cast_cost(cost, value, low),
-        sensitivity,
-        io=frontend.resolve_io(graph, planner.highest().io),
-    )
-    evidence = _evidence(units, points, times, sensitivity, low)
-    return [
-        _proposal(planner, units, step, evidence)
-        for step in frontier(problem, max_steps=max_steps)
-    ]
-
-
-def _proposal(
-    planner: Planner,
-    units: Units,
-    step: Step,
-    evidence: Mapping[int, Mapping[str, float | str]],
-) -> Proposal:
-    because = (
-        f"minimum cut, step {step.index} of the frontier: predicted"
-        f" {1e3 * step.time_s:.4g} ms with {step.casts} casts"
-    )
-    if step.error > 0:
-        because += f", relative output error {np.sqrt(step.error):.3g}"
-    return Proposal(
-        name=f"step {step.index}",
-        plan=planner.of_units(units, step.low, because, evidence),
-        time_s=step.time_s,
-        error=step.error,
-    )
-
-
-def _evidence(
-    units: Units,
-    points: RoundingPoints,
-    times: UnitTimes,
-    sensitivity: Sensitivity,
-    low: Format,
-) -> dict[int, dict[str, float | str]]:
-    """What the choice of each op is based on: its unit's times and its weights' error."""
-    weights = dict(zip(points.weight_units, sensitivity.weights.tolist(), strict=True))
-    found: dict[int, dict[str, float | str]] = {}
-    for node, unit in units.of.items():
-        found[node] = {
-            "ops in one kernel": float(len(units.members[unit])),
-            "fp32 us": 1e6 * float(times.high_s[unit]),
-            f"{low.label} us": 1e6 * float(times.low_s[unit]),
-            "error of weights": float(np.sqrt(weights.get(unit, 0.0))),
-        }
-    return found
-
-
-def _unit_times(graph: Graph, units: Units, cost: CostModel, low: Format) -> UnitTimes:
-    def total(nodes: tuple[int, ...], fmt: Format) -> float:
-        return sum(cost.node_time_s(graph, graph.nodes[i], fmt) for i in nodes)
-
-    return UnitTimes(
-        high_s=np.array([total(nodes, Format.FP32) for nodes in units.members]),
-        low_s=np.array([total(nodes, low) for nodes in units.members]),
-    )
-
-
-def _cast_cost(cost: CostModel, value: Value, low: Format) -> tuple[float, float]:
-    return (
-        cost.cast_time_s(value, Format.FP32, low),
-        cost.cast_time_s(value, low, Format.FP32),
-    )
-
-
-def find_units(planner: Planner, profiles: Profiles) -> tuple[Units, RoundingPoints]:
-    """Units by the kernels of both profiles, and the points at which plans round."""
-    graph, low = planner.graph, planner.policy.format
-    high_kernels = kernel_nodes(graph, profiles.high)
-    low_kernels = kernel_nodes(graph, profiles.low)
-    units = make_units(graph, planner.permissions, low, [*high_kernels, *low_kernels])
-    return units, rounding_points(graph, units, low_kernels)
-
-
-def probe_sensitivity(
-    planner: Planner, points: RoundingPoints, feeds: Sequence[Feeds], progress: Progress
-) -> Sensitivity:
-    """Round each point alone in one switched session and compare the outputs."""
-    probe = switched_probe(planner.prepared, points, planner.policy.format, feeds)
-    return measure(
-        points, probe, on_probe=lambda done, total: progress("sensitivity", done, total)
-    )

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from finecast.engines import EMULATOR, get_engine
+from finecast.engines import EMULATOR
 from finecast.engines.base import Array, Engine, Feeds, Session
+from finecast.engines.loading import exact_session
 from finecast.errors import EngineError, ModelError, UsageError
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile
@@ -116,10 +117,11 @@ def verify(
 
 def _verify_in(file: OnnxFile, path: Path, engine: Engine, feeds: FeedMaker) -> Verified:
     # A device may have no fp32 products of its own: its emulator is held against fp32.
-    exact = get_engine("onnxruntime") if engine.name == EMULATOR else engine
-    reference, session = exact.load(file.path), engine.load(path)
+    emulated = engine.name == EMULATOR
+    reference = exact_session(file.path) if emulated else engine.load(file.path)
+    session = engine.load(path)
     given = feeds(reference)
-    name = f"{EMULATOR}:{engine.device}" if engine.name == EMULATOR else engine.name
+    name = f"{EMULATOR}:{engine.device}" if emulated else engine.name
     if given is None:
         return Verified(engine=name, note="loaded, not run: give --data to compare outputs")
     try:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from finecast.cost import RooflineCost
 from finecast.edits import cast_count
 from finecast.emulation import Emulation
 from finecast.engines.base import Engine, Feeds
-from finecast.engines.probe import probe_one
+from finecast.engines.probe import speed_of
 from finecast.errors import EngineError, UsageError
 from finecast.formats import Format
 from finecast.frontends import onnx as frontend
@@ -22,21 +21,17 @@ from finecast.plan import Plan
 from finecast.policy import Policy, Scope
 from finecast.rules import UserRule
 from finecast.rules.op_formats import unused
-from finecast.sensitivity import Sensitivity
 from finecast.targets import load_target
 from finecast.tuner.analysis import (
     Planner,
-    find_units,
     make_planner,
     measured_cost,
     profile_ends,
-    propose,
+    worthwhile,
 )
 from finecast.tuner.artefact import Destination, FeedMaker, Verified, write
+from finecast.tuner.proposing import Rounded, find_units, propose
 from finecast.units import make_units, pattern_kernels, rounding_points
-
-# A format whose kernels are no faster than this gains nothing: what short probes resolve.
-_GAINS: Final = 1.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +77,9 @@ def convert(
     """
     start = time.perf_counter()
     output.check()
+    left_out: tuple[str, ...] = ()
+    if target is None:
+        policy, left_out = worthwhile(policy, engines[0])
     with frontend.paused_collection():  # graph and plan live on until all is written
         prepared = frontend.prepare(file, policy)
         facts = observe(prepared, lambda: data) if data else {}
@@ -98,9 +96,11 @@ def convert(
         applied = frontend.apply(file, plan, prepared)
     judges = engines if verify else ()
     done = _write(file, plan, applied, output, judges, feeds, start=start)
-    warnings = _warnings(planner, applied)
+    warnings = (*left_out, *_warnings(planner, applied))
     if target is None and applied.edits:
-        warnings += _slow(engines, done.verified, policy.format)
+        used = set(plan.formats.values())
+        for fmt in policy.formats:
+            warnings += _slow(engines, done.verified, fmt) if fmt in used else ()
     return replace(done, warnings=warnings)
 
 
@@ -144,37 +144,35 @@ def _write(
 
 def _auto_plan(planner: Planner, feeds: FeedMaker) -> Plan:
     """The fastest plan that the rules allow: by profile where the model can be run."""
-    graph, low = planner.graph, planner.policy.format
     try:
         session = planner.engine.load(planner.prepared.file.path)
         given = feeds(session)
         profiles = profile_ends(planner, given) if given is not None else None
     except (EngineError, UsageError):
         profiles = None  # nothing can be run here: the roofline of this machine decides
-    if profiles is None or not (profiles.high and profiles.low):
+    if profiles is None or not (profiles.high and any(profiles.low.values())):
         return _modelled_plan(planner, RooflineCost(target=load_target(local_target())))
     units, points = find_units(planner, profiles)
-    cost = measured_cost(graph, profiles, low, planner.engine, {})
-    return propose(planner, units, points, cost, Sensitivity.zero(points))[-1].plan
+    cost = measured_cost(planner.graph, profiles, planner.engine, {})
+    rounded = {fmt: Rounded.free(where) for fmt, where in points.items()}
+    return propose(planner, units, rounded, cost)[-1].plan
 
 
 def _modelled_plan(planner: Planner, cost: RooflineCost) -> Plan:
     """The fastest plan that the rules allow, by a roofline."""
-    graph, low = planner.graph, planner.policy.format
-    units = make_units(graph, planner.permissions, low, pattern_kernels(graph))
-    points = rounding_points(graph, units)
-    return propose(planner, units, points, cost, Sensitivity.zero(points))[-1].plan
+    graph, formats = planner.graph, planner.policy.formats
+    units = make_units(graph, planner.permissions, formats, pattern_kernels(graph))
+    rounded = dict.fromkeys(formats, Rounded.free(rounding_points(graph, units)))
+    return propose(planner, units, rounded, cost)[-1].plan
 
 
 def _slow(engines: Sequence[Engine], verified: Verified, low: Format) -> tuple[str, ...]:
     """Whether the engine that runs the model here gains nothing by the format."""
     engine = next((e for e in engines if e.name == verified.engine), None)
-    found = probe_one(engine, low) if engine else None
-    if found is None or found.speed is None or found.speed > _GAINS:
+    found = speed_of(engine, low) if engine else None
+    if found is None or found.gains:
         return ()
-    why = f" ({found.reason})" if found.reason else ""
-    speed = f"{low.label} runs at {found.speed:.2g}x fp32's speed in {verified.engine} here"
-    return (f"{speed}{why}: the model is smaller, not faster",)
+    return (f"{found.text}: the model is smaller, not faster",)
 
 
 def _warnings(planner: Planner, applied: Applied) -> tuple[str, ...]:

@@ -16,10 +16,16 @@ from finecast.cost import RooflineCost
 from finecast.edits import cast_count
 from finecast.emulation import Emulation
 from finecast.engines.base import Array, Feeds, Session
-from finecast.engines.emulator import EmulatorEngine, prepare, setting_of_plan
-from finecast.engines.loading import exact_engine
+from finecast.engines.emulator import (
+    EmulatorEngine,
+    EmulatorSession,
+    prepare,
+    setting_of_plan,
+)
+from finecast.engines.loading import exact_session, load_model
 from finecast.errors import ModelError
 from finecast.facts import ValueFacts
+from finecast.formats import Format
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile, Prepared
 from finecast.frontends.onnx.emulation import Setting
@@ -31,14 +37,9 @@ from finecast.policy import Policy, Scope
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.sensitivity import squared_error
-from finecast.tuner.analysis import (
-    Planner,
-    Proposal,
-    make_planner,
-    probe_sensitivity,
-    propose,
-)
+from finecast.tuner.analysis import Planner, make_planner
 from finecast.tuner.modelled import modelled_time_s
+from finecast.tuner.proposing import Proposal, lowest, probe_sensitivity, probes, propose
 from finecast.tuner.remembered import Remembered
 from finecast.tuner.search import Candidate
 from finecast.tuner.workload import Workload
@@ -72,7 +73,7 @@ class DeviceModel:
         """
         self.progress("fp32", 0, 1)
         self.prepared = prepare(self.file, self.emulation)
-        self.reference = Remembered(exact_engine().load(self.file.path))
+        self.reference = Remembered(exact_session(self.file.path))
         self.baseline = self.workload.evaluate(self.reference, None)
         self.feeds = list(islice(self.workload.calibration(), CALIBRATION_FEEDS))
         self.exact = [a for f in self.feeds for a in self.reference.run(f).values()]
@@ -86,19 +87,19 @@ class DeviceModel:
             )
         self.progress("fp32", 1, 1)
 
+    def session(self, emulation: Emulation, setting: Setting) -> EmulatorSession:
+        """The model as the device runs it under ``setting``."""
+        return EmulatorEngine(emulation=emulation).session(self.prepared, fixed=setting)
+
     def evaluate(self, emulation: Emulation, setting: Setting) -> tuple[float, float]:
         """Metric on all data, and relative output error on calibration data."""
-        session = EmulatorEngine(emulation=emulation).session(self.prepared, fixed=setting)
-        error = self._error(session)
+        session = self.session(emulation, setting)
+        error = self.error(session)
         session.apply(setting)  # the stream of samples starts anew
         return self.workload.evaluate(session, self.reference), error
 
-    def error(self, emulation: Emulation, setting: Setting) -> float:
+    def error(self, session: Session) -> float:
         """Relative output error on calibration data."""
-        engine = EmulatorEngine(emulation=emulation)
-        return self._error(engine.session(self.prepared, fixed=setting))
-
-    def _error(self, session: Session) -> float:
         outputs = [a for f in self.feeds for a in session.run(f).values()]
         return math.sqrt(squared_error(outputs, self.exact))
 
@@ -109,12 +110,25 @@ class DeviceModel:
 
     def time_s(self, emulation: Emulation, setting: Setting) -> float:
         """Modelled time of one run."""
-        return modelled_time_s(self.prepared.graph, self.cost(emulation), emulation, setting)
+        reads = dict.fromkeys(setting.reads, emulation.format)
+        writes = dict.fromkeys(setting.writes, emulation.format)
+        return self.time_of(emulation, reads, writes)
+
+    def time_of(
+        self, emulation: Emulation, reads: Mapping[int, Format], writes: Mapping[int, Format]
+    ) -> float:
+        """As ``time_s``, with the format that each node reads and that it writes."""
+        cost = self.cost(emulation)
+        return modelled_time_s(self.prepared.graph, cost, emulation, reads, writes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSearch:
-    """Plans by op for one format on a device: what its compiler would be handed."""
+    """Plans by op on a device: what its compiler would be handed.
+
+    Plans of one format are settings of the model that ``device`` prepared; others are
+    emulated by their own casts.
+    """
 
     device: DeviceModel
     emulation: Emulation
@@ -122,11 +136,6 @@ class PlanSearch:
     ids: Mapping[str, int]
     proposals: Sequence[Proposal]
     probes: int
-
-    def setting(self, plan: Plan) -> Setting:
-        """What the plan's casts set in the emulated model."""
-        formats = {self.ids[n]: f for n, f in plan.formats.items() if n in self.ids}
-        return setting_of_plan(formats, self.emulation)
 
     def candidates(self) -> list[Candidate]:
         """The proposals with their modelled times; those of one plan once."""
@@ -147,15 +156,37 @@ class PlanSearch:
 
     def time_s(self, plan: Plan) -> float:
         """Modelled time of the plan's model."""
-        return self.device.time_s(self.emulation, self.setting(plan))
+        low = {n: f for n, f in self._formats(plan).items() if f is not Format.FP32}
+        stored = {n: f for n, f in low.items() if not f.operands_only}
+        return self.device.time_of(self.emulation, low, stored)
 
     def evaluate(self, plan: Plan) -> tuple[float, float]:
         """Metric on all data, and relative output error on calibration data."""
-        return self.device.evaluate(self.emulation, self.setting(plan))
+        device = self.device
+        if len(self.planner.policy.formats) == 1:
+            return device.evaluate(self.emulation, self._setting(plan))
+        # Twice, so that a stream of samples starts anew.
+        error = device.error(self._converted(plan))
+        return device.workload.evaluate(self._converted(plan), device.reference), error
 
     def error(self, plan: Plan) -> float:
         """Relative output error on calibration data."""
-        return self.device.error(self.emulation, self.setting(plan))
+        device = self.device
+        if len(self.planner.policy.formats) == 1:
+            return device.error(device.session(self.emulation, self._setting(plan)))
+        return device.error(self._converted(plan))
+
+    def _formats(self, plan: Plan) -> dict[int, Format]:
+        return {self.ids[n]: f for n, f in plan.formats.items() if n in self.ids}
+
+    def _setting(self, plan: Plan) -> Setting:
+        """What the plan's casts set in the emulated model."""
+        return setting_of_plan(self._formats(plan), self.emulation)
+
+    def _converted(self, plan: Plan) -> Session:
+        """The plan's own model, on a device that casts nothing else."""
+        engine = EmulatorEngine(emulation=replace(self.emulation, scope=Scope.NONE))
+        return load_model(engine, frontend.apply(self.device.file, plan).model)
 
 
 def search_plans(
@@ -173,20 +204,20 @@ def search_plans(
     )
     graph = planner.graph
     kernels = merged(bias_kernels(graph) + activation_kernels(graph) + norm_kernels(graph))
-    units = make_units(graph, planner.permissions, policy.format, kernels)
-    points = rounding_points(graph, units, kernels)
-    sensitivity = probe_sensitivity(planner, points, device.feeds, device.progress)
+    units = make_units(graph, planner.permissions, policy.formats, kernels)
+    points = dict.fromkeys(policy.formats, rounding_points(graph, units, kernels))
+    rounded = probe_sensitivity(planner, points, device.feeds, device.progress)
     cost = replace(device.cost(emulation), shapes={i: f.shape for i, f in facts.items()})
-    lowest = Proposal(
-        name="lowest", plan=planner.lowest(), time_s=math.inf, error=sensitivity.total
-    )
     return PlanSearch(
         device=device,
         emulation=emulation,
         planner=planner,
         ids={n.name: n.id for n in device.prepared.graph.nodes},
-        proposals=[*propose(planner, units, points, cost, sensitivity), lowest],
-        probes=sensitivity.probes,
+        proposals=[
+            *propose(planner, units, rounded, cost),
+            lowest(planner, rounded, math.inf),
+        ],
+        probes=probes(rounded),
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from finecast.emulation import Emulation
 from finecast.engines.emulator import EmulatorEngine, prepare, setting_of
-from finecast.engines.loading import exact_engine
+from finecast.engines.loading import exact_session
 from finecast.frontends import onnx as frontend
 from finecast.measure.observe import observe
 from finecast.progress import Progress, silent
@@ -43,7 +43,7 @@ def emulate(
         EngineError: If it cannot be run.
     """
     start = time.perf_counter()
-    reference = Remembered(exact_engine().load(model))
+    reference = Remembered(exact_session(model))
     progress("fp32", 0, 1)
     baseline = workload.evaluate(reference, None)
     prepared = prepare(frontend.load(model), emulation)

@@ -12,7 +12,6 @@ from finecast.cost import RooflineCost
 from finecast.emulation import Emulation, is_relayout
 from finecast.flops import bytes_moved, flops
 from finecast.formats import Format
-from finecast.frontends.onnx.emulation import Setting
 from finecast.graph import Graph, Node
 from finecast.ops import by_name
 from finecast.targets import Relayout
@@ -25,25 +24,42 @@ _GIGA: Final = 1e9
 
 
 def modelled_time_s(
-    graph: Graph, cost: RooflineCost, emulation: Emulation, setting: Setting
+    graph: Graph,
+    cost: RooflineCost,
+    emulation: Emulation,
+    reads: Mapping[int, Format],
+    writes: Mapping[int, Format],
 ) -> float:
-    """Seconds for one run: each op's roofline, and the casts that are not free."""
-    stored = _stored_formats(graph, emulation, setting)
-    ops = sum(_op_time_s(graph, cost, emulation, setting, stored, n) for n in graph.nodes)
-    return ops + _cast_time_s(graph, cost, emulation, setting, stored)
+    """Seconds for one run: each op's roofline, and the casts that are not free.
+
+    Args:
+        graph: The graph.
+        cost: The roofline.
+        emulation: How the device moves bytes.
+        reads: The format that each cast op reads, by node id; others read fp32.
+        writes: The format that each writes.
+    """
+    stored = _stored_formats(graph, reads, writes)
+    ops = sum(
+        _op_time_s(graph, cost, emulation, reads.get(n.id, Format.FP32), stored, n)
+        for n in graph.nodes
+    )
+    return ops + _cast_time_s(graph, cost, reads, stored)
 
 
-def _stored_formats(graph: Graph, emulation: Emulation, setting: Setting) -> dict[int, Format]:
+def _stored_formats(
+    graph: Graph, reads: Mapping[int, Format], writes: Mapping[int, Format]
+) -> dict[int, Format]:
     """The format that each value rests in, where that is not the model's own."""
     stored: dict[int, Format] = {}
     for node in graph.float_nodes:
-        if node.id in setting.writes:
+        if node.id in writes:
             for value in graph.following_outputs(node):
-                stored[value.id] = emulation.format.storage
-        if node.id in setting.reads:
+                stored[value.id] = writes[node.id].storage
+        if node.id in reads:
             for value in graph.following_inputs(node):
                 if value.constant is not None:  # weights are converted ahead of time
-                    stored[value.id] = emulation.format.storage
+                    stored[value.id] = reads[node.id].storage
     return stored
 
 
@@ -51,12 +67,11 @@ def _op_time_s(
     graph: Graph,
     cost: RooflineCost,
     emulation: Emulation,
-    setting: Setting,
+    fmt: Format,
     stored: Mapping[int, Format],
     node: Node,
 ) -> float:
     engine = cost.target.engine_for(by_name(node.op).kind)
-    fmt = emulation.format if node.id in setting.reads else Format.FP32
     rate = engine.rate_tflops(fmt) or max(engine.rates_tflops.values())
     shapes = cost.node_shapes(graph, node)
     compute_s = (flops(graph, node, shapes) or 0.0) / (rate * _TERA)
@@ -73,19 +88,17 @@ def _op_time_s(
 def _cast_time_s(
     graph: Graph,
     cost: RooflineCost,
-    emulation: Emulation,
-    setting: Setting,
+    reads: Mapping[int, Format],
     stored: Mapping[int, Format],
 ) -> float:
     """One cast for each value that is read in another format than it rests in."""
-    low = emulation.format.storage
     total = 0.0
     for value in graph.values:
         if value.format is not Format.FP32 or value.constant is not None:
             continue
         rests = stored.get(value.id, Format.FP32)
         wanted = {
-            low if n in setting.reads else Format.FP32
+            reads.get(n, Format.FP32).storage
             for n in value.uses
             if any(v.id == value.id for v in graph.following_inputs(graph.nodes[n]))
         }

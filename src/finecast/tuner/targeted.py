@@ -46,15 +46,16 @@ def tune_for(
         ModelError: If the fp32 model gives NaN, or cannot be converted.
     """
     start = time.perf_counter()
-    target, low = emulation.target, policy.format
-    if target.engine_for(OpKind.MATMUL).computes_in(low) is None:
-        have = target.engine_for(OpKind.MATMUL).rates_tflops
-        raise UsageError(
-            f"{target.name} has no {low.label} arithmetic",
-            where="--auto-cast-type",
-            fix=f"use one of {', '.join(f.label for f in have)}",
-        )
-    low_emulation = replace(emulation, format=low)
+    target = emulation.target
+    for low in policy.formats:
+        if target.engine_for(OpKind.MATMUL).computes_in(low) is None:
+            have = target.engine_for(OpKind.MATMUL).rates_tflops
+            raise UsageError(
+                f"{target.name} has no {low.label} arithmetic",
+                where="--auto-cast-type",
+                fix=f"use one of {', '.join(f.label for f in have)}",
+            )
+    low_emulation = replace(emulation, format=policy.format)
     device = DeviceModel(
         file=file,
         workload=workload,

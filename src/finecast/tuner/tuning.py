@@ -17,6 +17,7 @@ from typing import Final
 from finecast.edits import cast_count
 from finecast.engines.base import Engine, Feeds, Session
 from finecast.engines.loading import load_model
+from finecast.engines.probe import speed_of
 from finecast.errors import EngineError, ModelError
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile
@@ -30,12 +31,17 @@ from finecast.rules import UserRule
 from finecast.sensitivity import squared_error
 from finecast.tuner.analysis import (
     Planner,
-    Proposal,
-    find_units,
     make_planner,
     measured_cost,
-    probe_sensitivity,
     profile_ends,
+    worthwhile,
+)
+from finecast.tuner.proposing import (
+    Proposal,
+    find_units,
+    lowest,
+    probe_sensitivity,
+    probes,
     propose,
 )
 from finecast.tuner.search import Candidate, chain, fastest_passing
@@ -130,7 +136,7 @@ class _Tuning:
         self.file = file
         self.workload = workload
         self.criterion = criterion
-        self.policy = policy
+        self.policy, self.left_out = worthwhile(policy, engine)
         self.engine = engine
         self.study = study
         self.progress = progress
@@ -208,26 +214,19 @@ class _Tuning:
     def _proposals(self, planner: Planner, timing: Sequence[Feeds]) -> list[Proposal]:
         self.progress("profile", 0, 1)
         profiles = profile_ends(planner, timing[0])
-        cost = measured_cost(
-            planner.graph, profiles, self.policy.format, self.engine, self.facts
-        )
+        cost = measured_cost(planner.graph, profiles, self.engine, self.facts)
         self.progress("profile", 1, 1)
         units, points = find_units(planner, profiles)
-        sensitivity = probe_sensitivity(
+        rounded = probe_sensitivity(
             planner,
             points,
             [thinned(next(iter(self.workload.calibration())), self.reference.inputs)],
             self.progress,
         )
-        self.probes = sensitivity.probes
-        proposals = propose(planner, units, points, cost, sensitivity)
-        lowest = Proposal(
-            name="lowest",
-            plan=planner.lowest(),
-            time_s=sum(k.time_s for k in profiles.low),
-            error=sensitivity.total,
-        )
-        return [*(p for p in proposals if _lowers(p.plan)), lowest]
+        self.probes = probes(rounded)
+        proposals = propose(planner, units, rounded, cost)
+        kept = (p for p in proposals if _lowers(p.plan))
+        return [*kept, lowest(planner, rounded, profiles.low_s)]
 
     def _rank(
         self, proposals: Sequence[Proposal], timing: Sequence[Feeds]
@@ -290,14 +289,9 @@ class _Tuning:
         return passed
 
     def _format_speed(self) -> str:
-        """What the engine makes of the format on this device, by probing."""
-        low = self.policy.format
-        found = self.engine.capabilities().get(low)
-        if found is None or not found.runs or found.speed is None:
-            reason = found.reason if found is not None else "unknown"
-            return f"; {self.engine.name} has no {low.label} arithmetic here ({reason})"
-        speed = f"; {low.label} kernels here run at {found.speed:.2g}x fp32's speed"
-        return speed + (f" ({found.reason})" if found.reason else "")
+        """What the engine makes of the formats on this device, by probing."""
+        texts = (speed_of(self.engine, fmt).text for fmt in self.policy.formats)
+        return "; ".join(("", *texts, *self.left_out))
 
     def _finish(self, planner: Planner, found: Candidate, timing: Sequence[Feeds]) -> Outcome:
         applied = frontend.apply(self.file, found.plan)
@@ -326,7 +320,7 @@ class _Tuning:
         )
         return self._outcome(
             Verdict.IMPROVED,
-            f"{found.name} keeps the criterion",
+            "; ".join((f"{found.name} keeps the criterion", *self.left_out)),
             (baseline, tuned),
             found.plan,
             casts=found.casts,

@@ -78,7 +78,7 @@ class OnnxSubject:
         if unknown:
             raise UsageError(f"{unknown[0]!r} is no input or output of the model")
         engine = get_engine(_ENGINES[settings.backend])
-        policy = Policy(scope=Scope.AUTO, format=low)
+        policy = Policy(scope=Scope.AUTO, formats=(low,))
         planner = make_planner(frontend.prepare(file, policy), policy, engine)
         types = {
             n.name: n.native.rpartition("::")[2]

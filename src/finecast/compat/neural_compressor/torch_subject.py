@@ -98,7 +98,7 @@ class TorchSubject:
 
         # Where no gain is seen on these inputs: a conversion was asked for all the same.
         for scope in (Scope.AUTO, Scope.MATMULT):
-            policy = Policy(scope=scope, format=self.low)
+            policy = Policy(scope=scope, formats=(self.low,))
             graph = convert(self.original, self.args, policy, user_rules={"fit": rule})
             plan: Plan = graph.finecast_plan  # type: ignore[assignment]
             lowered = sum(f is self.low for f in plan.formats.values())

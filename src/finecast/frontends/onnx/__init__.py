@@ -98,8 +98,9 @@ def prepare(file: OnnxFile, policy: Policy) -> Prepared:
         model = _opened(file, policy.label)
         own = frozenset(n.name or "" for n in every_node(model.graph))
         if policy.scope is not Scope.NONE:
-            needed = needed_opsets(model, policy.format, _candidates(policy))
-            model = raise_as_far(model, needed)
+            candidates = _candidates(policy)
+            needed = (needed_opsets(model, fmt, candidates) for fmt in policy.formats)
+            model = raise_as_far(model, frozenset[int]().union(*needed))
         read = _read(file, model, shapes=True)
         return replace(read, own_nodes=own, policy=policy.label)
 

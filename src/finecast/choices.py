@@ -1,0 +1,100 @@
+"""The formats of a graph's units along the frontier of predicted time and error.
+
+Of two formats every choice is exact, by one minimum cut; of more, by expansion moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from finecast.expansion import envelope
+from finecast.formats import Format
+from finecast.frontier import frontier
+from finecast.graph import Graph
+from finecast.problem import CastTime, Roundings, Times, build_label_problem, build_problem
+from finecast.rules import Permission
+from finecast.units import Units
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A format for each unit, what it is predicted to take, and its squared output error.
+
+    ``casts`` counts the casts that take time.
+    """
+
+    index: int
+    formats: tuple[Format, ...]
+    time_s: float
+    error: float
+    casts: int
+
+    @property
+    def lowers(self) -> bool:
+        """Whether any unit has a low format."""
+        return any(f is not Format.FP32 for f in self.formats)
+
+    def by_node(self, units: Units) -> dict[int, Format]:
+        """The format of each node that is decided."""
+        return {n: self.formats[u] for n, u in units.of.items()}
+
+
+def choices(
+    graph: Graph,
+    units: Units,
+    permissions: Mapping[int, Permission],
+    times: Times,
+    cast_time: CastTime,
+    rounded: Sequence[Roundings],
+    *,
+    io: Mapping[int, Format],
+    most: int | None = None,
+) -> tuple[Choice, ...]:
+    """At most ``most`` choices, from the most accurate to the fastest.
+
+    Laws: time falls and error grows strictly. Of one low format each choice costs the least
+    at its price of error.
+
+    Args:
+        graph: The graph.
+        units: What is decided.
+        permissions: What the rules left.
+        times: Seconds by unit in each format, fp32 first.
+        cast_time: Seconds of a value's cast.
+        rounded: What rounding does, for each low format in the order of ``times``.
+        io: Declared low formats of inputs and outputs, by value id.
+        most: How many; None for all of them.
+
+    Raises:
+        RuleConflictError: If a unit may have no format.
+    """
+    formats = (*times,)
+    stated = (graph, units, permissions, times, cast_time)
+    if len(rounded) == 1:
+        problem = build_problem(*stated, rounded[0], io=io)
+        return tuple(
+            Choice(
+                index=step.index,
+                formats=tuple(formats[int(low)] for low in step.low),
+                time_s=step.time_s,
+                error=step.error,
+                casts=step.casts,
+            )
+            for step in frontier(problem, max_steps=most)
+        )
+    labels = build_label_problem(*stated, rounded, io=io)
+    return tuple(
+        Choice(
+            index=index,
+            formats=tuple(formats[label] for label in found.label),
+            time_s=found.time_s,
+            error=found.error,
+            casts=found.casts,
+        )
+        for index, found in enumerate(envelope(labels, max_steps=most or _MANY))
+    )
+
+
+# Of more than two formats each choice takes several cuts, and their number has no end.
+_MANY = 64

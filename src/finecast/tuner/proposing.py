@@ -1,0 +1,171 @@
+"""Plans worth trying: sensitivities, and the frontier of predicted time and error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finecast.choices import Choice, choices
+from finecast.cost import CostModel
+from finecast.engines.base import Feeds
+from finecast.formats import Format
+from finecast.frontends import onnx as frontend
+from finecast.measure.observe import switched_probe
+from finecast.plan import Plan
+from finecast.problem import Times, pins, roundings
+from finecast.progress import Progress
+from finecast.sensitivity import Sensitivity, measure
+from finecast.tuner.analysis import Planner, Profiles, kernel_nodes
+from finecast.units import RoundingPoints, Units, make_units, rounding_points
+
+# Steps of the frontier that become candidates: each costs a conversion and a few timed runs.
+MAX_STEPS: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A plan worth trying, with what the models of cost and error predict for it."""
+
+    name: str
+    plan: Plan
+    time_s: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounded:
+    """Where plans round to one format, and what that does to the outputs."""
+
+    points: RoundingPoints
+    sensitivity: Sensitivity
+
+    @classmethod
+    def free(cls, points: RoundingPoints) -> Rounded:
+        """Nothing was measured: rounding costs nothing."""
+        return cls(points=points, sensitivity=Sensitivity.zero(points))
+
+
+def find_units(
+    planner: Planner, profiles: Profiles
+) -> tuple[Units, dict[Format, RoundingPoints]]:
+    """Units by the kernels of all profiles, and the points at which plans round."""
+    graph = planner.graph
+    low = {fmt: kernel_nodes(graph, kernels) for fmt, kernels in profiles.low.items()}
+    kernels = [*kernel_nodes(graph, profiles.high), *(k for of in low.values() for k in of)]
+    units = make_units(graph, planner.permissions, planner.policy.formats, kernels)
+    return units, {fmt: rounding_points(graph, units, of) for fmt, of in low.items()}
+
+
+def probe_sensitivity(
+    planner: Planner,
+    points: Mapping[Format, RoundingPoints],
+    feeds: Sequence[Feeds],
+    progress: Progress,
+) -> dict[Format, Rounded]:
+    """Round each point alone in one switched session and compare the outputs."""
+    found: dict[Format, Rounded] = {}
+    for fmt, where in points.items():
+        probe = switched_probe(planner.prepared, where, fmt, feeds)
+        sensitivity = measure(
+            where, probe, on_probe=lambda done, total: progress("sensitivity", done, total)
+        )
+        found[fmt] = Rounded(points=where, sensitivity=sensitivity)
+    return found
+
+
+def propose(
+    planner: Planner,
+    units: Units,
+    rounded: Mapping[Format, Rounded],
+    cost: CostModel,
+    *,
+    max_steps: int = MAX_STEPS,
+) -> list[Proposal]:
+    """Plans along the frontier of predicted time and error, fastest last."""
+    graph = planner.graph
+    times = {fmt: _unit_times(planner, units, cost, fmt) for fmt in (Format.FP32, *rounded)}
+    io = frontend.resolve_io(graph, planner.highest().io)
+    pinned = pins(io, (*times,))
+    found = choices(
+        graph,
+        units,
+        planner.permissions,
+        times,
+        cost.cast_time_s,
+        [
+            roundings(graph, units, r.points, r.sensitivity, fmt, pinned)
+            for fmt, r in rounded.items()
+        ],
+        io=io,
+        most=max_steps,
+    )
+    evidence = _evidence(units, rounded, times)
+    return [_proposal(planner, units, choice, evidence) for choice in found]
+
+
+def lowest(planner: Planner, rounded: Mapping[Format, Rounded], time_s: float) -> Proposal:
+    """The plan of everything that may be low, whatever the models predict."""
+    error = max(r.sensitivity.total for r in rounded.values())
+    return Proposal(name="lowest", plan=planner.lowest(), time_s=time_s, error=error)
+
+
+def probes(rounded: Mapping[Format, Rounded]) -> int:
+    """Runs of the model that the sensitivities took."""
+    return sum(r.sensitivity.probes for r in rounded.values())
+
+
+def _proposal(
+    planner: Planner,
+    units: Units,
+    choice: Choice,
+    evidence: Mapping[int, Mapping[str, float | str]],
+) -> Proposal:
+    because = (
+        f"minimum cut, step {choice.index} of the frontier: predicted"
+        f" {1e3 * choice.time_s:.4g} ms with {choice.casts} casts"
+    )
+    if choice.error > 0:
+        because += f", relative output error {math.sqrt(choice.error):.3g}"
+    return Proposal(
+        name=f"step {choice.index}",
+        plan=planner.of_units(units, choice, because, evidence),
+        time_s=choice.time_s,
+        error=choice.error,
+    )
+
+
+def _evidence(
+    units: Units,
+    rounded: Mapping[Format, Rounded],
+    times: Times,
+) -> dict[int, dict[str, float | str]]:
+    """What the choice of each op is based on: its unit's times and its weights' errors."""
+    weights = {
+        fmt: dict(zip(r.points.weight_units, r.sensitivity.weights.tolist(), strict=True))
+        for fmt, r in rounded.items()
+    }
+    found: dict[int, dict[str, float | str]] = {}
+    for node, unit in units.of.items():
+        of = found[node] = {"ops in one kernel": float(len(units.members[unit]))}
+        of |= {f"{fmt.label} us": 1e6 * float(t[unit]) for fmt, t in times.items()}
+        for fmt, errors in weights.items():
+            which = "" if len(weights) == 1 else f" in {fmt.label}"
+            of[f"error of weights{which}"] = math.sqrt(errors.get(unit, 0.0))
+    return found
+
+
+def _unit_times(
+    planner: Planner, units: Units, cost: CostModel, fmt: Format
+) -> NDArray[np.float64]:
+    graph = planner.graph
+    return np.array(
+        [
+            sum(cost.node_time_s(graph, graph.nodes[i], fmt) for i in nodes)
+            for nodes in units.members
+        ]
+    )

@@ -1,0 +1,84 @@
+"""Plans of more than two formats, on devices that have them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from finecast import api
+from finecast.engines.emulator import EmulatorEngine
+from finecast.formats import Format
+from finecast.frontends import onnx as frontend
+from finecast.neuron import explicit_casts
+from finecast.policy import Policy
+from finecast.tuner.analysis import make_planner
+from finecast.tuner.tuning import Outcome, Verdict
+from finecast.tuner.workload import Run
+from tests.emulation import models
+
+SIZE, SAMPLES = 256, 32
+
+
+def tuned(folder: Path, policy: str) -> Outcome:
+    model = models.range_and_digits(folder / "m.onnx", SIZE)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((SAMPLES, SIZE)).astype(np.float32)
+    lead = rng.integers(0, SIZE, SAMPLES)
+    z = np.ones((SAMPLES, SIZE), np.float32)
+    z[np.arange(SAMPLES), lead] += np.float32(2.0**-9)  # a step of fp16, none of bf16
+    np.savez(folder / "m.npz", x=x, z=z)
+
+    def evaluate(run: Run) -> float:
+        y = run({"x": x, "z": z})["y"]
+        wide, fine = y[:, :SIZE].argmax(1), y[:, SIZE:].argmax(1)
+        return float(((wide == x.argmax(1)) & (fine == lead)).mean())
+
+    data = folder / "m.npz"
+    return api.tune(
+        model, folder / "out.onnx", data=data, evaluate=evaluate, policy=policy, target="trn1"
+    )
+
+
+@pytest.mark.parametrize("policy", ["auto:bf16,fp16", "auto:fp16,bf16"])
+def test_only_a_mix_keeps_range_and_digits(tmp_path: Path, policy: str) -> None:
+    found = tuned(tmp_path, policy)
+    assert found.verdict is Verdict.IMPROVED
+    assert found.plan.policy == policy
+    formats = found.plan.formats
+    assert formats["scaled_node"] is Format.BF16
+    assert formats["fine_node"] is Format.FP16
+    assert found.tuned.metric == 1.0
+    for alone in ("auto:bf16", "auto:fp16"):
+        (tmp_path / alone[5:]).mkdir(exist_ok=True)
+        assert tuned(tmp_path / alone[5:], alone).tuned.latency_s > found.tuned.latency_s
+    frontend.check(tmp_path / "out.onnx")
+
+
+def test_a_mix_runs_as_its_casts_say(tmp_path: Path) -> None:
+    found = tuned(tmp_path, "auto:bf16,fp16")
+    again = tmp_path / "again.onnx"
+    api.apply(found.plan, tmp_path / "m.onnx", again, engine="emulator:trn1")
+    assert again.read_bytes() == (tmp_path / "out.onnx").read_bytes()
+
+
+def test_a_scope_takes_the_first_format_that_an_op_may_have(tmp_path: Path) -> None:
+    model = models.mlp(tmp_path / "m.onnx")
+    asked = Policy.parse("all:fp8_e4m3,bf16")
+    engine = EmulatorEngine(emulation=explicit_casts("sm89"))
+    prepared = frontend.prepare(frontend.load(model), asked)
+    formats = make_planner(prepared, asked, engine).lowest().formats
+    assert formats["m_node"] is Format.FP8_E4M3
+    assert formats["t_node"] is Format.BF16, "fp8 rounds operands: it is none of a transpose"
+
+
+@pytest.mark.parametrize("policy", ["all:bf16,fp16", "auto:bf16,fp16"])
+def test_another_policy_starts_from_the_original(tmp_path: Path, policy: str) -> None:
+    model = models.mlp(tmp_path / "m.onnx")
+    first = tmp_path / "first.onnx"
+    api.convert(model, first, policy, target="trn1")
+    second = api.convert(first, tmp_path / "second.onnx", "none:bf16", target="trn1")
+    assert not second.plan.counts.get("bf16")
+    same = api.convert(first, tmp_path / "same.onnx", policy, target="trn1")
+    assert same.casts == 0
