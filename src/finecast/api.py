@@ -92,7 +92,7 @@ def convert(
     Args:
         model: The model, or its path.
         output: Where the converted model goes.
-        policy: ``SCOPE:FORMAT`` or a Policy.
+        policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
         engine: ``NAME[:DEVICE]``; by default the first installed one that runs the model, or
             the target's emulator.
         target: A device that is not here, by name or with its options: its formats count.

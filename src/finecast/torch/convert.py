@@ -53,7 +53,7 @@ def convert(
         module: The module (captured in evaluation mode), or an exported program.
         example_inputs: Positional inputs; the plan's errors are estimated on them. May be
             left out for an exported program, which carries its own.
-        policy: ``SCOPE:FORMAT`` or a Policy.
+        policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
         dynamic_shapes: As ``torch.export.export`` takes them.
         example_kwargs: Keyword inputs.
         user_rules: Rules by name, as ``--rules`` of the command line takes them.

@@ -36,7 +36,7 @@ def compile(  # noqa: A001 - the name that torch gives the same thing
 
     Args:
         function: A module, or a function such as a whole training step.
-        policy: ``SCOPE:FORMAT`` or a Policy.
+        policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
         accumulation: For several backward passes between two optimizer steps. Low copies of
             parameters are kept until these change, so that microbatches cast them once: half
             as much memory again as the parameters take. Gradients are added up inside the

@@ -122,7 +122,7 @@ def tune(
         example_kwargs: Keyword inputs.
         baseline: What ``evaluate`` gives for ``module``, where that is known already.
         criterion: The accuracy to keep; by default at most 1% less.
-        policy: ``SCOPE:FORMAT`` or a Policy.
+        policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
         options: How plans are tried.
 
     Raises:
