@@ -67,8 +67,11 @@ class Policy:
         Raises:
             UsageError: If either part is unknown.
         """
-        scope, _, fmt = text.partition(":")
-        return cls(scope=Scope.parse(scope), format=low_format(fmt or "bf16"))
+        scope, _, label = text.partition(":")
+        fmt = Format.parse(label or "bf16")
+        if fmt is Format.FP32:
+            low_format(label)  # says why not
+        return cls(scope=Scope.parse(scope), format=fmt)
 
 
 def low_format(name: str) -> Format:

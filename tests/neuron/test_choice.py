@@ -50,6 +50,13 @@ def test_without_a_device_the_policy_is_finecasts_own(text: str, label: str) -> 
         ("--fast-math none", "inf1", "matmult:bf16"),
         ("--fp32-cast matmult-fp16", "inf1", "matmult:fp16"),
         ("--auto-cast matmult --target trn3", "trn3", "matmult:bf16"),
+        ("--auto-cast matmult --auto-cast-type tf32 --target trn1", "trn1", "matmult:tf32"),
+        ("--auto-cast-type tf32 --target sm80", "sm80", "auto:tf32"),
+        (
+            "--auto-cast-type tf32 --auto-cast all --enable-saturate-infinity",
+            "trn1",
+            "all:tf32",
+        ),
     ],
 )
 def test_a_device_is_named_or_implied(text: str, target: str, label: str) -> None:
@@ -89,9 +96,16 @@ def test_what_touches_numbers_reaches_the_device() -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("--auto-cast-type tf32", ("tf32", "finecast emulate", "bf16")),
-        ("--auto-cast all --auto-cast-type tf32 --target trn1", ("tf32", "--target trn1")),
-        ("--target trn1 --auto-cast-type tf32", ("tf32", "--target trn1")),
+        ("--auto-cast-type tf32", ("tf32", "--target", "(inf2, sm100, sm80", "bf16")),
+        ("--auto-cast all --auto-cast-type tf32", ("tf32", "--target", "trn1")),
+        ("--target amx --auto-cast-type tf32", ("tf32", "--target amx", "trn1")),
+        ("--target sm75 --auto-cast all --auto-cast-type tf32", ("tf32", "--target sm75")),
+        ("--target inf1 --auto-cast-type tf32", ("tf32", "inf1")),
+        (
+            "--target trn1 --auto-cast-type tf32 --stochastic-rounding",
+            ("tf32", "--stochastic-rounding", "finecast emulate"),
+        ),
+        ("--target trn1 --auto-cast-type fp8_e4m3_ieee", ("fp8_e4m3_ieee", "no type")),
         ("--auto-cast all --auto-cast-type fp8_e4m3", ("fp8_e4m3", "--target", "trn1")),
         ("--auto-cast-type fp32", ("fp32",)),
         ("--auto-cast-type fp8_e3m4 --target trn1", ("fp8_e3m4", "no type")),
@@ -116,6 +130,10 @@ def test_what_casts_cannot_state_is_said() -> None:
     assert "fast-relayout" in chosen("--fast-math fp32-cast-matmult").notes[0]
     assert not chosen("--fast-math fp32-cast-matmult no-fast-relayout").notes
     assert not chosen("--target trn1").notes
+    for text in ("--target sm80", "--target trn1 --auto-cast all"):
+        (note,) = chosen(f"{text} --auto-cast-type tf32").notes
+        assert "ONNX has no tf32" in note
+        assert "(--auto-cast-type tf32) or runtime" in note
 
 
 @pytest.mark.parametrize("name", list_targets())

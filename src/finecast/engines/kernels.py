@@ -8,7 +8,10 @@ from functools import lru_cache
 from typing import Final
 
 from finecast.engines.base import Engine
+from finecast.engines.emulator import EmulatorEngine
 from finecast.formats import Format
+from finecast.ops import lookup
+from finecast.targets import Target
 
 _TYPES: Final = {
     Format.FP32: "tensor(float)",
@@ -23,7 +26,26 @@ _EMULATED: Final = frozenset({("CPUExecutionProvider", Format.FP16)})
 
 
 def kernel_query(engine: Engine) -> Callable[[str, Format], bool | None]:
-    """Whether ``engine`` has a kernel of a native op in a format; None where it cannot say."""
+    """Whether ``engine`` has a kernel of a native op in a format; None where it cannot say.
+
+    Tf32 is stored as fp32: a kernel that reads it gains nothing but by faster products.
+    """
+    device = engine.emulation.target if isinstance(engine, EmulatorEngine) else None
+    known = _known(engine)
+    return lambda native, fmt: (
+        _multiplies(device, native, fmt) if fmt is Format.TF32 else known(native, fmt)
+    )
+
+
+def _multiplies(device: Target | None, native: str, fmt: Format) -> bool:
+    """Whether the device multiplies numbers of ``fmt`` in the op, and not as wider ones."""
+    info = lookup(native)
+    if device is None or not info.matmul_engine:
+        return False
+    return device.engine_for(info.kind).computes_in(fmt) is fmt
+
+
+def _known(engine: Engine) -> Callable[[str, Format], bool | None]:
     if engine.name != "onnxruntime":
         return lambda _native, _fmt: None
     provider = f"{engine.device}ExecutionProvider"

@@ -2,8 +2,8 @@
 
 Laws: with no option of a compiler and no target this is finecast's own policy; with one, the
 scope is the compilers' wherever they would have one, so that ``convert`` lowers the ops that
-``emulate`` emulates. ``auto`` is finecast's own scope, on any target: a plan by op, stated by
-casts in the model, for a compiler that is told to add none.
+``emulate`` emulates (to tf32 products alone: nothing else gains by it). ``auto`` is finecast's
+own scope, on any target: a plan by op, stated in the model, for a compiler told to cast none.
 """
 
 from __future__ import annotations
@@ -21,9 +21,15 @@ from finecast.policy import Policy, Scope
 from finecast.targets import list_targets, load_target
 
 DEFAULT_FORMAT: Final = Format.BF16
-# Formats that engines on this machine may compute in, and those that ONNX has a type for.
+# Formats that engines on this machine may compute in, and those that a model can state: by
+# ONNX's types, tf32 by arithmetic.
 _HERE: Final = (Format.BF16, Format.FP16)
-_STATED: Final = (*_HERE, Format.FP8_E4M3, Format.FP8_E5M2)
+_STATED: Final = (*_HERE, Format.TF32, Format.FP8_E4M3, Format.FP8_E5M2)
+_TF32_NOTE: Final = (
+    "ONNX has no tf32: arithmetic in the model rounds the operands, so its products are those"
+    " of tf32 on any device; for tf32's speed switch it on in the device's compiler"
+    " (--auto-cast-type tf32) or runtime"
+)
 # What only a compiler has: any of them says that a device is meant.
 _DEVICE_OPTIONS: Final = (
     "fast_math",
@@ -73,7 +79,7 @@ def choose(given: Given, *, sdk: str | None = None, compiler: bool = False) -> C
     options = resolve(given, sdk=sdk)
     emulation = options.emulation()
     if options.scope is not Scope.NONE:
-        _format(given, options.target)
+        _check_gain(_format(given, options.target), emulation.target.name)
     notes: list[str] = []
     if options.scope is Scope.NONE:
         notes.append(f"the compiler casts nothing with {options.label}")
@@ -107,7 +113,7 @@ def _local(given: Given) -> Policy:
     scope = Scope.AUTO if given.auto_cast is None else Scope.parse(given.auto_cast)
     fmt = _format(given, "TARGET")
     if fmt not in _HERE:
-        have = ", ".join(t for t in list_targets() if _computes(t, fmt))
+        have = ", ".join(_having(fmt))
         raise UsageError(
             f"--auto-cast-type {fmt.label} without --target: no engine here computes in it",
             fix=f"name the device with --target ({have}), or use bf16 or fp16",
@@ -116,16 +122,19 @@ def _local(given: Given) -> Policy:
 
 
 def _format(given: Given, target: str) -> Format:
-    """The format that the casts of a model shall state.
-
-    Rounding arithmetic around the operands would give tf32's numbers, but no device would
-    run it faster than fp32: it is a switch of compilers and runtimes, not of a model.
+    """The format that a model shall state.
 
     Raises:
-        UsageError: If it is none, or no type of ONNX states it.
+        UsageError: If it is none, or no model states it, or not as the device would round.
     """
     text = given.auto_cast_type
     fmt = DEFAULT_FORMAT if text is None else Format.parse(text)
+    if fmt is Format.TF32 and given.stochastic_rounding:
+        raise UsageError(
+            "--auto-cast-type tf32 with --stochastic-rounding: arithmetic in the model rounds"
+            " to nearest",
+            fix="drop one of them, or see what both do with finecast emulate",
+        )
     if fmt in _STATED:
         return fmt
     if fmt is Format.FP32:
@@ -143,7 +152,21 @@ def _format(given: Given, target: str) -> Format:
 
 def _computes(target: str, fmt: Format) -> bool:
     real = load_target(target).engine_for(OpKind.MATMUL).computes_in(fmt)
-    return real is not None and real.storage_bytes <= fmt.storage_bytes
+    same = real is not None and real.storage_bytes <= fmt.storage_bytes
+    return same and real is not Format.FP32  # which is what tf32 is stored as
+
+
+def _check_gain(fmt: Format, target: str) -> None:
+    """Raise UsageError where tf32 is asked of a device that has fp32 products in its place."""
+    if fmt is Format.TF32 and not _computes(target, fmt):
+        raise UsageError(
+            f"--auto-cast-type tf32 with --target {target}: the device has no such arithmetic",
+            fix=f"use bf16 or fp16, or one of {', '.join(_having(fmt))}",
+        )
+
+
+def _having(fmt: Format) -> list[str]:
+    return [t for t in list_targets() if _computes(t, fmt)]
 
 
 def _is_auto(given: Given) -> bool:
@@ -162,6 +185,7 @@ def _planned(given: Given) -> Choice:
     # The flags that touch numbers are checked as the compiler would check them.
     options = resolve(replace(given, auto_cast=None, auto_cast_type=None))
     fmt = _format(given, options.target)
+    _check_gain(fmt, TARGETS.get(options.target, options.target))
     base = explicit_casts(options.target)
     emulation = replace(base, **{**_numerics(options.emulation()), "format": fmt})
     check(replace(emulation, scope=Scope.ALL))
@@ -181,6 +205,8 @@ def _numerics(emulation: Emulation) -> dict[str, object]:
 
 def _device_notes(emulation: Emulation) -> tuple[str, ...]:
     fmt = emulation.format
+    if fmt is Format.TF32:
+        return (_TF32_NOTE,)
     real = emulation.target.engine_for(OpKind.MATMUL).computes_in(fmt)
     if real is None or real is fmt or fmt.storage_bytes > 1:
         return ()

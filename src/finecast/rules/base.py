@@ -32,7 +32,7 @@ class Context:
     engine: str = ""
     user_rules: tuple[tuple[str, UserRule], ...] = ()
     measured: bool = False  # errors will be measured, so rules of thumb on digits yield
-    casts_around: bool = False  # the frontend can cast operands to 8-bit formats and back
+    casts_around: bool = False  # the frontend can round operands in this model
 
     @property
     def low(self) -> Format:

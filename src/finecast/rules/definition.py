@@ -20,10 +20,10 @@ def _judge(node: Node, context: Context) -> Verdict | None:
         permits = frozenset({own, context.low}) if around else only(own)
     if context.low in permits:
         return None
-    return Verdict(
-        permits=permits,
-        text=f"{node.native} has no {context.low.label} in its definition",
-    )
+    text = f"{node.native} has no {context.low.label} in its definition"
+    if context.low.operands_only and not context.casts_around:
+        text += ", and the model's opset nothing that rounds to it"
+    return Verdict(permits=permits, text=text)
 
 
 DEFINITION = Rule(name="definition", judge=_judge, hard=True)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from finecast import rules
 from finecast.assign import highest, lowest, make_plan, pick
 from finecast.cost import CostModel, MeasuredCost
+from finecast.engines import EMULATOR
 from finecast.engines.base import Engine, Feeds, KernelTime
 from finecast.engines.kernels import kernel_query
 from finecast.engines.loading import load_model
@@ -125,15 +126,16 @@ def make_planner(
     measured: bool = False,
 ) -> Planner:
     """Let the rules judge every op."""
+    name = f"{EMULATOR}:{engine.device}" if engine.name == EMULATOR else engine.name
     context = Context(
         graph=prepared.graph,
         policy=policy,
         facts=facts or {},
         kernels=kernel_query(engine),
-        engine=engine.name,
+        engine=name,
         user_rules=user_rules,
         measured=measured,
-        casts_around=True,
+        casts_around=frontend.can_cast(prepared, policy.format),
     )
     return Planner(
         prepared=prepared, policy=policy, engine=engine, permissions=rules.permit(context)

@@ -13,6 +13,7 @@ from finecast.formats import Format
 from finecast.frontends.onnx.constants import (
     DATA_TYPES,
     MARK,
+    ROUNDING,
     constant_reader,
     constant_tensor,
 )
@@ -28,7 +29,7 @@ from finecast.frontends.onnx.following import (
 from finecast.frontends.onnx.opset import opset_of
 from finecast.frontends.onnx.ties import CONTROL, Merge, Port, merges_of, port_value
 from finecast.frontends.onnx.types import bodies, every_node
-from finecast.graph import Attribute, ConstantStats, Dim, Graph, Node, Value
+from finecast.graph import ROUNDS, Attribute, ConstantStats, Dim, Graph, Node, Value
 
 __all__ = [
     "DATA_TYPES",
@@ -270,6 +271,9 @@ def _runtime_inputs(model: ir.Model) -> set[ir.Value]:
 
 
 def _attributes(node: ir.Node) -> Iterator[tuple[str, Attribute]]:
+    rounding = node.metadata_props.get(ROUNDING)
+    if rounding is not None:
+        yield ROUNDS, rounding.partition(" ")[0]
     for name, attribute in node.attributes.items():
         if attribute.is_ref():
             continue
