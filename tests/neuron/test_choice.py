@@ -52,11 +52,7 @@ def test_without_a_device_the_policy_is_finecasts_own(text: str, label: str) -> 
         ("--auto-cast matmult --target trn3", "trn3", "matmult:bf16"),
         ("--auto-cast matmult --auto-cast-type tf32 --target trn1", "trn1", "matmult:tf32"),
         ("--auto-cast-type tf32 --target sm80", "sm80", "auto:tf32"),
-        (
-            "--auto-cast-type tf32 --auto-cast all --enable-saturate-infinity",
-            "trn1",
-            "all:tf32",
-        ),
+        ("--auto-cast all --auto-cast-type tf32 --target trn2", "trn2", "all:tf32"),
     ],
 )
 def test_a_device_is_named_or_implied(text: str, target: str, label: str) -> None:
@@ -101,10 +97,6 @@ def test_what_touches_numbers_reaches_the_device() -> None:
         ("--target amx --auto-cast-type tf32", ("tf32", "--target amx", "trn1")),
         ("--target sm75 --auto-cast all --auto-cast-type tf32", ("tf32", "--target sm75")),
         ("--target inf1 --auto-cast-type tf32", ("tf32", "inf1")),
-        (
-            "--target trn1 --auto-cast-type tf32 --stochastic-rounding",
-            ("tf32", "--stochastic-rounding", "finecast emulate"),
-        ),
         ("--target trn1 --auto-cast-type fp8_e4m3_ieee", ("fp8_e4m3_ieee", "no type")),
         ("--auto-cast all --auto-cast-type fp8_e4m3", ("fp8_e4m3", "--target", "trn1")),
         ("--auto-cast-type fp32", ("fp32",)),
@@ -125,6 +117,15 @@ def test_errors_name_what_conflicts(text: str, named: tuple[str, ...]) -> None:
     assert all(n in str(caught.value) for n in named), str(caught.value)
 
 
+@pytest.mark.parametrize("scope", [None, "auto", "matmult"])
+def test_arithmetic_in_the_model_rounds_to_nearest(scope: str | None) -> None:
+    given = Given(
+        auto_cast=scope, auto_cast_type="tf32", target="trn1", stochastic_rounding=True
+    )
+    with pytest.raises(UsageError, match=r"tf32 with --stochastic-rounding.*finecast emulate"):
+        choose(given)
+
+
 def test_what_casts_cannot_state_is_said() -> None:
     assert "240" in chosen("--target trn1 --auto-cast-type fp8_e4m3").notes[0]
     assert "fast-relayout" in chosen("--fast-math fp32-cast-matmult").notes[0]
@@ -133,7 +134,7 @@ def test_what_casts_cannot_state_is_said() -> None:
     for text in ("--target sm80", "--target trn1 --auto-cast all"):
         (note,) = chosen(f"{text} --auto-cast-type tf32").notes
         assert "ONNX has no tf32" in note
-        assert "(--auto-cast-type tf32) or runtime" in note
+        assert "original model to the compiler with --auto-cast-type tf32" in note
 
 
 @pytest.mark.parametrize("name", list_targets())

@@ -19,6 +19,8 @@ from finecast.frontends.onnx.skeleton import restored, run_without_weights
 from finecast.frontends.onnx.types import check_inferable, every_node
 from finecast.ops import OpKind, Tier, lookup
 
+# The IR version from which an initializer need not be an input.
+FREE_INITIALIZERS: Final = 4
 _ERRORS: Final = (RuntimeError, ConvertError)
 
 
@@ -94,7 +96,14 @@ def raise_opset(model: ir.Model, version: int) -> ir.Model:
         ) from error
     raised = restored(proto, model)
     least = onnx.helper.OP_SET_ID_VERSION_MAP["ai.onnx", version]
+    before = model.ir_version or 0
     raised.ir_version = max(raised.ir_version or 0, least)
+    if before < FREE_INITIALIZERS <= raised.ir_version:
+        # They had to be inputs; now that would make them defaults, which a caller may replace.
+        constants = set(raised.graph.initializers.values())
+        inputs = [v for v in raised.graph.inputs if v not in constants]
+        raised.graph.inputs.clear()
+        raised.graph.inputs.extend(inputs)
     return raised
 
 

@@ -26,7 +26,7 @@ from finecast.frontends.onnx.following import (
     following,
     labels_of,
 )
-from finecast.frontends.onnx.opset import opset_of
+from finecast.frontends.onnx.opset import FREE_INITIALIZERS, opset_of
 from finecast.frontends.onnx.ties import CONTROL, Merge, Port, merges_of, port_value
 from finecast.frontends.onnx.types import bodies, every_node
 from finecast.graph import ROUNDS, Attribute, ConstantStats, Dim, Graph, Node, Value
@@ -263,9 +263,9 @@ class _Reader:
 
 
 def _runtime_inputs(model: ir.Model) -> set[ir.Value]:
-    """Inputs that a caller gives. Before IR 4 every initializer had to be listed as one."""
+    """Inputs that a caller gives; initializers of an old IR version had to be among them."""
     inputs = set(model.graph.inputs)
-    if (model.ir_version or 0) < 4:
+    if (model.ir_version or 0) < FREE_INITIALIZERS:
         inputs -= set(model.graph.initializers.values())
     return inputs
 

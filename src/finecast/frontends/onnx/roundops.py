@@ -115,7 +115,8 @@ class RoundOps:
         product = self.op("Mul", near, self.scalar(2.0**drop + 1))
         rounded = self.op("Sub", product, self.op("Sub", product, near))
         # What was clipped away comes back unrounded; within the limit that adds nothing.
-        out = self.op("Add", rounded, self.op("Sub", value, near))
+        # Subtracting the difference, not adding its opposite, keeps the sign of zeros.
+        out = self.op("Sub", rounded, self.op("Sub", near, value))
         return self._clipped(out, how.format.max) if how.saturate else out
 
     def _by_grid(self, value: ir.Value, how: Conversion) -> ir.Value:

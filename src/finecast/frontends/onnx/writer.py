@@ -26,6 +26,7 @@ from finecast.frontends.onnx.constants import (
     constant_tensor,
     shape_of,
 )
+from finecast.frontends.onnx.opset import FREE_INITIALIZERS
 from finecast.frontends.onnx.reader import Binding, Port
 from finecast.graph import Graph, Node
 from finecast.rounding import convert_constant
@@ -69,9 +70,6 @@ def apply_edits(graph: Graph, binding: Binding, edits: Sequence[Edit]) -> None:
     writer.drop_identity_casts()
 
 
-_IR_FREE_INITIALIZERS = 4
-
-
 @dataclass(frozen=True, slots=True)
 class _BodyEnd:
     owner: ir.Graph
@@ -84,8 +82,7 @@ class _Writer:
         self.binding = binding
         self.names = _taken_names(binding.model)
         self.replaced: list[ir.Value] = []
-        # Before IR 4 every initializer had to be an input, too.
-        self.list_initializers = (binding.model.ir_version or 0) < _IR_FREE_INITIALIZERS
+        self.list_initializers = (binding.model.ir_version or 0) < FREE_INITIALIZERS
         self.arithmetic = Arithmetic(
             self._fresh, lambda v: self._register(v, binding.model.graph)
         )
