@@ -12,8 +12,10 @@ import pytest
 
 from finecast.cli import VERBS
 from finecast.engines import get_engine
+from finecast.engines.emulator import EmulatorEngine
 from finecast.errors import ExitCode
 from finecast.formats import Format
+from finecast.neuron import Given, resolve
 from finecast.plan import Plan
 from finecast.rounding import round_to
 from tests.cli.conftest import Answer
@@ -99,6 +101,64 @@ def test_fp8_is_stated_around_the_operands(
     twice = finecast("convert", out, "-o", tmp_path / "twice.onnx", *options, "--json")
     assert twice.code == 0, twice.err
     assert len(onnx.load(tmp_path / "twice.onnx").graph.node) == len(first)
+
+
+@pytest.mark.parametrize("target", ["trn1", "sm80"])
+@pytest.mark.parametrize("scope", ["matmult", "all"])
+def test_tf32_is_stated_by_arithmetic_on_the_operands(
+    finecast: Finecast, mlp: Path, tmp_path: Path, scope: str, target: str
+) -> None:
+    out, plan, again = tmp_path / "low.onnx", tmp_path / "p.json", tmp_path / "again.onnx"
+    options = ["--target", target, "--auto-cast", scope, "--auto-cast-type", "tf32"]
+    answer = finecast("convert", mlp, "-o", out, *options, "--plan-out", plan, "--json")
+    assert answer.code == 0, answer.err
+    assert "ONNX has no tf32" in answer.err + answer.out
+    assert answer.json["verified"]["engine"] == f"emulator:{target}"
+    assert 0 < answer.json["verified"]["relative_error"] < 1e-3
+    assert answer.json["ops"]["tf32"] == 2
+    assert answer.json["casts"] == 0
+    assert element_types(out) == {onnx.TensorProto.FLOAT}
+    assert {d.op for d in Plan.load(plan).decisions if d.format is Format.TF32} == {"matmul"}
+    # The numbers are those of the plan's emulation, bit for bit: both round the same operands.
+    x = np.random.default_rng(1).standard_normal((5, 16)).astype(np.float32)
+    written = get_engine(f"emulator:{target}").load(out).run({"x": x})
+    given = Given(target=target, auto_cast="matmult", auto_cast_type="tf32")
+    planned = EmulatorEngine(emulation=resolve(given).emulation()).load(mlp).run({"x": x})
+    exact = get_engine("onnxruntime").load(mlp).run({"x": x})
+    for name, array in planned.items():
+        assert np.array_equal(written[name], array)
+        assert not np.array_equal(exact[name], array)
+    replayed = finecast("apply", plan, mlp, "-o", again, "--engine", "onnxruntime")
+    assert replayed.code == 0, replayed.err
+    assert again.read_bytes() == out.read_bytes()
+    twice = finecast("convert", out, "-o", tmp_path / "twice.onnx", *options, "--json")
+    assert twice.code == 0, twice.err
+    assert onnx.load(tmp_path / "twice.onnx") == onnx.load(out)
+
+
+def test_explain_says_what_takes_no_tf32(finecast: Finecast, mlp: Path) -> None:
+    nodes = {n.op_type: n.name for n in onnx.load(mlp).graph.node}
+    other = next(name for kind, name in nodes.items() if kind != "MatMul")
+    options = ["--target", "trn1", "--auto-cast", "all", "--auto-cast-type", "tf32", "--json"]
+    answer = finecast("explain", mlp, nodes["MatMul"], *options)
+    assert answer.json["format"] == "tf32"
+    answer = finecast("explain", mlp, other, *options)
+    assert answer.json["format"] == "fp32"
+    assert "emulator:trn1 has no tf32 kernel for onnx::" in answer.out
+
+
+def test_inputs_cannot_be_what_onnx_has_no_type_for(
+    finecast: Finecast, mlp: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "low.onnx"
+    options = ["--target", "trn1", "--auto-cast-type", "tf32", "--auto-cast", "matmult"]
+    answer = finecast("convert", mlp, "-o", out, *options, "--io", "x=tf32")
+    assert answer.code == ExitCode.USAGE
+    assert "ONNX has no type tf32" in answer.err
+    answer = finecast("convert", mlp, "-o", out, *options, "--io", "low", "--json")
+    assert answer.code == 0, answer.err
+    assert element_types(out) == {onnx.TensorProto.FLOAT}
+    assert {p.type.tensor_type.elem_type for p in onnx.load(out).graph.input} == {1}
 
 
 def test_the_environment_is_read_when_asked(
@@ -202,8 +262,8 @@ def wide(path: Path) -> Path:
             onnx.helper.make_node("MatMul", ["r", "w"], ["y"], name="second"),
         ],
         "wide",
-        [onnx.helper.make_tensor_value_info("x", 1, ["n", 1024])],
-        [onnx.helper.make_tensor_value_info("y", 1, ["n", 1024])],
+        [onnx.helper.make_tensor_value_info("x", 1, ["n", "m", 1024])],
+        [onnx.helper.make_tensor_value_info("y", 1, ["n", "m", 1024])],
         [onnx.numpy_helper.from_array(w, "w")],
     )
     opset = [onnx.helper.make_opsetid("", 17)]
@@ -213,7 +273,7 @@ def wide(path: Path) -> Path:
 
 @pytest.fixture
 def wide_case(tmp_path: Path) -> tuple[Path, Path]:
-    x = np.random.default_rng(2).standard_normal((64, 1024)).astype(np.float32)
+    x = np.random.default_rng(2).standard_normal((16, 4, 1024)).astype(np.float32)
     np.savez(tmp_path / "wide.npz", x=x)
     return wide(tmp_path / "wide.onnx"), tmp_path / "wide.npz"
 
@@ -225,6 +285,8 @@ def wide_case(tmp_path: Path) -> tuple[Path, Path]:
         (["--target", "inf1", "--auto-cast-type", "fp16"], "fp16"),
         (["--target", "trn2", "--auto-cast-type", "fp8_e4m3"], "fp8_e4m3"),
         (["--target", "trn1", "--auto-cast", "matmult"], "bf16"),
+        (["--target", "trn1", "--auto-cast-type", "tf32"], "tf32"),
+        (["--target", "sm80", "--auto-cast", "matmult", "--auto-cast-type", "tf32"], "tf32"),
     ],
 )
 def test_tune_for_a_device_that_is_not_here(
@@ -237,6 +299,9 @@ def test_tune_for_a_device_that_is_not_here(
     model, data = wide_case
     out = tmp_path / "low.onnx"
     more = ["--data", data, "--metric", "cosine", "--tolerance", "0.01", "--json"]
+    if fmt == "tf32":  # it moves as much as fp32: products gain where they wait for no memory
+        x = np.random.default_rng(2).standard_normal((16, 64, 1024)).astype(np.float32)
+        np.savez(data, x=x)
     answer = finecast("tune", model, "-o", out, *options, *more)
     assert answer.code == ExitCode.DONE, answer.err
     report = answer.json
@@ -254,6 +319,10 @@ def test_tune_for_a_device_that_is_not_here(
     low = get_engine(f"emulator:{options[1]}").load(out).run({"x": x})["y"].astype(np.float64)
     error = np.linalg.norm(low - exact) / np.linalg.norm(exact)
     assert error == pytest.approx(report["relative_error"]["measured"], rel=0.05)
+    replayed = tmp_path / "replayed.onnx"
+    done = finecast("apply", tmp_path / "low.plan.json", model, "-o", replayed, "--no-verify")
+    assert done.code == ExitCode.DONE, done.err
+    assert replayed.read_bytes() == out.read_bytes()
     again = finecast("tune", model, "-o", out, *options, *more, "--resume", "--force")
     assert again.json["evaluations"] == 1  # the baseline: the trial was stored
     assert again.json["tuned"] == report["tuned"]
