@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 from hypothesis import given
@@ -13,9 +14,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 
+from finecast.engines import get_engine
 from finecast.engines.emulator import EmulatorEngine
 from finecast.formats import Format
 from finecast.frontends import onnx as frontend
+from finecast.frontends.onnx.constants import ConvertedTensor
 from finecast.neuron import explicit_casts
 from finecast.plan import Plan
 from finecast.policy import Policy
@@ -199,6 +202,20 @@ def test_arithmetic_rounds_to_tf32_bit_for_bit(single: onnx.ModelProto) -> None:
     assert np.abs(operand[:, 0] - wide).max() <= step / 2
 
 
+def test_openvino_keeps_the_arithmetic(single: onnx.ModelProto) -> None:
+    """Its sums are its own; where there are none it gives the same bits."""
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((20_000, 1)) * 2.0 ** rng.integers(-60, 60, (20_000, 1))
+    x = x.astype(np.float32)
+    plain = onnx.ModelProto()
+    plain.CopyFrom(single)
+    del plain.graph.output[1:]  # nothing hinders fusion
+    got = get_engine("openvino").load(plain.SerializeToString()).run({"x": x})["y"]
+    w = np.array([[1.0009]], np.float32)
+    assert np.array_equal(got, round_to(x, Format.TF32) @ round_to(w, Format.TF32))
+    assert not np.array_equal(got, x @ w)
+
+
 @given(st.lists(st.floats(width=32, allow_subnormal=False), min_size=1, max_size=40))
 def test_a_product_is_that_of_rounded_numbers(
     single: onnx.ModelProto, numbers: list[float]
@@ -225,6 +242,17 @@ def test_constants_are_rounded_ahead_of_time(tmp_path: Path) -> None:
     expected = round_to(w.astype(np.float32), Format.TF32)
     expected[0, ::5] = -Format.TF32.max  # not -Inf
     assert np.array_equal(numpy_helper.to_array(stored[name]), expected)
+
+
+def test_constants_in_other_files_are_rounded_in_pieces(tmp_path: Path) -> None:
+    w = np.random.default_rng(3).standard_normal((1, 5000)).astype(np.float32)
+    tensor = ConvertedTensor(ir.tensor(w, name="w"), Format.TF32, "low")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("finecast.frontends.onnx.constants.PIECE", 999)
+        pieces = [bytes(p) for p in tensor.pieces()]
+    assert len(pieces) == 6
+    expected = round_to(w, Format.TF32)
+    assert b"".join(pieces) == expected.tobytes() == tensor.tobytes()
 
 
 def test_a_constant_of_other_readers_is_kept_beside(tmp_path: Path) -> None:

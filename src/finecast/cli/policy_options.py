@@ -33,7 +33,7 @@ class Casting:
         typer.Option(
             "--auto-cast-type",
             metavar="FORMAT",
-            help="bf16, fp16; for a device that has it fp8_e4m3, and tf32 in emulate.",
+            help="bf16, fp16; for a device that has it fp8_e4m3 or tf32.",
         ),
     ] = None
     fast_math: Annotated[

@@ -26,9 +26,10 @@ DEFAULT_FORMAT: Final = Format.BF16
 _HERE: Final = (Format.BF16, Format.FP16)
 _STATED: Final = (*_HERE, Format.TF32, Format.FP8_E4M3, Format.FP8_E5M2)
 _TF32_NOTE: Final = (
-    "ONNX has no tf32: fp32 arithmetic in the model rounds the operands, so its numbers are"
-    " tf32's wherever nothing casts the model's fp32; for tf32's speed give the original model"
-    " to the compiler with --auto-cast-type tf32, or to a runtime with its tf32 on"
+    "ONNX has no tf32: fp32 arithmetic in the model rounds the operands, and gives wrong"
+    " numbers where something casts it lower (compile with --auto-cast none, run OpenVINO with"
+    " hint f32); for tf32's speed give the original model to the compiler with"
+    " --auto-cast-type tf32, or to a runtime with its tf32 on"
 )
 # What only a compiler has: any of them says that a device is meant.
 _DEVICE_OPTIONS: Final = (

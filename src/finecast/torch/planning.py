@@ -275,7 +275,8 @@ def look_before_leaping(policy: Policy, device: str) -> str:
         return "scope none changes nothing"
     if policy.format.operands_only:
         raise UsageError(
-            f"PyTorch's ops do not compute in {policy.format.label}", fix="use bf16 or fp16"
+            f"PyTorch's ops do not compute in {policy.format.label}",
+            fix="use bf16 or fp16 (tf32 is a switch: torch.set_float32_matmul_precision)",
         )
     speed = rate_here(device, policy.format).speed
     if speed >= 1:
