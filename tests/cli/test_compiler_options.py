@@ -328,6 +328,8 @@ def test_tune_for_a_device_that_is_not_here(
     assert again.json["tuned"] == report["tuned"]
     text = finecast("tune", model, "-o", out, *options, *more[:-1], "--force").out
     assert "modelled, not measured" in text
+    for said in (text, report["times"]):
+        assert ("times are those of tf32 products" in said) == (fmt == "tf32")
 
 
 def test_tune_keeps_the_criterion_in_emulation(

@@ -59,6 +59,8 @@ def take_back(model: ir.Model) -> None:
 
 
 def _take_out(nodes: Sequence[ir.Node]) -> None:
+    if not (nodes[0].inputs and nodes[-1].outputs):
+        return
     graph, source, result = nodes[0].graph, nodes[0].inputs[0], nodes[-1].outputs[0]
     steps = [v for n in nodes for v in n.outputs]
     read = dict.fromkeys(v for n in nodes for v in n.inputs if v is not None)
