@@ -16,6 +16,7 @@ from onnx import numpy_helper, parser
 
 from finecast.engines import get_engine
 from finecast.engines.emulator import EmulatorEngine
+from finecast.errors import ModelError
 from finecast.formats import Format
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx.constants import ConvertedTensor
@@ -291,6 +292,19 @@ def test_old_models_are_raised_as_far_as_rounding_needs(tmp_path: Path, fmt: For
     w = np.array([[1.0009]], np.float32)
     (y,) = run(model, x=x)
     assert np.array_equal(y, round_to(x, fmt) * round_to(w, fmt))
+
+
+@pytest.mark.parametrize("fmt", [Format.FP8_E4M3, Format.TF32], ids=lambda f: f.label)
+def test_a_model_that_cannot_be_raised_is_refused(tmp_path: Path, fmt: Format) -> None:
+    """Onnx has no conversion of the first opset's Split."""
+    text = """<ir_version: 8, opset_import: ["" : 1]>
+    old (float[2, 2] x) => (float[1, 2] p, float[1, 2] q) <float[2, 2] w = {1, 2, 3, 4}> {
+      [one] m = MatMul(x, w)
+      [two] p, q = Split <axis = 0, split = [1, 1]> (m)
+    }"""
+    opset = 11 if fmt is Format.TF32 else 19
+    with pytest.raises(ModelError, match=f"cannot be raised to {opset}, which the format"):
+        converted(text, tmp_path, f"matmult:{fmt.label}")
 
 
 def test_before_ir_4_every_initializer_is_an_input(tmp_path: Path) -> None:
