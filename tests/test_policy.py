@@ -48,12 +48,17 @@ def test_several_formats_are_in_order_of_preference() -> None:
         ("all:fp32", "fp32 is not a storage format lower.*use bf16 or fp16"),
         ("all:bf16,fp16,bf16", "named twice"),
         ("all:bf16,", "unknown format ''"),
-        ("all:tf32", "tf32 is not a storage format lower"),
     ],
 )
 def test_what_is_no_policy(text: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         Policy.parse(text)
+
+
+def test_tf32_is_a_policys_format_though_it_is_stored_as_fp32() -> None:
+    assert Policy.parse("matmult:tf32").format is Format.TF32
+    with pytest.raises(UsageError, match="tf32 is not a storage format lower"):
+        low_format("tf32")
 
 
 def test_low_formats_are_stored_in_fewer_bytes() -> None:

@@ -66,5 +66,6 @@ def make_plan(
 
 def _declared(graph: Graph, policy: Policy) -> dict[str, Format]:
     ports = [v for v in (*graph.inputs, *graph.outputs) if v.format is Format.FP32]
-    low = {v.name: policy.stored for v in ports} if policy.io_low else {}
-    return low | dict(policy.io)
+    stored = policy.stored
+    low = {v.name: stored for v in ports} if policy.io_low else {}
+    return {name: f for name, f in low.items() if f is not Format.FP32} | dict(policy.io)

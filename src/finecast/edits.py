@@ -2,8 +2,9 @@
 
 Laws: at most one cast per value and format, serving all its consumers; constants are
 converted, never cast; the plan that changes nothing gives no edits. Hardly an op is defined
-for 8-bit formats: there a node computes in its own type on operands that were cast to the
-format and back, which engines with such products take for one of them.
+for 8-bit formats, and tf32 is no type: there a node computes in its own type on operands that
+were rounded to the format and are stored as before. Engines with such products take a cast to
+an 8-bit format and back for one of them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from finecast.formats import Format
-from finecast.graph import Graph
+from finecast.graph import ROUNDS, Graph
 from finecast.ops import READS_ANY_FORMAT
 
 
@@ -61,7 +62,7 @@ class SetPort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTrip:
-    """Cast ``value`` to ``to`` and back once, for all of ``uses``; a constant rests in it."""
+    """Round ``value`` to ``to`` and back once, for all of ``uses``; a constant rests in it."""
 
     value: int
     to: Format
@@ -117,11 +118,21 @@ def _round_trips(graph: Graph, around: Mapping[int, Format]) -> list[RoundTrip]:
 
 
 def _came_from(graph: Graph, value_id: int, fmt: Format) -> bool:
-    """Whether the value is a cast back from ``fmt`` already."""
-    producer = graph.values[value_id].producer
-    if producer is None or graph.nodes[producer].op != "cast":
+    """Whether the value is one of ``fmt`` already: rounded, cast back, or a constant of it.
+
+    A constant of an 8-bit format's numbers is still stored wider than it might be.
+    """
+    value = graph.values[value_id]
+    if value.constant is not None:
+        return fmt.storage is Format.FP32 and value.constant.all_in(fmt)
+    if value.producer is None:
         return False
-    source = graph.nodes[producer].inputs[0]
+    producer = graph.nodes[value.producer]
+    if producer.attributes.get(ROUNDS) == fmt.label:
+        return True
+    if producer.op != "cast":
+        return False
+    source = producer.inputs[0]
     return source is not None and graph.values[source].format is fmt
 
 
@@ -168,11 +179,12 @@ def _wanted(
 
 
 def cast_count(graph: Graph, all_edits: tuple[Edit, ...]) -> int:
-    """Casts that are not on the model's inputs and outputs."""
+    """Casts that are not on the model's inputs and outputs; rounding arithmetic is none."""
     return sum(
         (1 if isinstance(e, InsertCast) else 2)
         for e in all_edits
         if isinstance(e, InsertCast | RoundTrip)
+        and e.to is not Format.TF32
         and graph.values[e.value].constant is None
         and not graph.values[e.value].is_input
         and any(u.node is not None for u in e.uses)

@@ -58,8 +58,8 @@ class Format(Enum):
 
     @property
     def operands_only(self) -> bool:
-        """Whether ops take it for operands alone: sums of 8-bit products are kept wider."""
-        return self.storage_bytes == 1
+        """Whether ops take it for operands alone: results of 8-bit and tf32 are wider."""
+        return self.storage_bytes == 1 or self is Format.TF32
 
     @property
     def finite_only(self) -> bool:

@@ -13,17 +13,24 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from finecast.formats import Format
+from finecast.rounding import round_to
 
 Dim: TypeAlias = int | str | None
 Attribute: TypeAlias = int | float | str | tuple[int | float | str, ...]
 
 _STORED = {f.label: f for f in Format if f is not Format.TF32}
+
+ROUNDS: Final = "finecast.rounds"
+"""Attribute of a node that rounds, by arithmetic, what it gives: the label of the format."""
+
+# Elements looked at together; most constants show in the first ones what they are not.
+_PIECE: Final = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +60,15 @@ class ConstantStats:
         finite = self._magnitudes
         nonzero = finite[finite > 0]
         return float(nonzero.min()) if nonzero.size else 0.0
+
+    def all_in(self, fmt: Format) -> bool:
+        """Whether each number is one of ``fmt``'s, so that rounding to it changes none."""
+        flat = self.read().reshape(-1)
+        pieces = (
+            flat[i : i + _PIECE].astype(np.float32, copy=False)
+            for i in range(0, flat.size, _PIECE)
+        )
+        return all(np.array_equal(p, round_to(p, fmt), equal_nan=True) for p in pieces)
 
     @property
     def _magnitudes(self) -> NDArray[np.float32]:

@@ -69,8 +69,9 @@ class Policy:
 
     @property
     def stored(self) -> Format:
-        """The first in which values can rest: that of low inputs and outputs."""
-        return next((f for f in self.formats if not f.operands_only), self.format)
+        """That of low inputs and outputs: the first that values rest in, if there is one."""
+        found = (f for f in self.formats if not f.operands_only)
+        return next(found, self.format.storage)
 
     @classmethod
     def parse(cls, text: str) -> Policy:
@@ -84,12 +85,14 @@ class Policy:
 
 
 def low_formats(names: str) -> tuple[Format, ...]:
-    """``FORMAT[,FORMAT...]``, each as ``low_format``.
+    """``FORMAT[,FORMAT...]``: what may be computed in.
 
     Raises:
-        UsageError: If one is unknown, or named twice.
+        UsageError: If one is unknown, or fp32, or named twice.
     """
-    found = tuple(low_format(name) for name in names.split(","))
+    found = tuple(Format.parse(name) for name in names.split(","))
+    if Format.FP32 in found:
+        low_format(Format.FP32.label)  # says why not
     if len(set(found)) < len(found):
         raise UsageError(
             f"a format is named twice: {names}", where="--auto-cast-type", fix="name it once"

@@ -26,7 +26,7 @@ def round_to(x: NDArray[np.float32], fmt: Format) -> NDArray[np.float32]:
 
 
 def convert_constant(x: NDArray[np.generic], fmt: Format) -> NDArray[np.generic]:
-    """Round a constant to nearest even into ``fmt``'s own type.
+    """Round a constant to nearest even into the type that stores ``fmt`` (tf32: fp32).
 
     Where that would overflow though ``x`` is less than one unit in the last place beyond the
     largest number, gives the largest: fp32's lowest, the usual mask, becomes bf16's lowest
@@ -34,7 +34,8 @@ def convert_constant(x: NDArray[np.generic], fmt: Format) -> NDArray[np.generic]
     """
     exact = np.asarray(x, dtype=np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        rounded = exact.astype(fmt.dtype)
+        tf32 = fmt is Format.TF32  # its type alone would keep all digits
+        rounded = round_to(exact, fmt) if tf32 else exact.astype(fmt.dtype)
     if not np.isinf(rounded).any():  # the usual case, without a second look at each element
         return rounded
     magnitude = np.abs(exact.astype(np.float64))

@@ -147,3 +147,18 @@ def test_ladder_needs_a_neuron_target(finecast: Finecast, mlp: Path, mlp_data: P
     answer = finecast("ladder", mlp, "--target", "sm80", "--data", mlp_data)
     assert answer.code == ExitCode.USAGE
     assert "finecast emulate" in answer.err
+
+
+@pytest.mark.parametrize("spec", ["emulator", "emulator:", "emulator:trn9"])
+def test_the_emulator_needs_a_device(
+    finecast: Finecast, mlp: Path, tmp_path: Path, spec: str
+) -> None:
+    answer = finecast("convert", mlp, "-o", tmp_path / "low.onnx", "--engine", spec)
+    assert answer.code == ExitCode.USAGE
+    assert answer.err.count("\n") == 1
+
+
+def test_the_emulators_time_is_not_profiled(finecast: Finecast, mlp: Path) -> None:
+    answer = finecast("profile", mlp, "--engine", "emulator:trn1")
+    assert answer.code == ExitCode.USAGE
+    assert "says nothing of the device" in answer.err

@@ -69,6 +69,25 @@ def test_scope_none_changes_nothing(mlp: Path) -> None:
     np.testing.assert_allclose(y(switched.apply(Setting()), X), exact, rtol=1e-5)
 
 
+@pytest.mark.parametrize("fmt", ["bf16", "fp16", "tf32", "fp8_e4m3"])
+def test_models_older_than_what_rounds(tmp_path: Path, fmt: str) -> None:
+    w = np.random.default_rng(2).standard_normal((16, 8)).astype(np.float32)
+    made = [
+        models.save(
+            tmp_path / f"{opset}.onnx",
+            [models.node("MatMul", "x w", "y")],
+            {"x": ["n", 16]},
+            {"y": ["n", 8]},
+            {"w": w},
+            opset=opset,
+        )
+        for opset in (7, 17)
+    ]
+    old, new = (sessions(path, emulation(scope="matmult", fmt=fmt)) for path in made)
+    assert np.array_equal(y(old[1], X), y(new[1], X))
+    assert np.array_equal(y(old[0].apply(old[2]), X), y(new[0].apply(new[2]), X))
+
+
 @pytest.mark.parametrize("scope", ["matmult", "all"])
 @pytest.mark.parametrize("fmt", ["bf16", "fp16", "tf32", "fp8_e4m3", "fp8_e5m2"])
 def test_the_switch_gives_what_a_fixed_session_gives(mlp: Path, scope: str, fmt: str) -> None:

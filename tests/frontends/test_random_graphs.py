@@ -9,14 +9,56 @@ import tempfile
 from pathlib import Path
 from random import Random
 
+import onnx
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from finecast.edits import edits
+from finecast.formats import Format
+from finecast.frontends import onnx as frontend
+from finecast.frontends.onnx import Prepared
+from finecast.ops import by_name
+from finecast.plan import Decision, Plan
+from finecast.policy import Policy
+from tests.frontends.random_graphs import Generator
 from tests.frontends.random_plans import try_one
+
+SEEDS = st.integers(min_value=0, max_value=2**40)
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
-@given(st.integers(min_value=0, max_value=2**40))
+@given(SEEDS)
 def test_the_converted_model_is_valid_and_equals_the_emulated_plan(seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         try_one(Random(seed), Path(folder))
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(SEEDS)
+def test_rounding_is_found_again_and_taken_back(seed: int) -> None:
+    """Of operands of any op, anywhere: tf32 once more edits nothing, fp16 starts afresh."""
+    random = Random(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder) / "source.onnx", Path(folder) / "target.onnx"
+        onnx.save(Generator(random).model(), source)
+        file = frontend.load(source)
+        graph = frontend.prepare(file, Policy.parse("all:tf32")).graph
+        able = [n for n in graph.float_nodes if n.op != "phi" and not by_name(n.op).exact]
+        low = [n for n in able if n.format is Format.FP32 and random.random() < 0.6]
+        decisions = (Decision(node=n.name, op=n.op, format=Format.TF32) for n in low)
+        plan = Plan(model=file.digest, policy="all:tf32", opset=17, decisions=tuple(decisions))
+        frontend.save(frontend.apply(file, plan).model, target)
+        frontend.check(target)
+        again = frontend.prepare(frontend.load(target), Policy.parse("all:tf32")).graph
+        ids = {n.name: n.id for n in again.nodes}
+        assert not edits(again, {ids[n]: f for n, f in plan.formats.items()})
+        fp16 = Policy.parse("all:fp16")
+        back = frontend.prepare(frontend.load(target), fp16)
+        assert ops_of(back) == ops_of(frontend.prepare(file, fp16))
+        assert not any("rounding" in name for name in back.model.graph.initializers)
+
+
+def ops_of(prepared: Prepared) -> list[str]:
+    """Op types in order; constants of nodes may have become initializers."""
+    nodes = prepared.model.graph.all_nodes()
+    return [n.op_type for n in nodes if n.op_type != "Constant"]

@@ -29,6 +29,8 @@ def device(choice: Choice) -> Emulation:
         ("--auto-cast all", "all:bf16"),
         ("--auto-cast matmul --auto-cast-type fp16", "matmult:fp16"),
         ("--auto-cast-type fp16", "auto:fp16"),
+        ("--auto-cast-type bf16,fp16", "auto:bf16,fp16"),
+        ("--auto-cast all --auto-cast-type fp16,bf16", "all:fp16,bf16"),
         ("--auto-cast none --auto-cast-type fp16", "none:fp16"),
     ],
 )
@@ -46,10 +48,19 @@ def test_without_a_device_the_policy_is_finecasts_own(text: str, label: str) -> 
         ("--target sm89 --auto-cast auto --auto-cast-type fp8_e4m3", "sm89", "auto:fp8_e4m3"),
         ("--target trn2 --auto-cast all --auto-cast-type fp8_e4m3", "trn2", "all:fp8_e4m3"),
         ("--enable-saturate-infinity", "trn1", "auto:bf16"),
+        ("--target trn2 --auto-cast-type fp8_e4m3,bf16", "trn2", "auto:fp8_e4m3,bf16"),
+        (
+            "--target sm89 --auto-cast all --auto-cast-type fp8_e4m3,bf16",
+            "sm89",
+            "all:fp8_e4m3,bf16",
+        ),
         ("--fast-math all", "inf1", "all:bf16"),
         ("--fast-math none", "inf1", "matmult:bf16"),
         ("--fp32-cast matmult-fp16", "inf1", "matmult:fp16"),
         ("--auto-cast matmult --target trn3", "trn3", "matmult:bf16"),
+        ("--auto-cast matmult --auto-cast-type tf32 --target trn1", "trn1", "matmult:tf32"),
+        ("--auto-cast-type tf32 --target sm80", "sm80", "auto:tf32"),
+        ("--auto-cast all --auto-cast-type tf32 --target trn2", "trn2", "all:tf32"),
     ],
 )
 def test_a_device_is_named_or_implied(text: str, target: str, label: str) -> None:
@@ -89,11 +100,19 @@ def test_what_touches_numbers_reaches_the_device() -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("--auto-cast-type tf32", ("tf32", "finecast emulate", "bf16")),
-        ("--auto-cast all --auto-cast-type tf32 --target trn1", ("tf32", "--target trn1")),
-        ("--target trn1 --auto-cast-type tf32", ("tf32", "--target trn1")),
+        ("--auto-cast-type tf32", ("tf32", "--target", "(inf2, sm100, sm80", "bf16")),
+        ("--auto-cast all --auto-cast-type tf32", ("tf32", "--target", "trn1")),
+        ("--target amx --auto-cast-type tf32", ("tf32", "--target amx", "trn1")),
+        ("--target sm75 --auto-cast all --auto-cast-type tf32", ("tf32", "--target sm75")),
+        ("--target inf1 --auto-cast-type tf32", ("tf32", "inf1")),
+        ("--target trn1 --auto-cast-type fp8_e4m3_ieee", ("fp8_e4m3_ieee", "no type")),
         ("--auto-cast all --auto-cast-type fp8_e4m3", ("fp8_e4m3", "--target", "trn1")),
         ("--auto-cast-type fp32", ("fp32",)),
+        ("--auto-cast-type bf16,bf16", ("bf16,bf16", "twice")),
+        ("--auto-cast-type bf16,tf32", ("tf32", "--target")),
+        ("--target sm80 --auto-cast-type bf16,fp8_e4m3", ("fp8_e4m3", "sm80")),
+        ("--auto-cast-type bf16,fp16 --fast-math all", ("bf16,fp16", "--fast-math")),
+        ("--auto-cast none --auto-cast-type bf16,fp16 --target trn1", ("none", "bf16,fp16")),
         ("--auto-cast-type fp8_e3m4 --target trn1", ("fp8_e3m4", "no type")),
         ("--target sm80 --auto-cast-type fp8_e4m3", ("fp8_e4m3", "sm80")),
         ("--auto-cast auto --fast-math all", ("--auto-cast auto", "--fast-math")),
@@ -111,11 +130,24 @@ def test_errors_name_what_conflicts(text: str, named: tuple[str, ...]) -> None:
     assert all(n in str(caught.value) for n in named), str(caught.value)
 
 
+@pytest.mark.parametrize("scope", [None, "auto", "matmult"])
+def test_arithmetic_in_the_model_rounds_to_nearest(scope: str | None) -> None:
+    given = Given(
+        auto_cast=scope, auto_cast_type="tf32", target="trn1", stochastic_rounding=True
+    )
+    with pytest.raises(UsageError, match=r"tf32 with --stochastic-rounding.*finecast emulate"):
+        choose(given)
+
+
 def test_what_casts_cannot_state_is_said() -> None:
     assert "240" in chosen("--target trn1 --auto-cast-type fp8_e4m3").notes[0]
     assert "fast-relayout" in chosen("--fast-math fp32-cast-matmult").notes[0]
     assert not chosen("--fast-math fp32-cast-matmult no-fast-relayout").notes
     assert not chosen("--target trn1").notes
+    for text in ("--target sm80", "--target trn1 --auto-cast all"):
+        (note,) = chosen(f"{text} --auto-cast-type tf32").notes
+        assert "ONNX has no tf32" in note
+        assert "original model to the compiler with --auto-cast-type tf32" in note
 
 
 @pytest.mark.parametrize("name", list_targets())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from finecast.formats import Format
 from finecast.rules import Verdict
 from finecast.rules.definition import DEFINITION
@@ -40,6 +42,20 @@ def test_what_is_low_already_is_kept(judged: Judged) -> None:
     assert verdict is not None
     assert verdict.permits == {Format.BF16}
     assert "already bf16" in verdict.text
+
+
+@pytest.mark.parametrize("fmt", ["fp8_e4m3", "tf32"])
+def test_what_is_stated_around_operands_needs_what_rounds_them(
+    judged: Judged, fmt: str
+) -> None:
+    found = judged(
+        DEFINITION, GRAPH, policy=f"all:{fmt}", casts_around=frozenset({Format.parse(fmt)})
+    )
+    assert found["half"] is found["none"] is None
+    verdict = judged(DEFINITION, GRAPH, policy=f"all:{fmt}")["half"]
+    assert verdict is not None
+    assert verdict.permits == {Format.FP32}
+    assert "and the model's opset nothing that rounds to it" in verdict.text
 
 
 def test_it_cannot_be_waived() -> None:

@@ -267,7 +267,8 @@ def test_an_unsupported_module_says_why() -> None:
         ft.convert(Branches(), (torch.randn(2),))
 
 
-def test_a_format_that_no_op_has_is_refused() -> None:
+@pytest.mark.parametrize("fmt", ["fp8_e4m3", "tf32"])
+def test_a_format_that_no_op_has_is_refused(fmt: str) -> None:
     net = nn.Linear(4, 4)
-    with pytest.raises(UsageError, match="do not compute in fp8_e4m3"):
-        ft.convert(net, (torch.randn(2, 4),), policy="all:fp8_e4m3")
+    with pytest.raises(UsageError, match=f"do not compute in {fmt}"):
+        ft.convert(net, (torch.randn(2, 4),), policy=f"all:{fmt}")

@@ -41,8 +41,8 @@ def run(
     --target the emulator of that device runs it. Data guides the rules and verifies.
 
     Without --auto-cast finecast chooses by op. The compilers' options (--fast-math, --sdk,
-    --from-env) lower what the compiler would, by casts in the model. ONNX has no tf32: give
-    that to the compiler itself.
+    --from-env) lower what the compiler would, by casts in the model. ONNX has no tf32:
+    arithmetic in fp32 states it, for its numbers; its speed is the compiler's to give.
 
     MODEL may be a program that torch.export.save wrote, named .pt2: its example inputs verify.
 

@@ -32,8 +32,9 @@ class Casting:
         str | None,
         typer.Option(
             "--auto-cast-type",
-            metavar="FORMAT",
-            help="bf16, fp16; for a device that has it fp8_e4m3, and tf32 in emulate.",
+            metavar="FORMAT[,FORMAT]",
+            help="bf16, fp16; for a device that has it fp8_e4m3 or tf32. Several: auto mixes"
+            " them, other scopes take the first that an op may have.",
         ),
     ] = None
     fast_math: Annotated[

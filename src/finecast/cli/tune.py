@@ -25,6 +25,11 @@ from finecast.errors import ExitCode
 if TYPE_CHECKING:
     from finecast.tuner.tuning import Measured, Outcome
 
+_TF32_TIMES = (
+    "times are those of tf32 products, which the compiler or runtime has to switch on; the"
+    " arithmetic that gives the model their numbers is not counted"
+)
+
 
 def run(
     model: Model,
@@ -163,7 +168,12 @@ def to_dict(outcome: Outcome) -> dict[str, Any]:
 
 
 def _times(outcome: Outcome) -> str:
-    return f"modelled for {outcome.target}, not measured" if outcome.target else "measured"
+    text = f"modelled for {outcome.target}, not measured" if outcome.target else "measured"
+    return f"{text}; {_TF32_TIMES}" if _in_tf32(outcome) else text
+
+
+def _in_tf32(outcome: Outcome) -> bool:
+    return any(d.format.label == "tf32" for d in outcome.plan.decisions)
 
 
 def _measured(one: Measured) -> dict[str, Any]:
@@ -207,6 +217,8 @@ def _print(outcome: Outcome, metric: str, output: Path, plan: Path) -> None:
             f"for {outcome.target}: accuracy emulated, times modelled, not measured"
             + (f"; compile it with {off}" if off else "")
         )
+    if _in_tf32(outcome):
+        lines.append(_TF32_TIMES)
     where = f"wrote {output} and {plan}" if improved else "nothing written: use the fp32 model"
     lines.append(where)
     note = (

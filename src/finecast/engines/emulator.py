@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import final
+from typing import Final, final
 
 import numpy as np
 import onnx_ir as ir
@@ -14,7 +15,7 @@ import onnx_ir as ir
 from finecast.emulation import Emulation, cast_nodes
 from finecast.engines.base import Array, Capability, Feeds, KernelTime, Session, TensorSpec
 from finecast.engines.loading import exact_engine, load_model
-from finecast.errors import EngineError
+from finecast.errors import EngineError, ModelError
 from finecast.formats import Format
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Prepared
@@ -26,6 +27,7 @@ from finecast.frontends.onnx.emulation import (
     emulated,
 )
 from finecast.frontends.onnx.expand import expand_accumulations, split_norms
+from finecast.frontends.onnx.opset import raise_opset
 from finecast.frontends.onnx.widen import widen
 from finecast.graph import Graph
 from finecast.ops import OpKind
@@ -37,6 +39,9 @@ from finecast.patterns import (
     norm_kernels,
 )
 from finecast.policy import Policy, Scope
+
+# That of casts to bf16; clipping to bounds that are inputs came before.
+_OPSET: Final = 13
 
 
 def device_kernels(graph: Graph, emulation: Emulation) -> list[frozenset[int]]:
@@ -193,6 +198,8 @@ def prepare(file: frontend.OnnxFile, emulation: Emulation) -> Prepared:
     """
     prepared = frontend.prepare(file, Policy(scope=Scope.NONE))
     model = widen(prepared.model)
+    with suppress(ModelError):  # what cannot be raised may do with what it has
+        model = raise_opset(model, _OPSET)
     change = _rewriting(emulation)
     model = model if change is None else change(model)
     if model is prepared.model:

@@ -8,7 +8,10 @@ from functools import lru_cache
 from typing import Final
 
 from finecast.engines.base import Engine
+from finecast.engines.emulator import EmulatorEngine
 from finecast.formats import Format
+from finecast.ops import lookup
+from finecast.targets import Target
 
 _TYPES: Final = {
     Format.FP32: "tensor(float)",
@@ -23,7 +26,27 @@ _EMULATED: Final = frozenset({("CPUExecutionProvider", Format.FP16)})
 
 
 def kernel_query(engine: Engine) -> Callable[[str, Format], bool | None]:
-    """Whether ``engine`` has a kernel of a native op in a format; None where it cannot say."""
+    """Whether ``engine`` has a kernel of a native op in a format; None where it cannot say.
+
+    An emulated device has those of the formats that the op's part of it computes in. Tf32 is
+    stored as fp32: an op that reads it gains nothing but by faster products.
+    """
+    if isinstance(engine, EmulatorEngine):
+        device = engine.emulation.target
+        return lambda native, fmt: _on_device(device, native, fmt)
+    known = _known(engine)
+    return lambda native, fmt: False if fmt is Format.TF32 else known(native, fmt)
+
+
+def _on_device(device: Target, native: str, fmt: Format) -> bool | None:
+    info = lookup(native)
+    real = device.engine_for(info.kind).computes_in(fmt)
+    if fmt is Format.TF32:
+        return info.matmul_engine and real is fmt
+    return None if real is not None else False
+
+
+def _known(engine: Engine) -> Callable[[str, Format], bool | None]:
     if engine.name != "onnxruntime":
         return lambda _native, _fmt: None
     provider = f"{engine.device}ExecutionProvider"

@@ -2,8 +2,9 @@
 
 Laws: with no option of a compiler and no target this is finecast's own policy; with one, the
 scope is the compilers' wherever they would have one, so that ``convert`` lowers the ops that
-``emulate`` emulates. ``auto`` is finecast's own scope, on any target: a plan by op, stated by
-casts in the model, for a compiler that is told to add none.
+``emulate`` emulates (to tf32 products alone: nothing else gains by it). ``auto``, and several
+formats at once, are finecast's own, on any target: a plan by op, stated in the model, for a
+compiler told to cast none.
 """
 
 from __future__ import annotations
@@ -17,13 +18,20 @@ from finecast.formats import Format
 from finecast.neuron.options import TARGETS, Compiler, compiler_for, resolve
 from finecast.neuron.reading import Given
 from finecast.ops import OpKind
-from finecast.policy import Policy, Scope
+from finecast.policy import Policy, Scope, low_formats
 from finecast.targets import list_targets, load_target
 
 DEFAULT_FORMAT: Final = Format.BF16
-# Formats that engines on this machine may compute in, and those that ONNX has a type for.
+# Formats that engines on this machine may compute in, and those that a model can state: by
+# ONNX's types, tf32 by arithmetic.
 _HERE: Final = (Format.BF16, Format.FP16)
-_STATED: Final = (*_HERE, Format.FP8_E4M3, Format.FP8_E5M2)
+_STATED: Final = (*_HERE, Format.TF32, Format.FP8_E4M3, Format.FP8_E5M2)
+_TF32_NOTE: Final = (
+    "ONNX has no tf32: fp32 arithmetic in the model rounds the operands, and gives wrong"
+    " numbers where something casts it lower (compile with --auto-cast none, run OpenVINO with"
+    " hint f32); for tf32's speed give the original model to the compiler with"
+    " --auto-cast-type tf32, or to a runtime with its tf32 on"
+)
 # What only a compiler has: any of them says that a device is meant.
 _DEVICE_OPTIONS: Final = (
     "fast_math",
@@ -68,12 +76,13 @@ def choose(given: Given, *, sdk: str | None = None, compiler: bool = False) -> C
         return Choice(policy=_local(given))
     stated = given.fast_math is not None or given.fp32_cast is not None
     own = given.auto_cast is None and not (stated or compiler or sdk is not None)
-    if own or _is_auto(given):
+    if own or _is_auto(given) or len(_labels(given)) > 1:
         return _planned(given)
     options = resolve(given, sdk=sdk)
     emulation = options.emulation()
     if options.scope is not Scope.NONE:
-        _format(given, options.target)
+        (fmt,) = _formats(given, options.target)
+        _check_gain(fmt, emulation.target.name)
     notes: list[str] = []
     if options.scope is Scope.NONE:
         notes.append(f"the compiler casts nothing with {options.label}")
@@ -105,33 +114,43 @@ def explicit_casts(target: str) -> Emulation:
 def _local(given: Given) -> Policy:
     """Finecast's own policy for this machine."""
     scope = Scope.AUTO if given.auto_cast is None else Scope.parse(given.auto_cast)
-    fmt = _format(given, "TARGET")
-    if fmt not in _HERE:
-        have = ", ".join(t for t in list_targets() if _computes(t, fmt))
-        raise UsageError(
-            f"--auto-cast-type {fmt.label} without --target: no engine here computes in it",
-            fix=f"name the device with --target ({have}), or use bf16 or fp16",
-        )
-    return Policy(scope=scope, formats=(fmt,))
+    formats = _formats(given, "TARGET")
+    for fmt in formats:
+        if fmt not in _HERE:
+            have = ", ".join(_having(fmt))
+            raise UsageError(
+                f"--auto-cast-type {fmt.label} without --target: no engine here computes in it",
+                fix=f"name the device with --target ({have}), or use bf16 or fp16",
+            )
+    return Policy(scope=scope, formats=formats)
 
 
-def _format(given: Given, target: str) -> Format:
-    """The format that the casts of a model shall state.
+def _labels(given: Given) -> list[str]:
+    return (given.auto_cast_type or DEFAULT_FORMAT.label).split(",")
 
-    Rounding arithmetic around the operands would give tf32's numbers, but no device would
-    run it faster than fp32: it is a switch of compilers and runtimes, not of a model.
+
+def _formats(given: Given, target: str) -> tuple[Format, ...]:
+    """The formats that a model shall state, in order of preference.
 
     Raises:
-        UsageError: If it is none, or no type of ONNX states it.
+        UsageError: If one is none, or named twice, or no model states it, or not as the
+            device would round.
     """
-    text = given.auto_cast_type
-    fmt = DEFAULT_FORMAT if text is None else Format.parse(text)
+    if given.auto_cast_type is not None:
+        low_formats(given.auto_cast_type)
+    return tuple(_format(label, given, target) for label in _labels(given))
+
+
+def _format(label: str, given: Given, target: str) -> Format:
+    fmt = Format.parse(label)
+    if fmt is Format.TF32 and given.stochastic_rounding:
+        raise UsageError(
+            "--auto-cast-type tf32 with --stochastic-rounding: arithmetic in the model rounds"
+            " to nearest",
+            fix="drop one of them, or see what both do with finecast emulate",
+        )
     if fmt in _STATED:
         return fmt
-    if fmt is Format.FP32:
-        raise UsageError(
-            "fp32 is what the model is in", where="--auto-cast-type", fix="use bf16 or fp16"
-        )
     raise UsageError(
         f"ONNX has no type {fmt.label}: a model's casts cannot state it",
         where="--auto-cast-type",
@@ -143,7 +162,21 @@ def _format(given: Given, target: str) -> Format:
 
 def _computes(target: str, fmt: Format) -> bool:
     real = load_target(target).engine_for(OpKind.MATMUL).computes_in(fmt)
-    return real is not None and real.storage_bytes <= fmt.storage_bytes
+    same = real is not None and real.storage_bytes <= fmt.storage_bytes
+    return same and real is not Format.FP32  # which is what tf32 is stored as
+
+
+def _check_gain(fmt: Format, target: str) -> None:
+    """Raise UsageError where tf32 is asked of a device that has fp32 products in its place."""
+    if fmt is Format.TF32 and not _computes(target, fmt):
+        raise UsageError(
+            f"--auto-cast-type tf32 with --target {target}: the device has no such arithmetic",
+            fix=f"use bf16 or fp16, or one of {', '.join(_having(fmt))}",
+        )
+
+
+def _having(fmt: Format) -> list[str]:
+    return [t for t in list_targets() if _computes(t, fmt)]
 
 
 def _is_auto(given: Given) -> bool:
@@ -151,25 +184,36 @@ def _is_auto(given: Given) -> bool:
 
 
 def _planned(given: Given) -> Choice:
-    """Scope ``auto`` on a target."""
+    """Scope ``auto``, or several formats, on a target."""
+    scope = Scope.AUTO if given.auto_cast is None else Scope.parse(given.auto_cast)
+    if scope is Scope.NONE:
+        raise UsageError(
+            f"--auto-cast-type {given.auto_cast_type} with --auto-cast none: nothing is cast",
+            fix="drop the type, or choose another scope",
+        )
+    what = f"--auto-cast-type {given.auto_cast_type}"
+    what = what if len(_labels(given)) > 1 else "--auto-cast auto"
     for option, spelled in (("fast_math", "--fast-math"), ("fp32_cast", "--fp32-cast")):
         if getattr(given, option) is not None:
             raise UsageError(
-                f"--auto-cast auto with {spelled}: either finecast chooses by op, or the"
+                f"{what} with {spelled}: either finecast chooses by op, or the"
                 " compiler's options do",
                 fix="keep one of them",
             )
     # The flags that touch numbers are checked as the compiler would check them.
     options = resolve(replace(given, auto_cast=None, auto_cast_type=None))
-    fmt = _format(given, options.target)
-    base = explicit_casts(options.target)
-    emulation = replace(base, **{**_numerics(options.emulation()), "format": fmt})
-    check(replace(emulation, scope=Scope.ALL))
+    policy = Policy(scope=scope, formats=_formats(given, options.target))
+    base = replace(explicit_casts(options.target), **_numerics(options.emulation()))
+    emulations = [replace(base, format=fmt) for fmt in policy.formats]
+    for emulation in emulations:
+        _check_gain(emulation.format, emulation.target.name)
+        check(replace(emulation, scope=Scope.ALL))
+    formats = ",".join(f.label for f in policy.formats)
     return Choice(
-        policy=Policy(scope=Scope.AUTO, formats=(fmt,)),
-        emulation=emulation,
-        label=f"--auto-cast auto --auto-cast-type {fmt.label}",
-        notes=_device_notes(emulation),
+        policy=policy,
+        emulation=emulations[0],
+        label=f"--auto-cast {scope.value} --auto-cast-type {formats}",
+        notes=tuple(note for e in emulations for note in _device_notes(e)),
     )
 
 
@@ -181,6 +225,8 @@ def _numerics(emulation: Emulation) -> dict[str, object]:
 
 def _device_notes(emulation: Emulation) -> tuple[str, ...]:
     fmt = emulation.format
+    if fmt is Format.TF32:
+        return (_TF32_NOTE,)
     real = emulation.target.engine_for(OpKind.MATMUL).computes_in(fmt)
     if real is None or real is fmt or fmt.storage_bytes > 1:
         return ()

@@ -32,7 +32,8 @@ class Context:
     engine: str = ""
     user_rules: tuple[tuple[str, UserRule], ...] = ()
     measured: bool = False  # errors will be measured, so rules of thumb on digits yield
-    casts_around: bool = False  # the frontend can cast operands to 8-bit formats and back
+    # Formats to which the frontend can round operands in this model.
+    casts_around: frozenset[Format] = frozenset()
 
     @property
     def low(self) -> Format:

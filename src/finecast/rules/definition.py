@@ -16,14 +16,14 @@ def _judge(node: Node, context: Context) -> Verdict | None:
         return Verdict(permits=only(own), text=f"already {own.label} in the model; kept")
     permits = (node.admits | only(own)) & frozenset({own, context.low})
     if context.low.operands_only:
-        around = context.casts_around and not by_name(node.op).exact
+        around = context.low in context.casts_around and not by_name(node.op).exact
         permits = frozenset({own, context.low}) if around else only(own)
     if context.low in permits:
         return None
-    return Verdict(
-        permits=permits,
-        text=f"{node.native} has no {context.low.label} in its definition",
-    )
+    text = f"{node.native} has no {context.low.label} in its definition"
+    if context.low.operands_only and context.low not in context.casts_around:
+        text += ", and the model's opset nothing that rounds to it"
+    return Verdict(permits=permits, text=text)
 
 
 DEFINITION = Rule(name="definition", judge=_judge, hard=True)

@@ -255,7 +255,8 @@ def look_before_leaping(policy: Policy, device: str) -> tuple[Policy, str]:
     for fmt in policy.formats:
         if fmt.operands_only:
             raise UsageError(
-                f"PyTorch's ops do not compute in {fmt.label}", fix="use bf16 or fp16"
+                f"PyTorch's ops do not compute in {fmt.label}",
+                fix="use bf16 or fp16 (tf32 is a switch: torch.set_float32_matmul_precision)",
             )
     speeds = {fmt: rate_here(device, fmt).speed for fmt in policy.formats}
     slow = {

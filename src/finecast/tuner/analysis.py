@@ -9,6 +9,7 @@ from finecast import rules
 from finecast.assign import highest, lowest, make_plan, pick
 from finecast.choices import Choice
 from finecast.cost import MeasuredCost
+from finecast.engines import EMULATOR
 from finecast.engines.base import Engine, Feeds, KernelTime
 from finecast.engines.kernels import kernel_query
 from finecast.engines.loading import load_model
@@ -125,15 +126,16 @@ def make_planner(
     measured: bool = False,
 ) -> Planner:
     """Let the rules judge every op."""
+    name = f"{EMULATOR}:{engine.device}" if engine.name == EMULATOR else engine.name
     context = Context(
         graph=prepared.graph,
         policy=policy,
         facts=facts or {},
         kernels=kernel_query(engine),
-        engine=engine.name,
+        engine=name,
         user_rules=user_rules,
         measured=measured,
-        casts_around=True,
+        casts_around=frozenset(f for f in policy.formats if frontend.can_cast(prepared, f)),
     )
     return Planner(
         prepared=prepared, policy=policy, engine=engine, permissions=rules.permit(context)

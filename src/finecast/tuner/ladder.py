@@ -23,7 +23,8 @@ from finecast.progress import Progress, silent
 from finecast.tuner.device import DeviceModel
 from finecast.tuner.workload import Workload
 
-# Formats that ONNX can state by a cast and every Neuron compiler respects.
+# Formats that ONNX can state by a cast and every Neuron compiler respects. Tf32 is no type: to
+# such a compiler the products stay fp32, and the arithmetic before them takes time besides.
 STATED: Final = (Format.BF16, Format.FP16)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from finecast.emulation import Emulation
 from finecast.errors import UsageError
+from finecast.formats import Format
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile
 from finecast.frontends.onnx.emulation import Setting
@@ -174,7 +175,7 @@ def _engine_key(emulation: Emulation) -> str:
 
 
 def _lowers(candidate: Candidate) -> bool:
-    return any(f.storage_bytes < 4 for f in candidate.plan.formats.values())
+    return any(f is not Format.FP32 for f in candidate.plan.formats.values())
 
 
 def _ms(seconds: float) -> str:

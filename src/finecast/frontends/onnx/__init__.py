@@ -12,6 +12,7 @@ from finecast import ops
 from finecast.edits import Edit, edits
 from finecast.errors import FinecastError, ModelError, UsageError
 from finecast.formats import Format
+from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.frontends.onnx.functions import inline_functions
 from finecast.frontends.onnx.model import (
     OnnxFile,
@@ -44,6 +45,7 @@ __all__ = [
     "Prepared",
     "apply",
     "came_external",
+    "can_cast",
     "check",
     "check_writable",
     "digest",
@@ -149,6 +151,12 @@ def _candidates(policy: Policy) -> frozenset[str] | None:
     return frozenset(n.rpartition("::")[2] for n in names)
 
 
+def can_cast(prepared: Prepared, fmt: Format) -> bool:
+    """Whether the model's opset, as far as it was raised, has what rounds to ``fmt``."""
+    opset = opset_of(prepared.model)
+    return cast_since(fmt, opset) == opset
+
+
 def minimal_opset(prepared: Prepared, formats: Mapping[int, Format]) -> int:
     """The file's own opset where it admits the chosen formats, else that of ``prepared``.
 
@@ -161,7 +169,11 @@ def minimal_opset(prepared: Prepared, formats: Mapping[int, Format]) -> int:
         fmt = formats.get(node.id, Format.FP32)
         if node.format is not None and node.op != PHI and node.name not in prepared.own_nodes:
             return raised
-        if fmt is node.format or fmt.storage is Format.FP32:
+        if fmt is node.format or fmt is Format.FP32:
+            continue
+        if fmt.operands_only:
+            if cast_since(fmt, own) > own:
+                return raised
             continue
         native = prepared.binding.nodes[node.id] or prepared.binding.owners[node.id]
         found = signature(native.op_type, native.domain, own)
@@ -229,7 +241,8 @@ def resolve_io(graph: Graph, io: Mapping[str, Format]) -> dict[int, Format]:
     """Declared formats by value id.
 
     Raises:
-        UsageError: If a name is not a float input or output of the model.
+        UsageError: If a name is not a float input or output of the model, or a format none
+            of ONNX's types.
     """
     ports = {v.name: v for v in (*graph.inputs, *graph.outputs)}
     for name in io:
@@ -237,5 +250,11 @@ def resolve_io(graph: Graph, io: Mapping[str, Format]) -> dict[int, Format]:
             known = ", ".join(n for n, v in ports.items() if v.format is not None)
             raise UsageError(
                 f"{name!r} is not a float input or output", where="--io", fix=f"use {known}"
+            )
+        if io[name] not in DATA_TYPES:
+            raise UsageError(
+                f"ONNX has no type {io[name].label}: {name!r} cannot be one",
+                where="--io",
+                fix=f"use {', '.join(f.label for f in DATA_TYPES)}",
             )
     return {ports[name].id: fmt for name, fmt in io.items()}

@@ -17,9 +17,12 @@ from finecast.rounding import convert_constant
 # Elements converted at a time: what conversion holds beside the file itself.
 PIECE: Final = 1 << 22
 
-# Set on every node whose format an edit changed (to the format before), and on every cast that
+# Set on every node whose format an edit changed (to the format before), and on every node that
 # an edit put in (to nothing): a second conversion can tell them from what the author wrote.
 MARK: Final = "finecast.was"
+# Set besides on the nodes that round one value by arithmetic: the format's label, a space, and
+# a name that no other rounding has.
+ROUNDING: Final = f"{MARK}.rounding"
 
 DATA_TYPES: Final = {
     Format.FP32: ir.DataType.FLOAT,
@@ -93,11 +96,12 @@ class ConvertedTensor(ir.LazyTensor):
     def __init__(self, source: ir.TensorProtocol, fmt: Format, name: str) -> None:
         self.source = source
         self.format = fmt
-        super().__init__(self._whole, dtype=DATA_TYPES[fmt], shape=shape_of(source), name=name)
+        dtype = DATA_TYPES[fmt.storage]
+        super().__init__(self._whole, dtype=dtype, shape=shape_of(source), name=name)
 
     def _whole(self) -> ir.TensorProtocol:
         array: NDArray[Any] = convert_constant(constant_reader(self.source)(), self.format)
-        return ir.Tensor(array, dtype=DATA_TYPES[self.format], name=self.name)
+        return ir.Tensor(array, dtype=self.dtype, name=self.name)
 
     def pieces(self) -> Iterator[bytes | memoryview]:
         """The converted bytes, a few MB at a time."""

@@ -15,8 +15,10 @@ from finecast.frontends.onnx.reader import (
     constant_tensor,
     read,
 )
+from finecast.frontends.onnx.roundops import RoundOps
 from finecast.graph import Graph
 from finecast.rounding import convert_constant
+from finecast.roundmodes import Conversion
 
 SWITCH: Final = "finecast_switch"
 
@@ -80,6 +82,7 @@ class _Inserter:
         self.input = ir.Value(
             name=SWITCH, shape=ir.Shape([switches]), type=ir.TensorType(ir.DataType.BOOL)
         )
+        self.ops = RoundOps(register=self.main.register_initializer)
         self.prologue: list[ir.Node] = []
         self.scalars: dict[int, ir.Value] = {}
         self.rounded: dict[tuple[int, int], ir.Value] = {}
@@ -99,22 +102,19 @@ class _Inserter:
     def round_value(self, value_id: int, k: int) -> None:
         value = self.binding.values[value_id]
         uses = list(value.uses())
-        low = ir.node("Cast", [value], {"to": int(DATA_TYPES[self.fmt])})
-        back = ir.node("Cast", [low.outputs[0]], {"to": int(ir.DataType.FLOAT)})
         name = f"{value.name}_rounded"
         out = _value(name, ir.DataType.FLOAT)
         out.shape = value.shape
-        choose = ir.node("Where", [self.scalar(k), back.outputs[0], value], outputs=[out])
-        for number, node in enumerate((low, back)):
-            node.outputs[0].name = f"{name}_{number}"
+        nodes, rounded = self._rounding(value, name)
+        nodes.append(ir.node("Where", [self.scalar(k), rounded, value], outputs=[out]))
         home, producer = value.graph, value.producer()
         if producer is not None:
-            producer.append([low, back, choose])
+            producer.append(nodes)
         elif home is self.main or home is None:
-            self.prologue += [low, back, choose]
+            self.prologue += nodes
         else:
             first = next(iter(home))
-            first.prepend([low, back, choose])
+            first.prepend(nodes)
         for node, index in uses:
             node.replace_input_with(index, out)
         for graph in (self.main, *self.main.subgraphs()):
@@ -123,6 +123,15 @@ class _Inserter:
                     graph.outputs[index] = out
                     if graph is self.main and not value.is_graph_input():
                         value.name, out.name = f"{value.name}_exact", value.name
+
+    def _rounding(self, value: ir.Value, name: str) -> tuple[list[ir.Node], ir.Value]:
+        if self.fmt.storage is Format.FP32:  # ONNX has no type to cast to
+            return self.ops.round(value, Conversion(format=self.fmt), name)
+        low = ir.node("Cast", [value], {"to": int(DATA_TYPES[self.fmt])})
+        back = ir.node("Cast", [low.outputs[0]], {"to": int(ir.DataType.FLOAT)})
+        for number, node in enumerate((low, back)):
+            node.outputs[0].name = f"{name}_{number}"
+        return [low, back], back.outputs[0]
 
     def round_weight(self, node_id: int, index: int, k: int) -> None:
         node = self.binding.nodes[node_id]

@@ -19,6 +19,8 @@ from finecast.frontends.onnx.skeleton import restored, run_without_weights
 from finecast.frontends.onnx.types import check_inferable, every_node
 from finecast.ops import OpKind, Tier, lookup
 
+# The IR version from which an initializer need not be an input.
+FREE_INITIALIZERS: Final = 4
 _ERRORS: Final = (RuntimeError, ConvertError)
 
 
@@ -43,21 +45,24 @@ def needed_opsets(
     current = opset_of(model)
     needed: set[int] = set()
     for node in every_node(model.graph):
-        if normal_domain(node.domain) or (ops is not None and node.op_type not in ops):
+        domain = normal_domain(node.domain)
+        if domain and not fmt.operands_only:  # another domain's ops have versions of their own
             continue
-        since = _lowered_since(node.op_type, fmt, current)
+        if ops is not None and node.op_type not in ops:
+            continue
+        since = _lowered_since(node.op_type, domain, fmt, current)
         if since > current and since not in needed and _carries_fp32(node):
             needed.add(since)
     return frozenset(needed)
 
 
 @lru_cache(maxsize=4096)
-def _lowered_since(op_type: str, fmt: Format, current: int) -> int:
+def _lowered_since(op_type: str, domain: str, fmt: Format, current: int) -> int:
     """The first opset at which the op, and a cast beside it, take ``fmt``; 0 for never."""
-    info = lookup(f"onnx::{op_type}")
+    info = lookup(f"{domain or 'onnx'}::{op_type}")
     if info.tier is Tier.NEVER and info.kind is not OpKind.CONTROL:
         return 0
-    found = signature(op_type, "", current)
+    found = signature(op_type, domain, current)
     if found is not None and fmt.operands_only:
         return cast_since(fmt, current)
     since = dict(found.since).get(fmt) if found else None
@@ -91,7 +96,14 @@ def raise_opset(model: ir.Model, version: int) -> ir.Model:
         ) from error
     raised = restored(proto, model)
     least = onnx.helper.OP_SET_ID_VERSION_MAP["ai.onnx", version]
+    before = model.ir_version or 0
     raised.ir_version = max(raised.ir_version or 0, least)
+    if before < FREE_INITIALIZERS <= raised.ir_version:
+        # They had to be inputs; now that would make them defaults, which a caller may replace.
+        constants = set(raised.graph.initializers.values())
+        inputs = [v for v in raised.graph.inputs if v not in constants]
+        raised.graph.inputs.clear()
+        raised.graph.inputs.extend(inputs)
     return raised
 
 

@@ -13,6 +13,7 @@ from finecast.formats import Format
 from finecast.frontends.onnx.constants import (
     DATA_TYPES,
     MARK,
+    ROUNDING,
     constant_reader,
     constant_tensor,
 )
@@ -25,10 +26,10 @@ from finecast.frontends.onnx.following import (
     following,
     labels_of,
 )
-from finecast.frontends.onnx.opset import opset_of
+from finecast.frontends.onnx.opset import FREE_INITIALIZERS, opset_of
 from finecast.frontends.onnx.ties import CONTROL, Merge, Port, merges_of, port_value
 from finecast.frontends.onnx.types import bodies, every_node
-from finecast.graph import Attribute, ConstantStats, Dim, Graph, Node, Value
+from finecast.graph import ROUNDS, Attribute, ConstantStats, Dim, Graph, Node, Value
 
 __all__ = [
     "DATA_TYPES",
@@ -262,14 +263,17 @@ class _Reader:
 
 
 def _runtime_inputs(model: ir.Model) -> set[ir.Value]:
-    """Inputs that a caller gives. Before IR 4 every initializer had to be listed as one."""
+    """Inputs that a caller gives; initializers of an old IR version had to be among them."""
     inputs = set(model.graph.inputs)
-    if (model.ir_version or 0) < 4:
+    if (model.ir_version or 0) < FREE_INITIALIZERS:
         inputs -= set(model.graph.initializers.values())
     return inputs
 
 
 def _attributes(node: ir.Node) -> Iterator[tuple[str, Attribute]]:
+    rounding = node.metadata_props.get(ROUNDING)
+    if rounding is not None:
+        yield ROUNDS, rounding.partition(" ")[0]
     for name, attribute in node.attributes.items():
         if attribute.is_ref():
             continue

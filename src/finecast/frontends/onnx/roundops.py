@@ -2,7 +2,7 @@
 
 Laws: for what is in the format's normal range the nodes give ``roundmodes.convert`` bit for
 bit (subnormals of fp32's own range aside; stochastic draws come from a table of their own);
-beyond 2^100 values of formats with fp32's range may pass unrounded where arithmetic is used.
+beyond 2^104 values of formats with fp32's range pass unrounded where arithmetic is used.
 Sources: T. J. Dekker, "A floating-point technique for extending the available precision"
 (1971), for splitting; adding and subtracting 1.5 * 2^23 units rounds to a whole unit.
 """
@@ -23,9 +23,15 @@ from finecast.roundmodes import Conversion, Rounding, draws
 
 # A prime, so that values of different sizes walk through the table at different strides.
 _TABLE: Final = 1_048_573
-# Largest magnitude that splitting takes: its product with 2^23 + 1 stays below 2^128.
-_SPLIT_LIMIT: Final = 2.0**100
+# Largest magnitude that splitting takes: its product with 2^23 + 1 stays below 2^128. It is a
+# unit in the last place of the largest fp32 numbers, so that taking it away and adding it back
+# is exact for all of them.
+_SPLIT_LIMIT: Final = 2.0**104
 _FRACTION: Final = Format.FP32.mantissa_bits
+
+
+def _no_stream() -> ir.Value:
+    raise ValueError("stochastic rounding needs the index of the batch in the stream")
 
 
 @dataclass(slots=True)
@@ -37,7 +43,7 @@ class RoundOps:
     """
 
     register: Callable[[ir.Value], None]
-    offset: Callable[[], ir.Value]
+    offset: Callable[[], ir.Value] = _no_stream
     constants: dict[str, ir.Value] = field(default_factory=dict[str, ir.Value])
     made: list[ir.Node] = field(default_factory=list[ir.Node])
     label: str = ""
@@ -109,7 +115,8 @@ class RoundOps:
         product = self.op("Mul", near, self.scalar(2.0**drop + 1))
         rounded = self.op("Sub", product, self.op("Sub", product, near))
         # What was clipped away comes back unrounded; within the limit that adds nothing.
-        out = self.op("Add", rounded, self.op("Sub", value, near))
+        # Subtracting the difference, not adding its opposite, keeps the sign of zeros.
+        out = self.op("Sub", rounded, self.op("Sub", near, value))
         return self._clipped(out, how.format.max) if how.saturate else out
 
     def _by_grid(self, value: ir.Value, how: Conversion) -> ir.Value:

@@ -36,7 +36,7 @@ def large_tensors(model: ir.Model) -> dict[str, ir.TensorProtocol]:
 def _serialized(model: ir.Model, tensors: Mapping[str, ir.TensorProtocol]) -> onnx.ModelProto:
     graph = model.graph
     values = [graph.initializers[name] for name in tensors]
-    inputs = list(graph.inputs)
+    inputs, initializers = list(graph.inputs), list(graph.initializers.items())
     given = set(inputs)
     for value in values:
         tensor = tensors[value.name or ""]
@@ -50,8 +50,9 @@ def _serialized(model: ir.Model, tensors: Mapping[str, ir.TensorProtocol]) -> on
     finally:
         graph.inputs.clear()
         graph.inputs.extend(inputs)
-        for value in values:
-            graph.initializers[value.name or ""] = value
+        for name, value in initializers:  # all of them: their order is part of the model
+            graph.initializers.pop(name, None)
+            graph.initializers[name] = value
 
 
 def restored(proto: onnx.ModelProto, original: ir.Model) -> ir.Model:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from finecast.edits import edits
 from finecast.formats import Format
+from finecast.frontends.onnx.arithmetic import take_back
 from finecast.frontends.onnx.constants import MARK
 from finecast.frontends.onnx.reader import Binding, read
 from finecast.frontends.onnx.types import every_node, infer
@@ -27,6 +28,7 @@ def undo(model: ir.Model, policy: str) -> None:
     """
     if model.metadata_props.get(POLICY_KEY, policy) == policy:
         return
+    take_back(model)
     infer(model, shapes=False)
     graph, binding = read(model, own_casts=True)
     formats: dict[int, Format] = {}

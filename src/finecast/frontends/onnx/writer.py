@@ -18,6 +18,7 @@ from finecast.edits import (
     Use,
 )
 from finecast.formats import Format
+from finecast.frontends.onnx.arithmetic import Arithmetic
 from finecast.frontends.onnx.constants import (
     DATA_TYPES,
     MARK,
@@ -25,6 +26,7 @@ from finecast.frontends.onnx.constants import (
     constant_tensor,
     shape_of,
 )
+from finecast.frontends.onnx.opset import FREE_INITIALIZERS
 from finecast.frontends.onnx.reader import Binding, Port
 from finecast.graph import Graph, Node
 from finecast.rounding import convert_constant
@@ -68,9 +70,6 @@ def apply_edits(graph: Graph, binding: Binding, edits: Sequence[Edit]) -> None:
     writer.drop_identity_casts()
 
 
-_IR_FREE_INITIALIZERS = 4
-
-
 @dataclass(frozen=True, slots=True)
 class _BodyEnd:
     owner: ir.Graph
@@ -83,8 +82,10 @@ class _Writer:
         self.binding = binding
         self.names = _taken_names(binding.model)
         self.replaced: list[ir.Value] = []
-        # Before IR 4 every initializer had to be an input, too.
-        self.list_initializers = (binding.model.ir_version or 0) < _IR_FREE_INITIALIZERS
+        self.list_initializers = (binding.model.ir_version or 0) < FREE_INITIALIZERS
+        self.arithmetic = Arithmetic(
+            self._fresh, lambda v: self._register(v, binding.model.graph)
+        )
         self.idle = {
             n.id
             for n in graph.nodes
@@ -153,13 +154,7 @@ class _Writer:
         self, value: ir.Value, home: ir.Graph, to: Format, uses: Sequence[Use]
     ) -> None:
         node = self._new_cast(value, to)
-        producer = value.producer()
-        if producer is not None:
-            home.insert_after(producer, node)
-        elif len(home):
-            home.insert_before(home[0], node)
-        else:
-            home.append(node)
+        _place([node], value.producer(), home)
         for use in uses:
             self._give(use, value, node.outputs[0])
 
@@ -219,12 +214,16 @@ class _Writer:
         self, value: ir.Value, tensor: ir.TensorProtocol, to: Format, home: ir.Graph
     ) -> ir.Value:
         name = self._fresh(f"{value.name}_{to.label}")
-        new = ir.Value(name=name, shape=shape_of(tensor), type=ir.TensorType(DATA_TYPES[to]))
+        dtype = DATA_TYPES[to.storage]
+        new = ir.Value(name=name, shape=shape_of(tensor), type=ir.TensorType(dtype))
         new.const_value = ConvertedTensor(tensor, to, name)
-        home.register_initializer(new)
-        if self.list_initializers:
-            home.inputs.append(new)
+        self._register(new, home)
         return new
+
+    def _register(self, value: ir.Value, home: ir.Graph) -> None:
+        home.register_initializer(value)
+        if self.list_initializers:
+            home.inputs.append(value)
 
     def _constant(
         self, value: ir.Value, tensor: ir.TensorProtocol, to: Format, home: ir.Graph
@@ -245,36 +244,45 @@ class _Writer:
         return new
 
     def round_trip(self, edit: RoundTrip) -> None:
-        """A pair of casts after the value; one after a constant that rests in the format."""
+        """Rounding nodes after the value; a constant is rounded ahead of time."""
         value = self.binding.values[edit.value]
-        tensor = constant_tensor(value)
-        main = self.binding.model.graph
-        ports = [p for u in edit.uses if (p := self._port(u)) is not None]
         made: dict[int, ir.Value] = {}
-        for port in ports:
-            if isinstance(port.owner, ir.Graph):
+        for use in edit.uses:
+            port = self._port(use)
+            if port is None or isinstance(port.owner, ir.Graph):
                 continue
             seen = port.owner.inputs[port.index]
             assert seen is not None
             if id(seen) not in made:
-                home = main if tensor is not None else _home(seen, main)
-                if tensor is not None:
-                    low = self._initializer(value, tensor, edit.to, main)
-                    pair: list[ir.Node] = []
-                    self.replaced.append(value)
-                else:
-                    pair = [self._new_cast(seen, edit.to)]
-                    low = pair[0].outputs[0]
-                back = self._new_cast(low, Format.FP32)
-                producer = None if tensor is not None else seen.producer()
-                if producer is not None:
-                    home.insert_after(producer, [*pair, back])
-                elif len(home):
-                    home.insert_before(home[0], [*pair, back])
-                else:
-                    home.extend([*pair, back])
-                made[id(seen)] = back.outputs[0]
+                constant = self.graph.values[edit.value].constant is not None
+                made[id(seen)] = (
+                    self._rest_in(value, edit.to) if constant else self._round(seen, edit.to)
+                )
             port.owner.replace_input_with(port.index, made[id(seen)])
+
+    def _rest_in(self, value: ir.Value, to: Format) -> ir.Value:
+        """The constant ``value`` stored in ``to``, as an fp32 value."""
+        tensor = constant_tensor(value)
+        assert tensor is not None
+        main = self.binding.model.graph
+        self.replaced.append(value)
+        low = self._initializer(value, tensor, to, main)
+        if to.storage is Format.FP32:
+            return low
+        back = self._new_cast(low, Format.FP32)
+        _place([back], None, main)
+        return back.outputs[0]
+
+    def _round(self, value: ir.Value, to: Format) -> ir.Value:
+        """``value`` rounded to ``to``, in fp32."""
+        if to.storage is Format.FP32:
+            nodes, out = self.arithmetic.rounded(value, to)
+        else:
+            low = self._new_cast(value, to)
+            nodes = [low, self._new_cast(low.outputs[0], Format.FP32)]
+            out = nodes[1].outputs[0]
+        _place(nodes, value.producer(), _home(value, self.binding.model.graph))
+        return out
 
     def drop_dead_constants(self) -> None:
         """Remove originals that no consumer is left for, and give their name back."""
@@ -344,6 +352,16 @@ def _home(value: ir.Value, default: ir.Graph) -> ir.Graph:
     if producer is not None and isinstance(producer.graph, ir.Graph):
         return producer.graph
     return value.graph if isinstance(value.graph, ir.Graph) else default
+
+
+def _place(nodes: Sequence[ir.Node], producer: ir.Node | None, home: ir.Graph) -> None:
+    """Put ``nodes`` after ``producer``, or first of all in ``home``."""
+    if producer is not None:
+        home.insert_after(producer, nodes)
+    elif len(home):
+        home.insert_before(home[0], nodes)
+    else:
+        home.extend(nodes)
 
 
 def _set_type(value: ir.Value, fmt: Format) -> None:
