@@ -28,8 +28,9 @@ _EMULATED: Final = frozenset({("CPUExecutionProvider", Format.FP16)})
 def kernel_query(engine: Engine) -> Callable[[str, Format], bool | None]:
     """Whether ``engine`` has a kernel of a native op in a format; None where it cannot say.
 
-    An emulated device has those of the formats that the op's part of it computes in. Tf32 is
-    stored as fp32: an op that reads it gains nothing but by faster products.
+    An emulated device has those of the formats that the op's part of it takes. A format for
+    operands alone gains nothing where it is taken for a wider one; tf32, which is stored as
+    fp32, nothing but by faster products.
     """
     if isinstance(engine, EmulatorEngine):
         device = engine.emulation.target
@@ -43,7 +44,8 @@ def _on_device(device: Target, native: str, fmt: Format) -> bool | None:
     real = device.engine_for(info.kind).computes_in(fmt)
     if fmt is Format.TF32:
         return info.matmul_engine and real is fmt
-    return None if real is not None else False
+    wider = real is None or (fmt.operands_only and real.storage_bytes > fmt.storage_bytes)
+    return False if wider else None
 
 
 def _known(engine: Engine) -> Callable[[str, Format], bool | None]:

@@ -2,7 +2,7 @@
 
 Laws: with no option of a compiler and no target this is finecast's own policy; with one, the
 scope is the compilers' wherever they would have one, so that ``convert`` lowers the ops that
-``emulate`` emulates (to tf32 products alone: nothing else gains by it). ``auto``, and several
+``emulate`` emulates (to tf32 and fp8 only where the device gains by it). ``auto``, and several
 formats at once, are finecast's own, on any target: a plan by op, stated in the model, for a
 compiler told to cast none.
 """
@@ -119,7 +119,8 @@ def _local(given: Given) -> Policy:
         if fmt not in _HERE:
             have = ", ".join(_having(fmt))
             raise UsageError(
-                f"--auto-cast-type {fmt.label} without --target: no engine here computes in it",
+                f"--auto-cast-type {fmt.label} without --target: no engine here computes in"
+                " it",
                 fix=f"name the device with --target ({have}), or use bf16 or fp16",
             )
     return Policy(scope=scope, formats=formats)
