@@ -140,12 +140,14 @@ def test_arithmetic_in_the_model_rounds_to_nearest(scope: str | None) -> None:
 
 
 def test_what_casts_cannot_state_is_said() -> None:
-    assert "240" in chosen("--target trn1 --auto-cast-type fp8_e4m3").notes[0]
+    fp8 = chosen("--target trn1 --auto-cast-type fp8_e4m3,bf16")
+    assert "240" in fp8.told({Format.FP8_E4M3, Format.FP32})[0]
+    assert not fp8.told({Format.BF16, Format.FP32})
     assert "fast-relayout" in chosen("--fast-math fp32-cast-matmult").notes[0]
     assert not chosen("--fast-math fp32-cast-matmult no-fast-relayout").notes
     assert not chosen("--target trn1").notes
     for text in ("--target sm80", "--target trn1 --auto-cast all"):
-        (note,) = chosen(f"{text} --auto-cast-type tf32").notes
+        (note,) = chosen(f"{text} --auto-cast-type tf32").told({Format.TF32})
         assert "ONNX has no tf32" in note
         assert "original model to the compiler with --auto-cast-type tf32" in note
 

@@ -88,7 +88,7 @@ def run(
         from finecast.files import write_text
 
         write_text(plan_out, result.plan.to_json())
-    for note in choice.notes:
+    for note in choice.told(set(result.plan.formats.values())):
         warn(note)
     report(result, output, as_json=as_json)
 

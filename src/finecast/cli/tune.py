@@ -93,8 +93,6 @@ def run(
         refuse(unfit | {"--study": study, "--resume": resume})
     elif not resume:
         study_path.unlink(missing_ok=True)
-    for note in choice.notes:
-        warn(note)
     options, rules = evaluation.options(data), narrowing.user_rules()
     with progress("tuning", quiet=as_json) as bar:
         if exported:
@@ -124,6 +122,8 @@ def run(
                 external_data=external_data,
                 progress=lambda stage, done, total: bar(done, total, stage),
             )
+    for note in choice.told(set(outcome.plan.formats.values())):
+        warn(note)
     improved = outcome.verdict.value == "improved"
     if improved:
         write_text(plan_path, outcome.plan.to_json())

@@ -9,7 +9,8 @@ compiler told to cast none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from finecast.emulation import Emulation, check
@@ -49,13 +50,19 @@ class Choice:
     """A policy; and what its target does to numbers, None where the device is this machine.
 
     ``emulation`` is that of a model whose casts are explicit: its compiler adds none.
-    ``notes`` are for the user: what the casts of a model cannot state.
+    ``notes`` are for the user: what the casts of a model cannot state; ``format_notes`` what
+    is to be known of a format, if a plan has it.
     """
 
     policy: Policy
     emulation: Emulation | None = None
     label: str = ""
     notes: tuple[str, ...] = ()
+    format_notes: Mapping[Format, str] = field(default_factory=dict[Format, str])
+
+    def told(self, used: Collection[Format]) -> tuple[str, ...]:
+        """What the user should know of a plan that has the formats ``used``."""
+        return (*self.notes, *(t for f, t in self.format_notes.items() if f in used))
 
 
 def choose(given: Given, *, sdk: str | None = None, compiler: bool = False) -> Choice:
@@ -95,7 +102,8 @@ def choose(given: Given, *, sdk: str | None = None, compiler: bool = False) -> C
         policy=options.policy,
         emulation=replace(explicit_casts(options.target), **_numerics(emulation)),
         label=options.label,
-        notes=(*notes, *_device_notes(emulation)),
+        notes=tuple(notes),
+        format_notes=_format_notes(emulation),
     )
 
 
@@ -214,7 +222,7 @@ def _planned(given: Given) -> Choice:
         policy=policy,
         emulation=emulations[0],
         label=f"--auto-cast {scope.value} --auto-cast-type {formats}",
-        notes=tuple(note for e in emulations for note in _device_notes(e)),
+        format_notes={f: t for e in emulations for f, t in _format_notes(e).items()},
     )
 
 
@@ -224,13 +232,13 @@ def _numerics(emulation: Emulation) -> dict[str, object]:
     return {name: getattr(emulation, name) for name in kept}
 
 
-def _device_notes(emulation: Emulation) -> tuple[str, ...]:
+def _format_notes(emulation: Emulation) -> dict[Format, str]:
     fmt = emulation.format
     if fmt is Format.TF32:
-        return (_TF32_NOTE,)
+        return {fmt: _TF32_NOTE}
     real = emulation.target.engine_for(OpKind.MATMUL).computes_in(fmt)
     if real is None or real is fmt or fmt.storage_bytes > 1:
-        return ()
+        return {}
     name = emulation.target.name
     ends = f"its largest number is {real.max:g}, the model's type ends at {fmt.max:g}"
-    return (f"{name} runs {fmt.label} as {real.label}: {ends}",)
+    return {fmt: f"{name} runs {fmt.label} as {real.label}: {ends}"}

@@ -110,8 +110,10 @@ def propose(
 
 def lowest(planner: Planner, rounded: Mapping[Format, Rounded], time_s: float) -> Proposal:
     """The plan of everything that may be low, whatever the models predict."""
-    error = max(r.sensitivity.total for r in rounded.values())
-    return Proposal(name="lowest", plan=planner.lowest(), time_s=time_s, error=error)
+    plan = planner.lowest()
+    used = set(plan.formats.values())
+    error = sum(r.sensitivity.total for fmt, r in rounded.items() if fmt in used)
+    return Proposal(name="lowest", plan=plan, time_s=time_s, error=error)
 
 
 def probes(rounded: Mapping[Format, Rounded]) -> int:
