@@ -6,7 +6,10 @@ import copy
 import os
 import socket
 import warnings
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,27 +58,37 @@ def _whole(parameter: torch.Tensor) -> torch.Tensor:
     return grad.full_tensor() if hasattr(grad, "full_tensor") else grad
 
 
-def _work(rank: int, port: int, kind: str, out: str) -> None:
+def _accumulate(net: nn.Module, call: Any, parts: Sequence[torch.Tensor]) -> None:
+    """One step's gradients, from microbatches; processes exchange them at the last one."""
+    net.zero_grad()
+    for number, part in enumerate(parts, start=1):
+        last = number == len(parts)
+        ddp = isinstance(net, nn.parallel.DistributedDataParallel)
+        if hasattr(net, "set_requires_gradient_sync"):
+            net.set_requires_gradient_sync(last)
+        with net.no_sync() if ddp and not last else nullcontext():
+            (call(part) / len(parts)).backward()
+
+
+def _work(rank: int, port: int, kind: str, microbatches: int, out: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     distributed.init_process_group("gloo", rank=rank, world_size=WORLD)
     try:
         net, x = _plain()
-        backend = ft.Backend("matmult:bf16")
+        backend = ft.Backend("matmult:bf16", accumulation=microbatches > 1)
         if kind == "ddp":
-            wrapped = nn.parallel.DistributedDataParallel(net)
-            call = torch.compile(wrapped, backend=backend)
+            net = nn.parallel.DistributedDataParallel(net)
         else:
             from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import fully_shard
 
             mesh = init_device_mesh("cpu", (WORLD,))
             fully_shard(net, mesh=mesh)
-            call = torch.compile(net, backend=backend)
+        call = torch.compile(net, backend=backend)
         for _ in range(2):  # the second step, with new weights, is what is compared
-            net.zero_grad()
-            call(x[rank]).backward()
+            _accumulate(net, call, x[rank].chunk(microbatches))
             grads = [_whole(p).clone() for p in net.parameters()]
             torch.optim.SGD(net.parameters(), lr=0.1).step()
         counts = [plan.counts for plan in backend.plans]
@@ -90,11 +103,13 @@ def _free_port() -> int:
         return int(found.getsockname()[1])
 
 
+@pytest.mark.parametrize("microbatches", [1, 4])
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_two_processes_have_the_gradients_of_one(kind: str, tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(
-        _work, args=(_free_port(), kind, str(tmp_path)), nprocs=WORLD, join=True
-    )
+def test_two_processes_have_the_gradients_of_one(
+    kind: str, microbatches: int, tmp_path: Path
+) -> None:
+    given = (_free_port(), kind, microbatches, str(tmp_path))
+    torch.multiprocessing.spawn(_work, args=given, nprocs=WORLD, join=True)
     net, x = _plain()
     want: list[torch.Tensor] = []
     for _ in range(2):
