@@ -1,0 +1,145 @@
+"""onnx's C++ passes over bytes, and the loop that serves them to another process.
+
+Run as a file this is that process: ``native`` starts and bounds it. It imports nothing of
+finecast, so that it is up as fast as onnx is.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import onnx
+import onnx.inliner
+from onnx import version_converter
+
+try:
+    import resource
+except ImportError:  # Windows: memory has no bound there
+    resource = None
+
+_STATM: Final = Path("/proc/self/statm")
+
+
+def _infer(message: bytes) -> bytes:
+    return onnx.shape_inference.infer_shapes(message, data_prop=True).SerializeToString()
+
+
+def _convert(message: bytes, version: int) -> bytes:
+    model = onnx.ModelProto.FromString(message)
+    return version_converter.convert_version(model, version).SerializeToString()
+
+
+def _inline(message: bytes) -> bytes:
+    model = onnx.ModelProto.FromString(message)
+    done = onnx.inliner.inline_local_functions(model, convert_version=True)
+    return done.SerializeToString()
+
+
+def _check(path: bytes) -> bytes:
+    onnx.checker.check_model(os.fsdecode(path), full_check=True)
+    return b""
+
+
+# By name: a message, or a file's path, in; a message out.
+PASSES: Final[dict[str, Callable[..., bytes]]] = {
+    "infer": _infer,
+    "convert": _convert,
+    "inline": _inline,
+    "check": _check,
+}
+
+
+def answer(
+    name: str, payload: bytes, options: Mapping[str, Any]
+) -> tuple[dict[str, str], bytes]:
+    """Run one pass: a header with what became of it, and the result. Raises nothing."""
+    try:
+        return {"status": "done"}, PASSES[name](payload, **options)
+    except MemoryError:
+        return {"status": "died", "text": "ran out of memory"}, b""
+    except Exception as error:  # whatever C++ throws: its text goes to the caller
+        kind, lines = type(error).__name__, str(error).strip().splitlines()
+        return {"status": "raised", "text": lines[0] if lines else kind}, b""
+
+
+def serve(source: BinaryIO, target: BinaryIO) -> None:
+    """Answer requests until ``source`` ends.
+
+    A request is a line of JSON and ``size`` bytes: the ``pass``, its ``options``, and what it
+    may take, ``memory`` bytes and ``seconds``. So is an answer: its ``status`` and ``text``.
+    """
+    idle = _address_space()
+    _send(target, {"status": "ready"})
+    while line := source.readline():
+        request = json.loads(line)
+        payload = source.read(request["size"])
+        with _bounded(idle + request["memory"], request["seconds"]):
+            header, result = answer(request["pass"], payload, request["options"])
+        _send(target, header, result)
+
+
+def _send(target: BinaryIO, header: Mapping[str, str], payload: bytes = b"") -> None:
+    line = json.dumps({**header, "size": len(payload)}).encode()
+    target.write(line + b"\n")
+    target.write(payload)
+    target.flush()
+
+
+def _address_space() -> int:
+    """Of this process, in bytes; 0 where it cannot be bounded (macOS, Windows)."""
+    if resource is None or not _STATM.exists():
+        return 0
+    return int(_STATM.read_text().split()[0]) * resource.getpagesize()
+
+
+@contextmanager
+def _bounded(memory: int, seconds: float) -> Generator[None]:
+    """At most ``memory`` bytes of address space; this process ends after ``seconds``.
+
+    The watchdog is a thread of C, so it ends a pass that never returns to Python, and does so
+    when the process that asked is gone too.
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    before = _limit(memory)
+    try:
+        yield
+    finally:
+        if resource is not None and before is not None:
+            resource.setrlimit(resource.RLIMIT_AS, before)
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _limit(memory: int) -> tuple[int, int] | None:
+    """Lower the limit of the address space; the limits there were, if there are any."""
+    if resource is None or not _STATM.exists():
+        return None
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    stated = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min([memory, *stated]), hard))
+    return soft, hard
+
+
+def main() -> None:
+    """Serve the pipe that standard input and output are.
+
+    onnx's C++ prints: its output goes nowhere, the answers to a descriptor of their own.
+    """
+    source, target = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for standard in range(3):
+        os.dup2(nowhere, standard)
+    if resource is not None:  # a crash is answered for, and nobody wants its core
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # Ctrl-C goes to every process of a terminal; a caller that is gone waits for nothing.
+    with suppress(KeyboardInterrupt, BrokenPipeError):
+        serve(source, target)
+
+
+if __name__ == "__main__":
+    main()
