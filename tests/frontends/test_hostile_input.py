@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from finecast.errors import FinecastError, ModelError
 from finecast.frontends import onnx as frontend
+from finecast.frontends.onnx import native
 from tests.frontends.tools import convert_file, model, parse, tensor
 from tests.fuzz.mutate import mutated
 
@@ -405,6 +406,19 @@ def test_an_attribute_of_another_kind(tmp_path: Path) -> None:
     assert "'axes' of Unsqueeze is of kind string" in attempt(
         given.SerializeToString(), tmp_path
     )
+
+
+def test_an_input_of_more_elements_than_memory_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """onnx's inference makes an object for each element of what a Slice reads."""
+    monkeypatch.setattr(native, "OF_MESSAGES", native.Bounds(memory=256 << 20))
+    node = helper.make_node("Slice", ["x", "starts", "ends"], ["y"])
+    ends = [tensor("starts", [0], np.int64), tensor("ends", [2], np.int64)]
+    given = model([node], {"x": [2935973616]}, {"y": [2]}, ends)
+    said = attempt(given.SerializeToString(), tmp_path)
+    assert "onnx's shape inference ran out of memory" in said
+    assert "hostile.onnx" in said
 
 
 def test_numbers_in_the_field_of_another_type(tmp_path: Path) -> None:
