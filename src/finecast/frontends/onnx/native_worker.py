@@ -9,8 +9,8 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -74,13 +74,17 @@ def serve(source: BinaryIO, target: BinaryIO) -> None:
     A request is a line of JSON and ``size`` bytes: the ``pass``, its ``options``, and what it
     may take, ``memory`` bytes and ``seconds``. So is an answer: its ``status`` and ``text``.
     """
-    idle = _address_space()
+    limit_memory = _memory_limit()
     _send(target, {"status": "ready"})
     while line := source.readline():
         request = json.loads(line)
+        limit_memory(request["memory"])
+        # A thread of C's: it ends a pass that never returns to Python, and does so when the
+        # process that asked is gone too.
+        faulthandler.dump_traceback_later(request["seconds"], exit=True)
         payload = source.read(request["size"])
-        with _bounded(idle + request["memory"], request["seconds"]):
-            header, result = answer(request["pass"], payload, request["options"])
+        header, result = answer(request["pass"], payload, request["options"])
+        faulthandler.cancel_dump_traceback_later()
         _send(target, header, result)
 
 
@@ -91,38 +95,22 @@ def _send(target: BinaryIO, header: Mapping[str, str], payload: bytes = b"") -> 
     target.flush()
 
 
-def _address_space() -> int:
-    """Of this process, in bytes; 0 where it cannot be bounded (macOS, Windows)."""
-    if resource is None or not _STATM.exists():
-        return 0
-    return int(_STATM.read_text().split()[0]) * resource.getpagesize()
+def _memory_limit() -> Callable[[int], None]:
+    """Sets how many bytes this process may take beyond what it takes now.
 
-
-@contextmanager
-def _bounded(memory: int, seconds: float) -> Generator[None]:
-    """At most ``memory`` bytes of address space; this process ends after ``seconds``.
-
-    The watchdog is a thread of C, so it ends a pass that never returns to Python, and does so
-    when the process that asked is gone too.
+    Nothing is set where the system has no such limit (macOS, Windows).
     """
-    faulthandler.dump_traceback_later(seconds, exit=True)
-    before = _limit(memory)
-    try:
-        yield
-    finally:
-        if resource is not None and before is not None:
-            resource.setrlimit(resource.RLIMIT_AS, before)
-        faulthandler.cancel_dump_traceback_later()
-
-
-def _limit(memory: int) -> tuple[int, int] | None:
-    """Lower the limit of the address space; the limits there were, if there are any."""
     if resource is None or not _STATM.exists():
-        return None
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    stated = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_AS, (min([memory, *stated]), hard))
-    return soft, hard
+        return lambda more: None
+    known = resource
+    idle = int(_STATM.read_text().split()[0]) * known.getpagesize()
+    soft, hard = known.getrlimit(known.RLIMIT_AS)
+    stated = [limit for limit in (soft, hard) if limit != known.RLIM_INFINITY]
+
+    def limit(more: int) -> None:
+        known.setrlimit(known.RLIMIT_AS, (min([idle + more, *stated]), hard))
+
+    return limit
 
 
 def main() -> None:
