@@ -54,6 +54,26 @@ def test_one_process_serves_all_requests() -> None:
     assert pid() == pid()
 
 
+def test_ctrl_c_is_not_for_it() -> None:
+    before = pid()
+    os.kill(before, signal.SIGINT)
+    assert pid() == before
+
+
+def test_ctrl_c_while_it_works() -> None:
+    """The interrupt comes through at once, and the next answer is that of the next request."""
+    before = pid()
+    here = threading.get_ident()
+    interrupt = threading.Timer(0.3, signal.pthread_kill, [here, signal.SIGINT])
+    interrupt.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        ask(HANGS)
+    interrupt.join()
+    assert time.monotonic() - start < 10
+    assert pid() != before
+
+
 def test_what_a_pass_prints_is_no_answer(capfd: pytest.CaptureFixture[str]) -> None:
     assert ask(PRINTS) == MODEL
     assert capfd.readouterr() == ("", "")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -124,8 +125,8 @@ def main() -> None:
         os.dup2(nowhere, standard)
     if resource is not None:  # a crash is answered for, and nobody wants its core
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Ctrl-C goes to every process of a terminal; a caller that is gone waits for nothing.
-    with suppress(KeyboardInterrupt, BrokenPipeError):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller, who ends this
+    with suppress(BrokenPipeError):  # or is gone
         serve(source, target)
 
 
