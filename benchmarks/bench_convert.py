@@ -15,14 +15,14 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from time import perf_counter, process_time
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.common import report
+from benchmarks.common import cpu_seconds, peak_bytes, report
 from finecast import assign
 from finecast.frontends import onnx as frontend
 from finecast.policy import Policy
@@ -146,8 +146,8 @@ def one_file(folder: Path) -> None:
 
 
 def convert(folder: Path, policy_text: str) -> dict[str, Any]:
-    """Convert ``in.onnx``: seconds, and the process's peak memory."""
-    wall, cpu = perf_counter(), process_time()
+    """Convert ``in.onnx``: seconds, and peak memory, that of onnx's passes included."""
+    wall, cpu = perf_counter(), cpu_seconds()
     policy = Policy.parse(policy_text)
     file = frontend.load(folder / "in.onnx")
     with frontend.paused_collection():  # as tuner.conversion does
@@ -166,21 +166,15 @@ def convert(folder: Path, policy_text: str) -> dict[str, Any]:
         )
         applied = frontend.apply(file, plan, prepared)
     size = frontend.save(applied.model, folder / "out.onnx")
+    peaks = peak_bytes()
     return {
         "wall_s": perf_counter() - wall,
-        "cpu_s": process_time() - cpu,
-        "peak_mb": _peak_mb(),
+        "cpu_s": cpu_seconds() - cpu,
+        "peak_mb": sum(peaks) / 1e6,
+        "own_peak_mb": peaks[0] / 1e6,
         "edits": len(applied.edits),
         "saved_mb": round(size / 1e6),
     }
-
-
-def _peak_mb() -> float:
-    """Of this process alone: ``ru_maxrss`` would inherit that of its parent."""
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("VmHWM"):
-            return int(line.split()[1]) / 1000
-    return float("nan")
 
 
 if __name__ == "__main__":

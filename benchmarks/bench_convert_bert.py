@@ -17,7 +17,7 @@ from time import perf_counter
 import numpy as np
 import onnx_ir as ir
 
-from benchmarks.common import report
+from benchmarks.common import peak_bytes, report
 
 LAYERS, HIDDEN, HEADS, INNER, WORDS = 12, 768, 12, 3072, 30522
 
@@ -133,7 +133,7 @@ def child(source: Path, output: Path) -> None:
         "load_s": loaded - start,
         "convert_s": converted - loaded,
         "save_s": saved - converted,
-        "peak_bytes": resident_peak_bytes() - idle,
+        "peak_bytes": sum(peak_bytes()) - idle,
         "idle_bytes": idle,
         "size_bytes": file.size_bytes,
         "counts": plan.counts,

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 from finecast.measure.environment import environment
@@ -22,6 +23,33 @@ from finecast.measure.environment import environment
 SHARED_MODELS = Path(__file__).resolve().parents[2] / "shared" / "models"
 # What may differ between figures that are put side by side: nothing of the machine.
 _SOFTWARE = frozenset({"finecast", "platform"})
+
+
+def peak_bytes() -> list[int]:
+    """The largest resident sets of this process and of each child that runs; Linux.
+
+    Their sum is at least what all took at one time. ``ru_maxrss`` would inherit that of the
+    process that started this one.
+    """
+    found: list[int] = []
+    for folder in (Path("/proc/self"), *_children()):
+        lines = (folder / "status").read_text(encoding="ascii").splitlines()
+        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")]
+    return found
+
+
+def cpu_seconds() -> float:
+    """Processor time of this process and of each child that runs; Linux."""
+    ticks = 0
+    for folder in _children():
+        fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])  # user's and the kernel's
+    return process_time() + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _children() -> list[Path]:
+    lists = (p.read_text().split() for p in Path("/proc/self").glob("task/*/children"))
+    return [Path("/proc", pid) for pids in lists for pid in pids]
 
 
 class NotComparableError(Exception):

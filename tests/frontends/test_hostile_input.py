@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from finecast.errors import FinecastError, ModelError
 from finecast.frontends import onnx as frontend
+from finecast.frontends.onnx import native
 from tests.frontends.tools import convert_file, model, parse, tensor
 from tests.fuzz.mutate import mutated
 
@@ -293,15 +294,16 @@ def test_nesting(tmp_path: Path, depth: int) -> None:
     assert attempt(nested(depth), tmp_path)
 
 
-def test_memory_stays_bounded(tmp_path: Path) -> None:
-    """Of all the above in this process: nothing tried to make what was only declared."""
+def test_memory_stays_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here and in onnx's process: nothing tried to make what was only declared."""
+    monkeypatch.setattr(native, "OF_MESSAGES", native.Bounds(memory=200_000_000))
     weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[1 << 20, 1 << 20])
     proto = model(
         [helper.make_node("Add", ["x", "w"], ["y"])], {"x": [4]}, {"y": [4]}, [weight]
     )
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     attempt(proto.SerializeToString(), tmp_path)
-    attempt(
+    said = attempt(
         model(
             [helper.make_node("ConstantOfShape", ["s"], ["y"])],
             {"x": [4]},
@@ -310,6 +312,7 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
         ).SerializeToString(),
         tmp_path,
     )
+    assert "memory" not in said
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB
 
 
@@ -405,6 +408,19 @@ def test_an_attribute_of_another_kind(tmp_path: Path) -> None:
     assert "'axes' of Unsqueeze is of kind string" in attempt(
         given.SerializeToString(), tmp_path
     )
+
+
+def test_an_input_of_more_elements_than_memory_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """onnx's inference makes an object for each element of what a Slice reads."""
+    monkeypatch.setattr(native, "OF_MESSAGES", native.Bounds(memory=256 << 20))
+    node = helper.make_node("Slice", ["x", "starts", "ends"], ["y"])
+    ends = [tensor("starts", [0], np.int64), tensor("ends", [2], np.int64)]
+    given = model([node], {"x": [2935973616]}, {"y": [2]}, ends)
+    said = attempt(given.SerializeToString(), tmp_path)
+    assert "onnx's shape inference ran out of memory" in said
+    assert "hostile.onnx" in said
 
 
 def test_numbers_in_the_field_of_another_type(tmp_path: Path) -> None:

@@ -37,6 +37,25 @@ def test_feeds_are_seeded() -> None:
     assert (a != c).any()
 
 
+@pytest.mark.parametrize(
+    ("inputs", "dims", "said"),
+    [
+        ([spec("x", "fp32", 2935973616)], {}, r"23\.5 GB to draw.*'x' of 2935973616"),
+        (
+            [spec("i", "int8", "N", "T")],
+            {"T": 1 << 28, "N": 2},
+            r"4\.3 GB.*'i' of 2x268435456",
+        ),
+        ([spec(n, "fp32", 1 << 27) for n in "abc"], {}, r"3\.2 GB to draw"),
+    ],
+)
+def test_sizes_beyond_memory(
+    inputs: list[TensorSpec], dims: dict[str, int], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said + ".*--dim.*--data"):
+        synthetic_feeds(inputs, dims=dims)
+
+
 def test_sizes_that_are_missing_or_unknown() -> None:
     inputs = [spec("ids", "int64", "N", "T")]
     with pytest.raises(UsageError, match="give --dim T=SIZE"):

@@ -5,13 +5,20 @@ Floats are standard normal; integers and bools are 0 or 1, which every table hol
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
 from finecast.engines.base import Array, TensorSpec
 from finecast.engines.ports import DTYPES, shape_text
 from finecast.errors import UsageError
+
+# A file of a few bytes can declare inputs of any size.
+_MOST_BYTES: Final = 2 << 30
+_DRAWN_BYTES: Final = 8
+"""Of each element while it is drawn, whatever its type."""
 
 
 def synthetic_feeds(
@@ -30,11 +37,14 @@ def synthetic_feeds(
         seed: Of the random generator.
 
     Raises:
-        UsageError: If a free dimension has no size, or ``dims`` names none.
+        UsageError: If a free dimension has no size, ``dims`` names none, or the feeds would
+            take over 2 GiB to draw.
     """
     generator = np.random.default_rng(seed)
     sizes = _sizes(inputs, batch, dims or {})
-    return {spec.name: _draw(generator, spec, _shape(spec, sizes)) for spec in inputs}
+    shapes = {spec.name: _shape(spec, sizes) for spec in inputs}
+    _check_size(shapes)
+    return {spec.name: _draw(generator, spec, shapes[spec.name]) for spec in inputs}
 
 
 def _sizes(
@@ -71,6 +81,19 @@ def _shape(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
             )
         shape.append(size)
     return tuple(shape)
+
+
+def _check_size(shapes: Mapping[str, tuple[int, ...]]) -> None:
+    takes = {name: math.prod(shape) * _DRAWN_BYTES for name, shape in shapes.items()}
+    total = sum(takes.values())
+    if total > _MOST_BYTES:
+        largest = max(takes, key=lambda name: takes[name])
+        raise UsageError(
+            f"random inputs of the declared sizes take {total / 1e9:.1f} GB to draw,"
+            f" at most {_MOST_BYTES / 1e9:.1f} are",
+            where=f"input {largest!r} of {'x'.join(map(str, shapes[largest]))}",
+            fix="give free dimensions less by --dim, inputs by --data, or --no-verify",
+        )
 
 
 def _draw(generator: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...]) -> Array:

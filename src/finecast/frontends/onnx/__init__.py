@@ -27,10 +27,11 @@ from finecast.frontends.onnx.model import (
     size_bytes,
     to_bytes,
 )
+from finecast.frontends.onnx.native import PassDiedError
 from finecast.frontends.onnx.opset import needed_opsets, opset_of, raise_as_far, raise_opset
 from finecast.frontends.onnx.reader import PHI, Binding, name_nodes, read
 from finecast.frontends.onnx.schema import cast_since, signature
-from finecast.frontends.onnx.types import every_node, infer
+from finecast.frontends.onnx.types import check_inferable, every_node, infer
 from finecast.frontends.onnx.undo import PLAN_KEY, POLICY_KEY, undo
 from finecast.frontends.onnx.writer import apply_edits
 from finecast.graph import Graph
@@ -108,15 +109,18 @@ def prepare(file: OnnxFile, policy: Policy) -> Prepared:
 
 
 def _opened(file: OnnxFile, policy: str) -> ir.Model:
-    """A copy with unique names, free of other conversions and of local functions."""
+    """A copy with unique names, free of other conversions and of local functions.
+
+    What crashes onnx's passes is refused here, once: later they add only what they know.
+    """
     model = file.model.clone()
     name_nodes(model)
-    if policy.partition(":")[0] == Scope.NONE.value:
-        return model
-    undo(model, policy)
-    if model.functions:
-        model = inline_functions(model)
-        name_nodes(model)
+    if policy.partition(":")[0] != Scope.NONE.value:
+        undo(model, policy)
+        if model.functions:
+            model = inline_functions(model)
+            name_nodes(model)
+    check_inferable(model)
     return model
 
 
@@ -125,6 +129,8 @@ def guarded(file: OnnxFile) -> Generator[None]:
     """What Python raises on a malformed model becomes one clear error."""
     try:
         yield
+    except PassDiedError as error:
+        raise PassDiedError(error.what, where=str(file.path), fix=error.fix) from error
     except FinecastError:
         raise
     except Exception as error:

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Final, TypeAlias
 
 import onnx
-import onnx.inliner
 import onnx_ir as ir
 
 from finecast.errors import ModelError
+from finecast.frontends.onnx import native
 from finecast.frontends.onnx.definitions import normal_domain
 from finecast.frontends.onnx.skeleton import restored, run_without_weights
 
@@ -36,8 +36,8 @@ def inline_functions(model: ir.Model) -> ir.Model:
     _check_expansion(model)
     try:
         proto = run_without_weights(model, _inlined)
-    except (RuntimeError, ValueError) as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    except (native.PassError, ValueError) as error:
+        first = str(error)[:200]
         raise ModelError(
             f"the model's local functions cannot be inlined: {first}",
             fix="export the model without local functions",
@@ -57,7 +57,7 @@ def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
             for entry in function.opset_import:
                 if not normal_domain(entry.domain):
                     entry.version = own
-    return onnx.inliner.inline_local_functions(proto, convert_version=True)
+    return native.transform("inline", proto)
 
 
 def _default_opset(holder: onnx.ModelProto | onnx.FunctionProto) -> int:

@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from onnx_ir.external_data import set_base_dir
 
 from finecast.errors import ModelError, UsageError
+from finecast.frontends.onnx import native
 from finecast.frontends.onnx.constants import ConvertedTensor
 from finecast.frontends.onnx.stream import write_external
 from finecast.frontends.onnx.verify import check_tensors, sort_nodes
@@ -91,6 +92,7 @@ def load(path: Path) -> OnnxFile:
         raise UsageError(
             f"model file {what}", where=str(path), fix="give the path of an .onnx file"
         )
+    native.warm_up()  # on another core, while this one reads
     size = path.stat().st_size
     if size >= _LARGEST_MESSAGE_BYTES:
         raise _unreadable(
@@ -245,8 +247,10 @@ def check(path: Path) -> None:
         ModelError: If the model is not valid ONNX.
     """
     try:
-        onnx.checker.check_model(str(path), full_check=True)
-    except Exception as error:  # ValidationError, InferenceError, and what else C++ throws
+        native.check(path)
+    except native.PassDiedError as error:
+        raise native.PassDiedError(error.what, where=str(path), fix=error.fix) from error
+    except (native.PassError, OSError) as error:
         raise ModelError(
             f"the model is not valid ONNX: {_first_line(error)}", where=str(path)
         ) from error

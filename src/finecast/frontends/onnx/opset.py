@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final
 
 import onnx
 import onnx_ir as ir
-from onnx import version_converter
-from onnx.onnx_cpp2py_export.version_converter import ConvertError
 
 from finecast.errors import ModelError
 from finecast.formats import Format
+from finecast.frontends.onnx import native
 from finecast.frontends.onnx.definitions import normal_domain
 from finecast.frontends.onnx.schema import cast_since, signature
 from finecast.frontends.onnx.skeleton import restored, run_without_weights
-from finecast.frontends.onnx.types import check_inferable, every_node
+from finecast.frontends.onnx.types import every_node
 from finecast.ops import OpKind, Tier, lookup
 
 # The IR version from which an initializer need not be an input.
 FREE_INITIALIZERS: Final = 4
-_ERRORS: Final = (RuntimeError, ConvertError)
 
 
 def opset_of(model: ir.Model) -> int:
@@ -78,18 +76,17 @@ def raise_opset(model: ir.Model, version: int) -> ir.Model:
     """The same model at opset ``version`` of the default domain, weights shared.
 
     Raises:
-        ModelError: If onnx has no conversion for one of the ops.
+        ModelError: If onnx has no conversion for one of the ops, or its converter dies.
     """
     if version <= opset_of(model):
         return model
     _spell_default_domain(model)
-    check_inferable(model)
     try:
         proto = run_without_weights(
-            model, lambda p: version_converter.convert_version(p, version)
+            model, partial(native.transform, "convert", version=version)
         )
-    except _ERRORS as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    except native.PassError as error:
+        first = str(error)[:200]
         raise ModelError(
             f"the opset cannot be raised to {version}, which the format needs: {first}",
             fix="export the model at a newer opset, or use fp16",
@@ -111,12 +108,14 @@ def raise_as_far(model: ir.Model, versions: Iterable[int]) -> ir.Model:
     """The model at the highest of ``versions`` that onnx can raise it to.
 
     Raises:
-        ModelError: If there is none; that of the highest.
+        ModelError: If there is none, that of the highest; or if onnx's converter dies.
     """
     first: ModelError | None = None
     for version in sorted(set(versions), reverse=True):
         try:
             return raise_opset(model, version)
+        except native.PassDiedError:  # each further try could take as long to die
+            raise
         except ModelError as error:
             first = first or error
     if first is not None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Final
 
 import onnx
 import onnx_ir as ir
 
 from finecast.errors import ModelError
+from finecast.frontends.onnx import native
 from finecast.frontends.onnx.constants import shape_of
 from finecast.frontends.onnx.definitions import (
     Definition,
@@ -201,24 +203,24 @@ def _set(value: ir.Value, kind: ir.TypeProtocol | None) -> None:
 
 
 def _by_onnx(model: ir.Model) -> list[ir.Value]:
-    """Fill in types and shapes that ``onnx.shape_inference`` finds; none if it fails.
+    """Fill in types and shapes that ``onnx.shape_inference`` finds; none if it refuses.
 
     Returns the values that were given a shape.
     """
     given: list[ir.Value] = []
-    check_inferable(model)
     try:
-        proto = run_without_weights(model, _inferred)
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        _LOG.debug("onnx infers no shapes: %s", first)
+        proto = run_without_weights(model, partial(native.transform, "infer"))
+    except (native.PassError, ValueError) as error:
+        _LOG.debug("onnx infers no shapes: %s", error)
     else:
         _fill(proto.graph, model.graph, given)
     return given
 
 
 def check_inferable(model: ir.Model) -> None:
-    """Refuse what onnx's passes and checker end the process on, or never end on (onnx 1.23).
+    """Refuse what onnx's passes and checker are known to crash on, or never end on.
+
+    They are bounded (``native``); here the error names the node, and comes at once.
 
     Raises:
         ModelError: If an attribute is of another kind than its op defines, an op of
@@ -279,12 +281,6 @@ def _check_equation(node: ir.Node) -> None:
             where=f"node {node.name!r}",
             fix="write terms of letters with at most one '...' each, as in 'bij,bjk->bik'",
         )
-
-
-def _inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
-    return onnx.shape_inference.infer_shapes(
-        proto, check_type=False, strict_mode=False, data_prop=True
-    )
 
 
 def _fill(proto: onnx.GraphProto, graph: ir.Graph, given: list[ir.Value]) -> None:
