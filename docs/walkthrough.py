@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from finecast.choices import Proposal
 from finecast.cost import RooflineCost
 from finecast.edits import ConvertConstant, Edit, InsertCast, SetFormat, SetPort
 from finecast.engines import get_engine
@@ -33,7 +34,7 @@ from finecast.rules import Permission
 from finecast.sensitivity import Sensitivity
 from finecast.targets import load_target
 from finecast.tuner.analysis import Planner, make_planner
-from finecast.tuner.proposing import Proposal, probe_sensitivity, propose
+from finecast.tuner.proposing import probe_sensitivity, propose
 from finecast.units import RoundingPoints, Units, make_units, rounding_points
 
 PAGE = Path(__file__).with_name("architecture.md")

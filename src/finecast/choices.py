@@ -12,6 +12,7 @@ from finecast.expansion import envelope
 from finecast.formats import Format
 from finecast.frontier import frontier
 from finecast.graph import Graph
+from finecast.plan import Plan
 from finecast.problem import CastTime, Roundings, Times, build_label_problem, build_problem
 from finecast.rules import Permission
 from finecast.units import Units
@@ -38,6 +39,16 @@ class Choice:
     def by_node(self, units: Units) -> dict[int, Format]:
         """The format of each node that is decided."""
         return {n: self.formats[u] for n, u in units.of.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A plan worth trying, its predicted time and squared relative output error."""
+
+    name: str
+    plan: Plan
+    time_s: float
+    error: float
 
 
 def choices(

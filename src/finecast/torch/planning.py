@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from finecast import rules
 from finecast.assign import highest, lowest, make_plan, pick
-from finecast.choices import Choice, choices
+from finecast.choices import Choice, Proposal, choices
 from finecast.cost import CostModel
 from finecast.errors import UsageError
 from finecast.flops import Shapes
@@ -60,16 +60,6 @@ class RuleSet(Enum):
         except ValueError:
             known = ", ".join(r.value for r in cls)
             raise UsageError(f"unknown rule set {name!r}", fix=f"use one of {known}") from None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
-    """A plan, its predicted time and squared relative output error."""
-
-    name: str
-    plan: Plan
-    time_s: float
-    error: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final
 
+from finecast.choices import Proposal
 from finecast.cost import RooflineCost
 from finecast.edits import cast_count
 from finecast.emulation import Emulation
@@ -39,7 +40,7 @@ from finecast.rules import UserRule
 from finecast.sensitivity import squared_error
 from finecast.tuner.analysis import Planner, make_planner
 from finecast.tuner.modelled import modelled_time_s
-from finecast.tuner.proposing import Proposal, lowest, probe_sensitivity, probes, propose
+from finecast.tuner.proposing import lowest, probe_sensitivity, probes, propose
 from finecast.tuner.remembered import Remembered
 from finecast.tuner.search import Candidate
 from finecast.tuner.workload import Workload

@@ -10,13 +10,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.choices import Choice, choices
+from finecast.choices import Choice, Proposal, choices
 from finecast.cost import CostModel
 from finecast.engines.base import Feeds
 from finecast.formats import Format
 from finecast.frontends import onnx as frontend
 from finecast.measure.observe import switched_probe
-from finecast.plan import Plan
 from finecast.problem import Times, pins, roundings
 from finecast.progress import Progress
 from finecast.sensitivity import Sensitivity, measure
@@ -25,16 +24,6 @@ from finecast.units import RoundingPoints, Units, make_units, rounding_points
 
 # Steps of the frontier that become candidates: each costs a conversion and a few timed runs.
 MAX_STEPS: Final = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
-    """A plan worth trying, with what the models of cost and error predict for it."""
-
-    name: str
-    plan: Plan
-    time_s: float
-    error: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from finecast.emulation import Emulation
 from finecast.errors import UsageError
@@ -24,7 +24,8 @@ from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.tuner.device import DeviceModel, PlanSearch, search_plans
 from finecast.tuner.search import Candidate, chain, fastest_passing
-from finecast.tuner.study import Study, Trial, TrialKey
+from finecast.tuner.study import Study
+from finecast.tuner.trials import Trials
 from finecast.tuner.tuning import Measured, Outcome, Verdict
 from finecast.tuner.workload import Workload
 
@@ -65,16 +66,24 @@ def tune_for(
         progress=progress,
     )
     search = search_plans(device, low_emulation, policy, user_rules)
-    outcome = _Trials(search=search, study=study).outcome()
+    trials = Trials(
+        file=file,
+        workload=workload,
+        criterion=criterion,
+        baseline=device.baseline,
+        engine=_engine_key(low_emulation),
+        measure=lambda plan: search.evaluate(plan)[0],
+        study=study,
+        progress=progress,
+    )
+    outcome = _Tuning(search=search, trials=trials).outcome()
     return replace(outcome, target=target.name, seconds=time.perf_counter() - start)
 
 
 @dataclass(slots=True, kw_only=True)
-class _Trials:
+class _Tuning:
     search: PlanSearch
-    study: Study | None
-    tried: dict[str, Trial] = field(default_factory=dict[str, Trial])
-    evaluations: int = 1
+    trials: Trials
 
     def outcome(self) -> Outcome:
         """Try the chain's candidates; the ends in numbers."""
@@ -86,7 +95,7 @@ class _Trials:
         )
         candidates = [c for c in search.candidates() if _lowers(c)]
         chained = chain(candidates, base.latency_s)
-        found = fastest_passing(chained, self._passes)
+        found = fastest_passing(chained, self.trials.passes)
         if found is not None:
             return self._improved(found, base)
         if not candidates:
@@ -102,7 +111,7 @@ class _Trials:
     def _improved(self, found: Candidate, base: Measured) -> Outcome:
         model = frontend.apply(self.search.device.file, found.plan).model
         tuned = Measured(
-            metric=self.tried[found.plan.digest].metric,
+            metric=self.trials.metric(found.plan),
             latency_s=found.latency_s,
             size_bytes=frontend.size_bytes(model),
         )
@@ -126,39 +135,11 @@ class _Trials:
             speedup_spread=0.0,
             plan=plan,
             casts=0,
-            trials=tuple(self.tried.values()),
-            evaluations=self.evaluations,
+            trials=tuple(self.trials.tried.values()),
+            evaluations=self.trials.evaluations,
             seconds=0.0,
             probes=self.search.probes,
         )
-
-    def _passes(self, candidate: Candidate) -> bool:
-        """Evaluate one candidate on all data, or take the stored trial."""
-        device = self.search.device
-        key = TrialKey(
-            model=device.file.digest,
-            plan=candidate.plan.digest,
-            engine=_engine_key(self.search.emulation),
-            data=device.workload.digest,
-        )
-        trial = self.study.find(key) if self.study else None
-        if trial is None:
-            metric, _ = self.search.evaluate(candidate.plan)
-            self.evaluations += 1
-            trial = Trial(
-                key=key,
-                name=candidate.name,
-                metric=metric,
-                passed=device.criterion.passes(metric, device.baseline),
-                latency_s=candidate.latency_s,
-                plan_json=candidate.plan.to_json(),
-            )
-            if self.study:
-                self.study.add(trial)
-        passed = device.criterion.passes(trial.metric, device.baseline)
-        self.tried[candidate.plan.digest] = replace(trial, passed=passed)
-        device.progress("evaluation", len(self.tried), len(self.tried))
-        return passed
 
 
 def _engine_key(emulation: Emulation) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 from typing import Final
@@ -45,7 +45,8 @@ from finecast.tuner.proposing import (
     propose,
 )
 from finecast.tuner.search import Candidate, chain, fastest_passing
-from finecast.tuner.study import Study, Trial, TrialKey
+from finecast.tuner.study import Study, Trial
+from finecast.tuner.trials import Trials
 from finecast.tuner.workload import Workload, run_all, thinned
 
 # A tuned model must win by more than interleaved medians wander on a quiet machine.
@@ -142,14 +143,20 @@ class _Tuning:
         self.progress = progress
         self.start = time.perf_counter()
         self.reference = reference
-        self.trials: list[Trial] = []
-        self.evaluations = 0
-        self.baseline = math.nan
         self.probes = 0
 
     def run(self, user_rules: tuple[tuple[str, UserRule], ...]) -> Outcome:
         self.progress("baseline", 0, 1)
-        self.baseline = self._baseline()
+        self.trials = Trials(
+            file=self.file,
+            workload=self.workload,
+            criterion=self.criterion,
+            baseline=self._baseline(),
+            engine=self.engine.name,
+            measure=self._evaluate,
+            study=self.study,
+            progress=self.progress,
+        )
         self.progress("baseline", 1, 1)
         timing = self.workload.timing()
         planner = self._planner(user_rules)
@@ -169,16 +176,15 @@ class _Tuning:
                 f" fp32 {1e3 * baseline_s:.3g} ms{self._format_speed()}"
             )
             return self._unchanged(planner, timing, why)
-        found = fastest_passing(chained, self._passes)
+        found = fastest_passing(chained, self.trials.passes)
         if found is None:
-            target = self.criterion.target(self.baseline)
+            target = self.criterion.target(self.trials.baseline)
             why = f"every faster plan misses the criterion (target {target:.6g})"
             return self._unchanged(planner, timing, why)
         return self._finish(planner, found, timing)
 
     def _baseline(self) -> float:
         value = self.workload.evaluate(self.reference, None)
-        self.evaluations += 1
         if math.isnan(value):
             raise ModelError(
                 f"the fp32 model's metric is NaN{self._first_nan()}",
@@ -258,35 +264,10 @@ class _Tuning:
         self.progress("timing", 1, 1)
         return candidates, times[""].median_s
 
-    def _passes(self, candidate: Candidate) -> bool:
-        """Evaluate one candidate on all data, or take the stored trial."""
-        key = TrialKey(
-            model=self.file.digest,
-            plan=candidate.plan.digest,
-            engine=self.engine.name,
-            data=self.workload.digest,
-        )
-        trial = self.study.find(key) if self.study else None
-        if trial is None:
-            applied = frontend.apply(self.file, candidate.plan)
-            session = load_model(self.engine, applied.model)
-            metric = self.workload.evaluate(session, self.reference)
-            self.evaluations += 1
-            trial = Trial(
-                key=key,
-                name=candidate.name,
-                metric=metric,
-                passed=self.criterion.passes(metric, self.baseline),
-                latency_s=candidate.latency_s,
-                plan_json=candidate.plan.to_json(),
-            )
-            if self.study:
-                self.study.add(trial)
-        # A stored trial was judged by the criterion of its time.
-        passed = self.criterion.passes(trial.metric, self.baseline)
-        self.trials.append(replace(trial, passed=passed))
-        self.progress("evaluation", len(self.trials), len(self.trials))
-        return passed
+    def _evaluate(self, plan: Plan) -> float:
+        """The metric of the plan's model on all data."""
+        session = load_model(self.engine, frontend.apply(self.file, plan).model)
+        return self.workload.evaluate(session, self.reference)
 
     def _format_speed(self) -> str:
         """What the engine makes of the formats on this device, by probing."""
@@ -307,14 +288,13 @@ class _Tuning:
         if won.median < _MIN_SPEEDUP:
             why = f"the plan {found.name} is not faster: {won.median:.3g}x fp32's speed"
             return self._unchanged(planner, timing, why)
-        metric = next(t.metric for t in self.trials if t.key.plan == found.plan.digest)
         baseline = Measured(
-            metric=self.baseline,
+            metric=self.trials.baseline,
             latency_s=times[""].median_s,
             size_bytes=self.file.size_bytes,
         )
         tuned = Measured(
-            metric=metric,
+            metric=self.trials.metric(found.plan),
             latency_s=times["tuned"].median_s,
             size_bytes=frontend.size_bytes(applied.model),
         )
@@ -332,7 +312,7 @@ class _Tuning:
     def _unchanged(self, planner: Planner, timing: Sequence[Feeds], why: str) -> Outcome:
         times = _interleaved({"": self.reference}, timing, 0.5)
         same = Measured(
-            metric=self.baseline,
+            metric=self.trials.baseline,
             latency_s=times[""].median_s,
             size_bytes=self.file.size_bytes,
         )
@@ -360,8 +340,8 @@ class _Tuning:
             speedup_spread=spread,
             plan=plan,
             casts=casts,
-            trials=tuple(self.trials),
-            evaluations=self.evaluations,
+            trials=tuple(self.trials.tried.values()),
+            evaluations=self.trials.evaluations,
             seconds=time.perf_counter() - self.start,
             probes=self.probes,
             predicted_error=errors[0],
