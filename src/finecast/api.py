@@ -39,8 +39,8 @@ from finecast.tuner.conversion import Conversion
 from finecast.tuner.sources import (
     DEFAULT_BATCH,
     DataOptions,
+    FeedMaker,
     calibration_batches,
-    feed_maker,
     guessed_dims,
     workload_of,
 )
@@ -121,7 +121,7 @@ def convert(
         Policy.parse(policy) if isinstance(policy, str) else policy,
         engines,
         target=device,
-        feeds=feed_maker(batches, dims),
+        feeds=FeedMaker(batches=batches, dims=dims or {}),
         data=batches,
         user_rules=tuple((user_rules or {}).items()),
         verify=verify,
@@ -152,7 +152,7 @@ def apply(
         given,
         Destination(path=Path(output), force=force, external_data=external_data),
         candidates(engine),
-        feeds=feed_maker(_batches(file, data), dims),
+        feeds=FeedMaker(batches=_batches(file, data), dims=dims or {}),
         verify=verify,
     )
 
@@ -234,7 +234,9 @@ def tune(
         )
     if written is not None and outcome.verdict is Verdict.IMPROVED:
         timing = workload.timing()
-        conversion.replay(file, outcome.plan, written, [chosen], feeds=lambda _: timing[0])
+        conversion.replay(
+            file, outcome.plan, written, [chosen], feeds=FeedMaker(batches=timing)
+        )
     return outcome
 
 

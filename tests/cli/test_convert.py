@@ -274,3 +274,18 @@ def test_data_of_another_model_is_not_replaced(
     assert theirs.read_bytes() == b"theirs"
     assert not (tmp_path / "low.onnx").exists()
     assert finecast(*args, "--force").code == 0
+
+
+@pytest.mark.parametrize("scope", ["all", "auto"])
+def test_inputs_beyond_memory_are_not_drawn(
+    finecast: Finecast, tmp_path: Path, scope: str
+) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 17]>
+    large (float[2935973616] x) => (float[2935973616] y) { y = Relu(x) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "large.onnx")
+    given = ["convert", tmp_path / "large.onnx", "-o", tmp_path / "low.onnx"]
+    answer = finecast(*given, "--auto-cast", scope)
+    assert answer.code == 2
+    assert "take 23.5 GB to draw" in answer.err
+    assert "--no-verify" in answer.err
+    assert finecast(*given, "--auto-cast", scope, "--no-verify").code == 0

@@ -44,7 +44,7 @@ def pid() -> int:
 
 
 def test_a_real_pass_and_the_first_line_of_an_error() -> None:
-    inferred = native.transform("infer", MODEL)
+    inferred = native.transform("infer", MODEL, data_prop=1)
     assert [v.name for v in inferred.graph.value_info] == ["h"]
     assert pid() not in (0, os.getpid())
 

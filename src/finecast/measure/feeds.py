@@ -43,7 +43,7 @@ def synthetic_feeds(
     generator = np.random.default_rng(seed)
     sizes = _sizes(inputs, batch, dims or {})
     shapes = {spec.name: _shape(spec, sizes) for spec in inputs}
-    _check_size(shapes)
+    check_sizes(shapes)
     return {spec.name: _draw(generator, spec, shapes[spec.name]) for spec in inputs}
 
 
@@ -83,7 +83,12 @@ def _shape(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _check_size(shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_sizes(shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse random inputs that no machine should be made to hold.
+
+    Raises:
+        UsageError: If those of ``shapes``, by name, would take over 2 GiB to draw.
+    """
     takes = {name: math.prod(shape) * _DRAWN_BYTES for name, shape in shapes.items()}
     total = sum(takes.values())
     if total > _MOST_BYTES:

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from finecast.engines import EMULATOR
-from finecast.engines.base import Array, Engine, Feeds, Session
+from finecast.engines.base import Array, Engine, Session
 from finecast.engines.loading import exact_session
 from finecast.errors import EngineError, ModelError, UsageError
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile
-
-# Feeds that fit a loaded model, or None if none can be made for it.
-FeedMaker = Callable[[Session], Feeds | None]
+from finecast.tuner.sources import FeedMaker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +100,7 @@ def verify(
     """Load and run the fp32 model and the one at ``path`` in the first engine that can."""
     if not engines:
         return Verified(engine=None, note="not run: no engine was asked to")
+    feeds.check(file.model)
     failures: list[str] = []
     for engine in engines:
         try:
@@ -120,7 +119,7 @@ def _verify_in(file: OnnxFile, path: Path, engine: Engine, feeds: FeedMaker) -> 
     emulated = engine.name == EMULATOR
     reference = exact_session(file.path) if emulated else engine.load(file.path)
     session = engine.load(path)
-    given = feeds(reference)
+    given = feeds.make(reference)
     name = f"{EMULATOR}:{engine.device}" if emulated else engine.name
     if given is None:
         return Verified(engine=name, note="loaded, not run: give --data to compare outputs")

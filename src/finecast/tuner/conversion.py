@@ -29,8 +29,9 @@ from finecast.tuner.analysis import (
     profile_ends,
     worthwhile,
 )
-from finecast.tuner.artefact import Destination, FeedMaker, Verified, write
+from finecast.tuner.artefact import Destination, Verified, write
 from finecast.tuner.proposing import Rounded, find_units, propose
+from finecast.tuner.sources import FeedMaker
 from finecast.units import make_units, pattern_kernels, rounding_points
 
 
@@ -145,8 +146,9 @@ def _write(
 def _auto_plan(planner: Planner, feeds: FeedMaker) -> Plan:
     """The fastest plan that the rules allow: by profile where the model can be run."""
     try:
+        feeds.check(planner.prepared.file.model)
         session = planner.engine.load(planner.prepared.file.path)
-        given = feeds(session)
+        given = feeds.make(session)
         profiles = profile_ends(planner, given) if given is not None else None
     except (EngineError, UsageError):
         profiles = None  # nothing can be run here: the roofline of this machine decides

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from finecast.engines.base import Feeds, Session
 from finecast.errors import UsageError
 from finecast.frontends import onnx as frontend
 from finecast.measure.data import Dataset, load_npz
-from finecast.measure.feeds import synthetic_feeds
+from finecast.measure.feeds import check_sizes, synthetic_feeds
 from finecast.measure.metrics import get_metric
-from finecast.tuner.artefact import FeedMaker
 from finecast.tuner.workload import (
     CalibrationFunction,
     DataWorkload,
@@ -23,6 +22,9 @@ from finecast.tuner.workload import (
     FunctionWorkload,
     Workload,
 )
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 DEFAULT_BATCH: Final = 32
 CALIBRATION_SAMPLES: Final = 128
@@ -119,21 +121,43 @@ def calibration_batches(
     return list(islice(calibration(), limit))
 
 
-def feed_maker(batches: Sequence[Feeds], dims: Mapping[str, int] | None) -> FeedMaker:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedMaker:
     """Feeds to verify a model with: the first batch, else random ones if they can be made."""
 
-    def make(session: Session) -> Feeds | None:
-        if batches:
-            return batches[0]
+    batches: Sequence[Feeds] = ()
+    dims: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def check(self, model: ir.Model) -> None:
+        """Refuse to draw inputs of sizes that a few bytes of a file may declare.
+
+        To be asked before an engine loads the model: it holds its inputs from then on.
+
+        Raises:
+            UsageError: If they would take over 2 GiB.
+        """
+        if not self.batches:
+            inputs = (v for v in model.graph.inputs if not v.is_initializer())
+            check_sizes({v.name or "": s for v in inputs if (s := _static(v)) is not None})
+
+    def make(self, session: Session) -> Feeds | None:
+        """Feeds for a loaded model; None if none can be made."""
+        if self.batches:
+            return self.batches[0]
         try:
-            sizes = {**guessed_dims(session), **(dims or {})}
+            sizes = {**guessed_dims(session), **self.dims}
             return synthetic_feeds(session.inputs, batch=1, dims=sizes)
         except UsageError:
-            if dims:
+            if self.dims:
                 raise
             return None
 
-    return make
+
+def _static(value: ir.Value) -> tuple[int, ...] | None:
+    dims = None if value.shape is None else value.shape.dims
+    if dims is None or not all(isinstance(d, int) for d in dims):
+        return None
+    return tuple(d for d in dims if isinstance(d, int))
 
 
 def guessed_dims(session: Session) -> dict[str, int]:

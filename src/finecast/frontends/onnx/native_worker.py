@@ -27,8 +27,9 @@ except ImportError:  # Windows: memory has no bound there
 _STATM: Final = Path("/proc/self/statm")
 
 
-def _infer(message: bytes) -> bytes:
-    return onnx.shape_inference.infer_shapes(message, data_prop=True).SerializeToString()
+def _infer(message: bytes, data_prop: int) -> bytes:
+    done = onnx.shape_inference.infer_shapes(message, data_prop=bool(data_prop))
+    return done.SerializeToString()
 
 
 def _convert(message: bytes, version: int) -> bytes:

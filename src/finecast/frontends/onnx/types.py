@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Final
 
 import onnx
@@ -209,12 +208,24 @@ def _by_onnx(model: ir.Model) -> list[ir.Value]:
     """
     given: list[ir.Value] = []
     try:
-        proto = run_without_weights(model, partial(native.transform, "infer"))
+        proto = run_without_weights(model, _inferred)
     except (native.PassError, ValueError) as error:
         _LOG.debug("onnx infers no shapes: %s", error)
     else:
         _fill(proto.graph, model.graph, given)
     return given
+
+
+def _inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """With data propagation, which knows more; it makes an object of 1-D values' each element.
+
+    So long signals can take more memory than the pass may: their model gets plain inference.
+    """
+    try:
+        return native.transform("infer", proto, data_prop=1)
+    except native.PassDiedError as error:
+        _LOG.debug("%s; again without data propagation", error)
+        return native.transform("infer", proto, data_prop=0)
 
 
 def check_inferable(model: ir.Model) -> None:
