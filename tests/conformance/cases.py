@@ -31,7 +31,7 @@ class Case:
     @property
     def op(self) -> str:
         """The op it is about: of a node case the one op, of others the kind."""
-        types = {n.op_type for n in self.model.graph.node}
+        types = sorted({n.op_type for n in self.model.graph.node})  # ties are by name
         if self.kind != "node" or not types:
             return self.kind
         named = [t for t in types if t.lower() in self.name.replace("_", "").lower()]
