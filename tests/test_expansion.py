@@ -110,7 +110,10 @@ def test_no_expansion_move_improves_it(problem: LabelProblem, lam: float) -> Non
 @settings(max_examples=150, deadline=None)
 @given(problems(bound=False), st.sampled_from(LAMS))
 def test_never_worse_than_the_best_of_two_formats(problem: LabelProblem, lam: float) -> None:
-    found = label(problem, lam)
+    n = len(problem.time)
+    start = evaluate(problem, np.arange(n, dtype=np.int64) % problem.labels)
+    found = label(problem, lam, start)
+    assert found.cost(lam) <= start.cost(lam)
     for low in range(1, problem.labels):
         pair = [a for a in every(problem) if set(a.label) <= {0, low}]
         assert found.cost(lam) <= min(a.cost(lam) for a in pair) + 1e-9

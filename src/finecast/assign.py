@@ -13,7 +13,7 @@ from finecast.rules import Permission
 
 def lowest(permissions: Mapping[int, Permission], *lows: Format) -> dict[int, Format]:
     """The first of ``lows`` that is permitted, else fp32 or the one format left."""
-    return {i: pick(p, *lows) for i, p in permissions.items()}
+    return {i: pick(p, *lows, Format.FP32) for i, p in permissions.items()}
 
 
 def highest(permissions: Mapping[int, Permission]) -> dict[int, Format]:

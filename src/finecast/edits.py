@@ -99,22 +99,36 @@ def edits(
         constant = graph.values[value_id].constant is not None
         kind = ConvertConstant if constant else InsertCast
         changed.append(kind(value=value_id, to=fmt, uses=tuple(uses)))
-    return (*changed, *_round_trips(graph, around))
+    return (*changed, *_round_trips(graph, around, stored))
 
 
-def _round_trips(graph: Graph, around: Mapping[int, Format]) -> list[RoundTrip]:
+def _round_trips(
+    graph: Graph, around: Mapping[int, Format], stored: Mapping[int, Format]
+) -> list[RoundTrip]:
     wanted: dict[tuple[int, Format], list[Use]] = {}
     for number, fmt in around.items():
         node = graph.nodes[number]
         for index, (source, follows) in enumerate(
             zip(node.inputs, node.follows_in, strict=True)
         ):
-            if source is not None and follows and not _came_from(graph, source, fmt):
+            if source is None or not follows or _holds(fmt, stored.get(source)):
+                continue
+            if not _came_from(graph, source, fmt):
                 wanted.setdefault((source, fmt), []).append(Use(node=number, index=index))
     return [
         RoundTrip(value=v, to=f, uses=tuple(uses))
         for (v, f), uses in sorted(wanted.items(), key=lambda w: w[0][0])
     ]
+
+
+def _holds(fmt: Format, stored: Format | None) -> bool:
+    """Whether numbers that rest in ``stored`` are ones of ``fmt``, which rests in fp32."""
+    return (
+        fmt.storage is Format.FP32
+        and stored is not None
+        and stored.mantissa_bits <= fmt.mantissa_bits
+        and stored.exponent_bits <= fmt.exponent_bits
+    )
 
 
 def _came_from(graph: Graph, value_id: int, fmt: Format) -> bool:

@@ -98,6 +98,13 @@ class Emulation:
         stored = self.format.storage is not Format.FP32 or narrow is not Format.FP32
         return Ports(read=narrow, write=narrow if stored else Format.FP32)
 
+    def held(self, fmt: Format) -> Format:
+        """What numbers stored in ``fmt`` are on the target: its e4m3 may end at 240."""
+        real = self.target.engine_for(OpKind.MATMUL).computes_in(fmt)
+        if real is None or real.storage_bytes != fmt.storage_bytes:
+            return fmt
+        return min(fmt, real, key=lambda f: (f.mantissa_bits, f.max))
+
     def flushes(self, node: Node, fmt: Format) -> bool:
         """Whether ``node`` takes subnormals of ``fmt`` as zero where it computes in it."""
         return fmt in self.target.engine_for(by_name(node.op).kind).flushes_subnormals
@@ -128,7 +135,7 @@ def check(emulation: Emulation) -> None:
     if emulation.scope is not Scope.NONE:
         engine = target.engine_for(OpKind.MATMUL)
         if engine.computes_in(fmt) is None:
-            known = ", ".join(f.label for f in (*engine.rates_tflops, *engine.runs_as))
+            known = ", ".join(f.label for f in engine.rates_tflops if f is not Format.FP32)
             raise UsageError(
                 f"--auto-cast-type {fmt.label} with --target {target.name}: the device has no"
                 " such arithmetic",

@@ -30,9 +30,9 @@ def label(problem: LabelProblem, lam: float, start: Labelling | None = None) -> 
     other, if casts from a format to itself take no time; of two formats it is then the
     best of all. Deterministic.
     """
-    at = start or highest(problem)
-    firsts = [_moved(problem, at, low, lam) for low in range(1, problem.labels)]
-    best = min([at, *firsts], key=lambda x: x.cost(lam))
+    high = highest(problem)
+    firsts = [_moved(problem, high, low, lam) for low in range(1, problem.labels)]
+    best = min([start or high, *firsts], key=lambda x: x.cost(lam))
     idle, low = 0, 0
     while idle < problem.labels:
         moved = _moved(problem, best, low, lam)

@@ -120,9 +120,14 @@ def bytes_moved(
 
 
 def port_formats(graph: Graph, node: Node, fmt: Format) -> dict[int, Format]:
-    """Formats of the values around ``node`` if it computes in ``fmt``: those that follow."""
-    ports = (*graph.following_inputs(node), *graph.following_outputs(node))
-    return {value.id: fmt.storage for value in ports}
+    """Formats of the values around ``node`` if it computes in ``fmt``: those that follow.
+
+    Results of a format for operands alone rest in the op's own.
+    """
+    found = {value.id: fmt.storage for value in graph.following_inputs(node)}
+    if not fmt.operands_only:
+        found |= {value.id: fmt.storage for value in graph.following_outputs(node)}
+    return found
 
 
 def resolve_shape(value: Value, shapes: Shapes | None = None) -> Shape | None:

@@ -58,7 +58,11 @@ def make_units(
         lows: The low formats.
         kernels: Node ids that the engine runs together.
     """
-    free = {i: p.formats for i, p in permissions.items() if not p.formats.isdisjoint(lows)}
+    free = {
+        i: p.formats
+        for i, p in permissions.items()
+        if graph.nodes[i].format is Format.FP32 and not p.formats.isdisjoint(lows)
+    }
     sets = DisjointSet(free)
     for kernel in kernels:
         inside = [i for i in kernel if i in free]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import socket
 import warnings
@@ -70,29 +71,37 @@ def _accumulate(net: nn.Module, call: Any, parts: Sequence[torch.Tensor]) -> Non
             (call(part) / len(parts)).backward()
 
 
+def _train(rank: int, kind: str, microbatches: int) -> dict[str, Any]:
+    net, x = _plain()
+    backend = ft.Backend("matmult:bf16", accumulation=microbatches > 1)
+    if kind == "ddp":
+        net = nn.parallel.DistributedDataParallel(net)
+    else:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (WORLD,))
+        fully_shard(net, mesh=mesh)
+    call = torch.compile(net, backend=backend)
+    grads: list[torch.Tensor] = []
+    for _ in range(2):  # the second step, with new weights, is what is compared
+        _accumulate(net, call, x[rank].chunk(microbatches))
+        grads = [_whole(p).clone() for p in net.parameters()]
+        torch.optim.SGD(net.parameters(), lr=0.1).step()
+    return {"grads": grads, "counts": [plan.counts for plan in backend.plans]}
+
+
 def _work(rank: int, port: int, kind: str, microbatches: int, out: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     distributed.init_process_group("gloo", rank=rank, world_size=WORLD)
     try:
-        net, x = _plain()
-        backend = ft.Backend("matmult:bf16", accumulation=microbatches > 1)
-        if kind == "ddp":
-            net = nn.parallel.DistributedDataParallel(net)
-        else:
-            from torch.distributed.device_mesh import init_device_mesh
-            from torch.distributed.fsdp import fully_shard
-
-            mesh = init_device_mesh("cpu", (WORLD,))
-            fully_shard(net, mesh=mesh)
-        call = torch.compile(net, backend=backend)
-        for _ in range(2):  # the second step, with new weights, is what is compared
-            _accumulate(net, call, x[rank].chunk(microbatches))
-            grads = [_whole(p).clone() for p in net.parameters()]
-            torch.optim.SGD(net.parameters(), lr=0.1).step()
-        counts = [plan.counts for plan in backend.plans]
-        torch.save({"grads": grads, "counts": counts}, f"{out}/{rank}.pt")
+        torch.save(_train(rank, kind, microbatches), f"{out}/{rank}.pt")
+        # The module goes before its group: a DDP module that is the last to hold it joins the
+        # group's threads with the GIL held, which they may wait for (seen with torch 2.13).
+        torch.compiler.reset()
+        gc.collect()
     finally:
         distributed.destroy_process_group()
 

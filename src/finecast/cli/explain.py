@@ -17,7 +17,7 @@ from finecast.errors import UsageError
 
 if TYPE_CHECKING:
     from finecast.graph import Graph, Node
-    from finecast.plan import Decision, Plan
+    from finecast.plan import Decision, Plan, Reason
 
 
 def run(
@@ -88,23 +88,24 @@ def _verdicts(node: Node, decision: Decision | None) -> list[tuple[str, str, str
     if decision is None:
         kept = node.format.label if node.format else "no float type"
         return [("", kept, "the node carries no fp32 that could change", "")]
-    said = {r.rule: r for r in decision.reasons}
-    names = [*(r.name for r in RULES), *(r for r in said if r not in {x.name for x in RULES})]
+    said: dict[str, list[Reason]] = {r.name: [] for r in RULES}
+    for reason in decision.reasons:
+        said.setdefault(reason.rule, []).append(reason)
     rows: list[tuple[str, str, str, str]] = []
-    for name in names:
-        reason = said.get(name)
-        if reason is None:
+    for name, reasons in said.items():
+        if not reasons:
             rows.append((name, "any", "no objection", ""))
-            continue
-        evidence = ", ".join(
-            f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}"
-            for k, v in reason.evidence.items()
-        )
-        every = len(reason.permits) > 4
-        rows.append(
-            (name, "any" if every else " ".join(reason.permits), reason.text, evidence)
-        )
+        rows += [_row(reason) for reason in reasons]
     return rows
+
+
+def _row(reason: Reason) -> tuple[str, str, str, str]:
+    evidence = ", ".join(
+        f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}"
+        for k, v in reason.evidence.items()
+    )
+    permits = "any" if len(reason.permits) > 4 else " ".join(reason.permits)
+    return reason.rule, permits, reason.text, evidence
 
 
 def _neighbours(graph: Graph, node: Node, plan: Plan) -> list[dict[str, str]]:
@@ -117,6 +118,8 @@ def _neighbours(graph: Graph, node: Node, plan: Plan) -> list[dict[str, str]]:
         maker = graph.nodes[value.producer] if value.producer is not None else None
         stored = formats.get(maker.name) if maker else None
         what = "constant" if value.constant else maker.name if maker else "model input"
+        if stored is not None and stored.operands_only:
+            stored = None  # results rest in the op's own type
         label = value.dtype if stored is None or value.format is None else stored.label
         rows.append({"value": value.name, "from": what, "format": label})
     return rows
@@ -143,7 +146,7 @@ def _print(graph: Graph, node: Node, decision: Decision | None, plan: Plan) -> N
     table = new_table(
         f"{node.name} ({node.native}): {fmt}",
         ("rule", "permits", "verdict", "evidence"),
-        fold="verdict",
+        fold=("verdict", "evidence"),
     )
     for row in _verdicts(node, decision):
         add_row(table, *row)

@@ -51,18 +51,23 @@ def warn(message: str) -> None:
 
 
 def new_table(
-    title: str, left: Sequence[str], right: Sequence[str] = (), *, fold: str = ""
+    title: str,
+    left: Sequence[str],
+    right: Sequence[str] = (),
+    *,
+    fold: str | tuple[str, ...] = "",
 ) -> Table:
     """A table with left-aligned columns, then right-aligned ones for figures.
 
-    Where the width does not suffice, the column ``fold`` takes several lines.
+    Where the width does not suffice, columns in ``fold`` take several lines.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     table = Table(title=title, box=SIMPLE_HEAD, title_justify="left")
+    folded = (fold,) if isinstance(fold, str) else fold
     for name in left:
-        table.add_column(name, overflow="fold", no_wrap=bool(fold) and name != fold)
+        table.add_column(name, overflow="fold", no_wrap=bool(fold) and name not in folded)
     for name in right:
         table.add_column(name, justify="right", no_wrap=True)
     return table

@@ -16,6 +16,7 @@ from finecast.facts import ValueFacts, merge
 from finecast.formats import Format
 from finecast.frontends.onnx import Prepared
 from finecast.frontends.onnx.instrument import SWITCH, observable, with_outputs, with_switches
+from finecast.frontends.onnx.widen import widen
 from finecast.graph import Graph
 from finecast.units import RoundingPoints
 
@@ -99,7 +100,7 @@ def switched_probe(
     prepared: Prepared, points: RoundingPoints, low: Format, feeds: Sequence[Feeds]
 ) -> Callable[[NDArray[np.bool_]], list[Array]]:
     """A function from a switch to the outputs on ``feeds``: one session serves every plan."""
-    model = with_switches(prepared.model, points.classes, points.weights, low)
+    model = with_switches(widen(prepared.model), points.classes, points.weights, low)
     session = load_model(exact_engine(), model)
 
     def probe(switch: NDArray[np.bool_]) -> list[Array]:

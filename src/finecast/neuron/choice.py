@@ -180,7 +180,7 @@ def _check_gain(fmt: Format, target: str) -> None:
     if fmt is Format.TF32 and not _computes(target, fmt):
         raise UsageError(
             f"--auto-cast-type tf32 with --target {target}: the device has no such arithmetic",
-            fix=f"use bf16 or fp16, or one of {', '.join(_having(fmt))}",
+            fix=f"drop the type, or name one of {', '.join(_having(fmt))}",
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from finecast.errors import RuleConflictError
@@ -74,7 +74,7 @@ def permit(context: Context, rules: Sequence[Rule] = RULES) -> dict[int, Permiss
         for view in (context.of_format(fmt) for fmt in context.policy.formats)
     ]
     return {
-        node.id: _united(node, found)
+        node.id: _united(node, found, context.policy.formats)
         for node, found in zip(nodes, zip(*by_format, strict=True), strict=True)
     }
 
@@ -94,20 +94,31 @@ def _judge(node: Node, context: Context, rules: Sequence[Rule]) -> Permission:
     )
 
 
-def _united(node: Node, found: Sequence[Permission]) -> Permission:
-    """What is left of any format; reasons that say the same of several are one."""
+def _united(node: Node, found: Sequence[Permission], lows: Sequence[Format]) -> Permission:
+    """What is left of any format.
+
+    A verdict on one format says nothing of the others: it permits them. What several say in
+    the same words is one reason, and permits what all of them do.
+    """
     if len(found) == 1 and found[0].formats:
         return found[0]
     formats = frozenset[Format]().union(*(p.formats for p in found))
-    reasons = tuple(dict.fromkeys((r.rule, r.text) for p in found for r in p.reasons))
+    reasons: dict[tuple[str, str], Reason] = {}
+    for low, permission in zip(lows, found, strict=True):
+        others = {f.label for f in lows if f is not low}
+        for reason in permission.reasons:
+            key = reason.rule, reason.text
+            permits = {*reason.permits, *others}
+            if key in reasons:
+                permits &= set(reasons[key].permits)
+            reasons[key] = replace(reason, permits=tuple(sorted(permits)))
     if not formats:
         raise RuleConflictError(
             f"no format is left to {node.name}",
             where="; ".join(f"{rule}: {text}" for rule, text in reasons),
             fix="drop one of the options that force a format",
         )
-    first = {(r.rule, r.text): r for p in reversed(found) for r in reversed(p.reasons)}
-    return Permission(formats=formats, reasons=tuple(first[key] for key in reasons))
+    return Permission(formats=formats, reasons=tuple(reasons.values()))
 
 
 def _reason(rule: Rule, verdict: Verdict, *, waived: bool) -> Reason:

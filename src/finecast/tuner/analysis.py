@@ -14,7 +14,7 @@ from finecast.engines.base import Engine, Feeds, KernelTime
 from finecast.engines.kernels import kernel_query
 from finecast.engines.loading import load_model
 from finecast.engines.probe import speed_of
-from finecast.errors import EngineError
+from finecast.errors import EngineError, UsageError
 from finecast.facts import ValueFacts
 from finecast.formats import Format
 from finecast.frontends import onnx as frontend
@@ -102,16 +102,19 @@ class Planner:
         return self.plan(formats, because, evidence)
 
 
-def worthwhile(policy: Policy, engine: Engine) -> tuple[Policy, tuple[str, ...]]:
+def worthwhile(
+    policy: Policy, engine: Engine, user_rules: Sequence[object] = ()
+) -> tuple[Policy, tuple[str, ...]]:
     """The policy without formats that gain nothing in ``engine`` here, and what was left out.
 
     Law: one format stays: whether it helps is measured op by op. Only ``auto`` chooses; other
-    scopes were asked for by name.
+    scopes, and formats that the user gives an op, were asked for by name.
     """
-    if policy.scope is not Scope.AUTO or len(policy.formats) == 1:
+    if policy.scope is not Scope.AUTO or len(policy.formats) == 1 or user_rules:
         return policy, ()
     speeds = {fmt: speed_of(engine, fmt) for fmt in policy.formats}
-    left = tuple(f for f, s in speeds.items() if s.gains) or policy.formats[:1]
+    named = set(policy.op_formats.values())
+    left = tuple(f for f, s in speeds.items() if s.gains or f in named) or policy.formats[:1]
     told = tuple(f"{s.text}: left out" for f, s in speeds.items() if f not in left)
     return replace(policy, formats=left), told
 
@@ -125,7 +128,13 @@ def make_planner(
     user_rules: tuple[tuple[str, rules.UserRule], ...] = (),
     measured: bool = False,
 ) -> Planner:
-    """Let the rules judge every op."""
+    """Let the rules judge every op.
+
+    Raises:
+        RuleConflictError: If they leave an op no format.
+        UsageError: If the model can state none of a format's numbers.
+    """
+    _check_stated(policy, engine)
     name = f"{EMULATOR}:{engine.device}" if engine.name == EMULATOR else engine.name
     context = Context(
         graph=prepared.graph,
@@ -140,6 +149,21 @@ def make_planner(
     return Planner(
         prepared=prepared, policy=policy, engine=engine, permissions=rules.permit(context)
     )
+
+
+def _check_stated(policy: Policy, engine: Engine) -> None:
+    """Raise UsageError for a format that no type and no arithmetic here stands for."""
+    for fmt in policy.formats:
+        if fmt is Format.TF32 and engine.name != EMULATOR:
+            raise UsageError(
+                f"no engine here computes in {fmt.label}",
+                fix="name the device with --target (target=...), or use bf16 or fp16",
+            )
+        if fmt is not Format.TF32 and fmt not in frontend.DATA_TYPES:
+            raise UsageError(
+                f"ONNX has no type {fmt.label}: a model cannot state it",
+                fix="use bf16 or fp16",
+            )
 
 
 def profile_ends(planner: Planner, feeds: Feeds) -> Profiles:

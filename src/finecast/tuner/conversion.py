@@ -80,7 +80,7 @@ def convert(
     output.check()
     left_out: tuple[str, ...] = ()
     if target is None:
-        policy, left_out = worthwhile(policy, engines[0])
+        policy, left_out = worthwhile(policy, engines[0], user_rules)
     with frontend.paused_collection():  # graph and plan live on until all is written
         prepared = frontend.prepare(file, policy)
         facts = observe(prepared, lambda: data) if data else {}
@@ -189,6 +189,9 @@ def _warnings(planner: Planner, applied: Applied) -> tuple[str, ...]:
     unknown = sorted({n.native for n in nodes if n.op == "unknown" and n.format is not None})
     if unknown:
         found.append(f"ops that are not known here keep their type: {', '.join(unknown)}")
-    if not applied.edits and policy.scope is not Scope.NONE:
+    was = planner.prepared.file.model.metadata_props.get(frontend.POLICY_KEY, policy.label)
+    if was != policy.label:
+        found.append(f"an earlier conversion to {was} was taken back")
+    elif not applied.edits and policy.scope is not Scope.NONE:
         found.append("nothing was converted: the rules leave every op in its type")
     return tuple(found)

@@ -163,26 +163,30 @@ class PlanSearch:
 
     def evaluate(self, plan: Plan) -> tuple[float, float]:
         """Metric on all data, and relative output error on calibration data."""
-        device = self.device
-        if len(self.planner.policy.formats) == 1:
-            return device.evaluate(self.emulation, self._setting(plan))
+        device, emulation = self.device, self._emulation(plan)
+        if emulation is not None:
+            return device.evaluate(emulation, setting_of_plan(self._formats(plan), emulation))
         # Twice, so that a stream of samples starts anew.
         error = device.error(self._converted(plan))
         return device.workload.evaluate(self._converted(plan), device.reference), error
 
     def error(self, plan: Plan) -> float:
         """Relative output error on calibration data."""
-        device = self.device
-        if len(self.planner.policy.formats) == 1:
-            return device.error(device.session(self.emulation, self._setting(plan)))
+        device, emulation = self.device, self._emulation(plan)
+        if emulation is not None:
+            setting = setting_of_plan(self._formats(plan), emulation)
+            return device.error(device.session(emulation, setting))
         return device.error(self._converted(plan))
 
     def _formats(self, plan: Plan) -> dict[int, Format]:
         return {self.ids[n]: f for n, f in plan.formats.items() if n in self.ids}
 
-    def _setting(self, plan: Plan) -> Setting:
-        """What the plan's casts set in the emulated model."""
-        return setting_of_plan(self._formats(plan), self.emulation)
+    def _emulation(self, plan: Plan) -> Emulation | None:
+        """Of a plan of one low format: the same whatever others were to choose from."""
+        low = {f for f in self._formats(plan).values() if f is not Format.FP32}
+        if len(low) > 1:
+            return None
+        return replace(self.emulation, format=low.pop()) if low else self.emulation
 
     def _converted(self, plan: Plan) -> Session:
         """The plan's own model, on a device that casts nothing else."""
@@ -216,7 +220,7 @@ def search_plans(
         ids={n.name: n.id for n in device.prepared.graph.nodes},
         proposals=[
             *propose(planner, units, rounded, cost),
-            lowest(planner, rounded, math.inf),
+            *lowest(planner, rounded, math.inf),
         ],
         probes=probes(rounded),
     )

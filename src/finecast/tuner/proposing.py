@@ -94,15 +94,27 @@ def propose(
         most=max_steps,
     )
     evidence = _evidence(units, rounded, times)
-    return [_proposal(planner, units, choice, evidence) for choice in found]
+    exact = len(rounded) == 1
+    return [_proposal(planner, units, choice, evidence, exact=exact) for choice in found]
 
 
-def lowest(planner: Planner, rounded: Mapping[Format, Rounded], time_s: float) -> Proposal:
-    """The plan of everything that may be low, whatever the models predict."""
-    plan = planner.lowest()
-    used = set(plan.formats.values())
-    error = sum(r.sensitivity.total for fmt, r in rounded.items() if fmt in used)
-    return Proposal(name="lowest", plan=plan, time_s=time_s, error=error)
+def lowest(
+    planner: Planner, rounded: Mapping[Format, Rounded], time_s: float
+) -> list[Proposal]:
+    """The plans of everything that may be low, whatever the models predict.
+
+    Of all formats, by preference, and of each by itself: costs of casts are models.
+    """
+    found: list[Proposal] = []
+    for formats in dict.fromkeys((planner.policy.formats, *((f,) for f in rounded))):
+        plan = planner.lowest(*formats)
+        used = set(plan.formats.values())
+        error = sum(r.sensitivity.total for fmt, r in rounded.items() if fmt in used)
+        name = "lowest"
+        if len(rounded) > 1:
+            name += f" in {', '.join(f.label for f in formats)}"
+        found.append(Proposal(name=name, plan=plan, time_s=time_s, error=error))
+    return found
 
 
 def probes(rounded: Mapping[Format, Rounded]) -> int:
@@ -115,9 +127,12 @@ def _proposal(
     units: Units,
     choice: Choice,
     evidence: Mapping[int, Mapping[str, float | str]],
+    *,
+    exact: bool,
 ) -> Proposal:
+    how = "minimum cut" if exact else "expansion moves"
     because = (
-        f"minimum cut, step {choice.index} of the frontier: predicted"
+        f"{how}, step {choice.index} of the frontier: predicted"
         f" {1e3 * choice.time_s:.4g} ms with {choice.casts} casts"
     )
     if choice.error > 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Generator
 from contextlib import closing, contextmanager
@@ -105,7 +106,8 @@ class Study:
                     trial.key.engine,
                     trial.key.data,
                     trial.name,
-                    trial.metric,
+                    # SQLite takes NaN for NULL; as text it is read back.
+                    "nan" if math.isnan(trial.metric) else trial.metric,
                     int(trial.passed),
                     trial.latency_s,
                     trial.plan_json,

@@ -146,7 +146,6 @@ def _engine_key(emulation: Emulation) -> str:
     """The device and what of it touches numbers: trials of others do not count."""
     parts = (
         emulation.target.name,
-        emulation.format.label,
         emulation.rounding.value,
         emulation.seed,
         emulation.mixed_accumulation,

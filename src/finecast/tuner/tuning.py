@@ -118,8 +118,10 @@ def tune(
         EngineError: If the engine cannot run the fp32 model.
     """
     session = reference or engine.load(file.path)
-    tuning = _Tuning(file, workload, criterion, policy, engine, session, study, progress)
-    return tuning.run(user_rules)
+    tuning = _Tuning(
+        file, workload, criterion, policy, engine, user_rules, session, study, progress
+    )
+    return tuning.run()
 
 
 class _Tuning:
@@ -130,6 +132,7 @@ class _Tuning:
         criterion: Criterion,
         policy: Policy,
         engine: Engine,
+        rules: tuple[tuple[str, UserRule], ...],
         reference: Session,
         study: Study | None,
         progress: Progress,
@@ -137,7 +140,8 @@ class _Tuning:
         self.file = file
         self.workload = workload
         self.criterion = criterion
-        self.policy, self.left_out = worthwhile(policy, engine)
+        self.policy, self.left_out = worthwhile(policy, engine, rules)
+        self.rules = rules
         self.engine = engine
         self.study = study
         self.progress = progress
@@ -145,7 +149,7 @@ class _Tuning:
         self.reference = reference
         self.probes = 0
 
-    def run(self, user_rules: tuple[tuple[str, UserRule], ...]) -> Outcome:
+    def run(self) -> Outcome:
         self.progress("baseline", 0, 1)
         self.trials = Trials(
             file=self.file,
@@ -159,7 +163,7 @@ class _Tuning:
         )
         self.progress("baseline", 1, 1)
         timing = self.workload.timing()
-        planner = self._planner(user_rules)
+        planner = self._planner()
         if all(len(p.formats) == 1 for p in planner.permissions.values()):
             return self._unchanged(planner, timing, "the rules leave no op a lower format")
         try:
@@ -200,7 +204,7 @@ class _Tuning:
         node = first_nonfinite(prepared.graph, facts)
         return f"; the first op to give NaN or Inf is {node!r}" if node else ""
 
-    def _planner(self, user_rules: tuple[tuple[str, UserRule], ...]) -> Planner:
+    def _planner(self) -> Planner:
         prepared = frontend.prepare(self.file, self.policy)
         facts = observe(
             prepared,
@@ -213,7 +217,7 @@ class _Tuning:
             self.policy,
             self.engine,
             facts=facts,
-            user_rules=user_rules,
+            user_rules=self.rules,
             measured=True,
         )
 
@@ -232,7 +236,7 @@ class _Tuning:
         self.probes = probes(rounded)
         proposals = propose(planner, units, rounded, cost)
         kept = (p for p in proposals if _lowers(p.plan))
-        return [*kept, lowest(planner, rounded, profiles.low_s)]
+        return [*kept, *lowest(planner, rounded, profiles.low_s)]
 
     def _rank(
         self, proposals: Sequence[Proposal], timing: Sequence[Feeds]

@@ -39,6 +39,7 @@ from finecast.plan import Plan
 from finecast.policy import Policy, Scope
 
 __all__ = [
+    "DATA_TYPES",
     "PLAN_KEY",
     "POLICY_KEY",
     "Applied",

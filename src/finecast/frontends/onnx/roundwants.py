@@ -77,7 +77,8 @@ class RoundWants:
         """What storing ``value`` rounds to, and when."""
         given = stored_format(self.binding.values[value.id])
         if given is not None:
-            return joined(self.sums(producer), {Into(given): frozenset({ALWAYS})})
+            held = {Into(self.emulation.held(given)): frozenset({ALWAYS})}
+            return joined(self.sums(producer), held)
         source = self._moved_from(producer)
         if source is not None:
             before = self.stored.get(source.id, {}) if self.deferred(source) else {}
