@@ -15,8 +15,7 @@ from pathlib import Path
 from finecast.emulation import Emulation
 from finecast.engines import EMULATOR, candidates, first_that_loads, get_engine
 from finecast.engines.base import Engine, Feeds, Session
-from finecast.engines.emulator import EmulatorEngine
-from finecast.engines.loading import exact_session
+from finecast.engines.emulator import EmulatorEngine, exact_session
 from finecast.errors import EngineError, UsageError
 from finecast.facts import ValueFacts
 from finecast.formats import Format
@@ -33,7 +32,7 @@ from finecast.policy import Policy, Scope
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.tuner import conversion
-from finecast.tuner.analysis import make_planner
+from finecast.tuner.analysis import make_planner, worthwhile
 from finecast.tuner.artefact import Destination
 from finecast.tuner.conversion import Conversion
 from finecast.tuner.sources import (
@@ -331,12 +330,16 @@ def judge(
         FinecastError: If the model cannot be read or rules conflict.
     """
     file = model if isinstance(model, OnnxFile) else load(model)
+    device = _device(target)
+    judge_of_kernels = _engines(engine, device)[0]
+    if device is None:
+        policy, _ = worthwhile(policy, judge_of_kernels, tuple(user_rules or ()))
     prepared = frontend.prepare(file, policy)
     batches = _batches(file, data)
     planner = make_planner(
         prepared,
         policy,
-        _engines(engine, _device(target))[0],
+        judge_of_kernels,
         facts=observe(prepared, lambda: batches) if batches else {},
         user_rules=tuple((user_rules or {}).items()),
     )

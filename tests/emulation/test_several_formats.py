@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from finecast import api
+from finecast.engines import get_engine
 from finecast.engines.emulator import EmulatorEngine
+from finecast.engines.loading import load_model
 from finecast.formats import Format
 from finecast.frontends import onnx as frontend
+from finecast.measure.criterion import Criterion
 from finecast.neuron import explicit_casts
 from finecast.policy import Policy
 from finecast.tuner.analysis import make_planner
+from finecast.tuner.device import DeviceModel, PlanSearch, search_plans
 from finecast.tuner.tuning import Outcome, Verdict
 from finecast.tuner.workload import Run
 from tests.emulation import models
@@ -82,3 +88,67 @@ def test_another_policy_starts_from_the_original(tmp_path: Path, policy: str) ->
     assert not second.plan.counts.get("bf16")
     same = api.convert(first, tmp_path / "same.onnx", policy, target="trn1")
     assert same.casts == 0
+
+
+def searched(
+    folder: Path, policy: str, forced: Format | None = None, **options: Any
+) -> PlanSearch:
+    """Plans of a product whose operand goes to 300: beyond trn1's e4m3, and not ONNX's."""
+    model = models.plain_product(folder / "m.onnx")
+    x = np.random.default_rng(0).uniform(250, 300, (16, 4)).astype(np.float32)
+    np.savez(folder / "m.npz", x=x)
+    data = api.DataOptions(data=folder / "m.npz", metric="snr_db")
+    emulation = replace(explicit_casts("trn1"), **options)
+    asked = Policy.parse(policy)
+    if forced is not None:  # the rules would not: it is too close to the largest
+        asked = replace(asked, op_formats={"MatMul": forced})
+    workload = api.workload_of(data, get_engine("onnxruntime").load(model))
+    device = DeviceModel(
+        file=frontend.load(model),
+        workload=workload,
+        criterion=Criterion(),
+        emulation=replace(emulation, format=asked.format),
+    )
+    return search_plans(device, replace(emulation, format=asked.format), asked)
+
+
+@pytest.mark.parametrize("fmt", [Format.FP16, Format.BF16, Format.FP8_E4M3])
+@pytest.mark.parametrize("options", [{}, {"mixed_accumulation": False}])
+def test_a_plan_of_one_format_is_what_it_is_beside_others(
+    tmp_path: Path, fmt: Format, options: dict[str, Any]
+) -> None:
+    others = [f.label for f in (Format.BF16, Format.FP8_E4M3, Format.FP16) if f is not fmt]
+    alone = searched(tmp_path, f"auto:{fmt.label}", fmt, **options)
+    among = searched(tmp_path, f"auto:{','.join([*others, fmt.label])}", fmt, **options)
+    plan = alone.planner.lowest()
+    assert fmt in plan.formats.values()
+    assert among.planner.lowest(fmt).digest == plan.digest
+    np.testing.assert_equal(among.evaluate(plan), alone.evaluate(plan))
+    assert among.time_s(plan) == alone.time_s(plan)
+
+
+def test_stored_fp8_is_that_of_the_device(tmp_path: Path) -> None:
+    found = searched(tmp_path, "auto:fp8_e4m3,bf16", Format.FP8_E4M3)
+    plan = found.planner.lowest(Format.FP8_E4M3)
+    model = frontend.apply(found.device.file, plan).model
+    session = load_model(EmulatorEngine(emulation=explicit_casts("trn1")), model)
+    (y,) = session.run(found.device.feeds[0]).values()
+    assert not np.isfinite(y).any(), "its e4m3 ends at 240"
+
+
+def test_no_format_that_was_not_asked_for_fills_in(tmp_path: Path) -> None:
+    model = models.mlp(tmp_path / "m.onnx")
+    asked = Policy.parse("all:fp8_e4m3,bf16")
+    engine = EmulatorEngine(emulation=explicit_casts("sm89"))
+    planner = make_planner(frontend.prepare(frontend.load(model), asked), asked, engine)
+    only = planner.lowest(Format.FP8_E4M3).formats
+    assert set(only.values()) == {Format.FP8_E4M3, Format.FP32}
+
+
+@pytest.mark.parametrize("policy", ["auto:bf16,fp8_e4m3", "auto:fp8_e4m3,tf32,bf16"])
+def test_more_formats_are_not_slower(tmp_path: Path, policy: str) -> None:
+    (tmp_path / "one").mkdir()
+    assert (
+        tuned(tmp_path, policy).tuned.latency_s
+        <= tuned(tmp_path / "one", "auto:bf16").tuned.latency_s
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import subprocess
 import sys
@@ -116,3 +117,11 @@ def test_another_file_is_no_study(tmp_path: Path) -> None:
 def test_a_folder_that_is_missing_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a finecast study"):
         Study(tmp_path / "missing" / "s.db")
+
+
+def test_a_metric_that_is_no_number_is_kept(tmp_path: Path) -> None:
+    study = Study(tmp_path / "s.db")
+    study.add(replace(TRIAL, metric=math.nan))
+    found = study.find(KEY)
+    assert found is not None
+    assert math.isnan(found.metric)

@@ -10,7 +10,9 @@ import typer
 from finecast.cli.common import EngineName, ExternalData, Force, Json, Model, NoVerify
 from finecast.cli.convert import report
 from finecast.cli.data_options import Data, RandomFeeds
-from finecast.cli.output import progress
+from finecast.cli.exported import is_exported
+from finecast.cli.output import progress, warn
+from finecast.errors import UsageError
 
 
 def run(
@@ -31,7 +33,13 @@ def run(
       finecast apply tuned.plan.json model.onnx -o tuned.onnx
     """
     from finecast import api
+    from finecast.formats import Format
+    from finecast.neuron import TF32_NOTE
 
+    if is_exported(model):
+        raise UsageError(
+            "plans of .pt2 files are not replayed", where=str(model), fix="convert it again"
+        )
     with progress("applying", quiet=as_json):
         result = api.apply(
             plan,
@@ -44,4 +52,6 @@ def run(
             force=force,
             external_data=external_data,
         )
+    if Format.TF32 in result.plan.formats.values():
+        warn(TF32_NOTE)
     report(result, output, as_json=as_json)

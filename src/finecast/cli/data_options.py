@@ -134,7 +134,7 @@ class Evaluation:
     def workload(self, model: Path, data: Data) -> Workload:
         """The workload for ``model``, loaded once to see its inputs."""
         from finecast import api
-        from finecast.engines.loading import exact_session
+        from finecast.engines.emulator import exact_session
 
         file = api.load(model)
         return api.workload_of(self.options(data), exact_session(file.path))

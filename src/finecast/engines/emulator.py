@@ -39,6 +39,7 @@ from finecast.patterns import (
     norm_kernels,
 )
 from finecast.policy import Policy, Scope
+from finecast.targets import load_target
 
 # That of casts to bf16; clipping to bounds that are inputs came before.
 _OPSET: Final = 13
@@ -211,3 +212,18 @@ def _rewriting(emulation: Emulation) -> Callable[[ir.Model], ir.Model] | None:
     if not emulation.mixed_accumulation:
         return expand_accumulations
     return split_norms if emulation.rounds_normalized else None
+
+
+def exact_session(path: Path) -> Session:
+    """The model's own numbers; no time of it counts.
+
+    Where ONNX Runtime lacks kernels of its low types it is emulated: what it stores in one is
+    rounded, and computed in fp32 (on a target that changes nothing else).
+
+    Raises:
+        EngineError: If it cannot be run all the same.
+    """
+    try:
+        return exact_engine().load(path)
+    except EngineError:
+        return EmulatorEngine(emulation=Emulation(target=load_target("sm80"))).load(path)

@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finecast.engines.base import Engine, Session
-from finecast.errors import EngineError
 from finecast.frontends import onnx as frontend
-from finecast.frontends.onnx.widen import widen
-from finecast.policy import Policy, Scope
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -21,21 +18,6 @@ def exact_engine() -> Engine:
     from finecast.engines.onnxruntime import OnnxRuntimeEngine
 
     return OnnxRuntimeEngine("CPU", spinning=False)
-
-
-def exact_session(path: Path) -> Session:
-    """The model's own numbers; no time of it counts.
-
-    What it stores in types that no kernel here has is rounded in fp32.
-
-    Raises:
-        EngineError: If it cannot be run all the same.
-    """
-    try:
-        return exact_engine().load(path)
-    except EngineError:
-        model = widen(frontend.prepare(frontend.load(path), Policy(scope=Scope.NONE)).model)
-        return load_model(exact_engine(), model)
 
 
 def load_model(engine: Engine, model: ir.Model, *, profiling: bool = False) -> Session:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from finecast.neuron.choice import Choice, choose, explicit_casts
+from finecast.neuron.choice import TF32_NOTE, Choice, choose, explicit_casts
 from finecast.neuron.ladders import LADDERS, NEURON_TARGETS, Rung, casts_off, ladder
 from finecast.neuron.options import Compiler, NeuronOptions, compiler_for, resolve
 from finecast.neuron.reading import Given, from_environment, read
@@ -10,6 +10,7 @@ from finecast.neuron.reading import Given, from_environment, read
 __all__ = [
     "LADDERS",
     "NEURON_TARGETS",
+    "TF32_NOTE",
     "Choice",
     "Compiler",
     "Given",

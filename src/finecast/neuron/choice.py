@@ -27,7 +27,7 @@ DEFAULT_FORMAT: Final = Format.BF16
 # ONNX's types, tf32 by arithmetic.
 _HERE: Final = (Format.BF16, Format.FP16)
 _STATED: Final = (*_HERE, Format.TF32, Format.FP8_E4M3, Format.FP8_E5M2)
-_TF32_NOTE: Final = (
+TF32_NOTE: Final = (
     "ONNX has no tf32: fp32 arithmetic in the model rounds the operands, and gives wrong"
     " numbers where something casts it lower (compile with --auto-cast none, run OpenVINO with"
     " hint f32); for tf32's speed give the original model to the compiler with"
@@ -235,7 +235,7 @@ def _numerics(emulation: Emulation) -> dict[str, object]:
 def _format_notes(emulation: Emulation) -> dict[Format, str]:
     fmt = emulation.format
     if fmt is Format.TF32:
-        return {fmt: _TF32_NOTE}
+        return {fmt: TF32_NOTE}
     real = emulation.target.engine_for(OpKind.MATMUL).computes_in(fmt)
     if real is None or real is fmt or fmt.storage_bytes > 1:
         return {}

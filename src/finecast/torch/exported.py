@@ -5,7 +5,8 @@ from __future__ import annotations
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -126,14 +127,23 @@ def convert_file(
     check_writable(target, force=force)
     program = load(source, trust=trust)
     args, kwargs = examples(program)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("ignore")
-        # That the format asked for is slow here, and by how much.
-        warnings.filterwarnings("always", category=UserWarning, message=".*on this.*measured")
+    with _heard() as said:
         low = convert(program, args, policy, example_kwargs=kwargs, user_rules=user_rules)
     done = _write(program, low, source, target, (args, kwargs))
-    notes = tuple(dict.fromkeys(str(one.message) for one in said))
-    return replace(done, seconds=time.perf_counter() - start, warnings=notes)
+    return replace(done, seconds=time.perf_counter() - start, warnings=_once(said))
+
+
+@contextmanager
+def _heard() -> Generator[list[warnings.WarningMessage]]:
+    """What is said of the formats asked for: that one is slow here, and by how much."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("always", category=UserWarning, message=".*on this.*measured")
+        yield said
+
+
+def _once(said: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(str(one.message) for one in said))
 
 
 def _write(
@@ -211,16 +221,18 @@ def tune_file(
         session = ModuleSession(module=module, signature=signature)
         return workload.evaluate(session, reference)
 
-    found = tune(
-        program,
-        args,
-        example_kwargs=kwargs,
-        evaluate=evaluate,
-        baseline=baseline,
-        criterion=replace(criterion, higher_is_better=workload.higher_is_better),
-        policy=policy,
-        options=TuneOptions(prepare=prepare or deployed(), user_rules=tuple(user_rules)),
-    )
+    with _heard() as said:
+        found = tune(
+            program,
+            args,
+            example_kwargs=kwargs,
+            evaluate=evaluate,
+            baseline=baseline,
+            criterion=replace(criterion, higher_is_better=workload.higher_is_better),
+            policy=policy,
+            options=TuneOptions(prepare=prepare or deployed(), user_rules=tuple(user_rules)),
+        )
+    found = replace(found, why="; ".join((found.why, *_once(said))))
     size = source.stat().st_size
     after, error = size, 0.0
     if found.improved:

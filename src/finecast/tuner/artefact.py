@@ -16,7 +16,7 @@ import numpy as np
 
 from finecast.engines import EMULATOR
 from finecast.engines.base import Array, Engine, Session
-from finecast.engines.loading import exact_session
+from finecast.engines.emulator import exact_session
 from finecast.errors import EngineError, ModelError, UsageError
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile

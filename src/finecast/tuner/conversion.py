@@ -30,7 +30,8 @@ from finecast.tuner.analysis import (
     worthwhile,
 )
 from finecast.tuner.artefact import Destination, Verified, write
-from finecast.tuner.proposing import Rounded, find_units, propose
+from finecast.tuner.modelled import plan_time_s
+from finecast.tuner.proposing import Rounded, find_units, lowest, propose
 from finecast.tuner.sources import FeedMaker
 from finecast.units import make_units, pattern_kernels, rounding_points
 
@@ -91,7 +92,8 @@ def convert(
             plan = planner.lowest()
         elif target is not None:
             shapes = {i: f.shape for i, f in facts.items()}
-            plan = _modelled_plan(planner, RooflineCost(target=target.target, shapes=shapes))
+            cost = RooflineCost(target=target.target, shapes=shapes)
+            plan = _modelled_plan(planner, cost, target)
         else:
             plan = _auto_plan(planner, feeds)
         applied = frontend.apply(file, plan, prepared)
@@ -160,12 +162,27 @@ def _auto_plan(planner: Planner, feeds: FeedMaker) -> Plan:
     return propose(planner, units, rounded, cost)[-1].plan
 
 
-def _modelled_plan(planner: Planner, cost: RooflineCost) -> Plan:
-    """The fastest plan that the rules allow, by a roofline."""
+def _modelled_plan(
+    planner: Planner, cost: RooflineCost, device: Emulation | None = None
+) -> Plan:
+    """The fastest plan that the rules allow, by a roofline.
+
+    Of several formats the choice is not exact: on a device it is held against the plans of
+    everything in one of them.
+    """
     graph, formats = planner.graph, planner.policy.formats
     units = make_units(graph, planner.permissions, formats, pattern_kernels(graph))
     rounded = dict.fromkeys(formats, Rounded.free(rounding_points(graph, units)))
-    return propose(planner, units, rounded, cost)[-1].plan
+    proposed = propose(planner, units, rounded, cost)
+    if device is None or len(formats) == 1:
+        return proposed[-1].plan
+    ids = {n.name: n.id for n in graph.nodes}
+
+    def time_s(plan: Plan) -> float:
+        return plan_time_s(graph, cost, device, {ids[n]: f for n, f in plan.formats.items()})
+
+    candidates = (*reversed(proposed), *lowest(planner, rounded, 0.0))
+    return min((p.plan for p in candidates), key=time_s)
 
 
 def _slow(engines: Sequence[Engine], verified: Verified, low: Format) -> tuple[str, ...]:

@@ -20,10 +20,11 @@ from finecast.engines.base import Array, Feeds, Session
 from finecast.engines.emulator import (
     EmulatorEngine,
     EmulatorSession,
+    exact_session,
     prepare,
     setting_of_plan,
 )
-from finecast.engines.loading import exact_session, load_model
+from finecast.engines.loading import load_model
 from finecast.errors import ModelError
 from finecast.facts import ValueFacts
 from finecast.formats import Format
@@ -39,7 +40,7 @@ from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.sensitivity import squared_error
 from finecast.tuner.analysis import Planner, make_planner
-from finecast.tuner.modelled import modelled_time_s
+from finecast.tuner.modelled import modelled_time_s, plan_time_s
 from finecast.tuner.proposing import lowest, probe_sensitivity, probes, propose
 from finecast.tuner.remembered import Remembered
 from finecast.tuner.search import Candidate
@@ -113,12 +114,6 @@ class DeviceModel:
         """Modelled time of one run."""
         reads = dict.fromkeys(setting.reads, emulation.format)
         writes = dict.fromkeys(setting.writes, emulation.format)
-        return self.time_of(emulation, reads, writes)
-
-    def time_of(
-        self, emulation: Emulation, reads: Mapping[int, Format], writes: Mapping[int, Format]
-    ) -> float:
-        """As ``time_s``, with the format that each node reads and that it writes."""
         cost = self.cost(emulation)
         return modelled_time_s(self.prepared.graph, cost, emulation, reads, writes)
 
@@ -157,9 +152,9 @@ class PlanSearch:
 
     def time_s(self, plan: Plan) -> float:
         """Modelled time of the plan's model."""
-        low = {n: f for n, f in self._formats(plan).items() if f is not Format.FP32}
-        stored = {n: f for n, f in low.items() if not f.operands_only}
-        return self.device.time_of(self.emulation, low, stored)
+        device, emulation = self.device, self.emulation
+        cost, formats = device.cost(emulation), self._formats(plan)
+        return plan_time_s(device.prepared.graph, cost, emulation, formats)
 
     def evaluate(self, plan: Plan) -> tuple[float, float]:
         """Metric on all data, and relative output error on calibration data."""

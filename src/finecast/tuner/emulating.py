@@ -9,8 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from finecast.emulation import Emulation
-from finecast.engines.emulator import EmulatorEngine, prepare, setting_of
-from finecast.engines.loading import exact_session
+from finecast.engines.emulator import EmulatorEngine, exact_session, prepare, setting_of
 from finecast.frontends import onnx as frontend
 from finecast.measure.observe import observe
 from finecast.progress import Progress, silent

@@ -23,6 +23,15 @@ _TERA: Final = 1e12
 _GIGA: Final = 1e9
 
 
+def plan_time_s(
+    graph: Graph, cost: RooflineCost, emulation: Emulation, formats: Mapping[int, Format]
+) -> float:
+    """Seconds for one run of a plan by its explicit casts; ``formats`` by node id."""
+    low = {n: f for n, f in formats.items() if f is not Format.FP32}
+    stored = {n: f for n, f in low.items() if not f.operands_only}
+    return modelled_time_s(graph, cost, emulation, low, stored)
+
+
 def modelled_time_s(
     graph: Graph,
     cost: RooflineCost,
