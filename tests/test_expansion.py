@@ -134,7 +134,7 @@ def test_the_envelope_falls(problem: LabelProblem) -> None:
     for before, after in pairwise(steps):
         assert after.time_s < before.time_s
         assert after.error > before.error
-    assert steps[-1].time_s == min(label(problem, 0.0).time_s, highest(problem).time_s)
+    assert steps[-1].time_s <= min(label(problem, 0.0).time_s, highest(problem).time_s)
 
 
 def test_a_mix_beats_each_format_alone() -> None:
