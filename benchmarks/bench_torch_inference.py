@@ -111,6 +111,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=6.0)
     chosen = parser.parse_args()
+    for name in chosen.nets:
+        if name not in INFERENCE:
+            parser.error(f"no net {name!r}: use {', '.join(map(repr, INFERENCE))}")
     torch.set_num_threads(chosen.threads)
     warnings.simplefilter("ignore")
     for name in chosen.nets or INFERENCE:
