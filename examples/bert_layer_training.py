@@ -1,11 +1,12 @@
 """One training step of BERT-base with one layer: time and memory, FP32 and mixed.
 
-    python examples/bert_layer_training.py [--device cpu|cuda] [--format bf16|fp16]
+    python examples/bert_layer_training.py [--device cpu|cuda] [--format bf16|fp16|tf32]
 
 The example of RAF's documentation on mixed precision: batch 8 x 128, vocabulary 30,522, loss
 and optimizer in the step. Prints finecast beside ``torch.autocast``, eager and compiled.
 Activations are what forward and backward free again: low copies of weights are among them,
-parameters and gradients are not.
+parameters and gradients are not. In PyTorch tf32 is a switch of the process and not a type:
+there is nothing to plan, and ``--format tf32`` (CUDA) times the same step with it on and off.
 """
 
 from __future__ import annotations
@@ -83,9 +84,11 @@ def main() -> None:
     """Print one line a way of running the step."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--format", choices=("bf16", "fp16"), default="bf16")
+    parser.add_argument("--format", choices=("bf16", "fp16", "tf32"), default="bf16")
     parser.add_argument("--repeats", type=int, default=10)
     chosen = parser.parse_args()
+    if chosen.format == "tf32" and chosen.device != "cuda":
+        parser.error("tf32 is a format of CUDA devices")
     low = torch.bfloat16 if chosen.format == "bf16" else torch.float16
     torch.manual_seed(0)
     first = Model().to(chosen.device)
@@ -109,7 +112,17 @@ def main() -> None:
             m, f"auto:{chosen.format}"
         ),
     }
+    if chosen.format == "tf32":
+        ways = {
+            "FP32, eager": lambda m: m,
+            "TF32, eager": lambda m: m,
+            "FP32, compiled": torch.compile,
+            "TF32, compiled": torch.compile,
+        }
     for name, prepare in ways.items():
+        # Read when products are compiled and when they run.
+        torch.set_float32_matmul_precision("high" if name.startswith("TF32") else "highest")
+        torch.compiler.reset()
         model = copy.deepcopy(first)
         scaled = chosen.format == "fp16" and name.startswith("AMP")
         call = prepare(model)
