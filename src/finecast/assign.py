@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from finecast.choices import Choice
 from finecast.formats import Format
 from finecast.graph import Graph
 from finecast.plan import Decision, Plan, Reason
 from finecast.policy import Policy
 from finecast.rules import Permission
+from finecast.units import Units
 
 
 def lowest(permissions: Mapping[int, Permission], *lows: Format) -> dict[int, Format]:
@@ -19,6 +21,14 @@ def lowest(permissions: Mapping[int, Permission], *lows: Format) -> dict[int, Fo
 def highest(permissions: Mapping[int, Permission]) -> dict[int, Format]:
     """fp32 wherever it is permitted."""
     return {i: pick(p, Format.FP32) for i, p in permissions.items()}
+
+
+def chosen(
+    permissions: Mapping[int, Permission], units: Units, choice: Choice
+) -> dict[int, Format]:
+    """Units as chosen, all else fp32 where permitted."""
+    of = choice.by_node(units)
+    return {i: pick(p, of.get(i, Format.FP32)) for i, p in permissions.items()}
 
 
 def pick(permission: Permission, *preferred: Format) -> Format:

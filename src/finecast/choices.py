@@ -5,6 +5,7 @@ Of two formats every choice is exact, by one minimum cut; of more, by expansion 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,9 +23,10 @@ from finecast.units import Units
 class Choice:
     """A format for each unit, what it is predicted to take, and its squared output error.
 
-    ``casts`` counts the casts that take time.
+    ``casts`` counts the casts that take time; ``how`` it was found, in words.
     """
 
+    how: str
     index: int
     formats: tuple[Format, ...]
     time_s: float
@@ -35,6 +37,22 @@ class Choice:
     def lowers(self) -> bool:
         """Whether any unit has a low format."""
         return any(f is not Format.FP32 for f in self.formats)
+
+    @property
+    def because(self) -> str:
+        """Why, for the plan that it becomes."""
+        text = (
+            f"{self.how}, step {self.index} of the frontier: predicted"
+            f" {1e3 * self.time_s:.4g} ms with {self.casts} casts"
+        )
+        if self.error > 0:
+            text += f", relative output error {math.sqrt(self.error):.3g}"
+        return text
+
+    def proposal(self, plan: Plan) -> Proposal:
+        """What ``plan``, made of this, is predicted to be worth."""
+        name = f"step {self.index}"
+        return Proposal(name=name, plan=plan, time_s=self.time_s, error=self.error)
 
     def by_node(self, units: Units) -> dict[int, Format]:
         """The format of each node that is decided."""
@@ -86,6 +104,7 @@ def choices(
         problem = build_problem(*stated, rounded[0], io=io)
         return tuple(
             Choice(
+                how="minimum cut",
                 index=step.index,
                 formats=tuple(formats[int(low)] for low in step.low),
                 time_s=step.time_s,
@@ -97,6 +116,7 @@ def choices(
     labels = build_label_problem(*stated, rounded, io=io)
     return tuple(
         Choice(
+            how="expansion moves",
             index=index,
             formats=tuple(formats[label] for label in found.label),
             time_s=found.time_s,

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from finecast.assignment import PINNED_HIGH, PINNED_LOW, Floats, Ints, Problem
+from finecast.frontier import spread
 from finecast.labelling import Labelling, LabelProblem, evaluate
 from finecast.solve import solve
 
@@ -82,10 +83,7 @@ def _pareto(found: Iterable[Labelling]) -> list[Labelling]:
 def _thinned(steps: list[Labelling], count: int) -> tuple[Labelling, ...]:
     if len(steps) <= count:
         return tuple(steps)
-    times = np.array([s.time_s for s in steps])
-    wanted = np.linspace(times[0], times[-1], count)
-    picks = np.unique([int(np.abs(times - w).argmin()) for w in wanted])
-    return tuple(steps[k] for k in picks)
+    return tuple(steps[k] for k in spread(np.array([s.time_s for s in steps]), count))
 
 
 def _moved(problem: LabelProblem, at: Labelling, to: int, lam: float) -> Labelling:

@@ -71,7 +71,7 @@ def frontier(problem: Problem, *, max_steps: int | None = None) -> tuple[Step, .
     bounds = np.append(lams, 0.0)
     chosen = np.arange(len(lams))
     if max_steps is not None and len(lams) > max_steps:
-        chosen = _spread(profile.time_s, max_steps)
+        chosen = spread(profile.time_s, max_steps)
     return tuple(
         Step(
             index=int(k),
@@ -86,7 +86,7 @@ def frontier(problem: Problem, *, max_steps: int | None = None) -> tuple[Step, .
     )
 
 
-def _spread(time_s: Floats, count: int) -> Ints:
+def spread(time_s: Floats, count: int) -> Ints:
     """Both ends and the steps nearest to evenly spaced times between them."""
     wanted = np.linspace(time_s[0], time_s[-1], count)
     after = np.searchsorted(-time_s, -wanted).clip(1, len(time_s) - 1)

@@ -64,6 +64,11 @@ class Plan:
         return dict(Counter(d.format.label for d in self.decisions).most_common())
 
     @property
+    def lowers(self) -> bool:
+        """Whether any op has a format lower than fp32."""
+        return any(d.format is not Format.FP32 for d in self.decisions)
+
+    @property
     def digest(self) -> str:
         """Identifies what the plan does: reasons and engine do not enter."""
         content = {

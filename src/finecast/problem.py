@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.assignment import PINNED_HIGH, Problem
+from finecast.assignment import PINNED_HIGH, Floats, Problem
+from finecast.cost import CostModel
 from finecast.formats import Format
 from finecast.graph import Graph, Value
 from finecast.labelling import LabelProblem, Rows, Touched
@@ -34,6 +35,16 @@ class Roundings:
     units: NDArray[np.float64]
     lists: Sequence[Sequence[int]]
     errors: NDArray[np.float64]
+
+
+def unit_times(graph: Graph, units: Units, cost: CostModel, fmt: Format) -> Floats:
+    """Seconds of each unit in ``fmt``; those of its ops add up."""
+    return np.array(
+        [
+            sum(cost.node_time_s(graph, graph.nodes[i], fmt) for i in nodes)
+            for nodes in units.members
+        ]
+    )
 
 
 def build_problem(

@@ -33,7 +33,6 @@ def run(
       finecast apply tuned.plan.json model.onnx -o tuned.onnx
     """
     from finecast import api
-    from finecast.formats import Format
     from finecast.neuron import TF32_NOTE
 
     if is_exported(model):
@@ -52,6 +51,6 @@ def run(
             force=force,
             external_data=external_data,
         )
-    if Format.TF32 in result.plan.formats.values():
+    if "tf32" in result.plan.counts:
         warn(TF32_NOTE)
     report(result, output, as_json=as_json)

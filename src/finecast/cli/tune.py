@@ -169,11 +169,7 @@ def to_dict(outcome: Outcome) -> dict[str, Any]:
 
 def _times(outcome: Outcome) -> str:
     text = f"modelled for {outcome.target}, not measured" if outcome.target else "measured"
-    return f"{text}; {_TF32_TIMES}" if _in_tf32(outcome) else text
-
-
-def _in_tf32(outcome: Outcome) -> bool:
-    return any(d.format.label == "tf32" for d in outcome.plan.decisions)
+    return f"{text}; {_TF32_TIMES}" if "tf32" in outcome.plan.counts else text
 
 
 def _measured(one: Measured) -> dict[str, Any]:
@@ -217,7 +213,7 @@ def _print(outcome: Outcome, metric: str, output: Path, plan: Path) -> None:
             f"for {outcome.target}: accuracy emulated, times modelled, not measured"
             + (f"; compile it with {off}" if off else "")
         )
-    if _in_tf32(outcome):
+    if "tf32" in outcome.plan.counts:
         lines.append(_TF32_TIMES)
     where = f"wrote {output} and {plan}" if improved else "nothing written: use the fp32 model"
     lines.append(where)

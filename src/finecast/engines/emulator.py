@@ -75,8 +75,8 @@ def setting_of_plan(formats: Mapping[int, Format], emulation: Emulation) -> Sett
 class EmulatorSession:
     """A model in ONNX Runtime, instrumented; ``apply`` changes what is cast without a rebuild.
 
-    Law: with stochastic rounding, draws depend on the index of the sample since ``apply``,
-    not on how samples were split into batches.
+    Law: with stochastic rounding, draws depend on the index of the sample since ``apply`` or
+    ``restart``, not on how samples were split into batches.
     """
 
     def __init__(self, session: Session, instrumented: Emulated, setting: Setting) -> None:
@@ -100,6 +100,10 @@ class EmulatorSession:
     def apply(self, setting: Setting) -> EmulatorSession:
         """Cast what ``setting`` says from now on; the stream of samples starts anew."""
         self._own = self._instrumented.feeds(setting)
+        return self.restart()
+
+    def restart(self) -> EmulatorSession:
+        """The next sample is the first of the stream."""
         self._seen = 0
         return self
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,8 +39,8 @@ _SLACK = 8.0
 """Allowed error in unit roundoffs of the result's magnitude: inputs, weights, product, sum
 and activation round once each, and a margin of 1.6 for unlucky cancellation."""
 
-_cache: dict[tuple[str, str], Mapping[Format, Capability]] = {}
-_cache_of_one: dict[tuple[str, str, Format], Capability] = {}
+# By engine and device; a second look at noise would say something else.
+_cache: dict[tuple[str, str], dict[Format, Capability]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,21 +52,12 @@ class _Attempt:
 
 def probe(engine: Engine) -> Mapping[Format, Capability]:
     """The capabilities of an engine's device; measured once per process."""
-    key = (engine.name, engine.device)
-    if key not in _cache:
-        _cache[key] = _probe(engine)
-    return _cache[key]
+    return _known(engine, PROBED)
 
 
 def probe_one(engine: Engine, fmt: Format) -> Capability:
     """The capability in one format: a fraction of ``probe``'s time."""
-    found = _cache.get((engine.name, engine.device))
-    if found:
-        return found[fmt]
-    key = engine.name, engine.device, fmt
-    if key not in _cache_of_one:  # a second look at noise would say something else
-        _cache_of_one[key] = _judge(engine, fmt, _baseline(engine))
-    return _cache_of_one[key]
+    return _known(engine, (fmt,))[fmt]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +80,13 @@ def speed_of(engine: Engine, fmt: Format) -> Speed:
     return Speed(gains=found.speed > _GAINS, text=text)
 
 
-def _probe(engine: Engine) -> dict[Format, Capability]:
-    baseline = _baseline(engine)
-    return {fmt: _judge(engine, fmt, baseline) for fmt in PROBED}
-
-
-def _baseline(engine: Engine) -> dict[Probe, _Attempt]:
-    return {p: _attempt(engine, p, Format.FP32) for p in PROBES}
+def _known(engine: Engine, formats: Sequence[Format]) -> dict[Format, Capability]:
+    known = _cache.setdefault((engine.name, engine.device), {})
+    missing = [fmt for fmt in formats if fmt not in known]
+    if missing:
+        baseline = {p: _attempt(engine, p, Format.FP32) for p in PROBES}
+        known |= {fmt: _judge(engine, fmt, baseline) for fmt in missing}
+    return {fmt: known[fmt] for fmt in formats}
 
 
 def _judge(engine: Engine, fmt: Format, baseline: Mapping[Probe, _Attempt]) -> Capability:

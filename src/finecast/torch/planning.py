@@ -10,10 +10,9 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from finecast import rules
-from finecast.assign import highest, lowest, make_plan, pick
+from finecast.assign import chosen, highest, lowest, make_plan
 from finecast.choices import Choice, Proposal, choices
 from finecast.cost import CostModel
 from finecast.errors import UsageError
@@ -27,7 +26,7 @@ from finecast.frontends.torch.reader import Binding
 from finecast.graph import Graph
 from finecast.plan import Plan
 from finecast.policy import Policy, Scope
-from finecast.problem import Roundings
+from finecast.problem import Roundings, unit_times
 from finecast.rules import Context, Permission, UserRule
 from finecast.torch.costs import CompiledCost
 from finecast.torch.inside import TRAINING_RULES
@@ -112,38 +111,25 @@ class TorchPlanner:
         """
         paths = [sorted({units.of[n] for n in p.path}) for p in points]
         constants = np.zeros(len(units.members))
+        times = {
+            fmt: unit_times(self.graph, units, self.cost, fmt)
+            for fmt in (Format.FP32, *errors)
+        }
         return choices(
             self.graph,
             units,
             self.permissions,
-            {fmt: self._times(units, fmt) for fmt in (Format.FP32, *errors)},
+            times,
             self.cost.cast_time_s,
             [Roundings(units=constants, lists=paths, errors=e) for e in errors.values()],
             io={},
             most=most,
         )
 
-    def _times(self, units: Units, fmt: Format) -> NDArray[np.float64]:
-        nodes = self.graph.nodes
-        return np.array(
-            [
-                sum(self.cost.node_time_s(self.graph, nodes[i], fmt) for i in members)
-                for members in units.members
-            ]
-        )
-
     def proposal(self, units: Units, choice: Choice) -> Proposal:
         """The plan of one step of the frontier."""
-        of = choice.by_node(units)
-        formats = {i: pick(p, of.get(i, Format.FP32)) for i, p in self.permissions.items()}
-        because = (
-            f"minimum cut, step {choice.index} of the frontier: predicted"
-            f" {1e3 * choice.time_s:.4g} ms, relative output error {choice.error**0.5:.3g}"
-        )
-        plan = self.plan(formats, because)
-        return Proposal(
-            name=f"step {choice.index}", plan=plan, time_s=choice.time_s, error=choice.error
-        )
+        formats = chosen(self.permissions, units, choice)
+        return choice.proposal(self.plan(formats, choice.because))
 
 
 def make_torch_planner(

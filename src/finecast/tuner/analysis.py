@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from finecast import rules
-from finecast.assign import highest, lowest, make_plan, pick
-from finecast.choices import Choice
+from finecast.assign import highest, lowest, make_plan
 from finecast.cost import MeasuredCost
 from finecast.engines import EMULATOR
 from finecast.engines.base import Engine, Feeds, KernelTime
@@ -24,7 +23,6 @@ from finecast.measure.casting import measure_casts
 from finecast.plan import Plan
 from finecast.policy import Policy, Scope
 from finecast.rules import Context, Permission
-from finecast.units import Units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,18 +86,6 @@ class Planner:
         """Every op keeps the type it has."""
         nodes = self.graph.float_nodes
         return self.plan({n.id: n.format for n in nodes if n.format is not None}, why)
-
-    def of_units(
-        self,
-        units: Units,
-        choice: Choice,
-        because: str,
-        evidence: Mapping[int, Mapping[str, float | str]],
-    ) -> Plan:
-        """Units as chosen, all else fp32 where permitted."""
-        of = choice.by_node(units)
-        formats = {i: pick(p, of.get(i, Format.FP32)) for i, p in self.permissions.items()}
-        return self.plan(formats, because, evidence)
 
 
 def worthwhile(

@@ -93,12 +93,10 @@ class DeviceModel:
         """The model as the device runs it under ``setting``."""
         return EmulatorEngine(emulation=emulation).session(self.prepared, fixed=setting)
 
-    def evaluate(self, emulation: Emulation, setting: Setting) -> tuple[float, float]:
+    def evaluate(self, session: EmulatorSession) -> tuple[float, float]:
         """Metric on all data, and relative output error on calibration data."""
-        session = self.session(emulation, setting)
         error = self.error(session)
-        session.apply(setting)  # the stream of samples starts anew
-        return self.workload.evaluate(session, self.reference), error
+        return self.workload.evaluate(session.restart(), self.reference), error
 
     def error(self, session: Session) -> float:
         """Relative output error on calibration data."""
@@ -158,35 +156,26 @@ class PlanSearch:
 
     def evaluate(self, plan: Plan) -> tuple[float, float]:
         """Metric on all data, and relative output error on calibration data."""
-        device, emulation = self.device, self._emulation(plan)
-        if emulation is not None:
-            return device.evaluate(emulation, setting_of_plan(self._formats(plan), emulation))
-        # Twice, so that a stream of samples starts anew.
-        error = device.error(self._converted(plan))
-        return device.workload.evaluate(self._converted(plan), device.reference), error
+        return self.device.evaluate(self._session(plan))
 
     def error(self, plan: Plan) -> float:
         """Relative output error on calibration data."""
-        device, emulation = self.device, self._emulation(plan)
-        if emulation is not None:
-            setting = setting_of_plan(self._formats(plan), emulation)
-            return device.error(device.session(emulation, setting))
-        return device.error(self._converted(plan))
+        return self.device.error(self._session(plan))
 
     def _formats(self, plan: Plan) -> dict[int, Format]:
         return {self.ids[n]: f for n, f in plan.formats.items() if n in self.ids}
 
-    def _emulation(self, plan: Plan) -> Emulation | None:
-        """Of a plan of one low format: the same whatever others were to choose from."""
-        low = {f for f in self._formats(plan).values() if f is not Format.FP32}
-        if len(low) > 1:
-            return None
-        return replace(self.emulation, format=low.pop()) if low else self.emulation
-
-    def _converted(self, plan: Plan) -> Session:
-        """The plan's own model, on a device that casts nothing else."""
+    def _session(self, plan: Plan) -> EmulatorSession:
+        """A plan of one low format is the same whatever others were to choose from."""
+        formats, device = self._formats(plan), self.device
+        low = set(formats.values()) - {Format.FP32}
+        if len(low) <= 1:
+            emulation = replace(self.emulation, format=next(iter(low), self.emulation.format))
+            return device.session(emulation, setting_of_plan(formats, emulation))
         engine = EmulatorEngine(emulation=replace(self.emulation, scope=Scope.NONE))
-        return load_model(engine, frontend.apply(self.device.file, plan).model)
+        session = load_model(engine, frontend.apply(device.file, plan).model)
+        assert isinstance(session, EmulatorSession)
+        return session
 
 
 def search_plans(

@@ -94,7 +94,9 @@ class LadderWalk:
         device = self.device
         setting = setting_of(device.prepared.graph, emulation)
         same = self._leaves_alone(emulation, setting)
-        metric, error = (device.baseline, 0.0) if same else device.evaluate(emulation, setting)
+        metric, error = device.baseline, 0.0
+        if not same:
+            metric, error = device.evaluate(device.session(emulation, setting))
         return RungResult(
             rung=rung,
             metric=metric,

@@ -7,16 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from finecast.choices import Choice, Proposal, choices
+from finecast.assign import chosen
+from finecast.choices import Proposal, choices
 from finecast.cost import CostModel
 from finecast.engines.base import Feeds
 from finecast.formats import Format
 from finecast.frontends import onnx as frontend
 from finecast.measure.observe import switched_probe
-from finecast.problem import Times, pins, roundings
+from finecast.problem import Times, pins, roundings, unit_times
 from finecast.progress import Progress
 from finecast.sensitivity import Sensitivity, measure
 from finecast.tuner.analysis import Planner, Profiles, kernel_nodes
@@ -77,7 +75,7 @@ def propose(
 ) -> list[Proposal]:
     """Plans along the frontier of predicted time and error, fastest last."""
     graph = planner.graph
-    times = {fmt: _unit_times(planner, units, cost, fmt) for fmt in (Format.FP32, *rounded)}
+    times = {fmt: unit_times(graph, units, cost, fmt) for fmt in (Format.FP32, *rounded)}
     io = frontend.resolve_io(graph, planner.highest().io)
     pinned = pins(io, (*times,))
     found = choices(
@@ -94,8 +92,12 @@ def propose(
         most=max_steps,
     )
     evidence = _evidence(units, rounded, times)
-    exact = len(rounded) == 1
-    return [_proposal(planner, units, choice, evidence, exact=exact) for choice in found]
+    return [
+        choice.proposal(
+            planner.plan(chosen(planner.permissions, units, choice), choice.because, evidence)
+        )
+        for choice in found
+    ]
 
 
 def lowest(
@@ -122,29 +124,6 @@ def probes(rounded: Mapping[Format, Rounded]) -> int:
     return sum(r.sensitivity.probes for r in rounded.values())
 
 
-def _proposal(
-    planner: Planner,
-    units: Units,
-    choice: Choice,
-    evidence: Mapping[int, Mapping[str, float | str]],
-    *,
-    exact: bool,
-) -> Proposal:
-    how = "minimum cut" if exact else "expansion moves"
-    because = (
-        f"{how}, step {choice.index} of the frontier: predicted"
-        f" {1e3 * choice.time_s:.4g} ms with {choice.casts} casts"
-    )
-    if choice.error > 0:
-        because += f", relative output error {math.sqrt(choice.error):.3g}"
-    return Proposal(
-        name=f"step {choice.index}",
-        plan=planner.of_units(units, choice, because, evidence),
-        time_s=choice.time_s,
-        error=choice.error,
-    )
-
-
 def _evidence(
     units: Units,
     rounded: Mapping[Format, Rounded],
@@ -163,15 +142,3 @@ def _evidence(
             which = "" if len(weights) == 1 else f" in {fmt.label}"
             of[f"error of weights{which}"] = math.sqrt(errors.get(unit, 0.0))
     return found
-
-
-def _unit_times(
-    planner: Planner, units: Units, cost: CostModel, fmt: Format
-) -> NDArray[np.float64]:
-    graph = planner.graph
-    return np.array(
-        [
-            sum(cost.node_time_s(graph, graph.nodes[i], fmt) for i in nodes)
-            for nodes in units.members
-        ]
-    )

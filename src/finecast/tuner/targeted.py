@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from finecast.emulation import Emulation
 from finecast.errors import UsageError
-from finecast.formats import Format
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile
 from finecast.frontends.onnx.emulation import Setting
@@ -93,7 +92,7 @@ class _Tuning:
             latency_s=device.time_s(search.emulation, Setting()),
             size_bytes=device.file.size_bytes,
         )
-        candidates = [c for c in search.candidates() if _lowers(c)]
+        candidates = [c for c in search.candidates() if c.plan.lowers]
         chained = chain(candidates, base.latency_s)
         found = fastest_passing(chained, self.trials.passes)
         if found is not None:
@@ -152,10 +151,6 @@ def _engine_key(emulation: Emulation) -> str:
         emulation.saturate_infinity,
     )
     return ":".join(("emulator", *map(str, parts)))
-
-
-def _lowers(candidate: Candidate) -> bool:
-    return any(f is not Format.FP32 for f in candidate.plan.formats.values())
 
 
 def _ms(seconds: float) -> str:

@@ -235,7 +235,7 @@ class _Tuning:
         )
         self.probes = probes(rounded)
         proposals = propose(planner, units, rounded, cost)
-        kept = (p for p in proposals if _lowers(p.plan))
+        kept = (p for p in proposals if p.plan.lowers)
         return [*kept, *lowest(planner, rounded, profiles.low_s)]
 
     def _rank(
@@ -351,10 +351,6 @@ class _Tuning:
             predicted_error=errors[0],
             measured_error=errors[1],
         )
-
-
-def _lowers(plan: Plan) -> bool:
-    return any(f.storage_bytes < 4 for f in plan.formats.values())
 
 
 def _interleaved(
