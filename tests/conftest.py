@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from finecast.formats import Format
+    from finecast.torch.rates import Rate
 
 # Speed is benchmarked, never tested: no deadline anywhere.
 settings.register_profile("dev", deadline=None)
@@ -38,3 +43,20 @@ def check_golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert text == path.read_text(encoding="utf-8")
 
     return check
+
+
+@pytest.fixture
+def fast_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch on a device where bf16 pays and fp16 does not, whatever this one is."""
+    pytest.importorskip("torch")
+    from finecast.formats import Format
+    from finecast.torch import rates
+
+    def rate(device: str, fmt: Format, threads: int) -> Rate:
+        del device, threads
+        speed = {Format.BF16: 4.0, Format.FP16: 0.1}.get(fmt, 1.0)
+        return rates.Rate(
+            product_tflops=0.001 * speed, speed=speed, bandwidth_gb_s=50.0, overhead_s=1e-7
+        )
+
+    monkeypatch.setattr(rates, "rate", rate)

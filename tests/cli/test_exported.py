@@ -14,24 +14,14 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from finecast.cli import main  # noqa: E402
-from finecast.formats import Format  # noqa: E402
-from finecast.torch import exported, planning, rates  # noqa: E402
+from finecast.torch import exported  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
 
 @pytest.fixture(autouse=True)
-def _speeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """bf16 pays and fp16 does not, whatever this device is; modules are timed as they are."""
-
-    def rate(device: str, fmt: Format) -> rates.Rate:
-        del device
-        speed = {Format.BF16: 4.0, Format.FP16: 0.1}.get(fmt, 1.0)
-        return rates.Rate(
-            product_tflops=0.001 * speed, speed=speed, bandwidth_gb_s=50.0, overhead_s=1e-7
-        )
-
-    monkeypatch.setattr(planning, "rate_here", rate)
+def _not_compiled(monkeypatch: pytest.MonkeyPatch, fast_bf16: None) -> None:
+    """Modules are timed as they are."""
     monkeypatch.setattr(exported, "deployed", lambda: lambda module: module)
 
 

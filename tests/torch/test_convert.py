@@ -47,18 +47,8 @@ class Net(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def _fast_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device on which bf16 pays, whatever this one is; and the same random numbers."""
+def _same_numbers() -> None:
     torch.manual_seed(0)
-
-    def rate(device: str, fmt: Format) -> rates.Rate:
-        del device
-        speed = {Format.BF16: 4.0, Format.FP16: 0.1}.get(fmt, 1.0)
-        return rates.Rate(
-            product_tflops=0.001 * speed, speed=speed, bandwidth_gb_s=50.0, overhead_s=1e-7
-        )
-
-    monkeypatch.setattr(planning, "rate_here", rate)
 
 
 def error(y: torch.Tensor, reference: torch.Tensor) -> float:

@@ -10,7 +10,7 @@ from torch.nn import functional as F  # noqa: E402, N812
 import finecast.torch as ft  # noqa: E402
 from finecast.formats import Format  # noqa: E402
 from finecast.frontends import torch as frontend  # noqa: E402
-from finecast.torch import kernels, planning, rates  # noqa: E402
+from finecast.torch import kernels  # noqa: E402
 from finecast.torch.kernels import KernelTimes  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -30,18 +30,6 @@ class Attending(nn.Module):
         q, k, v = self.qkv(x).view(split).permute(2, 0, 3, 1, 4).unbind(0)
         mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape)
         return self.output(mixed + self.conv(mixed.transpose(1, 2)).transpose(1, 2))
-
-
-@pytest.fixture
-def _fast_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    def rate(device: str, fmt: Format) -> rates.Rate:
-        del device
-        speed = {Format.BF16: 4.0}.get(fmt, 1.0)
-        return rates.Rate(
-            product_tflops=0.001 * speed, speed=speed, bandwidth_gb_s=50.0, overhead_s=1e-7
-        )
-
-    monkeypatch.setattr(planning, "rate_here", rate)
 
 
 def test_kernels_are_measured_and_packed_products_are_not() -> None:
@@ -94,7 +82,6 @@ def test_long_kernels_are_left_to_the_rates_and_equal_ones_run_once(
     assert runs == [2]
 
 
-@pytest.mark.usefixtures("_fast_bf16")
 @pytest.mark.parametrize(("seconds", "expected"), [(1.0, "fp32"), (1e-9, "bf16")])
 def test_the_plan_follows_what_was_measured(
     monkeypatch: pytest.MonkeyPatch, seconds: float, expected: str

@@ -19,7 +19,6 @@ import finecast.torch as ft  # noqa: E402
 from finecast.errors import ModelError, UsageError  # noqa: E402
 from finecast.formats import Format  # noqa: E402
 from finecast.measure.criterion import Criterion  # noqa: E402
-from finecast.torch import planning, rates  # noqa: E402
 from finecast.tuner.sources import DataOptions  # noqa: E402
 from finecast.tuner.tuning import Verdict  # noqa: E402
 
@@ -37,17 +36,8 @@ class Net(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def _fast_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+def _same_numbers() -> None:
     torch.manual_seed(0)
-
-    def rate(device: str, fmt: Format) -> rates.Rate:
-        del device
-        speed = {Format.BF16: 4.0}.get(fmt, 1.0)
-        return rates.Rate(
-            product_tflops=0.001 * speed, speed=speed, bandwidth_gb_s=50.0, overhead_s=1e-7
-        )
-
-    monkeypatch.setattr(planning, "rate_here", rate)
 
 
 def inputs(batch: int = 4) -> tuple[tuple[torch.Tensor], dict[str, torch.Tensor]]:
