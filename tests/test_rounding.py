@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from finecast.formats import Format
-from finecast.rounding import round_to
+from finecast.rounding import convert_constant, overflow_limit, round_to
 
 Floats = NDArray[np.float32]
 
@@ -171,3 +171,32 @@ def test_keeps_shape_and_layout_of_any_view(fmt: Format) -> None:
     assert rounded.shape == x.shape
     assert rounded.dtype == np.float32
     assert same(rounded.ravel(), round_to(np.ascontiguousarray(x).ravel(), fmt))
+
+
+@pytest.mark.parametrize(
+    "fmt", [f for f in Format if f is not Format.FP32], ids=lambda f: f.label
+)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_constants_saturate_up_to_one_ulp_beyond_the_range(fmt: Format, sign: float) -> None:
+    ulp = fmt.max - float(codes(fmt)[-2]) if fmt.storage_bytes <= 2 else 2.0**117
+    assert overflow_limit(fmt) == fmt.max + ulp
+    limit = min(overflow_limit(fmt), math.inf)
+    with np.errstate(over="ignore"):
+        beyond = np.float32(limit)  # Inf where it is beyond fp32, too
+    inside = np.nextafter(beyond, np.float32(0))
+    given = sign * np.array([fmt.max, inside, beyond, np.nan, 0.0], np.float32)
+    with np.errstate(invalid="ignore"):
+        got = convert_constant(given, fmt).astype(np.float32)
+    assert got[:2].tolist() == [sign * fmt.max] * 2
+    assert not np.isfinite(got[2])
+    assert np.isnan(got[3])
+    assert np.signbit(got[4]) == (sign < 0)
+
+
+@given(st.lists(FLOATS, min_size=1, max_size=6), FORMATS)
+def test_constants_within_the_range_round_as_values_do(
+    numbers: list[float], fmt: Format
+) -> None:
+    x = np.array(numbers, np.float32)
+    x = x[np.abs(x) <= fmt.max]
+    assert same(convert_constant(x, fmt).astype(np.float32), round_to(x, fmt))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,7 +10,7 @@ from finecast.formats import Format
 from finecast.graph import Graph
 from finecast.graph_text import from_text, to_text
 from finecast.rules import Permission
-from finecast.units import make_units, rounding_points
+from finecast.units import make_units, pattern_kernels, rounding_points
 
 BOTH = frozenset({Format.FP32, Format.BF16})
 # x -> matmul(w) -> transpose -> gelu parts (erf, mul) -> matmul(w) -> y, with a shape read on
@@ -127,3 +128,24 @@ def test_a_read_suffices_to_round() -> None:
     points = rounding_points(GRAPH, units)
     # b is what erf reads; a only moves to b, and is stored in fp32 by every plan.
     assert set(points.class_of) == {VALUES["b"], VALUES["c"]}
+
+
+@pytest.mark.parametrize(
+    ("also", "joined"),
+    [
+        ("", True),
+        ("node late relu onnx::Relu fp32 (%2) -> (%4 z fp32)\noutput %4\n", False),
+        # Who reads what comes out of it does not matter.
+        ("node late matmul onnx::MatMul fp32 (%3) -> (%4 z fp32)\noutput %4\n", True),
+    ],
+)
+def test_a_pointwise_op_joins_the_kernel_before_it_as_its_sole_reader(
+    also: str, joined: bool
+) -> None:
+    graph = from_text(
+        "input %0 x fp32\nconstant %1 w fp32 size=4\n"
+        "node product matmul onnx::MatMul fp32 (%0, %1) -> (%2 a fp32)\n"
+        f"node act tanh onnx::Tanh fp32 (%2) -> (%3 y fp32)\n{also}output %3\n"
+    )
+    product, act = (next(n.id for n in graph.nodes if n.name == x) for x in ("product", "act"))
+    assert any({product, act} <= k for k in pattern_kernels(graph)) == joined

@@ -90,6 +90,57 @@ class Problem:
         return np.repeat(np.arange(len(self.producer)), np.diff(self.consumer_ptr))
 
 
+class ProblemBuilder:
+    """Values of a problem, added in blocks of rows; what is not stated costs nothing."""
+
+    def __init__(self) -> None:
+        self._producer: list[Ints] = []
+        self._entries: list[tuple[Ints, Ints]] = []
+        self._costs: list[tuple[Floats, Floats, Floats]] = []
+        self._rows = 0
+
+    def add(
+        self,
+        producer: Ints,
+        row: Ints,
+        unit: Ints,
+        *,
+        down: Floats | None = None,
+        up: Floats | None = None,
+        error: Floats | None = None,
+    ) -> None:
+        """One value for each of ``producer``; consumer ``unit[i]`` reads value ``row[i]``."""
+        zeros = np.zeros(len(producer))
+        self._producer.append(producer)
+        self._entries.append((row + self._rows, unit))
+        self._costs.append(
+            (
+                zeros if down is None else down,
+                zeros if up is None else up,
+                zeros if error is None else error,
+            )
+        )
+        self._rows += len(producer)
+
+    def problem(self, *, time_high: Floats, time_low: Floats, error: Floats) -> Problem:
+        """The problem of these values and of the units' own times and errors."""
+        row = np.concatenate([r for r, _ in self._entries])
+        unit = np.concatenate([u for _, u in self._entries])
+        order = np.argsort(row, kind="stable")
+        down, up, rounded = (np.concatenate(c) for c in zip(*self._costs, strict=True))
+        return Problem(
+            time_high=time_high,
+            time_low=time_low,
+            error=error,
+            producer=np.concatenate(self._producer),
+            consumer_ptr=np.searchsorted(row[order], np.arange(self._rows + 1)),
+            consumer_unit=unit[order],
+            down_cost=down,
+            up_cost=up,
+            value_error=rounded,
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
     """An assignment and what it costs; ``casts`` counts the casts that take time."""

@@ -13,8 +13,9 @@ from finecast.expansion import envelope
 from finecast.formats import Format
 from finecast.frontier import frontier
 from finecast.graph import Graph
+from finecast.labelling import two_sided
 from finecast.plan import Plan
-from finecast.problem import CastTime, Roundings, Times, build_label_problem, build_problem
+from finecast.problem import CastTime, Roundings, Times, build_problem
 from finecast.rules import Permission
 from finecast.units import Units
 
@@ -92,16 +93,15 @@ def choices(
         times: Seconds by unit in each format, fp32 first.
         cast_time: Seconds of a value's cast.
         rounded: What rounding does, for each low format in the order of ``times``.
-        io: Declared low formats of inputs and outputs, by value id.
+        io: Declared formats of inputs and outputs, by value id.
         most: How many; None for all of them.
 
     Raises:
         RuleConflictError: If a unit may have no format.
     """
     formats = (*times,)
-    stated = (graph, units, permissions, times, cast_time)
-    if len(rounded) == 1:
-        problem = build_problem(*stated, rounded[0], io=io)
+    problem = build_problem(graph, units, permissions, times, cast_time, rounded, io=io)
+    if problem.labels == 2:
         return tuple(
             Choice(
                 how="minimum cut",
@@ -111,9 +111,8 @@ def choices(
                 error=step.error,
                 casts=step.casts,
             )
-            for step in frontier(problem, max_steps=most)
+            for step in frontier(two_sided(problem), max_steps=most)
         )
-    labels = build_label_problem(*stated, rounded, io=io)
     return tuple(
         Choice(
             how="expansion moves",
@@ -123,7 +122,7 @@ def choices(
             error=found.error,
             casts=found.casts,
         )
-        for index, found in enumerate(envelope(labels, max_steps=most or _MANY))
+        for index, found in enumerate(envelope(problem, max_steps=most or _MANY))
     )
 
 

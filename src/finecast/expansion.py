@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from finecast.assignment import PINNED_HIGH, PINNED_LOW, Floats, Ints, Problem
+from finecast.assignment import PINNED_HIGH, PINNED_LOW, Ints, Problem, ProblemBuilder
 from finecast.frontier import spread
 from finecast.labelling import Labelling, LabelProblem, evaluate
 from finecast.solve import solve
@@ -111,10 +111,7 @@ class _Move:
         pins = np.full(problem.labels, PINNED_HIGH)
         pins[to] = PINNED_LOW
         self.side = np.concatenate([own, pins[::-1]])
-        self.producer: list[Ints] = []
-        self.entries: list[tuple[Ints, Ints]] = []
-        self.costs: list[tuple[Floats, Floats, Floats]] = []
-        self.rows = 0
+        self.builder = ProblemBuilder()
 
     def problem(self) -> Problem:
         of, units = self.of, np.arange(len(self.label))
@@ -122,20 +119,10 @@ class _Move:
         self._roundings()
         weight = of.time + self.lam * of.error
         stays = self.label == self.to
-        row = np.concatenate([r for r, _ in self.entries])
-        unit = np.concatenate([u for _, u in self.entries])
-        order = np.argsort(row, kind="stable")
-        down, up, error = (np.concatenate(c) for c in zip(*self.costs, strict=True))
-        return Problem(
+        return self.builder.problem(
             time_high=np.where(stays, 0.0, weight[units, self.label]),
             time_low=np.where(stays, 0.0, weight[:, self.to]),
             error=np.zeros(len(units)),
-            producer=np.concatenate(self.producer),
-            consumer_ptr=np.searchsorted(row[order], np.arange(self.rows + 1)),
-            consumer_unit=unit[order],
-            down_cost=down,
-            up_cost=up,
-            value_error=error,
         )
 
     def _casts(self) -> None:
@@ -146,8 +133,8 @@ class _Move:
         # To the label itself: paid if any consumer has it; more if the producer has not.
         now, then = of.cast[made, to, value], of.cast[to, to, value]
         then = np.where(maker >= 0, np.minimum(now, then), now)
-        self._add(np.full(len(made), PINNED_HIGH), row, self.side[unit], down=then)
-        self._add(maker, row, self.side[unit], down=now - then)
+        self.builder.add(np.full(len(made), PINNED_HIGH), row, self.side[unit], down=then)
+        self.builder.add(maker, row, self.side[unit], down=now - then)
         for other in range(of.labels):
             if other == to:
                 continue
@@ -156,8 +143,8 @@ class _Move:
             # Paid while a consumer keeps its format; more if the producer changes its own.
             now, then = of.cast[made, other, value], of.cast[to, other, value]
             then = np.where(maker >= 0, np.maximum(now, then), now)
-            self._add(np.full(len(made), PINNED_LOW), rows, left, up=now)
-            self._add(maker, rows, left, up=then - now)
+            self.builder.add(np.full(len(made), PINNED_LOW), rows, left, up=now)
+            self.builder.add(maker, rows, left, up=then - now)
 
     def _roundings(self) -> None:
         for number, found in enumerate(self.of.touched, start=1):
@@ -165,30 +152,8 @@ class _Move:
             priced = self.lam * found.error
             if number == self.to:
                 nobody = np.full(len(priced), PINNED_HIGH)
-                self._add(nobody, row, self.side[unit], error=priced)
+                self.builder.add(nobody, row, self.side[unit], error=priced)
             else:
                 has = self.sides[unit] == number
                 everybody = np.full(len(priced), PINNED_LOW)
-                self._add(everybody, row[has], self.side[unit[has]], up=priced)
-
-    def _add(
-        self,
-        producer: Ints,
-        row: Ints,
-        unit: Ints,
-        *,
-        down: Floats | None = None,
-        up: Floats | None = None,
-        error: Floats | None = None,
-    ) -> None:
-        self.producer.append(producer)
-        self.entries.append((row + self.rows, unit))
-        zeros = np.zeros(len(producer))
-        self.costs.append(
-            (
-                zeros if down is None else down,
-                zeros if up is None else up,
-                zeros if error is None else error,
-            )
-        )
-        self.rows += len(producer)
+                self.builder.add(everybody, row[has], self.side[unit[has]], up=priced)

@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from finecast.assignment import Bools, Floats, Ints
+from finecast.assignment import (
+    PINNED_HIGH,
+    PINNED_LOW,
+    Bools,
+    Floats,
+    Ints,
+    Problem,
+    ProblemBuilder,
+)
 from finecast.errors import RuleConflictError
 
 
@@ -140,3 +148,37 @@ def read_in(problem: LabelProblem, sides: Ints) -> Bools:
     read = np.zeros((len(problem.producer), problem.labels), dtype=np.bool_)
     read[problem.consumers.row, sides[problem.consumers.unit]] = True
     return read
+
+
+def two_sided(problem: LabelProblem) -> Problem:
+    """The same problem of two labels, for the exact solver.
+
+    Law: every assignment takes the time and has the error of the same labelling, and as many
+    casts where one to the value's own label takes no time, or as long as from the other.
+
+    Raises:
+        ValueError: If there are more labels, or a value that a unit makes is cast to the
+            unit's own label for more than from the other.
+    """
+    if problem.labels != 2:
+        raise ValueError(f"{problem.labels} labels, not 2")
+    (high_high, high_low), (low_high, low_low) = problem.cast
+    producer, row, unit = problem.producer, problem.consumers.row, problem.consumers.unit
+    if np.any((producer >= 0) & ((high_high > low_high) | (low_low > high_low))):
+        raise ValueError("a cast to a value's own label takes longer than from the other")
+    # What readers of a side cost whoever makes the value; the rest if the other side does.
+    down = np.where(producer == PINNED_HIGH, high_low, low_low)
+    up = np.where(producer == PINNED_LOW, low_high, high_high)
+    built = ProblemBuilder()
+    more_down, more_up = (np.maximum(x, 0.0) for x in (high_low - down, low_high - up))
+    built.add(producer, row, unit, down=more_down, up=more_up)
+    if down.any():
+        built.add(np.full(len(producer), PINNED_HIGH), row, unit, down=down)
+    if up.any():
+        built.add(np.full(len(producer), PINNED_LOW), row, unit, up=up)
+    touched = problem.touched[0]
+    nobody = np.full(len(touched.error), PINNED_HIGH)
+    built.add(nobody, touched.rows.row, touched.rows.unit, error=touched.error)
+    return built.problem(
+        time_high=problem.time[:, 0], time_low=problem.time[:, 1], error=problem.error[:, 1]
+    )

@@ -1,4 +1,4 @@
-"""From units, costs and sensitivities to the assignment problem that the solvers answer."""
+"""From units, costs and sensitivities to the problem that the solvers answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.assignment import PINNED_HIGH, Floats, Problem
+from finecast.assignment import PINNED_HIGH, Floats
 from finecast.cost import CostModel
 from finecast.formats import Format
 from finecast.graph import Graph, Value
@@ -53,74 +53,67 @@ def build_problem(
     permissions: Mapping[int, Permission],
     times: Times,
     cast_time: CastTime,
-    rounded: Roundings,
+    rounded: Sequence[Roundings],
     *,
     io: Mapping[int, Format],
-) -> Problem:
-    """State the choice between fp32 and one low format for every unit.
+) -> LabelProblem:
+    """State the choice among fp32 and low formats for every unit, labels as in ``times``.
 
-    Law: the cost of an assignment is the sum of unit times, of one cast per value and
-    direction that needs one, and lam times the squared error of every rounding that the
-    assignment does, each once.
+    Law: the cost of a labelling is the sum of unit times, of one cast per value and format
+    that needs one, and lam times the squared error of every rounding that the labelling
+    does, each once. The casts are those of ``edits``.
 
     Args:
         graph: The graph.
         units: What is decided.
         permissions: What the rules left; units without fp32 must be low.
-        times: Seconds by unit.
+        times: Seconds by unit in each format, fp32 first.
         cast_time: Seconds of a value's cast.
-        rounded: What rounding does.
-        io: Declared low formats of inputs and outputs, by value id.
-    """
-    high, low = times
-    table = _ValueTable()
-    stores = not low.operands_only
-    for value, producer, consumers in _ports(graph, units, pins(io, (*times,)), stores=stores):
-        down, up = cast_time(value, high, low), cast_time(value, low, high)
-        table.add(producer, consumers, down, up, 0.0)
-    for touched, error in zip(rounded.lists, rounded.errors, strict=True):
-        # One more value stands for the class: rounded as soon as anything it touches is low.
-        table.add(PINNED_HIGH, touched, 0.0, 0.0, float(error))
-    must_be_low = _forbidden(units, permissions, high)
-    return table.problem(
-        time_high=np.where(must_be_low, np.inf, times[high]),
-        time_low=times[low],
-        error=rounded.units,
-    )
-
-
-def build_label_problem(
-    graph: Graph,
-    units: Units,
-    permissions: Mapping[int, Permission],
-    times: Times,
-    cast_time: CastTime,
-    rounded: Sequence[Roundings],
-    *,
-    io: Mapping[int, Format],
-) -> LabelProblem:
-    """State the choice among fp32 and several low formats, labels in the order of ``times``.
-
-    Law and arguments as ``build_problem``; ``rounded`` has one entry for each low format.
+        rounded: What rounding does, for each low format in the order of ``times``.
+        io: Declared formats of inputs and outputs, by value id.
     """
     formats = (*times,)
-    rests = [Format.FP32 if f.operands_only else f for f in formats]
-    values = list(_ports(graph, units, pins(io, formats), stores=True))
-    cast = np.array(
-        [[[cast_time(v, rest, f) for v, _, _ in values] for f in formats] for rest in rests]
-    )
+    rows = list(_rows(graph, units, formats, cast_time, io))
     forbidden = [_forbidden(units, permissions, f) for f in formats]
+    cast = np.array([table for _, _, table in rows], dtype=np.float64)
     return LabelProblem(
         time=np.where(np.stack(forbidden, axis=1), np.inf, np.stack([*times.values()], 1)),
         error=np.stack([np.zeros(len(units.members)), *(r.units for r in rounded)], axis=1),
-        producer=np.array([p for _, p, _ in values], dtype=np.int64),
-        consumers=Rows.of([c for _, _, c in values]),
-        cast=cast.reshape(len(formats), len(formats), len(values)),
+        producer=np.array([p for p, _, _ in rows], dtype=np.int64),
+        consumers=Rows.of([c for _, c, _ in rows]),
+        cast=cast.reshape(-1, len(formats), len(formats)).transpose(1, 2, 0),
         touched=tuple(
             Touched(rows=Rows.of(r.lists), error=np.asarray(r.errors, dtype=np.float64))
             for r in rounded
         ),
     )
+
+
+def _rows(
+    graph: Graph,
+    units: Units,
+    formats: Sequence[Format],
+    cast_time: CastTime,
+    io: Mapping[int, Format],
+) -> Iterator[tuple[int, list[int], Floats]]:
+    """The producer, the consumers and the table of casts of each value."""
+    # Results of an op that only reads its operands in a format are stored in fp32.
+    rests = [Format.FP32 if f.operands_only else f for f in formats]
+    everyone = [-1 - label for label in range(len(formats))]
+    for value, producer, consumers in _ports(graph, units, pins(io, formats), stores=True):
+        made, declared = rests, io.get(value.id)
+        if declared is not None and declared not in formats:
+            if value.is_output:
+                consumers.pop()  # the output itself, which no label stands for
+            if value.is_input:
+                made = [declared] * len(formats)
+            else:
+                # One more cast whatever is chosen: all labels "read" the value, and each
+                # pays for the next one's reading alone.
+                last = [cast_time(value, rest, declared) for rest in rests]
+                yield producer, everyone, np.roll(np.diag(last), 1, axis=1)
+        table = [[cast_time(value, source, to) for to in formats] for source in made]
+        yield producer, consumers, np.array(table)
 
 
 def roundings(
@@ -158,9 +151,9 @@ def roundings(
 def pins(io: Mapping[int, Format], formats: Sequence[Format]) -> dict[int, int]:
     """What stands for the declared format of each input and output; -1 is fp32.
 
-    A format that is none of ``formats`` counts as the first low one.
+    One that is none of ``formats`` has no pin: its casts do not depend on the choice.
     """
-    return {v: -1 - (formats.index(f) if f in formats else 1) for v, f in io.items()}
+    return {v: -1 - formats.index(f) for v, f in io.items() if f in formats}
 
 
 def _forbidden(
@@ -206,41 +199,3 @@ def _consumers(
     if value.is_output:
         found.append(pinned.get(value.id, PINNED_HIGH))
     return found
-
-
-class _ValueTable:
-    """Rows of the problem's values, gathered in lists."""
-
-    def __init__(self) -> None:
-        self.producer: list[int] = []
-        self.pointer: list[int] = [0]
-        self.consumers: list[int] = []
-        self.costs: list[tuple[float, float, float]] = []
-
-    def add(
-        self, producer: int, consumers: Sequence[int], down: float, up: float, error: float
-    ) -> None:
-        self.producer.append(producer)
-        self.consumers.extend(consumers)
-        self.pointer.append(len(self.consumers))
-        self.costs.append((down, up, error))
-
-    def problem(
-        self,
-        *,
-        time_high: NDArray[np.float64],
-        time_low: NDArray[np.float64],
-        error: NDArray[np.float64],
-    ) -> Problem:
-        costs = np.array(self.costs, dtype=np.float64).reshape(-1, 3)
-        return Problem(
-            time_high=time_high,
-            time_low=time_low,
-            error=error,
-            producer=np.array(self.producer, dtype=np.int64),
-            consumer_ptr=np.array(self.pointer, dtype=np.int64),
-            consumer_unit=np.array(self.consumers, dtype=np.int64),
-            down_cost=costs[:, 0],
-            up_cost=costs[:, 1],
-            value_error=costs[:, 2],
-        )

@@ -36,7 +36,7 @@ def convert_constant(x: NDArray[np.generic], fmt: Format) -> NDArray[np.generic]
     with np.errstate(over="ignore", invalid="ignore"):
         tf32 = fmt is Format.TF32  # its type alone would keep all digits
         rounded = round_to(exact, fmt) if tf32 else exact.astype(fmt.dtype)
-    if not np.isinf(rounded).any():  # the usual case, without a second look at each element
+    if np.isfinite(rounded).all():  # the usual case, without a second look at each element
         return rounded
     magnitude = np.abs(exact.astype(np.float64))
     barely = (magnitude > fmt.max) & (magnitude < overflow_limit(fmt))

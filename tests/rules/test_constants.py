@@ -36,7 +36,9 @@ def graph(constant: str) -> str:
         ("size=1 largest=65536.0 smallest_nonzero=1.0", "fp16", True),
         ("size=1 largest=1e-12 smallest_nonzero=1e-12", "fp16", True),
         ("size=1 largest=1e-12 smallest_nonzero=1e-12", "bf16", False),
-        # A few tiny elements of a large matrix vanish without harm.
+        # A few tiny elements of a large matrix vanish without harm; sixteen are few.
+        ("size=16 largest=1.0 smallest_nonzero=1e-12", "fp16", True),
+        ("size=17 largest=1.0 smallest_nonzero=1e-12", "fp16", False),
         ("size=9999 largest=1.0 smallest_nonzero=1e-12", "fp16", False),
         ("size=1 largest=0.0 smallest_nonzero=0.0", "fp16", False),
         ("size=0", "fp16", False),

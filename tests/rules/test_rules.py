@@ -82,6 +82,16 @@ def test_what_several_formats_share_is_said_once() -> None:
     assert [r.rule for r in reasons].count("names") == 1
 
 
+def test_a_merged_reason_permits_what_all_of_its_verdicts_do() -> None:
+    policy = Policy(formats=(Format.BF16, Format.FP16), exclude=(re.compile("l0"),))
+    found = permit(Context(graph=GRAPH, policy=policy))
+    both = next(r for r in found[IDS["l0/mm"]].reasons if r.rule == "names")
+    assert both.permits == ("fp32",)
+    # A verdict on one format alone says nothing of the other.
+    one = next(r for r in found[IDS["l0/mask"]].reasons if r.rule == "constants")
+    assert one.permits == ("bf16", "fp32")
+
+
 def outcome(context: Context, order: list[int]) -> dict[int, frozenset[Format]] | str:
     try:
         found = permit(context, [RULES[i] for i in order])
