@@ -48,6 +48,18 @@ def test_nothing_dropped_was_worth_a_trial(candidates: list[Candidate]) -> None:
         )
 
 
+@given(st.lists(st.floats(0.0, 0.03), min_size=1, max_size=12))
+def test_a_dropped_candidate_is_within_two_percent_of_a_kept_one(steps: list[float]) -> None:
+    """In a chain of close ones, too: each is as fast as the next, the ends are not."""
+    latency_s, candidates = 0.5, list[Candidate]()
+    for number, step in enumerate(steps):
+        latency_s *= 1 + step
+        candidates.append(candidate(str(number), latency_s, float(len(steps) - number)))
+    kept = chain(candidates, 10.0)
+    for one in candidates:
+        assert any(k.error <= one.error and k.latency_s <= one.latency_s * SAME for k in kept)
+
+
 @given(many(), st.randoms(use_true_random=False))
 def test_the_order_of_candidates_does_not_matter(
     candidates: list[Candidate], random: Any

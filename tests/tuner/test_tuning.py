@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from finecast.api import DataOptions, workload_of
 from finecast.engines import get_engine
 from finecast.engines.base import Array, Capability, Engine, Feeds, KernelTime, Session
-from finecast.errors import ModelError
+from finecast.errors import EngineError, ModelError
 from finecast.formats import Format
 from finecast.frontends import onnx as frontend
 from finecast.measure.criterion import Criterion, CriterionKind
@@ -72,6 +73,7 @@ class ToyEngine:
     gain: float = 4.0
     name: str = "toy"
     device: str = "CPU"
+    refuses_mixes: bool = False
 
     def capabilities(self) -> Mapping[Format, Capability]:
         return {}
@@ -79,9 +81,11 @@ class ToyEngine:
     def load(self, model: Path | bytes, *, profiling: bool = False) -> Session:
         del profiling
         proto = onnx.load(model) if isinstance(model, Path) else onnx.load_from_string(model)
-        return ToySession(
-            get_engine("onnxruntime").load(model), self._kernels(proto), self.clock
-        )
+        kernels = self._kernels(proto)
+        formats = {k.format for k in kernels if k.kind != "Cast"}
+        if self.refuses_mixes and len(formats) > 1:
+            raise EngineError("no kernel for this mix")
+        return ToySession(get_engine("onnxruntime").load(model), kernels, self.clock)
 
     def _kernels(self, proto: onnx.ModelProto) -> list[KernelTime]:
         graph = onnx.shape_inference.infer_shapes(proto, strict_mode=True).graph
@@ -257,6 +261,30 @@ def test_a_middle_plan_where_the_fastest_misses(bench: Bench) -> None:
         assert outcome.tuned.metric <= worst * 0.9
         assert set(outcome.plan.formats.values()) == {Format.FP16, Format.FP32}
     assert outcome.evaluations > 2
+
+
+def test_a_mix_that_the_engine_cannot_load_is_no_candidate(bench: Bench) -> None:
+    free = bench.tune(metric="max_abs", tolerance=0.0)
+    assert any(len(mixed(t.plan_json)) > 1 for t in free.trials)
+    bench.engine.refuses_mixes = True
+    outcome = bench.tune(metric="max_abs", tolerance=0.0)
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert [mixed(t.plan_json) for t in outcome.trials] == [{"fp16"}]
+
+
+def mixed(plan: str) -> set[str]:
+    return {d["format"] for d in json.loads(plan)["decisions"]}
+
+
+def test_a_trial_of_another_metric_is_not_taken_for_this_one(
+    bench: Bench, tmp_path: Path
+) -> None:
+    study = Study(tmp_path / "study.db")
+    bench.tune(study=study)
+    other = bench.tune(study=study, metric="cosine")
+    assert other.evaluations > 1
+    assert other.tuned.metric != 1.0
+    assert bench.tune(study=study, metric="cosine").evaluations == 1
 
 
 def test_trials_of_a_study_are_not_repeated(bench: Bench, tmp_path: Path) -> None:
