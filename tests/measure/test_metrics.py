@@ -132,6 +132,13 @@ def test_masked_logits_count_where_they_differ(name: str) -> None:
         assert score(name, np.array([[math.inf, 1.0]]), None, masked) == worst
 
 
+@pytest.mark.parametrize("name", ["cosine", "snr_db", "max_abs"])
+@pytest.mark.parametrize("expected", [math.inf, -math.inf, 1.0])
+def test_nan_is_nan_whatever_was_expected(name: str, expected: float) -> None:
+    got = np.array([[math.nan, 1.0]])
+    assert math.isnan(score(name, got, None, np.array([[expected, 1.0]])))
+
+
 def test_outputs_of_another_shape_are_refused() -> None:
     with pytest.raises(UsageError, match=r"has shape \[12, 3\], the fp32 model's \[12, 7\]"):
         score("cosine", SCORES[:, :3], None, SCORES)

@@ -8,9 +8,10 @@ from finecast.emulation import Emulation
 from finecast.errors import UsageError
 from finecast.formats import Format
 from finecast.neuron import Choice, Given, choose, explicit_casts, read, resolve
+from finecast.ops import OpKind
 from finecast.policy import Scope
 from finecast.roundmodes import Rounding
-from finecast.targets import list_targets
+from finecast.targets import list_targets, load_target
 
 
 def chosen(text: str, sdk: str | None = None) -> Choice:
@@ -128,6 +129,19 @@ def test_errors_name_what_conflicts(text: str, named: tuple[str, ...]) -> None:
     with pytest.raises(UsageError) as caught:
         chosen(text)
     assert all(n in str(caught.value) for n in named), str(caught.value)
+
+
+def test_a_device_without_the_format_names_those_that_have_it() -> None:
+    with pytest.raises(UsageError) as caught:
+        chosen("--target inf1 --auto-cast-type tf32")
+    named = caught.value.fix.partition("name one of ")[2].split(", ")
+    products = {t: load_target(t).engine_for(OpKind.MATMUL) for t in list_targets()}
+    capable = [
+        t for t, engine in products.items() if engine.computes_in(Format.TF32) is Format.TF32
+    ]
+    assert named == capable
+    assert {"trn1", "sm80"} <= set(named)
+    assert "inf1" not in named
 
 
 @pytest.mark.parametrize("scope", [None, "auto", "matmult"])

@@ -203,6 +203,12 @@ def test_the_environment() -> None:
     assert read(["--auto-cast", "matmult"]).over(found).auto_cast == "matmult"
 
 
+@pytest.mark.parametrize("off", ["", " ", "0"])
+def test_an_empty_switch_of_the_environment_is_off(off: str) -> None:
+    found = from_environment({"NEURON_RT_STOCHASTIC_ROUNDING_EN": off})
+    assert found.stochastic_rounding is False
+
+
 def test_ladders_are_the_guides() -> None:
     rungs = ladder("trn1")
     assert [r.options.policy.label for r in rungs] == [
