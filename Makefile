@@ -2,7 +2,7 @@
 #   make demo    tune a real model, print before and after
 #   make test    every check, as CI runs it
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench mutants clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -16,6 +16,7 @@ help:
 	@echo "make test   every check: lint, types, import layers, tests"
 	@echo "make lint   the same without the tests"
 	@echo "make bench  the benchmarks; figures in benchmarks/RESULTS.md"
+	@echo "make mutants  do the tests notice small faults? figures in docs/testing.md"
 	@echo "make clean  remove the environment and everything generated"
 
 $(BIN)/python:
@@ -64,6 +65,12 @@ bench: $(VENV)/.installed-dev
 	@set -e; for script in benchmarks/bench_*.py; do \
 	  $(BIN)/python -m benchmarks.$$(basename $$script .py) | tee -a build/bench.jsonl; done
 	@echo "for RESULTS.md: $(BIN)/python -m benchmarks.report build/bench.jsonl"
+
+# GROUPS="core rules" for some of them; SAMPLE=3 for fewer mutants of each module.
+SAMPLE ?= 6
+mutants: $(VENV)/.installed-dev
+	$(PIP) --editable '.[mutants]'
+	$(BIN)/python scripts/mutants.py $(GROUPS) --sample $(SAMPLE)
 
 clean:
 	rm -rf $(VENV) $(OUT) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
