@@ -1,0 +1,178 @@
+"""Tuning modules: with stated times it improves, keeps a mix, or refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import finecast.torch as ft  # noqa: E402
+from finecast.formats import Format  # noqa: E402
+from finecast.measure.criterion import Criterion, CriterionKind  # noqa: E402
+from finecast.torch import tuning  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+X = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+
+
+@dataclass
+class Clock:
+    """Time that only the timed modules move; stands for the module ``time``."""
+
+    now_s: float = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+class Branches(nn.Module):
+    """The first product's error is ten times the other's at the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        self.large, self.small = nn.Linear(16, 16), nn.Linear(16, 16)
+        for p in self.parameters():
+            p.data = torch.randn(p.shape, generator=generator)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 10 * self.large(x) + self.small(torch.sin(x))
+
+
+@dataclass
+class Device:
+    """Times modules as stated: in ms, fp32 and by the number of products in bf16."""
+
+    clock: Clock
+    fp32_ms: Sequence[float] = (4.0,)
+    low_ms: Callable[[int], Sequence[float]] = lambda low: (4.0 - low,)
+    timed: list[nn.Module] = field(default_factory=list)
+
+    def prepare(self, module: nn.Module) -> Callable[..., Any]:
+        self.timed.append(module)
+        of = cycle(self.fp32_ms)
+        if isinstance(module, torch.fx.GraphModule):
+            of = cycle(self.low_ms(products(module)))
+        return self.runner(module, of)
+
+    def runner(self, module: nn.Module, times: Iterator[float]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            assert not module.training
+            self.clock.now_s += 1e-3 * next(times)
+            return module(*args, **kwargs)
+
+        return run
+
+
+def products(module: Any) -> int:
+    """Products that a planned module computes in bf16."""
+    return sum(
+        d.op in ("linear", "matmul", "addmm") and d.format is Format.BF16
+        for d in module.finecast_plan.decisions
+    )
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    clock = Clock()
+    monkeypatch.setattr("finecast.measure.timing.time", clock)
+    monkeypatch.setattr(tuning, "_RANK_TIME_S", 0.0)
+    return Device(clock)
+
+
+def tuned(device: Device, tolerance: float, net: nn.Module | None = None) -> Any:
+    """``net`` with its relative error as the metric."""
+    net = net or Branches().eval()
+    want = net(X).detach()
+
+    def error(module: nn.Module) -> float:
+        return float((module(X) - want).norm() / want.norm())
+
+    return ft.tune(
+        net,
+        (X,),
+        evaluate=error,
+        criterion=Criterion(
+            kind=CriterionKind.ABSOLUTE, tolerance=tolerance, higher_is_better=False
+        ),
+        options=ft.TuneOptions(prepare=device.prepare),
+    )
+
+
+def test_it_improves(device: Device) -> None:
+    net = Branches().train()
+    found = tuned(device, 1.0, net)
+    assert found.improved
+    assert products(found.model) == 2
+    assert found.speedup == pytest.approx(4 / 2)
+    assert (found.baseline_s, found.latency_s) == pytest.approx((4e-3, 2e-3))
+    assert found.metric > 0.0 == found.baseline
+    assert [t.passed for t in found.trials] == [True]
+    assert found.model(X).dtype is torch.float32
+    assert net.training
+
+
+def test_it_keeps_a_mix_where_the_fastest_misses(device: Device) -> None:
+    (fastest,) = tuned(device, 1.0).trials
+    found = tuned(device, fastest.metric / 2)
+    assert found.improved
+    assert found.metric <= fastest.metric / 2
+    assert products(found.model) == 1
+    assert {d.format for d in found.plan.decisions} == {Format.FP32, Format.BF16}
+    assert not found.trials[0].passed
+    assert found.speedup == pytest.approx(4 / 3)
+
+
+def test_it_refuses_what_misses(device: Device) -> None:
+    net = Branches().train()
+    found = tuned(device, 0.0, net)
+    assert not found.improved
+    assert found.model is net
+    assert net.training
+    assert found.trials
+    assert not any(t.passed for t in found.trials)
+    assert found.speedup == 1.0
+    assert {d.format for d in found.plan.decisions} == {Format.FP32}
+
+
+@pytest.mark.parametrize(("ms", "improved"), [(3.93, False), (3.90, True), (4.5, False)])
+def test_gains_under_two_percent_leave_the_module(
+    device: Device, ms: float, improved: bool
+) -> None:
+    device.low_ms = lambda _low: (ms,)
+    found = tuned(device, 1.0)
+    assert found.improved == improved
+    assert bool(found.trials) == improved  # what is not faster is not evaluated
+
+
+def test_the_gain_is_that_of_the_rounds_not_of_the_medians(device: Device) -> None:
+    """Seven rounds and three to warm up; a disturbance took four of fp32's rounds."""
+    device.fp32_ms = (1.0, 1.0, 1.0, 10.0, 10.0, 10.0, 10.0, 8.0, 8.0, 8.0)
+    device.low_ms = lambda _low: (1.0, 1.0, 1.0, 9.9, 9.9, 9.9, 8.0, 8.0, 8.0, 8.0)
+    net = Branches().eval()
+    found = tuned(device, 1.0, net)
+    assert not found.improved
+    assert found.model is net
+    assert "is not faster" in found.why
+
+
+def test_a_slower_format_is_not_tried(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    from finecast.torch import rates
+
+    slow = rates.Rate(product_tflops=0.1, speed=0.5, bandwidth_gb_s=50.0, overhead_s=1e-7)
+    monkeypatch.setattr(rates, "rate", lambda *_args: slow)
+    net = Branches().eval()
+    found = tuned(device, 1.0, net)
+    assert (found.improved, found.trials, device.timed) == (False, (), [])
+    assert "2.0 times slower" in found.why
+    low = ft.convert(net, (X,), "auto:bf16")
+    assert {d.format for d in low.finecast_plan.decisions} == {Format.FP32}
+    assert torch.equal(low(X), net(X))
