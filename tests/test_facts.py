@@ -20,7 +20,24 @@ SPECIAL = st.sampled_from(
     [0.0, -0.0, math.inf, -math.inf, math.nan, 2.0**-149, 2.0**-126, 1.0]
 )
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
-ARRAYS = st.lists(FINITE | SPECIAL, max_size=20).map(lambda x: np.array(x, np.float32))
+# Where the limits of formats lie, and the floats beside them.
+LIMITS = [
+    limit
+    for f in Format
+    if f.storage_bytes < 4
+    for limit in (f.smallest_subnormal / 2, f.smallest_subnormal, f.smallest_normal, f.max)
+]
+EDGES = [
+    float(x)
+    for limit in np.array(LIMITS, np.float32)
+    for x in (
+        np.nextafter(limit, np.float32(0)),
+        limit,
+        np.nextafter(limit, np.float32(np.inf)),
+    )
+]
+NUMBERS = FINITE | SPECIAL | st.sampled_from(EDGES)
+ARRAYS = st.lists(NUMBERS, max_size=20).map(lambda x: np.array(x, np.float32))
 LOW = st.sampled_from([f for f in Format if f.storage_bytes < 4])
 
 

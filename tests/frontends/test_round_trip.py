@@ -128,19 +128,18 @@ def test_ops_that_only_move_numbers_stay(tmp_path: Path) -> None:
     assert plan.formats == {"product": Format.FP8_E4M3, "turn": Format.FP32}
 
 
-def test_another_policy_starts_from_the_original(tmp_path: Path) -> None:
+def test_another_policy_takes_back_all_but_the_weights_digits(tmp_path: Path) -> None:
     converted(SHARED, tmp_path, "matmult:fp8_e4m3")
-    file = frontend.load(tmp_path / "low.onnx")
-    asked = Policy.parse("all:bf16")
-    prepared = frontend.prepare(file, asked)
-    engine = EmulatorEngine(emulation=explicit_casts("trn1"))
-    plan = make_planner(prepared, asked, engine).lowest()
-    frontend.save(frontend.apply(file, plan).model, tmp_path / "other.onnx")
-    frontend.check(tmp_path / "other.onnx")
-    activations = {
-        n.name for n in onnx.load(tmp_path / "other.onnx").graph.node if n.op_type == "Cast"
-    }
-    assert not any("fp8" in name and "r_" in name for name in activations)
+    other = reconverted(tmp_path, "all:bf16")
+    (direct := tmp_path / "direct").mkdir()
+    wanted, _ = converted(SHARED, direct, "all:bf16")
+    (weight,) = other.graph.initializer
+    assert weight.data_type == onnx.TensorProto.FLOAT8E4M3FN
+    of_weight = [n for n in other.graph.node if weight.name in n.input]
+    assert [n.op_type for n in of_weight] == ["Cast"]
+    other.graph.node.remove(of_weight[0])
+    assert shape_of(other.graph) == shape_of(wanted.graph)
+    assert not any(ROUNDING in str(m) for m in (other, *other.graph.node))
 
 
 def test_operands_made_in_a_branch_are_rounded_there(tmp_path: Path) -> None:

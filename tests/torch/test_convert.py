@@ -15,7 +15,6 @@ from finecast.formats import Format  # noqa: E402
 from finecast.frontends import torch as frontend  # noqa: E402
 from finecast.frontends.torch.points import find_points  # noqa: E402
 from finecast.frontends.torch.probing import first_order, probe_all  # noqa: E402
-from finecast.measure.criterion import Criterion  # noqa: E402
 from finecast.torch import planning, rates  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -201,26 +200,6 @@ def test_rafs_lists_know_one_format() -> None:
 def test_every_decision_has_a_reason() -> None:
     low = ft.convert(Block().eval(), (torch.randn(4, 32),))
     assert all(d.reasons for d in low.finecast_plan.decisions)
-
-
-def test_tune_keeps_the_criterion_and_never_returns_a_slower_module() -> None:
-    net, x = Block(256).eval(), torch.randn(64, 256)
-    want = net(x).detach()
-
-    def evaluate(module: nn.Module) -> float:
-        return 1 - error(module(x), want)
-
-    options = ft.TuneOptions(prepare=lambda module: module)
-    impossible = ft.tune(
-        net, (x,), evaluate=evaluate, criterion=Criterion(tolerance=0.0), options=options
-    )
-    assert not impossible.improved
-    assert impossible.model is net
-    easy = ft.tune(
-        net, (x,), evaluate=evaluate, criterion=Criterion(tolerance=0.1), options=options
-    )
-    assert easy.metric >= 0.9
-    assert easy.speedup >= 1
 
 
 def test_casts_are_shared_between_readers() -> None:
