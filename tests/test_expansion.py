@@ -108,7 +108,9 @@ def uniform(problem: LabelProblem, amounts: np.ndarray) -> LabelProblem:
 def test_no_expansion_move_improves_it(
     problem: LabelProblem, lam: float, data: st.DataObject
 ) -> None:
-    problem = uniform(problem, dyadic(data.draw, len(problem.producer)))
+    count = len(problem.producer)
+    eighths = data.draw(st.lists(st.integers(0, 32), min_size=count, max_size=count))
+    problem = uniform(problem, np.array(eighths, dtype=np.float64) / 8)
     found = label(problem, lam)
     assert found.time_s < np.inf
     assert found.cost(lam) <= highest(problem).cost(lam)
