@@ -24,13 +24,13 @@ from finecast.frontends.onnx.model import (
     load,
     paused_collection,
     save,
-    size_bytes,
     to_bytes,
 )
 from finecast.frontends.onnx.native import PassDiedError
 from finecast.frontends.onnx.opset import needed_opsets, opset_of, raise_as_far, raise_opset
 from finecast.frontends.onnx.reader import PHI, Binding, name_nodes, read
 from finecast.frontends.onnx.schema import cast_since, signature
+from finecast.frontends.onnx.stream import size_bytes, to_proto
 from finecast.frontends.onnx.types import check_inferable, every_node, infer
 from finecast.frontends.onnx.undo import PLAN_KEY, POLICY_KEY, undo
 from finecast.frontends.onnx.writer import apply_edits
@@ -61,6 +61,7 @@ __all__ = [
     "save",
     "size_bytes",
     "to_bytes",
+    "to_proto",
 ]
 
 

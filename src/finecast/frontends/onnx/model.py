@@ -18,9 +18,9 @@ from google.protobuf.message import DecodeError
 from onnx_ir.external_data import set_base_dir
 
 from finecast.errors import ModelError, UsageError
-from finecast.frontends.onnx import native
+from finecast.frontends.onnx import native, stream
 from finecast.frontends.onnx.constants import ConvertedTensor
-from finecast.frontends.onnx.stream import write_external
+from finecast.frontends.onnx.external import bring_in
 from finecast.frontends.onnx.verify import check_tensors, sort_nodes
 
 # A protobuf message ends at 2 GiB; tensors go to a second file a safe distance before.
@@ -102,8 +102,9 @@ def load(path: Path) -> OnnxFile:
         proto = _parse(path)
         external = check_tensors(proto, path)
         try:
+            bring_in(proto, path.parent)
             model = ir.from_proto(proto)
-            set_base_dir(model.graph, path.parent)
+            set_base_dir(model.graph, path.parent.absolute())
         except Exception as error:  # onnx_ir raises what Python raises on malformed messages
             raise _unreadable(path, _first_line(error)) from error
         if not model.opset_imports or len(list(model.graph)) + len(model.graph.outputs) == 0:
@@ -178,10 +179,9 @@ def save(
         ):
             folder = Path(name)
             if external:
-                size = write_external(model, folder, path.name, data_name)
+                size = stream.write_external(model, folder, path.name, data_name)
             else:
-                ir.save(model, folder / path.name)
-                size = (folder / path.name).stat().st_size
+                size = stream.write_whole(model, folder / path.name)
             if (folder / data_name).exists():
                 (folder / data_name).replace(path.parent / data_name)
             (folder / path.name).replace(path)
@@ -222,13 +222,6 @@ def fits_one_message(model: ir.Model) -> bool:
     return _tensor_bytes(model) <= EXTERNAL_ABOVE_BYTES
 
 
-def size_bytes(model: ir.Model) -> int:
-    """Bytes that the model takes on disk, its tensors beside it or not."""
-    if fits_one_message(model):
-        return ir.to_proto(model).ByteSize()
-    return _tensor_bytes(model)
-
-
 def to_bytes(model: ir.Model) -> bytes:
     """The model as one serialized message.
 
@@ -237,7 +230,7 @@ def to_bytes(model: ir.Model) -> bytes:
     """
     if _tensor_bytes(model) > EXTERNAL_ABOVE_BYTES:
         raise ModelError("model is over 2 GB", fix="load it from a file with external data")
-    return ir.to_proto(model).SerializeToString()
+    return stream.to_bytes(model)
 
 
 def check(path: Path) -> None:
