@@ -13,6 +13,7 @@ from typing import BinaryIO, Final
 
 import onnx
 import onnx_ir as ir
+from google.protobuf.message import Message
 
 from finecast.frontends.onnx.constants import pieces, shape_of
 from finecast.frontends.onnx.skeleton import KEEP_BELOW_BYTES
@@ -104,28 +105,35 @@ def _with_sources(
 
 
 def _stream(model: ir.Model, file: BinaryIO) -> None:
-    """Write the message that the whole model is: the graph's initializers at its end."""
+    """Write the message that the whole model is, its fields in protobuf's own order."""
     proto = _without_large(model)
-    parts = [(t.SerializeToString(), s) for t, s in _with_sources(model, proto.graph)]
-    proto.graph.ClearField("initializer")
-    graph = proto.graph.SerializeToString()
+    graph, sources = proto.graph, [s for _, s in _with_sources(model, proto.graph)]
+    heads = [
+        _head(t.SerializeToString(), s)
+        for t, s in zip(graph.initializer, sources, strict=True)
+    ]
+    graph.ClearField("initializer")
+    graph_first, graph_last = _split(graph, _GRAPH_INITIALIZER)
     proto.ClearField("graph")
-    # OpenVINO wants to see a few fields, each once, before any that repeats.
-    first = onnx.ModelProto()
-    for field, value in proto.ListFields():
-        if field.number < _MODEL_GRAPH:
-            setattr(first, field.name, value)
-            proto.ClearField(field.name)
-    heads = [_head(content, source) for content, source in parts]
-    size = len(graph)
-    for head, (_, source) in zip(heads, parts, strict=True):
-        size += len(head) + (source.nbytes if source is not None else 0)
-    file.write(first.SerializeToString() + _prefix(_MODEL_GRAPH, size) + graph)
-    for head, (_, source) in zip(heads, parts, strict=True):
+    first, last = _split(proto, _MODEL_GRAPH)
+    size = len(graph_first) + len(graph_last) + sum(map(len, heads))
+    size += sum(s.nbytes for s in sources if s is not None)
+    file.write(first + _prefix(_MODEL_GRAPH, size) + graph_first)
+    for head, source in zip(heads, sources, strict=True):
         file.write(head)
         for piece in pieces(source) if source is not None else ():
             file.write(piece)
-    file.write(proto.SerializeToString())
+    file.write(graph_last + last)
+
+
+def _split(message: Message, at: int) -> tuple[bytes, bytes]:
+    """The encoded fields before number ``at`` and from it on; clears those before."""
+    whole = message.SerializeToString()
+    for field, _ in message.ListFields():
+        if field.number < at:
+            message.ClearField(field.name)
+    last = message.SerializeToString()
+    return whole[: len(whole) - len(last)], last
 
 
 def _head(content: bytes, source: ir.TensorProtocol | None) -> bytes:

@@ -30,21 +30,20 @@ _FIELDS: Final[Mapping[int, tuple[str, int]]] = {
 }
 
 
-def check_tensors(model: onnx.ModelProto, path: Path) -> int:
-    """Hold every tensor's declared size against the bytes there are; total external bytes.
+def check_tensors(model: onnx.ModelProto, path: Path) -> tuple[Path, ...]:
+    """Hold every tensor's declared size against the bytes there are; the external data files.
 
     Raises:
         ModelError: If one lies, or its external data is missing or outside of the folder.
     """
-    files: dict[Path, int] = {}
+    files: dict[Path, None] = {}
     for tensor in chain(model.graph.initializer, inner_tensors(model)):
         count = _count(tensor, path)
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            file, size = _external(tensor, path)
-            files[file] = size
+            files[_external(tensor, path)] = None
         else:
             _check_inline(tensor, count, path)
-    return sum(files.values())
+    return tuple(files)
 
 
 def sort_nodes(model: ir.Model, path: Path) -> None:
@@ -176,7 +175,7 @@ def _check_inline(tensor: onnx.TensorProto, count: int, path: Path) -> None:
         raise _lies(tensor, f"{expected} {unit} and has {got}", path)
 
 
-def _external(tensor: onnx.TensorProto, path: Path) -> tuple[Path, int]:
+def _external(tensor: onnx.TensorProto, path: Path) -> Path:
     entries = {e.key: e.value for e in tensor.external_data}
     folder = path.parent.resolve()
     location = entries.get("location", "")
@@ -202,7 +201,7 @@ def _external(tensor: onnx.TensorProto, path: Path) -> tuple[Path, int]:
         raise ModelError(
             f"external data of {tensor.name!r} {problem}", where=str(file), fix=_BESIDE
         )
-    return real, real.stat().st_size
+    return real
 
 
 def _lies(tensor: onnx.TensorProto, what: str, path: Path) -> ModelError:
