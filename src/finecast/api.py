@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from finecast.emulation import Emulation
 from finecast.engines import EMULATOR, candidates, first_that_loads, get_engine
@@ -20,7 +21,7 @@ from finecast.errors import EngineError, UsageError
 from finecast.facts import ValueFacts
 from finecast.formats import Format
 from finecast.frontends import onnx as frontend
-from finecast.frontends.onnx import OnnxFile, Prepared
+from finecast.frontends.onnx import OnnxFile, Prepared, from_model
 from finecast.graph import Graph
 from finecast.measure.census import Census, count_classes, notes, risks
 from finecast.measure.criterion import Criterion, CriterionKind
@@ -49,6 +50,13 @@ from finecast.tuner.tuning import Outcome, Verdict
 from finecast.tuner.tuning import tune as _tune
 from finecast.tuner.workload import EvalFunction
 
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
+Model: TypeAlias = "OnnxFile | str | Path | onnx.ModelProto | ir.Model"
+"""What takes a model takes it loaded, as a path, or from memory."""
+
 __all__ = [
     "DataOptions",
     "apply",
@@ -62,19 +70,21 @@ __all__ = [
 ]
 
 
-def load(path: str | Path) -> OnnxFile:
-    """Read an ONNX model; external data stays on disk.
+def load(model: Model) -> OnnxFile:
+    """Read an ONNX model from its path, or take one in memory; external data stays on disk.
 
     Raises:
-        UsageError: If there is no such file.
+        UsageError: If there is no such file, or it is no model at all.
         ModelError: If it is not a complete ONNX model.
     """
-    return frontend.load(Path(path))
+    if isinstance(model, OnnxFile):
+        return model
+    return frontend.load(Path(model)) if isinstance(model, str | Path) else from_model(model)
 
 
 def convert(
-    model: OnnxFile | str | Path,
-    output: str | Path,
+    model: Model,
+    output: str | Path | None = None,
     policy: Policy | str = "all:bf16",
     *,
     engine: str | None = None,
@@ -90,7 +100,7 @@ def convert(
 
     Args:
         model: The model, or its path.
-        output: Where the converted model goes.
+        output: Where the converted model goes; None: to the ``model`` of what is returned.
         policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
         engine: ``NAME[:DEVICE]``; by default the first installed one that runs the model, or
             the target's emulator.
@@ -107,7 +117,7 @@ def convert(
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
     """
-    file = model if isinstance(model, OnnxFile) else load(model)
+    file = load(model)
     device = _device(target)
     engines = _engines(engine, device)
     first = engines[0]
@@ -116,7 +126,7 @@ def convert(
     batches = _batches(file, data)
     return conversion.convert(
         file,
-        Destination(path=Path(output), force=force, external_data=external_data),
+        _destination(output, force=force, external_data=external_data),
         Policy.parse(policy) if isinstance(policy, str) else policy,
         engines,
         target=device,
@@ -129,8 +139,8 @@ def convert(
 
 def apply(
     plan: Plan | str | Path,
-    model: OnnxFile | str | Path,
-    output: str | Path,
+    model: Model,
+    output: str | Path | None = None,
     *,
     engine: str | None = None,
     data: DataOptions | str | Path | None = None,
@@ -139,17 +149,17 @@ def apply(
     force: bool = False,
     external_data: bool | None = None,
 ) -> Conversion:
-    """Write the model that a plan gives.
+    """Write the model that a plan gives; without ``output`` it is in what is returned.
 
     Raises:
         FinecastError: If the plan was made for another model, or as for ``convert``.
     """
-    file = model if isinstance(model, OnnxFile) else load(model)
+    file = load(model)
     given = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
     return conversion.replay(
         file,
         given,
-        Destination(path=Path(output), force=force, external_data=external_data),
+        _destination(output, force=force, external_data=external_data),
         candidates(engine),
         feeds=FeedMaker(batches=_batches(file, data), dims=dims or {}),
         verify=verify,
@@ -157,7 +167,7 @@ def apply(
 
 
 def tune(
-    model: OnnxFile | str | Path,
+    model: Model,
     output: str | Path | None = None,
     *,
     data: DataOptions | str | Path | None = None,
@@ -187,10 +197,10 @@ def tune(
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
     """
-    file = model if isinstance(model, OnnxFile) else load(model)
+    file = load(model)
     written = None
     if output is not None:
-        written = Destination(path=Path(output), force=force, external_data=external_data)
+        written = _destination(output, force=force, external_data=external_data)
         written.check()
     options = data
     if not isinstance(options, DataOptions):
@@ -261,7 +271,7 @@ def _runner(
 
 
 def inspect(
-    model: OnnxFile | str | Path,
+    model: Model,
     *,
     data: DataOptions | str | Path | None = None,
     labels: str | None = None,
@@ -276,13 +286,13 @@ def inspect(
     Raises:
         FinecastError: If the model or the data cannot be read.
     """
-    file = model if isinstance(model, OnnxFile) else load(model)
+    file = load(model)
     prepared = frontend.prepare(file, Policy(scope=Scope.NONE))
     facts = _observed(prepared, _data_options(data, labels), batch, dims)
     shapes = {i: f.shape for i, f in facts.items()}
     classes = count_classes(prepared.graph, shapes)
     return Census(
-        name=str(file.path),
+        name=file.name,
         opset=frontend.opset_of(file.model),
         nodes=len(prepared.graph.nodes),
         parameters=sum(c.parameters for c in classes),
@@ -314,7 +324,7 @@ def _observed(
 
 
 def judge(
-    model: OnnxFile | str | Path,
+    model: Model,
     policy: Policy,
     *,
     engine: str | None = None,
@@ -329,7 +339,7 @@ def judge(
     Raises:
         FinecastError: If the model cannot be read or rules conflict.
     """
-    file = model if isinstance(model, OnnxFile) else load(model)
+    file = load(model)
     device = _device(target)
     judge_of_kernels = _engines(engine, device)[0]
     if device is None:
@@ -370,6 +380,13 @@ def _batches(file: OnnxFile, data: DataOptions | str | Path | None) -> list[Feed
     if options is None:
         return []
     return calibration_batches(first_that_loads(file.path, None)[1], options)
+
+
+def _destination(
+    output: str | Path | None, *, force: bool, external_data: bool | None
+) -> Destination:
+    path = Path(output) if output is not None else None
+    return Destination(path=path, force=force, external_data=external_data)
 
 
 def _device(target: Emulation | str | None) -> Emulation | None:

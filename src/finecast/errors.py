@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from enum import IntEnum
+from pathlib import Path
 
 
 class ExitCode(IntEnum):
@@ -50,3 +53,15 @@ class EngineError(FinecastError):
 
 class RuleConflictError(FinecastError):
     """Rules that together leave an op without any permitted format."""
+
+
+@contextmanager
+def naming(path: Path, name: str) -> Generator[None]:
+    """Errors that name the temporary file ``path`` name ``name``: what the user knows of."""
+    try:
+        yield
+    except FinecastError as error:
+        texts = (t.replace(str(path), name) for t in (error.what, error.where, error.fix))
+        what, where, fix = texts
+        FinecastError.__init__(error, what, where=where, fix=fix)
+        raise

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from finecast.emulation import Emulation, cast_nodes
 from finecast.engines.base import Array, Capability, Feeds, KernelTime, Session, TensorSpec
 from finecast.engines.loading import exact_engine, load_model
-from finecast.errors import EngineError, ModelError
+from finecast.errors import EngineError, ModelError, naming
 from finecast.formats import Format
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Prepared
@@ -167,7 +167,8 @@ class EmulatorEngine:
             with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
                 path = Path(folder) / "model.onnx"
                 path.write_bytes(model)
-                return self.load(path)
+                with naming(path, "the model in memory"):
+                    return self.load(path)
         prepared = prepare(frontend.load(model), self.emulation)
         return self.session(prepared, fixed=setting_of(prepared.graph, self.emulation))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finecast.engines.base import Engine, Session
+from finecast.errors import naming
 from finecast.frontends import onnx as frontend
 
 if TYPE_CHECKING:
@@ -34,4 +35,5 @@ def load_model(engine: Engine, model: ir.Model, *, profiling: bool = False) -> S
     with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
         path = Path(folder) / "model.onnx"
         frontend.save(model, path)
-        return engine.load(path, profiling=profiling)
+        with naming(path, "the model in memory"):
+            return engine.load(path, profiling=profiling)

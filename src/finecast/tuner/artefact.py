@@ -17,7 +17,7 @@ import numpy as np
 from finecast.engines import EMULATOR
 from finecast.engines.base import Array, Engine, Session
 from finecast.engines.emulator import exact_session
-from finecast.errors import EngineError, ModelError, UsageError
+from finecast.errors import EngineError, ModelError, UsageError, naming
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile
 from finecast.tuner.sources import FeedMaker
@@ -28,19 +28,20 @@ class Destination:
     """Where a model goes.
 
     Attributes:
-        path: The model's file.
+        path: The model's file; None for a model in memory, verified as if it were written.
         force: Whether files that are there may be replaced.
         external_data: Whether tensors go to ``NAME.data`` beside it; None: if they are more
             than fit one file, or came in that form.
     """
 
-    path: Path
+    path: Path | None
     force: bool = False
     external_data: bool | None = None
 
     def check(self) -> None:
         """Raise UsageError unless the model may be written here."""
-        frontend.check_writable(self.path, force=self.force)
+        if self.path is not None:
+            frontend.check_writable(self.path, force=self.force)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,24 +75,29 @@ def write(
         EngineError: If no engine can load it.
     """
     output.check()
-    place = output.path.parent
+    place = output.path.parent if output.path is not None else None
     with tempfile.TemporaryDirectory(dir=place, prefix=".finecast-") as folder:
-        staged = Path(folder) / output.path.name
-        size = frontend.save(applied.model, staged, external_data=output.external_data)
-        # Data before the model that names it.
-        parts = sorted(Path(folder).iterdir(), key=lambda p: p.name, reverse=True)
-        for part in parts:
-            frontend.check_writable(place / part.name, force=output.force)
-        frontend.check(staged)
-        verified = verify(file, staged, engines, feeds)
-        try:
-            for part in parts:
-                part.replace(place / part.name)
-        except OSError as error:
-            raise UsageError(
-                f"cannot write the output: {error.strerror}", where=str(output.path)
-            ) from error
+        staged = Path(folder) / (output.path.name if output.path is not None else "model.onnx")
+        with naming(staged, f"{file.name}, converted"):
+            size = frontend.save(applied.model, staged, external_data=output.external_data)
+            # Data before the model that names it.
+            parts = sorted(Path(folder).iterdir(), key=lambda p: p.name, reverse=True)
+            if place is not None:
+                for part in parts:
+                    frontend.check_writable(place / part.name, force=output.force)
+            frontend.check(staged)
+            verified = verify(file, staged, engines, feeds)
+        if place is not None:
+            _publish(parts, place, str(output.path))
     return size, verified
+
+
+def _publish(parts: Sequence[Path], place: Path, where: str) -> None:
+    try:
+        for part in parts:
+            part.replace(place / part.name)
+    except OSError as error:
+        raise UsageError(f"cannot write the output: {error.strerror}", where=where) from error
 
 
 def verify(
@@ -117,17 +123,21 @@ def verify(
 def _verify_in(file: OnnxFile, path: Path, engine: Engine, feeds: FeedMaker) -> Verified:
     # A device may have no fp32 products of its own: its emulator is held against fp32.
     emulated = engine.name == EMULATOR
-    reference = exact_session(file.path) if emulated else engine.load(file.path)
-    session = engine.load(path)
-    given = feeds.make(reference)
     name = f"{EMULATOR}:{engine.device}" if emulated else engine.name
+    reference = exact_session(file.path) if emulated else engine.load(file.path)
+    given, wanted, note = feeds.make(reference), {}, ""
     if given is None:
-        return Verified(engine=name, note="loaded, not run: give --data to compare outputs")
-    try:
-        wanted = reference.run(given)
-    except EngineError as error:
-        # The fp32 model refuses these feeds: they say nothing about the converted one.
-        return Verified(engine=name, note=f"loaded, not run: {error.what}")
+        note = "loaded, not run: give --data to compare outputs"
+    else:
+        try:
+            wanted = reference.run(given)
+        except EngineError as error:
+            # The fp32 model refuses these feeds: they say nothing about the converted one.
+            note = f"loaded, not run: {error.what}"
+    del reference  # one large model at a time
+    session = engine.load(path)
+    if given is None or note:
+        return Verified(engine=name, note=note)
     got = session.run({n: _as(a, session, n) for n, a in given.items()})
     return compare(name, list(got.values()), list(wanted.values()))
 

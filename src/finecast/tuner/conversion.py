@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from finecast.cost import RooflineCost
 from finecast.edits import cast_count
@@ -35,10 +36,16 @@ from finecast.tuner.proposing import Rounded, find_units, lowest, propose
 from finecast.tuner.sources import FeedMaker
 from finecast.units import make_units, pattern_kernels, rounding_points
 
+if TYPE_CHECKING:
+    import onnx
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
-    """A converted model and what was done to it. ``size_bytes`` are before and after."""
+    """A converted model and what was done to it. ``size_bytes`` are before and after.
+
+    ``model`` is the model where it was not written to a file.
+    """
 
     plan: Plan
     nodes: int
@@ -47,6 +54,7 @@ class Conversion:
     seconds: float
     verified: Verified
     warnings: tuple[str, ...] = ()
+    model: onnx.ModelProto | None = None
 
 
 def convert(
@@ -142,6 +150,7 @@ def _write(
         size_bytes=(file.size_bytes, size),
         seconds=time.perf_counter() - start,
         verified=verified,
+        model=frontend.to_proto(applied.model) if output.path is None else None,
     )
 
 
@@ -149,8 +158,7 @@ def _auto_plan(planner: Planner, feeds: FeedMaker) -> Plan:
     """The fastest plan that the rules allow: by profile where the model can be run."""
     try:
         feeds.check(planner.prepared.file.model)
-        session = planner.engine.load(planner.prepared.file.path)
-        given = feeds.make(session)
+        given = feeds.make(planner.engine.load(planner.prepared.file.path))
         profiles = profile_ends(planner, given) if given is not None else None
     except (EngineError, UsageError):
         profiles = None  # nothing can be run here: the roofline of this machine decides

@@ -84,7 +84,7 @@ class DeviceModel:
             node = first_nonfinite(self.prepared.graph, dict(self.facts))
             raise ModelError(
                 "the fp32 model gives NaN" + (f", first at {node}" if node else ""),
-                where=str(self.file.path),
+                where=self.file.name,
                 fix="check the data and the metric with the fp32 model first",
             )
         self.progress("fp32", 1, 1)

@@ -192,7 +192,7 @@ class _Tuning:
         if math.isnan(value):
             raise ModelError(
                 f"the fp32 model's metric is NaN{self._first_nan()}",
-                where=str(self.file.path),
+                where=self.file.name,
                 fix="check data and metric with the fp32 model first",
             )
         return value

@@ -21,16 +21,17 @@ from finecast.frontends.onnx.model import (
     check_writable,
     digest,
     fits_one_message,
+    from_model,
     load,
     paused_collection,
     save,
-    size_bytes,
     to_bytes,
 )
 from finecast.frontends.onnx.native import PassDiedError
 from finecast.frontends.onnx.opset import needed_opsets, opset_of, raise_as_far, raise_opset
 from finecast.frontends.onnx.reader import PHI, Binding, name_nodes, read
 from finecast.frontends.onnx.schema import cast_since, signature
+from finecast.frontends.onnx.stream import size_bytes, to_proto
 from finecast.frontends.onnx.types import check_inferable, every_node, infer
 from finecast.frontends.onnx.undo import PLAN_KEY, POLICY_KEY, undo
 from finecast.frontends.onnx.writer import apply_edits
@@ -52,6 +53,7 @@ __all__ = [
     "check_writable",
     "digest",
     "fits_one_message",
+    "from_model",
     "load",
     "minimal_opset",
     "opset_of",
@@ -61,6 +63,7 @@ __all__ = [
     "save",
     "size_bytes",
     "to_bytes",
+    "to_proto",
 ]
 
 
@@ -131,14 +134,14 @@ def guarded(file: OnnxFile) -> Generator[None]:
     try:
         yield
     except PassDiedError as error:
-        raise PassDiedError(error.what, where=str(file.path), fix=error.fix) from error
+        raise PassDiedError(error.what, where=file.name, fix=error.fix) from error
     except FinecastError:
         raise
     except Exception as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise ModelError(
             f"the model is malformed: {type(error).__name__}: {first}",
-            where=str(file.path),
+            where=file.name,
             fix="run onnx.checker on it, and export it again",
         ) from error
 
@@ -206,7 +209,7 @@ def apply(file: OnnxFile, plan: Plan, prepared: Prepared | None = None) -> Appli
     if plan.model != file.digest:
         raise ModelError(
             f"the plan was made for another model: digest {plan.model}, not {file.digest}",
-            where=str(file.path),
+            where=file.name,
             fix="make a plan for this file, or give the file that the plan was made for",
         )
     with guarded(file), paused_collection():
@@ -235,7 +238,7 @@ def _replay(prepared: Prepared, plan: Plan) -> tuple[Edit, ...]:
     if missing:
         raise ModelError(
             f"the plan names a node the model lacks: {missing[0]!r}",
-            where=str(prepared.file.path),
+            where=prepared.file.name,
             fix="make a plan for this file with this version of finecast",
         )
     formats = {by_name[name]: fmt for name, fmt in plan.formats.items()}

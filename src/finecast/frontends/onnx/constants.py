@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
@@ -66,15 +67,14 @@ def pieces(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
     """
     if isinstance(tensor, ConvertedTensor):
         yield from tensor.pieces()
-    elif isinstance(tensor, ir.ExternalTensor) and tensor.length:
-        start = tensor.offset or 0
+    elif isinstance(tensor, ir.ExternalTensor):
         with Path(tensor.path).open("rb") as file:
-            file.seek(start)
-            left = tensor.length
+            file.seek(tensor.offset or 0)
+            left = tensor.nbytes
             while left:
                 piece = file.read(min(left, 4 * PIECE))
                 if not piece:
-                    return
+                    raise ValueError(f"{tensor.path} is shorter than when it was loaded")
                 left -= len(piece)
                 yield piece
     else:
@@ -84,8 +84,12 @@ def pieces(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
 def _mapped(tensor: ir.ExternalTensor) -> NDArray[np.generic]:
     dtype = tensor.dtype.numpy()
     shape = tensor.shape.numpy()
-    if not int(np.prod(shape, dtype=np.int64)) or tensor.dtype.bitwidth < 8:
-        return tensor.numpy()
+    if not int(np.prod(shape, dtype=np.int64)):
+        return np.empty(shape, dtype)
+    if tensor.dtype.bitwidth < 8:  # several in a byte
+        raw = b"".join(pieces(tensor))
+        proto = onnx.TensorProto(data_type=tensor.dtype, dims=shape, raw_data=raw)
+        return ir.from_proto(proto).numpy()
     return np.memmap(tensor.path, dtype, "r", tensor.offset or 0, shape)
 
 

@@ -5,29 +5,32 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
+import shutil
 import tempfile
+import weakref
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
 import onnx
 import onnx_ir as ir
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, EncodeError
 from onnx_ir.external_data import set_base_dir
 
-from finecast.errors import ModelError, UsageError
-from finecast.frontends.onnx import native
+from finecast.errors import ModelError, UsageError, naming
+from finecast.frontends.onnx import native, stream
 from finecast.frontends.onnx.constants import ConvertedTensor
-from finecast.frontends.onnx.stream import write_external
-from finecast.frontends.onnx.verify import check_tensors, sort_nodes
+from finecast.frontends.onnx.external import bring_in
+from finecast.frontends.onnx.verify import check_tensors, inner_tensors, sort_nodes
 
 # A protobuf message ends at 2 GiB; tensors go to a second file a safe distance before.
 EXTERNAL_ABOVE_BYTES: Final = 1_800_000_000
 _LARGEST_MESSAGE_BYTES: Final = 1 << 31
-# Digests read tensors in pieces, so that a digest never holds a large tensor twice.
-_DIGEST_SAMPLE_BYTES: Final = 1 << 20
+# Digests read files in pieces, so that a digest never holds one.
+_DIGEST_PIECE_BYTES: Final = 1 << 20
 # Fewer objects than this, some 10 MB, are not worth a collection.
 _UNSEEN_MOST: Final = 100_000
 
@@ -66,14 +69,79 @@ def paused_collection(*, keeps: bool = True) -> Generator[None]:
             gc.enable()
 
 
+class _Stage:
+    """A folder of temporary files that is there as long as this object."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="finecast-"))
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxFile:
-    """A model as it was read, with the digest that identifies it in plans and studies."""
+    """A model as it was read, with the digest that identifies it in plans and studies.
+
+    Attributes:
+        path: Where engines load it from: absolute.
+        model: The model.
+        digest: Of the file and its external data.
+        size_bytes: Of both.
+        name: What messages call it: the path as it was given.
+        stage: Keeps the files of a model that was given in memory.
+    """
 
     path: Path
     model: ir.Model
     digest: str
     size_bytes: int
+    name: str
+    stage: _Stage | None = None
+
+
+def from_model(model: object) -> OnnxFile:
+    """An onnx.ModelProto or an onnx_ir.Model as ``load`` gives a file's; it stays as it is.
+
+    It is kept in a temporary folder, from which engines load it, as long as the result lives.
+
+    Raises:
+        UsageError: If it is neither.
+        ModelError: As ``load``; or if a ModelProto refers to external data, which lies beside
+            a file that only the caller knows, or is over 2 GB.
+    """
+    if not isinstance(model, onnx.ModelProto | ir.Model):
+        raise UsageError(
+            f"a {type(model).__name__} is not an ONNX model",
+            fix="give a path, an onnx.ModelProto or an onnx_ir.Model",
+        )
+    stage = _Stage()
+    path = stage.folder / "model.onnx"
+    kind = "ModelProto" if isinstance(model, onnx.ModelProto) else "ir.Model"
+    name = f"the {kind} that was given"
+    with naming(path, name):
+        if isinstance(model, onnx.ModelProto):
+            path.write_bytes(_message(model, name))
+        else:
+            save(model, path)
+        return replace(load(path), name=name, stage=stage)
+
+
+def _message(model: onnx.ModelProto, name: str) -> bytes:
+    everything = chain(model.graph.initializer, inner_tensors(model))
+    apart = next((t for t in everything if t.data_location == onnx.TensorProto.EXTERNAL), None)
+    if apart is not None:
+        raise ModelError(
+            f"the elements of {apart.name!r} are in another file",
+            where=name,
+            fix="give the model's path, or load it with its external data",
+        )
+    try:
+        return model.SerializeToString()
+    except (EncodeError, ValueError) as error:
+        raise ModelError(
+            "the model is over 2 GB, and a message cannot be",
+            where=name,
+            fix="give the path of a file with external data, or an onnx_ir.Model",
+        ) from error
 
 
 def load(path: Path) -> OnnxFile:
@@ -100,10 +168,11 @@ def load(path: Path) -> OnnxFile:
         )
     with paused_collection():
         proto = _parse(path)
-        external = check_tensors(proto, path)
+        data = check_tensors(proto, path)
         try:
+            bring_in(proto, path.parent)
             model = ir.from_proto(proto)
-            set_base_dir(model.graph, path.parent)
+            set_base_dir(model.graph, path.parent.absolute())
         except Exception as error:  # onnx_ir raises what Python raises on malformed messages
             raise _unreadable(path, _first_line(error)) from error
         if not model.opset_imports or len(list(model.graph)) + len(model.graph.outputs) == 0:
@@ -112,7 +181,13 @@ def load(path: Path) -> OnnxFile:
         if untyped is not None:
             raise _unreadable(path, f"its input {untyped!r} has no type")
         sort_nodes(model, path)
-    return OnnxFile(path=path, model=model, digest=digest(path), size_bytes=size + external)
+    return OnnxFile(
+        path=path.absolute(),
+        model=model,
+        digest=digest(path, *data),
+        size_bytes=size + sum(f.stat().st_size for f in data),
+        name=str(path),
+    )
 
 
 def _parse(path: Path) -> onnx.ModelProto:
@@ -132,12 +207,13 @@ def _unreadable(path: Path, what: str) -> ModelError:
     )
 
 
-def digest(path: Path) -> str:
-    """Sha256 of the model file (its external data is identified by name, size and ends)."""
+def digest(path: Path, *more: Path) -> str:
+    """Sha256 of a file, and of ``more`` that belong to it."""
     total = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_DIGEST_SAMPLE_BYTES):
-            total.update(piece)
+    for part in (path, *more):
+        with part.open("rb") as file:
+            while piece := file.read(_DIGEST_PIECE_BYTES):
+                total.update(piece)
     return total.hexdigest()[:16]
 
 
@@ -178,10 +254,9 @@ def save(
         ):
             folder = Path(name)
             if external:
-                size = write_external(model, folder, path.name, data_name)
+                size = stream.write_external(model, folder, path.name, data_name)
             else:
-                ir.save(model, folder / path.name)
-                size = (folder / path.name).stat().st_size
+                size = stream.write_whole(model, folder / path.name)
             if (folder / data_name).exists():
                 (folder / data_name).replace(path.parent / data_name)
             (folder / path.name).replace(path)
@@ -222,13 +297,6 @@ def fits_one_message(model: ir.Model) -> bool:
     return _tensor_bytes(model) <= EXTERNAL_ABOVE_BYTES
 
 
-def size_bytes(model: ir.Model) -> int:
-    """Bytes that the model takes on disk, its tensors beside it or not."""
-    if fits_one_message(model):
-        return ir.to_proto(model).ByteSize()
-    return _tensor_bytes(model)
-
-
 def to_bytes(model: ir.Model) -> bytes:
     """The model as one serialized message.
 
@@ -237,7 +305,7 @@ def to_bytes(model: ir.Model) -> bytes:
     """
     if _tensor_bytes(model) > EXTERNAL_ABOVE_BYTES:
         raise ModelError("model is over 2 GB", fix="load it from a file with external data")
-    return ir.to_proto(model).SerializeToString()
+    return stream.to_bytes(model)
 
 
 def check(path: Path) -> None:

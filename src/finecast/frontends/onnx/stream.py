@@ -1,19 +1,30 @@
-"""Writing models: tensors go to a second file piece by piece, and are never held."""
+"""Writing models: tensors are written piece by piece, and are never held.
+
+Law: what is written refers to no file but its own data, wherever its tensors come from.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import io
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final
 
+import onnx
 import onnx_ir as ir
+from google.protobuf.message import Message
 
 from finecast.frontends.onnx.constants import pieces, shape_of
 from finecast.frontends.onnx.skeleton import KEEP_BELOW_BYTES
 
 # So that engines can map a tensor without copying it.
 _ALIGNMENT: Final = 4096
+# Fields of onnx.proto, and the wire type of what has a length.
+_MODEL_GRAPH: Final = 7
+_GRAPH_INITIALIZER: Final = 5
+_TENSOR_RAW: Final = 9
+_LENGTH: Final = 2
 
 
 def write_external(model: ir.Model, folder: Path, name: str, data_name: str) -> int:
@@ -22,13 +33,7 @@ def write_external(model: ir.Model, folder: Path, name: str, data_name: str) -> 
     Small tensors stay in the model, and where all are small there is no second file.
     ``model`` is as before when this returns.
     """
-    values = [
-        v
-        for v in model.graph.initializers.values()
-        if v.const_value is not None
-        and v.const_value.nbytes > KEEP_BELOW_BYTES
-        and v.const_value.dtype is not ir.DataType.STRING
-    ]
+    values = _large(model)
     with (folder / data_name).open("wb") as file:
         external = [_write(v, file, folder, data_name) for v in values]
         size = file.tell()
@@ -39,6 +44,117 @@ def write_external(model: ir.Model, folder: Path, name: str, data_name: str) -> 
     return size + (folder / name).stat().st_size
 
 
+def write_whole(model: ir.Model, path: Path) -> int:
+    """Write the model, all of it in one file; bytes on disk. ``model`` is as before."""
+    with path.open("wb") as file:
+        _stream(model, file)
+    return path.stat().st_size
+
+
+def to_bytes(model: ir.Model) -> bytes:
+    """The model, all of it, as one message."""
+    file = io.BytesIO()
+    _stream(model, file)
+    return file.getvalue()
+
+
+def to_proto(model: ir.Model) -> onnx.ModelProto:
+    """The model, all of it, as a protobuf object, which may be larger than a message."""
+    proto = _without_large(model)
+    for tensor, source in _with_sources(model, proto.graph):
+        if source is not None:
+            tensor.raw_data = b"".join(pieces(source))
+    return proto
+
+
+def size_bytes(model: ir.Model) -> int:
+    """Bytes of the model and its tensors; no tensor is read."""
+    tensors = (v.const_value for v in _large(model))
+    return _without_large(model).ByteSize() + sum(t.nbytes for t in tensors if t is not None)
+
+
+def _large(model: ir.Model) -> list[ir.Value]:
+    """Initializers that are written piece by piece: all that may lie in another file."""
+    return [
+        v
+        for v in model.graph.initializers.values()
+        if v.const_value is not None
+        and v.const_value.nbytes > KEEP_BELOW_BYTES
+        and v.const_value.dtype is not ir.DataType.STRING
+    ]
+
+
+def _without_large(model: ir.Model) -> onnx.ModelProto:
+    """The model as a message whose large tensors have no elements."""
+    values = _large(model)
+    with _replaced(values, [_declared(v, "", 0, 0) for v in values]):
+        proto = ir.to_proto(model)
+    for tensor in proto.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            tensor.ClearField("external_data")
+            tensor.ClearField("data_location")
+    return proto
+
+
+def _with_sources(
+    model: ir.Model, graph: onnx.GraphProto
+) -> Iterator[tuple[onnx.TensorProto, ir.TensorProtocol | None]]:
+    """Initializers of the message, those without elements with the tensor that has them."""
+    sources = {v.name: v.const_value for v in _large(model)}
+    return ((tensor, sources.get(tensor.name)) for tensor in graph.initializer)
+
+
+def _stream(model: ir.Model, file: BinaryIO) -> None:
+    """Write the message that the whole model is, its fields in protobuf's own order."""
+    proto = _without_large(model)
+    graph, sources = proto.graph, [s for _, s in _with_sources(model, proto.graph)]
+    heads = [
+        _head(t.SerializeToString(), s)
+        for t, s in zip(graph.initializer, sources, strict=True)
+    ]
+    graph.ClearField("initializer")
+    graph_first, graph_last = _split(graph, _GRAPH_INITIALIZER)
+    proto.ClearField("graph")
+    first, last = _split(proto, _MODEL_GRAPH)
+    size = len(graph_first) + len(graph_last) + sum(map(len, heads))
+    size += sum(s.nbytes for s in sources if s is not None)
+    file.write(first + _prefix(_MODEL_GRAPH, size) + graph_first)
+    for head, source in zip(heads, sources, strict=True):
+        file.write(head)
+        for piece in pieces(source) if source is not None else ():
+            file.write(piece)
+    file.write(graph_last + last)
+
+
+def _split(message: Message, at: int) -> tuple[bytes, bytes]:
+    """The encoded fields before number ``at`` and from it on; clears those before."""
+    whole = message.SerializeToString()
+    for field, _ in message.ListFields():
+        if field.number < at:
+            message.ClearField(field.name)
+    last = message.SerializeToString()
+    return whole[: len(whole) - len(last)], last
+
+
+def _head(content: bytes, source: ir.TensorProtocol | None) -> bytes:
+    """An initializer up to its elements, which ``source`` has if ``content`` has not."""
+    if source is None:
+        return _prefix(_GRAPH_INITIALIZER, len(content)) + content
+    raw = _prefix(_TENSOR_RAW, source.nbytes)
+    size = len(content) + len(raw) + source.nbytes
+    return _prefix(_GRAPH_INITIALIZER, size) + content + raw
+
+
+def _prefix(field: int, size: int) -> bytes:
+    """Protobuf's encoding of a field's number and of the ``size`` bytes that follow."""
+    out = bytearray([field << 3 | _LENGTH])
+    while size > 0x7F:
+        out.append(size & 0x7F | 0x80)
+        size >>= 7
+    out.append(size)
+    return bytes(out)
+
+
 def _write(value: ir.Value, file: BinaryIO, folder: Path, data_name: str) -> ir.ExternalTensor:
     tensor = value.const_value
     assert tensor is not None
@@ -46,14 +162,21 @@ def _write(value: ir.Value, file: BinaryIO, folder: Path, data_name: str) -> ir.
     file.seek(offset)
     for piece in pieces(tensor):
         file.write(piece)
+    declared = _declared(value, data_name, offset, file.tell() - offset)
+    declared.base_dir = folder
+    return declared
+
+
+def _declared(value: ir.Value, location: str, offset: int, length: int) -> ir.ExternalTensor:
+    tensor = value.const_value
+    assert tensor is not None
     return ir.ExternalTensor(
-        data_name,
+        location,
         offset,
-        file.tell() - offset,
+        length,
         tensor.dtype,
         shape=shape_of(tensor),
         name=value.name or "",
-        base_dir=folder,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -29,21 +30,20 @@ _FIELDS: Final[Mapping[int, tuple[str, int]]] = {
 }
 
 
-def check_tensors(model: onnx.ModelProto, path: Path) -> int:
-    """Hold every tensor's declared size against the bytes there are; total external bytes.
+def check_tensors(model: onnx.ModelProto, path: Path) -> tuple[Path, ...]:
+    """Hold every tensor's declared size against the bytes there are; the external data files.
 
     Raises:
         ModelError: If one lies, or its external data is missing or outside of the folder.
     """
-    files: dict[Path, int] = {}
-    for tensor in _tensors(model):
+    files: dict[Path, None] = {}
+    for tensor in chain(model.graph.initializer, inner_tensors(model)):
         count = _count(tensor, path)
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            file, size = _external(tensor, count, path)
-            files[file] = size
+            files[_external(tensor, path)] = None
         else:
             _check_inline(tensor, count, path)
-    return sum(files.values())
+    return tuple(files)
 
 
 def sort_nodes(model: ir.Model, path: Path) -> None:
@@ -90,14 +90,19 @@ def _check_made(value: ir.Value, reader: str, path: Path) -> None:
         )
 
 
-def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    yield from _graph_tensors(model.graph)
+def inner_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """All tensors but the initializers of the main graph."""
+    yield from _sparse_and_nodes(model.graph)
     for function in model.functions:
         yield from _node_tensors(function.node)
 
 
 def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     yield from graph.initializer
+    yield from _sparse_and_nodes(graph)
+
+
+def _sparse_and_nodes(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
     yield from _node_tensors(graph.node)
@@ -138,10 +143,17 @@ _ADDRESSABLE: Final = 1 << 59
 _KNOWN: Final = frozenset(int(d) for d in ir.DataType if d is not ir.DataType.UNDEFINED)
 
 
-def _size_bytes(tensor: onnx.TensorProto, count: int, path: Path) -> int:
+def size_bytes(tensor: onnx.TensorProto) -> int:
+    """Bytes of its elements as raw data; 0 of strings, which have none."""
+    if tensor.data_type == ir.DataType.STRING:
+        return 0
+    return math.ceil(math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth / 8)
+
+
+def _checked_size(tensor: onnx.TensorProto, path: Path) -> int:
     if tensor.data_type == ir.DataType.STRING:
         raise _lies(tensor, "strings as raw bytes, which ONNX has only as string_data", path)
-    return math.ceil(count * ir.DataType(tensor.data_type).bitwidth / 8)
+    return size_bytes(tensor)
 
 
 def _check_inline(tensor: onnx.TensorProto, count: int, path: Path) -> None:
@@ -152,7 +164,7 @@ def _check_inline(tensor: onnx.TensorProto, count: int, path: Path) -> None:
             own = "raw_data" if raw else field
             raise _lies(tensor, f"its numbers in {own} and has some in {other}", path)
     if raw:
-        got, expected = len(tensor.raw_data), _size_bytes(tensor, count, path)
+        got, expected = len(tensor.raw_data), _checked_size(tensor, path)
         unit = "bytes"
     else:
         got, expected = len(getattr(tensor, field)), count * per_element
@@ -163,7 +175,7 @@ def _check_inline(tensor: onnx.TensorProto, count: int, path: Path) -> None:
         raise _lies(tensor, f"{expected} {unit} and has {got}", path)
 
 
-def _external(tensor: onnx.TensorProto, count: int, path: Path) -> tuple[Path, int]:
+def _external(tensor: onnx.TensorProto, path: Path) -> Path:
     entries = {e.key: e.value for e in tensor.external_data}
     folder = path.parent.resolve()
     location = entries.get("location", "")
@@ -174,7 +186,7 @@ def _external(tensor: onnx.TensorProto, count: int, path: Path) -> tuple[Path, i
         is_file = real.is_file()
     except (ValueError, OSError) as error:
         raise _lies(tensor, f"external data that cannot be found ({error})", path) from error
-    expected = _size_bytes(tensor, count, path)
+    expected = _checked_size(tensor, path)
     offset = max(offset, 0)
     problem = ""
     if not location or Path(location).is_absolute() or not real.is_relative_to(folder):
@@ -189,7 +201,7 @@ def _external(tensor: onnx.TensorProto, count: int, path: Path) -> tuple[Path, i
         raise ModelError(
             f"external data of {tensor.name!r} {problem}", where=str(file), fix=_BESIDE
         )
-    return real, real.stat().st_size
+    return real
 
 
 def _lies(tensor: onnx.TensorProto, what: str, path: Path) -> ModelError:
