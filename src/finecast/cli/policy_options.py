@@ -170,9 +170,10 @@ class Narrowing:
         Raises:
             UsageError: If an option is not valid.
         """
+        from finecast.naming import spelled
         from finecast.policy import assignments, patterns
 
-        ports = list(self.io or ())
+        ports = ["low" if spelled(port) == "low" else port for port in self.io or ()]
         policy = replace(
             choice.policy,
             include=patterns(tuple(self.include or ()), option="--include"),

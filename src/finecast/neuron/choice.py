@@ -16,6 +16,7 @@ from typing import Final
 from finecast.emulation import Emulation, check
 from finecast.errors import UsageError
 from finecast.formats import Format
+from finecast.naming import spelled
 from finecast.neuron.options import TARGETS, Compiler, compiler_for, resolve
 from finecast.neuron.reading import Given
 from finecast.ops import OpKind
@@ -113,6 +114,7 @@ def explicit_casts(target: str) -> Emulation:
     Raises:
         UsageError: If there is no such target.
     """
+    target = spelled(target)
     load_target(TARGETS.get(target, target))
     nothing = Given(fast_math=("none",))
     given = nothing if compiler_for(target) is Compiler.NEURON_CC else Given(auto_cast="none")

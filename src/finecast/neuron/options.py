@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 from finecast.emulation import Emulation, check
 from finecast.errors import UsageError
 from finecast.formats import Format
+from finecast.naming import look_up, spelled
 from finecast.neuron.reading import Given
 from finecast.policy import Policy, Scope
 from finecast.roundmodes import Rounding
@@ -144,7 +145,7 @@ _SPELLED: Final = {
 
 def compiler_for(target: str) -> Compiler:
     """Which compiler builds for ``target``."""
-    return Compiler.NEURON_CC if target == _INF1 else Compiler.NEURONX_CC
+    return Compiler.NEURON_CC if spelled(target) == _INF1 else Compiler.NEURONX_CC
 
 
 def resolve(
@@ -165,7 +166,7 @@ def resolve(
         for c, names in _OPTIONS_OF.items()
     }
     old = stated[Compiler.NEURON_CC]
-    chosen = given.target or target or (_INF1 if old else "trn1")
+    chosen = given.target or (spelled(target) if target else _INF1 if old else "trn1")
     load_target(TARGETS.get(chosen, chosen))  # an unknown name is an error here
     compiler = compiler_for(chosen)
     for other, names in stated.items():
@@ -285,18 +286,13 @@ def _only_one(keywords: list[str]) -> str | None:
 
 
 def _choice(name: str, known: Mapping[str, T], option: str) -> T:
-    try:
-        return known[name.strip().lower()]
-    except KeyError:
-        raise UsageError(
-            f"unknown value {name!r}", where=option, fix=f"use one of {', '.join(known)}"
-        ) from None
+    return look_up(name, known, what="value", where=option)
 
 
 def _release(sdk: str | None) -> tuple[int, int]:
     if sdk is None:
         return _DEFAULTS[0].since
-    parts = sdk.strip().removeprefix("v").split(".")
+    parts = spelled(sdk).removeprefix("v").split(".")
     if len(parts) < 2 or not all(p.isdecimal() for p in parts):
         raise UsageError(f"{sdk!r} is no SDK release", where="--sdk", fix="write it as 2.27")
     return int(parts[0]), int(parts[1])

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from finecast.errors import UsageError
+from finecast.naming import spelled, switch
 
 FLAGS_VARIABLE: Final = "NEURON_CC_FLAGS"
 STOCHASTIC_VARIABLE: Final = "NEURON_RT_STOCHASTIC_ROUNDING_EN"
@@ -20,7 +21,10 @@ SEED_VARIABLE: Final = "NEURON_RT_STOCHASTIC_ROUNDING_SEED"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What was stated; None where nothing was, so that defaults stay apart."""
+    """What was stated; None where nothing was, so that defaults stay apart.
+
+    Law: words that differ in case or in blanks around them state the same.
+    """
 
     auto_cast: str | None = None
     auto_cast_type: str | None = None
@@ -31,6 +35,16 @@ class Given:
     saturate_infinity: bool | None = None
     stochastic_rounding: bool | None = None
     seed: int | None = None
+
+    def __post_init__(self) -> None:
+        """Words are those of fixed vocabularies: kept as their tables have them."""
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if isinstance(value, str):
+                object.__setattr__(self, name, spelled(value))
+            elif isinstance(value, tuple):
+                words = tuple(spelled(word) for word in value)
+                object.__setattr__(self, name, words)
 
     def over(self, other: Given) -> Given:
         """This one where it states something, else ``other``: this stands to its right."""
@@ -122,7 +136,8 @@ def from_environment(environ: Mapping[str, str]) -> Given:
     given = read(words, lenient=True)
     enabled = environ.get(STOCHASTIC_VARIABLE)
     if enabled is not None:
-        given = replace(given, stochastic_rounding=enabled.strip() not in ("", "0", "false"))
+        on = switch(enabled, where=STOCHASTIC_VARIABLE)
+        given = replace(given, stochastic_rounding=on)
     seed = environ.get(SEED_VARIABLE)
     if seed is not None:
         if not seed.strip().isdecimal():
