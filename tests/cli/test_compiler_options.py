@@ -416,10 +416,8 @@ def test_words_mean_the_same_in_any_case_and_with_blanks(
     for change in (str.lower, str.upper, lambda word: f" {word.title()} "):
         changed = [o if o.startswith("-") else change(o) for o in options]
         for at, word in enumerate(options):
-            if word.startswith("--") and "=" in word:
-                name, _, value = word.partition("=")
-                changed[at] = f"{name}={change(value)}"
-            elif options[at - 1] == "--op":  # an op's name is the model's own
+            of_op = options[at - 1] == "--op"  # its name is the model's own
+            if of_op or (word.startswith("--") and "=" in word):
                 name, _, value = word.partition("=")
                 changed[at] = f"{name}={change(value)}"
         plan = tmp_path / "p.json"

@@ -204,10 +204,10 @@ def _planned(given: Given) -> Choice:
         )
     what = f"--auto-cast-type {given.auto_cast_type}"
     what = what if len(_labels(given)) > 1 else "--auto-cast auto"
-    for option, spelled in (("fast_math", "--fast-math"), ("fp32_cast", "--fp32-cast")):
+    for option, written in (("fast_math", "--fast-math"), ("fp32_cast", "--fp32-cast")):
         if getattr(given, option) is not None:
             raise UsageError(
-                f"{what} with {spelled}: either finecast chooses by op, or the"
+                f"{what} with {written}: either finecast chooses by op, or the"
                 " compiler's options do",
                 fix="keep one of them",
             )
