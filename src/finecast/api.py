@@ -9,7 +9,8 @@ For example::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from finecast.emulation import Emulation
@@ -31,6 +32,7 @@ from finecast.plan import Plan
 from finecast.policy import Policy, Scope
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
+from finecast.rules.user import without_opinion
 from finecast.tuner import conversion
 from finecast.tuner.analysis import make_planner, worthwhile
 from finecast.tuner.artefact import Destination
@@ -114,17 +116,19 @@ def convert(
     if device is None and isinstance(first, EmulatorEngine):
         device = first.emulation
     batches = _batches(file, data)
-    return conversion.convert(
+    done = conversion.convert(
         file,
         Destination(path=Path(output), force=force, external_data=external_data),
         Policy.parse(policy) if isinstance(policy, str) else policy,
         engines,
         target=device,
-        feeds=FeedMaker(batches=batches, dims=dims or {}),
+        feeds=_feeds(file, batches, dims),
         data=batches,
         user_rules=tuple((user_rules or {}).items()),
         verify=verify,
     )
+    said = without_opinion(user_rules or (), done.plan)
+    return replace(done, warnings=(*done.warnings, *said))
 
 
 def apply(
@@ -151,7 +155,7 @@ def apply(
         given,
         Destination(path=Path(output), force=force, external_data=external_data),
         candidates(engine),
-        feeds=FeedMaker(batches=_batches(file, data), dims=dims or {}),
+        feeds=_feeds(file, _batches(file, data), dims),
         verify=verify,
     )
 
@@ -236,7 +240,8 @@ def tune(
         conversion.replay(
             file, outcome.plan, written, [chosen], feeds=FeedMaker(batches=timing)
         )
-    return outcome
+    said = without_opinion(user_rules or (), outcome.plan)
+    return replace(outcome, warnings=(*outcome.warnings, *said))
 
 
 def _runner(
@@ -277,6 +282,8 @@ def inspect(
         FinecastError: If the model or the data cannot be read.
     """
     file = model if isinstance(model, OnnxFile) else load(model)
+    if dims:
+        FeedMaker(batches=[{}] if data is not None else (), dims=dims).check_dims(file.model)
     prepared = frontend.prepare(file, Policy(scope=Scope.NONE))
     facts = _observed(prepared, _data_options(data, labels), batch, dims)
     shapes = {i: f.shape for i, f in facts.items()}
@@ -370,6 +377,15 @@ def _batches(file: OnnxFile, data: DataOptions | str | Path | None) -> list[Feed
     if options is None:
         return []
     return calibration_batches(first_that_loads(file.path, None)[1], options)
+
+
+def _feeds(
+    file: OnnxFile, batches: Sequence[Feeds], dims: Mapping[str, int] | None
+) -> FeedMaker:
+    """What the converted model is verified on."""
+    feeds = FeedMaker(batches=batches, dims=dims or {})
+    feeds.check_dims(file.model)
+    return feeds
 
 
 def _device(target: Emulation | str | None) -> Emulation | None:

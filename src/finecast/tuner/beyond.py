@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from finecast.emulation import Emulation
+from finecast.frontends import onnx as frontend
 from finecast.plan import Plan
 from finecast.policy import Policy, Scope
 from finecast.tuner.device import search_plans
@@ -50,7 +51,7 @@ def _bases(outcome: LadderOutcome) -> list[Emulation]:
 
 def _fastest(walk: LadderWalk, emulation: Emulation, limit: float) -> PlanResult | None:
     policy = Policy(scope=Scope.AUTO, formats=(emulation.format,))
-    search = search_plans(walk.device, emulation, policy)
+    search = search_plans(walk.device, emulation, policy, frontend.prepare(walk.file, policy))
     results: dict[str, PlanResult] = {}
 
     def passes(candidate: Candidate) -> bool:
