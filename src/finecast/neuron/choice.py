@@ -91,7 +91,7 @@ def choose(given: Given, *, sdk: str | None = None, compiler: bool = False) -> C
     if options.scope is not Scope.NONE:
         (fmt,) = _formats(given, options.target)
         _check_gain(fmt, emulation.target.name)
-    notes: list[str] = []
+    notes = list(options.notes)
     if options.scope is Scope.NONE:
         notes.append(f"the compiler casts nothing with {options.label}")
     elif options.compiler is Compiler.NEURON_CC and options.relayout_format is not None:
@@ -197,11 +197,6 @@ def _is_auto(given: Given) -> bool:
 def _planned(given: Given) -> Choice:
     """Scope ``auto``, or several formats, on a target."""
     scope = Scope.AUTO if given.auto_cast is None else Scope.parse(given.auto_cast)
-    if scope is Scope.NONE:
-        raise UsageError(
-            f"--auto-cast-type {given.auto_cast_type} with --auto-cast none: nothing is cast",
-            fix="drop the type, or choose another scope",
-        )
     what = f"--auto-cast-type {given.auto_cast_type}"
     what = what if len(_labels(given)) > 1 else "--auto-cast auto"
     for option, written in (("fast_math", "--fast-math"), ("fp32_cast", "--fp32-cast")):

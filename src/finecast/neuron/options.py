@@ -44,7 +44,8 @@ class NeuronOptions:
     """The options in force.
 
     ``relayout_format`` is None where transposes move bytes. ``arguments`` are those that
-    state the options in full, for the compiler's own command line.
+    state the options in full, for the compiler's own command line; ``notes`` say what of the
+    given ones has no effect.
     """
 
     compiler: Compiler
@@ -57,6 +58,7 @@ class NeuronOptions:
     stochastic_rounding: bool
     seed: int
     arguments: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def policy(self) -> Policy:
@@ -190,13 +192,10 @@ def _neuronx(given: Given, target: str, sdk: str | None) -> NeuronOptions:
             where="--auto-cast",
             fix="use none, matmult or all",
         )
-    if scope is Scope.NONE and given.auto_cast_type is not None:
-        spelled = "none" if given.auto_cast is not None else "none (the default)"
-        raise UsageError(
-            f"--auto-cast-type {given.auto_cast_type} with --auto-cast {spelled}:"
-            " nothing is cast",
-            fix="add --auto-cast matmult or --auto-cast all, or drop the type",
-        )
+    notes: tuple[str, ...] = ()
+    if scope is Scope.NONE and given.auto_cast is None and given.auto_cast_type is not None:
+        alone = f"--auto-cast-type {given.auto_cast_type} alone casts nothing"
+        notes = (f"{alone}: --auto-cast none is the default; add --auto-cast matmult or all",)
     mixed = given.mixed_accumulation
     mixed = defaults.mixed_accumulation if mixed is None else mixed
     fmt = _choice(given.auto_cast_type or "bf16", _TYPES, "--auto-cast-type")
@@ -225,6 +224,7 @@ def _neuronx(given: Given, target: str, sdk: str | None) -> NeuronOptions:
         stochastic_rounding=bool(given.stochastic_rounding),
         seed=given.seed or 0,
         arguments=tuple(words),
+        notes=notes,
     )
 
 

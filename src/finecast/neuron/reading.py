@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
 from finecast.errors import UsageError
@@ -23,6 +23,9 @@ SEED_VARIABLE: Final = "NEURON_RT_STOCHASTIC_ROUNDING_SEED"
 class Given:
     """What was stated; None where nothing was, so that defaults stay apart.
 
+    ``passed_over`` are the compilers' options that choose no number: the level of
+    optimization, the kind of model.
+
     Law: words that differ in case or in blanks around them state the same.
     """
 
@@ -35,10 +38,11 @@ class Given:
     saturate_infinity: bool | None = None
     stochastic_rounding: bool | None = None
     seed: int | None = None
+    passed_over: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         """Words are those of fixed vocabularies: kept as their tables have them."""
-        for name in self.__slots__:
+        for name in _STATED:
             value = getattr(self, name)
             if isinstance(value, str):
                 object.__setattr__(self, name, spelled(value))
@@ -48,10 +52,18 @@ class Given:
 
     def over(self, other: Given) -> Given:
         """This one where it states something, else ``other``: this stands to its right."""
-        stated = {n: v for n in self.__slots__ if (v := getattr(self, n)) is not None}
-        return replace(other, **stated)
+        stated = {n: v for n in _STATED if (v := getattr(self, n)) is not None}
+        both = dict.fromkeys((*other.passed_over, *self.passed_over))
+        return replace(other, **stated, passed_over=tuple(both))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know of options that were read past."""
+        names = ", ".join(self.passed_over)
+        return (f"{names}: for the compiler, no effect on numbers",) if names else ()
 
 
+_STATED: Final = tuple(f.name for f in fields(Given) if f.compare)
 # Options with a value, by the field they set.
 _VALUES: Final = {
     "--auto-cast": "auto_cast",
@@ -83,6 +95,7 @@ def read(arguments: Sequence[str], *, lenient: bool = False) -> Given:
             so like one that it is a slip.
     """
     found: dict[str, object] = {}
+    others: list[str] = []
     words = [part for word in arguments for part in _parts(word)]
     at = 0
     while at < len(words):
@@ -94,8 +107,8 @@ def read(arguments: Sequence[str], *, lenient: bool = False) -> Given:
                 )
             found[_VALUES[word]], at = words[at], at + 1
         elif word in _SWITCHES:
-            field, value = _SWITCHES[word]
-            found[field] = value
+            name, value = _SWITCHES[word]
+            found[name] = value
         elif word == _FAST_MATH:
             end = next(
                 (i for i in range(at, len(words)) if words[i].startswith("-")), len(words)
@@ -107,7 +120,13 @@ def read(arguments: Sequence[str], *, lenient: bool = False) -> Given:
             found["fast_math"], at = tuple(words[at:end]), end
         else:
             _check_unknown(word, lenient=lenient)
-    return Given(**found)  # pyright: ignore[reportArgumentType]
+            others += [_name(word)] if word.startswith("-") else []
+    return Given(**found, passed_over=tuple(others))  # pyright: ignore[reportArgumentType]
+
+
+def _name(word: str) -> str:
+    """An option without its value: ``--lnc`` of ``--lnc=2``, ``-O`` of ``-O1``."""
+    return word.partition("=")[0] if word.startswith("--") else word[:2]
 
 
 def _check_unknown(word: str, *, lenient: bool) -> None:

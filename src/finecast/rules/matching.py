@@ -33,9 +33,8 @@ def check_names(policy: Policy, graph: Graph) -> None:
 
 
 def op_names(nodes: Collection[Node]) -> dict[str, None]:
-    """Names of the ops as people write them, native before canonical, each once."""
-    native = (n.native.rpartition("::")[2] for n in nodes)
-    return dict.fromkeys((*native, *(n.op for n in nodes)))
+    """Native names of the ops without their domains, each once."""
+    return dict.fromkeys(n.native.rpartition("::")[2] for n in nodes)
 
 
 def _nothing(name: str, known: Collection[str], what: str, option: str) -> UsageError:

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 from finecast.emulation import Emulation
-from finecast.frontends import onnx as frontend
 from finecast.plan import Plan
 from finecast.policy import Policy, Scope
 from finecast.tuner.device import search_plans

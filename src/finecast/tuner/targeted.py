@@ -65,7 +65,7 @@ def tune_for(
         emulation=low_emulation,
         progress=progress,
     )
-    search = search_plans(device, low_emulation, policy, prepared, user_rules)
+    search = search_plans(device, low_emulation, policy, user_rules, prepared)
     trials = Trials(
         file=file,
         workload=workload,
