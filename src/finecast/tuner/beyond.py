@@ -50,7 +50,7 @@ def _bases(outcome: LadderOutcome) -> list[Emulation]:
 
 def _fastest(walk: LadderWalk, emulation: Emulation, limit: float) -> PlanResult | None:
     policy = Policy(scope=Scope.AUTO, formats=(emulation.format,))
-    search = search_plans(walk.device, emulation, policy, frontend.prepare(walk.file, policy))
+    search = search_plans(walk.device, emulation, policy)
     results: dict[str, PlanResult] = {}
 
     def passes(candidate: Candidate) -> bool:
