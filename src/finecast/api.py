@@ -9,7 +9,8 @@ For example::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -32,6 +33,7 @@ from finecast.plan import Plan
 from finecast.policy import Policy, Scope
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
+from finecast.rules.user import without_opinion
 from finecast.tuner import conversion
 from finecast.tuner.analysis import make_planner, worthwhile
 from finecast.tuner.artefact import Destination
@@ -124,17 +126,19 @@ def convert(
     if device is None and isinstance(first, EmulatorEngine):
         device = first.emulation
     batches = _batches(file, data)
-    return conversion.convert(
+    done = conversion.convert(
         file,
         _destination(output, force=force, external_data=external_data),
         Policy.parse(policy) if isinstance(policy, str) else policy,
         engines,
         target=device,
-        feeds=FeedMaker(batches=batches, dims=dims or {}),
+        feeds=_feeds(file, batches, dims),
         data=batches,
         user_rules=tuple((user_rules or {}).items()),
         verify=verify,
     )
+    said = without_opinion(user_rules or (), done.plan)
+    return replace(done, warnings=(*done.warnings, *said))
 
 
 def apply(
@@ -161,7 +165,7 @@ def apply(
         given,
         _destination(output, force=force, external_data=external_data),
         candidates(engine),
-        feeds=FeedMaker(batches=_batches(file, data), dims=dims or {}),
+        feeds=_feeds(file, _batches(file, data), dims),
         verify=verify,
     )
 
@@ -246,7 +250,8 @@ def tune(
         conversion.replay(
             file, outcome.plan, written, [chosen], feeds=FeedMaker(batches=timing)
         )
-    return outcome
+    said = without_opinion(user_rules or (), outcome.plan)
+    return replace(outcome, warnings=(*outcome.warnings, *said))
 
 
 def _runner(
@@ -287,6 +292,8 @@ def inspect(
         FinecastError: If the model or the data cannot be read.
     """
     file = load(model)
+    if dims:
+        FeedMaker(batches=[{}] if data is not None else (), dims=dims).check_dims(file.model)
     prepared = frontend.prepare(file, Policy(scope=Scope.NONE))
     facts = _observed(prepared, _data_options(data, labels), batch, dims)
     shapes = {i: f.shape for i, f in facts.items()}
@@ -387,6 +394,15 @@ def _destination(
 ) -> Destination:
     path = Path(output) if output is not None else None
     return Destination(path=path, force=force, external_data=external_data)
+
+
+def _feeds(
+    file: OnnxFile, batches: Sequence[Feeds], dims: Mapping[str, int] | None
+) -> FeedMaker:
+    """What the converted model is verified on."""
+    feeds = FeedMaker(batches=batches, dims=dims or {})
+    feeds.check_dims(file.model)
+    return feeds
 
 
 def _device(target: Emulation | str | None) -> Emulation | None:

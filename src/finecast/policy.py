@@ -9,6 +9,7 @@ from enum import Enum
 
 from finecast.errors import UsageError
 from finecast.formats import Format
+from finecast.naming import look_up
 
 
 class Scope(Enum):
@@ -26,14 +27,8 @@ class Scope(Enum):
         Raises:
             UsageError: If it is none of them.
         """
-        spelled = name.strip().lower()
-        try:
-            return cls("matmult" if spelled == "matmul" else spelled)
-        except ValueError:
-            known = ", ".join(s.value for s in cls)
-            raise UsageError(
-                f"unknown scope {name!r}", where="--auto-cast", fix=f"use one of {known}"
-            ) from None
+        table = {s.value: s for s in cls} | {"matmul": cls.MATMULT}
+        return look_up(name, table, what="scope", where="--auto-cast")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +56,11 @@ class Policy:
     def label(self) -> str:
         """The grammar ``SCOPE:FORMAT[,FORMAT...]``."""
         return f"{self.scope.value}:{','.join(f.label for f in self.formats)}"
+
+    @property
+    def names_nodes(self) -> bool:
+        """Whether it names nodes or ops, which a model may lack."""
+        return bool(self.include or self.exclude or self.op_formats)
 
     @property
     def format(self) -> Format:

@@ -392,3 +392,101 @@ def test_every_verb_has_help(finecast: Finecast, verb: str) -> None:
     assert answer.code == 0
     assert "--json" in answer.out
     assert "Traceback" not in answer.out + answer.err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--fast-math", "none"],
+        ["--fast-math", "fp32-cast-matmult", "no-fast-relayout"],
+        ["--fast-math=fp32-cast-all-fp16", "fast-relayout"],
+        ["--fp32-cast", "matmult"],
+        ["--fp32-cast", "all-fp16", "--target", "inf1"],
+        ["--auto-cast", "none"],
+        ["--auto-cast", "matmul", "--auto-cast-type", "bf16", "--target", "trn1n"],
+        ["--auto-cast", "all", "--auto-cast-type", "fp16,bf16", "--io", "low"],
+        ["--auto-cast", "all", "--op", "Softmax=fp32", "--engine", "emulator:trn1"],
+        ["--sdk", "v2.26"],
+    ],
+)
+def test_words_mean_the_same_in_any_case_and_with_blanks(
+    finecast: Finecast, mlp: Path, tmp_path: Path, options: list[str]
+) -> None:
+    plans: list[Plan] = []
+    for change in (str.lower, str.upper, lambda word: f" {word.title()} "):
+        changed = [o if o.startswith("-") else change(o) for o in options]
+        for at, word in enumerate(options):
+            of_op = options[at - 1] == "--op"  # its name is the model's own
+            if of_op or (word.startswith("--") and "=" in word):
+                name, _, value = word.partition("=")
+                changed[at] = f"{name}={change(value)}"
+        plan = tmp_path / "p.json"
+        more = ["-o", tmp_path / "low.onnx", "--plan-out", plan, "--force", "--json"]
+        answer = finecast("convert", mlp, *changed, *more)
+        assert answer.code == 0, answer.err
+        plans.append(Plan.load(plan))
+    assert plans[0] == plans[1] == plans[2]
+
+
+@pytest.mark.parametrize(("word", "same"), [("False", "0"), (" FALSE ", "0"), ("TRUE", "1")])
+def test_the_runtimes_switch_is_read_in_any_case(
+    finecast: Finecast, mlp: Path, mlp_data: Path, monkeypatch: pytest.MonkeyPatch,
+    word: str, same: str,
+) -> None:  # fmt: skip
+    options = ["--target", "trn1", "--auto-cast", "all", "--data", mlp_data, "--from-env"]
+    found: list[float] = []
+    for value in (word, same, "1" if same == "0" else "0"):
+        monkeypatch.setenv("NEURON_RT_STOCHASTIC_ROUNDING_EN", value)
+        answer = finecast("emulate", mlp, *options, "--json")
+        assert answer.code == 0, answer.err
+        found.append(answer.json["output_error"])
+    assert found[0] == found[1] != found[2]
+    monkeypatch.setenv("NEURON_RT_STOCHASTIC_ROUNDING_EN", "maybe")
+    answer = finecast("emulate", mlp, *options)
+    assert answer.code == ExitCode.USAGE
+    assert "'maybe' is neither on nor off (NEURON_RT_STOCHASTIC_ROUNDING_EN)" in answer.err
+
+
+def test_a_later_none_takes_back_the_environments_cast(
+    finecast: Finecast, mlp: Path, mlp_data: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    flags = "--auto-cast all --auto-cast-type bf16 --model-type transformer -O1"
+    monkeypatch.setenv("NEURON_CC_FLAGS", flags)
+    more = ["--from-env", "--auto-cast", "none", "--target", "trn1"]
+    answer = finecast("convert", mlp, "-o", tmp_path / "low.onnx", *more, "--json")
+    assert answer.code == 0, answer.err
+    assert set(answer.json["ops"]) == {"fp32"}
+    assert answer.err.count("--model-type, -O: for the compiler, no effect on numbers") == 1
+    report = finecast("emulate", mlp, *more, "--data", mlp_data, "--json").json
+    assert report["cast_ops"] == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--model-type", "transformer", "-O1"],
+        ["--model-type=unet-inference", "--optlevel", "2"],
+        ["--optlevel=3", "--model-type", "transformer"],
+        ["-O", "1", "--model-type", "generic"],
+    ],
+)
+@pytest.mark.parametrize("verb", ["convert", "emulate"])
+def test_the_compilers_other_options_are_accepted_and_told_once(
+    finecast: Finecast, mlp: Path, mlp_data: Path, tmp_path: Path, verb: str, words: list[str]
+) -> None:
+    more = {"convert": ["-o", tmp_path / "low.onnx"], "emulate": ["--data", mlp_data]}[verb]
+    cast = ["--auto-cast", "matmult", "--auto-cast-type", "bf16", "--target", "trn1"]
+    answer = finecast(verb, mlp, *more, *words, *cast, "--json")
+    assert answer.code == 0, answer.err
+    assert answer.err.count("--model-type, --optlevel: for the compiler, no effect") == 1
+
+
+def test_the_type_alone_is_read_as_the_compiler_reads_it(
+    finecast: Finecast, mlp: Path, mlp_data: Path
+) -> None:
+    options = ["--target", "trn1", "--auto-cast-type", "fp16", "--data", mlp_data]
+    answer = finecast("emulate", mlp, *options, "--json")
+    assert answer.code == 0, answer.err
+    assert answer.json["cast_ops"] == 0
+    assert "--auto-cast-type fp16 alone casts nothing" in answer.err

@@ -99,12 +99,76 @@ def test_same_plan_gives_same_model(finecast: Finecast, net: Path, tmp_path: Pat
     assert one.read_bytes() == two.read_bytes()
 
 
-def test_typing_errors_are_reported(finecast: Finecast, net: Path, tmp_path: Path) -> None:
-    options = ["--auto-cast-type", "fp16", "--engine", "onnxruntime", "--op", "Sofmax=fp32"]
-    answer = finecast("convert", net, "-o", tmp_path / "l.onnx", *options, "--exclude", "zzz")
-    assert answer.code == 0
-    assert "Sofmax" in answer.err
-    assert "zzz" in answer.err
+SLIPS = [
+    (["--op", "Sofmax=fp32"], "'Sofmax' does not match any op of the model (--op)", "Softmax"),
+    (["--include", "produkt"], "'produkt' does not match the name of any node", "product"),
+    (["--exclude", "bias", "--exclude", "^sofa$"], "(--exclude)", "soft"),
+]
+
+
+@pytest.mark.parametrize("verb", ["convert", "tune", "explain"])
+@pytest.mark.parametrize(("options", "said", "offered"), [
+    *SLIPS,
+    (["--io", "X=bf16"], "'X' does not match any float input or output (--io)", "x, y"),
+    (["--target", "trn1", "--op", "Sofmax=fp32"], "(--op)", "did you mean Softmax?"),
+])  # fmt: skip
+def test_names_that_match_nothing_are_errors_before_any_work(
+    finecast: Finecast, net: Path, data: Path, tmp_path: Path, verb: str, options: list[str],
+    said: str, offered: str,
+) -> None:  # fmt: skip
+    out = tmp_path / "l.onnx"
+    ran = tmp_path / "ran"
+    score = tmp_path / "score.py"
+    score.write_text(f"def score(run):\n    open({str(ran)!r}, 'w')\n    return 1.0\n")
+    more = {
+        "convert": ["-o", out],
+        "tune": ["-o", out, "--eval", f"{score}:score"],
+        "explain": ["soft", "--data", data],
+    }[verb]
+    answer = finecast(verb, net, *more, *options)
+    assert answer.code == ExitCode.USAGE, answer.err
+    assert said in answer.err
+    assert offered in answer.err
+    assert answer.err.count("\n") == 1
+    assert not out.exists()
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    (["--dim", "M=3"], "unknown free dimension 'M' (--dim): use one of N, x.0"),
+    (["--dim", "M=3", "--no-verify"], "unknown free dimension 'M'"),
+    (["--dim", "N=3", "--data", "DATA"], "--dim sizes random feeds, and data is given"),
+    (["--data", "DATA", "--labels", "labell"], "did you mean label?"),
+    (["--labels", "label"], "--labels names an array of --data"),
+])  # fmt: skip
+def test_names_of_data_and_dimensions_too(
+    finecast: Finecast, net: Path, data: Path, tmp_path: Path, options: list[str], words: str
+) -> None:
+    given = [data if o == "DATA" else o for o in options]
+    answer = finecast("convert", net, "-o", tmp_path / "l.onnx", *given)
+    assert (answer.code, answer.err.count("\n")) == (ExitCode.USAGE, 1)
+    assert words in answer.err
+    assert not (tmp_path / "l.onnx").exists()
+
+
+def test_the_closest_nodes_are_offered(finecast: Finecast, net: Path) -> None:
+    answer = finecast("explain", net, "Prodct")
+    assert answer.code == ExitCode.USAGE
+    assert "unknown node 'Prodct': did you mean product?" in answer.err
+
+
+def test_a_rule_without_an_opinion_is_told(
+    finecast: Finecast, net: Path, tmp_path: Path
+) -> None:
+    rules = tmp_path / "mine.py"
+    rules.write_text(
+        "def rule_slip(node):\n    return 'fp32' if node.op == 'Softmax' else None\n\n"
+        "def rule_soft(node):\n    return 'fp32' if node.op == 'softmax' else None\n"
+    )
+    answer = finecast("convert", net, "-o", tmp_path / "l.onnx", "--rules", rules)
+    assert answer.code == 0, answer.err
+    assert "user rule mine.py:rule_slip had no opinion on any op" in answer.err
+    assert "rule_soft" not in answer.err
 
 
 @pytest.mark.parametrize(
@@ -116,7 +180,11 @@ def test_typing_errors_are_reported(finecast: Finecast, net: Path, tmp_path: Pat
         (lambda a: [*a, "--op", "Softmax"], ExitCode.USAGE, "NAME=FORMAT"),
         (lambda a: [*a, "--include", "("], ExitCode.USAGE, "regular expression"),
         (lambda a: [*a, "--engine", "abacus"], ExitCode.USAGE, "openvino, onnxruntime"),
-        (lambda a: [*a, "--io", "z=fp16"], ExitCode.USAGE, "not a float input or output"),
+        (
+            lambda a: [*a, "--io", "z=fp16"],
+            ExitCode.USAGE,
+            "does not match any float input or output",
+        ),
         (lambda a: [a[0], "-o", "/nowhere/x.onnx"], ExitCode.USAGE, "folder"),
         (lambda a: [*a, "--wrong"], ExitCode.USAGE, "--help"),
     ],

@@ -135,3 +135,32 @@ def test_without_torch_the_message_says_what_to_install(tmp_path: Path) -> None:
     assert done.stderr == (
         "error: finecast.torch needs PyTorch: pip install 'finecast[torch]'\n"
     )
+
+
+@pytest.mark.parametrize("verb", ["convert", "tune", "explain"])
+@pytest.mark.parametrize(
+    ("options", "offered"),
+    [
+        (["--op", "linaer=fp32"], "linear"),
+        (["--include", "0/lineal"], "0/linear"),
+        (["--exclude", "nowhere"], "0/linear"),
+    ],
+)
+def test_names_that_match_nothing_are_errors(
+    model: Path, capsys: pytest.CaptureFixture[str], verb: str, options: list[str],
+    offered: str,
+) -> None:  # fmt: skip
+    out, ran = model.with_name("low.pt2"), model.with_name("ran")
+    score = model.with_name("score.py")
+    score.write_text(f"def score(run):\n    open({str(ran)!r}, 'w')\n    return 1.0\n")
+    more = {
+        "convert": ["-o", str(out)],
+        "tune": ["-o", str(out), "--eval", f"{score}:score"],
+        "explain": ["0/linear"],
+    }[verb]
+    assert main([verb, str(model), *more, *options]) == 2
+    shown = capsys.readouterr().err
+    assert f"({options[0]})" in shown
+    assert offered in shown
+    assert not out.exists()
+    assert not ran.exists()

@@ -69,5 +69,5 @@ def test_tolerances_that_mean_nothing(tolerance: float) -> None:
 
 def test_kinds_are_read_by_name() -> None:
     assert CriterionKind.parse(" Absolute ") is ABSOLUTE
-    with pytest.raises(FinecastError, match="use relative or absolute"):
+    with pytest.raises(FinecastError, match="use one of relative, absolute"):
         CriterionKind.parse("percent")

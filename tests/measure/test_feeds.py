@@ -60,7 +60,8 @@ def test_sizes_that_are_missing_or_unknown() -> None:
     inputs = [spec("ids", "int64", "N", "T")]
     with pytest.raises(UsageError, match="give --dim T=SIZE"):
         synthetic_feeds(inputs)
-    with pytest.raises(UsageError, match=r"no free dimension 'L': the model's are N, T"):
+    free = r"unknown free dimension 'L' \(--dim\): use one of N, ids.0, T, ids.1"
+    with pytest.raises(UsageError, match=free):
         synthetic_feeds(inputs, dims={"T": 2, "L": 3})
     with pytest.raises(UsageError, match=r"give --dim x\.1=SIZE"):
         synthetic_feeds([spec("x", "fp32", None, None)])

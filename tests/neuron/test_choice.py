@@ -62,6 +62,12 @@ def test_without_a_device_the_policy_is_finecasts_own(text: str, label: str) -> 
         ("--auto-cast matmult --auto-cast-type tf32 --target trn1", "trn1", "matmult:tf32"),
         ("--auto-cast-type tf32 --target sm80", "sm80", "auto:tf32"),
         ("--auto-cast all --auto-cast-type tf32 --target trn2", "trn2", "all:tf32"),
+        ("--auto-cast none --auto-cast-type fp16 --target trn1", "trn1", "none:fp16"),
+        (
+            "--auto-cast none --auto-cast-type bf16,fp16 --target trn1",
+            "trn1",
+            "none:bf16,fp16",
+        ),
     ],
 )
 def test_a_device_is_named_or_implied(text: str, target: str, label: str) -> None:
@@ -113,7 +119,6 @@ def test_what_touches_numbers_reaches_the_device() -> None:
         ("--auto-cast-type bf16,tf32", ("tf32", "--target")),
         ("--target sm80 --auto-cast-type bf16,fp8_e4m3", ("fp8_e4m3", "sm80")),
         ("--auto-cast-type bf16,fp16 --fast-math all", ("bf16,fp16", "--fast-math")),
-        ("--auto-cast none --auto-cast-type bf16,fp16 --target trn1", ("none", "bf16,fp16")),
         ("--auto-cast-type fp8_e3m4 --target trn1", ("fp8_e3m4", "no type")),
         ("--target sm80 --auto-cast-type fp8_e4m3", ("fp8_e4m3", "sm80")),
         ("--auto-cast auto --fast-math all", ("--auto-cast auto", "--fast-math")),
@@ -121,7 +126,6 @@ def test_what_touches_numbers_reaches_the_device() -> None:
         ("--auto-cast all --fast-math all", ("--auto-cast", "--fast-math")),
         ("--fast-math all --target trn1", ("--fast-math", "trn1")),
         ("--auto-cast all --target inf1", ("--auto-cast", "inf1")),
-        ("--auto-cast none --auto-cast-type fp16 --target trn1", ("fp16", "--auto-cast none")),
         ("--target trn9", ("trn9",)),
     ],
 )

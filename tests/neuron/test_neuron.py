@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -159,11 +160,6 @@ def test_fp32_cast_comes_before_fast_math(cast: str, keyword: str) -> None:
         ("--fast-math all --target trn1", ("--fast-math", "trn1")),
         ("--fp32-cast all --target trn2", ("--fp32-cast", "trn2")),
         ("--fast-math all --auto-cast all", ("--auto-cast", "--fast-math")),
-        (
-            "--auto-cast none --auto-cast-type fp16",
-            ("--auto-cast-type fp16", "--auto-cast none"),
-        ),
-        ("--auto-cast-type fp16", ("--auto-cast-type fp16", "--auto-cast none")),
         ("--enable-saturate-infinity --target trn2", ("--enable-saturate-infinity", "trn2")),
         ("--auto-cast auto", ("auto", "none, matmult or all")),
         ("--auto-cast all --auto-cast-type int8", ("int8", "fp8_e4m3")),
@@ -207,6 +203,46 @@ def test_the_environment() -> None:
 def test_an_empty_switch_of_the_environment_is_off(off: str) -> None:
     found = from_environment({"NEURON_RT_STOCHASTIC_ROUNDING_EN": off})
     assert found.stochastic_rounding is False
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [  # lines of public code, as they are
+        ("--auto-cast none --auto-cast-type bf16", "none:bf16"),
+        ("--auto-cast=matmul --auto-cast-type=bf16", "matmult:bf16"),
+        ("--auto-cast all --auto-cast-type bf16", "all:bf16"),
+        ("--model-type=transformer -O1 --auto-cast=none", "none:bf16"),
+        ("--target=trn2 --lnc=2 --model-type=transformer -O1 --auto-cast=none", "none:bf16"),
+        ("--model-type=unet-inference -O3 --auto-cast=all --auto-cast-type=bf16", "all:bf16"),
+        ("--auto-cast matmult --optlevel 3 --model-type unet-inference", "matmult:bf16"),
+        (
+            "--enable-saturate-infinity --auto-cast=none --model-type=transformer -O1",
+            "none:bf16",
+        ),
+        ("--auto-cast-type fp16 --logfile /tmp/log-neuron-cc.txt", "none:fp16"),
+        ("--tensorizer-options='--enable-ccop-compute-overlap' --auto-cast=none", "none:bf16"),
+        ("--model-type transformer --distribution-strategy llm-training", "none:bf16"),
+        ("--auto-cast all --auto-cast-type bf16 --auto-cast none", "none:bf16"),
+    ],
+)
+def test_command_lines_in_use_are_read(text: str, label: str) -> None:
+    found = from_environment({"NEURON_CC_FLAGS": text})
+    options = resolve(found, target="trn1")
+    assert options.policy.label == label
+    if "-O" in text or "--optlevel" in text:
+        assert "--model-type" in found.notes[0]
+        assert found.notes[0].endswith("no effect on numbers")
+    assert read(options.arguments) == replace(
+        read(options.arguments), auto_cast=options.scope.value
+    )
+
+
+def test_the_type_alone_says_that_nothing_is_cast() -> None:
+    (note,) = options("--auto-cast-type fp16").notes
+    assert "--auto-cast-type fp16 alone casts nothing" in note
+    assert not options("--auto-cast none --auto-cast-type fp16").notes
+    old = options("--auto-cast-type fp16", sdk="2.26")
+    assert (old.policy.label, old.notes) == ("matmult:fp16", ())
 
 
 def test_ladders_are_the_guides() -> None:

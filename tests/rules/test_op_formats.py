@@ -7,10 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from finecast.formats import Format
-from finecast.graph_text import from_text
 from finecast.policy import Policy
 from finecast.rules import Verdict
-from finecast.rules.op_formats import OP_FORMATS, unused
+from finecast.rules.op_formats import OP_FORMATS
 
 Judged = Callable[..., dict[str, Verdict | None]]
 GRAPH = """\
@@ -29,8 +28,3 @@ def test_canonical_and_native_names(judged: Judged, name: str) -> None:
     assert verdict is not None
     assert verdict.permits == {Format.FP32}
     assert verdict.waives
-
-
-def test_names_that_match_nothing_are_told() -> None:
-    nodes = from_text(GRAPH).nodes
-    assert unused(("Softmax", "Sotfmax", "relu"), nodes) == ("Sotfmax",)

@@ -79,13 +79,14 @@ def _joined(args: Sequence[str]) -> list[str]:
     """``--fast-math a b`` as one option with one value, as neuron-cc reads it."""
     if not any(arg.partition("=")[0] == _FAST_MATH for arg in args):
         return list(args)
+    from finecast.naming import spelled
     from finecast.neuron.options import FAST_MATH_KEYWORDS
 
     joined: list[str] = []
     for arg in args:
         last = joined[-1] if joined else ""
         follows = joined[-2:-1] == [_FAST_MATH] or last.startswith(f"{_FAST_MATH}=")
-        if follows and arg in FAST_MATH_KEYWORDS:
+        if follows and spelled(arg) in FAST_MATH_KEYWORDS:
             joined[-1] += f" {arg}"
         else:
             joined.append(arg)

@@ -42,23 +42,27 @@ class Data:
 
     @property
     def given(self) -> bool:
-        """Whether there is any."""
-        return self.data is not None or self.calib is not None
+        """Whether there is any, or a word of it."""
+        return any(o is not None for o in (self.data, self.calib, self.labels))
 
     def options(self) -> DataOptions:
         """The same for the Python API.
 
         Raises:
-            UsageError: If a function cannot be loaded.
+            UsageError: If a function cannot be loaded, or labels are named of no data.
         """
         from finecast.measure.functions import load_function
         from finecast.tuner.sources import DEFAULT_BATCH, DataOptions
 
         calib = self.calib
+        if self.labels is not None and self.data is None:
+            raise UsageError(
+                "--labels names an array of --data", where="--labels", fix="give --data too"
+            )
         if calib is None:
             feeds = None
         else:
-            feeds = Path(calib) if calib.endswith(".npz") else load_function(calib)
+            feeds = Path(calib) if calib.lower().endswith(".npz") else load_function(calib)
         return DataOptions(
             data=self.data,
             labels=self.labels,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +12,7 @@ from finecast.cli.data_options import Data
 from finecast.cli.exported import Trust, is_exported, judge_exported, refuse
 from finecast.cli.output import add_row, new_table, write_json, write_table
 from finecast.cli.policy_options import Casting, Device, Narrowing, Target
-from finecast.errors import UsageError
+from finecast.naming import unknown_name
 
 if TYPE_CHECKING:
     from finecast.graph import Graph, Node
@@ -73,12 +72,9 @@ def run(
 
 def _find(graph: Graph, name: str) -> Node:
     names = [n.name for n in graph.nodes]
-    if name in names:
-        return graph.find(name)
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.3)
-    raise UsageError(
-        f"there is no node {name!r}", fix=f"did you mean {', '.join(close)}?" if close else ""
-    )
+    if name not in names:
+        raise unknown_name(name, names, what="node")
+    return graph.find(name)
 
 
 def _verdicts(node: Node, decision: Decision | None) -> list[tuple[str, str, str, str]]:

@@ -90,9 +90,10 @@ def run(
 
 
 def _check_target(target: str) -> None:
+    from finecast.naming import spelled
     from finecast.neuron import NEURON_TARGETS
 
-    if target not in NEURON_TARGETS:
+    if spelled(target) not in NEURON_TARGETS:
         raise UsageError(
             f"{target!r} has no ladder of compiler options",
             where="--target",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
+
+from finecast.cli.output import warn
 
 if TYPE_CHECKING:
     from finecast.emulation import Emulation
@@ -85,9 +87,19 @@ class Device:
             "--from-env", help="Read NEURON_CC_FLAGS; the command line comes after it."
         ),
     ] = False
+    model_type: Annotated[
+        str | None,
+        typer.Option("--model-type", metavar="KIND", help="Neuron's; no effect on numbers."),
+    ] = None
+    optlevel: Annotated[
+        str | None,
+        typer.Option("--optlevel", "-O", metavar="N", help="Neuron's; no effect on numbers."),
+    ] = None
 
     def given(self, casting: Casting | None = None, target: str | None = None) -> Given:
         """What the environment and then the command line state.
+
+        Warns of options that have no effect here.
 
         Raises:
             UsageError: If the environment's flags cannot be read.
@@ -100,6 +112,7 @@ class Device:
             saturate_infinity=self.saturate_infinity or None,
             stochastic_rounding=self.stochastic_rounding or None,
             seed=self.seed,
+            passed_over=tuple(self._passed_over()),
         )
         if casting is not None:
             words = casting.fast_math
@@ -110,13 +123,23 @@ class Device:
                 fast_math=None if words is None else tuple(words.split()),
                 fp32_cast=casting.fp32_cast,
             )
-        return stated.over(from_environment(os.environ)) if self.from_env else stated
+        if self.from_env:
+            stated = stated.over(from_environment(os.environ))
+        for note in stated.notes:
+            warn(note)
+        return stated
+
+    def _passed_over(self) -> Iterator[str]:
+        given = {"--model-type": self.model_type, "--optlevel": self.optlevel}
+        return (name for name, value in given.items() if value is not None)
 
     def emulation(self, casting: Casting, target: str) -> tuple[Emulation, str]:
         """What the compiler for ``target`` makes of the options, and they in full."""
         from finecast.neuron import resolve
 
         options = resolve(self.given(casting, target), sdk=self.sdk)
+        for note in options.notes:
+            warn(note)
         return options.emulation(), options.label
 
     def choice(self, casting: Casting, target: str | None) -> Choice:
@@ -170,9 +193,10 @@ class Narrowing:
         Raises:
             UsageError: If an option is not valid.
         """
+        from finecast.naming import spelled
         from finecast.policy import assignments, patterns
 
-        ports = list(self.io or ())
+        ports = ["low" if spelled(port) == "low" else port for port in self.io or ()]
         policy = replace(
             choice.policy,
             include=patterns(tuple(self.include or ()), option="--include"),

@@ -78,6 +78,10 @@ def run(
             where="--engine",
             fix="finecast ladder and finecast tune --target model the time of one",
         )
+    if data.given and feeds.sizes:
+        raise UsageError(
+            "--dim sizes random feeds, and data is given", where="--dim", fix="drop one"
+        )
     feeds_of = _feed_maker(data, feeds.sizes)
     with progress("profiling", quiet=as_json) as report:
         loaded: list[_Loaded] = []

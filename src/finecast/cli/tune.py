@@ -122,7 +122,7 @@ def run(
                 external_data=external_data,
                 progress=lambda stage, done, total: bar(done, total, stage),
             )
-    for note in choice.told(set(outcome.plan.formats.values())):
+    for note in (*choice.told(set(outcome.plan.formats.values())), *outcome.warnings):
         warn(note)
     improved = outcome.verdict.value == "improved"
     if improved:
@@ -154,6 +154,7 @@ def to_dict(outcome: Outcome) -> dict[str, Any]:
             "predicted": outcome.predicted_error,
             "measured": outcome.measured_error,
         },
+        "warnings": list(outcome.warnings),
         "trials": [
             {
                 "plan": t.key.plan,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from finecast.engines.base import Engine, Session
 from finecast.errors import EngineError, UsageError
+from finecast.naming import spelled, unknown_name
 
 __all__ = [
     "EMULATOR",
@@ -67,20 +68,22 @@ def get_engine(spec: str) -> Engine:
         EngineError: If it is not installed, or does not have the device.
     """
     name, _, device = spec.strip().partition(":")
-    if name.lower() == EMULATOR:
+    if spelled(name) == EMULATOR:
         return _emulator(device)
-    entry = ENGINES.get(name.lower())
-    if entry is None:
-        known = ", ".join((*ENGINES, f"{EMULATOR}:TARGET"))
-        raise UsageError(f"unknown engine {name!r}", fix=f"use one of {known}")
-    if not installed(name.lower()):
+    name = spelled(name)
+    if name not in ENGINES:
+        raise unknown_name(
+            name, (*ENGINES, f"{EMULATOR}:TARGET"), what="engine", where="--engine"
+        )
+    entry = ENGINES[name]
+    if not installed(name):
         present = ", ".join(n for n in ENGINES if installed(n)) or "none"
         raise EngineError(
             f"engine {name!r} is not installed",
             fix=f"{entry.install} (installed here: {present})",
         )
     factory = getattr(importlib.import_module(entry.module), entry.class_name)
-    engine: Engine = factory(device or entry.device)
+    engine: Engine = factory(device.strip() or entry.device)
     return engine
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from finecast.errors import ModelError, UsageError
+from finecast.naming import look_up
 
 
 class CriterionKind(Enum):
@@ -30,11 +31,7 @@ class CriterionKind(Enum):
         Raises:
             UsageError: If it is neither.
         """
-        try:
-            return cls(name.strip().lower())
-        except ValueError:
-            known = " or ".join(kind.value for kind in cls)
-            raise UsageError(f"unknown criterion {name!r}", fix=f"use {known}") from None
+        return look_up(name, {k.value: k for k in cls}, what="criterion", where="--criterion")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

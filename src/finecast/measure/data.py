@@ -18,6 +18,7 @@ from finecast.engines.ports import DTYPES, dtype_label, shape_text
 from finecast.errors import UsageError
 from finecast.measure.functions import load_function
 from finecast.measure.npz import open_npz
+from finecast.naming import close_names
 
 __all__ = ["DEFAULT_LABELS", "Batch", "Dataset", "load_function", "load_npz"]
 
@@ -154,12 +155,14 @@ def _check_names(
     target: str,
     where: str,
 ) -> None:
-    have = ", ".join(arrays) or "none"
     for name in [*names, *([labels] if labels is not None else [])]:
         if name not in arrays:
             role = "label array" if name == labels else "input"
+            close = "".join(f"did you mean {n}? " for n in close_names(name, arrays)[:1])
             raise UsageError(
-                f"{role} {name!r} is missing", where=where, fix=f"the file's arrays are {have}"
+                f"{role} {name!r} is missing",
+                where=where,
+                fix=f"{close}the file's arrays are {', '.join(arrays) or 'none'}",
             )
     for name in arrays:
         if name not in names and name != target:

@@ -14,6 +14,7 @@ import numpy as np
 from finecast.engines.base import Array, TensorSpec
 from finecast.engines.ports import DTYPES, shape_text
 from finecast.errors import UsageError
+from finecast.naming import unknown_name
 
 # A file of a few bytes can declare inputs of any size.
 _MOST_BYTES: Final = 2 << 30
@@ -50,20 +51,28 @@ def synthetic_feeds(
 def _sizes(
     inputs: Sequence[TensorSpec], batch: int, dims: Mapping[str, int]
 ) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    names: set[str] = set()
-    for spec in inputs:
-        for axis, dim in enumerate(spec.shape or ()):
-            if isinstance(dim, int):
-                continue
-            names.update(filter(None, (dim, f"{spec.name}.{axis}")))
-            if axis == 0:
-                sizes.setdefault(dim or f"{spec.name}.0", batch)
-    for name in dims:
-        if name not in names:
-            free = ", ".join(sorted(names)) or "none"
-            raise UsageError(f"no free dimension {name!r}", fix=f"the model's are {free}")
+    check_dims({spec.name: spec.shape or () for spec in inputs}, dims)
+    fronts = ((spec.name, spec.shape[0]) for spec in inputs if spec.shape)
+    sizes = {d or f"{name}.0": batch for name, d in fronts if not isinstance(d, int)}
     return {**sizes, **dims}
+
+
+def check_dims(
+    shapes: Mapping[str, Sequence[int | str | None]], dims: Mapping[str, int]
+) -> None:
+    """Refuse sizes of dimensions that are not free in inputs of these shapes.
+
+    Raises:
+        UsageError: If ``dims`` has a name that is neither a symbol nor ``INPUT.AXIS``.
+    """
+    free: dict[str, None] = {}
+    for name, shape in shapes.items():
+        for axis, dim in enumerate(shape):
+            if not isinstance(dim, int):
+                free |= dict.fromkeys(filter(None, (dim, f"{name}.{axis}")))
+    for name in dims:
+        if name not in free:
+            raise unknown_name(name, free, what="free dimension", where="--dim")
 
 
 def _shape(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from typing import Final
 from finecast.emulation import Emulation, check
 from finecast.errors import UsageError
 from finecast.formats import Format
+from finecast.naming import spelled
 from finecast.neuron.options import TARGETS, Compiler, compiler_for, resolve
 from finecast.neuron.reading import Given
 from finecast.ops import OpKind
@@ -90,7 +91,7 @@ def choose(given: Given, *, sdk: str | None = None, compiler: bool = False) -> C
     if options.scope is not Scope.NONE:
         (fmt,) = _formats(given, options.target)
         _check_gain(fmt, emulation.target.name)
-    notes: list[str] = []
+    notes = list(options.notes)
     if options.scope is Scope.NONE:
         notes.append(f"the compiler casts nothing with {options.label}")
     elif options.compiler is Compiler.NEURON_CC and options.relayout_format is not None:
@@ -113,6 +114,7 @@ def explicit_casts(target: str) -> Emulation:
     Raises:
         UsageError: If there is no such target.
     """
+    target = spelled(target)
     load_target(TARGETS.get(target, target))
     nothing = Given(fast_math=("none",))
     given = nothing if compiler_for(target) is Compiler.NEURON_CC else Given(auto_cast="none")
@@ -195,17 +197,12 @@ def _is_auto(given: Given) -> bool:
 def _planned(given: Given) -> Choice:
     """Scope ``auto``, or several formats, on a target."""
     scope = Scope.AUTO if given.auto_cast is None else Scope.parse(given.auto_cast)
-    if scope is Scope.NONE:
-        raise UsageError(
-            f"--auto-cast-type {given.auto_cast_type} with --auto-cast none: nothing is cast",
-            fix="drop the type, or choose another scope",
-        )
     what = f"--auto-cast-type {given.auto_cast_type}"
     what = what if len(_labels(given)) > 1 else "--auto-cast auto"
-    for option, spelled in (("fast_math", "--fast-math"), ("fp32_cast", "--fp32-cast")):
+    for option, written in (("fast_math", "--fast-math"), ("fp32_cast", "--fp32-cast")):
         if getattr(given, option) is not None:
             raise UsageError(
-                f"{what} with {spelled}: either finecast chooses by op, or the"
+                f"{what} with {written}: either finecast chooses by op, or the"
                 " compiler's options do",
                 fix="keep one of them",
             )

@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 from finecast.emulation import Emulation, check
 from finecast.errors import UsageError
 from finecast.formats import Format
+from finecast.naming import look_up, spelled
 from finecast.neuron.reading import Given
 from finecast.policy import Policy, Scope
 from finecast.roundmodes import Rounding
@@ -43,7 +44,8 @@ class NeuronOptions:
     """The options in force.
 
     ``relayout_format`` is None where transposes move bytes. ``arguments`` are those that
-    state the options in full, for the compiler's own command line.
+    state the options in full, for the compiler's own command line; ``notes`` say what of the
+    given ones has no effect.
     """
 
     compiler: Compiler
@@ -56,6 +58,7 @@ class NeuronOptions:
     stochastic_rounding: bool
     seed: int
     arguments: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def policy(self) -> Policy:
@@ -144,7 +147,7 @@ _SPELLED: Final = {
 
 def compiler_for(target: str) -> Compiler:
     """Which compiler builds for ``target``."""
-    return Compiler.NEURON_CC if target == _INF1 else Compiler.NEURONX_CC
+    return Compiler.NEURON_CC if spelled(target) == _INF1 else Compiler.NEURONX_CC
 
 
 def resolve(
@@ -165,7 +168,7 @@ def resolve(
         for c, names in _OPTIONS_OF.items()
     }
     old = stated[Compiler.NEURON_CC]
-    chosen = given.target or target or (_INF1 if old else "trn1")
+    chosen = given.target or (spelled(target) if target else _INF1 if old else "trn1")
     load_target(TARGETS.get(chosen, chosen))  # an unknown name is an error here
     compiler = compiler_for(chosen)
     for other, names in stated.items():
@@ -189,13 +192,10 @@ def _neuronx(given: Given, target: str, sdk: str | None) -> NeuronOptions:
             where="--auto-cast",
             fix="use none, matmult or all",
         )
-    if scope is Scope.NONE and given.auto_cast_type is not None:
-        spelled = "none" if given.auto_cast is not None else "none (the default)"
-        raise UsageError(
-            f"--auto-cast-type {given.auto_cast_type} with --auto-cast {spelled}:"
-            " nothing is cast",
-            fix="add --auto-cast matmult or --auto-cast all, or drop the type",
-        )
+    notes: tuple[str, ...] = ()
+    if scope is Scope.NONE and given.auto_cast is None and given.auto_cast_type is not None:
+        alone = f"--auto-cast-type {given.auto_cast_type} alone casts nothing"
+        notes = (f"{alone}: --auto-cast none is the default; add --auto-cast matmult or all",)
     mixed = given.mixed_accumulation
     mixed = defaults.mixed_accumulation if mixed is None else mixed
     fmt = _choice(given.auto_cast_type or "bf16", _TYPES, "--auto-cast-type")
@@ -224,6 +224,7 @@ def _neuronx(given: Given, target: str, sdk: str | None) -> NeuronOptions:
         stochastic_rounding=bool(given.stochastic_rounding),
         seed=given.seed or 0,
         arguments=tuple(words),
+        notes=notes,
     )
 
 
@@ -285,18 +286,13 @@ def _only_one(keywords: list[str]) -> str | None:
 
 
 def _choice(name: str, known: Mapping[str, T], option: str) -> T:
-    try:
-        return known[name.strip().lower()]
-    except KeyError:
-        raise UsageError(
-            f"unknown value {name!r}", where=option, fix=f"use one of {', '.join(known)}"
-        ) from None
+    return look_up(name, known, what="value", where=option)
 
 
 def _release(sdk: str | None) -> tuple[int, int]:
     if sdk is None:
         return _DEFAULTS[0].since
-    parts = sdk.strip().removeprefix("v").split(".")
+    parts = spelled(sdk).removeprefix("v").split(".")
     if len(parts) < 2 or not all(p.isdecimal() for p in parts):
         raise UsageError(f"{sdk!r} is no SDK release", where="--sdk", fix="write it as 2.27")
     return int(parts[0]), int(parts[1])

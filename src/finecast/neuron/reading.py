@@ -8,10 +8,11 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
 from finecast.errors import UsageError
+from finecast.naming import spelled, switch
 
 FLAGS_VARIABLE: Final = "NEURON_CC_FLAGS"
 STOCHASTIC_VARIABLE: Final = "NEURON_RT_STOCHASTIC_ROUNDING_EN"
@@ -20,7 +21,13 @@ SEED_VARIABLE: Final = "NEURON_RT_STOCHASTIC_ROUNDING_SEED"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What was stated; None where nothing was, so that defaults stay apart."""
+    """What was stated; None where nothing was, so that defaults stay apart.
+
+    ``passed_over`` are the compilers' options that choose no number: the level of
+    optimization, the kind of model.
+
+    Law: words that differ in case or in blanks around them state the same.
+    """
 
     auto_cast: str | None = None
     auto_cast_type: str | None = None
@@ -31,13 +38,32 @@ class Given:
     saturate_infinity: bool | None = None
     stochastic_rounding: bool | None = None
     seed: int | None = None
+    passed_over: tuple[str, ...] = field(default=(), compare=False)
+
+    def __post_init__(self) -> None:
+        """Words are those of fixed vocabularies: kept as their tables have them."""
+        for name in _STATED:
+            value = getattr(self, name)
+            if isinstance(value, str):
+                object.__setattr__(self, name, spelled(value))
+            elif isinstance(value, tuple):
+                words = tuple(spelled(word) for word in value)
+                object.__setattr__(self, name, words)
 
     def over(self, other: Given) -> Given:
         """This one where it states something, else ``other``: this stands to its right."""
-        stated = {n: v for n in self.__slots__ if (v := getattr(self, n)) is not None}
-        return replace(other, **stated)
+        stated = {n: v for n in _STATED if (v := getattr(self, n)) is not None}
+        both = dict.fromkeys((*other.passed_over, *self.passed_over))
+        return replace(other, **stated, passed_over=tuple(both))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know of options that were read past."""
+        names = ", ".join(self.passed_over)
+        return (f"{names}: for the compiler, no effect on numbers",) if names else ()
 
 
+_STATED: Final = tuple(f.name for f in fields(Given) if f.compare)
 # Options with a value, by the field they set.
 _VALUES: Final = {
     "--auto-cast": "auto_cast",
@@ -69,6 +95,7 @@ def read(arguments: Sequence[str], *, lenient: bool = False) -> Given:
             so like one that it is a slip.
     """
     found: dict[str, object] = {}
+    others: list[str] = []
     words = [part for word in arguments for part in _parts(word)]
     at = 0
     while at < len(words):
@@ -80,8 +107,8 @@ def read(arguments: Sequence[str], *, lenient: bool = False) -> Given:
                 )
             found[_VALUES[word]], at = words[at], at + 1
         elif word in _SWITCHES:
-            field, value = _SWITCHES[word]
-            found[field] = value
+            name, value = _SWITCHES[word]
+            found[name] = value
         elif word == _FAST_MATH:
             end = next(
                 (i for i in range(at, len(words)) if words[i].startswith("-")), len(words)
@@ -93,7 +120,13 @@ def read(arguments: Sequence[str], *, lenient: bool = False) -> Given:
             found["fast_math"], at = tuple(words[at:end]), end
         else:
             _check_unknown(word, lenient=lenient)
-    return Given(**found)  # pyright: ignore[reportArgumentType]
+            others += [_name(word)] if word.startswith("-") else []
+    return Given(**found, passed_over=tuple(others))  # pyright: ignore[reportArgumentType]
+
+
+def _name(word: str) -> str:
+    """An option without its value: ``--lnc`` of ``--lnc=2``, ``-O`` of ``-O1``."""
+    return word.partition("=")[0] if word.startswith("--") else word[:2]
 
 
 def _check_unknown(word: str, *, lenient: bool) -> None:
@@ -122,7 +155,8 @@ def from_environment(environ: Mapping[str, str]) -> Given:
     given = read(words, lenient=True)
     enabled = environ.get(STOCHASTIC_VARIABLE)
     if enabled is not None:
-        given = replace(given, stochastic_rounding=enabled.strip() not in ("", "0", "false"))
+        on = switch(enabled, where=STOCHASTIC_VARIABLE)
+        given = replace(given, stochastic_rounding=on)
     seed = environ.get(SEED_VARIABLE)
     if seed is not None:
         if not seed.strip().isdecimal():

@@ -21,8 +21,3 @@ def _judge(node: Node, context: Context) -> Verdict | None:
 
 
 OP_FORMATS = Rule(name="op_formats", judge=_judge)
-
-
-def unused(names: tuple[str, ...], nodes: tuple[Node, ...]) -> tuple[str, ...]:
-    """Names that match no node: typing errors, most likely."""
-    return tuple(n for n in names if not any(matches(n, node) for node in nodes))

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Final
+
 from finecast.errors import UsageError
 from finecast.formats import Format
 from finecast.graph import Node
+from finecast.plan import Plan
 from finecast.rules.base import Context, NodeView, Rule, Verdict
+
+_SAID: Final = "user rule "
 
 
 def _judge(node: Node, context: Context) -> Verdict | None:
@@ -36,7 +42,27 @@ def _judge(node: Node, context: Context) -> Verdict | None:
         return None
     permits = frozenset[Format].intersection(*(p for _, p in verdicts))
     names = ", ".join(n for n, _ in verdicts)
-    return Verdict(permits=permits, text=f"user rule {names}", waives=True)
+    return Verdict(permits=permits, text=f"{_SAID}{names}", waives=True)
 
 
 USER = Rule(name="user", judge=_judge)
+
+
+def without_opinion(names: Iterable[str], plan: Plan) -> tuple[str, ...]:
+    """A warning for each of the user's rules that had no verdict on any op of ``plan``.
+
+    A rule may rightly be silent on one model; most often it asks for a name that is none.
+    """
+    heard = {
+        name
+        for decision in plan.decisions
+        for reason in decision.reasons
+        if reason.rule == USER.name
+        for name in reason.text.removeprefix(_SAID).split(", ")
+    }
+    return tuple(
+        f"user rule {name} had no opinion on any op: if that is not meant, see the names"
+        " with finecast explain"
+        for name in names
+        if name not in heard
+    )

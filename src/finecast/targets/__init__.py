@@ -15,6 +15,7 @@ from importlib.resources import files
 
 from finecast.errors import UsageError
 from finecast.formats import Format
+from finecast.naming import look_up
 from finecast.ops import OpKind
 from finecast.targets.reading import Table
 
@@ -131,17 +132,17 @@ def list_targets() -> tuple[str, ...]:
     return tuple(sorted(n.removesuffix(_SUFFIX) for n in names if n.endswith(_SUFFIX)))
 
 
-@cache
 def load_target(name: str) -> Target:
     """The target called ``name``.
 
     Raises:
         UsageError: If there is none; the message lists those that are.
     """
-    if name not in list_targets():
-        raise UsageError(
-            f"unknown target {name!r}", fix=f"use one of {', '.join(list_targets())}"
-        )
+    return _load(look_up(name, {n: n for n in list_targets()}, what="target"))
+
+
+@cache
+def _load(name: str) -> Target:
     file = files(__package__ or __name__) / f"{name}{_SUFFIX}"
     return parse_target(file.read_text(encoding="utf-8"), file=file.name)
 

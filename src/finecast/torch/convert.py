@@ -18,6 +18,7 @@ from finecast.frontends.torch.reader import hinted_shapes
 from finecast.plan import Plan
 from finecast.policy import Policy, Scope
 from finecast.rules import UserRule
+from finecast.rules.matching import check_names
 from finecast.rules.override import active
 from finecast.torch.planning import (
     RuleSet,
@@ -75,6 +76,7 @@ def convert(
         dynamic_shapes=dynamic_shapes,
         fold=wanted.scope is not Scope.NONE,
     )
+    check_names(wanted, captured.graph)
     args = flat_inputs(captured, example_inputs, example_kwargs)
     device = device_of(captured.module, args)
     followed, obstacle = look_before_leaping(wanted, device)

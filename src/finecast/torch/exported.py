@@ -30,6 +30,8 @@ from finecast.measure.criterion import Criterion
 from finecast.plan import Plan
 from finecast.policy import Policy
 from finecast.rules import UserRule
+from finecast.rules.matching import check_names
+from finecast.rules.user import without_opinion
 from finecast.sensitivity import squared_error
 from finecast.torch.convert import convert
 from finecast.torch.planning import device_of, make_torch_planner
@@ -130,7 +132,10 @@ def convert_file(
     with _heard() as said:
         low = convert(program, args, policy, example_kwargs=kwargs, user_rules=user_rules)
     done = _write(program, low, source, target, (args, kwargs))
-    return replace(done, seconds=time.perf_counter() - start, warnings=_once(said))
+    unheard = without_opinion(user_rules or (), done.plan)
+    return replace(
+        done, seconds=time.perf_counter() - start, warnings=(*_once(said), *unheard)
+    )
 
 
 @contextmanager
@@ -210,6 +215,9 @@ def tune_file(
     source, target = Path(model), Path(output)
     check_writable(target, force=force)
     program = load(source, trust=trust)
+    asked = Policy.parse(policy) if isinstance(policy, str) else policy
+    if asked.names_nodes:  # a slip shows before the baseline is evaluated
+        check_names(asked, frontend.capture(program, ()).graph)
     signature = Signature.of(program)
     reference = ModuleSession(module=runnable(program), signature=signature)
     workload = workload_of(data, reference)
@@ -241,7 +249,9 @@ def tune_file(
         low = ModuleSession(module=found.model, signature=signature)
         got, wanted = (list(one.run(feeds).values()) for one in (low, reference))
         error = squared_error(got, wanted) ** 0.5
-    return _outcome(found, size, after, error, workload.digest, time.perf_counter() - start)
+    outcome = _outcome(found, size, after, error, workload.digest, time.perf_counter() - start)
+    unheard = without_opinion((name for name, _ in user_rules), found.plan)
+    return replace(outcome, warnings=(*outcome.warnings, *unheard))
 
 
 def census(model: str | Path, *, trust: bool = False) -> Census:
@@ -282,6 +292,7 @@ def judge(
     if plan is not None:
         frontend.planned_edits(captured, plan)
         return captured.graph, plan
+    check_names(policy, captured.graph)
     device = device_of(captured.module, ())
     planner = make_torch_planner(
         captured.graph, policy, device, user_rules=tuple(user_rules), measured=False

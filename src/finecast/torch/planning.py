@@ -24,6 +24,7 @@ from finecast.frontends.torch.probing import Errors, first_order, probe_all
 from finecast.frontends.torch.raf import raf_rules
 from finecast.frontends.torch.reader import Binding
 from finecast.graph import Graph
+from finecast.naming import look_up
 from finecast.plan import Plan
 from finecast.policy import Policy, Scope
 from finecast.problem import Roundings, unit_times
@@ -54,11 +55,7 @@ class RuleSet(Enum):
         Raises:
             UsageError: If there is none of that name.
         """
-        try:
-            return cls(name.strip().lower())
-        except ValueError:
-            known = ", ".join(r.value for r in cls)
-            raise UsageError(f"unknown rule set {name!r}", fix=f"use one of {known}") from None
+        return look_up(name, {r.value: r for r in cls}, what="rule set", where="rule_set")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

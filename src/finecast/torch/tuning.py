@@ -24,6 +24,7 @@ from finecast.measure.timing import Latency, latency, ratio
 from finecast.plan import Plan
 from finecast.policy import Policy
 from finecast.rules import UserRule
+from finecast.rules.matching import check_names
 from finecast.rules.override import active
 from finecast.torch.convert import finish, flat_inputs, missing_kernels
 from finecast.torch.planning import (
@@ -156,15 +157,16 @@ class _Tuning:
     options: TuneOptions
 
     def run(self) -> TorchOutcome:
+        captured = frontend.capture(
+            self.source, self.args, self.kwargs, dynamic_shapes=self.options.dynamic_shapes
+        )
+        check_names(self.policy, captured.graph)
         baseline = self.known
         if baseline is None:
             with torch.no_grad():
                 baseline = float(self.evaluate(self.module))
         if math.isnan(baseline):
             raise ModelError("the fp32 module's metric is NaN", fix="check data and metric")
-        captured = frontend.capture(
-            self.source, self.args, self.kwargs, dynamic_shapes=self.options.dynamic_shapes
-        )
         device = device_of(self.module, self.args)
         policy, obstacle = look_before_leaping(self.policy, device)
         planner = self._planner(captured, policy, device, frozenset())

@@ -21,7 +21,6 @@ from finecast.measure.observe import observe
 from finecast.plan import Plan
 from finecast.policy import Policy, Scope
 from finecast.rules import UserRule
-from finecast.rules.op_formats import unused
 from finecast.targets import load_target
 from finecast.tuner.analysis import (
     Planner,
@@ -204,13 +203,7 @@ def _slow(engines: Sequence[Engine], verified: Verified, low: Format) -> tuple[s
 
 def _warnings(planner: Planner, applied: Applied) -> tuple[str, ...]:
     policy, nodes = planner.policy, applied.graph.nodes
-    found = [f"--op {n} matches no op" for n in unused(tuple(policy.op_formats), nodes)]
-    for option, listed in (("--include", policy.include), ("--exclude", policy.exclude)):
-        found += [
-            f"{option} {p.pattern!r} matches no node"
-            for p in listed
-            if not any(p.search(n.name) for n in nodes)
-        ]
+    found: list[str] = []
     unknown = sorted({n.native for n in nodes if n.op == "unknown" and n.format is not None})
     if unknown:
         found.append(f"ops that are not known here keep their type: {', '.join(unknown)}")

@@ -183,10 +183,14 @@ def search_plans(
     emulation: Emulation,
     policy: Policy,
     user_rules: tuple[tuple[str, UserRule], ...] = (),
+    prepared: Prepared | None = None,
 ) -> PlanSearch:
-    """The frontier of plans under ``policy``, and the plan of everything that may be low."""
+    """The frontier of plans under ``policy``, and the plan of everything that may be low.
+
+    ``prepared`` is the device's model prepared for ``policy``, where that is done already.
+    """
     engine = EmulatorEngine(emulation=replace(emulation, scope=Scope.NONE))
-    prepared = frontend.prepare(device.file, policy)
+    prepared = prepared or frontend.prepare(device.file, policy)
     facts = _by_name(device, prepared)
     planner = make_planner(
         prepared, policy, engine, facts=facts, user_rules=user_rules, measured=True

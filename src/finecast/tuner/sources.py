@@ -13,7 +13,7 @@ from finecast.engines.base import Feeds, Session
 from finecast.errors import UsageError
 from finecast.frontends import onnx as frontend
 from finecast.measure.data import Dataset, load_npz
-from finecast.measure.feeds import check_sizes, synthetic_feeds
+from finecast.measure.feeds import check_dims, check_sizes, synthetic_feeds
 from finecast.measure.metrics import get_metric
 from finecast.tuner.workload import (
     CalibrationFunction,
@@ -35,7 +35,8 @@ class DataOptions:
     """Where evaluation and calibration data come from.
 
     Either ``data`` and ``metric``, or ``evaluate``. ``calib`` is an npz without labels or a
-    function that yields feeds; without it the first samples of ``data`` calibrate.
+    function that yields feeds; without it the first samples of ``data`` calibrate, beside
+    ``evaluate`` too.
     """
 
     data: Path | None = None
@@ -62,6 +63,12 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
                 where="--metric, --eval",
                 fix="give one of them",
             )
+        if options.labels is not None:
+            raise UsageError(
+                "labels are named, and an evaluation function reads its own",
+                where="--labels, --eval",
+                fix="drop one of them",
+            )
         return FunctionWorkload(
             function=options.evaluate,
             name=options.evaluate_name,
@@ -73,6 +80,12 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
             "no data to tune on", fix="give --data FILE.npz or --eval FILE.py:FUNCTION"
         )
     metric = get_metric(options.metric or "agreement")
+    if options.lower_is_better and metric.higher_is_better:
+        raise UsageError(
+            f"of {metric.name} more is better",
+            where="--lower-is-better",
+            fix="leave it out: it is for --eval",
+        )
     data = load_npz(options.data, session.inputs, labels=options.labels)
     if metric.needs_labels and data.labels is None:
         raise UsageError(
@@ -91,6 +104,8 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
 
 def _calibration(options: DataOptions, session: Session) -> CalibrationFunction | None:
     calib = options.calib
+    if calib is None and options.evaluate is not None:
+        calib = options.data  # the function reads its own: these arrays calibrate
     if calib is None:
         return None
     if isinstance(calib, Path):
@@ -140,6 +155,19 @@ class FeedMaker:
             inputs = (v for v in model.graph.inputs if not v.is_initializer())
             check_sizes({v.name or "": s for v in inputs if (s := _static(v)) is not None})
 
+    def check_dims(self, model: ir.Model) -> None:
+        """Refuse sizes that nothing has, or that nothing needs.
+
+        Raises:
+            UsageError: If a dimension is not free in ``model``, or there are batches.
+        """
+        if self.dims and self.batches:
+            raise UsageError(
+                "--dim sizes random feeds, and data is given", where="--dim", fix="drop one"
+            )
+        inputs = (v for v in model.graph.inputs if not v.is_initializer())
+        check_dims({v.name or "": _dims(v) for v in inputs}, self.dims)
+
     def make(self, session: Session) -> Feeds | None:
         """Feeds for a loaded model; None if none can be made."""
         if self.batches:
@@ -151,6 +179,11 @@ class FeedMaker:
             if self.dims:
                 raise
             return None
+
+
+def _dims(value: ir.Value) -> list[int | str | None]:
+    dims = () if value.shape is None else value.shape.dims
+    return [d if isinstance(d, int) else d.value for d in dims]
 
 
 def _static(value: ir.Value) -> tuple[int, ...] | None:

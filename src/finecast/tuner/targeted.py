@@ -56,6 +56,7 @@ def tune_for(
                 where="--auto-cast-type",
                 fix=f"use one of {', '.join(f.label for f in have)}",
             )
+    prepared = frontend.prepare(file, policy)  # a slip in a name shows here
     low_emulation = replace(emulation, format=policy.format)
     device = DeviceModel(
         file=file,
@@ -64,7 +65,7 @@ def tune_for(
         emulation=low_emulation,
         progress=progress,
     )
-    search = search_plans(device, low_emulation, policy, user_rules)
+    search = search_plans(device, low_emulation, policy, user_rules, prepared)
     trials = Trials(
         file=file,
         workload=workload,

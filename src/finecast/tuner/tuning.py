@@ -20,7 +20,7 @@ from finecast.engines.loading import load_model
 from finecast.engines.probe import speed_of
 from finecast.errors import EngineError, ModelError
 from finecast.frontends import onnx as frontend
-from finecast.frontends.onnx import OnnxFile
+from finecast.frontends.onnx import OnnxFile, Prepared
 from finecast.measure.criterion import Criterion
 from finecast.measure.observe import first_nonfinite, observe
 from finecast.measure.timing import Latency, latency, ratio
@@ -78,6 +78,8 @@ class Outcome:
     The errors are relative errors of the tuned model's outputs against fp32: what the
     sensitivities added up to, and what the engine gave on the timing feeds. ``target`` is the
     device where accuracy was emulated and times are modelled; empty where all was measured.
+    ``warnings`` are of what makes the answer weak: data that says little, rules that judge
+    nothing.
     """
 
     verdict: Verdict
@@ -95,6 +97,7 @@ class Outcome:
     predicted_error: float = 0.0
     measured_error: float = 0.0
     target: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 def tune(
@@ -150,6 +153,7 @@ class _Tuning:
         self.probes = 0
 
     def run(self) -> Outcome:
+        prepared = frontend.prepare(self.file, self.policy)  # a slip in a name shows here
         self.progress("baseline", 0, 1)
         self.trials = Trials(
             file=self.file,
@@ -163,7 +167,7 @@ class _Tuning:
         )
         self.progress("baseline", 1, 1)
         timing = self.workload.timing()
-        planner = self._planner()
+        planner = self._planner(prepared)
         if all(len(p.formats) == 1 for p in planner.permissions.values()):
             return self._unchanged(planner, timing, "the rules leave no op a lower format")
         try:
@@ -204,8 +208,7 @@ class _Tuning:
         node = first_nonfinite(prepared.graph, facts)
         return f"; the first op to give NaN or Inf is {node!r}" if node else ""
 
-    def _planner(self) -> Planner:
-        prepared = frontend.prepare(self.file, self.policy)
+    def _planner(self, prepared: Prepared) -> Planner:
         facts = observe(
             prepared,
             self.workload.calibration,

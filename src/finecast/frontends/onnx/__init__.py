@@ -38,6 +38,7 @@ from finecast.frontends.onnx.writer import apply_edits
 from finecast.graph import Graph
 from finecast.plan import Plan
 from finecast.policy import Policy, Scope
+from finecast.rules.matching import check_names
 
 __all__ = [
     "DATA_TYPES",
@@ -99,6 +100,7 @@ def prepare(file: OnnxFile, policy: Policy) -> Prepared:
     ``file.model`` itself is left as it was.
 
     Raises:
+        UsageError: If ``policy`` names a node, an op, an input or an output that is not there.
         ModelError: If the model is malformed in a way that shows only now.
     """
     with guarded(file), paused_collection():
@@ -109,6 +111,7 @@ def prepare(file: OnnxFile, policy: Policy) -> Prepared:
             needed = (needed_opsets(model, fmt, candidates) for fmt in policy.formats)
             model = raise_as_far(model, frozenset[int]().union(*needed))
         read = _read(file, model, shapes=True)
+        check_names(policy, read.graph)
         return replace(read, own_nodes=own, policy=policy.label)
 
 
