@@ -1,0 +1,98 @@
+"""Words and names that users give: read alike everywhere, and never passed over in silence.
+
+Laws: a word of a fixed vocabulary is read in any case and with blanks around it; a name that
+nothing has is an error that gives the closest names there are.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from typing import Final, TypeVar
+
+from finecast.errors import UsageError
+
+T = TypeVar("T")
+
+# Likeness from which a name is offered in place of an unknown one: half of the letters.
+_ALIKE: Final = 0.5
+_MOST_OFFERED: Final = 3
+# A vocabulary of up to so many words is given in full.
+_MOST_LISTED: Final = 16
+# Names compared: one comparison takes microseconds, a model may have 100,000 nodes.
+_MOST_COMPARED: Final = 20_000
+
+_TRUE: Final = frozenset({"1", "true", "yes", "on"})
+_FALSE: Final = frozenset({"", "0", "false", "no", "off"})
+
+
+def spelled(word: str) -> str:
+    """A word of a fixed vocabulary as its table has it: lower case, no blanks around."""
+    return word.strip().lower()
+
+
+def look_up(word: str, table: Mapping[str, T], *, what: str, where: str = "") -> T:
+    """What ``table``, whose keys are in lower case, has for a word in any case.
+
+    Args:
+        word: As the user wrote it.
+        table: The vocabulary.
+        what: What the word is, for the error: ``format``, ``scope``.
+        where: The option or variable that it came in.
+
+    Raises:
+        UsageError: If the table has no such word; gives the closest ones, or all.
+    """
+    try:
+        return table[spelled(word)]
+    except KeyError:
+        raise unknown_name(word, table, what=what, where=where) from None
+
+
+def switch(word: str, *, where: str) -> bool:
+    """Whether a word switches something on: ``1``, ``true``, ``yes`` or ``on``, in any case.
+
+    Raises:
+        UsageError: If it is neither of those nor ``0``, ``false``, ``no``, ``off`` or empty.
+    """
+    if spelled(word) in _TRUE | _FALSE:
+        return spelled(word) in _TRUE
+    raise UsageError(f"{word!r} is neither on nor off", where=where, fix="write 1 or 0")
+
+
+def unknown_name(
+    name: str, known: Collection[str], *, what: str, where: str = "", fix: str = ""
+) -> UsageError:
+    """The error for a name that none of ``known`` is: ``unknown format 'bf61' …``.
+
+    Args:
+        name: As the user wrote it.
+        known: The names there are.
+        what: What kind of name it is: ``format``, ``op``, ``node``.
+        where: The option, argument or file that it came in.
+        fix: More that the user can do, after the names.
+    """
+    advice = "; ".join(part for part in (suggestion(name, known), fix) if part)
+    return UsageError(f"unknown {what} {name!r}", where=where, fix=advice)
+
+
+def suggestion(name: str, known: Collection[str]) -> str:
+    """What to write in place of ``name``: the closest names, or a few of those there are."""
+    if len(known) <= _MOST_LISTED:
+        close = close_names(name, known)[:1]
+        listed = f"use one of {', '.join(known)}" if known else "there are none"
+        return f"did you mean {close[0]}? {listed}" if close and len(known) > 2 else listed
+    close = close_names(name, known)
+    if close:
+        return f"did you mean {', '.join(close)}?"
+    some = ", ".join(list(known)[:_MOST_OFFERED])
+    return f"there are {len(known)}: {some}, ..."
+
+
+def close_names(name: str, known: Collection[str]) -> list[str]:
+    """At most three of ``known`` that are most like ``name``, whatever their case."""
+    folded: dict[str, str] = {}
+    for one in list(known)[:_MOST_COMPARED]:
+        folded.setdefault(spelled(one), one)
+    found = difflib.get_close_matches(spelled(name), folded, _MOST_OFFERED, _ALIKE)
+    return [folded[one] for one in found]

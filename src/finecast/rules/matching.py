@@ -1,0 +1,44 @@
+"""What a policy names has to be in the model: a slip would otherwise change nothing unseen."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from finecast.errors import UsageError
+from finecast.graph import Graph, Node
+from finecast.naming import suggestion
+from finecast.policy import Policy
+from finecast.rules.op_formats import matches
+
+
+def check_names(policy: Policy, graph: Graph) -> None:
+    """Refuse a policy that names what ``graph`` does not have.
+
+    Raises:
+        UsageError: If a pattern matches no node's name, an op's name no op, or an input's or
+            output's name none of those that carry floats; gives the closest names.
+    """
+    names = [n.name for n in graph.nodes]
+    for option, patterns in (("--include", policy.include), ("--exclude", policy.exclude)):
+        for pattern in patterns:
+            if not any(map(pattern.search, names)):
+                raise _nothing(pattern.pattern, names, "the name of any node", option)
+    for name in policy.op_formats:
+        if not any(matches(name, node) for node in graph.nodes):
+            raise _nothing(name, op_names(graph.nodes), "any op of the model", "--op")
+    ports = {v.name: v for v in (*graph.inputs, *graph.outputs) if v.format is not None}
+    for name in policy.io:
+        if name not in ports:
+            raise _nothing(name, ports, "any float input or output", "--io")
+
+
+def op_names(nodes: Collection[Node]) -> dict[str, None]:
+    """Names of the ops as people write them, native before canonical, each once."""
+    native = (n.native.rpartition("::")[2] for n in nodes)
+    return dict.fromkeys((*native, *(n.op for n in nodes)))
+
+
+def _nothing(name: str, known: Collection[str], what: str, option: str) -> UsageError:
+    return UsageError(
+        f"{name!r} does not match {what}", where=option, fix=suggestion(name, known)
+    )
