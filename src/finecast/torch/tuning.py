@@ -24,7 +24,7 @@ from finecast.measure.timing import Latency, latency, ratio
 from finecast.plan import Plan
 from finecast.policy import Policy
 from finecast.rules import UserRule
-from finecast.rules.override import active
+from finecast.rules.override import check_overrides
 from finecast.torch.convert import finish, flat_inputs, missing_kernels
 from finecast.torch.planning import (
     Proposal,
@@ -167,6 +167,7 @@ class _Tuning:
         )
         device = device_of(self.module, self.args)
         policy, obstacle = look_before_leaping(self.policy, device)
+        check_overrides(captured.graph)
         planner = self._planner(captured, policy, device, frozenset())
         if obstacle:
             return self._unchanged(planner, baseline, obstacle)
@@ -184,7 +185,7 @@ class _Tuning:
             captured.graph,
             policy,
             device,
-            user_rules=(*self.options.user_rules, *active()),
+            user_rules=self.options.user_rules,
             unsupported=unsupported,
             measured=True,
             shapes=hinted_shapes(captured.binding),
