@@ -113,13 +113,14 @@ class Format(Enum):
 
     @classmethod
     def parse(cls, name: str) -> Format:
-        """Read a format's label.
+        """Read a format's label, or what frameworks call it: ``bfloat16``, ``half``.
 
         Raises:
-            UsageError: If ``name`` is not one of the labels.
+            UsageError: If ``name`` is none of them.
         """
+        spelled = name.strip().lower()
         try:
-            return _BY_LABEL[name.strip().lower()]
+            return _BY_LABEL.get(spelled) or _BY_ALIAS[spelled]
         except KeyError:
             known = ", ".join(_BY_LABEL)
             raise UsageError(f"unknown format {name!r}", fix=f"use one of {known}") from None
@@ -136,3 +137,16 @@ _DTYPES: dict[Format, np.dtype[np.generic]] = {
     Format.FP8_E3M4: np.dtype(ml_dtypes.float8_e3m4),
 }
 _BY_LABEL = {f.label: f for f in Format}
+# What PyTorch, numpy, ONNX and RAF call them.
+_BY_ALIAS = {
+    "float32": Format.FP32,
+    "float": Format.FP32,
+    "single": Format.FP32,
+    "bfloat16": Format.BF16,
+    "float16": Format.FP16,
+    "half": Format.FP16,
+    "float8_e4m3fn": Format.FP8_E4M3,
+    "float8_e4m3": Format.FP8_E4M3_IEEE,
+    "float8_e5m2": Format.FP8_E5M2,
+    "float8_e3m4": Format.FP8_E3M4,
+}

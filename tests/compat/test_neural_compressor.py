@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,14 @@ from finecast.compat.neural_compressor import (  # noqa: E402
     AccuracyCriterion,
     MixedPrecisionConfig,
     TuningCriterion,
+    load,
     mix_precision,
 )
 from finecast.compat.neural_compressor.fallback import Fallback  # noqa: E402
-from finecast.errors import FinecastError, UsageError  # noqa: E402
+from finecast.errors import FinecastError, ModelError, UsageError  # noqa: E402
 from finecast.measure.criterion import Criterion, CriterionKind  # noqa: E402
+
+_FP32 = {"weight": {"dtype": ["fp32"]}, "activation": {"dtype": ["fp32"]}}
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -55,26 +59,18 @@ def test_defaults_are_inc_s() -> None:
     conf = MixedPrecisionConfig()
     assert (conf.device, conf.backend, conf.precisions) == ("cpu", "default", "bf16")
     assert AccuracyCriterion() == AccuracyCriterion(True, "relative", 0.01)
-    assert TuningCriterion() == TuningCriterion("basic", 0, 100, "performance")
+    assert TuningCriterion() == TuningCriterion("basic", None, 0, 100, "performance")
 
 
 def test_op_dicts_keep_ops_in_fp32() -> None:
-    fp32 = {"weight": {"dtype": ["fp32"]}, "activation": {"dtype": ["fp32"]}}
     for conf in (
-        MixedPrecisionConfig(op_type_dict={"Linear": fp32}),
-        MixedPrecisionConfig(op_name_dict={"3": fp32}),
+        MixedPrecisionConfig(op_type_dict={"Linear": _FP32}),
+        MixedPrecisionConfig(op_name_dict={"3": _FP32}),
     ):
         result = mix_precision.fit(net(), conf)
         assert result is not None
         dtypes = {n.split(".")[0]: t.dtype for n, t in result.model.state_dict().items()}
         assert dtypes == {"0": torch.bfloat16, "3": torch.float32}
-
-
-def test_a_planned_graph_where_there_are_inputs() -> None:
-    x = torch.randn(2, 3, 8, 8)
-    result = mix_precision.fit(net(), MixedPrecisionConfig(example_inputs=x))
-    assert result is not None
-    assert "bf16" in result.model.finecast_plan.counts
 
 
 def test_no_trial_passes_gives_none_and_not_an_fp32_model() -> None:
@@ -112,7 +108,25 @@ def test_dataloader_and_metric() -> None:
         ({"excluded_precisions": ["bf16"]}, "leave nothing"),
         ({"backend": "ipex"}, "discontinued"),
         ({"device": "tpu"}, "unknown device"),
-        ({"inputs": ["x"]}, "a module does not have"),
+        ({"device": "xpu"}, "not supported for PyTorch"),
+        ({"backend": "itex"}, r"TensorFlow.*tf2onnx"),
+        ({"backend": "onnxrt_dml_ep"}, r"DirectML.*all:fp16"),
+        ({"inputs": "x"}, "a module does not have"),
+        ({"quant_level": 2}, 'use "auto", 0 or 1'),
+        ({"precision": "bf61"}, "unknown precision 'bf61': use one of bf16, fp16"),
+        ({"excluded_precisions": "fp61"}, "unknown precision"),
+        ({"op_name_dict": {"4": _FP32}}, "unknown op '4' .op_name_dict."),
+        ({"op_type_dict": {"Lineer": _FP32}}, "did you mean Linear"),
+        (
+            {"op_type_dict": {"Linear": {"weight": {"dtype": ["int8"]}}}},
+            "unknown dtype 'int8'",
+        ),
+        ({"op_type_dict": {"Linear": {"bias": {"dtype": ["fp32"]}}}}, "unknown part"),
+        ({"op_type_dict": {"Linear": {"weight": {"granularity": ["x"]}}}}, "quantization"),
+        ({"tuning_criterion": TuningCriterion("basicc")}, "did you mean basic"),
+        ({"tuning_criterion": TuningCriterion(max_trials=0)}, "leave no trial"),
+        ({"tuning_criterion": TuningCriterion(objective="modelsize")}, "is not supported"),
+        ({"tuning_criterion": TuningCriterion(objective=["speed"])}, "unknown objective"),
     ],
 )
 def test_what_cannot_be_done_raises(settings: dict[str, object], message: str) -> None:
@@ -140,6 +154,257 @@ def test_fallback_finds_the_one_bad_op() -> None:
     search.scores.clear()
     search.tuning = TuningCriterion(timeout=100)
     assert search.search(1.0) == {"b2"}  # with time left, the fewest ops
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"model_name": "bert"}, "model_name"),
+        ({"precisions": ["bf16", "fp16"]}, "bf16 is used"),
+        ({"quant_level": 1}, "quant_level: without eval_func"),
+        ({"accuracy_criterion": AccuracyCriterion(tolerable_loss=0.5)}, "accuracy_criterion"),
+    ],
+)
+def test_what_has_no_effect_is_taken_and_said(settings: dict[str, object], what: str) -> None:
+    with pytest.warns(UserWarning, match=what):
+        result = mix_precision.fit(net(), MixedPrecisionConfig(**settings))  # type: ignore[arg-type]
+    assert result.lowered == 2
+
+
+def test_a_strategy_of_quantization_has_no_effect_and_it_is_said() -> None:
+    conf = MixedPrecisionConfig(tuning_criterion=TuningCriterion("bayesian"))
+    with pytest.warns(UserWarning, match="one strategy"):
+        assert mix_precision.fit(net(), conf, eval_func=lambda model: 1.0) is not None
+
+
+@pytest.mark.parametrize(
+    ("quant_level", "expected"),
+    [
+        (0, [set(), {"a1"}, {"b1", "b2"}]),
+        (1, [set(), {"a1"}, {"b1"}, {"b2"}, {"a1", "b1"}]),
+        ("auto", [set(), {"a1"}, {"b1", "b2"}, {"b1"}, {"b2"}, {"a1", "b1"}]),
+    ],
+)
+def test_quant_level_says_what_falls_back(
+    quant_level: str | int, expected: list[set[str]]
+) -> None:
+    tried: list[frozenset[str]] = []
+
+    def evaluate(kept: frozenset[str]) -> float:
+        tried.append(kept)
+        return 0.5
+
+    search: Fallback[frozenset[str]] = Fallback(
+        types={"a1": "A", "b1": "B", "b2": "B"},
+        build=lambda kept: kept,
+        counts=lambda model: True,
+        evaluate=evaluate,
+        criterion=Criterion(kind=CriterionKind.RELATIVE, tolerance=0.1),
+        tuning=TuningCriterion(),
+        quant_level=quant_level,
+    )
+    assert search.search(1.0) is None
+    assert tried == expected
+
+
+class Attention(nn.Module):
+    """Self-attention as a submodule, with the weights that it asks for or without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out, weights = self.attention(x, x, x)
+        return out + weights.mean()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: nn.TransformerEncoderLayer(16, 4, 32, batch_first=True),
+        lambda: nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(16, 4, 32, batch_first=True),
+            2,
+            enable_nested_tensor=True,
+        ),
+        Attention,
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_modules_whose_parents_read_their_weights(model: Callable[[], nn.Module]) -> None:
+    net, x = model().eval(), torch.randn(3, 5, 16)
+    result = mix_precision.fit(net)
+    with torch.no_grad():
+        assert torch.allclose(result(x), net(x), atol=0.05)
+    if isinstance(net, Attention):
+        return
+    padded = torch.tensor([[False] * 5, [False] * 3 + [True] * 2, [False] * 5])
+    with torch.no_grad():
+        got, want = (m(x, src_key_padding_mask=padded) for m in (result, net))
+    assert torch.allclose(got[~padded], want[~padded], atol=0.05)
+
+
+def test_a_mask_of_fp32_s_lowest_number_does_not_become_infinite() -> None:
+    model, x = nn.MultiheadAttention(16, 4).eval(), torch.randn(5, 2, 16)
+    mask = torch.full((5, 5), torch.finfo(torch.float32).min).triu(1)
+    mask[2] = torch.finfo(torch.float32).min  # beyond bf16's: a row of -Inf would give NaN
+    result = mix_precision.fit(model)
+    want, _ = model(x, x, x, attn_mask=mask)
+    got, _ = result(x, x, x, attn_mask=mask)
+    assert torch.isfinite(want).all()
+    assert torch.allclose(got, want, atol=0.05)
+
+
+def test_a_whole_transformer() -> None:
+    model = nn.Transformer(16, 4, 1, 1, 32, batch_first=True).eval()
+    source, target = torch.randn(2, 5, 16), torch.randn(2, 3, 16)
+    result = mix_precision.fit(model)
+    assert "encoder.layers.0.self_attn" in result.lowered_modules
+    with torch.no_grad():
+        assert torch.allclose(result(source, target), model(source, target), atol=0.1)
+
+
+class Tied(nn.Module):
+    """An embedding whose weight is the head's too, and a head that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embedding.weight
+        self.again = nn.ModuleList([self.head])
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.embedding(tokens))
+        return self.head(x) + self.again[0](x) + nn.functional.linear(x, self.head.weight)
+
+
+def test_tied_weights_stay_fp32_elsewhere() -> None:
+    model, tokens = Tied().eval(), torch.arange(11)[None]
+    result = mix_precision.fit(model)
+    with torch.no_grad():
+        assert torch.allclose(result(tokens), model(tokens), atol=0.1)
+    assert result.model.embedding.weight.dtype is torch.float32
+    assert result.model.again[0] is result.model.head
+    assert model.head.weight is model.embedding.weight
+    assert model.head.weight.dtype is torch.float32
+
+
+def test_a_model_without_products_gains_nothing() -> None:
+    with pytest.raises(ModelError, match="no matrix product or convolution"):
+        mix_precision.fit(nn.Sequential(nn.ReLU()), MixedPrecisionConfig())
+    with pytest.raises(ModelError, match="no matrix product or convolution"):
+        mix_precision.fit(nn.ReLU(), eval_func=lambda model: 1.0)
+
+
+def test_a_graph_planned_on_one_sample_takes_any_number_saved_and_loaded(
+    tmp_path: Path,
+) -> None:
+    model = net()
+    conf = MixedPrecisionConfig(precision="bf16", example_inputs=torch.randn(1, 3, 8, 8))
+    result = mix_precision.fit(model, conf)
+    assert "bf16" in result.model.finecast_plan.counts
+    result.eval()
+    result.save(tmp_path / "saved")
+    again = load(tmp_path / "saved")
+    assert (again.lowered, again.products) == (result.lowered, result.products)
+    for size in (1, 2, 7):
+        x = torch.randn(size, 3, 8, 8)
+        with torch.no_grad():
+            assert torch.allclose(result(x), model(x), atol=0.05)
+            assert torch.equal(again(x), result(x))
+
+
+def test_what_cannot_be_captured_is_converted_by_modules() -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) if x.sum() > 0 else x
+
+    x = torch.ones(2, 4)
+    with pytest.warns(UserWarning, match="module by module"):
+        result = mix_precision.fit(Branching(), MixedPrecisionConfig(example_inputs=x))
+    assert result.lowered_modules == {"layer": "Linear"}
+    assert result(x).shape == (2, 4)
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    model, x = net(), torch.randn(3, 3, 8, 8)
+    result = mix_precision.fit(model)
+    result.save(tmp_path / "saved")
+    torch.manual_seed(1)
+    again = load(tmp_path / "saved", net())  # other weights, which the state replaces
+    assert isinstance(result, nn.Module)
+    with torch.no_grad():
+        assert torch.equal(again(x), result(x))
+    assert (again.lowered, again.products) == (result.lowered, result.products)
+    with pytest.raises(UsageError, match="give the fp32 module"):
+        load(tmp_path / "saved")
+    with pytest.raises(ModelError, match="not of this module"):
+        load(tmp_path / "saved", nn.Sequential(nn.Linear(2, 2)))
+    (tmp_path / "saved" / "best_configure.json").write_text('{"version": 1}')
+    with pytest.raises(ModelError, match="cannot be read"):
+        load(tmp_path / "saved", model)
+    with pytest.raises(UsageError, match="no model that"):
+        load(tmp_path)
+
+
+class Named(nn.Module):
+    """Takes its inputs by keyword, as models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, ids: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return self.layer(ids) * scale
+
+
+class Agreement:
+    """Share of batches of which the metric has seen the right number of rows."""
+
+    def reset(self) -> None:
+        self.rows = 0
+
+    def update(self, predictions: torch.Tensor, labels: torch.Tensor) -> None:
+        assert predictions.shape[0] == labels.shape[0]
+        self.rows += len(labels)
+
+    def result(self) -> float:
+        return float(self.rows)
+
+
+def test_batches_as_dicts_of_unlike_sizes_from_a_generator() -> None:
+    batches = (
+        ({"ids": torch.randn(n, 4), "scale": torch.ones(n, 1)}, torch.zeros(n)) for n in (4, 2)
+    )
+    metric = Agreement()
+    result = mix_precision.fit(Named().eval(), eval_dataloader=batches, eval_metric=metric)
+    assert metric.rows == 6  # in the last trial, too
+    assert "bf16" in result.model.finecast_plan.counts
+    with pytest.raises(UsageError, match=r"has no reset\(\)"):
+        mix_precision.fit(Named(), eval_dataloader=[], eval_metric="accuracy")
+
+
+def test_models_of_other_frameworks_are_told_the_way(tmp_path: Path) -> None:
+    keras = type("Functional", (), {"__module__": "keras.src.models"})
+    (tmp_path / "saved_model.pb").write_bytes(b"")
+    for model, message in (
+        (keras(), r"TensorFlow.*tf2onnx"),
+        (str(tmp_path), r"TensorFlow.*tf2onnx"),
+        ("frozen.pb", r"TensorFlow.*tf2onnx"),
+        ("model.pt", "build the nn.Module"),
+        ("model.pt2", "finecast convert"),
+        ("model.xml", "OpenVINO"),
+        (3, "cannot convert a int"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            mix_precision.fit(model)
 
 
 def test_onnx_model(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,14 @@ from finecast.compat.neural_compressor import (
     AccuracyCriterion,
     MixedPrecisionConfig,
     TuningCriterion,
+    load,
     mix_precision,
 )
 from finecast.engines import get_engine
-from finecast.errors import EngineError, UsageError
+from finecast.errors import EngineError, ModelError, UsageError
 from finecast.formats import Format
+from finecast.frontends.onnx import model as onnx_model
+from finecast.frontends.onnx import skeleton, stream
 
 _FP32 = {"weight": {"dtype": ["fp32"]}, "activation": {"dtype": ["fp32"]}}
 
@@ -100,12 +104,11 @@ def test_fallback_by_type_comes_first(tmp_path: Path) -> None:
         products = set(formats(candidate).values())
         return 1.0 if products == {TensorProto.FLOAT} else 0.0
 
-    found = mix_precision.fit(str(path), eval_func=evaluate)
-    assert found is not None
-    # fp32, everything low, Concat reverted, MatMul reverted: types in alphabetical order.
-    assert len(seen) == 4
-    assert set(formats(found.model).values()) == {TensorProto.FLOAT}
-    assert found.lowered > 0
+    # fp32, everything low, Concat reverted; without any product low nothing would be gained.
+    assert mix_precision.fit(str(path), eval_func=evaluate) is None
+    assert seen[:3] == [formats(model()), *[dict.fromkeys(formats(model()), 16)] * 2]
+    assert all(TensorProto.BFLOAT16 in one.values() for one in seen[1:])
+    found = mix_precision.fit(str(path))
     found.save(tmp_path / "low.onnx")
     onnx.checker.check_model(onnx.load(tmp_path / "low.onnx"), full_check=True)
     found.save(f"{tmp_path}/path/to/save/")  # as the seed document writes it
@@ -149,8 +152,9 @@ def test_a_dataloader_and_a_metric() -> None:
 
 
 def test_op_dicts_and_ports() -> None:
-    by_name = MixedPrecisionConfig(op_name_dict={"cancel.*": _FP32}, inputs=["x"])
-    result = mix_precision.fit(model(), by_name)
+    by_name = MixedPrecisionConfig(op_name_dict={"cancel.*": _FP32}, inputs="x")
+    with pytest.warns(UserWarning, match="all of the model is converted"):
+        result = mix_precision.fit(model(), by_name)
     assert result is not None
     assert formats(result.model) == {
         "harmless": TensorProto.BFLOAT16,
@@ -161,8 +165,10 @@ def test_op_dicts_and_ports() -> None:
     result = mix_precision.fit(model(), MixedPrecisionConfig(op_type_dict={"MatMul": either}))
     assert result is not None
     assert set(formats(result.model).values()) == {TensorProto.BFLOAT16}
-    with pytest.raises(UsageError, match="no input or output"):
-        mix_precision.fit(model(), MixedPrecisionConfig(outputs=["z"]))
+    with pytest.raises(UsageError, match=r"unknown input or output 'z'.*use one of x, y"):
+        mix_precision.fit(model(), MixedPrecisionConfig(outputs="y, z"))
+    with pytest.raises(UsageError, match="did you mean MatMul"):
+        mix_precision.fit(model(), MixedPrecisionConfig(op_type_dict={"Matmul": _FP32}))
     with pytest.raises(UsageError, match="nothing is left"):
         mix_precision.fit(model(), MixedPrecisionConfig(op_name_dict={".*": _FP32}))
 
@@ -193,6 +199,113 @@ def test_the_seed_s_second_example_says_what_is_missing_for_onnx() -> None:
         pytest.skip("there is a GPU: the example runs")
     with pytest.raises(EngineError, match="CUDA"):
         mix_precision.fit(model(), conf=conf)
+
+
+def test_a_backend_runs_on_its_devices() -> None:
+    for settings in ({"backend": "onnxrt_cuda_ep"}, {"device": "xpu"}):
+        with pytest.raises(UsageError, match="does not run on device"):
+            mix_precision.fit(model(), MixedPrecisionConfig(**settings))  # type: ignore[arg-type]
+
+
+def test_external_data_is_kept_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(model(), path, save_as_external_data=True, location="weights", size_threshold=0)
+    seen: list[float] = []
+
+    def evaluate(candidate: onnx.ModelProto) -> float:
+        seen.append(closeness(candidate))
+        return 1.0
+
+    monkeypatch.chdir(Path("/"))
+    result = mix_precision.fit(str(path), eval_func=evaluate)
+    assert seen[0] > 0.999 > seen[1]  # fp32 and bf16, from bytes without a folder
+    result.save(tmp_path / "low.onnx")
+    path.with_name("weights").rename(tmp_path / "away")
+    stored = onnx.load(tmp_path / "low.onnx")
+    assert closeness(stored) == seen[1]
+    again = load(tmp_path / "low.onnx")
+    assert (again.lowered, again.products) == (result.lowered, 2)
+    assert [n.op_type for n in again.nodes()] == [n.op_type for n in result.nodes()]
+    assert (again.input(), again.output()) == (["x"], ["y"])
+    (tmp_path / "away").rename(tmp_path / "weights")
+    with pytest.raises(UsageError, match="would replace"):
+        result.save(path)
+    with pytest.raises(UsageError, match="give the path of the model"):
+        mix_precision.fit(onnx.load(path, load_external_data=False))
+
+
+def test_models_that_fit_no_message_are_saved_beside_their_tensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if 100 bytes were the most that one message holds.
+    monkeypatch.setattr(onnx_model, "EXTERNAL_ABOVE_BYTES", 100)
+    monkeypatch.setattr(skeleton, "KEEP_BELOW_BYTES", 0)
+    monkeypatch.setattr(stream, "KEEP_BELOW_BYTES", 0)
+    path = tmp_path / "model.onnx"
+    onnx.save(model(), path, save_as_external_data=True, location="weights", size_threshold=0)
+    seen: list[object] = []
+
+    def evaluate(candidate: object) -> float:
+        seen.append(candidate)
+        assert isinstance(candidate, str)
+        get_engine("openvino").load(Path(candidate))
+        return 1.0
+
+    result = mix_precision.fit(str(path), eval_func=evaluate)
+    assert seen[0] == str(path)
+    result.save(tmp_path / "low.onnx")
+    assert (tmp_path / "low.onnx.data").exists()
+    assert set(formats(onnx.load(tmp_path / "low.onnx")).values()) == {TensorProto.BFLOAT16}
+    del result
+    gc.collect()
+    assert not Path(str(seen[1])).exists()
+
+
+def test_ops_that_gain_nothing_are_no_success() -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"], name="relu")],
+        "relu",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])],
+    )
+    relu = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    for evaluate in (None, lambda candidate: 1.0):
+        with pytest.raises(ModelError, match="no matrix product or convolution"):
+            mix_precision.fit(relu, eval_func=evaluate)
+    products = MixedPrecisionConfig(op_type_dict={"MatMul": _FP32})
+    with pytest.raises(ModelError, match="no matrix product or convolution"):
+        mix_precision.fit(model(), products)
+
+
+def test_batches_by_name_or_in_order() -> None:
+    class Rows:
+        def reset(self) -> None:
+            self.rows = 0
+
+        def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
+            self.rows += len(predictions)
+
+        def result(self) -> float:
+            return float(self.rows)
+
+    rows = Rows()
+    for batch in ({"x": data()}, data(), (data(),), torch_like(data())):
+        assert mix_precision.fit(model(), eval_dataloader=[(batch, 0)], eval_metric=rows)
+        assert rows.rows == 64
+    with pytest.raises(UsageError, match="a batch has 2 inputs, and the model 1"):
+        mix_precision.fit(model(), eval_dataloader=[((1, 2), 0)], eval_metric=rows)
+
+
+def torch_like(array: np.ndarray) -> object:
+    """What numpy reads as an array, as it reads a tensor."""
+
+    class Tensor:
+        def __array__(self, *args: object, **kwargs: object) -> np.ndarray:
+            return array
+
+    return Tensor()
 
 
 def test_excluded_precisions() -> None:

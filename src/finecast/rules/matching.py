@@ -33,8 +33,9 @@ def check_names(policy: Policy, graph: Graph) -> None:
 
 
 def op_names(nodes: Collection[Node]) -> dict[str, None]:
-    """Native names of the ops without their domains, each once."""
-    return dict.fromkeys(n.native.rpartition("::")[2] for n in nodes)
+    """Names of the ops as people write them, native before canonical, each once."""
+    native = (n.native.rpartition("::")[2] for n in nodes)
+    return dict.fromkeys((*native, *(n.op for n in nodes)))
 
 
 def _nothing(name: str, known: Collection[str], what: str, option: str) -> UsageError:

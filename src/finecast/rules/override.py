@@ -2,43 +2,54 @@
 
 A rule may be ours, ``rule(node) -> "fp32" | ["fp32", "bf16"] | None``, with ``node`` a
 ``NodeView``, or RAF's, ``rule(args, ret_type, amp_dtype) -> [hint, ...]``: one hint for each
-argument, a format's label or None for "leave it as it was".
+tensor, by any name of a format, or None for "leave it as it is in the model". Arguments that
+are no float tensors are None.
+
+An op computes in one format: it is low where every argument that shares its format is hinted
+low. Scales and statistics that kernels take in fp32 beside low values stay so, whatever is
+hinted; hints that differ otherwise leave the op fp32, which holds them all.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, TypeAlias, cast
 
 from finecast.errors import UsageError
-from finecast.graph import Node
+from finecast.graph import Graph, Node
+from finecast.naming import suggestion
 from finecast.rules.base import NodeView, UserRule
+from finecast.rules.hints import DType, Hint, op_names, read_hints
+from finecast.rules.matching import op_names as names_of_ops
 from finecast.rules.op_formats import matches
 
-Hint: TypeAlias = "str | None"
-CastingRule: TypeAlias = Callable[[Sequence[Hint], Sequence[Hint], str], Sequence[Hint]]
+CastingRule: TypeAlias = Callable[[Sequence[Hint], Sequence[Hint], str], Sequence[Any]]
 
 AnyRule: TypeAlias = "UserRule | CastingRule"
+Overrides: TypeAlias = Mapping[str, AnyRule]
 
-_ACTIVE: ContextVar[Mapping[str, AnyRule]] = ContextVar("overrides", default={})  # noqa: B039
+_ACTIVE: ContextVar[Overrides] = ContextVar("overrides", default={})  # noqa: B039
 _RAF_PARAMETERS: Final = 3
+_FLOATS: Final = frozenset({"fp32", "bf16", "fp16"})
 
 
 @contextmanager
-def override(rules: Mapping[str, AnyRule]) -> Generator[None]:
-    """Let ``rules`` judge the ops that they are named for, canonical or native.
+def override(rules: Overrides) -> Generator[None]:
+    """Let ``rules`` judge the ops that they are named for, canonical or native, or as in RAF.
 
     Laws: what held before holds again after the block, on exceptions too; an inner block
     wins over an outer one for the same op, and all others stay; other threads see nothing.
+    What ``finecast.torch.compile`` returns keeps the overrides of the blocks around it.
 
     Raises:
         UsageError: If a rule is not a function of one or of three arguments.
     """
     for name, rule in rules.items():
         _parameters(name, rule)
+        op_names(name)
     token = _ACTIVE.set({**_ACTIVE.get(), **rules})
     try:
         yield
@@ -46,35 +57,103 @@ def override(rules: Mapping[str, AnyRule]) -> Generator[None]:
         _ACTIVE.reset(token)
 
 
-def active() -> tuple[tuple[str, UserRule], ...]:
-    """The overrides of the blocks around the caller, as ``Context.user_rules`` takes them."""
-    return tuple((name, _for_op(name, rule)) for name, rule in _ACTIVE.get().items())
+def current() -> Overrides:
+    """The rules of the blocks around the caller, inner ones last."""
+    return _ACTIVE.get()
 
 
-def find_override(node: Node) -> CastingRule | None:
+def active(overrides: Overrides | None = None) -> tuple[tuple[str, UserRule], ...]:
+    """Overrides (by default the current ones), as ``Context.user_rules`` takes them."""
+    held = current() if overrides is None else overrides
+    return tuple((name, _for_op(name, rule, held)) for name, rule in held.items())
+
+
+def check_overrides(graph: Graph, overrides: Overrides | None = None) -> None:
+    """Refuse overrides, by default the current ones, of ops that ``graph`` does not have.
+
+    Raises:
+        UsageError: If one names no op of the graph; gives the closest names.
+    """
+    for name in unmatched(current() if overrides is None else overrides, [graph]):
+        raise UsageError(
+            f"{name!r} does not match any op of the model",
+            where="rules.override",
+            fix=suggestion(name, names_of_ops(graph.nodes)),
+        )
+
+
+def unmatched(names: Collection[str], graphs: Sequence[Graph]) -> list[str]:
+    """Names of overrides that match no op of any graph."""
+    return [
+        name
+        for name in names
+        if not any(_is_for(name, node) for graph in graphs for node in graph.nodes)
+    ]
+
+
+def find_override(node: Node, overrides: Overrides | None = None) -> CastingRule | None:
     """The override for an op as a rule of arguments; None if no block names it.
 
     Raises:
         UsageError: If it is a rule of nodes: a pass that goes forwards cannot ask those.
     """
-    for name, rule in reversed(tuple(_ACTIVE.get().items())):
-        if matches(name, node):
-            if _parameters(name, rule) != _RAF_PARAMETERS:
-                raise UsageError(
-                    "RAF's rule set takes rules of (args, ret_type, amp_dtype)", where=name
-                )
-            return cast("CastingRule", rule)
-    return None
+    held = current() if overrides is None else overrides
+    name = _innermost(node, held)
+    if name is None:
+        return None
+    if _parameters(name, held[name]) != _RAF_PARAMETERS:
+        raise UsageError(
+            "RAF's rule set takes rules of (args, ret_type, amp_dtype)", where=name
+        )
+    return cast("CastingRule", held[name])
 
 
-def _for_op(name: str, rule: AnyRule) -> UserRule:
+def ask(rule: CastingRule, node: Node, args: Sequence[Hint], low: str) -> tuple[Hint, ...]:
+    """The hints of a rule for ``node``, None for what is to stay as it is.
+
+    Raises:
+        UsageError: If the rule fails, or answers with what is no list of hints.
+    """
+    given = [None if a is None else DType(a) for a in args]
+    results = [DType("fp32") if f else None for f in node.follows_out]
+    try:
+        answer = rule(given, results, DType(low))
+    except Exception as error:
+        raise UsageError(
+            f"the casting rule for {node.native} failed: {type(error).__name__}: {error}",
+            where=node.name,
+            fix="correct it; arguments that are no float tensors are None",
+        ) from error
+    try:
+        return read_hints(answer, len(args))
+    except UsageError as error:
+        raise UsageError(
+            f"the casting rule for {node.native}: {error.what}", where=node.name, fix=error.fix
+        ) from error
+
+
+def is_low(node: Node, hints: Sequence[Hint], low: str) -> bool:
+    """Whether hints leave ``node`` low: those of all arguments that share its format."""
+    own = [h for h, follows in zip(hints, node.follows_in, strict=True) if follows]
+    return bool(own) and all(h == low for h in own)
+
+
+def _is_for(name: str, node: Node) -> bool:
+    return any(matches(one, node) for one in op_names(name))
+
+
+def _innermost(node: Node, held: Overrides) -> str | None:
+    return next((name for name in reversed(tuple(held)) if _is_for(name, node)), None)
+
+
+def _for_op(name: str, rule: AnyRule, held: Overrides) -> UserRule:
     count = _parameters(name, rule)
     simple = (
         cast("UserRule", rule) if count == 1 else from_casting_rule(cast("CastingRule", rule))
     )
 
     def judge(view: NodeView) -> str | list[str] | None:
-        return simple(view) if matches(name, view.node) else None
+        return simple(view) if _innermost(view.node, held) == name else None
 
     return judge
 
@@ -100,24 +179,17 @@ def from_casting_rule(rule: CastingRule) -> UserRule:
     its inputs leaves both, and the plan decides.
     """
 
-    def judge(view: NodeView) -> str | list[str] | None:
+    def judge(view: NodeView) -> list[str]:
         low = view.context.low.label
-        answers = {_wanted(rule, view.node, view, label, low) for label in ("fp32", low)}
-        found = sorted(label for label in answers if label is not None)
-        return found or None
+        return sorted({_wanted(rule, view, label, low) for label in ("fp32", low)})
 
     return judge
 
 
-def _wanted(rule: CastingRule, node: Node, view: NodeView, label: str, low: str) -> str | None:
+def _wanted(rule: CastingRule, view: NodeView, label: str, low: str) -> str:
     """What the rule makes of the op if its following inputs are ``label``."""
-    follows = dict(zip(range(len(node.inputs)), node.follows_in, strict=True))
     args = [
-        label if follows[k] else (v.dtype if v is not None else None)
-        for k, v in enumerate(view.inputs)
+        label if follows else value.dtype if value and value.dtype in _FLOATS else None
+        for value, follows in zip(view.inputs, view.node.follows_in, strict=True)
     ]
-    results = [label if f else None for f in node.follows_out]
-    hints = [h for k, h in enumerate(rule(args, results, low)) if h and follows.get(k)]
-    if not hints:
-        return label
-    return low if all(h == low for h in hints) else "fp32"
+    return low if is_low(view.node, ask(rule, view.node, args, low), low) else "fp32"

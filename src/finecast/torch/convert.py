@@ -19,7 +19,7 @@ from finecast.plan import Plan
 from finecast.policy import Policy, Scope
 from finecast.rules import UserRule
 from finecast.rules.matching import check_names
-from finecast.rules.override import active
+from finecast.rules.override import check_overrides
 from finecast.torch.planning import (
     RuleSet,
     TorchPlanner,
@@ -62,7 +62,8 @@ def convert(
 
     Raises:
         ModelError: If the module cannot be captured, or RAF's lists lack an op.
-        UsageError: If the policy cannot be read, or a module comes without inputs.
+        UsageError: If the policy cannot be read, a module comes without inputs, or an
+            override names no op of the module.
     """
     if example_inputs is None:
         if not isinstance(module, ExportedProgram):
@@ -81,9 +82,8 @@ def convert(
     device = device_of(captured.module, args)
     followed, obstacle = look_before_leaping(wanted, device)
     judges = RuleSet.parse(rule_set)
-    # RAF's set asks for overrides itself: its rules are of another kind.
-    overrides = () if judges is RuleSet.RAF else active()
-    rules = (*(user_rules or {}).items(), *overrides)
+    check_overrides(captured.graph)
+    rules = tuple((user_rules or {}).items())
     unsupported: frozenset[str] = frozenset()
     while True:
         planner = make_torch_planner(

@@ -29,6 +29,7 @@ from finecast.plan import Plan
 from finecast.policy import Policy, Scope
 from finecast.problem import Roundings, unit_times
 from finecast.rules import Context, Permission, UserRule
+from finecast.rules.override import Overrides, active
 from finecast.torch.costs import CompiledCost
 from finecast.torch.inside import TRAINING_RULES
 from finecast.torch.kernels import KernelTimes
@@ -140,21 +141,25 @@ def make_torch_planner(
     rule_set: RuleSet = RuleSet.FINECAST,
     shapes: Shapes | None = None,
     binding: Binding | None = None,
+    overrides: Overrides | None = None,
 ) -> TorchPlanner:
     """Let the rules judge every op; ``unsupported`` are native ops without a low kernel.
 
-    With ``binding``, the FX nodes of the graph, single kernels are measured.
+    With ``binding``, the FX nodes of the graph, single kernels are measured. ``overrides``
+    are by default those of the blocks around the caller.
     """
+    # RAF's set asks for overrides itself: its rules are of another kind.
+    overriding = () if rule_set is RuleSet.RAF else active(overrides)
     context = Context(
         graph=graph,
         policy=policy,
         kernels=lambda native, fmt: False if native in unsupported else None,
         engine=ENGINE,
-        user_rules=user_rules,
+        user_rules=(*user_rules, *overriding),
         measured=measured,
     )
     judges = (
-        raf_rules(graph, _only_format(policy))
+        raf_rules(graph, _only_format(policy), overrides)
         if rule_set is RuleSet.RAF
         else TRAINING_RULES
         if rule_set is RuleSet.TRAINING

@@ -11,10 +11,12 @@ import torch
 from torch.fx import GraphModule
 
 from finecast.graph import Graph
+from finecast.naming import suggestion
 from finecast.plan import Plan
 from finecast.policy import Policy, Scope
 from finecast.rules import UserRule
-from finecast.rules.override import active
+from finecast.rules.matching import op_names
+from finecast.rules.override import Overrides, current, unmatched
 from finecast.torch.planning import RuleSet, look_before_leaping, make_torch_planner
 from finecast.torch.weights import WeightCache
 
@@ -32,7 +34,7 @@ def compile(  # noqa: A001 - the name that torch gives the same thing
 
     Laws: inputs, outputs and gradients of parameters keep their types; parameters stay
     fp32, low copies of them are made as needed. The plans of what has been compiled so far
-    are ``result.finecast_plans``.
+    are ``result.finecast_plans``. Overrides of the blocks around this call hold for good.
 
     Args:
         function: A module, or a function such as a whole training step.
@@ -73,6 +75,9 @@ class Backend:
         chosen = RuleSet.parse(rule_set)
         self.rule_set = RuleSet.TRAINING if chosen is RuleSet.FINECAST else chosen
         self.plans: list[Plan] = []
+        self.overrides = current()
+        self.unmatched = list(self.overrides)
+        self.ops: dict[str, None] = {}
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
         """Compile one graph that Dynamo captured."""
@@ -81,21 +86,24 @@ class Backend:
             warnings.simplefilter("ignore")
             from finecast.torch.inductor import compile_graph
 
-            return compile_graph(self, module, example_inputs)
+            compiled = compile_graph(self, module, example_inputs)
+        self._say_unmatched()
+        return compiled
 
     def plan(self, graph: Graph, shapes: Mapping[int, tuple[int, ...]], device: str) -> Plan:
         """The plan of one graph; costs alone decide among what the rules permit."""
         policy, obstacle = look_before_leaping(self.policy, device)
-        # RAF's set asks for overrides itself: its rules are of another kind.
-        overrides = () if self.rule_set is RuleSet.RAF else active()
+        self.unmatched = unmatched(self.unmatched, [graph])
+        self.ops.update(op_names(graph.nodes))
         planner = make_torch_planner(
             graph,
             policy,
             device,
-            user_rules=(*self.user_rules, *overrides),
+            user_rules=self.user_rules,
             measured=False,
             rule_set=self.rule_set,
             shapes=shapes,
+            overrides=self._overrides(),
         )
         if obstacle:
             plan = planner.highest(obstacle)
@@ -109,6 +117,19 @@ class Backend:
         self.plans.append(plan)
         return plan
 
+    def _overrides(self) -> Overrides:
+        """Those that held when this was made, then those that hold now."""
+        return {**self.overrides, **current()}
+
+    def _say_unmatched(self) -> None:
+        """Warn of overrides for which no graph compiled so far has an op: likely slips."""
+        for name in self.unmatched:
+            warnings.warn(
+                f"the override {name!r} matches no op compiled so far: "
+                f"{suggestion(name, self.ops)}",
+                stacklevel=3,
+            )
+
     @property
     def kept_bytes(self) -> int:
         """Memory of the low copies of parameters that are kept from call to call."""
@@ -118,7 +139,7 @@ class Backend:
     @property
     def key(self) -> str | None:
         """Equal keys give equal results; None where a rule is a function, or RAF's set."""
-        if self.user_rules or active() or self.rule_set is RuleSet.RAF:
+        if self.user_rules or self._overrides() or self.rule_set is RuleSet.RAF:
             return None
         return repr(self.policy)
 

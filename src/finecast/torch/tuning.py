@@ -25,7 +25,7 @@ from finecast.plan import Plan
 from finecast.policy import Policy
 from finecast.rules import UserRule
 from finecast.rules.matching import check_names
-from finecast.rules.override import active
+from finecast.rules.override import check_overrides
 from finecast.torch.convert import finish, flat_inputs, missing_kernels
 from finecast.torch.planning import (
     Proposal,
@@ -161,6 +161,7 @@ class _Tuning:
             self.source, self.args, self.kwargs, dynamic_shapes=self.options.dynamic_shapes
         )
         check_names(self.policy, captured.graph)
+        check_overrides(captured.graph)
         baseline = self.known
         if baseline is None:
             with torch.no_grad():
@@ -186,7 +187,7 @@ class _Tuning:
             captured.graph,
             policy,
             device,
-            user_rules=(*self.options.user_rules, *active()),
+            user_rules=self.options.user_rules,
             unsupported=unsupported,
             measured=True,
             shapes=hinted_shapes(captured.binding),

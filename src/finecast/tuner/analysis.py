@@ -23,6 +23,7 @@ from finecast.measure.casting import measure_casts
 from finecast.plan import Plan
 from finecast.policy import Policy, Scope
 from finecast.rules import Context, Permission
+from finecast.rules.override import active, check_overrides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,13 +115,15 @@ def make_planner(
     user_rules: tuple[tuple[str, rules.UserRule], ...] = (),
     measured: bool = False,
 ) -> Planner:
-    """Let the rules judge every op.
+    """Let the rules judge every op, and the overrides of the blocks around the caller.
 
     Raises:
         RuleConflictError: If they leave an op no format.
-        UsageError: If the model can state none of a format's numbers.
+        UsageError: If the model can state none of a format's numbers, or an override names
+            no op of it.
     """
     _check_stated(policy, engine)
+    check_overrides(prepared.graph)
     name = f"{EMULATOR}:{engine.device}" if engine.name == EMULATOR else engine.name
     context = Context(
         graph=prepared.graph,
@@ -128,7 +131,7 @@ def make_planner(
         facts=facts or {},
         kernels=kernel_query(engine),
         engine=name,
-        user_rules=user_rules,
+        user_rules=(*user_rules, *active()),
         measured=measured,
         casts_around=frozenset(f for f in policy.formats if frontend.can_cast(prepared, f)),
     )

@@ -1,7 +1,7 @@
 """The accuracy-driven fallback: reverts ops to fp32 until the accuracy is kept.
 
 In order: everything converted; each op type reverted alone; each op reverted alone; the ops
-reverted together, those that helped most first. A plan that leaves nothing low is no trial.
+reverted together, those that helped most first. A plan that leaves no product low is no trial.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ class Fallback(Generic[Model]):
     Attributes:
         types: Type of each op that can be converted, by its name.
         build: The model with the named ops left in fp32.
-        counts: Whether a model is a trial: something in it is low.
+        counts: Whether a model is a trial: a product in it is low.
         evaluate: Its accuracy.
         criterion: The accuracy to keep.
         tuning: How long to search.
+        quant_level: 0 reverts types of ops alone, 1 single ops, "auto" one after the other.
     """
 
     types: Mapping[str, str]
@@ -36,6 +37,7 @@ class Fallback(Generic[Model]):
     evaluate: Callable[[Model], float]
     criterion: Criterion
     tuning: TuningCriterion
+    quant_level: str | int = "auto"
     scores: dict[frozenset[str], float] = field(default_factory=dict[frozenset[str], float])
 
     def search(self, baseline: float) -> Model | None:
@@ -45,7 +47,7 @@ class Fallback(Generic[Model]):
         time is up, and the one with the fewest ops in fp32 is taken.
         """
         start = time.monotonic()
-        passing: list[tuple[int, Model]] = []
+        best: tuple[int, Model] | None = None
         for kept in self._trials():
             if kept in self.scores or len(kept) >= len(self.types):
                 continue
@@ -56,21 +58,26 @@ class Fallback(Generic[Model]):
                 continue
             self.scores[kept] = self.evaluate(model)
             if self.criterion.passes(self.scores[kept], baseline):
-                passing.append((len(kept), model))
+                if best is None or len(kept) < best[0]:
+                    best = len(kept), model
                 if not self.tuning.timeout:
                     break
             if self.tuning.timeout and time.monotonic() - start > self.tuning.timeout:
                 break
-        return min(passing, key=lambda pair: pair[0])[1] if passing else None
+        return best[1] if best is not None else None
 
     def _trials(self) -> Iterator[frozenset[str]]:
         yield frozenset()
-        for kind in sorted(set(self.types.values())):
-            yield frozenset(name for name, k in self.types.items() if k == kind)
+        if self.quant_level != 1:
+            for kind in sorted(set(self.types.values())):
+                yield frozenset(name for name, k in self.types.items() if k == kind)
+        if self.quant_level == 0:
+            return
         single = [frozenset({name}) for name in self.types]
         yield from single
         sign = 1.0 if self.criterion.higher_is_better else -1.0
-        ranked = sorted(single, key=lambda s: -sign * self.scores.get(s, float("-inf")))
+        worst = float("-inf") * sign
+        ranked = sorted(single, key=lambda s: -sign * self.scores.get(s, worst))
         together: frozenset[str] = frozenset()
         for one in ranked:
             together |= one

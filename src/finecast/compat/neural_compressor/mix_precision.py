@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
-import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final
 
 from finecast.compat.neural_compressor.config import (
     MixedPrecisionConfig,
@@ -16,38 +14,30 @@ from finecast.compat.neural_compressor.config import (
     keeps_fp32,
 )
 from finecast.compat.neural_compressor.fallback import Fallback
+from finecast.compat.neural_compressor.frameworks import Kind, kind_of
+from finecast.compat.neural_compressor.subjects import Result, Subject
 from finecast.errors import EngineError, ModelError, UsageError
 from finecast.formats import Format
-
-if TYPE_CHECKING:
-    from finecast.compat.neural_compressor.subjects import Subject
+from finecast.naming import unknown_name
 
 EvalFunc = Callable[[Any], float]
 
-# Backends of the matrix in INC's documentation that finecast does not drive, and why.
-_UNSUPPORTED: Final[Mapping[str, str]] = {
-    "ipex": "Intel's extension for PyTorch is discontinued; its kernels are in PyTorch",
-    "itex": "there is no TensorFlow frontend",
-    "onnxrt_dml_ep": "DirectML has no bf16",
+# Backends of the matrix in INC's documentation that finecast does not drive: why, and what
+# to do.
+_UNSUPPORTED: Final[Mapping[str, tuple[str, str]]] = {
+    "ipex": (
+        "Intel's extension for PyTorch is discontinued; its kernels are in PyTorch",
+        'use backend="default"',
+    ),
+    "itex": (
+        "it is for TensorFlow, which finecast has no frontend for",
+        'export it (python -m tf2onnx.convert), and give the ONNX file with backend="default"',
+    ),
+    "onnxrt_dml_ep": (
+        "finecast does not drive DirectML, which has no bf16",
+        'give DirectML the file that finecast.convert(model, "low.onnx", "all:fp16") writes',
+    ),
 }
-
-
-class Result(Protocol):
-    """What ``fit`` returns."""
-
-    @property
-    def model(self) -> Any:
-        """The converted model."""
-        ...
-
-    @property
-    def lowered(self) -> int:
-        """How many ops (or modules) are not fp32 any more."""
-        ...
-
-    def save(self, root: str | Path) -> None:
-        """Write the model to ``root``."""
-        ...
 
 
 def fit(
@@ -58,17 +48,18 @@ def fit(
     eval_metric: Any = None,
     *,
     config: MixedPrecisionConfig | None = None,
-) -> Result | None:
+) -> Any:
     """Convert ``model``; where an evaluation is given, keep its accuracy.
 
     Returns:
-        An object with ``.model`` and ``.save(path)``; None where no trial keeps the
-        accuracy. A model that is all fp32 is never a result.
+        An object with ``.model`` and ``.save(path)``, of an ``nn.Module`` one that is a
+        module itself; None where no trial keeps the accuracy. A model without any matrix
+        product or convolution in the low format is never a result: it would gain nothing.
 
     Args:
         model: An ``nn.Module``, an ONNX ModelProto, or the path of an ONNX file.
         conf: The settings.
-        eval_func: Accuracy of a model.
+        eval_func: Accuracy of a model: an ``nn.Module`` or a ModelProto (over 2 GB, a path).
         eval_dataloader: Batches ``(inputs, labels)``; with ``eval_metric``.
         eval_metric: ``update(predictions, labels)``, ``result()`` and ``reset()``.
         config: Another name of ``conf``.
@@ -80,33 +71,42 @@ def fit(
     """
     settings = conf or config or MixedPrecisionConfig()
     low = settings.low()
-    _check(settings, eval_func, eval_dataloader, eval_metric)
-    subject = _subject(model, settings, low, eval_dataloader)
+    loader = _loader(eval_dataloader)
+    _check(settings, eval_func, loader, eval_metric)
+    evaluated = eval_func is not None or loader is not None
+    subject = _subject(model, settings, low, loader)
+    types = _selected(subject, settings, low)
     _check_speed(settings, low, subject)
-    types = _selected(subject.types, settings, low)
-    if not types:
-        raise UsageError(
-            "nothing is left to convert", fix="check op_name_dict and op_type_dict"
-        )
+    for text in settings.without_effect(evaluated=evaluated):
+        warnings.warn(f"without effect: {text}", stacklevel=2)
     fixed = frozenset(subject.types) - frozenset(types)
-    if eval_func is None and eval_dataloader is None:
+    if not evaluated:
         result = subject.build(fixed)
-        if not result.lowered:
-            raise ModelError(
-                f"no op of the model could be converted to {low.label}",
-                fix="see what the rules say: finecast.torch.convert, or finecast explain",
-            )
+        if not result.products:
+            raise _no_gain(low)
         return result
-    evaluate = _evaluation(subject, eval_func, eval_dataloader, eval_metric)
+    evaluate = _evaluation(subject, eval_func, loader, eval_metric)
     search: Fallback[Result] = Fallback(
         types=types,
         build=lambda kept: subject.build(kept | fixed),
-        counts=lambda result: result.lowered > 0,
+        counts=lambda result: result.products > 0,
         evaluate=lambda result: evaluate(result.model),
         criterion=settings.accuracy_criterion.to_criterion(),
         tuning=settings.tuning_criterion,
+        quant_level=settings.quant_level,
     )
-    return search.search(evaluate(subject.original))
+    found = search.search(evaluate(subject.original))
+    if not search.scores:
+        raise _no_gain(low)
+    return found
+
+
+def _no_gain(low: Format) -> ModelError:
+    return ModelError(
+        f"no matrix product or convolution could be converted to {low.label}, and other ops"
+        " gain nothing by it",
+        fix="see what the rules say: finecast.torch.convert, or finecast explain",
+    )
 
 
 def _check(
@@ -115,21 +115,28 @@ def _check(
     dataloader: Iterable[Any] | None,
     metric: Any,
 ) -> None:
+    settings.check()
     if settings.backend in _UNSUPPORTED:
-        raise UsageError(
-            f"backend {settings.backend!r}: {_UNSUPPORTED[settings.backend]}",
-            fix='use backend="default"',
-        )
+        reason, fix = _UNSUPPORTED[settings.backend]
+        raise UsageError(f"backend {settings.backend!r}: {reason}", fix=fix)
     if eval_func is None and (dataloader is None) != (metric is None):
         raise UsageError(
             "an evaluation needs both eval_dataloader and eval_metric",
             fix="give both, or eval_func",
         )
-    if settings.tuning_criterion.objective != "performance":
+    lacking = [n for n in ("reset", "update", "result") if not hasattr(metric, n)]
+    if eval_func is None and metric is not None and lacking:
         raise UsageError(
-            f"objective {settings.tuning_criterion.objective!r} is not supported",
-            fix='use "performance"',
+            f"eval_metric {metric!r} has no {lacking[0]}()",
+            fix="give an object with reset(), update(predictions, labels) and result()",
         )
+
+
+def _loader(dataloader: Iterable[Any] | None) -> Iterable[Any] | None:
+    """Batches for every trial: what can be gone through but once is kept."""
+    if dataloader is None or iter(dataloader) is not dataloader:
+        return dataloader
+    return list(dataloader)
 
 
 def _subject(
@@ -138,55 +145,65 @@ def _subject(
     low: Format,
     dataloader: Iterable[Any] | None,
 ) -> Subject:
-    if isinstance(model, str | Path) or _is_proto(model):
+    if kind_of(model) is Kind.ONNX:
         from finecast.compat.neural_compressor.onnx_subject import OnnxSubject
 
         return OnnxSubject.of(model, settings, low)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(model, torch.nn.Module):
-        from finecast.compat.neural_compressor.torch_subject import TorchSubject
+    from finecast.compat.neural_compressor.torch_subject import TorchSubject
 
-        return TorchSubject.of(model, settings, low, dataloader)
-    known = "an ONNX model or path"
-    if importlib.util.find_spec("torch") is not None:
-        known = f"an nn.Module, {known}"
-    raise UsageError(f"cannot convert a {type(model).__name__}", fix=f"give {known}")
-
-
-def _is_proto(model: object) -> bool:
-    return type(model).__name__ == "ModelProto"
+    return TorchSubject.of(model, settings, low, dataloader)
 
 
 def _check_speed(settings: MixedPrecisionConfig, low: Format, subject: Subject) -> None:
     """The hardware gate: by running, not by CPUID; ``FORCE_BF16=1`` opens it."""
-    if low is Format.BF16 and os.environ.get("FORCE_BF16") == "1":
+    if os.environ.get(f"FORCE_{low.name}") == "1":
         return
     reason = subject.slow(low)
     if reason:
+        other = "" if low is Format.BF16 else "use precisions='bf16', or "
         raise EngineError(
             f"{low.label} on {settings.device}: {reason}",
-            fix="set FORCE_BF16=1 to convert all the same"
-            if low is Format.BF16
-            else "use precisions='bf16'",
+            fix=f"{other}set FORCE_{low.name}=1 to convert all the same",
         )
 
 
-def _selected(
-    types: Mapping[str, str], settings: MixedPrecisionConfig, low: Format
-) -> dict[str, str]:
-    """Ops that neither dict keeps in fp32."""
+def _selected(subject: Subject, settings: MixedPrecisionConfig, low: Format) -> dict[str, str]:
+    """Ops that neither dict keeps in fp32.
 
-    def kept(text: str, entries: OpDict) -> bool:
-        return any(
-            re.fullmatch(pattern, text) and keeps_fp32(setting, low)
-            for pattern, setting in entries.items()
-        )
-
-    return {
+    Raises:
+        UsageError: If an entry matches no op of the model, or no op is left.
+    """
+    by_name = _kept(settings.op_name_dict, tuple(subject.known), low, "op_name_dict")
+    kinds = tuple(dict.fromkeys(subject.known.values()))
+    by_type = _kept(settings.op_type_dict, kinds, low, "op_type_dict")
+    left = {
         name: kind
-        for name, kind in types.items()
-        if not kept(name, settings.op_name_dict) and not kept(kind, settings.op_type_dict)
+        for name, kind in subject.types.items()
+        if name not in by_name and kind not in by_type
     }
+    if not left and subject.types:
+        raise UsageError(
+            "nothing is left to convert", fix="check op_name_dict and op_type_dict"
+        )
+    return left
+
+
+def _kept(
+    entries: OpDict | None, known: tuple[str, ...], low: Format, where: str
+) -> frozenset[str]:
+    """What the entries, each a regular expression for all of a name, keep in fp32."""
+    found: set[str] = set()
+    for pattern, setting in (entries or {}).items():
+        try:
+            matching = [name for name in known if re.fullmatch(pattern, name)]
+        except re.error:
+            matching = []
+        matching = matching or [name for name in known if name == pattern]
+        if not matching:
+            raise unknown_name(pattern, known, what="op", where=where)
+        if keeps_fp32(setting, low):
+            found.update(matching)
+    return frozenset(found)
 
 
 def _evaluation(
@@ -200,9 +217,10 @@ def _evaluation(
 
     def evaluate(model: Any) -> float:
         assert dataloader is not None
+        predict = subject.predictor(model)
         metric.reset()
         for inputs, labels in dataloader:
-            metric.update(subject.predict(model, inputs), labels)
+            metric.update(predict(inputs), labels)
         return float(metric.result())
 
     return evaluate

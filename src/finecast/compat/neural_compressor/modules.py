@@ -29,48 +29,112 @@ CONVERTED: Final = (
     nn.LSTMCell,
     nn.GRUCell,
     nn.RNNCell,
+    nn.MultiheadAttention,
 )
+# Data that a module computes on: what comes after (masks) is only compared or added.
+_DATA_ARGUMENTS: Final = 3
+_DATA_NAMES: Final = frozenset({"query", "key", "value", "input"})
 
 
 class LowModule(nn.Module):
-    """Computes ``inner`` in ``dtype``; takes and gives fp32."""
+    """Computes ``inner`` in ``dtype``; takes and gives fp32.
+
+    Laws: an attribute of ``inner`` is one of this module too, and its parameters are read in
+    fp32 that way, so that code which computes with ``layer.weight`` itself stays right. The
+    casts are hooks: PyTorch's fused transformer layers take the parameters of modules that
+    have hooks out of no module, they call it.
+    """
 
     def __init__(self, inner: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
         self.inner = inner.to(dtype)
         self.dtype = dtype
+        self.register_forward_pre_hook(_cast_in, with_kwargs=True)
+        self.register_forward_hook(_cast_out)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Cast in, compute, cast out."""
-        args, kwargs = tree_map(lambda x: _cast(x, torch.float32, self.dtype), (args, kwargs))
-        result = self.inner(*args, **kwargs)
-        return tree_map(lambda x: _cast(x, self.dtype, torch.float32), result)
+        """Compute; the hooks have cast the arguments."""
+        return self.inner(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "inner":  # while a copy is being put together
+                raise
+            return _cast(getattr(self.inner, name), self.dtype, torch.float32)
 
 
-def convertible(module: nn.Module) -> dict[str, str]:
-    """Class by name of the submodules that can be converted."""
-    return {
-        name: type(one).__name__
-        for name, one in module.named_modules()
-        if isinstance(one, CONVERTED)
-    }
+def _cast_in(
+    module: LowModule, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def data(x: object) -> object:
+        return _cast(x, torch.float32, module.dtype)
+
+    def mask(x: object) -> object:
+        return _cast(_within(x, module.dtype), torch.float32, module.dtype)
+
+    first, rest = (
+        tree_map(data, args[:_DATA_ARGUMENTS]),
+        tree_map(mask, args[_DATA_ARGUMENTS:]),
+    )
+    named = {k: tree_map(data if k in _DATA_NAMES else mask, v) for k, v in kwargs.items()}
+    return (*first, *rest), named
 
 
-def lower_modules(
-    module: nn.Module, names: Mapping[str, str], dtype: torch.dtype
-) -> nn.Module:
-    """A copy of ``module`` with the submodules called ``names`` in ``dtype``."""
-    result = copy.deepcopy(module)
-    if "" in names:
-        return LowModule(result, dtype)
-    for name in names:
-        parent_name, _, last = name.rpartition(".")
-        parent = result.get_submodule(parent_name)
-        setattr(parent, last, LowModule(getattr(parent, last), dtype))
-    return result
+def _cast_out(module: LowModule, args: object, result: object) -> object:
+    del args
+    return tree_map(lambda x: _cast(x, module.dtype, torch.float32), result)
 
 
 def _cast(x: object, source: torch.dtype, target: torch.dtype) -> object:
     if isinstance(x, torch.Tensor) and x.dtype is source:
         return x.to(target)
     return x
+
+
+def _within(x: object, dtype: torch.dtype) -> object:
+    """fp32's lowest number, the usual mask, is beyond bf16: it must not become infinite."""
+    if not isinstance(x, torch.Tensor) or x.dtype is not torch.float32:
+        return x
+    most = torch.finfo(dtype).max
+    return torch.where(x.isinf(), x, x.clamp(-most, most))
+
+
+def convertible(module: nn.Module) -> dict[str, str]:
+    """Class by name of the submodules that can be converted, the outermost of each.
+
+    A module that is used in several places is there under each of its names.
+    """
+    found: dict[str, str] = {}
+    outer: str | None = None
+    for name, one in module.named_modules(remove_duplicate=False):
+        inside = outer is not None and (not outer or name.startswith(f"{outer}."))
+        if isinstance(one, CONVERTED) and not inside:
+            outer = name
+            found[name] = type(one).__name__
+    return found
+
+
+def lower_modules(
+    module: nn.Module, names: Mapping[str, str], dtype: torch.dtype
+) -> nn.Module:
+    """A copy of ``module`` with the submodules called ``names`` in ``dtype``.
+
+    A parameter that they share with others is low in them alone.
+    """
+    result = copy.deepcopy(module)
+    if "" in names:
+        return LowModule(result, dtype)
+    lowered: dict[nn.Module, LowModule] = {}
+    for name in names:
+        parent_name, _, last = name.rpartition(".")
+        parent = result.get_submodule(parent_name)
+        one = getattr(parent, last)
+        if one not in lowered:
+            lowered[one] = LowModule(copy.deepcopy(one), dtype)
+        setattr(parent, last, lowered[one])
+    for one in result.modules():
+        if isinstance(one, nn.TransformerEncoder):
+            one.use_nested_tensor = False  # only its fused layers take nested tensors
+    return result

@@ -2,63 +2,50 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 
 from finecast.compat.neural_compressor.config import MixedPrecisionConfig
+from finecast.compat.neural_compressor.onnx_result import (
+    OnnxResult,
+    Source,
+    given_model,
+    in_memory,
+)
 from finecast.engines import get_engine
 from finecast.errors import UsageError
-from finecast.files import write_bytes
 from finecast.formats import Format
 from finecast.frontends import onnx as frontend
-from finecast.frontends.onnx import OnnxFile
+from finecast.naming import unknown_name
+from finecast.ops import by_name
 from finecast.policy import Policy, Scope
 from finecast.tuner.analysis import Planner, make_planner
 
-# The engine that runs what INC gave to a backend of ONNX Runtime's; OpenVINO on the CPU,
-# because ONNX Runtime has no bf16 arithmetic there.
-_ENGINES: Mapping[str, str] = {
-    "default": "openvino",
-    "onnxrt_cuda_ep": "onnxruntime:CUDA",
-    "onnxrt_trt_ep": "onnxruntime:Tensorrt",
-    "onnxrt_dnnl_ep": "onnxruntime:Dnnl",
+# The engine that runs what INC gave to a backend of ONNX Runtime's, by backend and device;
+# OpenVINO by default, because ONNX Runtime has no bf16 arithmetic on a CPU.
+_ENGINES: Final[Mapping[tuple[str, str], str]] = {
+    ("default", "cpu"): "openvino",
+    ("default", "gpu"): "openvino:GPU",
+    ("default", "npu"): "openvino:NPU",
+    ("onnxrt_cuda_ep", "gpu"): "onnxruntime:CUDA",
+    ("onnxrt_trt_ep", "gpu"): "onnxruntime:Tensorrt",
+    ("onnxrt_dnnl_ep", "cpu"): "onnxruntime:Dnnl",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OnnxResult:
-    """A converted model; ``model`` is its ModelProto, ``lowered`` counts low nodes."""
-
-    model: onnx.ModelProto
-    lowered: int
-
-    def save(self, root: str | Path) -> None:
-        """Write the ONNX file; into a folder, as ``best_model.onnx``.
-
-        Raises:
-            UsageError: If it cannot be written.
-        """
-        is_folder = str(root).endswith(("/", os.sep)) or Path(root).is_dir()
-        path = Path(root) / "best_model.onnx" if is_folder else Path(root)
-        write_bytes(path, self.model.SerializeToString(), make_folder=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxSubject:
     """An ONNX file with its planner: ``types`` are the nodes that rules leave a low format."""
 
-    original: onnx.ModelProto
-    file: OnnxFile
+    source: Source
     planner: Planner
     types: Mapping[str, str]
+    known: Mapping[str, str]
 
     @classmethod
     def of(cls, model: Any, settings: MixedPrecisionConfig, low: Format) -> OnnxSubject:
@@ -69,48 +56,73 @@ class OnnxSubject:
             ModelError: If it is not a valid model.
             EngineError: If the backend's provider is not installed.
         """
-        proto = model if isinstance(model, onnx.ModelProto) else onnx.load(str(model))
-        file = (
-            _file(proto) if isinstance(model, onnx.ModelProto) else frontend.load(Path(model))
-        )
-        ports = {p.name for p in (*proto.graph.input, *proto.graph.output)}
-        unknown = [n for n in (*settings.inputs, *settings.outputs) if n not in ports]
-        if unknown:
-            raise UsageError(f"{unknown[0]!r} is no input or output of the model")
-        engine = get_engine(_ENGINES[settings.backend])
+        engine = get_engine(_engine_name(settings))
+        source = given_model(model)
+        file = source.file
+        ends = (*file.model.graph.inputs, *file.model.graph.outputs)
+        ports = [p.name or "" for p in ends]
+        for name in settings.ports:
+            if name not in ports:
+                raise unknown_name(name, ports, what="input or output", where="of the model")
         policy = Policy(scope=Scope.AUTO, formats=(low,))
         planner = make_planner(frontend.prepare(file, policy), policy, engine)
+        known = {n.name: n.native.rpartition("::")[2] for n in planner.graph.nodes}
         types = {
-            n.name: n.native.rpartition("::")[2]
+            n.name: known[n.name]
             for n in planner.graph.float_nodes
             if low in planner.permissions[n.id].formats
         }
-        return cls(original=proto, file=file, planner=planner, types=types)
+        return cls(source=source, planner=planner, types=types, known=known)
+
+    @property
+    def original(self) -> Any:
+        """The model's ModelProto; its path, if it is too large for one message."""
+        file = self.source.file
+        if frontend.fits_one_message(file.model):
+            return in_memory(file.model, file.path.parent)
+        return str(file.path)
 
     def build(self, kept: frozenset[str]) -> OnnxResult:
         """Everything that may be low and is not kept is."""
-        low = self.planner.policy.format
+        low, nodes = self.planner.policy.format, self.planner.graph.nodes
         formats = {
             i: low
-            if low in p.formats and self.planner.graph.nodes[i].name not in kept
+            if low in p.formats and nodes[i].name not in kept
             else Format.FP32
             if Format.FP32 in p.formats
             else next(iter(p.formats))
             for i, p in self.planner.permissions.items()
         }
         plan = self.planner.plan(formats, "converted by neural_compressor's interface")
-        applied = frontend.apply(self.file, plan)
-        lowered = sum(f is low for f in formats.values())
-        return OnnxResult(model=ir.to_proto(applied.model), lowered=lowered)
+        lowered = [nodes[i].op for i, f in formats.items() if f is low]
+        return OnnxResult(
+            source=self.source,
+            converted=frontend.apply(self.source.file, plan).model,
+            lowered=len(lowered),
+            products=sum(by_name(op).matmul_engine for op in lowered),
+        )
 
-    def predict(self, model: onnx.ModelProto, inputs: Any) -> Any:
+    def predictor(self, model: onnx.ModelProto | str) -> Callable[[Any], Any]:
         """Outputs on one batch: a mapping by name, or values in the order of the inputs."""
-        session = self.planner.engine.load(model.SerializeToString())
-        names = [spec.name for spec in session.inputs]
-        given = inputs if isinstance(inputs, tuple | list) else (inputs,)
-        feeds = inputs if isinstance(inputs, Mapping) else dict(zip(names, given, strict=True))
-        outputs = list(session.run({n: np.asarray(x) for n, x in feeds.items()}).values())
-        return outputs[0] if len(outputs) == 1 else outputs
+        given = Path(model) if isinstance(model, str) else model.SerializeToString()
+        session = self.planner.engine.load(given)
+        ports = [spec.name for spec in session.inputs]
+
+        def predict(inputs: Any) -> Any:
+            listed = inputs if isinstance(inputs, tuple | list) else (inputs,)
+            if not isinstance(inputs, Mapping) and len(listed) != len(ports):
+                raise UsageError(
+                    f"a batch has {len(listed)} inputs, and the model {len(ports)}",
+                    where=", ".join(ports),
+                    fix="let the data loader give them in this order, or by name in a dict",
+                )
+            ordered = zip(ports, listed, strict=False)  # not read where it is a mapping
+            feeds = inputs if isinstance(inputs, Mapping) else dict(ordered)
+            found = session.run({n: np.asarray(x) for n, x in feeds.items()})
+            outputs = list(found.values())
+            return outputs[0] if len(outputs) == 1 else outputs
+
+        return predict
 
     def slow(self, low: Format) -> str:
         """What probing the engine's device says of ``low``."""
@@ -120,8 +132,12 @@ class OnnxSubject:
         return "" if found.worthwhile else f"{found.speed or 0:.2f} of fp32's speed (measured)"
 
 
-def _file(proto: onnx.ModelProto) -> OnnxFile:
-    with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
-        path = Path(folder) / "model.onnx"
-        onnx.save(proto, str(path))
-        return frontend.load(path)
+def _engine_name(settings: MixedPrecisionConfig) -> str:
+    found = _ENGINES.get((settings.backend, settings.device))
+    if found is None:
+        there = [device for backend, device in _ENGINES if backend == settings.backend]
+        raise UsageError(
+            f"backend {settings.backend!r} does not run on device {settings.device!r}",
+            fix="use device=" + " or ".join(f'"{device}"' for device in there),
+        )
+    return found

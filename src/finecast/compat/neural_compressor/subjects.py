@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
-from finecast.compat.neural_compressor.mix_precision import Result
 from finecast.formats import Format
+
+
+class Result(Protocol):
+    """What ``fit`` returns."""
+
+    @property
+    def model(self) -> Any:
+        """The converted model, as an evaluation takes it."""
+        ...
+
+    @property
+    def lowered(self) -> int:
+        """How many ops (or modules) are not fp32 any more."""
+        ...
+
+    @property
+    def products(self) -> int:
+        """How many of them the matmul engine runs: those that a low format is for."""
+        ...
+
+    def save(self, root: str | Path) -> None:
+        """Write the model to ``root``."""
+        ...
 
 
 class Subject(Protocol):
@@ -18,6 +41,11 @@ class Subject(Protocol):
         ...
 
     @property
+    def known(self) -> Mapping[str, str]:
+        """Type of each op by its name, convertible or not."""
+        ...
+
+    @property
     def original(self) -> Any:
         """The fp32 model, as an evaluation takes it."""
         ...
@@ -26,8 +54,8 @@ class Subject(Protocol):
         """The converted model, with the ops ``kept`` left in fp32."""
         ...
 
-    def predict(self, model: Any, inputs: Any) -> Any:
-        """Outputs of ``model`` on one batch."""
+    def predictor(self, model: Any) -> Callable[[Any], Any]:
+        """Gives the outputs of ``model`` on one batch."""
         ...
 
     def slow(self, low: Format) -> str:

@@ -2,59 +2,41 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
 from finecast.compat.neural_compressor.config import MixedPrecisionConfig
+from finecast.compat.neural_compressor.exporting import export_freely
 from finecast.compat.neural_compressor.modules import convertible, lower_modules
-from finecast.errors import UsageError
-from finecast.files import write_bytes
+from finecast.compat.neural_compressor.torch_result import TorchResult, of_graph
+from finecast.errors import ModelError, UsageError
 from finecast.formats import Format
 from finecast.frontends.torch.aten import DTYPES
-from finecast.plan import Plan
 from finecast.policy import Policy, Scope
 from finecast.rules import NodeView
 from finecast.torch.convert import convert
 from finecast.torch.planning import device_of
 from finecast.torch.rates import rate_here
+from finecast.torch.session import examples
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TorchResult:
-    """A converted module; ``lowered`` counts low ops, or low modules."""
-
-    model: nn.Module
-    lowered: int
-
-    def save(self, root: str | Path) -> None:
-        """Write ``best_model.pt`` (the state) and the plan, if any, to a folder.
-
-        Raises:
-            UsageError: If they cannot be written.
-        """
-        folder = Path(root)
-        state = io.BytesIO()
-        torch.save(self.model.state_dict(), state)
-        write_bytes(folder / "best_model.pt", state.getvalue(), make_folder=True)
-        plan: Plan | None = getattr(self.model, "finecast_plan", None)
-        if plan is not None:
-            write_bytes(folder / "plan.json", plan.to_json().encode(), make_folder=True)
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchSubject:
-    """A module; ``args`` are example inputs, None where there are none."""
+    """A module; ``program`` is None where it is converted module by module."""
 
     original: nn.Module
     types: Mapping[str, str]
+    known: Mapping[str, str]
     low: Format
-    args: tuple[Any, ...] | None
+    program: ExportedProgram | None
 
     @classmethod
     def of(
@@ -69,55 +51,100 @@ class TorchSubject:
         Raises:
             UsageError: If a setting does not apply to modules.
         """
-        if settings.inputs or settings.outputs:
-            raise UsageError(
-                "inputs and outputs name nodes of a graph, which a module does not have",
-                fix="leave them out",
-            )
-        if settings.backend != "default":
-            raise UsageError(
-                f"backend {settings.backend!r} does not run PyTorch modules",
-                fix='use backend="default"',
-            )
-        if settings.device == "gpu" and not torch.cuda.is_available():
-            raise UsageError("there is no CUDA device", fix='use device="cpu"')
+        _check(model, settings)
         example = settings.example_inputs
         if example is None and dataloader is not None:
             example = next(iter(dataloader))[0]
-        return cls(original=model, types=convertible(model), low=low, args=_arguments(example))
+        return cls(
+            original=model,
+            types=convertible(model),
+            known={name: type(one).__name__ for name, one in model.named_modules()},
+            low=low,
+            program=None if example is None else _program(model, example),
+        )
 
     def build(self, kept: frozenset[str]) -> TorchResult:
         """Plan the whole graph where there are inputs to capture it; else by modules."""
+        if self.program is not None:
+            return self._build_graph(self.program, kept)
         chosen = {name: kind for name, kind in self.types.items() if name not in kept}
-        if self.args is None:
-            module = lower_modules(self.original, chosen, DTYPES[self.low])
-            return TorchResult(model=module, lowered=len(chosen))
+        return TorchResult(
+            lower_modules(self.original, chosen, DTYPES[self.low]),
+            precision=self.low,
+            modules=chosen,
+            lowered=len(chosen),
+            products=len(chosen),
+        )
+
+    def _build_graph(self, program: ExportedProgram, kept: frozenset[str]) -> TorchResult:
+        inside = tuple(f"{name}." for name in kept)
 
         def rule(view: NodeView) -> str | None:
-            return "fp32" if view.node.scope in kept else None
+            return "fp32" if f"{view.node.scope}.".startswith(inside) else None
 
+        args, kwargs = examples(program)
         # Where no gain is seen on these inputs: a conversion was asked for all the same.
-        for scope in (Scope.AUTO, Scope.MATMULT):
-            policy = Policy(scope=scope, formats=(self.low,))
-            graph = convert(self.original, self.args, policy, user_rules={"fit": rule})
-            plan: Plan = graph.finecast_plan  # type: ignore[assignment]
-            lowered = sum(f is self.low for f in plan.formats.values())
-            if lowered:
-                break
-        return TorchResult(model=graph, lowered=lowered)
+        policies = [Policy(scope=s, formats=(self.low,)) for s in (Scope.AUTO, Scope.MATMULT)]
+        results = (
+            of_graph(graph, graph.finecast_plan, self.low, program)  # type: ignore[arg-type]
+            for graph in (
+                convert(program, args, p, example_kwargs=kwargs, user_rules={"fit": rule})
+                for p in policies
+            )
+        )
+        first = next(results)
+        return first if first.products else next(results)
 
-    def predict(self, model: nn.Module, inputs: Any) -> Any:
+    def predictor(self, model: nn.Module) -> Callable[[Any], Any]:
         """Outputs on one batch."""
-        with torch.no_grad():
-            return model(*(_arguments(inputs) or ()))
+
+        def predict(inputs: Any) -> Any:
+            args, kwargs = arguments(inputs)
+            with torch.no_grad():
+                return model(*args, **kwargs)
+
+        return predict
 
     def slow(self, low: Format) -> str:
         """Products in ``low``, measured against fp32."""
-        speed = rate_here(device_of(self.original, self.args or ()), low).speed
+        args, _ = examples(self.program) if self.program is not None else ((), {})
+        speed = rate_here(device_of(self.original, args), low).speed
         return "" if speed > 1 else f"{1 / speed:.1f} times slower than fp32 (measured)"
 
 
-def _arguments(example: Any) -> tuple[Any, ...] | None:
-    if example is None:
+def _check(model: nn.Module, settings: MixedPrecisionConfig) -> None:
+    if settings.ports:
+        raise UsageError(
+            "inputs and outputs name nodes of a graph, which a module does not have",
+            fix="leave them out",
+        )
+    if settings.backend != "default":
+        raise UsageError(
+            f"backend {settings.backend!r} does not run PyTorch modules",
+            fix='use backend="default"',
+        )
+    if settings.device in {"npu", "xpu"}:
+        raise UsageError(
+            f"device {settings.device!r} is not supported for PyTorch modules",
+            fix='use device="cpu" or "gpu"',
+        )
+    if settings.device == "gpu" and not torch.cuda.is_available():
+        raise UsageError("there is no CUDA device", fix='use device="cpu"')
+    if settings.device == "gpu" and device_of(model, ()) != "cuda":
+        raise UsageError('the model is not on device "gpu"', fix="give model.cuda()")
+
+
+def _program(model: nn.Module, example: Any) -> ExportedProgram | None:
+    args, kwargs = arguments(example)
+    try:
+        return export_freely(model, args, kwargs)
+    except ModelError as error:
+        warnings.warn(f"converted module by module: {error.what}", stacklevel=2)
         return None
-    return tuple(example) if isinstance(example, tuple | list) else (example,)
+
+
+def arguments(example: Any) -> Arguments:
+    """What a model is called with: a mapping by keyword, a tuple or list in order."""
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    return (tuple(example) if isinstance(example, tuple | list) else (example,)), {}

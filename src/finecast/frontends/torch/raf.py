@@ -19,8 +19,9 @@ from finecast.ops import Tier, by_name
 from finecast.rules import Context, Rule, Verdict
 from finecast.rules.base import only
 from finecast.rules.definition import DEFINITION
+from finecast.rules.hints import Hint
 from finecast.rules.kernel import KERNEL
-from finecast.rules.override import CastingRule, Hint, find_override
+from finecast.rules.override import CastingRule, Overrides, ask, find_override, is_low
 
 ALWAYS: Final = frozenset(
     {
@@ -35,9 +36,11 @@ NEVER: Final = frozenset(
         *("softmax", "log_softmax", "softmax_backward", "gelu", "gelu_backward"),
         *("nll_loss", "nll_loss_backward", "cross_entropy_loss", "kl_div"),
         *("mse_loss", "mse_loss_backward", "bce_loss", "bce_loss_backward"),
-        *("embedding_backward", "sigmoid_backward", "reduce_sum", "variance", "optimizer"),
+        *("embedding_backward", "reduce_sum", "variance", "optimizer"),
     }
 )
+# One row of the op table holds the gradients of sigmoid, which follows, and of tanh.
+_NEVER_NATIVE: Final = frozenset({"aten::tanh_backward"})
 
 _MOST_CONCATENATED: Final = 5
 
@@ -89,27 +92,29 @@ SPECIAL: Final[Mapping[str, CastingRule]] = {
 }
 
 
-def rule_of(node: Node) -> CastingRule | None:
+def rule_of(node: Node, overrides: Overrides | None = None) -> CastingRule | None:
     """RAF's rule for an op; None if it has none."""
-    override = find_override(node)
+    override = find_override(node, overrides)
     if override is not None:
         return override
     if node.op in SPECIAL:
         return SPECIAL[node.op]
     if node.op in ALWAYS:
         return always
-    if node.op in NEVER:
+    if node.op in NEVER or node.native in _NEVER_NATIVE:
         return never
     return None if by_name(node.op).tier is Tier.NEVER else follow
 
 
-def raf_rules(graph: Graph, low: Format) -> tuple[Rule, ...]:
+def raf_rules(
+    graph: Graph, low: Format, overrides: Overrides | None = None
+) -> tuple[Rule, ...]:
     """The rule set for ``graph``: what is defined and has a kernel, and RAF's word on it.
 
     Raises:
         ModelError: If ops have no rule: all of them, each with how often it occurs.
     """
-    formats = propagate(graph, low)
+    formats = propagate(graph, low, overrides)
 
     def judge(node: Node, context: Context) -> Verdict | None:
         del context
@@ -121,9 +126,11 @@ def raf_rules(graph: Graph, low: Format) -> tuple[Rule, ...]:
     return (DEFINITION, KERNEL, Rule(name="raf", judge=judge))
 
 
-def propagate(graph: Graph, low: Format) -> dict[int, Format]:
+def propagate(
+    graph: Graph, low: Format, overrides: Overrides | None = None
+) -> dict[int, Format]:
     """The format that RAF's pass gives each fp32 node, going forwards."""
-    rules = {n.id: rule_of(n) for n in graph.float_nodes if n.format is Format.FP32}
+    rules = {n.id: rule_of(n, overrides) for n in graph.float_nodes if n.format is Format.FP32}
     missing = Counter(graph.nodes[i].native for i, rule in rules.items() if rule is None)
     if missing:
         listed = ", ".join(f"{op} ({count})" for op, count in missing.most_common())
@@ -131,24 +138,15 @@ def propagate(graph: Graph, low: Format) -> dict[int, Format]:
             f"no casting rule for {listed}",
             fix="give them one: with finecast.rules.override({op: rule})",
         )
-    stored = {v.id: v.dtype for v in graph.values}
+    stored = {v.id: v.format.label for v in graph.values if v.format is not None}
     found: dict[int, Format] = {}
     for node in graph.nodes:
         rule = rules.get(node.id)
         if rule is None:
             continue
-        found[node.id] = _format(rule, node, stored, low)
+        args = [None if i is None else stored.get(i) for i in node.inputs]
+        wanted = is_low(node, ask(rule, node, args, low.label), low.label)
+        found[node.id] = low if wanted and low in node.admits else Format.FP32
         for value in graph.following_outputs(node):
             stored[value.id] = found[node.id].label
     return found
-
-
-def _format(rule: CastingRule, node: Node, stored: Mapping[int, str], low: Format) -> Format:
-    follows = node.follows_in
-    args: list[Hint] = [
-        stored[i] if i is not None and f else None
-        for i, f in zip(node.inputs, follows, strict=True)
-    ]
-    hints = rule(args, ["fp32" if f else None for f in node.follows_out], low.label)
-    given = [h for h, f in zip(hints, follows, strict=False) if f and h is not None]
-    return low if given and all(h == low.label for h in given) else Format.FP32

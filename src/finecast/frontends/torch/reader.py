@@ -178,7 +178,7 @@ class _Reader:
                 follows_in=self._follow(inputs, kept_in, fmt),
                 follows_out=self._follow(outputs, kept_out, fmt),
                 format=fmt,
-                admits=ADMITTED if fmt else frozenset(),
+                admits=self._admitted(fmt, inputs, kept_in),
                 attributes=dict(_attributes(node)),
                 scope=module_path(node),
             )
@@ -214,6 +214,21 @@ class _Reader:
             if index is not None and self._label(index) in floats:
                 return Format.parse(self._label(index))
         return None
+
+    def _admitted(
+        self, fmt: Format | None, ids: tuple[int | None, ...], kept: tuple[int, ...]
+    ) -> frozenset[Format]:
+        """Formats for the op: where inputs differ, those that their mixture gives.
+
+        ATen computes in the wider of two floats, and in fp32 where they are fp16 and bf16.
+        """
+        if fmt is None:
+            return frozenset()
+        labels = {self._label(i) for k, i in enumerate(ids) if i is not None and k not in kept}
+        others = (labels & _FLOATS) - {fmt.label}
+        if not others:
+            return ADMITTED
+        return frozenset({fmt, *(Format.parse(o) for o in others if len(others) == 1)})
 
     def _follow(
         self, ids: tuple[int | None, ...], kept: tuple[int, ...], fmt: Format | None

@@ -1,0 +1,79 @@
+"""A module as a program for inputs of other sizes than those of the example."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram, ShapesCollection
+from torch.fx import GraphModule
+from torch.utils._pytree import tree_leaves, tree_map
+
+from finecast.errors import ModelError
+from finecast.frontends import torch as frontend
+from finecast.frontends.torch.capture import quiet
+from finecast.torch.session import Signature, examples, runnable
+
+
+def export_freely(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> ExportedProgram:
+    """The program of ``module`` whose sizes are free where its code leaves them free.
+
+    Law: the first size of every input is free, and the program gives the example outputs of
+    the shape that the module gives them. One sample alone is doubled: ``torch.export`` takes
+    a size of 1 for a constant.
+
+    Raises:
+        ModelError: If the module cannot be captured so; says why.
+    """
+    leaves = tree_leaves((args, kwargs))
+    single = all(x.shape[0] == 1 for x in leaves if isinstance(x, torch.Tensor) and x.ndim)
+    given: tuple[Any, ...] = tree_map(_doubled, args) if single else args
+    named: dict[str, Any] = tree_map(_doubled, dict(kwargs)) if single else dict(kwargs)
+    free = _all_free(module, given, named)
+    program = frontend.capture(module, given, named, dynamic_shapes=free).program
+    for spec in Signature.of(program).inputs:
+        if spec.shape and isinstance(spec.shape[0], int):
+            raise ModelError(f"the first size of its input {spec.name} cannot vary")
+    if _shapes(runnable(program), args, kwargs) != _shapes(module, args, kwargs):
+        raise ModelError("the shape of its outputs depends on the size of the batch")
+    return program
+
+
+def export_like(module: GraphModule, program: ExportedProgram) -> ExportedProgram:
+    """A converted module as a program with the same free sizes as ``program``."""
+    args, kwargs = examples(program)
+    with quiet():
+        return torch.export.export(
+            module, args, kwargs, dynamic_shapes=_all_free(module, args, kwargs)
+        )
+
+
+def _all_free(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Sizes as ``torch.export`` takes them: free wherever the code does not fix them."""
+    shapes = ShapesCollection()
+    for one in tree_leaves((args, kwargs)):
+        if isinstance(one, torch.Tensor):
+            shapes[one] = dict.fromkeys(range(one.ndim), Dim.AUTO)
+    return shapes.dynamic_shapes(module, args, kwargs)
+
+
+def _doubled(x: Any) -> Any:
+    return torch.cat([x, x]) if isinstance(x, torch.Tensor) and x.ndim else x
+
+
+def _shapes(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> list[tuple[int, ...]]:
+    modes = [(m, m.training) for m in module.modules()]
+    module.eval()
+    try:
+        with torch.no_grad():
+            leaves = tree_leaves(module(*args, **kwargs))
+    finally:
+        for one, training in modes:
+            one.training = training
+    return [tuple(x.shape) for x in leaves if isinstance(x, torch.Tensor)]

@@ -1,0 +1,91 @@
+"""Which framework a model is of; what to do with those that finecast does not read."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+from finecast.errors import UsageError
+
+_TENSORFLOW: Final = (
+    "a TensorFlow model",
+    "pip install tf2onnx, then python -m tf2onnx.convert --saved-model FOLDER --output FILE",
+)
+_MXNET: Final = (
+    "an MXNet model",
+    "export it to ONNX (mxnet.onnx.export_model), and give that file",
+)
+_JAX: Final = ("a JAX model", "export it to ONNX (pip install jax2onnx), and give that file")
+_OPENVINO: Final = (
+    "an OpenVINO model",
+    "give the ONNX file or the nn.Module that it was made from",
+)
+_STATE: Final = (
+    "a file of PyTorch's",
+    "build the nn.Module, load the file, and give the module",
+)
+_PROGRAM: Final = (
+    "an exported program",
+    "convert it with: finecast convert model.pt2 -o low.pt2, or finecast tune",
+)
+_PACKAGES: Final[Mapping[str, tuple[str, str]]] = {
+    "tensorflow": _TENSORFLOW,
+    "keras": _TENSORFLOW,
+    "tf_keras": _TENSORFLOW,
+    "mxnet": _MXNET,
+    "jax": _JAX,
+    "flax": _JAX,
+    "openvino": _OPENVINO,
+}
+_SUFFIXES: Final[Mapping[str, tuple[str, str]]] = {
+    **dict.fromkeys((".pb", ".h5", ".keras", ".ckpt", ".meta", ".tflite"), _TENSORFLOW),
+    **dict.fromkeys((".params", ".json"), _MXNET),
+    **dict.fromkeys((".pt", ".pth", ".bin", ".safetensors"), _STATE),
+    ".pt2": _PROGRAM,
+    ".xml": _OPENVINO,
+}
+
+
+class Kind(Enum):
+    """Whose models ``fit`` takes."""
+
+    ONNX = "onnx"
+    TORCH = "torch"
+
+
+def kind_of(model: Any) -> Kind:
+    """The framework of ``model``.
+
+    Raises:
+        UsageError: If it is none that finecast reads; says what to do next.
+    """
+    if isinstance(model, str | Path):
+        path = Path(model)
+        other = _SUFFIXES.get(path.suffix.lower())
+        if (path / "saved_model.pb").is_file():
+            other = _TENSORFLOW
+        if other is not None:
+            raise _unread(str(path), other)
+        return Kind.ONNX
+    if type(model).__name__ == "ModelProto":
+        return Kind.ONNX
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(model, torch.nn.Module):
+        return Kind.TORCH
+    for base in type(model).__mro__:
+        other = _PACKAGES.get(base.__module__.partition(".")[0])
+        if other is not None:
+            raise _unread(type(model).__name__, other)
+    known = "an ONNX model or path"
+    if importlib.util.find_spec("torch") is not None:
+        known = f"an nn.Module, {known}"
+    raise UsageError(f"cannot convert a {type(model).__name__}", fix=f"give {known}")
+
+
+def _unread(model: str, other: tuple[str, str]) -> UsageError:
+    what, fix = other
+    return UsageError(f"{what}, which finecast does not read", where=model, fix=fix)

@@ -1,0 +1,37 @@
+"""``load``: a model that ``save`` wrote, as ``fit`` returned it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from finecast.errors import UsageError
+
+
+def load(checkpoint_dir: str | Path, model: Any = None) -> Any:
+    """What ``fit`` returned, from where its ``save`` put it.
+
+    Nothing in the files is executed.
+
+    Args:
+        checkpoint_dir: The folder, or the ONNX file.
+        model: The fp32 ``nn.Module``, where the folder holds only the state of one that was
+            converted module by module.
+
+    Raises:
+        UsageError: If there is no such model, or ``model`` is missing.
+        ModelError: If the files cannot be read, or are another module's.
+    """
+    path = Path(checkpoint_dir)
+    stored = path / "best_model.onnx" if path.is_dir() else path
+    if stored.is_file():
+        from finecast.compat.neural_compressor.onnx_result import load_model
+
+        return load_model(stored)
+    if any((path / name).is_file() for name in ("best_model.pt", "best_model.pt2")):
+        from finecast.compat.neural_compressor.torch_result import load_module
+
+        return load_module(path, model)
+    raise UsageError(
+        "no model that fit(...).save wrote", where=str(path), fix="give the path given to save"
+    )

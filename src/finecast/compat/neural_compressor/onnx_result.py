@@ -1,0 +1,163 @@
+"""What ``fit`` takes and makes of an ONNX model, in memory and on disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+from onnx.external_data_helper import load_external_data_for_model, uses_external_data
+
+from finecast.errors import FinecastError, UsageError
+from finecast.formats import Format
+from finecast.frontends import onnx as frontend
+from finecast.frontends.onnx import OnnxFile
+from finecast.frontends.onnx.model import EXTERNAL_ABOVE_BYTES
+from finecast.ops import by_name
+from finecast.policy import Policy, Scope
+
+
+class Folder:
+    """A folder of our own, which goes when this does."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="finecast-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A model as a file, and the folder that was made for it, if one was."""
+
+    file: OnnxFile
+    folder: Folder | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnnxResult:
+    """A converted model; ``lowered`` counts low nodes, ``products`` those with a product.
+
+    The methods with INC's names give what ``model`` holds.
+    """
+
+    source: Source
+    converted: ir.Model
+    lowered: int
+    products: int
+
+    @cached_property
+    def model(self) -> Any:
+        """The ModelProto, its tensors in it; over 2 GB the path of a copy, gone with this."""
+        if frontend.fits_one_message(self.converted):
+            return in_memory(self.converted, self.source.file.path.parent)
+        path = self._folder.path / "model.onnx"
+        frontend.save(self.converted, path)
+        return str(path)
+
+    @cached_property
+    def _folder(self) -> Folder:
+        return Folder()
+
+    def save(self, root: str | Path) -> None:
+        """Write the ONNX file; into a folder, as ``best_model.onnx``.
+
+        A file that is there is replaced. Tensors go where the model had them: in its file
+        or, if they lay beside it or are over 2 GB, to ``NAME.data``.
+
+        Raises:
+            UsageError: If it cannot be written, or is the file that was converted.
+        """
+        is_folder = str(root).endswith(("/", os.sep)) or Path(root).is_dir()
+        path = Path(root) / "best_model.onnx" if is_folder else Path(root)
+        if path.resolve() == self.source.file.path.resolve():
+            raise UsageError(
+                "would replace the model that was converted", where=str(path),
+                fix="give another name",
+            )  # fmt: skip
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot write: {error.strerror}", where=str(path)) from error
+        frontend.save(self.converted, path, force=True)
+
+    def nodes(self) -> Any:
+        """The nodes of the graph."""
+        return self.graph().node
+
+    def graph(self) -> onnx.GraphProto:
+        """The graph."""
+        proto = self.model
+        loaded = (
+            onnx.load(proto, load_external_data=False) if isinstance(proto, str) else proto
+        )
+        return loaded.graph
+
+    def initializer(self) -> Any:
+        """The constants of the graph."""
+        return self.graph().initializer
+
+    def input(self) -> list[str]:
+        """Names of the inputs."""
+        constants = {t.name for t in self.initializer()}
+        return [p.name for p in self.graph().input if p.name not in constants]
+
+    def output(self) -> list[str]:
+        """Names of the outputs."""
+        return [p.name for p in self.graph().output]
+
+
+def load_model(path: Path) -> OnnxResult:
+    """A model that ``OnnxResult.save`` wrote.
+
+    Raises:
+        UsageError: If there is no such file.
+        ModelError: If it is not a valid model.
+    """
+    file = frontend.load(path)
+    graph = frontend.prepare(file, Policy(scope=Scope.NONE)).graph
+    low = [n.op for n in graph.float_nodes if n.format is not Format.FP32]
+    products = sum(by_name(op).matmul_engine for op in low)
+    return OnnxResult(
+        source=Source(file=file), converted=file.model, lowered=len(low), products=products
+    )
+
+
+def given_model(model: onnx.ModelProto | str | Path) -> Source:
+    """The model as a file; one in memory is written to a folder of its own.
+
+    Raises:
+        UsageError: If a ModelProto's tensors are in files that it does not locate.
+        ModelError: If it is not a valid model.
+    """
+    if not isinstance(model, onnx.ModelProto):
+        return Source(file=frontend.load(Path(model)))
+    folder = Folder()
+    path = folder.path / "model.onnx"
+    try:
+        if any(uses_external_data(t) for t in model.graph.initializer):
+            raise UsageError(
+                "tensors of the ModelProto are in other files, whose folder it does not say",
+                fix="give the path of the model, or load it with its external data",
+            )
+        if model.ByteSize() < EXTERNAL_ABOVE_BYTES:
+            path.write_bytes(model.SerializeToString())
+        else:
+            frontend.save(ir.from_proto(model), path)
+        return Source(file=frontend.load(path), folder=folder)
+    except FinecastError as error:  # that folder is not one of the user's
+        error.__init__(error.what, where="the given ModelProto", fix=error.fix)
+        raise
+
+
+def in_memory(model: ir.Model, folder: Path) -> onnx.ModelProto:
+    """The model with its tensors in it; ``folder`` is where those beside it are."""
+    proto = ir.to_proto(model)
+    load_external_data_for_model(proto, str(folder))
+    return proto

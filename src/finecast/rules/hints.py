@@ -1,0 +1,173 @@
+"""What RAF's casting rules are given and give: types of arguments, by any of their names.
+
+``check_dtype``, ``gen_hint_helper`` and ``PrimType`` are RAF's helpers, so that its rules run
+as they are written, but for their imports.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from finecast.errors import UsageError
+from finecast.formats import Format
+from finecast.naming import unknown_name
+from finecast.ops import OP_TABLE
+
+
+class DType(str):
+    """A format's label that equals the format's other names: ``bf16`` and ``bfloat16``."""
+
+    __slots__ = ()
+
+    @property
+    def checked_type(self) -> DType:
+        """Itself: an argument's type, as RAF's rules ask for it."""
+        return self
+
+    @property
+    def dtype(self) -> DType:
+        """Itself: the type of a tensor's elements."""
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, str) and _label(self) == _label(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(_label(self))
+
+
+Hint: TypeAlias = "str | None"
+
+
+class PrimType:
+    """A hint as RAF writes it: ``PrimType("float16")``, or ``PrimType(None)``."""
+
+    def __init__(self, dtype: Hint) -> None:
+        self.dtype = dtype
+
+
+def check_dtype(kind: Any, dtype: str) -> bool:
+    """Whether an argument's ``checked_type`` is ``dtype``; of several, whether all are."""
+    return all(found is not None and DType(found) == dtype for found in _flat([kind]))
+
+
+def gen_hint_helper(kind: Any, target: Hint) -> PrimType:
+    """``target`` for an argument of floats; any other keeps its type."""
+    found = next(_flat([kind]))
+    return PrimType(None if found is None else target)
+
+
+def read_hints(given: object, count: int) -> tuple[Hint, ...]:
+    """The formats' labels that a rule's answer names for ``count`` tensors.
+
+    Law: every name of a format is read, and so are numpy's and torch's types; None stays:
+    that argument keeps the type it has in the model. Hints of arguments that are no tensors,
+    such as an axis, may follow.
+
+    Raises:
+        UsageError: If the answer is no list, is too short, or names no format.
+    """
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise UsageError(
+            f"it returned {given!r}", fix="return a list with one hint for each argument"
+        )
+    hints = tuple(_flat(given))
+    if len(hints) < count:
+        raise UsageError(
+            f"it returned {len(hints)} hints for {count} arguments",
+            fix="return one for each, None for those to leave as they are",
+        )
+    return tuple(None if h is None else Format.parse(h).label for h in hints[:count])
+
+
+def _flat(given: Any) -> Iterator[Hint]:
+    """Each hint as a word; RAF's tuples of types and lists of them are taken apart."""
+    for one in given:
+        fields = getattr(one, "fields", one)
+        if isinstance(fields, list | tuple):
+            yield from _flat(fields)
+        elif one is None or isinstance(one, str):
+            yield one
+        elif isinstance(one, Format):
+            yield one.label
+        elif hasattr(one, "dtype") and one.dtype is not one:
+            yield from _flat([one.dtype])
+        else:
+            yield getattr(one, "name", None) or str(one).removeprefix("torch.")
+
+
+def _label(name: str) -> str:
+    try:
+        return Format.parse(str(name)).label
+    except UsageError:
+        return str(name)
+
+
+_RAF: Final = "raf.op."
+# RAF's ops whose name here is another one: canonical, and as PyTorch takes them apart.
+_RAF_OPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "bias_add": ("add", "bias_add"),
+    "conv2d": ("conv",),
+    "conv2d_transpose": ("conv_transpose",),
+    "dense": ("linear", "matmul", "addmm"),
+    "matmul": ("matmul", "addmm"),
+    "batch_matmul": ("matmul",),
+    "subtract": ("sub",),
+    "multiply": ("mul",),
+    "divide": ("div",),
+    "power": ("pow",),
+    "negative": ("neg",),
+    "maximum": ("max",),
+    "minimum": ("min",),
+    "sum": ("reduce_sum",),
+    "mean": ("reduce_mean",),
+    "prod": ("reduce_prod",),
+    "max": ("reduce_max",),
+    "min": ("reduce_min",),
+    "argmax": ("arg_max",),
+    "argmin": ("arg_min",),
+    "cumsum": ("cum_sum",),
+    "concatenate": ("concat",),
+    "expand_dims": ("unsqueeze",),
+    "broadcast_to": ("expand",),
+    "strided_slice": ("slice",),
+    "swap_axis": ("transpose",),
+    "embedding": ("gather",),
+    "take": ("gather",),
+    "avg_pool2d": ("average_pool",),
+    "max_pool2d": ("max_pool",),
+    "nll_loss": ("nll_loss",),
+    "cross_entropy": ("cross_entropy_loss",),
+    "batch_norm_infer": ("batch_norm",),
+    "batch_norm_train": ("batch_norm_training",),
+    "layer_norm_train": ("layer_norm",),
+    "_contrib_dropout": ("dropout",),
+}
+_TRANSPOSED: Final = re.compile(r"_(nt|tn|tt)$")
+# By the last letters, what a gradient is called: by its argument in RAF, at large here.
+_GRADIENT: Final = re.compile(r"_(dx|dw|dxwb|dpred|dtrue)$")
+
+
+def op_names(name: str) -> tuple[str, ...]:
+    """The ops that a rule named ``name`` is for: RAF's names are read as ours.
+
+    Raises:
+        UsageError: If it is RAF's name of an op that is not known here.
+    """
+    if not name.startswith(_RAF):
+        return (name,)
+    stripped = _TRANSPOSED.sub("", name.removeprefix(_RAF))
+    forward = _GRADIENT.sub("", stripped)
+    known = {info.name for info in OP_TABLE}
+    listed = _RAF_OPS.get(forward, (forward,))
+    if forward != stripped:
+        listed = tuple(f"{one.removesuffix('_training')}_backward" for one in listed)
+    found = tuple(one for one in listed if one in known)
+    if not found:
+        raise unknown_name(name, sorted(known), what="op", fix="or PyTorch's own, aten::NAME")
+    return found
