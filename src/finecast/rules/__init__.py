@@ -21,6 +21,7 @@ from finecast.rules.observed import OBSERVED
 from finecast.rules.op_formats import OP_FORMATS
 from finecast.rules.override import override
 from finecast.rules.scope import SCOPE
+from finecast.rules.state import STATE
 from finecast.rules.tier import TIER
 from finecast.rules.user import USER
 
@@ -45,6 +46,7 @@ RULES: Final[tuple[Rule, ...]] = (
     OP_FORMATS,
     CONSTANTS,
     CARRIED,
+    STATE,
     OBSERVED,
     DEPTH,
     USER,

@@ -98,10 +98,12 @@ class _Writer:
                 )
 
     def _set_format(self, node_id: int, fmt: Format) -> None:
-        """Ops that name the type of their result name the new one."""
-        node = self.binding.nodes[node_id]
-        if node.kwargs.get("dtype") is torch.float32:
-            node.kwargs = {**node.kwargs, "dtype": DTYPES[fmt]}
+        """Ops that name the type of their result name the new one, wherever they name it."""
+        node, own = self.binding.nodes[node_id], self.graph.nodes[node_id].format
+        assert own is not None
+        was, now = DTYPES[own], DTYPES[fmt]
+        node.args = tuple(now if a is was else a for a in node.args)
+        node.kwargs = {k: now if a is was else a for k, a in node.kwargs.items()}
 
     def _cast(self, edit: InsertCast) -> FxNode:
         origin = self._origin(edit.value)
