@@ -15,6 +15,7 @@ from finecast.rules.carried import CARRIED
 from finecast.rules.constants import CONSTANTS
 from finecast.rules.definition import DEFINITION
 from finecast.rules.depth import DEPTH
+from finecast.rules.guarded import GUARDED
 from finecast.rules.kernel import KERNEL
 from finecast.rules.names import NAMES
 from finecast.rules.observed import OBSERVED
@@ -46,6 +47,7 @@ RULES: Final[tuple[Rule, ...]] = (
     OP_FORMATS,
     CONSTANTS,
     CARRIED,
+    GUARDED,
     STATE,
     OBSERVED,
     DEPTH,

@@ -16,8 +16,9 @@ from finecast.graph import Node
 from finecast.ops import OpKind, by_name
 from finecast.rounding import overflow_limit
 from finecast.rules.base import KEEP, ByIdentity, Context, Rule, Verdict
+from finecast.rules.constants import scalars
 
-_KINDS: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT})
+_KINDS: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT, OpKind.CONSTANT})
 _OPS: Final = frozenset({"add", "sub", "mul", "sum", "neg", "abs", "where", "cast", "phi"})
 
 
@@ -44,13 +45,21 @@ def _carrying(key: ByIdentity, low: Format) -> frozenset[int]:
         for v in graph.values
         if v.format is Format.FP32 and v.constant is not None and v.constant.largest >= limit
     }
-    if not sources:
+    # Ops that bring such a number themselves: what they give carries it.
+    brought = {
+        v.id
+        for node in graph.float_nodes
+        if any(abs(number) >= limit for number in scalars(node))
+        for v in graph.following_outputs(node)
+        if _hands_on(node)
+    }
+    if not sources and not brought:
         return frozenset()
-    reached = set(sources)
-    waiting = [n for i in sources for n in graph.values[i].uses]
+    reached = sources | brought
+    waiting = [n for i in reached for n in graph.values[i].uses]
     while waiting:
         node = graph.nodes[waiting.pop()]
-        if by_name(node.op).kind not in _KINDS and node.op not in _OPS:
+        if not _hands_on(node):
             continue
         if not any(v.id in reached for v in graph.following_inputs(node)):
             continue
@@ -59,6 +68,10 @@ def _carrying(key: ByIdentity, low: Format) -> frozenset[int]:
                 reached.add(value.id)
                 waiting.extend(value.uses)
     return frozenset(reached - sources)
+
+
+def _hands_on(node: Node) -> bool:
+    return by_name(node.op).kind in _KINDS or node.op in _OPS
 
 
 CARRIED = Rule(name="carried_constants", judge=_judge)

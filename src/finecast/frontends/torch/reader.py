@@ -25,9 +25,12 @@ from finecast.frontends.torch.aten import (
     dtype_label,
     fixed_inputs,
     fixed_outputs,
+    is_number,
+    named_arguments,
     native_name,
+    scalar_names,
 )
-from finecast.graph import Attribute, ConstantStats, Dim, Graph, Node, Value
+from finecast.graph import SCALARS, Attribute, ConstantStats, Dim, Graph, Node, Value
 
 _FLOATS: Final = frozenset({"fp32", "bf16", "fp16"})
 
@@ -326,13 +329,16 @@ def _array(tensor: torch.Tensor) -> Callable[[], NDArray[np.generic]]:
 
 def _attributes(node: FxNode) -> Iterator[tuple[str, Attribute]]:
     """Arguments that are plain numbers or strings, by their name in the op's schema."""
-    target = node.target
-    if not isinstance(target, OpOverload):
+    if not isinstance(node.target, OpOverload):
         return
-    schema = target._schema  # pyright: ignore[reportPrivateUsage] - torch has no public name
-    named = dict(zip((a.name for a in schema.arguments), node.args, strict=False))
-    for name, value in (named | dict(node.kwargs)).items():
+    operands = scalar_names(node.target)
+    scalars: list[float] = []
+    for name, value in named_arguments(node).items():
         if isinstance(value, int | float | str):
             yield name, value
         elif isinstance(value, list | tuple) and all(isinstance(v, int) for v in value):
             yield name, cast("tuple[int, ...]", tuple(value))
+        if name in operands and is_number(value):
+            scalars.append(value)
+    if scalars:
+        yield SCALARS, tuple(scalars)
