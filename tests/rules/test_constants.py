@@ -69,9 +69,10 @@ def test_constants_read_in_their_own_type_do_not_count(judged: Judged) -> None:
     ],
 )
 def test_a_scalar_is_a_constant(judged: Judged, scalar: float, low: str, kept: bool) -> None:
+    attributes = f'{{"finecast.scalars": [{scalar!r}]}}'
     text = (
         "input %0 x fp32[4]\n"
-        f'node a add aten::add fp32 (%0) -> (%1 y fp32[4]) {{"finecast.scalars": [{scalar!r}]}}\n'
+        f"node a add aten::add fp32 (%0) -> (%1 y fp32[4]) {attributes}\n"
         "node b softmax aten::softmax fp32 (%1) -> (%2 z fp32[4])\n"
     )
     assert (judged(CONSTANTS, text, policy=f"all:{low}")["a"] is not None) == kept

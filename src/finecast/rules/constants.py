@@ -42,7 +42,7 @@ def constant_problem(value: Value, low: Format) -> ConstantProblem | None:
 
 
 def scalars(node: Node) -> tuple[float, ...]:
-    """Finite numbers that are operands of ``node`` without being values: of ``add(x, 2)``, 2."""
+    """Finite numbers that are operands without being values: 2 of ``add(x, 2)``."""
     given = node.attributes.get(SCALARS, ())
     found = given if isinstance(given, tuple) else (given,)
     return tuple(n for n in found if isinstance(n, int | float) and math.isfinite(n))

@@ -44,7 +44,7 @@ def _guarded(key: ByIdentity, low: Format) -> dict[int, int]:
 
 
 def _way_back(graph: Graph, value: int | None, low: Format) -> tuple[list[int], int | None]:
-    """Nodes that only move or take the root of what a tiny constant was put to, and its node."""
+    """The node of a tiny constant, and those between that move its result or take roots."""
     path: list[int] = []
     while value is not None and (producer := graph.values[value].producer) is not None:
         node = graph.nodes[producer]
