@@ -136,6 +136,9 @@ def propagate(graph: Graph, low: Format) -> dict[int, Format]:
     for node in graph.nodes:
         rule = rules.get(node.id)
         if rule is None:
+            if node.op == "cast" and stored.get(node.inputs[0] or 0) == low.label:
+                # What was only widened is low for its readers: the cast will be dropped.
+                stored.update((i, low.label) for i in node.outputs if i is not None)
             continue
         found[node.id] = _format(rule, node, stored, low)
         for value in graph.following_outputs(node):

@@ -119,7 +119,7 @@ class _Reader:
         self.uses: dict[int, list[int]] = {}
         self.producers: dict[int, int] = {}
         self.weights_are_constant = weights_are_constant
-        self.written = _written(module)
+        self.written = written(module)
 
     def visit(self, node: FxNode) -> None:
         match node.op:
@@ -287,14 +287,14 @@ def forget_unused(module: GraphModule) -> None:
         delattr(owner, last)
 
 
-def _written(module: GraphModule) -> set[FxNode]:
-    """Attributes that the graph writes to, such as running statistics."""
+def written(module: GraphModule) -> set[FxNode]:
+    """Inputs and attributes that the graph writes to, such as running statistics."""
     return {
         source
         for node in module.graph.nodes
         if node.op == "call_function" and native_name(node).endswith("_")
         for source in tensor_inputs(node)[:1]
-        if source.op == "get_attr"
+        if source.op in ("get_attr", "placeholder")
     }
 
 

@@ -27,6 +27,7 @@ from finecast.edits import (
 from finecast.errors import ModelError
 from finecast.formats import Format
 from finecast.frontends.torch.aten import DTYPES, is_number, named_arguments, scalar_names
+from finecast.frontends.torch.casts import simplify_casts
 from finecast.frontends.torch.reader import Binding, Source, attribute, forget_unused
 from finecast.graph import Graph
 from finecast.rounding import convert_scalar, overflow_limit
@@ -62,6 +63,8 @@ def apply_edits(
         writer.apply(edit)
     module = binding.module
     module.graph.eliminate_dead_code()
+    if edits:
+        simplify_casts(module)
     if any(isinstance(edit, ConvertConstant) for edit in edits):
         forget_unused(module)
     module.graph.lint()
@@ -112,6 +115,20 @@ class _Writer:
         names = list(named_arguments(node))
         node.args = tuple(converted(n, a) for n, a in zip(names, node.args, strict=False))
         node.kwargs = {name: converted(name, arg) for name, arg in node.kwargs.items()}
+        for value in self.graph.following_outputs(self.graph.nodes[node_id]):
+            self._set_type(self.binding.values[value.id], DTYPES[fmt])
+
+    def _set_type(self, source: Source, dtype: torch.dtype) -> None:
+        node, index = source.node, source.index
+        val = node.meta["val"]
+        if index is None:
+            node.meta["val"] = val.to(dtype)
+            return
+        low = val[index].to(dtype)
+        node.meta["val"] = type(val)((*val[:index], low, *val[index + 1 :]))
+        for user in node.users:
+            if user.target is operator.getitem and user.args[1] == index:
+                user.meta["val"] = low
 
     def _cast(self, edit: InsertCast) -> FxNode:
         origin = self._origin(edit.value)
