@@ -302,7 +302,8 @@ def test_casts_of_the_source_end_where_types_meet(
 
     inputs = torch.randn(1, 3, 8, 8).to(HALF), torch.randn(4, 3, 3, 3).to(HALF)
     low = ft.convert(Source(), inputs, "all:fp16", rule_set=rule_set)
-    assert str(low.code).count("_to_copy") == casts
+    found = [n for n in low.graph.nodes if "_to_copy" in str(n.target)]
+    assert len(found) == casts
     want, got = Source()(*inputs), low(*inputs)
     torch.testing.assert_close(got, want)
 

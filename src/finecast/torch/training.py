@@ -15,6 +15,7 @@ from finecast.plan import Plan
 from finecast.policy import Policy, Scope
 from finecast.rules import UserRule
 from finecast.rules.override import active
+from finecast.torch.coverage import Coverage, watched
 from finecast.torch.planning import RuleSet, look_before_leaping, make_torch_planner
 from finecast.torch.weights import WeightCache
 
@@ -32,7 +33,9 @@ def compile(  # noqa: A001 - the name that torch gives the same thing
 
     Laws: inputs, outputs and gradients of parameters keep their types; parameters stay
     fp32, low copies of them are made as needed. The plans of what has been compiled so far
-    are ``result.finecast_plans``.
+    are ``result.finecast_plans``, the share of weights that they cover is
+    ``result.finecast_coverage.share``. Where the compiler left much as it was, a warning says
+    so once, with the reason.
 
     Args:
         function: A module, or a function such as a whole training step.
@@ -49,7 +52,9 @@ def compile(  # noqa: A001 - the name that torch gives the same thing
     backend = Backend(
         policy, accumulation=accumulation, user_rules=user_rules, rule_set=rule_set
     )
-    compiled = torch.compile(function, backend=backend, **options)
+    backend.coverage = coverage = Coverage(function)
+    compiled = watched(torch.compile(function, backend=backend, **options), coverage)
+    compiled.finecast_coverage = coverage  # type: ignore[attr-defined]
     compiled.finecast_plans = backend.plans  # type: ignore[attr-defined]
     compiled.finecast_backend = backend  # type: ignore[attr-defined]
     return compiled
@@ -73,19 +78,26 @@ class Backend:
         chosen = RuleSet.parse(rule_set)
         self.rule_set = RuleSet.TRAINING if chosen is RuleSet.FINECAST else chosen
         self.plans: list[Plan] = []
+        self.followed: dict[str, tuple[Policy, str]] = {}
+        self.coverage: Coverage | None = None
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
         """Compile one graph that Dynamo captured."""
-        # Inductor takes seconds to load and warns about its own code while it does.
+        if self.coverage is not None:
+            self.coverage.add(module, example_inputs)
+        # Inductor takes seconds to load and warns about its own code while it does; what
+        # finecast and the user's rules have to say goes through.
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+            warnings.filterwarnings("ignore", module=r"torch(\.|$)")
             from finecast.torch.inductor import compile_graph
 
             return compile_graph(self, module, example_inputs)
 
     def plan(self, graph: Graph, shapes: Mapping[int, tuple[int, ...]], device: str) -> Plan:
         """The plan of one graph; costs alone decide among what the rules permit."""
-        policy, obstacle = look_before_leaping(self.policy, device)
+        if device not in self.followed:  # once: it may warn, and graphs are many
+            self.followed[device] = look_before_leaping(self.policy, device)
+        policy, obstacle = self.followed[device]
         # RAF's set asks for overrides itself: its rules are of another kind.
         overrides = () if self.rule_set is RuleSet.RAF else active()
         planner = make_torch_planner(
