@@ -29,6 +29,9 @@ _STORED = {f.label: f for f in Format if f is not Format.TF32}
 ROUNDS: Final = "finecast.rounds"
 """Attribute of a node that rounds, by arithmetic, what it gives: the label of the format."""
 
+SCALARS: Final = "finecast.scalars"
+"""Attribute of a node with the numbers that are operands of it and not values of the graph."""
+
 # Elements looked at together; most constants show in the first ones what they are not.
 _PIECE: Final = 1 << 16
 

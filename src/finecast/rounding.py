@@ -43,6 +43,16 @@ def convert_constant(x: NDArray[np.generic], fmt: Format) -> NDArray[np.generic]
     return np.where(barely, np.copysign(fmt.max, exact).astype(fmt.dtype), rounded)
 
 
+def convert_scalar(number: float, fmt: Format) -> float:
+    """A constant of one element as ``convert_constant`` gives it where it is out of range.
+
+    Within the range it stays as it is: ops round their scalars themselves, or need not.
+    """
+    if not math.isfinite(number) or abs(number) <= fmt.max:
+        return number
+    return float(convert_constant(np.asarray(number), fmt))
+
+
 def overflow_limit(fmt: Format) -> float:
     """One unit in the last place above the largest number of ``fmt``."""
     return fmt.max + 2.0 ** (math.floor(math.log2(fmt.max)) - fmt.mantissa_bits)

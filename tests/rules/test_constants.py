@@ -9,6 +9,7 @@ import pytest
 
 from finecast.formats import Format
 from finecast.rules import Verdict
+from finecast.rules.carried import CARRIED
 from finecast.rules.constants import CONSTANTS
 
 Judged = Callable[..., dict[str, Verdict | None]]
@@ -56,3 +57,24 @@ def test_what_the_format_can_hold(judged: Judged, constant: str, low: str, kept:
 def test_constants_read_in_their_own_type_do_not_count(judged: Judged) -> None:
     own = graph("size=1 largest=1e30 smallest_nonzero=1.0").replace("%0, %1", "%0, ~%1")
     assert judged(CONSTANTS, own, policy="all:fp16")["add"] is None
+
+
+@pytest.mark.parametrize(
+    ("scalar", "low", "kept"),
+    [
+        (-LOWEST, "bf16", False),
+        (-LOWEST, "fp16", True),
+        (1e-12, "fp16", True),
+        (2, "fp16", False),
+    ],
+)
+def test_a_scalar_is_a_constant(judged: Judged, scalar: float, low: str, kept: bool) -> None:
+    attributes = f'{{"finecast.scalars": [{scalar!r}]}}'
+    text = (
+        "input %0 x fp32[4]\n"
+        f"node a add aten::add fp32 (%0) -> (%1 y fp32[4]) {attributes}\n"
+        "node b softmax aten::softmax fp32 (%1) -> (%2 z fp32[4])\n"
+    )
+    assert (judged(CONSTANTS, text, policy=f"all:{low}")["a"] is not None) == kept
+    carried = judged(CARRIED, text, policy=f"all:{low}")["b"] is not None
+    assert carried == (kept and abs(scalar) > 1)

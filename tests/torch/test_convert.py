@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -241,3 +243,76 @@ def test_a_format_that_no_op_has_is_refused(fmt: str) -> None:
     net = nn.Linear(4, 4)
     with pytest.raises(UsageError, match=f"do not compute in {fmt}"):
         ft.convert(net, (torch.randn(2, 4),), policy=f"all:{fmt}")
+
+
+class Writing(nn.Module):
+    """Writes to its input and, in a batch norm that always trains, to its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("variance", torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.copy_(x @ self.weight)
+        return nn.functional.batch_norm(x, self.mean, self.variance, training=True)
+
+
+@pytest.mark.parametrize("policy", ["none", "auto:bf16", "all:bf16"])
+def test_the_callers_inputs_and_state_stay_as_they_are(policy: str) -> None:
+    net, x = Writing(), torch.randn(4, 8)
+    given, state = x.clone(), {k: v.clone() for k, v in net.state_dict().items()}
+    converted = ft.convert(net, (x,), policy)
+    assert torch.equal(x, given)
+    converted(x)  # writes to its own state and to what it is given
+    assert not torch.equal(x, given)
+    assert all(torch.equal(state[k], v) for k, v in net.state_dict().items())
+
+
+def test_tune_leaves_them_alone_too() -> None:
+    net, x = Writing(), torch.randn(4, 8)
+    given, state = x.clone(), {k: v.clone() for k, v in net.state_dict().items()}
+    options = ft.TuneOptions(prepare=lambda module: module, probing=True)
+    ft.tune(net, (x,), evaluate=lambda module: 1.0, policy="auto:bf16", options=options)
+    assert torch.equal(x, given)
+    assert all(torch.equal(state[k], v) for k, v in net.state_dict().items())
+
+
+HALF = torch.float16
+
+
+@pytest.mark.filterwarnings("ignore:fp16 is:UserWarning")  # as asked
+@pytest.mark.parametrize("rule_set", ["finecast", "raf"])
+@pytest.mark.parametrize(
+    ("function", "casts"),
+    [
+        (lambda x, w: torch.relu(x.float()).to(HALF), 0),
+        (lambda x, w: nn.functional.conv2d(x.float(), w.float()).to(HALF), 0),
+        # Two results in fp32, and not one cast on the way to them.
+        (lambda x, w: (torch.relu(x.float()), torch.neg(x.float())), 2),
+    ],
+)
+def test_casts_of_the_source_end_where_types_meet(
+    function: Callable[..., Any], casts: int, rule_set: str
+) -> None:
+    class Source(nn.Module):
+        def forward(self, x: torch.Tensor, w: torch.Tensor) -> Any:
+            return function(x, w)
+
+    inputs = torch.randn(1, 3, 8, 8).to(HALF), torch.randn(4, 3, 3, 3).to(HALF)
+    low = ft.convert(Source(), inputs, "all:fp16", rule_set=rule_set)
+    found = [n for n in low.graph.nodes if "_to_copy" in str(n.target)]
+    assert len(found) == casts
+    want, got = Source()(*inputs), low(*inputs)
+    torch.testing.assert_close(got, want)
+
+
+def test_a_cast_that_rounds_stays() -> None:
+    class Rounding(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x.to(HALF).float())
+
+    x = torch.randn(64) * 3
+    low = ft.convert(Rounding(), (x,), "all:bf16")
+    assert torch.equal(low(x), torch.relu(x.to(HALF).to(torch.bfloat16).float()))

@@ -99,6 +99,10 @@ FIXED: tuple[OpInfo, ...] = (
         flops=FlopRule.ZERO,
     ),
     *family(OpKind.SEQUENCE, Tier.NEVER, row("sequence_map", "SequenceMap")),
+    # A write into memory that lasts, which keeps its type.
+    *family(
+        OpKind.MOVEMENT, Tier.NEVER, row("assign", "", "copy_ _foreach_copy_"), exact=True
+    ),
     # No float at all; listed so that they are not reported as unknown.
     *family(
         OpKind.COMPARISON,

@@ -15,12 +15,14 @@ from finecast.rules.carried import CARRIED
 from finecast.rules.constants import CONSTANTS
 from finecast.rules.definition import DEFINITION
 from finecast.rules.depth import DEPTH
+from finecast.rules.guarded import GUARDED
 from finecast.rules.kernel import KERNEL
 from finecast.rules.names import NAMES
 from finecast.rules.observed import OBSERVED
 from finecast.rules.op_formats import OP_FORMATS
 from finecast.rules.override import override
 from finecast.rules.scope import SCOPE
+from finecast.rules.state import STATE
 from finecast.rules.tier import TIER
 from finecast.rules.user import USER
 
@@ -45,6 +47,8 @@ RULES: Final[tuple[Rule, ...]] = (
     OP_FORMATS,
     CONSTANTS,
     CARRIED,
+    GUARDED,
+    STATE,
     OBSERVED,
     DEPTH,
     USER,

@@ -116,6 +116,21 @@ class NodeView:
         return self.context.facts.get(value.id)
 
 
+class ByIdentity:
+    """A graph as a key of a cache: hashing one by value would read all of it."""
+
+    __slots__ = ("graph",)
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    def __hash__(self) -> int:
+        return id(self.graph)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByIdentity) and self.graph is other.graph
+
+
 def only(fmt: Format) -> frozenset[Format]:
     """The set of just ``fmt``."""
     return frozenset({fmt})

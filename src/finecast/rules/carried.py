@@ -12,17 +12,18 @@ from functools import lru_cache
 from typing import Final
 
 from finecast.formats import Format
-from finecast.graph import Graph, Node
+from finecast.graph import Node
 from finecast.ops import OpKind, by_name
 from finecast.rounding import overflow_limit
-from finecast.rules.base import KEEP, Context, Rule, Verdict
+from finecast.rules.base import KEEP, ByIdentity, Context, Rule, Verdict
+from finecast.rules.constants import scalars
 
-_KINDS: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT})
+_KINDS: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT, OpKind.CONSTANT})
 _OPS: Final = frozenset({"add", "sub", "mul", "sum", "neg", "abs", "where", "cast", "phi"})
 
 
 def _judge(node: Node, context: Context) -> Verdict | None:
-    carrying = _carrying(_Key(context.graph), context.low)
+    carrying = _carrying(ByIdentity(context.graph), context.low)
     if not carrying:
         return None
     for value in context.graph.following_inputs(node):
@@ -35,23 +36,8 @@ def _judge(node: Node, context: Context) -> Verdict | None:
     return None
 
 
-class _Key:
-    """A graph by identity: hashing one by value would read all of it."""
-
-    __slots__ = ("graph",)
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-
-    def __hash__(self) -> int:
-        return id(self.graph)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self.graph is other.graph
-
-
 @lru_cache(maxsize=1)
-def _carrying(key: _Key, low: Format) -> frozenset[int]:
+def _carrying(key: ByIdentity, low: Format) -> frozenset[int]:
     """Ids of values, constants apart, that such a constant can reach."""
     graph, limit = key.graph, overflow_limit(low)
     sources = {
@@ -59,13 +45,21 @@ def _carrying(key: _Key, low: Format) -> frozenset[int]:
         for v in graph.values
         if v.format is Format.FP32 and v.constant is not None and v.constant.largest >= limit
     }
-    if not sources:
+    # Ops that bring such a number themselves: what they give carries it.
+    brought = {
+        v.id
+        for node in graph.float_nodes
+        if any(abs(number) >= limit for number in scalars(node))
+        for v in graph.following_outputs(node)
+        if _hands_on(node)
+    }
+    if not sources and not brought:
         return frozenset()
-    reached = set(sources)
-    waiting = [n for i in sources for n in graph.values[i].uses]
+    reached = sources | brought
+    waiting = [n for i in reached for n in graph.values[i].uses]
     while waiting:
         node = graph.nodes[waiting.pop()]
-        if by_name(node.op).kind not in _KINDS and node.op not in _OPS:
+        if not _hands_on(node):
             continue
         if not any(v.id in reached for v in graph.following_inputs(node)):
             continue
@@ -74,6 +68,10 @@ def _carrying(key: _Key, low: Format) -> frozenset[int]:
                 reached.add(value.id)
                 waiting.extend(value.uses)
     return frozenset(reached - sources)
+
+
+def _hands_on(node: Node) -> bool:
+    return by_name(node.op).kind in _KINDS or node.op in _OPS
 
 
 CARRIED = Rule(name="carried_constants", judge=_judge)

@@ -6,11 +6,12 @@ keeps fp32 rather than a clamped constant (clamping a mask to -1e4 changes predi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
 from finecast.formats import Format
-from finecast.graph import Node, Value
+from finecast.graph import SCALARS, Graph, Node, Value
 from finecast.rounding import overflow_limit
 from finecast.rules.base import KEEP, Context, Rule, Verdict
 
@@ -40,19 +41,47 @@ def constant_problem(value: Value, low: Format) -> ConstantProblem | None:
     return None
 
 
+def scalars(node: Node) -> tuple[float, ...]:
+    """Finite numbers that are operands without being values: 2 of ``add(x, 2)``."""
+    given = node.attributes.get(SCALARS, ())
+    found = given if isinstance(given, tuple) else (given,)
+    return tuple(n for n in found if isinstance(n, int | float) and math.isfinite(n))
+
+
+def scalar_problem(number: float, low: Format) -> ConstantProblem | None:
+    """Why ``low`` cannot hold ``number``: a constant of one element."""
+    size = abs(number)
+    if size >= overflow_limit(low):
+        return ConstantProblem(what="largest", number=size, limit=low.max)
+    if 0 < size < low.smallest_normal:
+        return ConstantProblem(what="smallest", number=size, limit=low.smallest_normal)
+    return None
+
+
 _SAYS: Final = {"largest": "beyond the largest", "smallest": "below the normal range of"}
 
 
-def _judge(node: Node, context: Context) -> Verdict | None:
-    for value in context.graph.following_inputs(node):
-        problem = constant_problem(value, context.low)
+def first_problem(graph: Graph, node: Node, low: Format) -> tuple[str, ConstantProblem] | None:
+    """The first constant operand of ``node`` that ``low`` cannot hold, by its name."""
+    for name, problem in (
+        *((v.name, constant_problem(v, low)) for v in graph.following_inputs(node)),
+        *((f"{number:g}", scalar_problem(number, low)) for number in scalars(node)),
+    ):
         if problem is not None:
-            return Verdict(
-                permits=KEEP,
-                text=f"constant {value.name} is {_SAYS[problem.what]} {context.low.label}",
-                evidence={problem.what: problem.number, "limit": problem.limit},
-            )
+            return name, problem
     return None
+
+
+def _judge(node: Node, context: Context) -> Verdict | None:
+    found = first_problem(context.graph, node, context.low)
+    if found is None:
+        return None
+    name, problem = found
+    return Verdict(
+        permits=KEEP,
+        text=f"constant {name} is {_SAYS[problem.what]} {context.low.label}",
+        evidence={problem.what: problem.number, "limit": problem.limit},
+    )
 
 
 CONSTANTS = Rule(name="constants", judge=_judge)

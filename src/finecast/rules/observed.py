@@ -18,7 +18,7 @@ _UNDERFLOW_SHARE = 0.5
 # range need no room: fp32 itself has none more.
 _HEADROOM = 2.0
 # Inputs at which a zero makes Inf: one element that vanishes there is one too many.
-_DIVISORS: Final[Mapping[str, int]] = {
+DIVISORS: Final[Mapping[str, int]] = {
     "div": 1,
     "mod": 1,
     "reciprocal": 0,
@@ -40,7 +40,7 @@ def divided_by(graph: Graph, value: Value) -> Node | None:
     while waiting:
         at = waiting.pop()
         for node in (graph.nodes[n] for n in at.uses):
-            port = _DIVISORS.get(node.op)
+            port = DIVISORS.get(node.op)
             if port is not None and port < len(node.inputs) and node.inputs[port] == at.id:
                 return node
             if by_name(node.op).exact and at in graph.following_inputs(node):

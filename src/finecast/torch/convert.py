@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_flatten
 from finecast.errors import ModelError, UsageError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch import Captured
+from finecast.frontends.torch.probing import Isolated
 from finecast.frontends.torch.reader import hinted_shapes
 from finecast.plan import Plan
 from finecast.policy import Policy, Scope
@@ -47,7 +48,8 @@ def convert(
     """A module that computes as one plan over the whole graph states.
 
     Laws: inputs and outputs keep their types; what stays fp32 computes as before; a format
-    that is slower here is never chosen by ``auto``. The plan, with every rule's reason, is
+    that is slower here is never chosen by ``auto``; neither the example inputs nor the state
+    of ``module`` change, now or when the result runs. The plan, with every rule's reason, is
     ``result.finecast_plan``.
 
     Args:
@@ -153,7 +155,7 @@ def missing_kernels(
 ) -> frozenset[str]:
     """Native ops that the device has no kernel for in the format that the plan gave them."""
 
-    class _Finder(torch.fx.Interpreter):
+    class _Finder(Isolated):
         failed: frozenset[str] = frozenset()
 
         def run_node(self, n: torch.fx.Node) -> Any:

@@ -79,9 +79,8 @@ class Signature:
     def arguments(self, feeds: Feeds) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments that carry ``feeds``."""
         arrays = ordered_feeds(feeds, self.inputs)
-        # torch takes no read-only arrays, such as maps of the data file.
-        plain = (np.require(a, requirements=["C", "W"]) for a in arrays)
-        leaves: list[Any] = [torch.from_numpy(a) for a in plain]
+        # Copies: torch takes no read-only arrays, and a program may write to its inputs.
+        leaves: list[Any] = [torch.from_numpy(np.array(a, order="C")) for a in arrays]
         for number, value in self.constants:
             leaves.insert(number, value)
         spec = self.program.call_spec.in_spec

@@ -17,6 +17,7 @@ from finecast.policy import Policy, Scope
 from finecast.rules import UserRule
 from finecast.rules.matching import op_names
 from finecast.rules.override import Overrides, current, unmatched
+from finecast.torch.coverage import Coverage, watched
 from finecast.torch.planning import RuleSet, look_before_leaping, make_torch_planner
 from finecast.torch.weights import WeightCache
 
@@ -34,7 +35,9 @@ def compile(  # noqa: A001 - the name that torch gives the same thing
 
     Laws: inputs, outputs and gradients of parameters keep their types; parameters stay
     fp32, low copies of them are made as needed. The plans of what has been compiled so far
-    are ``result.finecast_plans``. Overrides of the blocks around this call hold for good.
+    are ``result.finecast_plans``, the share of weights that they cover is
+    ``result.finecast_coverage.share``. Where the compiler left much as it was, a warning says
+    so once, with the reason. Overrides of the blocks around this call hold for good.
 
     Args:
         function: A module, or a function such as a whole training step.
@@ -51,7 +54,9 @@ def compile(  # noqa: A001 - the name that torch gives the same thing
     backend = Backend(
         policy, accumulation=accumulation, user_rules=user_rules, rule_set=rule_set
     )
-    compiled = torch.compile(function, backend=backend, **options)
+    backend.coverage = coverage = Coverage(function)
+    compiled = watched(torch.compile(function, backend=backend, **options), coverage)
+    compiled.finecast_coverage = coverage  # type: ignore[attr-defined]
     compiled.finecast_plans = backend.plans  # type: ignore[attr-defined]
     compiled.finecast_backend = backend  # type: ignore[attr-defined]
     return compiled
@@ -78,12 +83,17 @@ class Backend:
         self.overrides = current()
         self.unmatched = list(self.overrides)
         self.ops: dict[str, None] = {}
+        self.followed: dict[str, tuple[Policy, str]] = {}
+        self.coverage: Coverage | None = None
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
         """Compile one graph that Dynamo captured."""
-        # Inductor takes seconds to load and warns about its own code while it does.
+        if self.coverage is not None:
+            self.coverage.add(module, example_inputs)
+        # Inductor takes seconds to load and warns about its own code while it does; what
+        # finecast and the user's rules have to say goes through.
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+            warnings.filterwarnings("ignore", module=r"torch(\.|$)")
             from finecast.torch.inductor import compile_graph
 
             compiled = compile_graph(self, module, example_inputs)
@@ -92,7 +102,9 @@ class Backend:
 
     def plan(self, graph: Graph, shapes: Mapping[int, tuple[int, ...]], device: str) -> Plan:
         """The plan of one graph; costs alone decide among what the rules permit."""
-        policy, obstacle = look_before_leaping(self.policy, device)
+        if device not in self.followed:  # once: it may warn, and graphs are many
+            self.followed[device] = look_before_leaping(self.policy, device)
+        policy, obstacle = self.followed[device]
         self.unmatched = unmatched(self.unmatched, [graph])
         self.ops.update(op_names(graph.nodes))
         planner = make_torch_planner(

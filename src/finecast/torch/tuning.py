@@ -7,17 +7,20 @@ same way; where nothing helps, the module comes back as it was, and ``why`` says
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch.export import ExportedProgram
+from torch.utils._pytree import tree_map_only
 
 from finecast.edits import cast_count
 from finecast.errors import ModelError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch import Captured
+from finecast.frontends.torch.capture import evaluating
 from finecast.frontends.torch.reader import hinted_shapes
 from finecast.measure.criterion import Criterion
 from finecast.measure.timing import Latency, latency, ratio
@@ -282,18 +285,15 @@ class _Tuning:
 
     def _times(self, modules: Mapping[str, torch.nn.Module]) -> dict[str, Latency]:
         prepared = {name: self.options.prepare(m) for name, m in modules.items()}
+        args, kwargs = tree_map_only(torch.Tensor, torch.clone, (self.args, self.kwargs))
 
         def call(run: Callable[..., Any]) -> object:
             with torch.no_grad():
-                return run(*self.args, **self.kwargs)
+                return run(*args, **kwargs)
 
-        was = self.module.training
-        self.module.eval()
-        try:
+        with evaluating(self.module), unchanged(modules.values()):
             calls = {n: (lambda r=run: call(r)) for n, run in prepared.items()}
             return latency(calls, min_time_s=_RANK_TIME_S, repeats=7)
-        finally:
-            self.module.train(was)
 
     def _unchanged(
         self,
@@ -319,6 +319,20 @@ class _Tuning:
             trials=trials,
             predicted_error=0.0,
         )
+
+
+@contextmanager
+def unchanged(modules: Iterable[torch.nn.Module]) -> Generator[None]:
+    """Buffers that are written to inside have their numbers again after."""
+    buffers = {id(b): b for module in modules for b in module.buffers()}
+    before = [(b, b._version, b.detach().clone()) for b in buffers.values()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, version, was in before:
+                if buffer._version != version:
+                    buffer.copy_(was)
 
 
 def deployed() -> Prepare:

@@ -11,7 +11,7 @@ from finecast.edits import Edit, edits
 from finecast.errors import ModelError
 from finecast.frontends.torch.aten import native_name
 from finecast.frontends.torch.capture import Captured, capture
-from finecast.frontends.torch.reader import read
+from finecast.frontends.torch.reader import attribute, read, written
 from finecast.frontends.torch.writer import apply_edits
 from finecast.plan import Plan
 
@@ -38,11 +38,15 @@ def planned_edits(captured: Captured, plan: Plan) -> tuple[Edit, ...]:
 def apply(captured: Captured, plan: Plan) -> GraphModule:
     """A module that computes as ``plan`` states; ``captured`` is left as it was.
 
-    Parameters that stay fp32 are shared with the module that was captured.
+    Parameters that stay fp32 are shared with the module that was captured; what the graph
+    writes to (running statistics, caches) is not.
     """
     original = captured.module
     # Tensors are shared, not copied: the memo tells deepcopy that they are done already.
-    memo = {id(t): t for t in (*original.parameters(), *original.buffers())}
+    own = {str(n.target) for n in written(original) if n.op == "get_attr"}
+    kept = {id(attribute(original, path)) for path in own}
+    tensors = (*original.parameters(), *original.buffers())
+    memo = {id(t): t for t in tensors if id(t) not in kept}
     module = copy.deepcopy(original, memo)
     for old, new in zip(original.graph.nodes, module.graph.nodes, strict=True):
         new.meta = dict(old.meta)

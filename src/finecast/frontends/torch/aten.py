@@ -7,7 +7,7 @@ Names are those of ``Node.native``: ``aten::mm``, without the overload.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final, TypeGuard
 
 import torch
 from torch._ops import OpOverload
@@ -95,6 +95,37 @@ def fixed_inputs(native: str) -> tuple[int, ...]:
 def fixed_outputs(native: str) -> tuple[int, ...]:
     """Positions of its outputs that keep theirs."""
     return FIXED_OUT.get(native) or _STATISTICS.get(native, ())
+
+
+# Types of arguments that take a number as an operand: ``add(x, 2)`` gives one for a tensor.
+_OPERANDS: Final = frozenset({"number", "Optional[number]", "Tensor", "Optional[Tensor]"})
+# Other arguments of type float are settings, such as epsilons, that kernels keep in fp32.
+_FLOAT_OPERANDS: Final = frozenset({"aten::nan_to_num", "aten::pad"})
+
+
+def scalar_names(target: object) -> frozenset[str]:
+    """The arguments of an op that are operands where a number is given for them."""
+    if not isinstance(target, OpOverload):
+        return frozenset()
+    floats = target.name().partition(".")[0] in _FLOAT_OPERANDS
+    types = _OPERANDS | ({"float", "Optional[float]"} if floats else set())
+    schema = target._schema  # pyright: ignore[reportPrivateUsage] - torch has no public name
+    return frozenset(a.name for a in schema.arguments if str(a.type) in types)
+
+
+def named_arguments(node: FxNode) -> dict[str, Any]:
+    """Arguments of a call by their names in the op's schema."""
+    target = node.target
+    if not isinstance(target, OpOverload):
+        return dict(node.kwargs)
+    schema = target._schema  # pyright: ignore[reportPrivateUsage] - torch has no public name
+    names = (a.name for a in schema.arguments)
+    return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+
+
+def is_number(arg: object) -> TypeGuard[int | float]:
+    """Whether an argument is a plain number; a truth value is none."""
+    return isinstance(arg, int | float) and not isinstance(arg, bool)
 
 
 def dtype_label(dtype: torch.dtype) -> str:

@@ -79,7 +79,7 @@ def _export(
     dynamic_shapes: Any,
 ) -> ExportedProgram:
     try:
-        with _evaluating(module), torch.no_grad(), quiet():
+        with evaluating(module), torch.no_grad(), quiet():
             return torch.export.export(
                 module, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes
             )
@@ -93,7 +93,7 @@ def _export(
 
 
 @contextmanager
-def _evaluating(module: torch.nn.Module) -> Generator[None]:
+def evaluating(module: torch.nn.Module) -> Generator[None]:
     """Evaluation mode inside, each submodule's own mode after."""
     modes = [(m, m.training) for m in module.modules()]
     module.eval()

@@ -7,7 +7,8 @@ they are taken apart after the casts are in, each piece then in the type it comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -105,6 +106,14 @@ def _clear(graph: torch.fx.Graph) -> None:
         graph.erase_node(node)
 
 
-def _mode_of(fakes: Sequence[Any]) -> FakeTensorMode:
+@contextmanager
+def _mode_of(fakes: Sequence[Any]) -> Generator[None]:
+    """The inputs' fake mode inside; it takes the graph's own constants, which are real."""
     mode = detect_fake_mode(fakes)
-    return mode if mode is not None else FakeTensorMode(allow_non_fake_inputs=True)
+    mode = mode if mode is not None else FakeTensorMode()
+    before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
+    try:
+        with mode:
+            yield
+    finally:
+        mode.allow_non_fake_inputs = before

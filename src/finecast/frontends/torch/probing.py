@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.fx import Interpreter
+from torch.fx import GraphModule, Interpreter
 from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
@@ -23,6 +23,7 @@ from finecast.formats import Format
 from finecast.frontends.torch.aten import DTYPES
 from finecast.frontends.torch.capture import Captured
 from finecast.frontends.torch.points import Point
+from finecast.frontends.torch.reader import written
 from finecast.sensitivity import measure
 from finecast.units import RoundingPoints
 
@@ -36,7 +37,20 @@ _DRAWS: Final = 2
 _WORST: Final = 1e6
 
 
-class _Tapped(Interpreter):
+class Isolated(Interpreter):
+    """Runs the graph on clones of what it writes to: the caller's tensors stay as they are."""
+
+    def __init__(self, module: GraphModule) -> None:
+        super().__init__(module)
+        self.written = written(module)
+
+    def run_node(self, n: FxNode) -> Any:
+        """One node; an input or a buffer that the graph writes to is cloned."""
+        result = super().run_node(n)
+        return result.clone() if n in self.written and _is_tensor(result) else result
+
+
+class _Tapped(Isolated):
     """Runs the graph; arguments of chosen nodes pass through a function."""
 
     def __init__(self, captured: Captured, taps: Mapping[tuple[FxNode, int], Tap]) -> None:

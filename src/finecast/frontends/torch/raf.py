@@ -143,6 +143,9 @@ def propagate(
     for node in graph.nodes:
         rule = rules.get(node.id)
         if rule is None:
+            if node.op == "cast" and stored.get(node.inputs[0] or 0) == low.label:
+                # What was only widened is low for its readers: the cast will be dropped.
+                stored.update((i, low.label) for i in node.outputs if i is not None)
             continue
         args = [None if i is None else stored.get(i) for i in node.inputs]
         wanted = is_low(node, ask(rule, node, args, low.label), low.label)

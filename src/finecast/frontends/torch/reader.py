@@ -25,9 +25,12 @@ from finecast.frontends.torch.aten import (
     dtype_label,
     fixed_inputs,
     fixed_outputs,
+    is_number,
+    named_arguments,
     native_name,
+    scalar_names,
 )
-from finecast.graph import Attribute, ConstantStats, Dim, Graph, Node, Value
+from finecast.graph import SCALARS, Attribute, ConstantStats, Dim, Graph, Node, Value
 
 _FLOATS: Final = frozenset({"fp32", "bf16", "fp16"})
 
@@ -116,7 +119,7 @@ class _Reader:
         self.uses: dict[int, list[int]] = {}
         self.producers: dict[int, int] = {}
         self.weights_are_constant = weights_are_constant
-        self.written = _written(module)
+        self.written = written(module)
 
     def visit(self, node: FxNode) -> None:
         match node.op:
@@ -299,14 +302,14 @@ def forget_unused(module: GraphModule) -> None:
         delattr(owner, last)
 
 
-def _written(module: GraphModule) -> set[FxNode]:
-    """Attributes that the graph writes to, such as running statistics."""
+def written(module: GraphModule) -> set[FxNode]:
+    """Inputs and attributes that the graph writes to, such as running statistics."""
     return {
         source
         for node in module.graph.nodes
         if node.op == "call_function" and native_name(node).endswith("_")
         for source in tensor_inputs(node)[:1]
-        if source.op == "get_attr"
+        if source.op in ("get_attr", "placeholder")
     }
 
 
@@ -341,13 +344,16 @@ def _array(tensor: torch.Tensor) -> Callable[[], NDArray[np.generic]]:
 
 def _attributes(node: FxNode) -> Iterator[tuple[str, Attribute]]:
     """Arguments that are plain numbers or strings, by their name in the op's schema."""
-    target = node.target
-    if not isinstance(target, OpOverload):
+    if not isinstance(node.target, OpOverload):
         return
-    schema = target._schema  # pyright: ignore[reportPrivateUsage] - torch has no public name
-    named = dict(zip((a.name for a in schema.arguments), node.args, strict=False))
-    for name, value in (named | dict(node.kwargs)).items():
+    operands = scalar_names(node.target)
+    scalars: list[float] = []
+    for name, value in named_arguments(node).items():
         if isinstance(value, int | float | str):
             yield name, value
         elif isinstance(value, list | tuple) and all(isinstance(v, int) for v in value):
             yield name, cast("tuple[int, ...]", tuple(value))
+        if name in operands and is_number(value):
+            scalars.append(value)
+    if scalars:
+        yield SCALARS, tuple(scalars)

@@ -26,9 +26,11 @@ from finecast.edits import (
 )
 from finecast.errors import ModelError
 from finecast.formats import Format
-from finecast.frontends.torch.aten import DTYPES
+from finecast.frontends.torch.aten import DTYPES, is_number, named_arguments, scalar_names
+from finecast.frontends.torch.casts import simplify_casts
 from finecast.frontends.torch.reader import Binding, Source, attribute, forget_unused
 from finecast.graph import Graph
+from finecast.rounding import convert_scalar, overflow_limit
 
 # Makes the node that converts its argument: ``aten._to_copy`` or the prims' op.
 Converter = Callable[[torch.fx.Graph, FxNode, torch.dtype], FxNode]
@@ -61,6 +63,8 @@ def apply_edits(
         writer.apply(edit)
     module = binding.module
     module.graph.eliminate_dead_code()
+    if edits:
+        simplify_casts(module)
     if any(isinstance(edit, ConvertConstant) for edit in edits):
         forget_unused(module)
     module.graph.lint()
@@ -98,10 +102,33 @@ class _Writer:
                 )
 
     def _set_format(self, node_id: int, fmt: Format) -> None:
-        """Ops that name the type of their result name the new one."""
-        node = self.binding.nodes[node_id]
-        if node.kwargs.get("dtype") is torch.float32:
-            node.kwargs = {**node.kwargs, "dtype": DTYPES[fmt]}
+        """The type of the result that an op names, and its scalars, are those of ``fmt``."""
+        node, own = self.binding.nodes[node_id], self.graph.nodes[node_id].format
+        assert own is not None
+        operands = scalar_names(node.target)
+
+        def converted(name: str, arg: Any) -> Any:
+            if arg is DTYPES[own]:
+                return DTYPES[fmt]
+            return convert_scalar(arg, fmt) if name in operands and is_number(arg) else arg
+
+        names = list(named_arguments(node))
+        node.args = tuple(converted(n, a) for n, a in zip(names, node.args, strict=False))
+        node.kwargs = {name: converted(name, arg) for name, arg in node.kwargs.items()}
+        for value in self.graph.following_outputs(self.graph.nodes[node_id]):
+            self._set_type(self.binding.values[value.id], DTYPES[fmt])
+
+    def _set_type(self, source: Source, dtype: torch.dtype) -> None:
+        node, index = source.node, source.index
+        val = node.meta["val"]
+        if index is None:
+            node.meta["val"] = val.to(dtype)
+            return
+        low = val[index].to(dtype)
+        node.meta["val"] = type(val)((*val[:index], low, *val[index + 1 :]))
+        for user in node.users:
+            if user.target is operator.getitem and user.args[1] == index:
+                user.meta["val"] = low
 
     def _cast(self, edit: InsertCast) -> FxNode:
         origin = self._origin(edit.value)
@@ -130,7 +157,7 @@ class _Writer:
             (id(tensor), edit.to), f"{path}_{edit.to.label}".replace(".", "_")
         )
         if not hasattr(module, low_path):
-            _register(module, low_path, tensor, DTYPES[edit.to])
+            _register(module, low_path, tensor, edit.to)
         with fx.inserting_after(source.node):
             low = fx.get_attr(low_path)
         _mark(low, source.node, self._fake(edit.value, edit.to))
@@ -189,15 +216,18 @@ def _mark(new: FxNode, origin: FxNode, val: Any) -> None:
     new.meta["val"] = val
 
 
-def _register(
-    module: torch.nn.Module, name: str, tensor: torch.Tensor, dtype: torch.dtype
-) -> None:
-    low = tensor.detach().to(dtype)
-    limit = torch.finfo(dtype).max
-    # fp32's lowest, the usual mask, becomes the format's lowest and not -Inf.
-    low = torch.where(torch.isinf(low) & torch.isfinite(tensor), low.sign() * limit, low)
+def _register(module: torch.nn.Module, name: str, tensor: torch.Tensor, fmt: Format) -> None:
+    low = _converted(tensor.detach(), fmt)
     if isinstance(tensor, torch.nn.Parameter):
         low_parameter = torch.nn.Parameter(low, requires_grad=tensor.requires_grad)
         module.register_parameter(name, low_parameter)
     else:
         module.register_buffer(name, low)
+
+
+def _converted(tensor: torch.Tensor, fmt: Format) -> torch.Tensor:
+    """As ``rounding.convert_constant``, on the tensor's device."""
+    low = tensor.to(DTYPES[fmt])
+    magnitude = tensor.abs()
+    barely = (magnitude > fmt.max) & (magnitude < overflow_limit(fmt))
+    return torch.where(barely, tensor.sign().to(low.dtype) * fmt.max, low)

@@ -1,0 +1,62 @@
+"""Divisions that a tiny constant guards: ``x / max(norm, 1e-12)``, ``rsqrt(mean + 1e-8)``.
+
+The op with the constant keeps fp32. What it gives would vanish all the same in the cast for a
+low division: where the norm is 0, fp32 gives 0 and fp16 NaN. So all that lies between the
+constant and the division keeps fp32, the division included.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from finecast.formats import Format
+from finecast.graph import Graph, Node
+from finecast.ops import by_name
+from finecast.rules.base import KEEP, ByIdentity, Context, Rule, Verdict
+from finecast.rules.constants import first_problem
+from finecast.rules.observed import DIVISORS
+
+
+def _judge(node: Node, context: Context) -> Verdict | None:
+    guard = _guarded(ByIdentity(context.graph), context.low).get(node.id)
+    if guard is None:
+        return None
+    return Verdict(
+        permits=KEEP,
+        text=f"{context.graph.nodes[guard].name} keeps a divisor from 0 by a constant below "
+        f"the normal range of {context.low.label}",
+        evidence={"limit": context.low.smallest_normal},
+    )
+
+
+@lru_cache(maxsize=1)
+def _guarded(key: ByIdentity, low: Format) -> dict[int, int]:
+    """By the id of each node between such a constant and a division, the constant's node."""
+    graph = key.graph
+    found: dict[int, int] = {}
+    for node in graph.float_nodes:
+        port = DIVISORS.get(node.op)
+        if port is not None and port < len(node.inputs):
+            path, guard = _way_back(graph, node.inputs[port], low)
+            if guard is not None:
+                found.update(dict.fromkeys((node.id, *path), guard))
+    return found
+
+
+def _way_back(graph: Graph, value: int | None, low: Format) -> tuple[list[int], int | None]:
+    """The node of a tiny constant, and those between that move its result or take roots."""
+    path: list[int] = []
+    while value is not None and (producer := graph.values[value].producer) is not None:
+        node = graph.nodes[producer]
+        problem = first_problem(graph, node, low)
+        if problem is not None and problem[1].what == "smallest":
+            return path, node.id
+        floats = [v.id for v in graph.following_inputs(node)]
+        if not (by_name(node.op).exact or node.op == "sqrt") or len(floats) != 1:
+            break
+        path.append(node.id)
+        value = floats[0]
+    return path, None
+
+
+GUARDED = Rule(name="guarded_division", judge=_judge)

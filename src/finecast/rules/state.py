@@ -1,0 +1,118 @@
+"""What is kept from call to call stays fp32: parameters, optimizer state, running statistics.
+
+A rounding on the way to such a value is not made good by the next call, it is added up: an
+update of a thousandth of its weight is below half a unit of bf16, so that weights of low
+updates do not move at all. So the ops that lead to a write into one of the graph's inputs keep
+fp32: all of an optimizer's arithmetic, moving averages, running statistics.
+
+Where the forward pass is in the same graph, the way back ends at the ops that bring data and
+parameters together: products, which stay free, and sums over a batch, which keep fp32 too.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Final
+
+from finecast.graph import Dim, Graph, Node, Value
+from finecast.ops import OpKind, by_name
+from finecast.rules.base import KEEP, ByIdentity, Context, Rule, Verdict
+
+# Results have the elements of their operands, or some of them.
+_ALONG: Final = frozenset(
+    {
+        *(OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL, OpKind.MOVEMENT, OpKind.RELAYOUT),
+        *(OpKind.CAST, OpKind.CONSTANT, OpKind.COMPARISON, OpKind.CONTROL),
+    }
+)
+
+
+def _judge(node: Node, context: Context) -> Verdict | None:
+    state = _leading(ByIdentity(context.graph)).get(node.id)
+    if state is None:
+        return None
+    return Verdict(
+        permits=KEEP,
+        text=f"computes what is written to {context.graph.values[state].name}, which is kept "
+        "from call to call: roundings would add up",
+    )
+
+
+@lru_cache(maxsize=1)
+def _leading(key: ByIdentity) -> dict[int, int]:
+    """By the id of each node that leads to a write, the value that is written to."""
+    graph = key.graph
+    writes = [
+        (state, source)
+        for node in graph.nodes
+        if node.op == "assign"
+        for state, source in [node.inputs[:2]]
+        if state is not None and source is not None and graph.values[state].producer is None
+    ]
+    states = {state for state, _ in writes}
+    shapes = {graph.values[s].shape for s in states}
+    mixed = _mixed(graph, states, shapes) if states else frozenset[int]()
+    found: dict[int, int] = {}
+    for state, source in writes:
+        waiting = [graph.values[source]]
+        while waiting:
+            value = waiting.pop()
+            if value.producer is None or value.producer in found:
+                continue
+            node = graph.nodes[value.producer]
+            if _keeps_own_type(graph, node, value):
+                continue
+            along = node.id not in mixed or _is_along(graph, node, shapes)
+            if along or not by_name(node.op).matmul_engine:
+                found[node.id] = state
+            if along:
+                waiting += (graph.values[i] for i in node.inputs if i is not None)
+    return found
+
+
+def _keeps_own_type(graph: Graph, node: Node, value: Value) -> bool:
+    """Whether the kernel gives ``value`` in fp32 whatever it computes in: statistics."""
+    follows = any(v.id == value.id for v in graph.following_outputs(node))
+    return node.format is not None and value.format is not None and not follows
+
+
+def _is_along(graph: Graph, node: Node, shapes: set[tuple[Dim, ...] | None]) -> bool:
+    """Whether the op works on what has the shape of state: a gradient, a moment, its norm."""
+    info = by_name(node.op)
+    if info.kind in _ALONG and not info.accumulates:
+        return True
+    first = node.inputs[0] if node.inputs else None
+    return not info.matmul_engine and first is not None and graph.values[first].shape in shapes
+
+
+def _mixed(
+    graph: Graph, states: set[int], shapes: set[tuple[Dim, ...] | None]
+) -> frozenset[int]:
+    """Nodes that depend on data: inputs that are neither state, nor like it, nor scalars."""
+    data = {
+        v.id
+        for v in graph.values
+        if v.producer is None
+        and v.constant is None
+        and v.id not in states
+        and v.shape not in shapes
+        and not _is_scalar(v)
+    }
+    mixed: set[int] = set()
+    for node in graph.nodes:
+        if any(i in data for i in node.inputs):
+            mixed.add(node.id)
+            data.update(i for i in node.outputs if i is not None)
+    return frozenset(mixed)
+
+
+def _is_scalar(value: Value) -> bool:
+    shape = value.shape
+    if shape is None:
+        return False
+    sizes = [d for d in shape if isinstance(d, int)]
+    return len(sizes) == len(shape) and math.prod(sizes) == 1
+
+
+STATE = Rule(name="state", judge=_judge)

@@ -1,0 +1,92 @@
+"""What the compiler leaves as it was is compiled around, counted, and said once."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import finecast.torch as ft  # noqa: E402
+from finecast.formats import Format  # noqa: E402
+from finecast.rules import NodeView  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _fresh(op_by_op: None) -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+
+
+def said(call: Callable[[], object]) -> list[str]:
+    """What finecast and its users' rules warn of; torch warns of torch's own code."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    texts = [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
+    return [t for t in texts if t.startswith(("finecast", "fp16 is", "a rule"))]
+
+
+class Tagger(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.words = nn.Embedding(50, 16)
+        self.recurrent = getattr(nn, kind)(16, 16, batch_first=True)
+        self.head = nn.Linear(16, 9)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        states, _ = self.recurrent(self.words(ids))
+        return self.head(states)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_a_recurrent_layer_is_compiled_around_and_named(kind: str) -> None:
+    net, ids = Tagger(kind), torch.randint(0, 50, (4, 12))
+    compiled = ft.compile(net, "all:bf16")
+    (text,) = said(lambda: compiled(ids))
+    assert re.search(r"planned \d+% .*those of recurrent stay fp32.*allow_rnn", text)
+    assert said(lambda: compiled(ids)) == []  # once is enough
+    decisions = [d for p in compiled.finecast_plans for d in p.decisions]
+    formats = {d.format for d in decisions if d.node.startswith("head/")}
+    assert formats == {Format.BF16}
+    assert 0 < compiled.finecast_coverage.share < 0.5
+    got, want = compiled(ids), net(ids)
+    assert 0 < float((got - want).detach().norm() / want.detach().norm()) < 0.02
+
+
+def stopped(net: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
+    y = net[0](x)
+    torch._dynamo.graph_break()
+    return net[1](y)
+
+
+def test_a_break_that_costs_nothing_is_not_worth_a_word() -> None:
+    net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    compiled = ft.compile(lambda x: stopped(net, x), "all:bf16")
+    assert said(lambda: compiled(torch.randn(4, 8))) == []
+    assert compiled.finecast_coverage.share == 1
+    assert len(compiled.finecast_plans) == 2
+
+
+def test_code_that_is_left_out_is_named_with_the_reason() -> None:
+    net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    untraced: Callable[..., torch.Tensor] = torch.compiler.disable(net[1])
+    compiled = ft.compile(lambda x: untraced(net[0](x)), "all:bf16")
+    (text,) = said(lambda: compiled(torch.randn(4, 8)))
+    assert "planned 50% of the weights; those of 1 stay fp32: " in text
+
+
+def test_warnings_of_planning_are_the_users_to_see() -> None:
+    def rule(node: NodeView) -> None:
+        if node.op == "addmm":
+            warnings.warn("a rule", stacklevel=1)
+
+    compiled = ft.compile(nn.Linear(8, 8), "all:fp16", user_rules={"rule": rule})
+    texts = said(lambda: compiled(torch.randn(4, 8)).sum().backward())
+    assert "a rule" in texts
+    assert sum("slower than fp32" in text for text in texts) == 1
