@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Final
 
 from finecast.formats import Format
-from finecast.graph import Graph, Node
+from finecast.graph import ByIdentity, Node
 from finecast.ops import OpKind, by_name
 from finecast.rounding import overflow_limit
 from finecast.rules.base import KEEP, Context, Rule, Verdict
@@ -22,7 +22,7 @@ _OPS: Final = frozenset({"add", "sub", "mul", "sum", "neg", "abs", "where", "cas
 
 
 def _judge(node: Node, context: Context) -> Verdict | None:
-    carrying = _carrying(_Key(context.graph), context.low)
+    carrying = _carrying(ByIdentity(context.graph), context.low)
     if not carrying:
         return None
     for value in context.graph.following_inputs(node):
@@ -35,23 +35,8 @@ def _judge(node: Node, context: Context) -> Verdict | None:
     return None
 
 
-class _Key:
-    """A graph by identity: hashing one by value would read all of it."""
-
-    __slots__ = ("graph",)
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-
-    def __hash__(self) -> int:
-        return id(self.graph)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self.graph is other.graph
-
-
 @lru_cache(maxsize=1)
-def _carrying(key: _Key, low: Format) -> frozenset[int]:
+def _carrying(key: ByIdentity, low: Format) -> frozenset[int]:
     """Ids of values, constants apart, that such a constant can reach."""
     graph, limit = key.graph, overflow_limit(low)
     sources = {
