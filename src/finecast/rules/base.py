@@ -30,6 +30,10 @@ class Context:
     facts: Facts = field(default_factory=dict[int, ValueFacts])
     kernels: KernelQuery = _no_kernel_knowledge
     engine: str = ""
+    # Why the engine computes a node wrongly in a format: by node id.
+    faults: Mapping[Format, Mapping[int, str]] = field(
+        default_factory=dict[Format, Mapping[int, str]]
+    )
     user_rules: tuple[tuple[str, UserRule], ...] = ()
     measured: bool = False  # errors will be measured, so rules of thumb on digits yield
     # Formats to which the frontend can round operands in this model.
@@ -114,21 +118,6 @@ class NodeView:
     def facts(self, value: Value) -> ValueFacts | None:
         """What was observed of ``value`` on the calibration data."""
         return self.context.facts.get(value.id)
-
-
-class ByIdentity:
-    """A graph as a key of a cache: hashing one by value would read all of it."""
-
-    __slots__ = ("graph",)
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-
-    def __hash__(self) -> int:
-        return id(self.graph)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ByIdentity) and self.graph is other.graph
 
 
 def only(fmt: Format) -> frozenset[Format]:

@@ -12,10 +12,10 @@ from functools import lru_cache
 from typing import Final
 
 from finecast.formats import Format
-from finecast.graph import Node
+from finecast.graph import ByIdentity, Node
 from finecast.ops import OpKind, by_name
 from finecast.rounding import overflow_limit
-from finecast.rules.base import KEEP, ByIdentity, Context, Rule, Verdict
+from finecast.rules.base import KEEP, Context, Rule, Verdict
 from finecast.rules.constants import scalars
 
 _KINDS: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT, OpKind.CONSTANT})

@@ -10,9 +10,9 @@ from __future__ import annotations
 from functools import lru_cache
 
 from finecast.formats import Format
-from finecast.graph import Graph, Node
+from finecast.graph import ByIdentity, Graph, Node
 from finecast.ops import by_name
-from finecast.rules.base import KEEP, ByIdentity, Context, Rule, Verdict
+from finecast.rules.base import KEEP, Context, Rule, Verdict
 from finecast.rules.constants import first_problem
 from finecast.rules.observed import DIVISORS
 

@@ -15,9 +15,9 @@ import math
 from functools import lru_cache
 from typing import Final
 
-from finecast.graph import Dim, Graph, Node, Value
+from finecast.graph import ByIdentity, Dim, Graph, Node, Value
 from finecast.ops import OpKind, by_name
-from finecast.rules.base import KEEP, ByIdentity, Context, Rule, Verdict
+from finecast.rules.base import KEEP, Context, Rule, Verdict
 
 # Results have the elements of their operands, or some of them.
 _ALONG: Final = frozenset(
