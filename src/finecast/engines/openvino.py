@@ -43,6 +43,8 @@ _LABELS = {
     },
 }
 _SINK = "/sink_port_"
+# Its time to compile doubles with each level of nested bodies: 1 s at 14 (2026.4).
+_DEEPEST = 14
 
 
 @final
@@ -194,6 +196,13 @@ class OpenVinoEngine:
         """
         where = str(model) if isinstance(model, Path) else ""
         source = read_source(model)
+        if source.depth > _DEEPEST:
+            raise EngineError(
+                f"bodies of control flow nest {source.depth} deep, and OpenVINO's time to"
+                f" compile doubles with each level: {_DEEPEST} at most",
+                where=where,
+                fix="try --engine onnxruntime",
+            )
         config: dict[str, Any] = {
             "INFERENCE_PRECISION_HINT": "f32",
             "PERFORMANCE_HINT": "LATENCY",

@@ -208,7 +208,7 @@ def _by_onnx(model: ir.Model) -> list[ir.Value]:
     """
     given: list[ir.Value] = []
     try:
-        proto = run_without_weights(model, _inferred)
+        proto = run_without_weights(model, inferred)
     except (native.PassError, ValueError) as error:
         _LOG.debug("onnx infers no shapes: %s", error)
     else:
@@ -216,8 +216,10 @@ def _by_onnx(model: ir.Model) -> list[ir.Value]:
     return given
 
 
-def _inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """With data propagation, which knows more; it makes an object of 1-D values' each element.
+def inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """With shapes, as onnx infers them by data propagation where that can be had.
+
+    It knows more, and makes an object of 1-D values' each element.
 
     So long signals can take more memory than the pass may: their model gets plain inference.
     """
