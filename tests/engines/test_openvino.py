@@ -141,3 +141,16 @@ def test_deep_bodies_are_left_to_another_engine() -> None:
     done = finecast.convert(nested(24), policy="all:fp16")
     assert done.verified.engine == "onnxruntime"
     assert done.plan.counts == {"fp16": 49}
+
+
+def test_an_input_that_is_only_passed_on_keeps_its_name() -> None:
+    """OpenVINO gives it the name of Dropout's output (ONNX's test_dropout_default_old)."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3])
+    graph = helper.make_graph([helper.make_node("Dropout", ["x"], ["y"])], "g", [x], [y])
+    net = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=6)
+    session = get_engine("openvino").load(net.SerializeToString())
+    assert [s.name for s in session.inputs] == ["x"]
+    assert [s.name for s in session.outputs] == ["y"]
+    done = finecast.convert(net, policy="all:fp16", engine="openvino")
+    assert done.verified.relative_error is not None

@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from finecast.engines import EMULATOR
-from finecast.engines.base import Array, Engine, Session
+from finecast.engines.base import Array, Engine, Feeds, Session
 from finecast.engines.emulator import exact_session
+from finecast.engines.ports import DTYPES
 from finecast.errors import EngineError, ModelError, UsageError, naming
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile
@@ -138,16 +139,14 @@ def _verify_in(file: OnnxFile, path: Path, engine: Engine, feeds: FeedMaker) -> 
     session = engine.load(path)
     if given is None or note:
         return Verified(engine=name, note=note)
-    got = session.run({n: _as(a, session, n) for n, a in given.items()})
+    got = session.run(_typed(given, session))
     return compare(name, list(got.values()), list(wanted.values()))
 
 
-def _as(array: Array, session: Session, name: str) -> Array:
+def _typed(feeds: Feeds, session: Session) -> Feeds:
     """Feeds in the types of a model whose inputs were declared low."""
-    from finecast.engines.ports import DTYPES
-
-    spec = next(s for s in session.inputs if s.name == name)
-    return array.astype(DTYPES[spec.dtype], copy=False)
+    specs = (s for s in session.inputs if s.name in feeds)
+    return {s.name: feeds[s.name].astype(DTYPES[s.dtype], copy=False) for s in specs}
 
 
 def compare(engine: str, got: Sequence[Array], wanted: Sequence[Array]) -> Verified:

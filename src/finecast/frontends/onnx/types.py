@@ -64,6 +64,9 @@ _LITERALS: Final = {
 def infer(model: ir.Model, *, shapes: bool) -> tuple[ir.Value, ...]:
     """Give every value of ``model`` the type it has, where that can be known.
 
+    And every output a shape: exporters leave it out and engines need none, but ONNX asks for
+    it.
+
     Types that the file states stay. What onnx cannot infer stays unknown: such values, and
     the ops that read them, keep what they have.
 
@@ -76,11 +79,12 @@ def infer(model: ir.Model, *, shapes: bool) -> tuple[ir.Value, ...]:
     """
     unknown = _Typing(model).run()
     given: list[ir.Value] = []
-    if shapes or unknown:
+    outputs = set(model.graph.outputs)
+    if shapes or unknown or any(v.shape is None for v in outputs):
         given = _by_onnx(model)
         if unknown:
             _Typing(model).run()
-    return () if unknown else tuple(given)
+    return () if unknown else tuple(v for v in given if v not in outputs)
 
 
 class _Typing:
