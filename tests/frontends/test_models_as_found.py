@@ -424,3 +424,16 @@ def test_errors_name_the_users_file(tmp_path: Path) -> None:
     assert caught.value.where == f"{tmp_path / 'm.onnx'}, converted"
     assert ".finecast-" not in str(caught.value)
     assert "give every input and output a shape" in caught.value.fix
+
+
+def test_a_value_named_by_its_type_has_it(tmp_path: Path) -> None:
+    """The low value behind an output was called ``y_fp32``."""
+    nodes = [node("MatMul", "x w", "m"), node("Relu", "m", "y")]
+    proto = model(nodes, {"x": ["N", 4]}, {"y": ["N", 4]}, [tensor("w", np.eye(4))])
+    after, _, _ = convert(proto, tmp_path, "all:bf16")
+    kinds = {TensorProto.FLOAT: "fp32", TensorProto.BFLOAT16: "bf16"}
+    typed = onnx.shape_inference.infer_shapes(after).graph
+    named = {v.name: kinds[v.type.tensor_type.elem_type] for v in typed.value_info}
+    assert {n: k for n, k in named.items() if "_" in n} == {
+        n: "bf16" for n in ("w_bf16", "x_bf16", "y_bf16")
+    }
