@@ -18,6 +18,7 @@ from finecast.emulation import Emulation
 from finecast.engines import EMULATOR, candidates, first_that_loads, get_engine
 from finecast.engines.base import Engine, Feeds, Session
 from finecast.engines.emulator import EmulatorEngine, exact_session
+from finecast.engines.source import read_source
 from finecast.errors import EngineError, UsageError
 from finecast.facts import ValueFacts
 from finecast.formats import Format
@@ -28,6 +29,7 @@ from finecast.measure.census import Census, count_classes, notes, risks
 from finecast.measure.criterion import Criterion, CriterionKind
 from finecast.measure.feeds import synthetic_feeds
 from finecast.measure.observe import observe
+from finecast.measure.sizes import shapes_for
 from finecast.neuron import explicit_casts
 from finecast.plan import Plan
 from finecast.policy import Policy, Scope
@@ -294,9 +296,25 @@ def inspect(
     file = load(model)
     if dims:
         FeedMaker(batches=[{}] if data is not None else (), dims=dims).check_dims(file.model)
+    with frontend.paused_collection():
+        return _census(file, _data_options(data, labels), batch, dims, low)
+
+
+def _census(
+    file: OnnxFile,
+    options: DataOptions | None,
+    batch: int,
+    dims: Mapping[str, int] | None,
+    low: Format,
+) -> Census:
     prepared = frontend.prepare(file, Policy(scope=Scope.NONE))
-    facts = _observed(prepared, _data_options(data, labels), batch, dims)
-    shapes = {i: f.shape for i, f in facts.items()}
+    facts: dict[int, ValueFacts] = {}
+    if options is not None:
+        batches = _batches(file, options)
+        facts = observe(prepared, lambda: batches)
+        shapes = {i: f.shape for i, f in facts.items()}
+    else:
+        shapes = _drawn_shapes(prepared, batch, dims)
     classes = count_classes(prepared.graph, shapes)
     return Census(
         name=file.name,
@@ -305,25 +323,20 @@ def inspect(
         parameters=sum(c.parameters for c in classes),
         size_bytes=file.size_bytes,
         classes=classes,
-        notes=notes(prepared.graph, facts if data is not None else {}),
-        warnings=risks(prepared.graph, facts, low) if data is not None else (),
+        notes=notes(prepared.graph, facts),
+        warnings=risks(prepared.graph, facts, low) if options is not None else (),
     )
 
 
-def _observed(
-    prepared: Prepared,
-    data: DataOptions | None,
-    batch: int,
-    dims: Mapping[str, int] | None,
-) -> dict[int, ValueFacts]:
-    if data is not None:
-        batches = _batches(prepared.file, data)
-        return observe(prepared, lambda: batches)
+def _drawn_shapes(
+    prepared: Prepared, batch: int, dims: Mapping[str, int] | None
+) -> dict[int, tuple[int, ...]]:
+    """Shapes of float values on one random batch; none where there can be none."""
     try:
-        session = exact_session(prepared.file.path)
-        sizes = {**guessed_dims(session), **(dims or {})}
-        feeds = synthetic_feeds(session.inputs, batch=batch, dims=sizes)
-        return observe(prepared, lambda: [feeds])
+        source = read_source(prepared.file.path)
+        sizes = {**guessed_dims(source.inputs), **(dims or {})}
+        feeds = synthetic_feeds(source.inputs, batch=batch, dims=sizes)
+        return shapes_for(prepared, source, feeds)
     except (EngineError, UsageError):
         if dims:
             raise

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import finecast
 from finecast.engines import get_engine, installed
 from finecast.engines.openvino_text import explain
+from finecast.errors import EngineError
 
 pytestmark = pytest.mark.skipif(not installed("openvino"), reason="openvino is not installed")
 
@@ -107,3 +110,47 @@ def test_kernels_that_the_engine_added_have_no_nodes() -> None:
 )
 def test_reasons_are_one_line(text: str, expected: str) -> None:
     assert explain(RuntimeError(text)) == expected
+
+
+def nested(depth: int) -> onnx.ModelProto:
+    """If in the branch of If, ``depth`` deep."""
+    node = helper.make_node("MatMul", ["x", "w"], ["y0"])
+    for level in range(1, depth + 1):
+        out = helper.make_tensor_value_info(f"y{level - 1}", TensorProto.FLOAT, [4, 4])
+        other = helper.make_tensor_value_info(f"z{level}", TensorProto.FLOAT, [4, 4])
+        relu = helper.make_node("Relu", ["x"], [f"z{level}"])
+        node = helper.make_node(
+            "If",
+            ["c"],
+            [f"y{level}"],
+            then_branch=helper.make_graph([node], f"then{level}", [], [out]),
+            else_branch=helper.make_graph([relu], f"else{level}", [], [other]),
+        )
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 4])
+    c = helper.make_tensor_value_info("c", TensorProto.BOOL, [])
+    y = helper.make_tensor_value_info(f"y{depth}", TensorProto.FLOAT, [4, 4])
+    weight = numpy_helper.from_array(np.eye(4, dtype=np.float32), "w")
+    graph = helper.make_graph([node], "g", [x, c], [y], [weight])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_deep_bodies_are_left_to_another_engine() -> None:
+    """OpenVINO's time to compile doubles with each level: 24 would take a quarter hour."""
+    with pytest.raises(EngineError, match="nest 24 deep, and OpenVINO's time"):
+        get_engine("openvino").load(nested(24).SerializeToString())
+    done = finecast.convert(nested(24), policy="all:fp16")
+    assert done.verified.engine == "onnxruntime"
+    assert done.plan.counts == {"fp16": 49}
+
+
+def test_an_input_that_is_only_passed_on_keeps_its_name() -> None:
+    """OpenVINO gives it the name of Dropout's output (ONNX's test_dropout_default_old)."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3])
+    graph = helper.make_graph([helper.make_node("Dropout", ["x"], ["y"])], "g", [x], [y])
+    net = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=6)
+    session = get_engine("openvino").load(net.SerializeToString())
+    assert [s.name for s in session.inputs] == ["x"]
+    assert [s.name for s in session.outputs] == ["y"]
+    done = finecast.convert(net, policy="all:fp16", engine="openvino")
+    assert done.verified.relative_error is not None

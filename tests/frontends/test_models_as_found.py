@@ -10,7 +10,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from finecast import api
+from finecast.errors import ModelError
 from finecast.formats import Format
+from finecast.frontends import onnx as frontend
+from finecast.policy import Policy
 from tests.frontends.tools import (
     agree,
     convert,
@@ -391,3 +395,44 @@ def test_einsum_group_norm_deform_conv_attention(tmp_path: Path, policy: str) ->
     if policy == "all:bf16":
         assert chosen.pop("einsum") == "fp32"  # no bf16 in its definition
     assert set(chosen.values()) == {policy[4:]}
+
+
+@pytest.mark.parametrize("policy", ["all:fp16", "all:bf16", "none"])
+def test_an_output_without_a_shape(policy: str, tmp_path: Path) -> None:
+    """ONNX asks for one and no engine needs it: exporters leave it out."""
+    nodes = [node("MatMul", "x w", "m"), node("Relu", "m", "y")]
+    proto = model(nodes, {"x": ["N", 4]}, {"y": None}, [tensor("w", np.eye(4))])
+    after, plan, _ = convert(proto, tmp_path, policy)
+    assert [d.dim_param or d.dim_value for d in _dims(after)] == ["N", 4]
+    onnx.save(proto, tmp_path / "m.onnx")
+    file = frontend.load(tmp_path / "m.onnx")
+    prepared = frontend.prepare(file, Policy.parse(policy))
+    once = frontend.to_bytes(frontend.apply(file, plan, prepared).model)
+    assert once == frontend.to_bytes(frontend.apply(file, plan).model)
+
+
+def _dims(proto: onnx.ModelProto) -> list[onnx.TensorShapeProto.Dimension]:
+    return list(proto.graph.output[0].type.tensor_type.shape.dim)
+
+
+def test_errors_name_the_users_file(tmp_path: Path) -> None:
+    proto = model([node("Relu", "x", "y")], {"x": ["N", 4]}, {"y": ["N", 4]})
+    proto.graph.input[0].type.tensor_type.ClearField("shape")
+    onnx.save(proto, tmp_path / "m.onnx")
+    with pytest.raises(ModelError) as caught:
+        api.convert(tmp_path / "m.onnx", tmp_path / "o.onnx", "all:fp16")
+    assert caught.value.where == f"{tmp_path / 'm.onnx'}, converted"
+    assert ".finecast-" not in str(caught.value)
+    assert "give every input and output a shape" in caught.value.fix
+
+
+def test_a_value_named_by_its_type_has_it(tmp_path: Path) -> None:
+    """The low value behind an output was called ``y_fp32``."""
+    nodes = [node("MatMul", "x w", "m"), node("Relu", "m", "y")]
+    proto = model(nodes, {"x": ["N", 4]}, {"y": ["N", 4]}, [tensor("w", np.eye(4))])
+    after, _, _ = convert(proto, tmp_path, "all:bf16")
+    kinds = {TensorProto.FLOAT: "fp32", TensorProto.BFLOAT16: "bf16"}
+    typed = onnx.shape_inference.infer_shapes(after).graph
+    named = {v.name: kinds[v.type.tensor_type.elem_type] for v in typed.value_info}
+    made = {n: k for n, k in named.items() if "_" in n}
+    assert made == dict.fromkeys(("w_bf16", "x_bf16", "y_bf16"), "bf16")

@@ -14,11 +14,15 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-def exact_engine() -> Engine:
-    """What computes in fp32 here for numbers alone, never for time."""
+def exact_engine(*, optimizing: bool = True) -> Engine:
+    """What computes in fp32 here for numbers alone, never for time.
+
+    Optimizing takes it time that grows with the square of the nodes; where most values are
+    shown there is nothing to optimize.
+    """
     from finecast.engines.onnxruntime import OnnxRuntimeEngine
 
-    return OnnxRuntimeEngine("CPU", spinning=False)
+    return OnnxRuntimeEngine("CPU", spinning=False, optimizing=optimizing)
 
 
 def load_model(engine: Engine, model: ir.Model, *, profiling: bool = False) -> Session:

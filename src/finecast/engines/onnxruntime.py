@@ -7,6 +7,7 @@ import math
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -159,10 +160,13 @@ class OnnxRuntimeEngine:
     """ONNX Runtime on one execution provider (``CPU``, ``CUDA``, ``Dnnl`` …).
 
     With ``spinning`` its threads wait busily: faster where nothing else runs, but twice the
-    CPU time. Sessions whose numbers alone are wanted do without.
+    CPU time. Sessions whose numbers alone are wanted do without. Those that show the values
+    inside do without ``optimizing``, too: without changes to the graph.
     """
 
-    def __init__(self, device: str = "CPU", *, spinning: bool = True) -> None:
+    def __init__(
+        self, device: str = "CPU", *, spinning: bool = True, optimizing: bool = True
+    ) -> None:
         try:
             present = devices()
         except ImportError as error:
@@ -176,7 +180,7 @@ class OnnxRuntimeEngine:
                 f"this ONNX Runtime has no execution provider {device!r}",
                 fix=f"use one of {', '.join(present)}, or install a build that has it",
             )
-        self._spinning = spinning
+        self._options = _Options(spinning=spinning, optimizing=optimizing)
         self._device = match
         self._provider = match + _SUFFIX
 
@@ -204,7 +208,7 @@ class OnnxRuntimeEngine:
         """
         where = str(model) if isinstance(model, Path) else ""
         source = read_source(model)
-        opener = _Profile(model, self._provider, spinning=self._spinning)
+        opener = _Profile(model, self._provider, self._options)
         try:
             session = opener.open(None)
         except Exception as error:  # its exception classes share no base but Exception
@@ -218,14 +222,20 @@ class OnnxRuntimeEngine:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    spinning: bool
+    optimizing: bool
+
+
 @final
 class _Profile:
     """Opens sessions on one model; with a folder, sessions that write their profile there."""
 
     OPTIMIZED = "optimized.onnx"
 
-    def __init__(self, model: Path | bytes, provider: str, *, spinning: bool) -> None:
-        self._spinning = spinning
+    def __init__(self, model: Path | bytes, provider: str, asked: _Options) -> None:
+        self._asked = asked
         self._model = model
         self._provider = provider
 
@@ -234,7 +244,10 @@ class _Profile:
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _SILENT
-        if not self._spinning:
+        if not self._asked.optimizing:
+            level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            options.graph_optimization_level = level
+        if not self._asked.spinning:
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if folder is not None:
             options.enable_profiling = True

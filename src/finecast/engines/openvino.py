@@ -43,6 +43,8 @@ _LABELS = {
     },
 }
 _SINK = "/sink_port_"
+# Its time to compile doubles with each level of nested bodies: 1 s at 14 (2026.4).
+_DEEPEST = 14
 
 
 @final
@@ -194,6 +196,13 @@ class OpenVinoEngine:
         """
         where = str(model) if isinstance(model, Path) else ""
         source = read_source(model)
+        if source.depth > _DEEPEST:
+            raise EngineError(
+                f"bodies of control flow nest {source.depth} deep, and OpenVINO's time to"
+                f" compile doubles with each level: {_DEEPEST} at most",
+                where=where,
+                fix="try --engine onnxruntime",
+            )
         config: dict[str, Any] = {
             "INFERENCE_PRECISION_HINT": "f32",
             "PERFORMANCE_HINT": "LATENCY",
@@ -226,13 +235,9 @@ def _label(name: str) -> str:
 def _specs(
     ports: Sequence[openvino.ConstOutput], declared: Sequence[TensorSpec]
 ) -> tuple[TensorSpec, ...]:
-    # One tensor can carry several names; the one the model declares is the port's own.
     names = {spec.name: spec for spec in declared}
     specs: list[TensorSpec] = []
-    for port in ports:
-        friendly = port.get_node().get_friendly_name().rsplit(_SINK, 1)[0]
-        candidates = [friendly, *sorted(port.get_names())]
-        name = next((c for c in candidates if c in names), friendly)
+    for port, name in zip(ports, _port_names(ports, declared), strict=True):
         spec = TensorSpec(
             name=name, dtype=_label(port.get_element_type().get_type_name()), shape=None
         )
@@ -244,6 +249,29 @@ def _specs(
             spec = replace(spec, shape=tuple(dims))
         specs.append(spec)
     return tuple(specs)
+
+
+def _port_names(
+    ports: Sequence[openvino.ConstOutput], declared: Sequence[TensorSpec]
+) -> list[str]:
+    """Names that the model declares: a tensor can carry several, and may have lost its own.
+
+    An input that an op only passes on (Dropout) has the name of that op's output; it is the
+    declared one that no other port is.
+    """
+    free = [spec.name for spec in declared]
+    found: list[str | None] = []
+    friendly = [p.get_node().get_friendly_name().rsplit(_SINK, 1)[0] for p in ports]
+    for port, own in zip(ports, friendly, strict=True):
+        name = next((c for c in (own, *sorted(port.get_names())) if c in free), None)
+        found.append(name)
+        if name is not None:
+            free.remove(name)
+    rest = iter(free if len(ports) == len(declared) else ())
+    return [
+        name if name is not None else next(rest, own)
+        for name, own in zip(found, friendly, strict=True)
+    ]
 
 
 def _read(tensor: openvino.Tensor, spec: TensorSpec) -> Array:

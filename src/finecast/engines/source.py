@@ -37,11 +37,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Ports and nodes of an ONNX model; nodes in file order (topological by ONNX's law)."""
+    """Ports and nodes of an ONNX model; nodes in file order (topological by ONNX's law).
+
+    ``depth`` is how deep bodies of control flow nest in each other.
+    """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     steps: tuple[Step, ...]
+    depth: int = 0
 
     @property
     def producers(self) -> dict[str, str]:
@@ -81,7 +85,14 @@ def read_source(model: Path | bytes) -> Source:
         inputs=tuple(_spec(v) for v in proto.graph.input if v.name not in initialized),
         outputs=tuple(_spec(v) for v in proto.graph.output),
         steps=tuple(_step(node) for node in proto.graph.node),
+        depth=_depth(proto.graph),
     )
+
+
+def _depth(graph: onnx.GraphProto) -> int:
+    attributes = (a for node in graph.node for a in node.attribute)
+    inner = (g for a in attributes for g in (*([a.g] if a.HasField("g") else ()), *a.graphs))
+    return max((1 + _depth(body) for body in inner), default=0)
 
 
 def _light(model: Path | bytes) -> tuple[bytes, frozenset[str]]:
@@ -124,7 +135,7 @@ def _step(node: onnx.NodeProto) -> Step:
 def _reads(node: onnx.NodeProto) -> Iterator[str]:
     yield from node.input
     for attribute in node.attribute:
-        for body in (attribute.g, *attribute.graphs):
+        for body in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
             inner = {value for step in body.node for value in step.output}
             inner.update(value.name for value in body.input)
             for step in body.node:

@@ -16,14 +16,15 @@ from finecast.facts import ValueFacts, merge
 from finecast.formats import Format
 from finecast.frontends.onnx import Prepared
 from finecast.frontends.onnx.instrument import SWITCH, observable, with_outputs, with_switches
+from finecast.frontends.onnx.shapes import static_shapes
 from finecast.frontends.onnx.widen import widen
 from finecast.graph import Graph
 from finecast.units import RoundingPoints
 
 # Bytes of values shown by one run: bounds what is held at once.
 _SHOWN_BYTES: Final = 256 << 20
-# Values shown per run until their sizes are known.
-_PER_RUN: Final = 64
+# What a value is taken to have until one of unknown size was seen.
+_GUESSED_BYTES: Final = 4 << 20
 
 
 def observe(
@@ -40,8 +41,8 @@ def observe(
     names = observable(prepared.model, prepared.graph)
     first = list(islice(batches(), 1))
     facts = _inputs(prepared.graph, first)
-    for group in _even(list(names), _PER_RUN):
-        facts = merge(facts, _show(prepared, names, group, first))
+    if first:
+        facts = merge(facts, _show_first(prepared, names, first[0]))
 
     def rest() -> Iterator[Feeds]:
         return islice(batches(), 1, None)
@@ -58,11 +59,35 @@ def observe(
     return facts
 
 
+def _show_first(
+    prepared: Prepared, ids: Mapping[str, int], feeds: Feeds
+) -> dict[int, ValueFacts]:
+    """Facts of all values on the first batch, as many at once as are known to fit.
+
+    Each run loads the model anew: sizes that onnx's inference knows are packed, and the
+    others are taken to be as large as the largest of them that was seen.
+    """
+    shapes = static_shapes(prepared.model, {n: a.shape for n, a in feeds.items()})
+    known = {n: 4 * math.prod(shapes[n]) for n in ids if n in shapes}
+    facts: dict[int, ValueFacts] = {}
+    for group in _packed(known, _SHOWN_BYTES):
+        facts = merge(facts, _show(prepared, ids, group, [feeds]))
+    rest, guess = [n for n in ids if n not in shapes], _GUESSED_BYTES
+    while rest:
+        count = max(_SHOWN_BYTES // guess, 1)
+        group, rest = rest[:count], rest[count:]
+        seen = _show(prepared, ids, group, [feeds])
+        guess = max(4 * math.prod(f.shape) for f in seen.values()) or 1
+        facts = merge(facts, seen)
+    return facts
+
+
 def _show(
     prepared: Prepared, ids: Mapping[str, int], group: list[str], batches: Iterable[Feeds]
 ) -> dict[int, ValueFacts]:
     """Facts of the values called ``group`` over ``batches``."""
-    session = load_model(exact_engine(), with_outputs(prepared.model, group))
+    engine = exact_engine(optimizing=False)
+    session = load_model(engine, with_outputs(prepared.model, group))
     facts: dict[int, ValueFacts] = {}
     for feeds in batches:
         shown = session.run(feeds)
@@ -77,10 +102,6 @@ def _inputs(graph: Graph, batches: Iterable[Feeds]) -> dict[int, ValueFacts]:
         seen = {floats[n]: ValueFacts.of(a) for n, a in feeds.items() if n in floats}
         facts = merge(facts, seen)
     return facts
-
-
-def _even(names: list[str], count: int) -> list[list[str]]:
-    return [names[i : i + count] for i in range(0, len(names), count)]
 
 
 def _packed(sizes: Mapping[str, int], limit: int) -> list[list[str]]:

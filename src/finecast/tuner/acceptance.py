@@ -245,7 +245,8 @@ class _Search:
 
 def feeds_for(session: Session, feeds: Feeds) -> dict[str, Array]:
     """What ``session`` takes of ``feeds``, in the types in which its inputs are declared."""
-    return {s.name: feeds[s.name].astype(DTYPES[s.dtype], copy=False) for s in session.inputs}
+    specs = (s for s in session.inputs if s.name in feeds)
+    return {s.name: feeds[s.name].astype(DTYPES[s.dtype], copy=False) for s in specs}
 
 
 def _float_names(model: ir.Model) -> set[str]:

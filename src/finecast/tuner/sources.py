@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from finecast.engines.base import Feeds, Session
+from finecast.engines.base import Feeds, Session, TensorSpec
 from finecast.errors import UsageError
 from finecast.frontends import onnx as frontend
 from finecast.measure.data import Dataset, load_npz
@@ -173,7 +173,7 @@ class FeedMaker:
         if self.batches:
             return self.batches[0]
         try:
-            sizes = {**guessed_dims(session), **self.dims}
+            sizes = {**guessed_dims(session.inputs), **self.dims}
             return synthetic_feeds(session.inputs, batch=1, dims=sizes)
         except UsageError:
             if self.dims:
@@ -193,8 +193,8 @@ def _static(value: ir.Value) -> tuple[int, ...] | None:
     return tuple(d for d in dims if isinstance(d, int))
 
 
-def guessed_dims(session: Session) -> dict[str, int]:
+def guessed_dims(inputs: Sequence[TensorSpec]) -> dict[str, int]:
     """A small size for each free dimension that is not the batch."""
-    free = {d for s in session.inputs for d in (s.shape or ())[1:] if isinstance(d, str) and d}
-    batches = {s.shape[0] for s in session.inputs if s.shape}
+    free = {d for s in inputs for d in (s.shape or ())[1:] if isinstance(d, str) and d}
+    batches = {s.shape[0] for s in inputs if s.shape}
     return {d: 16 for d in free if d not in batches}

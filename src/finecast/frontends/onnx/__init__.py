@@ -216,12 +216,11 @@ def apply(file: OnnxFile, plan: Plan, prepared: Prepared | None = None) -> Appli
             fix="make a plan for this file, or give the file that the plan was made for",
         )
     with guarded(file), paused_collection():
-        if prepared is not None and _fits(prepared, file, plan):
-            for value in prepared.shaped:
-                value.shape = None
-        else:
+        if prepared is None or not _fits(prepared, file, plan):
             model = raise_opset(_opened(file, plan.policy), plan.opset)
             prepared = _read(file, model, shapes=False)
+        for value in prepared.shaped:
+            value.shape = None
         done = _replay(prepared, plan)
     if done:
         prepared.model.metadata_props[PLAN_KEY] = plan.digest

@@ -319,8 +319,12 @@ def check(path: Path) -> None:
     except native.PassDiedError as error:
         raise native.PassDiedError(error.what, where=str(path), fix=error.fix) from error
     except (native.PassError, OSError) as error:
+        what = _first_line(error)
+        fix = "run onnx.checker on the model that was given, and export it again"
+        if what.startswith("Field 'shape' of 'type'"):
+            fix = "give every input and output a shape: a name for each size that is free"
         raise ModelError(
-            f"the model is not valid ONNX: {_first_line(error)}", where=str(path)
+            f"the model is not valid ONNX: {what}", where=str(path), fix=fix
         ) from error
 
 

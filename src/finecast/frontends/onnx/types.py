@@ -64,6 +64,9 @@ _LITERALS: Final = {
 def infer(model: ir.Model, *, shapes: bool) -> tuple[ir.Value, ...]:
     """Give every value of ``model`` the type it has, where that can be known.
 
+    And every output a shape: exporters leave it out and engines need none, but ONNX asks for
+    it.
+
     Types that the file states stay. What onnx cannot infer stays unknown: such values, and
     the ops that read them, keep what they have.
 
@@ -76,11 +79,12 @@ def infer(model: ir.Model, *, shapes: bool) -> tuple[ir.Value, ...]:
     """
     unknown = _Typing(model).run()
     given: list[ir.Value] = []
-    if shapes or unknown:
+    outputs = set(model.graph.outputs)
+    if shapes or unknown or any(v.shape is None for v in outputs):
         given = _by_onnx(model)
         if unknown:
             _Typing(model).run()
-    return () if unknown else tuple(given)
+    return () if unknown else tuple(v for v in given if v not in outputs)
 
 
 class _Typing:
@@ -208,7 +212,7 @@ def _by_onnx(model: ir.Model) -> list[ir.Value]:
     """
     given: list[ir.Value] = []
     try:
-        proto = run_without_weights(model, _inferred)
+        proto = run_without_weights(model, inferred)
     except (native.PassError, ValueError) as error:
         _LOG.debug("onnx infers no shapes: %s", error)
     else:
@@ -216,8 +220,10 @@ def _by_onnx(model: ir.Model) -> list[ir.Value]:
     return given
 
 
-def _inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """With data propagation, which knows more; it makes an object of 1-D values' each element.
+def inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """With shapes, as onnx infers them by data propagation where that can be had.
+
+    It knows more, and makes an object of 1-D values' each element.
 
     So long signals can take more memory than the pass may: their model gets plain inference.
     """

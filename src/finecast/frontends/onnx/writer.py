@@ -26,6 +26,7 @@ from finecast.frontends.onnx.constants import (
     constant_tensor,
     shape_of,
 )
+from finecast.frontends.onnx.following import dtype_label
 from finecast.frontends.onnx.opset import FREE_INITIALIZERS
 from finecast.frontends.onnx.reader import Binding, Port
 from finecast.graph import Graph, Node
@@ -182,14 +183,14 @@ class _Writer:
         return node
 
     def _give_output(self, old: ir.Value, new: ir.Value) -> None:
-        """The model's output keeps its name; what it was computed as takes another."""
+        """The model's output keeps its name; what it is cast from is named by its own type."""
         outputs = self.binding.model.graph.outputs
         for index, value in enumerate(outputs):
             if value is old:
                 outputs[index] = new
         if old in self.binding.model.graph.inputs:
             return
-        new.name, old.name = old.name, new.name
+        new.name, old.name = old.name, self._fresh(f"{old.name}_{dtype_label(old.type)}")
 
     def convert(self, edit: ConvertConstant) -> None:
         """Converted constants of bodies live outside: they are the same at every turn."""

@@ -1,0 +1,56 @@
+"""Shapes of a model's values for one call, from the cheapest source that knows them all."""
+
+from __future__ import annotations
+
+from finecast.engines.base import Feeds
+from finecast.engines.source import Source
+from finecast.frontends.onnx import Prepared
+from finecast.frontends.onnx.shapes import static_shapes
+from finecast.graph import Graph, Value
+from finecast.measure.observe import observe
+
+
+def shapes_for(prepared: Prepared, source: Source, feeds: Feeds) -> dict[int, tuple[int, ...]]:
+    """Shapes of float values by id: those stated, else inferred, else those of a run.
+
+    Args:
+        prepared: The model.
+        source: Its inputs, as its file declares them.
+        feeds: Of the call.
+
+    Raises:
+        EngineError: If only a run can tell, and the model does not run.
+    """
+    floats = [v for v in prepared.graph.values if v.format and v.constant is None]
+    shapes = _stated(prepared.graph, _symbols(source, feeds))
+    if len(shapes) < len(floats):
+        given = {name: array.shape for name, array in feeds.items()}
+        known = given | static_shapes(prepared.model, given)
+        shapes |= {v.id: known[v.name] for v in floats if v.name in known}
+    if len(shapes) < len(floats):
+        shapes |= {i: f.shape for i, f in observe(prepared, lambda: [feeds]).items()}
+    return shapes
+
+
+def _symbols(source: Source, feeds: Feeds) -> dict[str, int]:
+    """Sizes of the inputs' free dimensions by name."""
+    pairs = (
+        (name, size)
+        for spec in source.inputs
+        for name, size in zip(spec.shape or (), feeds[spec.name].shape, strict=False)
+    )
+    return {name: size for name, size in pairs if isinstance(name, str)}
+
+
+def _stated(graph: Graph, symbols: dict[str, int]) -> dict[int, tuple[int, ...]]:
+    floats = (v for v in graph.values if v.format and v.constant is None)
+    found = {v.id: _sizes(v, symbols) for v in floats}
+    return {i: sizes for i, sizes in found.items() if sizes is not None}
+
+
+def _sizes(value: Value, symbols: dict[str, int]) -> tuple[int, ...] | None:
+    if value.shape is None:
+        return None
+    dims = [symbols.get(d) if isinstance(d, str) else d for d in value.shape]
+    sizes = tuple(d for d in dims if d is not None)
+    return sizes if len(sizes) == len(dims) else None
