@@ -19,6 +19,7 @@ from finecast.errors import UsageError
 from finecast.flops import Shapes
 from finecast.formats import Format
 from finecast.frontends.torch import Captured
+from finecast.frontends.torch.aten import has_kernel
 from finecast.frontends.torch.points import Point, find_points
 from finecast.frontends.torch.probing import Errors, first_order, probe_all
 from finecast.frontends.torch.raf import raf_rules
@@ -151,7 +152,7 @@ def make_torch_planner(
     context = Context(
         graph=graph,
         policy=policy,
-        kernels=lambda native, fmt: False if native in unsupported else None,
+        kernels=lambda n, fmt: False if n in unsupported else has_kernel(n, fmt),
         engine=ENGINE,
         user_rules=user_rules,
         measured=measured,
