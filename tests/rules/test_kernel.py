@@ -31,7 +31,7 @@ def test_only_a_known_lack_counts(judged: Judged, known: bool | None, kept: bool
     assert (verdict is not None) == kept
     if verdict is not None:
         assert verdict.permits == {Format.FP32}
-        assert verdict.text == "toy has no bf16 kernel for onnx::Erf"
+        assert verdict.text == "toy has no working bf16 kernel for onnx::Erf"
 
 
 @pytest.mark.parametrize("target", ["trn1", "sm80", "amx", "sm75"])

@@ -18,6 +18,7 @@ from finecast.frontends import torch as frontend  # noqa: E402
 from finecast.frontends.torch.points import find_points  # noqa: E402
 from finecast.frontends.torch.probing import first_order, probe_all  # noqa: E402
 from finecast.torch import planning, rates  # noqa: E402
+from finecast.torch.kernel_check import is_wrong  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -316,3 +317,50 @@ def test_a_cast_that_rounds_stays() -> None:
     x = torch.randn(64) * 3
     low = ft.convert(Rounding(), (x,), "all:bf16")
     assert torch.equal(low(x), torch.relu(x.to(HALF).to(torch.bfloat16).float()))
+
+
+class Positions(nn.Module):
+    """Floats that come of integers alone, in the default type."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        steps = torch.arange(8) * 0.125
+        return x @ (steps[:, None] * torch.full((1, 8), 0.5))
+
+
+def test_ops_that_make_floats_of_integers_keep_the_default_type() -> None:
+    x = torch.randn(8, 8)
+    low = ft.convert(Positions(), (x,), "all:bf16")
+    assert error(low(x), Positions()(x)) < 4 * Format.BF16.unit_roundoff
+    assert any(d.format is Format.BF16 for d in low.finecast_plan.decisions)
+
+
+class Sampled(nn.Module):
+    def forward(self, x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+        return nn.functional.grid_sample(torch.relu(x), grid, align_corners=False)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_kernel_that_is_broken_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    if not known:  # found by running it
+        monkeypatch.setattr(planning, "has_kernel", lambda native, fmt: None)
+    x, grid = torch.randn(1, 8, 64, 64), torch.rand(1, 64, 64, 2) * 2 - 1
+    low = ft.convert(Sampled(), (x, grid), "all:bf16")
+    formats = {d.op: d.format.label for d in low.finecast_plan.decisions}
+    assert formats == {"relu": "bf16", "grid_sample": "fp32"}
+    assert error(low(x, grid), Sampled()(x, grid)) < 2 * Format.BF16.unit_roundoff
+
+
+@pytest.mark.parametrize(
+    ("low", "wide", "wrong"),
+    [
+        (torch.tensor([1.5]).bfloat16(), 1.0, True),
+        (torch.tensor([torch.nan]).bfloat16(), 1.0, True),
+        (torch.tensor([1.0]).bfloat16(), 1.003, False),
+        (torch.tensor([torch.inf]).to(HALF), 1e6, False),  # the format's end, not the kernel's
+        (torch.tensor([torch.nan]).bfloat16(), torch.nan, False),
+    ],
+)
+def test_a_result_may_differ_by_roundings(low: torch.Tensor, wide: float, wrong: bool) -> None:
+    assert is_wrong(low, torch.tensor([wide])) == wrong

@@ -14,7 +14,7 @@ def _judge(node: Node, context: Context) -> Verdict | None:
         return None
     return Verdict(
         permits=KEEP,
-        text=f"{context.engine} has no {context.low.label} kernel for {node.native}",
+        text=f"{context.engine} has no working {context.low.label} kernel for {node.native}",
     )
 
 

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
-from torch.utils._pytree import tree_flatten
 
 from finecast.errors import ModelError, UsageError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch import Captured
-from finecast.frontends.torch.probing import Isolated
 from finecast.frontends.torch.reader import hinted_shapes
 from finecast.plan import Plan
 from finecast.policy import Policy, Scope
 from finecast.rules import UserRule
 from finecast.rules.matching import check_names
 from finecast.rules.override import check_overrides
+from finecast.torch.kernel_check import flat_inputs, missing_kernels
 from finecast.torch.planning import (
     RuleSet,
     TorchPlanner,
@@ -31,8 +29,6 @@ from finecast.torch.planning import (
     sensitivities,
 )
 from finecast.torch.session import examples
-
-_NO_KERNEL: Final = re.compile(r"not implemented for|not support|expected scalar type|dtype")
 
 
 def convert(
@@ -80,7 +76,7 @@ def convert(
         fold=wanted.scope is not Scope.NONE,
     )
     check_names(wanted, captured.graph)
-    args = flat_inputs(captured, example_inputs, example_kwargs)
+    args = flat_inputs(example_inputs, example_kwargs)
     device = device_of(captured.module, args)
     followed, obstacle = look_before_leaping(wanted, device)
     judges = RuleSet.parse(rule_set)
@@ -101,7 +97,7 @@ def convert(
         )
         plan = _plan(planner, captured, args, obstacle)
         result = finish(captured, plan)
-        missing = missing_kernels(captured, result, example_inputs, example_kwargs)
+        missing = missing_kernels(result, example_inputs, example_kwargs)
         if not missing:
             return result
         if missing <= unsupported:
@@ -136,42 +132,3 @@ def finish(captured: Captured, plan: Plan) -> GraphModule:
     result.eval()
     result.finecast_plan = plan  # type: ignore[assignment]
     return result
-
-
-def flat_inputs(
-    captured: Captured, args: Sequence[Any], kwargs: Mapping[str, Any] | None
-) -> list[Any]:
-    """Inputs in the order of the graph's placeholders."""
-    del captured  # its placeholders are the leaves of what it was captured with
-    leaves, _ = tree_flatten((tuple(args), dict(kwargs or {})))
-    return leaves
-
-
-def missing_kernels(
-    captured: Captured,
-    module: GraphModule,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
-) -> frozenset[str]:
-    """Native ops that the device has no kernel for in the format that the plan gave them."""
-
-    class _Finder(Isolated):
-        failed: frozenset[str] = frozenset()
-
-        def run_node(self, n: torch.fx.Node) -> Any:
-            try:
-                return super().run_node(n)
-            except (RuntimeError, NotImplementedError) as error:
-                if not _NO_KERNEL.search(str(error)):
-                    raise
-                self.failed |= {frontend.native_name(n)}
-                raise
-
-    finder = _Finder(module)
-    try:
-        with torch.no_grad():
-            finder.run(*flat_inputs(captured, args, kwargs), enable_io_processing=False)
-    except (RuntimeError, NotImplementedError):
-        if not finder.failed:
-            raise
-    return finder.failed

@@ -29,7 +29,8 @@ from finecast.policy import Policy
 from finecast.rules import UserRule
 from finecast.rules.matching import check_names
 from finecast.rules.override import check_overrides
-from finecast.torch.convert import finish, flat_inputs, missing_kernels
+from finecast.torch.convert import finish
+from finecast.torch.kernel_check import flat_inputs, missing_kernels
 from finecast.torch.planning import (
     Proposal,
     TorchPlanner,
@@ -204,7 +205,7 @@ class _Tuning:
         unsupported: frozenset[str] = frozenset()
         while True:
             lowest = finish(captured, planner.lowest())
-            missing = missing_kernels(captured, lowest, self.args, self.kwargs) - unsupported
+            missing = missing_kernels(lowest, self.args, self.kwargs) - unsupported
             if not missing:
                 return planner
             unsupported |= missing
@@ -214,7 +215,7 @@ class _Tuning:
         units, points = planner.units()
         if not units.members:
             return []
-        flat = flat_inputs(captured, self.args, self.kwargs)
+        flat = flat_inputs(self.args, self.kwargs)
         errors = sensitivities(
             captured, points, planner.policy.formats, flat, probing=self.options.probing
         )

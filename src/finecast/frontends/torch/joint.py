@@ -16,6 +16,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Interpreter
+from torch.fx import Node as FxNode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 from torch.utils.checkpoint import CheckpointPolicy
@@ -29,6 +30,8 @@ from finecast.plan import Plan
 # From the graph and the sizes of its values to its plan.
 Planning = Callable[[Graph, dict[int, tuple[int, ...]]], Plan]
 Decompositions = dict[Any, Callable[..., Any]]
+
+_FLOATS: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 WHOLE: Final[Decompositions] = {}
 """Decompositions while the graph is captured: none beyond what autograd itself does."""
@@ -70,7 +73,7 @@ def _take_apart(module: GraphModule, decompositions: Decompositions) -> None:
     fakes = [node.meta.get("val") for node in old_inputs]
 
     def run(*flat: Any) -> Any:
-        return Interpreter(module).run(*flat, enable_io_processing=False)
+        return _Typed(module).run(*flat, enable_io_processing=False)
 
     with _mode_of(fakes), enable_python_dispatcher(), preserve_node_meta():
         traced = make_fx(run, decomposition_table=decompositions)(*fakes)
@@ -99,6 +102,32 @@ def _take_apart(module: GraphModule, decompositions: Decompositions) -> None:
     module.graph.eliminate_dead_code()
     module.graph.lint()
     module.recompile()
+
+
+class _Typed(Interpreter):
+    """Runs a graph; results have the types of ``meta["val"]``, which are the plan's.
+
+    Decompositions and kernels do not always agree: group norm's gives its statistics in the
+    type of its input, and its gradient in the type of those, where the kernel gives fp32.
+    """
+
+    def run_node(self, n: FxNode) -> Any:
+        """One node, its float results converted where they have another float type."""
+        result, expected = super().run_node(n), n.meta.get("val")
+        if isinstance(result, torch.Tensor):
+            return _as_planned(result, expected)
+        if isinstance(result, tuple) and isinstance(expected, tuple | list):
+            return tuple(_as_planned(*pair) for pair in zip(result, expected, strict=True))
+        return result
+
+
+def _as_planned(result: Any, expected: Any) -> Any:
+    both = isinstance(result, torch.Tensor) and isinstance(expected, torch.Tensor)
+    if not both or result.dtype is expected.dtype:
+        return result
+    if not {result.dtype, expected.dtype} <= _FLOATS:
+        return result
+    return torch.ops.prims.convert_element_type.default(result, expected.dtype)
 
 
 def _clear(graph: torch.fx.Graph) -> None:

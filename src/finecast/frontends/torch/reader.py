@@ -167,7 +167,7 @@ class _Reader:
         inputs = tuple(self._one(n) for n in tensor_inputs(node))
         outputs = tuple(self._outputs(node))
         info = ops.lookup(native)
-        fmt = self._format(native, inputs, outputs)
+        fmt = self._format(node, inputs, outputs)
         kept_in, kept_out = fixed_inputs(native), fixed_outputs(native)
         number = len(self.nodes)
         self.nodes.append(
@@ -205,14 +205,18 @@ class _Reader:
                 yield self._value(node, index) if isinstance(one, torch.Tensor) else None
 
     def _format(
-        self, native: str, inputs: tuple[int | None, ...], outputs: tuple[int | None, ...]
+        self, node: FxNode, inputs: tuple[int | None, ...], outputs: tuple[int | None, ...]
     ) -> Format | None:
+        native = native_name(node)
         if native in CONVERSIONS or native in WRITERS:
             return None
         labels = {self._label(i) for i in (*inputs, *outputs) if i is not None}
         floats = labels & _FLOATS
         if not floats or "fp64" in labels:
             return None
+        read = {self._label(i) for i in inputs if i is not None}
+        if not read & floats and not _names_type(node):
+            return None  # it makes floats of integers, in the default type
         for index in (*outputs, *inputs):
             if index is not None and self._label(index) in floats:
                 return Format.parse(self._label(index))
@@ -311,6 +315,11 @@ def written(module: GraphModule) -> set[FxNode]:
         for source in tensor_inputs(node)[:1]
         if source.op in ("get_attr", "placeholder")
     }
+
+
+def _names_type(node: FxNode) -> bool:
+    """Whether an argument says of what type the result is."""
+    return any(isinstance(a, torch.dtype) for a in (*node.args, *node.kwargs.values()))
 
 
 def _is_tuple(node: FxNode) -> bool:
