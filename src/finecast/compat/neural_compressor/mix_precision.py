@@ -70,6 +70,10 @@ def fit(
         ModelError: If no op could be converted.
     """
     settings = conf or config or MixedPrecisionConfig()
+    if not isinstance(settings, MixedPrecisionConfig):
+        raise UsageError(
+            f"conf is a {type(settings).__name__}", fix="give a MixedPrecisionConfig"
+        )
     low = settings.low()
     loader = _loader(eval_dataloader)
     _check(settings, eval_func, loader, eval_metric)
@@ -213,7 +217,7 @@ def _evaluation(
     metric: Any,
 ) -> EvalFunc:
     if eval_func is not None:
-        return lambda model: float(eval_func(model))
+        return lambda model: _number(eval_func(model), "eval_func")
 
     def evaluate(model: Any) -> float:
         assert dataloader is not None
@@ -221,6 +225,15 @@ def _evaluation(
         metric.reset()
         for inputs, labels in dataloader:
             metric.update(predict(inputs), labels)
-        return float(metric.result())
+        return _number(metric.result(), "eval_metric")
 
     return evaluate
+
+
+def _number(value: Any, where: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"it gave {value!r}, and an accuracy is a number", where=where, fix="return one"
+        ) from error
