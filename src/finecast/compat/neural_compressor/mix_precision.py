@@ -69,11 +69,7 @@ def fit(
         EngineError: If the device is slower in the low format than in fp32.
         ModelError: If no op could be converted.
     """
-    settings = conf or config or MixedPrecisionConfig()
-    if not isinstance(settings, MixedPrecisionConfig):
-        raise UsageError(
-            f"conf is a {type(settings).__name__}", fix="give a MixedPrecisionConfig"
-        )
+    settings = _settings(conf or config or MixedPrecisionConfig())
     low = settings.low()
     loader = _loader(eval_dataloader)
     _check(settings, eval_func, loader, eval_metric)
@@ -103,6 +99,14 @@ def fit(
     if not search.scores:
         raise _no_gain(low)
     return found
+
+
+def _settings(given: object) -> MixedPrecisionConfig:
+    if not isinstance(given, MixedPrecisionConfig):
+        raise UsageError(
+            f"conf is a {type(given).__name__}", fix="give a MixedPrecisionConfig"
+        )
+    return given
 
 
 def _no_gain(low: Format) -> ModelError:
