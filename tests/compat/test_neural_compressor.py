@@ -391,6 +391,13 @@ def test_batches_as_dicts_of_unlike_sizes_from_a_generator() -> None:
         mix_precision.fit(Named(), eval_dataloader=[], eval_metric="accuracy")
 
 
+def test_what_is_no_accuracy_or_no_setting_is_one_error() -> None:
+    with pytest.raises(UsageError, match=r"it gave None.*eval_func"):
+        mix_precision.fit(net(), eval_func=lambda model: None)  # type: ignore[arg-type,return-value]
+    with pytest.raises(UsageError, match="give a MixedPrecisionConfig"):
+        mix_precision.fit(net(), {"precision": "bf16"})  # type: ignore[arg-type]
+
+
 def test_models_of_other_frameworks_are_told_the_way(tmp_path: Path) -> None:
     keras = type("Functional", (), {"__module__": "keras.src.models"})
     (tmp_path / "saved_model.pb").write_bytes(b"")

@@ -7,12 +7,16 @@ from collections.abc import Callable
 import pytest
 
 from finecast.graph_text import from_text
-from finecast.rules.base import NodeView
+from finecast.ops import OP_TABLE
+from finecast.policy import Policy
+from finecast.rules.base import Context, NodeView
+from finecast.rules.hints import RAF_OPS, DType, op_names
 from finecast.rules.override import active, find_override, override
 
-SOFTMAX = from_text(
+GRAPH = from_text(
     "input %0 x fp32\nnode s softmax aten::softmax fp32 (%0) -> (%1 y fp32)\noutput %1\n"
-).nodes[0]
+)
+SOFTMAX = GRAPH.nodes[0]
 
 
 def says(word: str) -> Callable[[NodeView], str]:
@@ -56,3 +60,39 @@ def test_what_held_before_holds_again_after_an_exception() -> None:
         with pytest.raises(KeyError), override({"softmax": casting("inner")}):
             raise KeyError
         assert answer() == ["outer"]
+
+
+def test_ours_too_the_inner_one_wins_by_either_name() -> None:
+    with override({"softmax": says("fp32")}), override({"aten::softmax": says("bf16")}):
+        context = Context(graph=GRAPH, policy=Policy(), user_rules=active())
+        answers = [rule(NodeView(node=SOFTMAX, context=context)) for _, rule in active()]
+    assert answers == [None, "bf16"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("raf.op.softmax", ("softmax",)),
+        ("raf.op.bias_add", ("add", "bias_add")),
+        ("raf.op.batch_matmul_nt", ("matmul",)),
+        ("raf.op.conv2d_dw", ("conv_backward",)),
+        ("raf.op.batch_norm_train_dxwb", ("batch_norm_backward",)),
+        ("raf.op.layer_norm_train_dx", ("layer_norm_backward",)),
+        ("aten::softmax", ("aten::softmax",)),
+    ],
+)
+def test_raf_s_names_of_ops_are_read_as_ours(name: str, expected: tuple[str, ...]) -> None:
+    assert op_names(name) == expected
+
+
+def test_every_name_in_the_table_of_raf_s_is_an_op() -> None:
+    known = {info.name for info in OP_TABLE}
+    assert {one for names in RAF_OPS.values() for one in names} <= known
+
+
+def test_types_equal_their_other_names() -> None:
+    kind = DType("bf16")
+    assert kind == "bfloat16"
+    assert kind.checked_type.dtype == "bf16"
+    assert kind != "fp16"
+    assert len({kind, DType("bfloat16"), DType("half")}) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -13,13 +14,14 @@ from torch import nn  # noqa: E402
 import finecast.torch as ft  # noqa: E402
 from finecast import rules  # noqa: E402
 from finecast.edits import InsertCast, edits  # noqa: E402
-from finecast.errors import ModelError  # noqa: E402
+from finecast.errors import ModelError, UsageError  # noqa: E402
 from finecast.formats import Format  # noqa: E402
 from finecast.frontends import torch as frontend  # noqa: E402
 from finecast.frontends.torch.raf import never, propagate  # noqa: E402
 from finecast.graph import Graph  # noqa: E402
+from finecast.graph_text import from_text  # noqa: E402
 from finecast.rules import NodeView  # noqa: E402
-from finecast.rules.override import active  # noqa: E402
+from finecast.rules.override import Overrides, active  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -97,6 +99,33 @@ def test_concatenate_needs_a_strict_majority(low: int, expected: str) -> None:
     assert found[concat.id].label == expected
 
 
+@pytest.mark.filterwarnings("ignore:fp16 is 10.0 times slower")
+@pytest.mark.parametrize(
+    ("high", "low", "expected"), [(2, 3, "fp16"), (3, 2, "fp32"), (3, 4, "fp32")]
+)
+def test_concatenate_counts_inputs_that_are_low_in_the_model(
+    high: int, low: int, expected: str
+) -> None:
+    module = Function(lambda *inputs: torch.cat(inputs))
+    inputs = [torch.randn(2, 3) for _ in range(high)] + [torch.randn(2, 3).half()] * low
+    captured = frontend.capture(module, inputs)
+    (concat,) = captured.graph.nodes
+    assert propagate(captured.graph, Format.FP16)[concat.id].label == expected
+    low_module = ft.convert(module, inputs, "all:fp16", rule_set="raf")
+    assert low_module(*inputs).dtype is torch.float32
+    # What would be a mixture of two low formats, which PyTorch computes in fp32, stays there.
+    assert propagate(captured.graph, Format.BF16)[concat.id] is Format.FP32
+
+
+def test_mixtures_of_low_formats_stay_fp32() -> None:
+    module = Function(lambda x, y, z: (x + y.half(), x + z))
+    inputs = (torch.randn(4), torch.randn(4), torch.randn(4))
+    result = ft.convert(module, inputs, "all:bf16")
+    for got, want in zip(result(*inputs), module(*inputs), strict=True):
+        assert got.dtype is want.dtype
+        assert torch.allclose(got, want, atol=0.05)
+
+
 def test_concatenate_of_six_stays_high() -> None:
     graph = graph_of(lambda x, w: torch.cat([x @ w] * 6), 2)
     (concat,) = [n for n in graph.nodes if n.op == "concat"]
@@ -107,6 +136,46 @@ def test_add_is_low_if_either_side_is() -> None:
     graph = graph_of(lambda x, w: torch.exp(x) + x @ w, 2)
     (add,) = [n for n in graph.nodes if n.op == "add"]
     assert propagate(graph, Format.FP16)[add.id] is Format.FP16
+
+
+def in_two_outputs(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = torch.conv2d(x[None, None], w[None, None])
+    return y, torch.relu(y)
+
+
+def reusing(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    first = x @ w
+    return torch.softmax(first, -1) + torch.exp(first) + x @ w
+
+
+def writing(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return x.copy_(x @ w)
+
+
+def adding_in_place(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    product = x @ w
+    return product.add_(w)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        # Beside RAF's counts: outputs keep fp32 here, so that low ones are cast up.
+        (in_two_outputs, ["fp16", "fp16", "fp32", "fp32"]),
+        # One cast of the product serves softmax and exp; RAF makes one for each.
+        (reusing, ["fp16", "fp16", "fp16", "fp32", "fp32"]),
+        (lambda x, w: torch.cat(torch.split(x @ w, 2)), ["fp16", "fp16", "fp32"]),
+        # Half of the inputs are low: so is the comparison, and the constant is cast.
+        (lambda x, w: (x @ w) <= torch.ones(4, 4), ["fp16", "fp16", "fp16"]),
+        (writing, ["fp16", "fp16", "fp32"]),
+        (adding_in_place, ["fp16", "fp16", "fp32"]),
+        (lambda x, w: torch.where(x > 0, x @ w, w), ["fp16", "fp16", "fp32"]),
+    ],
+)
+def test_casts_as_raf_s_tests_count_them(
+    body: Callable[..., object], expected: list[str]
+) -> None:
+    assert casts(graph_of(body, 2)) == expected
 
 
 def test_where_follows_the_majority() -> None:
@@ -130,6 +199,27 @@ def test_batch_norm_in_inference_is_low_with_statistics_in_fp32() -> None:
     (norm,) = [n for n in graph.nodes if n.op == "batch_norm"]
     assert propagate(graph, Format.FP16)[norm.id] is Format.FP16
     assert [v.name for v in graph.following_inputs(norm)] == ["input_1"]
+
+
+def test_batch_norm_in_training_is_low_with_statistics_in_fp32() -> None:
+    graph = from_text(
+        "input %0 x fp32\ninput %1 scale fp32\n"
+        "node n batch_norm_training aten::native_batch_norm fp32 (%0, ~%1, ~%1, ~%1, ~%1)"
+        " -> (%2 y fp32, ~%3 mean fp32, ~%4 deviation fp32)\n"
+        "output %2\noutput %3\noutput %4\n"
+    )
+    assert casts(graph) == ["fp16", "fp32"]  # x, and the result
+
+
+@pytest.mark.parametrize(("op", "expected"), [("sigmoid", "bf16"), ("tanh", "fp32")])
+def test_gradients_of_sigmoid_follow_and_of_tanh_never(op: str, expected: str) -> None:
+    graph = from_text(
+        "input %0 x fp32\ninput %1 w fp32\n"
+        "node m matmul aten::mm fp32 (%0, %1) -> (%2 y fp32)\n"
+        f"node g sigmoid_backward aten::{op}_backward fp32 (%2, %2) -> (%3 z fp32)\n"
+        "output %3\n"
+    )
+    assert propagate(graph, Format.BF16)[1].label == expected
 
 
 def test_missing_rules_are_reported_together_with_counts() -> None:
@@ -170,14 +260,135 @@ def test_an_override_holds_for_the_conversion_in_the_block() -> None:
     assert {d.op: d.format.label for d in after.decisions}["linear"] == "bf16"
 
 
-def test_raf_s_own_signature_of_a_rule() -> None:
+def formats_under(held: Overrides, **options: Any) -> dict[str, str]:
+    """Format by op of a small net, converted with these overrides."""
     net, x = nn.Sequential(nn.Linear(8, 8), nn.GELU()).eval(), torch.randn(2, 8)
-    with rules.override({"gelu": lambda args, ret, amp: ["fp32" for _ in args]}):
-        plan = ft.convert(net, (x,), "all:bf16").finecast_plan
-    assert {d.op: d.format.label for d in plan.decisions}["gelu"] == "fp32"
-    with rules.override({"gelu": follow_first}):
-        plan = ft.convert(net, (x,), "all:bf16").finecast_plan
-    assert {d.op: d.format.label for d in plan.decisions}["gelu"] == "bf16"
+    body = Function(lambda x: net(x) + x)
+    body.net = net
+    with rules.override(held):
+        plan = ft.convert(body, (x,), "all:bf16", **options).finecast_plan
+    return {d.op: d.format.label for d in plan.decisions}
+
+
+def test_raf_s_own_signature_of_a_rule() -> None:
+    assert formats_under({"gelu": never})["gelu"] == "fp32"
+    assert formats_under({"gelu": follow_first})["gelu"] == "bf16"
+
+
+@pytest.mark.parametrize("rule_set", ["finecast", "raf"])
+def test_the_seed_s_rules_run_as_they_are_written(rule_set: str) -> None:
+    from finecast.rules.hints import PrimType, check_dtype, gen_hint_helper
+
+    def cast_bias_add(args: Any, ret_type: Any, amp_dtype: Any) -> Any:
+        low = check_dtype(args[0].checked_type, amp_dtype)
+        target_dtype = amp_dtype if low else "float32"
+        return [
+            gen_hint_helper(args[0].checked_type, target_dtype),
+            gen_hint_helper(args[0].checked_type, target_dtype),
+            PrimType(None),
+        ]
+
+    def never_cast_bias_add(args: Any, ret_type: Any, amp_dtype: Any) -> Any:
+        return [PrimType("float32"), PrimType("float32"), PrimType(None)]
+
+    held = formats_under({"raf.op.bias_add": cast_bias_add}, rule_set=rule_set)
+    # In RAF's set gelu is never low, so its sum with x is not either.
+    assert held["add"] == ("fp32" if rule_set == "raf" else "bf16")
+    never_low = formats_under({"raf.op.bias_add": never_cast_bias_add}, rule_set=rule_set)
+    assert never_low["add"] == "fp32"
+    assert never_low["linear"] == "bf16"
+
+
+@pytest.mark.parametrize("rule_set", ["finecast", "raf"])
+@pytest.mark.parametrize(
+    ("hints", "expected"),
+    [
+        (["bf16", "bfloat16"], "bf16"),
+        ([torch.bfloat16, Format.BF16], "bf16"),
+        (["float32", "fp32"], "fp32"),
+        ([None, None], "fp32"),  # as it is in the model
+        (["bf16", None], "fp32"),  # one of them stays fp32: so does the op, which holds both
+        (["float16", "float"], "fp32"),
+    ],
+)
+def test_hints_by_any_name_of_a_format(hints: list[Any], expected: str, rule_set: str) -> None:
+    found = formats_under({"aten::add": lambda args, ret, amp: hints}, rule_set=rule_set)
+    assert found["add"] == expected
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (lambda args, ret, amp: ["fp32"], "1 hints for 2 arguments"),
+        (lambda args, ret, amp: "fp32", "return a list"),
+        (lambda args, ret, amp: ["fp61", None], "unknown format 'fp61'"),
+        (lambda args, ret, amp: [args[7]], "failed: IndexError"),
+    ],
+)
+def test_what_is_no_answer_of_a_rule_is_an_error(
+    rule: Callable[..., Any], message: str
+) -> None:
+    for rule_set in ("finecast", "raf"):
+        with pytest.raises(UsageError, match=rf"aten::add.*{message}"):
+            formats_under({"add": rule}, rule_set=rule_set)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "softmaxx",
+            r"'softmaxx' does not match any op of the model .rules.override.*use one of",
+        ),
+        ("aten::gleu", "did you mean gelu"),
+        ("raf.op.conv2d", "does not match any op"),
+        ("raf.op.qelu", "unknown op 'raf.op.qelu'"),
+    ],
+)
+def test_overrides_that_match_nothing_are_errors(name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        formats_under({name: never})
+
+
+@pytest.fixture
+def _uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs run as they are handed to Inductor, whose code takes a minute to compile."""
+    from functorch.compile import make_boxed_func
+
+    from finecast.torch import inductor
+
+    def run(module: Any, inputs: object, **options: object) -> Any:
+        return make_boxed_func(module.forward)
+
+    monkeypatch.setattr(inductor, "compile_inner", run)
+
+
+@pytest.mark.usefixtures("_uncompiled")
+def test_an_override_held_when_a_net_is_compiled_holds_for_good() -> None:
+    net, x = nn.Sequential(nn.Linear(8, 8), nn.GELU()).eval(), torch.randn(2, 8)
+    with rules.override({"addmm": keep, "aten::adddmm": keep}):
+        step = ft.compile(net, "all:bf16")
+    with pytest.warns(UserWarning, match=r"'aten::adddmm' matches no op.*addmm"):
+        step(x)
+    (plan,) = step.finecast_plans
+    formats = {d.op: d.format.label for d in plan.decisions}
+    assert formats.pop("addmm") == "fp32"
+    assert "bf16" in formats.values()
+
+
+@pytest.mark.usefixtures("_uncompiled")
+def test_raf_s_set_covers_what_a_transformer_layer_trains_with() -> None:
+    def attend(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = torch.layer_norm(x @ w, [4])[:, None]
+        return nn.functional.scaled_dot_product_attention(y, y, y, dropout_p=0.1)
+
+    step = ft.compile(attend, "all:bf16", rule_set="raf")
+    w = torch.randn(4, 4, requires_grad=True)
+    step(torch.randn(2, 5, 4), w)  # plans forward and backward together
+    (plan,) = step.finecast_plans
+    formats = {d.op: d.format.label for d in plan.decisions}
+    assert (formats["matmul"], formats["softmax"]) == ("bf16", "fp32")
+    assert (formats["softmax_backward"], formats["layer_norm_backward"]) == ("fp32", "bf16")
 
 
 def test_raf_as_a_rule_set() -> None:

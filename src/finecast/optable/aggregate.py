@@ -39,7 +39,7 @@ AGGREGATE: tuple[OpInfo, ...] = (
     *family(
         OpKind.SOFTMAX,
         Tier.SENSITIVE,
-        row("softmax", "Softmax ms::BiasSoftmax", "softmax _softmax"),
+        row("softmax", "Softmax ms::BiasSoftmax", "softmax _softmax _safe_softmax"),
         row("log_softmax", "LogSoftmax", "log_softmax _log_softmax"),
         accumulates=True,
         flops=FlopRule.SOFTMAX,

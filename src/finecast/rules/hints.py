@@ -110,7 +110,7 @@ def _label(name: str) -> str:
 
 _RAF: Final = "raf.op."
 # RAF's ops whose name here is another one: canonical, and as PyTorch takes them apart.
-_RAF_OPS: Final[Mapping[str, tuple[str, ...]]] = {
+RAF_OPS: Final[Mapping[str, tuple[str, ...]]] = {
     "bias_add": ("add", "bias_add"),
     "conv2d": ("conv",),
     "conv2d_transpose": ("conv_transpose",),
@@ -164,7 +164,7 @@ def op_names(name: str) -> tuple[str, ...]:
     stripped = _TRANSPOSED.sub("", name.removeprefix(_RAF))
     forward = _GRADIENT.sub("", stripped)
     known = {info.name for info in OP_TABLE}
-    listed = _RAF_OPS.get(forward, (forward,))
+    listed = RAF_OPS.get(forward, (forward,))
     if forward != stripped:
         listed = tuple(f"{one.removesuffix('_training')}_backward" for one in listed)
     found = tuple(one for one in listed if one in known)

@@ -78,7 +78,7 @@ def check_overrides(graph: Graph, overrides: Overrides | None = None) -> None:
         raise UsageError(
             f"{name!r} does not match any op of the model",
             where="rules.override",
-            fix=suggestion(name, names_of_ops(graph.nodes)),
+            fix=suggestion(name.rpartition("::")[2], names_of_ops(graph.nodes)),
         )
 
 

@@ -138,7 +138,7 @@ class Backend:
         for name in self.unmatched:
             warnings.warn(
                 f"the override {name!r} matches no op compiled so far: "
-                f"{suggestion(name, self.ops)}",
+                f"{suggestion(name.rpartition('::')[2], self.ops)}",
                 stacklevel=3,
             )
 

@@ -69,7 +69,7 @@ def fit(
         EngineError: If the device is slower in the low format than in fp32.
         ModelError: If no op could be converted.
     """
-    settings = conf or config or MixedPrecisionConfig()
+    settings = _settings(conf or config or MixedPrecisionConfig())
     low = settings.low()
     loader = _loader(eval_dataloader)
     _check(settings, eval_func, loader, eval_metric)
@@ -99,6 +99,14 @@ def fit(
     if not search.scores:
         raise _no_gain(low)
     return found
+
+
+def _settings(given: object) -> MixedPrecisionConfig:
+    if not isinstance(given, MixedPrecisionConfig):
+        raise UsageError(
+            f"conf is a {type(given).__name__}", fix="give a MixedPrecisionConfig"
+        )
+    return given
 
 
 def _no_gain(low: Format) -> ModelError:
@@ -213,7 +221,7 @@ def _evaluation(
     metric: Any,
 ) -> EvalFunc:
     if eval_func is not None:
-        return lambda model: float(eval_func(model))
+        return lambda model: _number(eval_func(model), "eval_func")
 
     def evaluate(model: Any) -> float:
         assert dataloader is not None
@@ -221,6 +229,15 @@ def _evaluation(
         metric.reset()
         for inputs, labels in dataloader:
             metric.update(predict(inputs), labels)
-        return float(metric.result())
+        return _number(metric.result(), "eval_metric")
 
     return evaluate
+
+
+def _number(value: Any, where: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"it gave {value!r}, and an accuracy is a number", where=where, fix="return one"
+        ) from error

@@ -57,6 +57,7 @@ class TorchResult(nn.Module):
         self.products = products
         self.lowered_modules = dict(modules or {})
         self.program = program
+        self.training = model.training  # a planned graph is in evaluation mode
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The converted module's outputs."""

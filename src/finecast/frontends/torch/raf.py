@@ -72,6 +72,11 @@ def first(args: Sequence[Hint], ret_type: Sequence[Hint], amp_dtype: str) -> lis
     return (always if args and args[0] == amp_dtype else never)(args, ret_type, amp_dtype)
 
 
+def second(args: Sequence[Hint], ret_type: Sequence[Hint], amp_dtype: str) -> list[Hint]:
+    """As the second argument is: gradients of norms read that of the result first."""
+    return first(args[1:2], ret_type, amp_dtype)[:1] * len(args)
+
+
 def majority(args: Sequence[Hint], ret_type: Sequence[Hint], amp_dtype: str) -> list[Hint]:
     """Low for a strict majority of low arguments, if they are not too many."""
     low = sum(a == amp_dtype for a in args)
@@ -86,7 +91,7 @@ SPECIAL: Final[Mapping[str, CastingRule]] = {
     "batch_norm_training": always,
     "batch_norm_backward": always,
     "layer_norm": first,
-    "layer_norm_backward": first,
+    "layer_norm_backward": second,
     "concat": majority,
     "split": first,
 }
