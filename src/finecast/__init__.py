@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from finecast.api import DataOptions, apply, convert, load, tune
+    from finecast.api import DataOptions, apply, convert, inspect, load, tune
     from finecast.engines import default_engine, get_engine
     from finecast.errors import (
         EngineError,
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "apply": "finecast.api",
     "convert": "finecast.api",
+    "inspect": "finecast.api",
     "load": "finecast.api",
     "tune": "finecast.api",
     "DataOptions": "finecast.api",
@@ -63,6 +64,7 @@ __all__ = [
     "convert",
     "default_engine",
     "get_engine",
+    "inspect",
     "load",
     "tune",
 ]

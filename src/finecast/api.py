@@ -42,6 +42,7 @@ from finecast.tuner.artefact import Destination
 from finecast.tuner.conversion import Conversion
 from finecast.tuner.sources import (
     DEFAULT_BATCH,
+    Data,
     DataOptions,
     FeedMaker,
     calibration_batches,
@@ -93,7 +94,7 @@ def convert(
     *,
     engine: str | None = None,
     target: Emulation | str | None = None,
-    data: DataOptions | str | Path | None = None,
+    data: DataOptions | Data | None = None,
     dims: Mapping[str, int] | None = None,
     user_rules: Mapping[str, UserRule] | None = None,
     verify: bool = True,
@@ -109,8 +110,8 @@ def convert(
         engine: ``NAME[:DEVICE]``; by default the first installed one that runs the model, or
             the target's emulator.
         target: A device that is not here, by name or with its options: its formats count.
-        data: An npz with the model's inputs: its ranges guide the rules, its first batch
-            verifies. Without it random feeds verify.
+        data: An npz with the model's inputs, arrays by name, or batches: their ranges guide
+            the rules, the first batch verifies. Without it random feeds verify.
         dims: Sizes of free dimensions, for random feeds.
         user_rules: Rule functions by name.
         verify: Whether the model has to load and run before it is written.
@@ -149,7 +150,7 @@ def apply(
     output: str | Path | None = None,
     *,
     engine: str | None = None,
-    data: DataOptions | str | Path | None = None,
+    data: DataOptions | Data | None = None,
     dims: Mapping[str, int] | None = None,
     verify: bool = True,
     force: bool = False,
@@ -176,11 +177,11 @@ def tune(
     model: Model,
     output: str | Path | None = None,
     *,
-    data: DataOptions | str | Path | None = None,
+    data: DataOptions | Data | None = None,
     metric: str | None = None,
     labels: str | None = None,
     evaluate: EvalFunction | None = None,
-    calib: str | Path | Callable[[], Iterable[Feeds]] | None = None,
+    calib: Data | Callable[[], Iterable[Feeds]] | None = None,
     criterion: str = "relative",
     tolerance: float = 0.01,
     lower_is_better: bool = False,
@@ -198,7 +199,9 @@ def tune(
 
     Nothing is written where the outcome's verdict is UNCHANGED: use the fp32 model. With a
     ``target`` accuracy is that of its emulation and times are modelled, not measured.
-    ``data`` as DataOptions stands for metric, labels, calib and the like too.
+    ``data`` is an npz file, arrays by name, or batches that can be iterated again and again (a
+    list of feeds, a DataLoader); as DataOptions it stands for metric, labels, calib and the
+    like too. ``calib`` is any of these, or a function that yields feeds.
 
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
@@ -211,12 +214,12 @@ def tune(
     options = data
     if not isinstance(options, DataOptions):
         options = DataOptions(
-            data=Path(options) if options is not None else None,
+            data=options,
             labels=labels,
             metric=metric,
             evaluate=evaluate,
             evaluate_name=getattr(evaluate, "__qualname__", ""),
-            calib=Path(calib) if isinstance(calib, str) else calib,
+            calib=calib,
             batch=batch,
             lower_is_better=lower_is_better,
         )
@@ -253,7 +256,7 @@ def tune(
             file, outcome.plan, written, [chosen], feeds=FeedMaker(batches=timing)
         )
     said = without_opinion(user_rules or (), outcome.plan)
-    return replace(outcome, warnings=(*outcome.warnings, *said))
+    return replace(outcome, warnings=(*outcome.warnings, *workload.warnings, *said))
 
 
 def _runner(
@@ -280,7 +283,7 @@ def _runner(
 def inspect(
     model: Model,
     *,
-    data: DataOptions | str | Path | None = None,
+    data: DataOptions | Data | None = None,
     labels: str | None = None,
     batch: int = 1,
     dims: Mapping[str, int] | None = None,
@@ -349,7 +352,7 @@ def judge(
     *,
     engine: str | None = None,
     target: Emulation | str | None = None,
-    data: DataOptions | str | Path | None = None,
+    data: DataOptions | Data | None = None,
     user_rules: Mapping[str, UserRule] | None = None,
 ) -> tuple[Graph, Plan]:
     """What the rules alone say of each op, as the lowest plan they permit.
@@ -386,15 +389,15 @@ def graph_for(file: OnnxFile, plan: Plan) -> Graph:
 
 
 def _data_options(
-    data: DataOptions | str | Path | None, labels: str | None = None
+    data: DataOptions | Data | None, labels: str | None = None
 ) -> DataOptions | None:
-    """A path as options."""
+    """Data as options."""
     if data is None or isinstance(data, DataOptions):
         return data
-    return DataOptions(data=Path(data), labels=labels)
+    return DataOptions(data=data, labels=labels)
 
 
-def _batches(file: OnnxFile, data: DataOptions | str | Path | None) -> list[Feeds]:
+def _batches(file: OnnxFile, data: DataOptions | Data | None) -> list[Feeds]:
     """The first feeds of the data; none without."""
     options = _data_options(data)
     if options is None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -44,6 +45,26 @@ def test_help_lists_every_verb_and_loads_nothing_heavy() -> None:
     for name, line in VERBS.items():
         assert f"{name} " in done.stdout
         assert line in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("finecast tu", ["tune"]),
+        ("finecast tune --met", ["--metric"]),
+        ("finecast convert m.onnx --auto-cast-", ["--auto-cast-type"]),
+    ],
+)
+def test_the_shell_completes_verbs_and_their_options(words: str, wanted: list[str]) -> None:
+    line = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    done = subprocess.run(
+        [sys.executable, "-m", "finecast"],
+        env={**os.environ, **line, "_FINECAST_COMPLETE": "complete_bash"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == wanted
 
 
 def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import re
+from importlib.util import find_spec
 
 import pytest
 
@@ -17,7 +19,9 @@ def test_every_engine_here_and_every_backend_absent_is_a_row(
     assert main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     rows = {(e["engine"], e["device"]): e["formats"] for e in found["engines"]}
-    assert [f"{name}:{device}" for name, device in rows] == engine_specs()
+    onnx = [f"{name}:{device}" for name, device in rows if name != "torch"]
+    assert onnx == engine_specs()
+    assert (("torch", "CPU") in rows) == (find_spec("torch") is not None)
     for formats in rows.values():
         assert list(formats) == [fmt.label for fmt in PROBED]
         assert formats["fp32"]["runs"]
@@ -29,7 +33,7 @@ def test_every_engine_here_and_every_backend_absent_is_a_row(
     assert found["environment"]["cpu"]
 
 
-def test_the_table_names_engines_and_what_would_install_the_others(
+def test_the_table_fits_a_terminal_and_says_what_to_do(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["doctor"]) == 0
@@ -37,7 +41,33 @@ def test_the_table_names_engines_and_what_would_install_the_others(
     for spec in engine_specs():
         assert spec.partition(":")[0] in out
     assert "CUDAExecutionProvider" in out
-    assert "intel-extension-for-tensorflow[cpu]" in out  # brackets are no markup
+    assert "export to ONNX" in out
+    assert "no engine for it yet" not in out
+    notes = re.compile(r"  \w+:\w+ \w+: |CPU: ")
+    tables = [line for line in out.splitlines() if not notes.match(line)]
+    assert max(map(len, tables)) <= 80
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
+def test_pytorch_is_a_row_with_measured_speeds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (row,) = (e for e in found["engines"] if e["engine"] == "torch" and e["device"] == "CPU")
+    assert row["framework"] == "PyTorch"
+    assert row["formats"]["fp32"]["speed"] == 1
+    assert row["formats"]["bf16"]["speed"] > 0
+    assert not row["formats"]["fp8_e4m3"]["runs"]
+    assert "torch" not in [r["install"] for r in found["not_installed"]]
+
+
+def test_advice_in_brackets_is_no_markup(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = find_spec
+    hidden = lambda name, *more: None if name == "torch" else real(name, *more)  # noqa: E731
+    monkeypatch.setattr("importlib.util.find_spec", hidden)
+    assert main(["doctor"]) == 0
+    assert "finecast[torch]" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

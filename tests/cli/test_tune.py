@@ -2,9 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from finecast.errors import ExitCode
@@ -122,3 +124,94 @@ def test_a_model_with_external_data(
     answer = finecast("tune", source, "-o", tmp_path / "t.onnx", "--data", data, "--json")
     assert answer.code in (ExitCode.DONE, ExitCode.NOT_IMPROVED), answer.err
     assert answer.json["probes"] > 0
+
+
+@pytest.fixture
+def learnt(net: Path, data: Path) -> dict[str, np.ndarray]:
+    """Data whose labels are the model's own answers."""
+    arrays = dict(np.load(data))
+    session = onnxruntime.InferenceSession(str(net), providers=["CPUExecutionProvider"])
+    scores = np.asarray(session.run(None, {"x": arrays["x"]})[0])
+    return {"x": arrays["x"], "label": scores.argmax(axis=1)}
+
+
+def nan_in(x: np.ndarray) -> np.ndarray:
+    broken = x.copy()
+    broken[5, 3] = np.nan
+    return broken
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "words"),
+    [
+        (lambda d: d | {"label": d["label"].astype(str)}, [], "text: the labels are such as"),
+        (
+            lambda d: d | {"label": d["label"] + 1},
+            [],
+            "no class of output 'y'",
+        ),
+        (lambda d: d | {"x": nan_in(d["x"])}, [], "array 'x' holds NaN"),
+        (lambda d: {k: v[:1] for k, v in d.items()}, [], "over 1 decision says nothing"),
+        (dict, ["--tolerance", "5"], "relative tolerance 5 lets every result pass"),
+        (dict, ["--criterion", "absolute", "--tolerance", "1"], "lets every result pass"),
+        (dict, ["--lower-is-better"], "of top1 more is better"),
+        (dict, ["--metric", "top5"], "top5 of 4 classes is right whatever the model says"),
+    ],
+)
+def test_metrics_that_mean_nothing_are_refused(
+    finecast: Finecast, net: Path, learnt: dict[str, np.ndarray], tmp_path: Path,
+    change: Callable[[Any], dict[str, np.ndarray]], options: list[str], words: str,
+) -> None:  # fmt: skip
+    path, out = tmp_path / "d.npz", tmp_path / "t.onnx"
+    np.savez(path, **change(learnt))  # pyright: ignore[reportArgumentType]
+    args = ["tune", net, "-o", out, "--data", path, "--metric", "top1", "--json", *options]
+    answer = finecast(*args)
+    assert answer.code == ExitCode.USAGE, answer.err
+    assert words in answer.err
+    assert answer.err.count("\n") == 1
+    assert not out.exists()
+
+
+def test_a_baseline_at_the_level_of_chance_is_a_warning(
+    finecast: Finecast, net: Path, data: Path, learnt: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    options = ["--metric", "accuracy", "--target", "trn1", "--json"]
+    answer = finecast("tune", net, "-o", tmp_path / "t.onnx", "--data", data, *options)
+    (warning,) = answer.json["warnings"]
+    assert "is at the level of guessing among 4 classes" in warning
+    assert f"warning: {warning}" in answer.err
+    path = tmp_path / "d.npz"
+    np.savez(path, x=learnt["x"], label=np.eye(4)[learnt["label"]])
+    answer = finecast("tune", net, "-o", tmp_path / "t.onnx", "--data", path, *options)
+    assert answer.json["warnings"] == []
+    assert answer.json["baseline"]["metric"] == 1.0
+
+
+@pytest.mark.parametrize("metric", ["f1", "perplexity", "mse", "mae"])
+def test_metrics_by_name(
+    finecast: Finecast, net: Path, learnt: dict[str, np.ndarray], tmp_path: Path, metric: str
+) -> None:
+    path = tmp_path / "d.npz"
+    hot = np.eye(4, dtype=np.float32)[learnt["label"]]
+    np.savez(path, x=learnt["x"], label=hot if metric.startswith("m") else learnt["label"])
+    options = ["--data", path, "--metric", metric.upper(), "--target", "trn1", "--json"]
+    answer = finecast("tune", net, "-o", tmp_path / "t.onnx", *options)
+    if metric == "perplexity":  # the net ends in a Softmax
+        assert answer.code == ExitCode.USAGE
+        assert "needs logits" in answer.err
+    else:
+        assert answer.code in (ExitCode.DONE, ExitCode.NOT_IMPROVED), answer.err
+
+
+def test_inputs_that_all_samples_share(
+    finecast: Finecast, net: Path, learnt: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    path = tmp_path / "d.npz"
+    np.savez(path, **learnt)  # pyright: ignore[reportArgumentType]
+    args = ["tune", net, "-o", tmp_path / "t.onnx", "--data", path, "--target", "trn1"]
+    answer = finecast(*args, "--metric", "top1", "--sample-axis", "x=NONE", "--json")
+    assert answer.json["baseline"]["metric"] == 1.0
+    for word, said in (("y=none", "unknown input 'y'"), ("x=last", "is no sample axis")):
+        answer = finecast(*args, "--sample-axis", word)
+        assert answer.code == ExitCode.USAGE
+        assert said in answer.err

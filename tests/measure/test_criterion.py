@@ -71,3 +71,34 @@ def test_kinds_are_read_by_name() -> None:
     assert CriterionKind.parse(" Absolute ") is ABSOLUTE
     with pytest.raises(FinecastError, match="use one of relative, absolute"):
         CriterionKind.parse("percent")
+
+
+@pytest.mark.parametrize(
+    ("kind", "tolerance", "baseline", "worst"),
+    [
+        (RELATIVE, 5, 0.9, 0.0),
+        (RELATIVE, 1, 0.9, None),
+        (ABSOLUTE, 5, 0.9, 0.0),
+        (ABSOLUTE, 0.5, 0.4, 0.0),
+        (ABSOLUTE, 2, 1.0, -1.0),
+    ],
+)
+def test_a_tolerance_that_everything_meets_is_refused(
+    kind: CriterionKind, tolerance: float, baseline: float, worst: float | None
+) -> None:
+    with pytest.raises(UsageError, match="lets every result pass"):
+        Criterion(kind=kind, tolerance=tolerance).check(baseline, worst)
+
+
+@pytest.mark.parametrize(
+    ("criterion", "baseline", "worst"),
+    [
+        (Criterion(tolerance=0.99), 0.9, 0.0),
+        (Criterion(kind=ABSOLUTE, tolerance=0.5), 0.9, 0.0),
+        (Criterion(kind=ABSOLUTE, tolerance=5), 90.0, None),
+        (Criterion(tolerance=30), math.inf, None),  # snr_db: the least to keep
+        (Criterion(tolerance=1.5, higher_is_better=False), 0.01, None),
+    ],
+)
+def test_others_are_not(criterion: Criterion, baseline: float, worst: float | None) -> None:
+    criterion.check(baseline, worst)

@@ -9,7 +9,7 @@ import pytest
 
 from finecast.engines.base import TensorSpec
 from finecast.errors import UsageError
-from finecast.measure.data import Dataset, load_npz
+from finecast.measure.data import Dataset, data_set, load_npz
 
 X = np.arange(30, dtype=np.float32).reshape(10, 3)
 SPEC = TensorSpec(name="x", dtype="fp32", shape=("N", 3))
@@ -142,3 +142,68 @@ def test_files_that_are_no_npz(tmp_path: Path) -> None:
 def test_a_batch_has_at_least_one_sample(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="batch size 0"):
         next(load_npz(saved(tmp_path, x=X), [SPEC]).batches(0))
+
+
+def test_nan_in_the_data_is_refused(tmp_path: Path) -> None:
+    broken = X.copy()
+    broken[7, 1] = np.nan
+    data = load_npz(saved(tmp_path, x=broken), [SPEC])
+    with pytest.raises(UsageError, match="array 'x' holds NaN"):
+        list(data.batches(4))
+
+
+@pytest.mark.parametrize("kind", ["U", "S", "O"])
+def test_text_is_taken_by_inputs_of_text(kind: str) -> None:
+    spec = TensorSpec(name="words", dtype="string", shape=("N",))
+    (batch,) = data_set({"words": np.array(["a", "bc"]).astype(kind)}, [spec]).batches(2)
+    assert batch.feeds["words"].dtype == object
+    assert batch.feeds["words"].tolist() == ["a", "bc"]
+
+
+GRAPH = [
+    TensorSpec(name="x", dtype="fp32", shape=("nodes", 3)),
+    TensorSpec(name="edges", dtype="int64", shape=(2, "edges")),
+]
+EDGES = np.zeros((2, 40), np.int64)
+
+
+def test_unlike_sample_axes_name_the_ways_out() -> None:
+    with pytest.raises(UsageError) as caught:
+        data_set({"x": X, "edges": EDGES}, GRAPH)
+    for word in ("--eval", "--calib", "--sample-axis edges=none"):
+        assert word in str(caught.value)
+
+
+def test_inputs_that_all_samples_share() -> None:
+    arrays = {"x": X, "edges": EDGES, "label": np.arange(10)}
+    data = data_set(arrays, GRAPH, sample_axes={"edges": None})
+    assert [b.feeds["edges"].shape for b in data.batches(5)] == [(2, 40), (2, 40)]
+    # One graph: one batch, and all of its labels.
+    whole = data_set(arrays, GRAPH, sample_axes={"edges": None, "x": None})
+    (batch,) = whole.batches(4)
+    assert batch.labels is not None
+    assert (batch.feeds["x"].shape, len(batch.labels)) == ((10, 3), 10)
+    with pytest.raises(UsageError, match=r"unknown input 'edge' \(--sample-axis\).*edges"):
+        data_set(arrays, GRAPH, sample_axes={"edge": None})
+    with pytest.raises(UsageError, match=r"no axis 2 \(--sample-axis\)"):
+        data_set(arrays, GRAPH, sample_axes={"x": 2})
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "order"),
+    [
+        (("N", 3, 8, 8), (5, 8, 8, 3), (0, 3, 1, 2)),
+        (("N", 3, "H", "W"), (5, 24, 16, 3), (0, 3, 1, 2)),
+        (("N", 8, 8, 3), (5, 3, 8, 8), (0, 2, 3, 1)),
+        (("N", 12, 100), (5, 100, 12), (0, 2, 1)),
+    ],
+)
+def test_transposed_data_gets_the_transpose(
+    model: tuple[int | str, ...], shape: tuple[int, ...], order: tuple[int, ...]
+) -> None:
+    spec = TensorSpec(name="x", dtype="fp32", shape=model)
+    array = np.zeros(shape, np.float32)
+    with pytest.raises(UsageError) as caught:
+        data_set({"x": array}, [spec])
+    assert str(caught.value).endswith(f"save array.transpose{order}")
+    assert data_set({"x": array.transpose(order)}, [spec]).size == 5

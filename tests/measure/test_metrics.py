@@ -6,6 +6,7 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
+import sklearn.metrics as sklearn_metrics
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,14 @@ from finecast.measure.metrics import METRICS, get_metric
 SCORES = np.random.default_rng(0).standard_normal((12, 7)).astype(np.float32)
 LABELS = np.random.default_rng(1).integers(0, 7, 12)
 NOISY = SCORES + np.random.default_rng(2).standard_normal((12, 7)).astype(np.float32) / 10
+
+
+TARGETS = np.random.default_rng(3).standard_normal((12, 7))
+DISTANCES = ("mse", "mae")
+
+
+def labels_for(name: str) -> Array:
+    return TARGETS if name in DISTANCES else LABELS
 
 
 def score(
@@ -30,11 +39,11 @@ def score(
 @pytest.mark.parametrize("name", list(METRICS))
 @given(cuts=st.sets(st.integers(1, 11)))
 def test_batching_changes_nothing(name: str, cuts: set[int]) -> None:
-    whole = score(name, NOISY, LABELS, SCORES)
+    whole = score(name, NOISY, labels_for(name), SCORES)
     accumulator = get_metric(name).start()
     edges = [0, *sorted(cuts), 12]
     for a, b in itertools.pairwise(edges):
-        accumulator.update({"y": NOISY[a:b]}, LABELS[a:b], {"y": SCORES[a:b]})
+        accumulator.update({"y": NOISY[a:b]}, labels_for(name)[a:b], {"y": SCORES[a:b]})
     assert accumulator.result() == pytest.approx(whole, rel=1e-12)
 
 
@@ -43,14 +52,14 @@ def test_a_model_against_itself_is_ideal(name: str) -> None:
     metric = METRICS[name]
     assert metric.needs_reference == (metric.ideal is not None)
     if metric.ideal is not None:
-        assert score(name, SCORES, LABELS, SCORES) == metric.ideal
+        assert score(name, SCORES, labels_for(name), SCORES) == metric.ideal
 
 
 @pytest.mark.parametrize("name", list(METRICS))
 def test_one_nan_makes_the_result_nan(name: str) -> None:
     broken = SCORES.copy()
     broken[3, 0] = math.nan
-    assert math.isnan(score(name, broken, LABELS, SCORES))
+    assert math.isnan(score(name, broken, labels_for(name), SCORES))
 
 
 @pytest.mark.parametrize("name", list(METRICS))
@@ -67,7 +76,7 @@ def test_what_a_metric_needs_is_asked_for(name: str) -> None:
 @pytest.mark.parametrize("name", list(METRICS))
 def test_bf16_outputs_are_taken(name: str) -> None:
     low = SCORES.astype(ml_dtypes.bfloat16)
-    assert math.isfinite(score(name, low, LABELS, SCORES))
+    assert math.isfinite(score(name, low, labels_for(name), SCORES))
 
 
 def test_top_k() -> None:
@@ -145,5 +154,96 @@ def test_outputs_of_another_shape_are_refused() -> None:
 
 
 def test_unknown_metrics_list_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="use one of top1, top5"):
-        get_metric("f1")
+    with pytest.raises(UsageError, match=r"\(--metric\): did you mean top1\? use one of top1"):
+        get_metric("topp1")
+    assert get_metric(" Accuracy ") is METRICS["top1"]
+
+
+def test_one_hot_labels_are_classes_and_100_does_not_count() -> None:
+    hot = np.eye(7)[LABELS]
+    for name in ("top1", "top5", "f1", "perplexity"):
+        assert score(name, SCORES, hot) == score(name, SCORES, LABELS)
+        padded = np.append(LABELS, [-100, -100])
+        assert score(name, np.r_[SCORES, SCORES[:2]], padded) == score(name, SCORES, LABELS)
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (np.array(["cat"] * 12), "text: the labels are such as"),
+        (LABELS + 1, "label 7 is no class of output 'y', which scores 7"),
+        (LABELS - 1, "label -1 is no class"),
+        (LABELS + 0.5, "is no class"),
+        (np.full(12, math.nan), "label nan is no class"),
+        (np.full((12, 7), 1 / 7), "a share of each"),
+    ],
+)
+@pytest.mark.parametrize("name", ["top1", "top5", "f1", "perplexity"])
+def test_labels_that_are_no_classes_are_refused(name: str, labels: Array, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        score(name, SCORES, labels)
+
+
+@pytest.mark.parametrize("name", ["spearman", "mse", "mae"])
+@pytest.mark.parametrize("bad", [np.array(["a"] * 12), np.full(12, math.nan)])
+def test_labels_that_are_no_numbers_are_refused(name: str, bad: Array) -> None:
+    with pytest.raises(UsageError, match="a number for each sample"):
+        score(name, SCORES[:, 0], bad)
+
+
+def test_against_scikit_learn() -> None:
+    decided = SCORES.argmax(axis=1)
+    macro = sklearn_metrics.f1_score(LABELS, decided, average="macro")
+    assert score("f1", SCORES, LABELS) == pytest.approx(macro)
+    assert score("f1", decided, LABELS) == pytest.approx(macro)
+    right = sklearn_metrics.accuracy_score(LABELS, decided)
+    assert score("accuracy", SCORES, LABELS) == pytest.approx(right)
+    square = sklearn_metrics.mean_squared_error(TARGETS, SCORES)
+    assert score("mse", SCORES, TARGETS) == pytest.approx(square)
+    absolute = sklearn_metrics.mean_absolute_error(TARGETS, SCORES)
+    assert score("mae", SCORES, TARGETS) == pytest.approx(absolute)
+    shares = np.exp(SCORES) / np.exp(SCORES).sum(axis=1, keepdims=True)
+    loss = sklearn_metrics.log_loss(LABELS, shares, labels=range(7))
+    assert score("perplexity", SCORES, LABELS) == pytest.approx(math.exp(loss), rel=1e-5)
+    with pytest.raises(UsageError, match="needs logits"):
+        score("perplexity", shares, LABELS)
+
+
+def test_decisions_in_text_have_labels_in_text() -> None:
+    said, labels = np.array(["a", "b"], object), np.array(["a", "c"])
+    assert score("top1", said, labels) == 0.5
+    assert score("top1", said, labels.astype("S")) == 0.5
+    with pytest.raises(UsageError, match="compares numbers with text"):
+        score("top1", said, np.array([1, 2]))
+
+
+def doubts(name: str, outputs: Array, labels: Array | None = None) -> tuple[str, ...]:
+    accumulator = get_metric(name).start()
+    accumulator.update({"y": outputs}, labels, {"y": outputs})
+    return accumulator.doubts()
+
+
+def test_what_a_baseline_says_little_of_is_told() -> None:
+    many = np.random.default_rng(0).standard_normal((400, 4)).astype(np.float32)
+    guessed = np.random.default_rng(1).integers(0, 4, 400)
+    assert "level of guessing among 4 classes" in doubts("top1", many, guessed)[0]
+    assert not doubts("top1", many, many.argmax(axis=1))
+    assert "unrelated numbers" in doubts("spearman", many[:, 0], guessed)[0]
+    assert not doubts("spearman", many[:, 0], many[:, 0])
+    assert "guessing among 4 classes" in doubts("perplexity", many, guessed)[0]
+    assert not doubts("perplexity", 5 * many, many.argmax(axis=1))
+    assert "rests on 12 decisions" in doubts("top1", SCORES, SCORES.argmax(axis=1))[0]
+    assert "decides alike" in doubts("agreement", np.tile(SCORES[:1], (40, 1)))[0]
+    assert "one class" in doubts("f1", many, np.zeros(400, int))[0]
+    assert "rests on one sample" in doubts("cosine", SCORES[:1])[0]
+
+
+@pytest.mark.parametrize("name", ["top1", "top5", "f1", "agreement", "spearman"])
+def test_one_decision_says_nothing(name: str) -> None:
+    with pytest.raises(UsageError, match="over 1 decision says nothing"):
+        doubts(name, SCORES[:1], LABELS[:1])
+
+
+def test_top5_of_five_classes_is_no_metric() -> None:
+    with pytest.raises(UsageError, match="top5 of 5 classes is right whatever"):
+        doubts("top5", SCORES[:, :5], LABELS % 5)

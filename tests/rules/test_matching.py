@@ -39,8 +39,8 @@ def test_names_of_the_model_pass(named: dict[str, Any]) -> None:
     [
         ({"include": (re.compile("enc/sofd"),)}, "--include", "enc/soft"),
         ({"exclude": (re.compile("soft"), re.compile("dec/.*"))}, "--exclude", "enc/soft"),
-        ({"op_formats": {"Sofmax": Format.FP32}}, "--op", "did you mean Softmax?"),
-        ({"op_formats": {"SOFTMAX": Format.FP32}}, "--op", "did you mean Softmax?"),
+        ({"op_formats": {"Sofmax": Format.FP32}}, "--op", "use one of Softmax, Relu"),
+        ({"op_formats": {"SOFTMAX": Format.FP32}}, "--op", "use one of Softmax, Relu"),
         ({"io": {"X": Format.BF16}}, "--io", "use one of x, y"),
         ({"io": {"p": Format.BF16}}, "--io", "use one of x, y"),
     ],

@@ -9,6 +9,7 @@ is the exit code.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from inspect import cleandoc
@@ -36,6 +37,8 @@ VERBS = {
 
 _INTERRUPTED = 130
 _FAST_MATH = "--fast-math"
+_COMPLETE = "_FINECAST_COMPLETE"
+"""Set by a shell whose user pressed Tab."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in args
     args = _joined([arg for arg in args if arg != "--debug"]) or ["--help"]
     try:
-        command: Any = typer.main.get_command(_app(args))
+        command: Any = typer.main.get_command(_app(_completed() or args))
         result = command.main(args=args, prog_name="finecast", standalone_mode=False)
         return int(result) if isinstance(result, int) else ExitCode.DONE
     except FinecastError as error:
@@ -93,11 +96,20 @@ def _joined(args: Sequence[str]) -> list[str]:
     return joined
 
 
+def _completed() -> list[str]:
+    """The words of the line that a shell asks to complete; none where it does not."""
+    if _COMPLETE not in os.environ:
+        return []
+    # bash hands them over in its own variable, other shells in Typer's
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
+    return line.split()[1:]
+
+
 def _app(args: Sequence[str]) -> typer.Typer:
     app = typer.Typer(
         name="finecast",
         help="Fine-grained automatic mixed precision.",
-        add_completion=False,
+        add_completion=True,
         rich_markup_mode=None,  # importing rich to frame the help would double its time
     )
     app.callback()(_globals)

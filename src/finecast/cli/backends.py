@@ -5,20 +5,16 @@ Source: the support matrix of Intel Neural Compressor 2.x, ``docs/source/mix_pre
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-_LATER = "installed; finecast has no engine for it yet"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """One row: what the seeds document for it, and what installs it.
+    """One row: what those tools document for it, and what to do to have it.
 
-    ``engine`` is finecast's own (name, device), where there is one; ``requires`` the module
-    that is importable where it is installed.
+    ``engine`` is finecast's own (name, device), where there is one.
     """
 
     framework: str
@@ -26,7 +22,6 @@ class Backend:
     device: str
     formats: tuple[str, ...]
     install: str
-    requires: str = ""
     engine: tuple[str, str] | None = None
 
 
@@ -83,41 +78,38 @@ BACKENDS = (
         framework="PyTorch",
         backend="default",
         device="CPU",
-        formats=("bf16",),
-        install="pip install torch",
-        requires="torch",
+        formats=("bf16", "fp16"),
+        install="pip install 'finecast[torch]'",
+        engine=("torch", "CPU"),
+    ),
+    Backend(
+        framework="PyTorch",
+        backend="default",
+        device="GPU",
+        formats=("bf16", "fp16"),
+        install="a build of PyTorch with CUDA (an NVIDIA GPU)",
+        engine=("torch", "CUDA"),
     ),
     Backend(
         framework="PyTorch",
         backend="ipex",
         device="CPU",
         formats=("bf16",),
-        install="pip install intel-extension-for-pytorch (retired after PyTorch 2.8)",
-        requires="intel_extension_for_pytorch",
+        install="nothing to gain: retired, its kernels are in PyTorch",
     ),
     Backend(
         framework="TensorFlow",
-        backend="default",
-        device="CPU",
-        formats=("bf16",),
-        install="pip install tensorflow",
-        requires="tensorflow",
-    ),
-    Backend(
-        framework="TensorFlow",
-        backend="itex",
+        backend="default, itex",
         device="CPU, GPU",
         formats=("bf16",),
-        install="pip install intel-extension-for-tensorflow[cpu]",
-        requires="intel_extension_for_tensorflow",
+        install="no engine of finecast's: export to ONNX with tf2onnx",
     ),
     Backend(
         framework="MXNet",
         backend="default",
         device="CPU",
         formats=("bf16",),
-        install="pip install mxnet (retired by Apache in 2023)",
-        requires="mxnet",
+        install="retired in 2023, no engine of finecast's: export to ONNX",
     ),
 )
 
@@ -130,12 +122,8 @@ def absent_backends(present: Collection[tuple[str, str]]) -> list[dict[str, Any]
             "backend": row.backend,
             "device": row.device,
             "formats": list(row.formats),
-            "install": _LATER if _importable(row.requires) else row.install,
+            "install": row.install,
         }
         for row in BACKENDS
         if row.engine not in present
     ]
-
-
-def _importable(module: str) -> bool:
-    return bool(module) and importlib.util.find_spec(module) is not None

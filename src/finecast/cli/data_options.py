@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from finecast.errors import UsageError
+from finecast.naming import spelled
 
 if TYPE_CHECKING:
     from finecast.measure.criterion import Criterion
@@ -33,6 +34,13 @@ class Data:
         typer.Option(
             metavar="NPZ|FILE.py:FUNCTION",
             help="Calibration feeds: an unlabelled .npz, or a function that yields them.",
+        ),
+    ] = None
+    sample_axis: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=none|AXIS",
+            help="Where an input's samples lie; none where all samples share it.",
         ),
     ] = None
     batch: Annotated[
@@ -68,6 +76,7 @@ class Data:
             labels=self.labels,
             calib=feeds,
             batch=self.batch or DEFAULT_BATCH,
+            sample_axes=_axes(self.sample_axis or ()),
         )
 
 
@@ -97,7 +106,8 @@ class Evaluation:
     metric: Annotated[
         str | None,
         typer.Option(
-            help="top1, top5, agreement, cosine, spearman, snr_db, max_abs; default agreement."
+            help="top1 (or accuracy), top5, f1, agreement, cosine, spearman, snr_db, max_abs,"
+            " mse, mae, perplexity; default agreement."
         ),
     ] = None
     evaluate: Annotated[
@@ -164,6 +174,26 @@ class Tolerance:
             tolerance=self.tolerance,
             higher_is_better=workload.higher_is_better,
         )
+
+
+def _axes(items: Sequence[str]) -> dict[str, int | None]:
+    """Read ``NAME=none`` and ``NAME=AXIS`` items.
+
+    Raises:
+        UsageError: If one is malformed.
+    """
+    axes: dict[str, int | None] = {}
+    for item in items:
+        name, _, axis = item.rpartition("=")
+        shared = spelled(axis) == "none"
+        if not (name and (shared or axis.strip().isdecimal())):
+            raise UsageError(
+                f"{item!r} is no sample axis",
+                where="--sample-axis",
+                fix="write NAME=none, or NAME=AXIS with 0 for the first",
+            )
+        axes[name] = None if shared else int(axis)
+    return axes
 
 
 def dim_sizes(items: Sequence[str]) -> dict[str, int]:

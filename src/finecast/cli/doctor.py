@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,8 +14,11 @@ from finecast.errors import EngineError
 from finecast.formats import Format
 
 if TYPE_CHECKING:
-    from finecast.engines.base import Capability, Engine
+    from finecast.engines.base import Capability
     from finecast.measure.environment import Environment
+
+# A terminal of the usual width, whatever the rows.
+_COLUMNS = 80
 
 
 def run(
@@ -22,28 +27,70 @@ def run(
     """What runs on this machine: per engine, device and format, with measured speed.
 
     Small kernels are run in each format and timed against fp32 in turns. The rows below the
-    line are backends that other tools support and that are not installed here.
+    line are backends that other tools support and that are not here.
     """
     from finecast.cli.backends import absent_backends
     from finecast.measure.environment import environment
 
-    rows: list[tuple[Engine, Mapping[Format, Capability]]] = []
+    rows: list[Row] = []
     failures: list[str] = []
-    specs = engine_specs()
+    probes = _probes()
     with progress("probing", quiet=as_json) as report:
-        for index, spec in enumerate(specs):
-            report(index, len(specs), spec)
+        for index, (spec, probe) in enumerate(probes.items()):
+            report(index, len(probes), spec)
             try:
-                engine = _engine(spec)
-                rows.append((engine, engine.capabilities()))
+                rows.append(probe())
             except EngineError as error:
                 failures.append(f"{spec}: {error}")
     machine = environment()
-    absent = absent_backends({(e.name, e.device) for e, _ in rows})
+    absent = absent_backends({(row.engine, row.device) for row in rows})
     if as_json:
         write_json(_json(machine, rows, absent, failures))
     else:
         _print(machine, rows, absent, failures)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """An engine on a device, for the models of one framework."""
+
+    framework: str
+    engine: str
+    device: str
+    formats: Mapping[Format, Capability]
+
+
+def _probes() -> dict[str, Callable[[], Row]]:
+    """What measures a row, by engine and device; importing PyTorch takes seconds."""
+    from importlib.util import find_spec
+
+    found: dict[str, Callable[[], Row]] = {s: partial(_onnx, s) for s in engine_specs()}
+    if find_spec("torch") is not None:
+        import torch
+
+        found["torch:CPU"] = partial(_torch, "CPU")
+        if torch.cuda.is_available():
+            found["torch:CUDA"] = partial(_torch, "CUDA")
+    return found
+
+
+def _onnx(spec: str) -> Row:
+    from finecast.engines import get_engine
+
+    engine = get_engine(spec)
+    return Row(
+        framework="ONNX",
+        engine=engine.name,
+        device=engine.device,
+        formats=engine.capabilities(),
+    )
+
+
+def _torch(device: str) -> Row:
+    from finecast.torch.rates import capabilities
+
+    formats = capabilities(device.lower())
+    return Row(framework="PyTorch", engine="torch", device=device, formats=formats)
 
 
 def engine_specs() -> list[str]:
@@ -51,12 +98,6 @@ def engine_specs() -> list[str]:
     from finecast.engines import ENGINES, devices, installed
 
     return [f"{n}:{d}" for n in ENGINES if installed(n) for d in devices(n)]
-
-
-def _engine(spec: str) -> Engine:
-    from finecast.engines import get_engine
-
-    return get_engine(spec)
 
 
 def cell(capability: Capability) -> str:
@@ -72,7 +113,7 @@ def cell(capability: Capability) -> str:
 
 def _json(
     machine: Environment,
-    rows: list[tuple[Engine, Mapping[Format, Capability]]],
+    rows: list[Row],
     absent: list[dict[str, Any]],
     failures: list[str],
 ) -> dict[str, Any]:
@@ -80,9 +121,9 @@ def _json(
         "environment": machine.as_json(),
         "engines": [
             {
-                "framework": "ONNX",
-                "engine": engine.name,
-                "device": engine.device,
+                "framework": row.framework,
+                "engine": row.engine,
+                "device": row.device,
                 "formats": {
                     fmt.label: {
                         "runs": c.runs,
@@ -91,10 +132,10 @@ def _json(
                         "worthwhile": c.worthwhile,
                         "reason": c.reason,
                     }
-                    for fmt, c in formats.items()
+                    for fmt, c in row.formats.items()
                 },
             }
-            for engine, formats in rows
+            for row in rows
         ],
         "not_installed": absent,
         "failures": failures,
@@ -103,37 +144,33 @@ def _json(
 
 def _print(
     machine: Environment,
-    rows: list[tuple[Engine, Mapping[Format, Capability]]],
+    rows: list[Row],
     absent: list[dict[str, Any]],
     failures: list[str],
 ) -> None:
     from finecast.engines.probe import PROBED
 
+    shown = [f for f in PROBED if f is not Format.FP32]
     table = new_table(
         "Here: speed against fp32, measured",
-        ("framework", "engine", "device"),
-        [f.label for f in PROBED],
-        fold="engine",
+        ("engine", "models"),
+        [f.label.replace("_", "\n") for f in shown],
     )
-    for engine, formats in rows:
-        add_row(table, "ONNX", engine.name, engine.device, *(cell(formats[f]) for f in PROBED))
-    write_table(table)
+    for row in rows:
+        cells = (cell(row.formats[f]) for f in shown)
+        add_row(table, f"{row.engine}:{row.device}", row.framework, *cells)
+    write_table(table, columns=_COLUMNS)
     notes = [
-        f"  {e.name}:{e.device} {f.label}: {c.reason}"
-        for e, formats in rows
-        for f, c in formats.items()
+        f"  {row.engine}:{row.device} {f.label}: {c.reason}"
+        for row in rows
+        for f, c in row.formats.items()
         if c.reason
     ]
     other = new_table(
-        "Not here",
-        ("framework", "backend", "device", "documented formats", "how to get it"),
-        fold="how to get it",
+        "Not here", ("framework", "backend", "device", "what to do"), fold="what to do"
     )
-    for row in absent:
-        formats = ", ".join(row["formats"]) or "none"
-        add_row(
-            other, row["framework"], row["backend"], row["device"], formats, row["install"]
-        )
+    for one in absent:
+        add_row(other, one["framework"], one["backend"], one["device"], one["install"])
     flags = " ".join(machine.flags) or "none that matter"
     lines = [*notes, *failures, f"CPU: {machine.cpu}, {machine.cores} cores; flags: {flags}"]
-    write_table(other, note="\n".join(lines))
+    write_table(other, note="\n".join(lines), columns=_COLUMNS)

@@ -8,7 +8,7 @@ import typer
 
 from finecast.cli.common import Json, Model
 from finecast.cli.data_options import Data, Evaluation
-from finecast.cli.output import add_row, new_table, progress, write_json, write_table
+from finecast.cli.output import add_row, new_table, progress, warn, write_json, write_table
 from finecast.cli.policy_options import Casting, Device, NeededTarget
 
 if TYPE_CHECKING:
@@ -42,13 +42,16 @@ def run(
     from finecast.tuner.emulating import emulate
 
     emulation, options = device.emulation(casting, target)
+    workload = evaluation.workload(model, data)
     with progress("emulating", quiet=as_json) as bar:
         report = emulate(
             model,
             emulation,
-            evaluation.workload(model, data),
+            workload,
             progress=lambda stage, done, total: bar(done, total, stage),
         )
+    for note in workload.warnings:
+        warn(note)
     if as_json:
         write_json(to_dict(report, target=target, options=options, metric=evaluation.label))
     else:

@@ -12,7 +12,7 @@ import typer
 
 from finecast.cli.common import Force, Json, Model
 from finecast.cli.data_options import Data, Evaluation, Tolerance
-from finecast.cli.output import add_row, new_table, progress, write_json, write_table
+from finecast.cli.output import add_row, new_table, progress, warn, write_json, write_table
 from finecast.cli.policy_options import Device
 from finecast.errors import ExitCode, UsageError
 
@@ -76,6 +76,8 @@ def run(
     if plan is not None and output is not None:
         frontend.save(frontend.apply(walk.file, plan.plan).model, output, force=force)
         frontend.check(output)
+    for note in workload.warnings:
+        warn(note)
     best = outcome.best
     compiled = _compile(compile_with, best.rung) if compile_with and best else None
     report = to_dict(outcome, plan, why, written=output if plan else None)

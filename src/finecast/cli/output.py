@@ -29,12 +29,15 @@ def write_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
     sys.stdout.write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
 
 
-def write_table(table: Table, *, note: str = "") -> None:
-    """Write a rich table to stdout, and a line under it."""
+def write_table(table: Table, *, note: str = "", columns: int = _PIPE_COLUMNS) -> None:
+    """Write a rich table to stdout, and a line under it; no wider than a terminal.
+
+    Into a file or a pipe it takes at most ``columns``.
+    """
     from rich.console import Console
 
     # Into a file or a pipe there is no width to keep to; 80 columns would fold every name.
-    console = Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
+    console = Console(width=None if sys.stdout.isatty() else columns)
     console.print(table)
     if note:
         console.print(note, markup=False, highlight=False, soft_wrap=True)

@@ -9,6 +9,7 @@ import typer
 
 from finecast.cli.common import EngineName, ExternalData, Force, Json, Model
 from finecast.cli.data_options import Data, Evaluation, Tolerance
+from finecast.cli.deployment import how_to_run
 from finecast.cli.exported import Trust, is_exported, refuse, tune_exported
 from finecast.cli.output import (
     add_row,
@@ -218,6 +219,8 @@ def _print(outcome: Outcome, metric: str, output: Path, plan: Path) -> None:
         lines.append(_TF32_TIMES)
     where = f"wrote {output} and {plan}" if improved else "nothing written: use the fp32 model"
     lines.append(where)
+    run = how_to_run(output, outcome.plan.engine, outcome.plan.counts) if improved else ""
+    lines += [run] if run else []
     note = (
         f"{ops}; {outcome.casts} casts inside; {outcome.evaluations} evaluations on all data,"
         f" {outcome.probes} probes, {outcome.seconds:.1f} s on {environment().cpu}"

@@ -50,6 +50,10 @@ class Cosine:
         means = [self._sums[n] / count for n, count in self._counts.items() if count]
         return sum(means) / len(means) if means else math.nan
 
+    def doubts(self) -> tuple[str, ...]:
+        """A single sample."""
+        return _single(max(self._counts.values(), default=0), "cosine")
+
 
 @final
 class SignalToNoise:
@@ -82,6 +86,12 @@ class SignalToNoise:
             return -math.inf
         return 10 * math.log10(self._signal / self._noise)
 
+    def doubts(self) -> tuple[str, ...]:
+        """A single number, or nothing but zeros."""
+        if self._count and not self._signal:
+            return ("the fp32 model's outputs are all 0: snr_db says little of them",)
+        return _single(self._count, "snr_db")
+
 
 @final
 class MaxAbs:
@@ -107,6 +117,14 @@ class MaxAbs:
     def result(self) -> float:
         """The largest difference; NaN before the first batch."""
         return math.nan if self._largest is None else self._largest
+
+    def doubts(self) -> tuple[str, ...]:
+        """None: the largest difference is what it is."""
+        return ()
+
+
+def _single(count: int, metric: str) -> tuple[str, ...]:
+    return (f"{metric} rests on one sample",) if count == 1 else ()
 
 
 def _difference(

@@ -70,6 +70,27 @@ class Criterion:
             loss *= abs(baseline)
         return baseline - loss if self.higher_is_better else baseline + loss
 
+    def check(self, baseline: float, worst: float | None = None) -> None:
+        """Refuse a criterion that every result meets.
+
+        Args:
+            baseline: The fp32 model's metric.
+            worst: The metric's worst value, where it has one.
+
+        Raises:
+            UsageError: If ``worst`` passes, or a loss of the whole baseline does.
+        """
+        whole = self.kind is CriterionKind.RELATIVE and self.tolerance >= 1
+        lost = whole and self.higher_is_better and 0 < baseline < math.inf
+        if lost or (worst is not None and self.passes(worst, baseline)):
+            percent = self.tolerance / 100
+            raise UsageError(
+                f"{self.kind.value} tolerance {self.tolerance:g} lets every result pass: the"
+                f" fp32 model has {baseline:.6g}, the target is {self.target(baseline):.6g}",
+                where="--tolerance",
+                fix=f"give less, as {percent:g} for {self.tolerance:g}%",
+            )
+
     def passes(self, value: float, baseline: float) -> bool:
         """Whether ``value`` is at least as good as the target; False for NaN."""
         target = self.target(baseline)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,9 @@ from finecast.engines.ports import DTYPES, dtype_label, shape_text
 from finecast.errors import UsageError
 from finecast.measure.functions import load_function
 from finecast.measure.npz import open_npz
-from finecast.naming import close_names
+from finecast.naming import close_names, unknown_name
 
-__all__ = ["DEFAULT_LABELS", "Batch", "Dataset", "load_function", "load_npz"]
+__all__ = ["DEFAULT_LABELS", "Batch", "Dataset", "data_set", "load_function", "load_npz"]
 
 DEFAULT_LABELS = "label"
 _FLOATS = frozenset({"fp64", "fp32", "fp16", "bf16"})
@@ -53,7 +54,8 @@ class Batch:
 class Dataset:
     """Samples of a model's inputs, and labels where there are any.
 
-    ``axes`` is each input's sample axis; None for an input that every batch shares.
+    ``axes`` is each input's sample axis; None for an input that every batch shares. Where all
+    are shared, the data is one batch with all labels.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -87,10 +89,16 @@ class Dataset:
             fill = rows - count if self.fixed_batch else 0
             yield Batch(
                 feeds={s.name: self._rows(s, start, count, fill) for s in self.inputs},
-                labels=None if self.labels is None else self.labels[start : start + count],
+                labels=self._labels(start, count),
                 count=count,
                 rows=count + fill,
             )
+
+    def _labels(self, start: int, count: int) -> Array | None:
+        shared = all(axis is None for axis in self.axes.values())
+        if self.labels is None or shared:
+            return self.labels
+        return self.labels[start : start + count]
 
     def _rows(self, spec: TensorSpec, start: int, count: int, fill: int) -> Array:
         array, axis = self.arrays[spec.name], self.axes[spec.name]
@@ -100,44 +108,96 @@ class Dataset:
             if fill:
                 widths = [(0, fill if i == axis else 0) for i in range(array.ndim)]
                 array = np.pad(array, widths, mode="edge")
-        return np.ascontiguousarray(array, dtype=DTYPES[spec.dtype]).reshape(array.shape)
+        return as_input(array, spec)
+
+
+def as_input(array: Array, spec: TensorSpec) -> Array:
+    """Rows of samples in an input's own type.
+
+    Raises:
+        UsageError: If one holds NaN: what a model makes of it says nothing of its accuracy.
+    """
+    if array.dtype.kind not in "biuOSU" and np.isnan(array).any():
+        raise UsageError(
+            f"array {spec.name!r} holds NaN",
+            where="--data",
+            fix="leave such samples out, or use --eval if the model takes NaN",
+        )
+    plain = array.astype(str) if array.dtype.kind == "S" else array
+    return np.ascontiguousarray(plain, dtype=DTYPES[spec.dtype]).reshape(array.shape)
 
 
 def load_npz(
-    path: str | Path, inputs: Sequence[TensorSpec], *, labels: str | None = None
+    path: str | Path,
+    inputs: Sequence[TensorSpec],
+    *,
+    labels: str | None = None,
+    sample_axes: Mapping[str, int | None] | None = None,
 ) -> Dataset:
-    """Read a data set for a model with these inputs.
-
-    Args:
-        path: The file; arrays are named as the inputs, with samples along the axis that is
-            the batch in the model. An input of wholly fixed shape may be given once for all.
-        inputs: The model's inputs.
-        labels: The array of labels; by default ``label``, where the file has it.
+    """Read a data set for a model with these inputs from an npz file; see ``data_set``.
 
     Raises:
         UsageError: If the file cannot be read or does not fit; names the array, what it is
             and what was expected.
     """
     path = Path(path)
-    arrays = open_npz(path)
-    where = str(path)
+    return data_set(
+        open_npz(path), inputs, labels=labels, sample_axes=sample_axes, where=str(path)
+    )
+
+
+def data_set(
+    arrays: Mapping[str, Array],
+    inputs: Sequence[TensorSpec],
+    *,
+    labels: str | None = None,
+    sample_axes: Mapping[str, int | None] | None = None,
+    where: str = "data",
+) -> Dataset:
+    """Arrays by name as samples for a model with these inputs.
+
+    Args:
+        arrays: Named as the inputs, with samples along the axis that is the batch in the
+            model. An input of wholly fixed shape may be given once for all.
+        inputs: The model's inputs.
+        labels: The array of labels; by default ``label``, where there is one.
+        sample_axes: Sample axes by input's name, where they are not those; None for an input
+            that all samples share.
+        where: The arrays' file, for errors.
+
+    Raises:
+        UsageError: If they do not fit; names the array, what it is and what was expected.
+    """
     target = labels if labels is not None else DEFAULT_LABELS
     names = [spec.name for spec in inputs]
     _check_names(arrays, names, labels=labels, target=target, where=where)
     axes = _sample_axes(inputs, arrays)
+    for name in sample_axes or {}:
+        if name not in names:
+            raise unknown_name(name, names, what="input", where="--sample-axis")
+    axes |= sample_axes or {}
     for spec in inputs:
-        _check_array(arrays[spec.name], spec, axes[spec.name], where)
+        check_array(arrays[spec.name], spec, axes[spec.name], where)
+        axis = axes[spec.name]
+        if axis is not None and axis >= arrays[spec.name].ndim:
+            raise UsageError(
+                f"array {spec.name!r} of shape {shape_text(arrays[spec.name].shape)} has no"
+                f" axis {axis}",
+                where="--sample-axis",
+                fix=f"write {spec.name}=none if all samples share it",
+            )
     sizes = {n: arrays[n].shape[axis] for n in names if (axis := axes[n]) is not None}
     found = arrays.get(target) if target not in names else None
-    if found is not None:
-        if found.ndim == 0:
-            raise UsageError(
-                f"array {target!r} is a single number",
-                where=where,
-                fix="one label a sample is expected",
-            )
+    if found is not None and found.ndim == 0:
+        raise UsageError(
+            f"array {target!r} is a single number",
+            where=where,
+            fix="one label a sample is expected",
+        )
+    if found is not None and sizes:
         sizes[target] = len(found)
-    size = _common_size(sizes, where)
+    shared = bool(sample_axes) and not sizes
+    size = 1 if shared else _common_size(sizes, where)
     return Dataset(
         inputs=tuple(inputs),
         arrays={name: arrays[name] for name in names},
@@ -192,11 +252,17 @@ def _sample_axes(
     return axes
 
 
-def _check_array(array: Array, spec: TensorSpec, axis: int | None, where: str) -> None:
+def check_array(array: Array, spec: TensorSpec, axis: int | None, where: str) -> None:
+    """Hold samples against an input's type and shape; ``axis`` is of any size.
+
+    Raises:
+        UsageError: If they do not fit; says so where only the axes are in another order.
+    """
     got = dtype_label(array.dtype)
     wanted = DTYPES.get(spec.dtype)
     floats = got in _FLOATS and spec.dtype in _FLOATS
-    if wanted is None or not (floats or _widens(array.dtype, wanted)):
+    text = got == spec.dtype == "string"
+    if wanted is None or not (floats or text or _widens(array.dtype, wanted)):
         raise UsageError(
             f"array {spec.name!r} has type {got}, expected {spec.dtype}",
             where=where,
@@ -205,17 +271,39 @@ def _check_array(array: Array, spec: TensorSpec, axis: int | None, where: str) -
     if spec.shape is None:
         return
     declared = [None if i == axis else dim for i, dim in enumerate(spec.shape)]
-    fits = array.ndim == len(declared) and all(
-        not isinstance(dim, int) or dim == size
-        for dim, size in zip(declared, array.shape, strict=True)
-    )
-    if not fits:
+    if not _fits(array.shape, declared):
         raise UsageError(
             f"array {spec.name!r} has shape {shape_text(array.shape)}, "
             f"expected {shape_text(spec.shape)}",
             where=where,
-            fix="save samples in the model's input shape",
+            fix=_transposed(array.shape, declared)
+            or "save samples in the model's input shape",
         )
+
+
+def _fits(shape: Sequence[int], declared: Sequence[int | str | None]) -> bool:
+    return len(shape) == len(declared) and all(
+        not isinstance(dim, int) or dim == size
+        for dim, size in zip(declared, shape, strict=True)
+    )
+
+
+def _transposed(shape: Sequence[int], declared: Sequence[int | str | None]) -> str:
+    """Advice where the array fits once its channels are moved: NHWC data, NCHW model."""
+    rank = len(shape)
+    if not 3 <= rank <= 5:
+        return ""
+    last, first = (0, rank - 1, *range(1, rank - 1)), (0, *range(2, rank), 1)
+    named: dict[tuple[int, ...], str] = {
+        last: "channels are last",
+        first: "channels are second",
+    }
+    others = (p for p in permutations(range(rank)) if p[0] == 0 and p not in named)
+    for order in (*named, *others):
+        if _fits([shape[i] for i in order], declared):
+            why = named.get(order, "axes are in another order")
+            return f"in the data {why}: save array.transpose{order}"
+    return ""
 
 
 def _widens(got: np.dtype[np.generic], wanted: np.dtype[np.generic]) -> bool:
@@ -236,7 +324,9 @@ def _common_size(sizes: Mapping[str, int], where: str) -> int:
             raise UsageError(
                 f"array {name!r} has {other} samples, {first!r} has {size}",
                 where=where,
-                fix="save the same number of each",
+                fix="save the same number of each; where samples differ in size (graphs), give"
+                " --eval and --calib in place of --data; for an input that all samples share"
+                f" write --sample-axis {name}=none",
             )
     if size == 0:
         raise UsageError("the data has no samples", where=where, fix="save at least one")

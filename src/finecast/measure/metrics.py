@@ -10,12 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
+
+import numpy as np
 
 from finecast.engines.base import Array
-from finecast.errors import UsageError
 from finecast.measure.comparison import Cosine, MaxAbs, SignalToNoise
-from finecast.measure.decisions import Agreement, Spearman, TopK
+from finecast.measure.decisions import F1, Agreement, Spearman, TopK
+from finecast.measure.targets import MeanError, Perplexity
+from finecast.naming import look_up
 
 Outputs = Mapping[str, Array]
 
@@ -33,13 +36,22 @@ class Accumulator(Protocol):
         """The metric over all batches so far; NaN before the first."""
         ...
 
+    def doubts(self) -> tuple[str, ...]:
+        """Why the result over the batches so far says little of the fp32 model itself.
+
+        Raises:
+            UsageError: If it says nothing.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
     """What a metric needs and how it is read.
 
     ``ideal`` is the score of the fp32 model against itself, where the metric compares with
-    it; None where the baseline has to be measured.
+    it; None where the baseline has to be measured. ``worst`` is the worst score there is,
+    None where there is no bound.
     """
 
     name: str
@@ -48,6 +60,7 @@ class Metric:
     needs_reference: bool = False
     higher_is_better: bool = True
     ideal: float | None = None
+    worst: float | None = None
     help: str = ""
 
 
@@ -58,19 +71,29 @@ METRICS: dict[str, Metric] = {
             name="top1",
             start=lambda: TopK(1),
             needs_labels=True,
+            worst=0.0,
             help="share of samples whose largest score is the label's",
         ),
         Metric(
             name="top5",
             start=lambda: TopK(5),
             needs_labels=True,
+            worst=0.0,
             help="share of samples whose label is among the five largest scores",
+        ),
+        Metric(
+            name="f1",
+            start=F1,
+            needs_labels=True,
+            worst=0.0,
+            help="F1 of each class, averaged over the classes",
         ),
         Metric(
             name="agreement",
             start=Agreement,
             needs_reference=True,
             ideal=1.0,
+            worst=0.0,
             help="share of decisions equal to the fp32 model's",
         ),
         Metric(
@@ -78,13 +101,36 @@ METRICS: dict[str, Metric] = {
             start=Cosine,
             needs_reference=True,
             ideal=1.0,
+            worst=-1.0,
             help="mean cosine to the fp32 model's outputs",
         ),
         Metric(
             name="spearman",
             start=Spearman,
             needs_labels=True,
+            worst=-1.0,
             help="rank correlation of the first output scalar with the label",
+        ),
+        Metric(
+            name="mse",
+            start=lambda: MeanError("mse", np.square),
+            needs_labels=True,
+            higher_is_better=False,
+            help="mean squared error of the first output against the labels",
+        ),
+        Metric(
+            name="mae",
+            start=lambda: MeanError("mae", np.abs),
+            needs_labels=True,
+            higher_is_better=False,
+            help="mean absolute error of the first output against the labels",
+        ),
+        Metric(
+            name="perplexity",
+            start=Perplexity,
+            needs_labels=True,
+            higher_is_better=False,
+            help="of the labels under the first output's logits; labels already shifted",
         ),
         Metric(
             name="snr_db",
@@ -104,6 +150,7 @@ METRICS: dict[str, Metric] = {
     )
 }
 """Every metric by name."""
+_OTHER_NAMES: Final = {"accuracy": "top1"}
 
 
 def get_metric(name: str) -> Metric:
@@ -112,9 +159,5 @@ def get_metric(name: str) -> Metric:
     Raises:
         UsageError: If there is none.
     """
-    try:
-        return METRICS[name.strip().lower()]
-    except KeyError:
-        raise UsageError(
-            f"unknown metric {name!r}", fix=f"use one of {', '.join(METRICS)}, or --eval"
-        ) from None
+    table = METRICS | {other: METRICS[own] for other, own in _OTHER_NAMES.items()}
+    return look_up(name, table, what="metric", where="--metric")

@@ -222,6 +222,8 @@ def tune_file(
     reference = ModuleSession(module=runnable(program), signature=signature)
     workload = workload_of(data, reference)
     baseline = workload.evaluate(reference, None)
+    goal = replace(criterion, higher_is_better=workload.higher_is_better)
+    goal.check(baseline, workload.worst)
     feeds: Feeds = next(iter(workload.timing()))
     args, kwargs = signature.arguments(feeds)
 
@@ -236,7 +238,7 @@ def tune_file(
             example_kwargs=kwargs,
             evaluate=evaluate,
             baseline=baseline,
-            criterion=replace(criterion, higher_is_better=workload.higher_is_better),
+            criterion=goal,
             policy=policy,
             options=TuneOptions(prepare=prepare or deployed(), user_rules=tuple(user_rules)),
         )
@@ -251,7 +253,7 @@ def tune_file(
         error = squared_error(got, wanted) ** 0.5
     outcome = _outcome(found, size, after, error, workload.digest, time.perf_counter() - start)
     unheard = without_opinion((name for name, _ in user_rules), found.plan)
-    return replace(outcome, warnings=(*outcome.warnings, *unheard))
+    return replace(outcome, warnings=(*outcome.warnings, *workload.warnings, *unheard))
 
 
 def census(model: str | Path, *, trust: bool = False) -> Census:

@@ -18,6 +18,8 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage] - no public name
 )
 
+from finecast.engines.base import Capability
+from finecast.engines.probe import PROBED
 from finecast.formats import Format
 from finecast.frontends.torch.aten import DTYPES
 
@@ -104,6 +106,21 @@ def _best(runs: Sequence[Callable[[], object]], device: str) -> list[float]:
                     torch.cuda.synchronize()
                 best[k] = min(best[k], time.perf_counter() - start)
     return best
+
+
+def capabilities(device: str) -> dict[Format, Capability]:
+    """Which formats PyTorch's ops compute in on ``device``, and their measured speeds."""
+    found = {
+        fmt: Capability(runs=False, reason=f"PyTorch's ops do not compute in {fmt.label}")
+        for fmt in PROBED
+    }
+    found[Format.TF32] = Capability(
+        runs=False, reason="a switch of fp32: torch.set_float32_matmul_precision"
+    )
+    found[Format.FP32] = Capability(runs=True, speed=1.0)
+    for fmt in (Format.BF16, Format.FP16):
+        found[fmt] = Capability(runs=True, speed=rate_here(device, fmt).speed)
+    return found
 
 
 @contextmanager

@@ -172,6 +172,7 @@ class _Tuning:
                 baseline = float(self.evaluate(self.module))
         if math.isnan(baseline):
             raise ModelError("the fp32 module's metric is NaN", fix="check data and metric")
+        self.criterion.check(baseline)
         device = device_of(self.module, self.args)
         policy, obstacle = look_before_leaping(self.policy, device)
         planner = self._planner(captured, policy, device, frozenset())

@@ -87,6 +87,7 @@ class DeviceModel:
                 where=self.file.name,
                 fix="check the data and the metric with the fp32 model first",
             )
+        self.criterion.check(self.baseline, self.workload.worst)
         self.progress("fp32", 1, 1)
 
     def session(self, emulation: Emulation, setting: Setting) -> EmulatorSession:

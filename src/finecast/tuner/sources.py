@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
 
 from finecast.engines.base import Feeds, Session, TensorSpec
 from finecast.errors import UsageError
 from finecast.frontends import onnx as frontend
-from finecast.measure.data import Dataset, load_npz
+from finecast.measure.data import Dataset, data_set, load_npz
 from finecast.measure.feeds import check_dims, check_sizes, synthetic_feeds
 from finecast.measure.metrics import get_metric
+from finecast.measure.streams import Stream, re_iterable, to_array
 from finecast.tuner.workload import (
     CalibrationFunction,
     DataWorkload,
@@ -26,6 +31,7 @@ from finecast.tuner.workload import (
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+Data: TypeAlias = "str | Path | Mapping[str, Any] | Iterable[Any]"
 DEFAULT_BATCH: Final = 32
 CALIBRATION_SAMPLES: Final = 128
 
@@ -34,19 +40,22 @@ CALIBRATION_SAMPLES: Final = 128
 class DataOptions:
     """Where evaluation and calibration data come from.
 
-    Either ``data`` and ``metric``, or ``evaluate``. ``calib`` is an npz without labels or a
+    Either ``data`` and ``metric``, or ``evaluate``. ``data`` is an npz file, arrays by name,
+    or batches that can be iterated again and again, such as a DataLoader: each of arrays by
+    name, or of the inputs in order, and labels. ``calib`` is the like without labels, or a
     function that yields feeds; without it the first samples of ``data`` calibrate, beside
     ``evaluate`` too.
     """
 
-    data: Path | None = None
+    data: Data | None = None
     labels: str | None = None
     metric: str | None = None
     evaluate: EvalFunction | None = None
     evaluate_name: str = ""
-    calib: Path | CalibrationFunction | None = None
+    calib: Data | CalibrationFunction | None = None
     batch: int = DEFAULT_BATCH
     lower_is_better: bool = False
+    sample_axes: Mapping[str, int | None] = field(default_factory=dict[str, "int | None"])
 
 
 def workload_of(options: DataOptions, session: Session) -> Workload:
@@ -86,18 +95,18 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
             where="--lower-is-better",
             fix="leave it out: it is for --eval",
         )
-    data = load_npz(options.data, session.inputs, labels=options.labels)
-    if metric.needs_labels and data.labels is None:
+    data = _samples(options.data, options, session, labels=options.labels)
+    if metric.needs_labels and isinstance(data, Dataset) and data.labels is None:
         raise UsageError(
             f"metric {metric.name} needs labels",
-            where=str(options.data),
+            where=str(options.data) if isinstance(options.data, Path) else "data",
             fix="add an array 'label', name it with --labels, or use --metric agreement",
         )
     return DataWorkload(
         data=data,
         metric=metric,
         batch=options.batch,
-        data_digest=frontend.digest(options.data),
+        data_digest=_digest(options),
         calibrate=calibration or partial(_first_batches, data, options.batch),
     )
 
@@ -108,14 +117,49 @@ def _calibration(options: DataOptions, session: Session) -> CalibrationFunction 
         calib = options.data  # the function reads its own: these arrays calibrate
     if calib is None:
         return None
-    if isinstance(calib, Path):
-        return partial(_first_batches, load_npz(calib, session.inputs), options.batch)
-    if next(iter(calib()), None) is None:
-        raise UsageError("the calibration function yields nothing", where="--calib")
-    return calib
+    if callable(calib):
+        if next(iter(calib()), None) is None:
+            raise UsageError("the calibration function yields nothing", where="--calib")
+        return calib
+    return partial(_first_batches, _samples(calib, options, session), options.batch)
 
 
-def _first_batches(data: Dataset, batch: int) -> Iterator[Feeds]:
+def _samples(
+    data: Data, options: DataOptions, session: Session, *, labels: str | None = None
+) -> Dataset | Stream:
+    """What ``data`` holds for the model."""
+    axes, inputs = options.sample_axes, session.inputs
+    if isinstance(data, str | Path):
+        return load_npz(data, inputs, labels=labels, sample_axes=axes)
+    if isinstance(data, Mapping):
+        arrays = {str(name): to_array(value) for name, value in data.items()}
+        return data_set(arrays, inputs, labels=labels, sample_axes=axes)
+    if axes:
+        raise UsageError(
+            "sample axes are of arrays, and batches are given", where="--sample-axis"
+        )
+    return Stream(inputs=tuple(inputs), source=re_iterable(data), label_name=labels)
+
+
+def _digest(options: DataOptions) -> str:
+    """Identifies the data: a file or arrays by content; batches are never those of before."""
+    data = options.data
+    if isinstance(data, str | Path):
+        content = frontend.digest(Path(data))
+    elif isinstance(data, Mapping):
+        found = hashlib.sha256()
+        for name, value in data.items():
+            array = np.ascontiguousarray(to_array(value))
+            found.update(f"{name} {array.dtype} {array.shape}".encode())
+            plain = array.astype(str) if array.dtype.kind == "O" else array
+            found.update(plain.tobytes())
+        content = found.hexdigest()
+    else:
+        content = uuid.uuid4().hex
+    return f"{content} {options.labels} {sorted(options.sample_axes.items())}"
+
+
+def _first_batches(data: Dataset | Stream, batch: int) -> Iterator[Feeds]:
     return (b.feeds for b in data.batches(batch, limit=CALIBRATION_SAMPLES))
 
 
@@ -131,7 +175,7 @@ def calibration_batches(
     if calibration is None:
         if options.data is None:
             raise UsageError("no data", fix="give --data FILE.npz or --calib")
-        data = load_npz(options.data, session.inputs, labels=options.labels)
+        data = _samples(options.data, options, session, labels=options.labels)
         calibration = partial(_first_batches, data, options.batch)
     return list(islice(calibration(), limit))
 

@@ -155,11 +155,13 @@ class _Tuning:
     def run(self) -> Outcome:
         prepared = frontend.prepare(self.file, self.policy)  # a slip in a name shows here
         self.progress("baseline", 0, 1)
+        baseline = self._baseline()
+        self.criterion.check(baseline, self.workload.worst)
         self.trials = Trials(
             file=self.file,
             workload=self.workload,
             criterion=self.criterion,
-            baseline=self._baseline(),
+            baseline=baseline,
             engine=self.engine.name,
             measure=self._evaluate,
             study=self.study,

@@ -15,6 +15,7 @@ from finecast.engines.base import Array, Feeds, Session, TensorSpec
 from finecast.errors import FinecastError, ModelError, UsageError
 from finecast.measure.data import Dataset
 from finecast.measure.metrics import Metric
+from finecast.measure.streams import Stream
 
 Run = Callable[[Feeds], dict[str, Array]]
 EvalFunction = Callable[[Run], float]
@@ -42,6 +43,16 @@ class Workload(Protocol):
         """Identifies data and metric."""
         ...
 
+    @property
+    def worst(self) -> float | None:
+        """The metric's worst value, where it has one."""
+        ...
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What makes the metric weak on this data; call after the baseline was evaluated."""
+        ...
+
     def evaluate(self, session: Session, reference: Session | None) -> float:
         """The metric over all data; ``reference`` is the fp32 model, None for itself."""
         ...
@@ -59,11 +70,17 @@ class Workload(Protocol):
 class DataWorkload:
     """A data set with labels and a built-in metric."""
 
-    data: Dataset
+    data: Dataset | Stream
     metric: Metric
     batch: int
     data_digest: str
     calibrate: CalibrationFunction
+    warnings: list[str] = field(default_factory=list[str])
+
+    @property
+    def worst(self) -> float | None:
+        """The metric's own."""
+        return self.metric.worst
 
     @property
     def higher_is_better(self) -> bool:
@@ -80,6 +97,9 @@ class DataWorkload:
 
         A metric that compares with fp32 runs the fp32 model beside, batch by batch, rather
         than keep all of its outputs.
+
+        Raises:
+            UsageError: If the metric says nothing on this data.
         """
         total = self.metric.start()
         for batch in self.data.batches(self.batch):
@@ -89,6 +109,8 @@ class DataWorkload:
                 same = reference is None
                 beside = outputs if same else batch.trim(reference.run(batch.feeds))
             total.update(outputs, batch.labels, beside)
+        if reference is None:
+            self.warnings[:] = total.doubts()
         return total.result()
 
     def calibration(self) -> Iterable[Feeds]:
@@ -110,6 +132,8 @@ class FunctionWorkload:
     calibrate: CalibrationFunction | None = None
     data_digest: str = ""
     remembered: list[Feeds] = field(default_factory=list[Feeds])
+    worst: None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def higher_is_better(self) -> bool:

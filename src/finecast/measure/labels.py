@@ -1,0 +1,139 @@
+"""Labels as a metric can use them: class numbers within the model's classes, or an error.
+
+Laws: one-hot labels are read as the class they mark; a label of -100 marks a decision that
+does not count, as in PyTorch's losses; whatever else is no class of the model is an error,
+because a metric of it would be a number that means nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finecast.engines.base import Array
+from finecast.errors import UsageError
+
+IGNORED: Final = -100
+# Decisions below which one more or less moves a share by more than 3%.
+_FEW: Final = 30
+
+
+def class_labels(labels: Array | None, scores: Array, *, output: str, metric: str) -> Array:
+    """Labels as class numbers, of the shape of ``scores`` without its last axis.
+
+    Args:
+        labels: Class numbers (of any type that holds whole numbers), or one-hot rows.
+        scores: A score for each class along the last axis.
+        output: The scores' name, for errors.
+        metric: The metric's name, for errors.
+
+    Raises:
+        UsageError: If there are none, they are no numbers, fit no score, or name a class that
+            the model does not have.
+    """
+    given = required(labels, metric)
+    if given.dtype.kind not in "biuf":
+        raise _text(given, metric)
+    if given.shape == scores.shape and given.shape[-1:] != (1,):
+        given = _marked(given, metric)
+    elif given.ndim == scores.ndim and given.shape[-1:] == (1,):
+        given = given[..., 0]
+    if given.shape != scores.shape[:-1] or scores.ndim == 0:
+        raise UsageError(
+            f"labels of shape {list(given.shape)} do not fit output {output!r} "
+            f"of shape {list(scores.shape)}",
+            fix=f"give labels of shape {list(scores.shape[:-1])}",
+        )
+    return _within(given, scores.shape[-1], output)
+
+
+def decided_labels(labels: Array | None, decisions: Array, *, metric: str) -> Array:
+    """Labels beside an output that is decisions already: both numbers, or both text.
+
+    Raises:
+        UsageError: If one is text and the other is not.
+    """
+    given = required(labels, metric).reshape(decisions.shape)
+    if (given.dtype.kind in "OSU") != (decisions.dtype.kind in "OSU"):
+        raise _text(given, metric)
+    return given.astype(str) if given.dtype.kind == "S" else given
+
+
+def _text(labels: Array, metric: str) -> UsageError:
+    return UsageError(
+        f"{metric} compares numbers with text: the labels are such as {labels.flat[0]!r}",
+        where="labels",
+        fix="save what the model gives: a class's index in its scores, or its own text",
+    )
+
+
+def _marked(labels: Array, metric: str) -> Array:
+    """The class that each one-hot row marks."""
+    if not (np.isin(labels, (0, 1)).all() and (labels.sum(axis=-1) == 1).all()):
+        raise UsageError(
+            f"{metric} needs one class a decision, the labels are a share of each",
+            where="labels",
+            fix="save class numbers, or one-hot rows; for shares use --eval",
+        )
+    return labels.argmax(axis=-1)
+
+
+def _within(labels: Array, classes: int, output: str) -> Array:
+    wide = labels.astype(np.float64)
+    known = (np.floor(wide) == wide) & (wide >= 0) & (wide < classes)
+    outside = wide[~known & (wide != IGNORED)]
+    if outside.size:
+        raise UsageError(
+            f"label {outside[0]:g} is no class of output {output!r}, which scores {classes}",
+            where="labels",
+            fix=f"save class numbers from 0 to {classes - 1}; {IGNORED} is not counted",
+        )
+    return labels.astype(np.int64)
+
+
+def required(labels: Array | None, metric: str) -> Array:
+    """The labels.
+
+    Raises:
+        UsageError: If there are none.
+    """
+    if labels is None:
+        raise UsageError(
+            f"{metric} needs labels", fix="add a 'label' array, or give --labels NAME"
+        )
+    return labels
+
+
+def numbers(labels: Array | None, metric: str) -> NDArray[np.float64]:
+    """Labels as numbers.
+
+    Raises:
+        UsageError: If there are none, or one is text, NaN or infinite.
+    """
+    given = required(labels, metric)
+    if given.dtype.kind not in "biuf" or not np.isfinite(given).all():
+        raise UsageError(
+            f"{metric} needs a number for each sample, the labels have text, NaN or Inf",
+            where="labels",
+            fix="save finite numbers",
+        )
+    return given.astype(np.float64)
+
+
+def few(count: int, metric: str, *, least: int = 2) -> tuple[str, ...]:
+    """A warning if a metric rests on few decisions.
+
+    Raises:
+        UsageError: If on fewer than ``least``, of which it says nothing.
+    """
+    if 0 < count < least:
+        raise UsageError(
+            f"{metric} over {count} decision{'s' * (count > 1)} says nothing",
+            where="--data",
+            fix=f"give at least {_FEW} samples, or use --metric snr_db",
+        )
+    if count < _FEW:
+        return (f"{metric} rests on {count} decisions: one is {1 / max(count, 1):.0%} of it",)
+    return ()

@@ -1,0 +1,61 @@
+"""What README.md tells people to paste runs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from finecast import cli
+from finecast.cli.deployment import how_to_run
+from finecast.engines import installed
+
+ROOT = Path(__file__).parent.parent
+DIGITS = ROOT / "examples" / "digits"
+needs_openvino = pytest.mark.skipif(not installed("openvino"), reason="needs OpenVINO")
+
+
+@pytest.fixture
+def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a model in bf16, called as in the README."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(DIGITS / "digits.onnx", tmp_path / "model.onnx")
+    options = ["--auto-cast", "all", "--auto-cast-type", "bf16", "--no-verify"]
+    assert cli.main(["convert", "model.onnx", "-o", "tuned.onnx", *options]) == 0
+    return tmp_path
+
+
+@needs_openvino
+def test_the_deployment_snippet_runs_in_the_models_own_types(tuned: Path) -> None:
+    section = (ROOT / "README.md").read_text().partition("### Deployment")[2]
+    (snippet,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)[:1]
+    with np.load(DIGITS / "digits_eval.npz") as data:
+        image, label = data["image"], data["label"]
+    names: dict[str, Any] = {"image": image}
+    exec(snippet, names)
+    scores = names["outputs"]["logits"]
+    assert (scores.argmax(axis=1) == label).mean() > 0.97
+    assert names["model"].get_property("INFERENCE_PRECISION_HINT").to_string() == "f32"
+
+
+@needs_openvino
+def test_the_line_that_tune_prints_runs(tuned: Path) -> None:
+    import openvino
+
+    line = how_to_run(Path("tuned.onnx"), "openvino", ["bf16", "fp32"])
+    assert "ONNX Runtime has no bf16 on CPUs" in line
+    code = line.removeprefix("run it: ").partition(";")[0]
+    model = eval(code, {"openvino": openvino})
+    assert model({"image": np.zeros((2, 1, 8, 8), np.float32)})["logits"].shape == (2, 10)
+
+
+def test_the_line_is_that_of_the_engine() -> None:
+    assert "onnxruntime.InferenceSession('a.onnx')" in how_to_run(
+        Path("a.onnx"), "onnxruntime", ["fp16"]
+    )
+    assert "torch.export.load('a.pt2')" in how_to_run(Path("a.pt2"), "torch", ["bf16"])
+    assert how_to_run(Path("a.onnx"), "emulator:trn1", ["bf16"]) == ""
