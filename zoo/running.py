@@ -1,0 +1,131 @@
+"""Starts a process for a network, holds it to its limits, and collects what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zoo.outcome import Outcome, Status
+
+_STARTING_S = 180.0
+"""For the imports and the building of the network."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Seconds by stage; memory of each process in 2**30 bytes; whether to measure speed."""
+
+    seconds: Mapping[str, float]
+    memory_gb: float = 8.0
+    speed: bool = False
+
+
+class _StoppedError(Exception):
+    """The process was stopped at its limit, or died."""
+
+
+def run(network: str, limits: Limits) -> Iterator[Outcome]:
+    """The outcome of every stage; a process that is stopped or dies is followed by another."""
+    folder = Path(tempfile.mkdtemp(prefix=f"zoo-{network}-"))
+    waiting, failed = list(limits.seconds), list[str]()
+    try:
+        while waiting:
+            process = _Process(network, limits)
+            try:
+                for outcome in process.outcomes(folder, waiting, failed):
+                    yield outcome
+                    if outcome.stage == "build":
+                        return
+                    waiting.remove(outcome.stage)
+            except _StoppedError as error:
+                outcome = process.stopped(str(error))
+                yield outcome
+                if outcome.stage == "build":
+                    return
+                waiting.remove(outcome.stage)
+                failed.append(outcome.stage)
+    finally:
+        shutil.rmtree(folder)
+
+
+class _Process:
+    """One process, and the step it is in."""
+
+    def __init__(self, network: str, limits: Limits) -> None:
+        self.network, self.limits = network, limits
+        self.stage, self.step, self.status = "build", "starting", Status.NETWORK
+        self.start = time.monotonic()
+
+    def stopped(self, why: str) -> Outcome:
+        """The outcome of the stage that the process did not survive."""
+        return Outcome(
+            network=self.network,
+            stage=self.stage,
+            status=self.status,
+            seconds=time.monotonic() - self.start,
+            cause=f"{self.step}: {why}",
+        )
+
+    def outcomes(self, folder: Path, stages: list[str], failed: list[str]) -> Iterator[Outcome]:
+        """What the process finds.
+
+        Raises:
+            _StoppedError: If it exceeds a limit or ends before all stages have.
+        """
+        command = [sys.executable, "-m", "zoo.one", self.network, str(folder), *stages]
+        command += ["--memory-gb", str(self.limits.memory_gb)]
+        command += [f"--failed={name}" for name in failed]
+        command += ["--speed"] if self.limits.speed else []
+        with (folder / "stderr").open("w") as errors:
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+            )
+        left = set(stages)
+        try:
+            for line in self._lines(process):
+                if "outcome" in line:
+                    outcome = Outcome.from_json(line["outcome"])
+                    left.discard(outcome.stage)
+                    yield outcome
+                    if outcome.stage == "build":
+                        return
+                self._note(line)
+            if left:
+                lines = (folder / "stderr").read_text(errors="replace").strip().splitlines()
+                code = process.wait()
+                raise _StoppedError(f"the process died ({code}) {' '.join(lines[-1:])[:200]}")
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def _note(self, line: dict[str, Any]) -> None:
+        if "stage" in line:
+            self.stage, self.start = line["stage"], time.monotonic()
+        if "step" in line:
+            self.step, self.status = line["step"], Status(line["status"])
+
+    def _lines(self, process: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
+        assert process.stdout is not None
+        pipe, kept = process.stdout.fileno(), b""
+        while True:
+            limit = self.limits.seconds.get(self.stage, _STARTING_S)
+            rest = self.start + limit - time.monotonic()
+            if rest <= 0 or not select.select([pipe], [], [], rest)[0]:
+                raise _StoppedError(f"stopped after {limit:.0f} s")
+            read = os.read(pipe, 1 << 16)
+            if not read:
+                return
+            *whole, kept = (kept + read).split(b"\n")
+            yield from (json.loads(line) for line in whole)
