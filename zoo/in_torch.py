@@ -81,11 +81,13 @@ def compile_and_train(job: Job) -> Found:
     with during(Status.ENGINE, "torch.compile of torch.autocast"):
         autocast = torch.compile(under_autocast(nets["autocast"]))
         errors = {"autocast": relative_error(measured(nets["autocast"], autocast), want)}
-    with during(Status.FINECAST, "finecast.torch.compile"):
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            compiled = ft.compile(nets["finecast"])
-            errors["finecast"] = relative_error(measured(nets["finecast"], compiled), want)
+    with (
+        during(Status.FINECAST, "finecast.torch.compile"),
+        warnings.catch_warnings(record=True) as told,
+    ):
+        warnings.simplefilter("always")
+        compiled = ft.compile(nets["finecast"])
+        errors["finecast"] = relative_error(measured(nets["finecast"], compiled), want)
     check_error(errors["finecast"], errors["autocast"], "gradients", "autocast's")
     plans = compiled.finecast_plans  # type: ignore[attr-defined]
     about = [str(w.message) for w in told if "finecast" in str(w.message)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -17,11 +18,11 @@ def _load_torchvision() -> None:
     """Make torchvision importable, also where its C++ operators do not load.
 
     PyPI's torchvision is built for CUDA; its operators do not load into a PyTorch for CPUs,
-    and ``import torchvision`` stops at registering their gradients. No network here uses one of
-    them (they are for detection), so that its submodules serve without its ``__init__``.
+    and ``import torchvision`` stops where it registers their gradients. No network here uses
+    one of them (they are for detection): its submodules serve without its ``__init__``.
     """
     try:
-        import torchvision  # noqa: F401 - tells by an exception
+        importlib.import_module("torchvision")
     except RuntimeError:
         spec = importlib.util.find_spec("torchvision")
         assert spec is not None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
 Inputs = dict[str, torch.Tensor]
+_NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +33,21 @@ class Network:
         """The network in evaluation mode and its inputs, the same in every process."""
         torch.manual_seed(0)
         inputs = self.inputs()
-        net = settled(without_dropout(self.build()), inputs)
-        return net, inputs
+        net = without_dropout(self.build())
+        vary(net)
+        return settled(net, inputs), inputs
+
+
+def vary(net: nn.Module) -> None:
+    """Add noise to parameters that are the same everywhere, as they are before training only.
+
+    Biases of 0 and scales of 1 would hide what is done to them; layers that begin as 0, as
+    those of a ControlNet do, hide everything before them.
+    """
+    with torch.no_grad():
+        for parameter in net.parameters():
+            if parameter.numel() > 1 and parameter.min() == parameter.max():
+                parameter += 0.05 * torch.randn_like(parameter)
 
 
 def without_dropout(net: nn.Module) -> nn.Module:
@@ -41,7 +55,9 @@ def without_dropout(net: nn.Module) -> nn.Module:
     for module in net.modules():
         is_dropout = any(word in type(module).__name__ for word in ("Drop", "Stochastic"))
         for name, value in list(vars(module).items()):
-            rate = isinstance(value, float) and ("drop" in name or (is_dropout and name == "p"))
+            rate = isinstance(value, float) and (
+                "drop" in name or (is_dropout and name == "p")
+            )
             if rate:
                 setattr(module, name, 0.0)
     return net
@@ -52,7 +68,7 @@ def settled(net: nn.Module, inputs: Inputs) -> nn.Module:
 
     A random deep network with the statistics that it was born with gives numbers that vanish.
     """
-    norms = [m for m in net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    norms = [m for m in net.modules() if isinstance(m, _NORMS)]
     net.eval()
     for norm in norms:
         norm.train()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import resource
-import sys
 import time
 import warnings
 from dataclasses import replace
@@ -16,7 +15,7 @@ import torch
 from zoo import libraries
 from zoo.job import Job
 from zoo.networks import NETWORKS
-from zoo.outcome import Outcome, StageError, Status, during, say, traceback_of
+from zoo.outcome import Outcome, StageError, Status, during, own_stdout, say, traceback_of
 from zoo.stages import STAGES
 
 
@@ -32,8 +31,7 @@ def main() -> None:
     given = parser.parse_args()
     limit = int(given.memory_gb * 2**30)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    # What libraries print has no place among the lines of JSON.
-    sys.stdout = sys.stderr
+    own_stdout()
     warnings.simplefilter("ignore")
     network = NETWORKS[given.network]
     try:
@@ -59,9 +57,10 @@ def run(job: Job, stage: str, failed: set[str]) -> Outcome:
     start = time.perf_counter()
     torch.manual_seed(0)
     name, needs = job.network.name, STAGES[stage].needs
+    if failed.intersection(needs):
+        cause = f"needs {', '.join(needs)}"
+        return Outcome(network=name, stage=stage, status=Status.SKIPPED, cause=cause)
     try:
-        if failed.intersection(needs):
-            raise StageError(Status.SKIPPED, f"needs {', '.join(needs)}")
         with during(Status.NETWORK, stage):
             found = STAGES[stage].work(job)
     except StageError as error:
@@ -82,7 +81,7 @@ def _failed(network: str, stage: str, error: StageError) -> Outcome:
         stage=stage,
         status=error.status,
         cause=error.cause,
-        trace="" if error.status is Status.SKIPPED else traceback_of(error),
+        trace=traceback_of(error),
     )
 
 

@@ -6,7 +6,7 @@ import contextlib
 import io
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ import onnx
 import onnxruntime
 import openvino
 import torch
+from torch import nn
 
 from finecast.cli import main
 from finecast.measure.timing import latency, ratio
@@ -52,16 +53,33 @@ def export(job: Job, *, exporter: str) -> Found:
 
 def _export(job: Job, path: Path, exporter: str) -> None:
     names = list(job.inputs)
-    common: dict[str, Any] = {"kwargs": job.inputs, "input_names": names, "verbose": False}
     quiet = contextlib.redirect_stdout(io.StringIO())
     with warnings.catch_warnings(), quiet, torch.no_grad():
         warnings.simplefilter("ignore")
         if exporter == "dynamo":
             shapes = _dynamic_shapes(job)
-            torch.onnx.export(job.net, (), path, dynamo=True, dynamic_shapes=shapes, **common)
+            torch.onnx.export(
+                job.net, (), path, kwargs=job.inputs, input_names=names,
+                dynamic_shapes=shapes, dynamo=True, verbose=False,
+            )  # fmt: skip
         else:
             axes = {name: dict(found) for name, found in job.network.dynamic.items()}
-            torch.onnx.export(job.net, (), path, dynamo=False, dynamic_axes=axes, **common)
+            net, args = Positional(job.net, names), tuple(job.inputs.values())
+            torch.onnx.export(
+                net, args, path, input_names=names, dynamic_axes=axes, dynamo=False
+            )
+
+
+class Positional(nn.Module):
+    """Takes its inputs in order: of keywords left out the legacy export makes inputs."""
+
+    def __init__(self, net: nn.Module, names: list[str]) -> None:
+        super().__init__()
+        self.net, self.names = net, names
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        """What the network returns."""
+        return self.net(**dict(zip(self.names, inputs, strict=True)))
 
 
 def _dynamic_shapes(job: Job) -> dict[str, Any] | None:
@@ -170,7 +188,7 @@ def _feeds(job: Job, names: list[str]) -> dict[str, Any]:
     return {name: job.inputs[name].numpy() for name in names}
 
 
-def _floats(outputs: list[Any]) -> Tensors:
+def _floats(outputs: Sequence[Any]) -> Tensors:
     arrays = [np.asarray(x) for x in outputs]
     return [torch.from_numpy(x.copy()) for x in arrays if x.dtype.kind == "f"]
 

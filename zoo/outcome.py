@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
+
+_CHANNEL: Final = "ZOO_CHANNEL"
+"""The environment variable with the file descriptor that ``say`` writes to."""
 
 
 class Status(StrEnum):
@@ -41,6 +45,11 @@ class Outcome:
     notes: tuple[str, ...] = ()
     trace: str = ""
 
+    def replaced_by(self, later: Outcome) -> bool:
+        """Whether ``later`` is of the same stage; one of building stands for all stages."""
+        same_stage = self.stage == later.stage or "build" in {self.stage, later.stage}
+        return self.network == later.network and same_stage
+
     def as_json(self) -> dict[str, Any]:
         """Fields by name; ``from_json`` takes them back."""
         return {name: getattr(self, name) for name in self.__slots__}
@@ -48,8 +57,13 @@ class Outcome:
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Outcome:
         """The outcome that ``as_json`` wrote."""
-        known = {**content, "status": Status(content["status"])}
-        return cls(**{**known, "notes": tuple(known["notes"])})
+        notes = tuple(content["notes"])
+        given: dict[str, Any] = {
+            **content,
+            "status": Status(content["status"]),
+            "notes": notes,
+        }
+        return cls(**given)
 
 
 class StageError(Exception):
@@ -62,7 +76,7 @@ class StageError(Exception):
 
 
 @contextmanager
-def during(status: Status, step: str) -> Iterator[None]:
+def during(status: Status, step: str) -> Generator[None]:
     """What fails in here is ``status``'s failure; so it is if the process dies in here.
 
     Raises:
@@ -77,10 +91,18 @@ def during(status: Status, step: str) -> Iterator[None]:
         raise StageError(status, f"{step}: {_first_line(error)}") from error
 
 
+def own_stdout() -> None:
+    """Keep stdout for ``say``: what libraries print, their C++ too, goes to stderr."""
+    sys.stdout.flush()
+    channel = os.dup(1)
+    os.dup2(2, 1)
+    os.environ[_CHANNEL] = str(channel)
+
+
 def say(content: dict[str, Any]) -> None:
     """One line of JSON for the process that started this one."""
-    sys.__stdout__.write(json.dumps(content) + "\n")  # type: ignore[union-attr]
-    sys.__stdout__.flush()  # type: ignore[union-attr]
+    channel = int(os.environ.get(_CHANNEL, "1"))
+    os.write(channel, (json.dumps(content) + "\n").encode())
 
 
 def traceback_of(error: StageError) -> str:

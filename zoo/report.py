@@ -42,8 +42,15 @@ def _summary(rows: Rows) -> str:
 
 def _in_torch(rows: Rows) -> str:
     head = (
-        "architecture", "library", "`all`", "`auto`", "autocast", "gradient", "autocast's",
-        "MB", "autocast's",
+        "architecture",
+        "library",
+        "`all`",
+        "`auto`",
+        "autocast",
+        "gradient",
+        "autocast's",
+        "MB",
+        "autocast's",
     )
     lines = [*_table_head(head)]
     for name, row in rows.items():
@@ -56,17 +63,28 @@ def _in_torch(rows: Rows) -> str:
     lines += [
         _ratios(rows, "convert", "all", "autocast", "Error of `all` over autocast's"),
         _ratios(rows, "convert", "auto", "autocast", "Error of `auto` over autocast's"),
-        _ratios(rows, "compile", "gradient finecast", "gradient autocast",
-                "Error of gradients over autocast's"),
-        _ratios(rows, "compile", "MB finecast", "MB autocast",
-                "Activation memory over autocast's"),
+        _ratios(
+            rows,
+            "compile",
+            "gradient finecast",
+            "gradient autocast",
+            "Error of gradients over autocast's",
+        ),
+        _ratios(
+            rows, "compile", "MB finecast", "MB autocast", "Activation memory over autocast's"
+        ),
     ]
     return "## PyTorch, bf16\n\n" + "\n".join(lines).rstrip()
 
 
 def _in_onnx(rows: Rows) -> str:
     head = (
-        "architecture", "export", "bf16, OpenVINO", "hint", "fp16, OpenVINO", "hint",
+        "architecture",
+        "export",
+        "bf16, OpenVINO",
+        "hint",
+        "fp16, OpenVINO",
+        "hint",
         "fp16, ONNX Runtime",
     )
     lines = [*_table_head(head)]
@@ -79,8 +97,9 @@ def _in_onnx(rows: Rows) -> str:
     for low in ("bf16", "fp16"):
         for exporter in ("dynamo", "legacy"):
             stage = f"{exporter} {low}"
-            lines.append(_ratios(rows, stage, "openvino", "hint",
-                                 f"Error over the hint's, {stage}"))
+            lines.append(
+                _ratios(rows, stage, "openvino", "hint", f"Error over the hint's, {stage}")
+            )
     return "## ONNX, `--auto-cast all`\n\n" + "\n".join(lines).rstrip()
 
 

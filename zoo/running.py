@@ -35,10 +35,10 @@ class _StoppedError(Exception):
     """The process was stopped at its limit, or died."""
 
 
-def run(network: str, limits: Limits) -> Iterator[Outcome]:
+def run(network: str, stages: list[str], limits: Limits) -> Iterator[Outcome]:
     """The outcome of every stage; a process that is stopped or dies is followed by another."""
     folder = Path(tempfile.mkdtemp(prefix=f"zoo-{network}-"))
-    waiting, failed = list(limits.seconds), list[str]()
+    waiting, failed = list(stages), list[str]()
     try:
         while waiting:
             process = _Process(network, limits)
@@ -77,7 +77,9 @@ class _Process:
             cause=f"{self.step}: {why}",
         )
 
-    def outcomes(self, folder: Path, stages: list[str], failed: list[str]) -> Iterator[Outcome]:
+    def outcomes(
+        self, folder: Path, stages: list[str], failed: list[str]
+    ) -> Iterator[Outcome]:
         """What the process finds.
 
         Raises:
