@@ -15,7 +15,16 @@ import torch
 from zoo import libraries
 from zoo.job import Job
 from zoo.networks import NETWORKS
-from zoo.outcome import Outcome, StageError, Status, during, own_stdout, say, traceback_of
+from zoo.outcome import (
+    BUILD,
+    Outcome,
+    StageError,
+    Status,
+    during,
+    own_stdout,
+    say,
+    traceback_of,
+)
 from zoo.stages import STAGES
 
 
@@ -39,7 +48,7 @@ def main() -> None:
             libraries.prepare()
             net, inputs = network.make()
     except StageError as error:
-        _tell(_failed(network.name, "build", error))
+        _tell(_failed(network.name, BUILD, error))
         return
     job = Job(network=network, net=net, inputs=inputs, folder=given.folder, speed=given.speed)
     failed = set[str](given.failed)

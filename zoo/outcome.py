@@ -16,6 +16,10 @@ _CHANNEL: Final = "ZOO_CHANNEL"
 """The environment variable with the file descriptor that ``say`` writes to."""
 
 
+BUILD: Final = "build"
+"""The stage before all others: importing the libraries and building the network."""
+
+
 class Status(StrEnum):
     """How a stage ended: well, or by whose failure."""
 
@@ -47,7 +51,7 @@ class Outcome:
 
     def replaced_by(self, later: Outcome) -> bool:
         """Whether ``later`` is of the same stage; one of building stands for all stages."""
-        same_stage = self.stage == later.stage or "build" in {self.stage, later.stage}
+        same_stage = self.stage == later.stage or BUILD in {self.stage, later.stage}
         return self.network == later.network and same_stage
 
     def as_json(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zoo.outcome import Outcome, Status
+from zoo.outcome import BUILD, Outcome, Status
 
 _STARTING_S = 180.0
 """For the imports and the building of the network."""
@@ -29,10 +30,7 @@ class Limits:
     seconds: Mapping[str, float]
     memory_gb: float = 8.0
     speed: bool = False
-
-
-class _StoppedError(Exception):
-    """The process was stopped at its limit, or died."""
+    command: tuple[str, ...] = (sys.executable, "-m", "zoo.one")
 
 
 def run(network: str, stages: list[str], limits: Limits) -> Iterator[Outcome]:
@@ -41,20 +39,13 @@ def run(network: str, stages: list[str], limits: Limits) -> Iterator[Outcome]:
     waiting, failed = list(stages), list[str]()
     try:
         while waiting:
-            process = _Process(network, limits)
-            try:
-                for outcome in process.outcomes(folder, waiting, failed):
-                    yield outcome
-                    if outcome.stage == "build":
-                        return
-                    waiting.remove(outcome.stage)
-            except _StoppedError as error:
-                outcome = process.stopped(str(error))
+            for outcome in _Process(network, limits).outcomes(folder, list(waiting), failed):
                 yield outcome
-                if outcome.stage == "build":
+                if outcome.stage == BUILD:
                     return
                 waiting.remove(outcome.stage)
-                failed.append(outcome.stage)
+                if outcome.status is not Status.OK:
+                    failed.append(outcome.stage)
     finally:
         shutil.rmtree(folder)
 
@@ -64,28 +55,14 @@ class _Process:
 
     def __init__(self, network: str, limits: Limits) -> None:
         self.network, self.limits = network, limits
-        self.stage, self.step, self.status = "build", "starting", Status.NETWORK
+        self.stage, self.step, self.status = BUILD, "starting", Status.NETWORK
         self.start = time.monotonic()
-
-    def stopped(self, why: str) -> Outcome:
-        """The outcome of the stage that the process did not survive."""
-        return Outcome(
-            network=self.network,
-            stage=self.stage,
-            status=self.status,
-            seconds=time.monotonic() - self.start,
-            cause=f"{self.step}: {why}",
-        )
 
     def outcomes(
         self, folder: Path, stages: list[str], failed: list[str]
     ) -> Iterator[Outcome]:
-        """What the process finds.
-
-        Raises:
-            _StoppedError: If it exceeds a limit or ends before all stages have.
-        """
-        command = [sys.executable, "-m", "zoo.one", self.network, str(folder), *stages]
+        """What the process finds, last the stage that it did not survive, if there is one."""
+        command = [*self.limits.command, self.network, str(folder), *stages]
         command += ["--memory-gb", str(self.limits.memory_gb)]
         command += [f"--failed={name}" for name in failed]
         command += ["--speed"] if self.limits.speed else []
@@ -93,24 +70,38 @@ class _Process:
             process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
             )
-        left = set(stages)
         try:
             for line in self._lines(process):
                 if "outcome" in line:
-                    outcome = Outcome.from_json(line["outcome"])
-                    left.discard(outcome.stage)
-                    yield outcome
-                    if outcome.stage == "build":
+                    found = Outcome.from_json(line["outcome"])
+                    if found.stage in stages:
+                        stages.remove(found.stage)
+                    yield found
+                    if not stages or found.stage == BUILD:
                         return
                 self._note(line)
-            if left:
-                lines = (folder / "stderr").read_text(errors="replace").strip().splitlines()
-                code = process.wait()
-                raise _StoppedError(f"the process died ({code}) {' '.join(lines[-1:])[:200]}")
+            said = (folder / "stderr").read_text(errors="replace").strip().splitlines()
+            yield self._stopped(f"died ({process.wait()}) {' '.join(said[-1:])[:200]}", stages)
+        except TimeoutError as error:
+            yield self._stopped(str(error), stages)
         finally:
-            if process.poll() is None:
+            # Its children too: the compilers that Inductor starts.
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+    def _stopped(self, why: str, stages: list[str]) -> Outcome:
+        # Between two stages it is the next one that fails.
+        stage = self.stage if self.stage in {BUILD, *stages} else stages[0]
+        return Outcome(
+            network=self.network,
+            stage=stage,
+            status=self.status,
+            seconds=time.monotonic() - self.start,
+            cause=f"{self.step}: {why}",
+        )
 
     def _note(self, line: dict[str, Any]) -> None:
         if "stage" in line:
@@ -125,7 +116,7 @@ class _Process:
             limit = self.limits.seconds.get(self.stage, _STARTING_S)
             rest = self.start + limit - time.monotonic()
             if rest <= 0 or not select.select([pipe], [], [], rest)[0]:
-                raise _StoppedError(f"stopped after {limit:.0f} s")
+                raise TimeoutError(f"stopped after {limit:.0f} s")
             read = os.read(pipe, 1 << 16)
             if not read:
                 return
