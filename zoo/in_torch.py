@@ -5,18 +5,20 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from torch import nn
 
 import finecast.torch as ft
+from finecast.formats import Format
 from finecast.measure.timing import latency, ratio
 from zoo.job import Found, Job, is_wrong
 from zoo.network import float_outputs, relative_error
 from zoo.outcome import StageError, Status, during
 
-POLICIES = ("all", "auto")
+SCOPES: Final = ("all", "auto")
 
 
 def under_autocast(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -29,84 +31,132 @@ def under_autocast(call: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """What an error is held against: autocast's, or the format's where autocast fails."""
+
+    error: float = Format.BF16.epsilon
+    name: str = "bf16's epsilon"
+    note: str = ""
+
+    @classmethod
+    def autocast(cls, error: Callable[[], float]) -> Peer:
+        """The error that ``error`` finds under autocast; autocast's failure is a note."""
+        try:
+            with during(Status.ENGINE, "torch.autocast"):
+                return cls(error=error(), name="autocast's")
+        except StageError as failure:
+            return cls(note=failure.cause)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Autocast's error, if it has one."""
+        return {} if self.note else {"autocast": self.error}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Why it has none."""
+        return (self.note,) if self.note else ()
+
+    def check(self, error: float, way: str) -> None:
+        """``error`` is one that rounding explains.
+
+        Raises:
+            StageError: If it is not.
+        """
+        if is_wrong(error, self.error):
+            cause = f"{way}: relative error {error:.3g} beside {self.name} {self.error:.3g}"
+            raise StageError(Status.FINECAST, cause)
+
+
 def convert(job: Job) -> Found:
     """Outputs of the converted network, under ``all`` and ``auto``, beside autocast's."""
     with during(Status.NETWORK, "fp32"):
         want = job.reference()
-    figures: dict[str, float] = {}
-    with during(Status.ENGINE, "torch.autocast"), torch.no_grad():
-        low = under_autocast(job.net)(**job.inputs)
-        figures["autocast"] = relative_error(float_outputs(low), want)
-    for scope in POLICIES:
-        with during(Status.FINECAST, f"finecast.torch.convert, {scope}:bf16"), torch.no_grad():
-            made = ft.convert(job.net, (), f"{scope}:bf16", example_kwargs=job.inputs)
+
+    def error_of(call: Callable[..., Any]) -> float:
+        with torch.no_grad():
+            return relative_error(float_outputs(call(**job.inputs)), want)
+
+    peer = Peer.autocast(lambda: error_of(under_autocast(job.net)))
+    figures = dict(peer.figures)
+    for scope in SCOPES:
+        way = f"{scope}:bf16"
+        with during(Status.FINECAST, f"finecast.torch.convert, {way}"), torch.no_grad():
+            made = ft.convert(job.net, (), way, example_kwargs=job.inputs)
             got = float_outputs(made(**job.inputs))
             figures[scope] = relative_error(got, want)
-        check_types(got, want, scope)
-        check_error(figures[scope], figures["autocast"], f"{scope}:bf16", "autocast's")
-    return Found(figures=figures)
+        peer.check(figures[scope], way)
+        mine, true = [x.dtype for x in got], [x.dtype for x in want]
+        if mine != true:
+            raise StageError(Status.FINECAST, f"{way}: outputs have types {mine}, not {true}")
+    return Found(figures=figures, notes=peer.notes)
 
 
-def check_types(got: list[torch.Tensor], want: list[torch.Tensor], way: str) -> None:
-    """Outputs keep their types."""
-    mine, true = [x.dtype for x in got], [x.dtype for x in want]
-    if mine != true:
-        raise StageError(Status.FINECAST, f"{way}: outputs have types {mine}, not {true}")
+@dataclass(slots=True, kw_only=True)
+class _Way:
+    """A way to train: a network of its own, and what to call."""
 
+    net: nn.Module
+    call: Callable[..., Any]
+    weights: list[torch.Tensor]
+    inputs: dict[str, torch.Tensor]
 
-def check_error(error: float, beside: float, way: str, whose: str) -> None:
-    """The error is one that rounding explains."""
-    if is_wrong(error, beside):
-        raise StageError(
-            Status.FINECAST, f"{way}: relative error {error:.3g} beside {whose} {beside:.3g}"
-        )
+    def step(self) -> None:
+        """Forward and backward, the loss a fixed sum of all outputs."""
+        outputs = float_outputs(self.call(**self.inputs))
+        pairs = zip(outputs, self.weights, strict=True)
+        torch.stack([(o.float() * w).mean() for o, w in pairs]).sum().backward()
+
+    def gradients(self) -> list[torch.Tensor]:
+        """All gradients of a step as one vector, as an optimizer's step sees them."""
+        self.step()
+        found = [p.grad.flatten() for p in self.net.parameters() if p.grad is not None]
+        return [torch.cat(found)]
+
+    def megabytes(self) -> float:
+        """The peak of what a step allocates and frees again."""
+        self.net.zero_grad()
+        return ft.activation_bytes(self.step) / 2**20
 
 
 def compile_and_train(job: Job) -> Found:
     """Gradients of the compiled network, and the memory that a step takes."""
     weights = [torch.randn(x.shape) for x in job.reference()]
 
-    def step(call: Callable[..., Any]) -> None:
-        outputs = float_outputs(call(**job.inputs))
-        pairs = zip(outputs, weights, strict=True)
-        sum((o.float() * w).mean() for o, w in pairs).backward()  # type: ignore[union-attr]
+    def way(make: Callable[[nn.Module], Callable[..., Any]]) -> _Way:
+        net = copy.deepcopy(job.net).train()
+        return _Way(net=net, call=make(net), weights=weights, inputs=job.inputs)
 
-    def measured(net: nn.Module, call: Callable[..., Any]) -> list[torch.Tensor]:
-        step(call)
-        return gradients(net)
-
-    nets = {way: copy.deepcopy(job.net).train() for way in ("fp32", "autocast", "finecast")}
     with during(Status.NETWORK, "training in fp32"):
-        want = measured(nets["fp32"], nets["fp32"])
-    with during(Status.ENGINE, "torch.compile of torch.autocast"):
-        autocast = torch.compile(under_autocast(nets["autocast"]))
-        errors = {"autocast": relative_error(measured(nets["autocast"], autocast), want)}
-    with (
-        during(Status.FINECAST, "finecast.torch.compile"),
-        warnings.catch_warnings(record=True) as told,
-    ):
+        want = way(lambda net: net).gradients()
+    autocast = way(lambda net: torch.compile(under_autocast(net)))
+    peer = Peer.autocast(lambda: relative_error(autocast.gradients(), want))
+    figures = {f"gradient {name}": error for name, error in peer.figures.items()}
+    figures |= {"MB autocast": autocast.megabytes()} if peer.figures else {}
+    told: set[str] = set()
+    for scope in SCOPES:
+        mine = way(lambda net, s=scope: ft.compile(net, f"{s}:bf16"))
+        with during(Status.FINECAST, f"finecast.torch.compile, {scope}:bf16"):
+            error, said = _planned(mine, want)
+            figures[f"MB {scope}"] = mine.megabytes()
+        figures[f"gradient {scope}"] = error
+        peer.check(error, f"gradients, {scope}:bf16")
+        told.update(said)
+        if job.speed and peer.figures and scope == "auto":
+            calls = {"autocast": autocast.step, "finecast": mine.step}
+            times = latency(calls, min_time_s=3.0, repeats=9, warmup=2)
+            figures["speed"] = ratio(times["autocast"], times["finecast"]).median
+    return Found(figures=figures, notes=(*peer.notes, *sorted(told)))
+
+
+def _planned(mine: _Way, want: list[torch.Tensor]) -> tuple[float, list[str]]:
+    """The error of the gradients, and finecast's warnings: it plans something, or warns."""
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        compiled = ft.compile(nets["finecast"])
-        errors["finecast"] = relative_error(measured(nets["finecast"], compiled), want)
-    check_error(errors["finecast"], errors["autocast"], "gradients", "autocast's")
-    plans = compiled.finecast_plans  # type: ignore[attr-defined]
-    about = [str(w.message) for w in told if "finecast" in str(w.message)]
-    if not any(plan.formats for plan in plans) and not about:
-        raise StageError(Status.FINECAST, "finecast.torch.compile planned nothing, silently")
-    figures = {f"gradient {way}": error for way, error in errors.items()}
-    runs = {"autocast": autocast, "finecast": compiled}
-    with during(Status.FINECAST, "memory of a compiled step"):
-        for way, call in runs.items():
-            nets[way].zero_grad()
-            figures[f"MB {way}"] = ft.activation_bytes(lambda c=call: step(c)) / 2**20
-    if job.speed:
-        calls = {way: lambda c=call: step(c) for way, call in runs.items()}
-        times = latency(calls, min_time_s=3.0, repeats=9, warmup=2)
-        figures["speed step"] = ratio(times["autocast"], times["finecast"]).median
-    return Found(figures=figures, notes=tuple(dict.fromkeys(about)))
-
-
-def gradients(net: nn.Module) -> list[torch.Tensor]:
-    """All gradients as one vector: the error is of the step that an optimizer takes."""
-    found = [p.grad.flatten() for p in net.parameters() if p.grad is not None]
-    return [torch.cat(found)]
+        error = relative_error(mine.gradients(), want)
+    said = [str(w.message) for w in caught if "finecast" in str(w.message)]
+    plans = mine.call.finecast_plans  # type: ignore[attr-defined]
+    if not any(plan.formats for plan in plans) and not said:
+        raise RuntimeError("nothing was planned, and nothing said")
+    return error, said

@@ -18,8 +18,9 @@ import torch
 from torch import nn
 
 from finecast.cli import main
+from finecast.formats import Format
 from finecast.measure.timing import latency, ratio
-from zoo.in_torch import check_error
+from zoo.in_torch import Peer
 from zoo.job import Found, Job
 from zoo.network import relative_error
 from zoo.outcome import StageError, Status, during
@@ -115,7 +116,7 @@ def convert(job: Job, *, exporter: str, low: str) -> Found:
                 continue
         _compare(job, name, low, source, want, figures)
         if job.speed and name == "openvino":
-            figures["speed hint"] = _speed(job, source, output, low)
+            figures["speed"] = _speed(job, source, output, low)
     return Found(figures=figures, notes=tuple(notes))
 
 
@@ -123,16 +124,12 @@ def _compare(
     job: Job, name: str, low: str, source: Path, want: Tensors, figures: dict[str, float]
 ) -> None:
     """Hold the error against OpenVINO's own in that format, if it has one."""
-    beside = float(np.finfo(np.float16).eps) if low == "fp16" else 2.0**-7
-    whose = "the format's epsilon"
+    peer = Peer(error=Format.parse(low).epsilon, name=f"{low}'s epsilon")
     if name == "openvino":
-        try:
-            with during(Status.ENGINE, "openvino's hint"):
-                beside = figures["hint"] = relative_error(run_openvino(source, job, low), want)
-                whose = "OpenVINO's hint"
-        except StageError:
-            pass
-    check_error(figures[name], beside, f"{low} in {name}", whose)
+        with contextlib.suppress(StageError), during(Status.ENGINE, "openvino's hint"):
+            figures["hint"] = relative_error(run_openvino(source, job, low), want)
+            peer = Peer(error=figures["hint"], name="the hint's")
+    peer.check(figures[name], f"{low} in {name}")
 
 
 def _convert(job: Job, source: Path, output: Path, low: str, engine: str) -> None:

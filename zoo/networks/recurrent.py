@@ -58,7 +58,8 @@ class Translator(nn.Module):
     def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Tokens of both languages to logits [batch, length of target, 256]."""
         mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
-        return self.head(self.body(self.embed(source), self.embed(target), tgt_mask=mask))
+        source, target = self.embed(source), self.embed(target)
+        return self.head(self.body(source, target, tgt_mask=mask, tgt_is_causal=True))
 
 
 def _tokens() -> Inputs:
