@@ -18,11 +18,11 @@ Rows = Mapping[str, Row]
 _INTRO: Final = """# The zoo
 
 Architectures of torchvision, timm, transformers and diffusers with random weights in small
-configurations, taken through all that finecast does with a model. Written by `make zoo`; do not
-edit.
+configurations, taken through all that finecast does with a model. Written by `make zoo`.
 
 - **Error**: the norm of the difference from fp32 over fp32's norm, of the worst output.
-- **Autocast** is `torch.autocast` in bf16, **hint** OpenVINO's precision hint on the fp32 model.
+- **Autocast** is `torch.autocast` in bf16.
+- **Hint** is OpenVINO's precision hint on the fp32 model.
 - **Gradient**: the error of all gradients of one compiled forward and backward pass.
 - **MB**: the peak of what that pass allocates and frees again, in 2**20 bytes."""
 
@@ -131,9 +131,7 @@ def _summary(rows: Rows) -> str:
         stage: [row[stage].status for row in rows.values() if stage in row] for stage in STAGES
     }
     body = [[stage, *(str(f.count(s) or "") for s in Status)] for stage, f in cells.items()]
-    head = (
-        f"## Outcomes\n\n{len(rows)} architectures; what counts as whose failure: below.\n\n"
-    )
+    head = f"## Outcomes\n\n{len(rows)} architectures; the failures are listed below.\n\n"
     return head + _table(["stage", *(s.value for s in Status)], body)
 
 
@@ -157,8 +155,11 @@ def _ratios(column: Column, rows: Rows) -> str:
         return ""
     worst = max(found, key=lambda name: found[name])
     middle = median(found.values())
-    beside = f"{column.beside}'s".replace("gradient ", "").replace("MB ", "")
-    return f"- {column.title} over {beside}: median {middle:.2f}, most {found[worst]:.2f} ({worst})."
+    beside = f"{column.beside.rpartition(' ')[2]}'s"
+    return (
+        f"- {column.title}, over {beside}: median {middle:.2f}, "
+        f"most {found[worst]:.2f} ({worst})."
+    )
 
 
 def _failures(rows: Rows) -> str:
