@@ -7,7 +7,7 @@ from finecast.rules.base import KEEP, Context, Rule, Verdict
 
 
 def _judge(node: Node, context: Context) -> Verdict | None:
-    if context.kernels(node.native, context.low) is not False:
+    if context.kernels(node, context.low) is not False:
         return None
     return Verdict(
         permits=KEEP,

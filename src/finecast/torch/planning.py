@@ -148,7 +148,7 @@ def make_torch_planner(
     context = Context(
         graph=graph,
         policy=policy,
-        kernels=lambda native, fmt: False if native in unsupported else None,
+        kernels=lambda node, _: False if node.native in unsupported else None,
         engine=ENGINE,
         user_rules=user_rules,
         measured=measured,
