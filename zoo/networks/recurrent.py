@@ -41,7 +41,8 @@ class GraphNet(nn.Module):
         degree = torch.zeros_like(nodes[:, 0]).index_add(0, target, one).clamp(min=1)
         x = self.embed(nodes)
         for layer in self.rounds:
-            messages = torch.zeros_like(x).index_add(0, target, layer(x)[source])
+            along_edges = layer(x)[source]
+            messages = along_edges.new_zeros(x.shape).index_add(0, target, along_edges)
             x = torch.relu(x + messages / degree[:, None])
         return self.head(x)
 
