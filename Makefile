@@ -2,12 +2,14 @@
 #   make demo    tune a real model, print before and after
 #   make test    every check, as CI runs it
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench mutants clean
+.PHONY: help demo test lint bench mutants zoo zoo-sample clean
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+ZOO_VENV := .venv-zoo
+ZOO := $(ZOO_VENV)/bin/python -m zoo
 DIGITS := examples/digits
 OUT := $(DIGITS)/out
 
@@ -17,6 +19,7 @@ help:
 	@echo "make lint   the same without the tests"
 	@echo "make bench  the benchmarks; figures in benchmarks/RESULTS.md"
 	@echo "make mutants  do the tests notice small faults? figures in docs/testing.md"
+	@echo "make zoo    architectures of other libraries through everything; writes docs/zoo.md"
 	@echo "make clean  remove the environment and everything generated"
 
 $(BIN)/python:
@@ -72,6 +75,21 @@ mutants: $(VENV)/.installed-dev
 	$(PIP) --editable '.[mutants]'
 	$(BIN)/python scripts/mutants.py $(GROUPS) --sample $(SAMPLE)
 
+# An environment of its own: the libraries whose architectures it takes are many and large.
+$(ZOO_VENV)/.installed: pyproject.toml constraints.txt zoo/constraints.txt
+	$(PYTHON) -m venv $(ZOO_VENV)
+	$(ZOO_VENV)/bin/python -m pip --disable-pip-version-check install --quiet \
+	  --constraint zoo/constraints.txt --editable '.[zoo]'
+	@touch $@
+
+# ZOO_ARGS='--speed' measures speed, too; '--resume' goes on where a run was stopped.
+zoo: $(ZOO_VENV)/.installed
+	$(ZOO) --write docs/zoo.md $(ZOO_ARGS)
+
+# What CI runs.
+zoo-sample: $(ZOO_VENV)/.installed
+	$(ZOO) --sample --json build/zoo-sample.jsonl
+
 clean:
-	rm -rf $(VENV) $(OUT) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(ZOO_VENV) $(OUT) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

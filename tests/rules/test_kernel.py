@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
+import onnx
 import pytest
 
 from finecast.engines import get_engine
+from finecast.engines.base import Engine
 from finecast.engines.emulator import EmulatorEngine
 from finecast.engines.kernels import kernel_query
+from finecast.errors import EngineError
 from finecast.formats import Format
+from finecast.graph import Node
+from finecast.graph_text import from_text
 from finecast.neuron import explicit_casts
 from finecast.rules import Verdict
 from finecast.rules.kernel import KERNEL
@@ -18,12 +25,21 @@ Judged = Callable[..., dict[str, Verdict | None]]
 GRAPH = "input %0 x fp32[4]\nnode n erf onnx::Erf fp32 (%0) -> (%1 y fp32[4])\n"
 
 
+def query(engine: Engine) -> Callable[..., bool | None]:
+    """Asks by the name of an op and its attributes."""
+    asked = kernel_query(engine)
+    (node,) = from_text(GRAPH).nodes
+    return lambda native, fmt, **attributes: asked(
+        replace(node, native=native, attributes=attributes), fmt
+    )
+
+
 @pytest.mark.parametrize(("known", "kept"), [(True, False), (None, False), (False, True)])
 def test_only_a_known_lack_counts(judged: Judged, known: bool | None, kept: bool) -> None:
     asked: list[tuple[str, Format]] = []
 
-    def kernels(native: str, fmt: Format) -> bool | None:
-        asked.append((native, fmt))
+    def kernels(node: Node, fmt: Format) -> bool | None:
+        asked.append((node.native, fmt))
         return known
 
     verdict = judged(KERNEL, GRAPH, kernels=kernels, engine="toy")["n"]
@@ -36,7 +52,7 @@ def test_only_a_known_lack_counts(judged: Judged, known: bool | None, kept: bool
 
 @pytest.mark.parametrize("target", ["trn1", "sm80", "amx", "sm75"])
 def test_tf32_is_for_products_of_devices_that_have_it(target: str) -> None:
-    asked = kernel_query(EmulatorEngine(emulation=explicit_casts(target)))
+    asked = query(EmulatorEngine(emulation=explicit_casts(target)))
     assert asked("onnx::MatMul", Format.TF32) is (target in ("trn1", "sm80"))
     assert asked("onnx::Conv", Format.TF32) is (target in ("trn1", "sm80"))
     assert asked("onnx::Add", Format.TF32) is False
@@ -44,10 +60,38 @@ def test_tf32_is_for_products_of_devices_that_have_it(target: str) -> None:
 
 
 def test_a_device_computes_in_what_that_part_of_it_has() -> None:
-    asked = kernel_query(EmulatorEngine(emulation=explicit_casts("sm89")))
+    asked = query(EmulatorEngine(emulation=explicit_casts("sm89")))
     assert asked("onnx::MatMul", Format.FP8_E4M3) is None
     assert asked("onnx::Softmax", Format.FP8_E4M3) is False, "fp8 is for tensor cores"
-    assert kernel_query(get_engine("onnxruntime"))("onnx::MatMul", Format.TF32) is False
+    assert query(get_engine("onnxruntime"))("onnx::MatMul", Format.TF32) is False
+
+
+@pytest.mark.parametrize("op", ["ScatterND", "ScatterElements"])
+@pytest.mark.parametrize("reduction", ["none", "add", "mul", "max", "min"])
+def test_onnx_runtimes_fp16_scatter_is_known_by_its_reduction(op: str, reduction: str) -> None:
+    known = query(get_engine("onnxruntime"))(f"onnx::{op}", Format.FP16, reduction=reduction)
+    assert (known is not False) == _runs(op, reduction)
+
+
+def _runs(op: str, reduction: str) -> bool:
+    indices = [[0], [0], [1]] if op == "ScatterND" else [0, 0, 1]
+    shape = [len(indices), 1] if op == "ScatterND" else [len(indices)]
+    make = onnx.helper.make_tensor_value_info
+    half = onnx.TensorProto.FLOAT16
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node(op, ["x", "i", "u"], ["y"], reduction=reduction)],
+        "scatter",
+        [make("x", half, [4]), make("i", onnx.TensorProto.INT64, shape), make("u", half, [3])],
+        [make("y", half, [4])],
+    )
+    opsets = [onnx.helper.make_opsetid("", 18)]
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    feeds = {"x": np.ones(4, np.float16), "i": np.array(indices), "u": np.ones(3, np.float16)}
+    try:
+        get_engine("onnxruntime").load(model.SerializeToString()).run(feeds)
+    except EngineError:
+        return False
+    return True
 
 
 def test_it_cannot_be_waived() -> None:

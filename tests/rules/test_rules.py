@@ -57,7 +57,7 @@ def contexts(draw: st.DrawFn) -> Context:
         graph=GRAPH,
         policy=policy,
         facts=LARGE if draw(st.booleans()) else {},
-        kernels=lambda native, _: False if native in refused else None,
+        kernels=lambda node, _: False if node.native in refused else None,
         measured=draw(st.booleans()),
         user_rules=(("mine", lambda n: "fp32" if n.op == "exp" else None),),
     )

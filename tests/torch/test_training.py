@@ -266,6 +266,30 @@ def test_fp16_with_a_grad_scaler() -> None:
     assert "fp16" in compiled.finecast_plans[0].counts
 
 
+class WithConstants(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        _unused = torch.tensor(100.0) * x  # numbered before the next, and then dropped
+        return self.linear(x) * torch.log(torch.tensor(15.875))
+
+
+@pytest.mark.parametrize("policy", ["none", "all:bf16"])
+def test_tensors_made_in_forward_keep_their_values(policy: str) -> None:
+    net, x = WithConstants(), torch.randn(32, 64)
+    other = copy.deepcopy(net)
+
+    def loss(model: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda x: (model(x) * x).mean()
+
+    compiled = ft.compile(net, policy)
+    with torch.no_grad():
+        close([compiled(x)], [other(x)])
+    close(gradients(net, loss(compiled), x), gradients(other, loss(other), x))
+
+
 def test_overrides_reach_the_training_graph() -> None:
     net, x = Mlp(), torch.randn(128, 64)
     with rules.override({"matmul": lambda node: "fp32", "addmm": lambda node: "fp32"}):

@@ -10,6 +10,7 @@ from typing import Final
 from finecast.engines.base import Engine
 from finecast.engines.emulator import EmulatorEngine
 from finecast.formats import Format
+from finecast.graph import Node
 from finecast.ops import lookup
 from finecast.targets import Target
 
@@ -23,10 +24,23 @@ _TYPES: Final = {
 # ONNX Runtime's CPU provider runs an fp16 op that it has no kernel for in fp32, between casts
 # of its own; of bf16 it knows only conversions.
 _EMULATED: Final = frozenset({("CPUExecutionProvider", Format.FP16)})
+# Kernels that ONNX Runtime lists and loads, and that fail when they run: values of an
+# attribute, by provider, format and native op. (1.31: "MLFloat16 data type is not supported
+# with ScatterND opset 16 when reduction is 'add'".)
+_FAILING: Final[dict[tuple[str, Format, str], tuple[str, frozenset[str]]]] = {
+    ("CPUExecutionProvider", Format.FP16, "onnx::ScatterND"): (
+        "reduction",
+        frozenset({"add", "mul", "max", "min"}),
+    ),
+    ("CPUExecutionProvider", Format.FP16, "onnx::ScatterElements"): (
+        "reduction",
+        frozenset({"add", "mul"}),
+    ),
+}
 
 
-def kernel_query(engine: Engine) -> Callable[[str, Format], bool | None]:
-    """Whether ``engine`` has a kernel of a native op in a format; None where it cannot say.
+def kernel_query(engine: Engine) -> Callable[[Node, Format], bool | None]:
+    """Whether ``engine`` has a kernel for a node in a format; None where it cannot say.
 
     An emulated device has those of the formats that the op's part of it takes. A format for
     operands alone gains nothing where it is taken for a wider one; tf32, which is stored as
@@ -34,9 +48,9 @@ def kernel_query(engine: Engine) -> Callable[[str, Format], bool | None]:
     """
     if isinstance(engine, EmulatorEngine):
         device = engine.emulation.target
-        return lambda native, fmt: _on_device(device, native, fmt)
+        return lambda node, fmt: _on_device(device, node.native, fmt)
     known = _known(engine)
-    return lambda native, fmt: False if fmt is Format.TF32 else known(native, fmt)
+    return lambda node, fmt: False if fmt is Format.TF32 else known(node, fmt)
 
 
 def _on_device(device: Target, native: str, fmt: Format) -> bool | None:
@@ -48,16 +62,19 @@ def _on_device(device: Target, native: str, fmt: Format) -> bool | None:
     return False if wider else None
 
 
-def _known(engine: Engine) -> Callable[[str, Format], bool | None]:
+def _known(engine: Engine) -> Callable[[Node, Format], bool | None]:
     if engine.name != "onnxruntime":
-        return lambda _native, _fmt: None
+        return lambda _node, _fmt: None
     provider = f"{engine.device}ExecutionProvider"
-    return lambda native, fmt: _onnxruntime(provider, native, fmt)
+    return lambda node, fmt: _onnxruntime(provider, node, fmt)
 
 
-def _onnxruntime(provider: str, native: str, fmt: Format) -> bool | None:
+def _onnxruntime(provider: str, node: Node, fmt: Format) -> bool | None:
+    attribute, failing = _FAILING.get((provider, fmt, node.native), ("", frozenset[str]()))
+    if node.attributes.get(attribute) in failing:
+        return False
     kernels = _onnxruntime_kernels()
-    domain, _, op = native.rpartition("::")
+    domain, _, op = node.native.rpartition("::")
     key = (provider, "" if domain == "onnx" else domain, op)
     if key not in kernels or (provider, fmt) in _EMULATED:
         return None

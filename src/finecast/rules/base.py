@@ -12,12 +12,12 @@ from finecast.ops import OpInfo, by_name
 from finecast.policy import Policy
 
 # Whether the engine has a kernel of a native op in a format; None where it cannot say.
-KernelQuery = Callable[[str, Format], bool | None]
+KernelQuery = Callable[[Node, Format], bool | None]
 # A user's rule: the formats that a node may take, by label, or None for no opinion.
 UserRule = Callable[["NodeView"], "str | list[str] | None"]
 
 
-def _no_kernel_knowledge(_native: str, _fmt: Format) -> bool | None:
+def _no_kernel_knowledge(_node: Node, _fmt: Format) -> bool | None:
     return None
 
 

@@ -10,7 +10,7 @@ def _judge(node: Node, context: Context) -> Verdict | None:
     fault = context.faults.get(context.low, {}).get(node.id)
     if fault is not None:
         return Verdict(permits=KEEP, text=fault)
-    if context.kernels(node.native, context.low) is not False:
+    if context.kernels(node, context.low) is not False:
         return None
     return Verdict(
         permits=KEEP,

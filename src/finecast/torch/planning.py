@@ -154,7 +154,9 @@ def make_torch_planner(
     context = Context(
         graph=graph,
         policy=policy,
-        kernels=lambda n, fmt: False if n in unsupported else has_kernel(n, fmt),
+        kernels=lambda node, fmt: (
+            False if node.native in unsupported else has_kernel(node.native, fmt)
+        ),
         engine=ENGINE,
         user_rules=(*user_rules, *overriding),
         measured=measured,

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.fx import GraphModule, Interpreter
 from torch.fx import Node as FxNode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -43,11 +43,12 @@ def lower(module: GraphModule, planning: Planning, decompositions: Decomposition
     Laws: the module's inputs and outputs keep their types, so gradients of fp32 parameters
     leave in fp32; the order and the names of its inputs stay.
     """
-    graph, binding = read(module, weights_are_constant=False)
-    plan = planning(graph, hinted_shapes(binding))
-    by_name = {n.name: n.id for n in graph.nodes}
-    formats = {by_name[name]: fmt for name, fmt in plan.formats.items()}
-    apply_edits(graph, binding, edits(graph, formats), convert=convert_element_type)
+    graph, binding = read(module)
+    with unset_fake_temporarily():  # constants are real: they are looked at and converted
+        plan = planning(graph, hinted_shapes(binding))
+        by_name = {n.name: n.id for n in graph.nodes}
+        formats = {by_name[name]: fmt for name, fmt in plan.formats.items()}
+        apply_edits(graph, binding, edits(graph, formats), convert=convert_element_type)
     _take_apart(module, decompositions)
     return plan
 
@@ -81,13 +82,8 @@ def _take_apart(module: GraphModule, decompositions: Decompositions) -> None:
     (new_end,) = traced.graph.find_nodes(op="output")
     kept = [(n.name, n.target, dict(n.meta)) for n in old_inputs]
     end_meta = dict(old_end.meta)
-    for name, tensor in (*traced.named_parameters(), *traced.named_buffers()):
-        if "." not in name and not hasattr(module, name):
-            module.register_buffer(name, tensor, persistent=False)
-    for node in traced.graph.nodes:
-        if node.op == "get_attr" and not hasattr(module, str(node.target)):
-            setattr(module, str(node.target), getattr(traced, str(node.target)))
     _clear(module.graph)
+    _take_attributes(module, traced)
     copied: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in traced.graph.nodes:
         copied[node] = module.graph.node_copy(node, lambda n: copied[n])
@@ -128,6 +124,22 @@ def _as_planned(result: Any, expected: Any) -> Any:
     if not {result.dtype, expected.dtype} <= _FLOATS:
         return result
     return torch.ops.prims.convert_element_type.default(result, expected.dtype)
+
+
+def _take_attributes(module: GraphModule, traced: GraphModule) -> None:
+    """Give ``module`` what the graph of ``traced`` reads by its names.
+
+    Tracing numbers constants anew, so that a name of ``module`` may now be another's.
+    """
+    names = dict.fromkeys(str(n.target) for n in traced.graph.find_nodes(op="get_attr"))
+    for name in names:
+        found: Any = getattr(traced, name)
+        if hasattr(module, name):
+            delattr(module, name)
+        if isinstance(found, torch.Tensor):
+            module.register_buffer(name, found, persistent=False)
+        else:
+            setattr(module, name, found)
 
 
 def _clear(graph: torch.fx.Graph) -> None:

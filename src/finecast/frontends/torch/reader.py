@@ -52,14 +52,14 @@ class Binding:
     values: list[Source] = field(default_factory=list[Source])
 
 
-def read(module: GraphModule, *, weights_are_constant: bool = True) -> tuple[Graph, Binding]:
+def read(module: GraphModule) -> tuple[Graph, Binding]:
     """Build the neutral graph of ``module``; every FX node needs ``meta["val"]``.
 
-    Law: every tensor is a Value, every call of an ATen op a Node. With
-    ``weights_are_constant`` the module's parameters and buffers are constants, converted
-    ahead of time, unless the graph writes to them.
+    Law: every tensor is a Value, every call of an ATen op a Node. The module's attributes are
+    constants, converted ahead of time, unless the graph writes to them. (Parameters that are
+    trained are inputs of a training graph, and no attributes.)
     """
-    reader = _Reader(module, weights_are_constant=weights_are_constant)
+    reader = _Reader(module)
     for node in module.graph.nodes:
         reader.visit(node)
     return reader.finish(), reader.binding
@@ -108,7 +108,7 @@ def _clean(path: str) -> str:
 
 
 class _Reader:
-    def __init__(self, module: GraphModule, *, weights_are_constant: bool) -> None:
+    def __init__(self, module: GraphModule) -> None:
         self.module = module
         self.binding = Binding(module=module)
         self.nodes: list[Node] = []
@@ -118,7 +118,6 @@ class _Reader:
         self.outputs: set[int] = set()
         self.uses: dict[int, list[int]] = {}
         self.producers: dict[int, int] = {}
-        self.weights_are_constant = weights_are_constant
         self.written = written(module)
 
     def visit(self, node: FxNode) -> None:
@@ -128,7 +127,7 @@ class _Reader:
             case "get_attr":
                 self._add(node, set())
                 tensor = attribute(self.module, str(node.target))
-                if self.weights_are_constant and node not in self.written:
+                if node not in self.written:
                     self.constants.update(dict.fromkeys(self._all(node), tensor))
             case "output":
                 for source in tensor_inputs(node):

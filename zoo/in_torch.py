@@ -1,0 +1,162 @@
+"""The stages in PyTorch: ``finecast.torch.convert``, and training with ``compile``."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+import finecast.torch as ft
+from finecast.formats import Format
+from finecast.measure.timing import latency, ratio
+from zoo.job import Found, Job, is_wrong
+from zoo.network import float_outputs, relative_error
+from zoo.outcome import StageError, Status, during
+
+SCOPES: Final = ("all", "auto")
+
+
+def under_autocast(call: Callable[..., Any]) -> Callable[..., Any]:
+    """``call`` inside bf16 autocast on the CPU."""
+
+    def run(**inputs: torch.Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return call(**inputs)
+
+    return run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """What an error is held against: autocast's, or the format's where autocast fails."""
+
+    error: float = Format.BF16.epsilon
+    name: str = "bf16's epsilon"
+    note: str = ""
+
+    @classmethod
+    def autocast(cls, error: Callable[[], float]) -> Peer:
+        """The error that ``error`` finds under autocast; autocast's failure is a note."""
+        try:
+            with during(Status.ENGINE, "torch.autocast"):
+                return cls(error=error(), name="autocast's")
+        except StageError as failure:
+            return cls(note=failure.cause)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Autocast's error, if it has one."""
+        return {} if self.note else {"autocast": self.error}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Why it has none."""
+        return (self.note,) if self.note else ()
+
+    def check(self, error: float, way: str) -> None:
+        """``error`` is one that rounding explains.
+
+        Raises:
+            StageError: If it is not.
+        """
+        if is_wrong(error, self.error):
+            cause = f"{way}: relative error {error:.3g} beside {self.name} {self.error:.3g}"
+            raise StageError(Status.FINECAST, cause)
+
+
+def convert(job: Job) -> Found:
+    """Outputs of the converted network, under ``all`` and ``auto``, beside autocast's."""
+    with during(Status.NETWORK, "fp32"):
+        want = job.reference()
+
+    def error_of(call: Callable[..., Any]) -> float:
+        with torch.no_grad():
+            return relative_error(float_outputs(call(**job.inputs)), want)
+
+    peer = Peer.autocast(lambda: error_of(under_autocast(job.net)))
+    figures = dict(peer.figures)
+    for scope in SCOPES:
+        way = f"{scope}:bf16"
+        with during(Status.FINECAST, f"finecast.torch.convert, {way}"), torch.no_grad():
+            made = ft.convert(job.net, (), way, example_kwargs=job.inputs)
+            got = float_outputs(made(**job.inputs))
+            figures[scope] = relative_error(got, want)
+        peer.check(figures[scope], way)
+        mine, true = [x.dtype for x in got], [x.dtype for x in want]
+        if mine != true:
+            raise StageError(Status.FINECAST, f"{way}: outputs have types {mine}, not {true}")
+    return Found(figures=figures, notes=peer.notes)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Way:
+    """A way to train: a network of its own, and what to call."""
+
+    net: nn.Module
+    call: Callable[..., Any]
+    weights: list[torch.Tensor]
+    inputs: dict[str, torch.Tensor]
+
+    def step(self) -> None:
+        """Forward and backward, the loss a fixed sum of all outputs."""
+        outputs = float_outputs(self.call(**self.inputs))
+        pairs = zip(outputs, self.weights, strict=True)
+        torch.stack([(o.float() * w).mean() for o, w in pairs]).sum().backward()
+
+    def gradients(self) -> list[torch.Tensor]:
+        """All gradients of a step as one vector, as an optimizer's step sees them."""
+        self.step()
+        found = [p.grad.flatten() for p in self.net.parameters() if p.grad is not None]
+        return [torch.cat(found)]
+
+    def megabytes(self) -> float:
+        """The peak of what a step allocates and frees again."""
+        self.net.zero_grad()
+        return ft.activation_bytes(self.step) / 2**20
+
+
+def compile_and_train(job: Job) -> Found:
+    """Gradients of the compiled network, and the memory that a step takes."""
+    weights = [torch.randn(x.shape) for x in job.reference()]
+
+    def way(make: Callable[[nn.Module], Callable[..., Any]]) -> _Way:
+        net = copy.deepcopy(job.net).train()
+        return _Way(net=net, call=make(net), weights=weights, inputs=job.inputs)
+
+    with during(Status.NETWORK, "training in fp32"):
+        want = way(lambda net: net).gradients()
+    autocast = way(lambda net: torch.compile(under_autocast(net)))
+    peer = Peer.autocast(lambda: relative_error(autocast.gradients(), want))
+    figures = {f"gradient {name}": error for name, error in peer.figures.items()}
+    figures |= {"MB autocast": autocast.megabytes()} if peer.figures else {}
+    told: set[str] = set()
+    for scope in SCOPES:
+        mine = way(lambda net, s=scope: ft.compile(net, f"{s}:bf16"))
+        with during(Status.FINECAST, f"finecast.torch.compile, {scope}:bf16"):
+            error, said = _planned(mine, want)
+            figures[f"MB {scope}"] = mine.megabytes()
+        figures[f"gradient {scope}"] = error
+        peer.check(error, f"gradients, {scope}:bf16")
+        told.update(said)
+        if job.speed and peer.figures and scope == "auto":
+            calls = {"autocast": autocast.step, "finecast": mine.step}
+            times = latency(calls, min_time_s=3.0, repeats=9, warmup=2)
+            figures["speed"] = ratio(times["autocast"], times["finecast"]).median
+    return Found(figures=figures, notes=(*peer.notes, *sorted(told)))
+
+
+def _planned(mine: _Way, want: list[torch.Tensor]) -> tuple[float, list[str]]:
+    """The error of the gradients, and finecast's warnings: it plans something, or warns."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        error = relative_error(mine.gradients(), want)
+    said = [str(w.message) for w in caught if "finecast" in str(w.message)]
+    plans = mine.call.finecast_plans  # type: ignore[attr-defined]
+    if not any(plan.formats for plan in plans) and not said:
+        raise RuntimeError("nothing was planned, and nothing said")
+    return error, said
