@@ -29,7 +29,7 @@ MOVEMENT: tuple[OpInfo, ...] = (
         row("center_crop_pad", "CenterCropPad"),
         row("gather", "Gather ms::TorchEmbedding", "embedding index_select"),
         row("gather_elements", "GatherElements", "gather"),
-        row("gather_nd", "GatherND ms::GatherND", "index"),
+        row("gather_nd", "GatherND ms::GatherND", "index _unsafe_index"),
         row("scatter", "Scatter", "scatter slice_scatter select_scatter"),
         row("tensor_scatter", "TensorScatter", "index_copy"),
         row("depth_to_space", "DepthToSpace", "pixel_shuffle"),

@@ -17,6 +17,7 @@ from finecast.torch.profiling import (
     peak_bytes,
     profile,
     resident_bytes,
+    saved_bytes,
 )
 from finecast.torch.training import Backend, compile  # noqa: A004 - as torch.compile
 from finecast.torch.tuning import TorchOutcome, TuneOptions, tune
@@ -36,6 +37,7 @@ __all__ = [
     "profile",
     "resident_bytes",
     "save",
+    "saved_bytes",
     "tune",
     "tune_file",
 ]

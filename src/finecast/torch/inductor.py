@@ -25,13 +25,16 @@ if TYPE_CHECKING:
 
 def compile_graph(backend: Backend, module: GraphModule, inputs: Sequence[Any]) -> Any:
     """Compile one graph that Dynamo captured, with the backend's pass in between."""
+    # Copies that are kept anyway are not saved by each pass.
+    cast_again = backend.least_memory or backend.cache is not None
     patches: dict[str, Any] = {
         "joint_custom_pre_pass": _Pass(backend),
-        "custom_partitioner_fn": _Partition(),
+        "custom_partitioner_fn": _Partition(cast_again=cast_again),
+    }
+    if cast_again:
         # The estimate behind it takes parameters for memory that the backward pass frees, and
         # so has all of them cast at once, first of all.
-        "reorder_for_peak_memory": False,
-    }
+        patches["reorder_for_peak_memory"] = False
     # Without gradients nothing changes the weights between calls: they are cast ahead of time.
     cache = backend.cache if torch.is_grad_enabled() else backend.ahead
     inner: Callable[..., Any] = compile_inner
@@ -40,10 +43,12 @@ def compile_graph(backend: Backend, module: GraphModule, inputs: Sequence[Any]) 
 
         inner = partial(_with_cache, cache)
 
-    # What only moves values is made again from what is saved anyway, also where a product
-    # needs it in memory: an activation's output in the kernel of its gradient.
+    # With the least memory what only moves values is made again from what is saved anyway,
+    # also where a product needs it in memory: an activation's output in the kernel of its
+    # gradient.
     with functorch_config.patch(
-        enable_autograd_cache=False, ban_recompute_materialized_backward=False
+        enable_autograd_cache=False,
+        ban_recompute_materialized_backward=not backend.least_memory,
     ):
         return compile_fx(
             module,
@@ -77,19 +82,24 @@ class _Pass(CustomGraphPass):
 
 
 class _Partition(CustomPartitionerFn):
-    """Inductor's own, which parts forward and backward by minimum cut, and a word before."""
+    """Inductor's own, by minimum cut, after parameters are marked to be cast again."""
+
+    def __init__(self, *, cast_again: bool) -> None:
+        self.cast_again = cast_again
 
     def __call__(
         self, gm: GraphModule, joint_inputs: Sequence[object], **options: Any
     ) -> tuple[GraphModule, GraphModule]:
         parameters = options.get("static_lifetime_input_indices") or ()
-        cast_parameters_again(gm.graph, parameters)
+        if self.cast_again:
+            cast_parameters_again(gm.graph, parameters)
         forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **options)
         mark_gradients(gm.graph, backward, parameters)
         return forward, backward
 
     def uuid(self) -> Any:
-        return "finecast: parameters are cast again"
+        again = "again" if self.cast_again else "once"
+        return f"finecast: parameters are cast {again}"
 
 
 def compile_inner(module: GraphModule, inputs: Sequence[Any], **options: Any) -> Any:

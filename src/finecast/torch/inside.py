@@ -1,9 +1,10 @@
 """Rules of thumb as compiled training graphs need them.
 
-Inductor's kernels, and ATen's, add up in fp32 whatever they read. A plain sum of low values
-therefore rounds its result once, as every other op does, and needs no fp32 copy of what it
-reads; a gradient that products read in a low format would else be stored twice. This holds
-for formats of fp32's range alone: the sum must not overflow when it is stored.
+Inductor's kernels, and ATen's, add up in fp32 whatever they read, and keep statistics in
+fp32. A plain sum, a norm or a softmax of low values therefore rounds its result once, as every
+other op does, and needs no fp32 copy of what it reads: an activation or a gradient that
+products read in a low format would else be stored twice. This holds for formats of fp32's
+range alone: the sum must not overflow when it is stored.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from finecast.formats import Format
 from finecast.graph import Node
 from finecast.rules import RULES, Context, Rule, Verdict
 
-_SUMS_IN_FP32: Final = frozenset({"reduce_sum", "reduce_mean"})
+_SUMS_IN_FP32: Final = frozenset(
+    {
+        *("reduce_sum", "reduce_mean", "softmax", "softmax_backward"),
+        *("batch_norm_training", "batch_norm_backward", "layer_norm", "layer_norm_backward"),
+        # Not its gradient: Inductor takes that apart into products that it does round.
+        "group_norm",
+    }
+)
 _OF_THUMB: Final = frozenset({"tier", "reduction_depth"})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +27,8 @@ from finecast.frontends.torch.raf import raf_rules
 from finecast.frontends.torch.reader import Binding
 from finecast.graph import Graph
 from finecast.naming import look_up
-from finecast.plan import Plan
+from finecast.ops import by_name
+from finecast.plan import Plan, Reason
 from finecast.policy import Policy, Scope
 from finecast.problem import Roundings, unit_times
 from finecast.rules import Context, Permission, UserRule
@@ -35,12 +37,14 @@ from finecast.torch.costs import CompiledCost
 from finecast.torch.inside import TRAINING_RULES
 from finecast.torch.kernels import KernelTimes
 from finecast.torch.rates import rate_here
+from finecast.torch.reference import autocast_formats
 from finecast.units import Units, make_units
 
 ENGINE: Final = "torch"
 # A plan that is predicted to be slower than the fastest by less than this is as fast, as far
 # as a model of costs can tell; among those the most accurate is taken.
 SAME_TIME: Final = 1.01
+_PROMOTED: Final = "it reads fp32: rounded, it would add errors that torch.autocast has not"
 
 
 class RuleSet(Enum):
@@ -90,6 +94,30 @@ class TorchPlanner:
     def highest(self, because: str = "fp32 where permitted") -> Plan:
         """Everything that may stay fp32 does."""
         return self.plan(highest(self.permissions), because)
+
+    def products_low(self) -> TorchPlanner:
+        """The same, but products take the first low format that they may."""
+        asked = lowest(self.permissions, *self.policy.formats)
+        narrowed = {
+            i: replace(p, formats=frozenset({asked[i]}))
+            if by_name(self.graph.nodes[i].op).matmul_engine
+            else p
+            for i, p in self.permissions.items()
+        }
+        return replace(self, permissions=narrowed)
+
+    def as_autocast(self) -> TorchPlanner:
+        """The same, but what ``torch.autocast`` keeps in fp32 stays, as the rules permit."""
+        followed = autocast_formats(self.graph, self.permissions, self.policy.formats)
+        fp32 = frozenset({Format.FP32})
+        reason = Reason(rule="autocast", text=_PROMOTED, permits=(Format.FP32.label,))
+        narrowed = {
+            i: replace(p, formats=fp32, reasons=(*p.reasons, reason))
+            if followed[i] is Format.FP32 and len(p.formats) > 1
+            else p
+            for i, p in self.permissions.items()
+        }
+        return replace(self, permissions=narrowed)
 
     def units(self) -> tuple[Units, tuple[Point, ...]]:
         """One unit an op: fused kernels compute in fp32 inside, whatever is stored."""
@@ -215,10 +243,15 @@ def sensitivities(
         return {low: probe_all(captured, points, low, args) for low in formats}
 
 
-def choose(found: Sequence[Choice]) -> Choice:
-    """The most accurate of those that are as fast as the fastest."""
-    fastest = min(p.time_s for p in found)
-    return min((p for p in found if p.time_s <= SAME_TIME * fastest), key=lambda p: p.error)
+def choose(found: Sequence[Choice], budget: float = math.inf) -> Choice:
+    """The fastest whose squared error is within ``budget``; of equally fast the most accurate.
+
+    Where none is within it, the most accurate of all.
+    """
+    least = min(p.error for p in found)
+    within = [p for p in found if p.error <= max(budget, least)]
+    fastest = min(p.time_s for p in within)
+    return min((p for p in within if p.time_s <= SAME_TIME * fastest), key=lambda p: p.error)
 
 
 def look_before_leaping(policy: Policy, device: str) -> tuple[Policy, str]:

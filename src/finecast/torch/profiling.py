@@ -98,6 +98,16 @@ def activation_bytes(fn: Callable[..., Any], args: Sequence[Any] = ()) -> int:
     return _peak(a for a in events if a.freed is not None)
 
 
+def saved_bytes(fn: Callable[..., Any], args: Sequence[Any] = ()) -> int:
+    """Bytes that a call made and left, as long as its result lives.
+
+    Of a forward pass these are the result and what is saved for the backward pass.
+    """
+    held: list[Any] = []
+    events = _allocations(lambda: held.append(fn(*args)), _device(fn, args))
+    return sum(a.size for a in events if a.freed is None)
+
+
 def resident_bytes(fn: object, args: Sequence[Any]) -> int:
     """Bytes of the parameters, buffers and tensor arguments, each memory counted once."""
     module = getattr(fn, "_orig_mod", fn)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch.fx import GraphModule
 
 from finecast.graph import Graph
-from finecast.naming import suggestion
+from finecast.naming import look_up, suggestion
 from finecast.plan import Plan
 from finecast.policy import Policy, Scope
 from finecast.rules import UserRule
@@ -22,10 +23,34 @@ from finecast.torch.planning import RuleSet, look_before_leaping, make_torch_pla
 from finecast.torch.weights import WeightCache
 
 
+class Memory(Enum):
+    """What a forward pass saves for the backward pass.
+
+    AUTOCAST: what ``torch.compile`` under ``torch.autocast`` saves, low copies of parameters
+    among it; the backward pass starts from there. LEAST: the least that can be had without
+    computing a product again; parameters are cast and pointwise ops computed twice.
+    """
+
+    AUTOCAST = "autocast"
+    LEAST = "least"
+
+    @classmethod
+    def parse(cls, name: str) -> Memory:
+        """Read a choice by its name.
+
+        Raises:
+            UsageError: If there is none of that name.
+        """
+        return look_up(
+            name, {m.value: m for m in cls}, what="choice of memory", where="memory"
+        )
+
+
 def compile(  # noqa: A001 - the name that torch gives the same thing
     function: Callable[..., Any],
     policy: str | Policy = "auto:bf16",
     *,
+    memory: str = "autocast",
     accumulation: bool = False,
     user_rules: Mapping[str, UserRule] | None = None,
     rule_set: str = "finecast",
@@ -34,14 +59,17 @@ def compile(  # noqa: A001 - the name that torch gives the same thing
     """``torch.compile`` with mixed precision planned over forward and backward together.
 
     Laws: inputs, outputs and gradients of parameters keep their types; parameters stay
-    fp32, low copies of them are made as needed. The plans of what has been compiled so far
-    are ``result.finecast_plans``, the share of weights that they cover is
+    fp32, low copies of them are made as needed; with the scope ``auto`` nothing is rounded
+    that ``torch.autocast`` keeps. The plans of what has been compiled so far are
+    ``result.finecast_plans``, the share of weights that they cover is
     ``result.finecast_coverage.share``. Where the compiler left much as it was, a warning says
     so once, with the reason. Overrides of the blocks around this call hold for good.
 
     Args:
         function: A module, or a function such as a whole training step.
         policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
+        memory: ``autocast`` saves for the backward pass what compiled autocast saves;
+            ``least`` saves far less and computes more again.
         accumulation: For several backward passes between two optimizer steps. Low copies of
             parameters are kept until these change, so that microbatches cast them once: half
             as much memory again as the parameters take. Gradients are added up inside the
@@ -52,7 +80,11 @@ def compile(  # noqa: A001 - the name that torch gives the same thing
         options: What else ``torch.compile`` takes (``dynamic``, ``fullgraph``, ...).
     """
     backend = Backend(
-        policy, accumulation=accumulation, user_rules=user_rules, rule_set=rule_set
+        policy,
+        memory=memory,
+        accumulation=accumulation,
+        user_rules=user_rules,
+        rule_set=rule_set,
     )
     backend.coverage = coverage = Coverage(function)
     compiled = watched(torch.compile(function, backend=backend, **options), coverage)
@@ -69,11 +101,13 @@ class Backend:
         self,
         policy: str | Policy = "auto:bf16",
         *,
+        memory: str = "autocast",
         accumulation: bool = False,
         user_rules: Mapping[str, UserRule] | None = None,
         rule_set: str = "finecast",
     ) -> None:
         self.policy = Policy.parse(policy) if isinstance(policy, str) else policy
+        self.memory = Memory.parse(memory)
         self.cache = WeightCache() if accumulation else None
         self.ahead = WeightCache()
         self.user_rules = tuple((user_rules or {}).items())
@@ -122,6 +156,7 @@ class Backend:
         elif self.policy.scope is not Scope.AUTO or self.rule_set is RuleSet.RAF:
             plan = planner.lowest()
         else:
+            planner = planner.as_autocast()
             units, _ = planner.units()
             free = dict.fromkeys(policy.formats, np.zeros(0))
             fastest = planner.choices(units, (), free)[-1]
@@ -141,6 +176,11 @@ class Backend:
                 f"{suggestion(name.rpartition('::')[2], self.ops)}",
                 stacklevel=3,
             )
+
+    @property
+    def least_memory(self) -> bool:
+        """Whether the backward pass computes again what it can."""
+        return self.memory is Memory.LEAST
 
     @property
     def kept_bytes(self) -> int:

@@ -44,7 +44,7 @@ def find_points(graph: Graph, free: frozenset[int]) -> tuple[Point, ...]:
 
 def _of_node(graph: Graph, node: Node) -> Iterator[Point]:
     for port, index in enumerate(node.inputs):
-        if index is None or (_moves(node) and _carries_on(graph, node, index)):
+        if index is None or (moves(node) and _carries_on(graph, node, index)):
             continue
         yield _point(
             graph, node if node.follows_in[port] else None, port, graph.values[index], node
@@ -62,14 +62,14 @@ def _point(
             break
         path.append(maker.id)
         sources = [v for v in graph.following_inputs(maker) if v.format is Format.FP32]
-        if not _moves(maker) or len(sources) != 1:
+        if not moves(maker) or len(sources) != 1:
             break
         current = sources[0]
     where = at.id if at is not None else None
     return Point(reader=where, port=port, value=value.id, path=tuple(path))
 
 
-def _moves(node: Node) -> bool:
+def moves(node: Node) -> bool:
     """Whether the node only moves numbers, so that rounding before and after it is one."""
     floats = sum(node.follows_in)
     return by_name(node.op).exact and floats == 1 and any(node.follows_out)

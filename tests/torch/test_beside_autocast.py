@@ -1,0 +1,233 @@
+"""Plans beside torch.autocast: their errors, what they save for the backward pass."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402, N812
+
+import finecast.torch as ft  # noqa: E402
+from finecast.choices import Choice  # noqa: E402
+from finecast.errors import UsageError  # noqa: E402
+from finecast.formats import Format  # noqa: E402
+from finecast.frontends import torch as frontend  # noqa: E402
+from finecast.policy import Policy  # noqa: E402
+from finecast.torch.planning import choose, make_torch_planner  # noqa: E402
+from finecast.torch.reference import autocast_formats  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"
+)
+
+# The bar of errors: both round to the same format, at places that differ a little.
+BAR = 1.1
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+
+
+class PostNorm(nn.Module):
+    """A layer as BERT has it: the norm of each residual is what the next one adds to."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.mix = nn.Linear(width, width)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.softmax(x @ x.transpose(-1, -2), -1) @ self.mix(x)
+        x = self.norms[0](x + y)
+        return self.norms[1](x + self.down(F.gelu(self.up(x))))
+
+
+class Words(nn.Module):
+    def __init__(self, layers: int = 1) -> None:
+        super().__init__()
+        self.words = nn.Embedding(100, 64)
+        self.layers = nn.Sequential(*(PostNorm() for _ in range(layers)))
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.05)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.layers(self.words(ids)).float().square().mean()
+
+
+class Pictures(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(
+            nn.Conv2d(3 if k == 0 else 8, 8, 3, padding=1, bias=False) for k in range(3)
+        )
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            y = F.relu(norm(conv(x)))
+            x = y if x.shape != y.shape else x + y
+        return x.float().square().mean()
+
+
+CASES: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
+    "words": lambda: (Words(), torch.randint(0, 100, (4, 32))),
+    "pictures": lambda: (Pictures(), torch.randn(4, 3, 16, 16)),
+}
+
+
+def under_autocast(call: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: torch.Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return call(*args)
+
+    return run
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got.float() - want).norm() / want.norm())
+
+
+@pytest.mark.parametrize("policy", ["auto:bf16", "all:bf16"])
+def test_the_error_of_a_post_norm_net_is_not_above_autocast_s(policy: str) -> None:
+    net = Words(2).layers.eval()
+    x = torch.randn(4, 32, 64)
+    low = ft.convert(net, (x,), policy)
+    with torch.no_grad():
+        want = net(x)
+        assert error(low(x), want) <= BAR * error(under_autocast(net)(x), want)
+    formats = {(d.op, d.format) for d in low.finecast_plan.decisions}
+    # Every product is low, and what rounds no more than those do.
+    assert ("linear", Format.BF16) in formats
+    assert ("linear", Format.FP32) not in formats
+    assert ("gelu", Format.BF16) in formats
+    assert "within torch.autocast's error" in low.finecast_plan.to_json()
+
+
+def test_autocast_s_plan_follows_the_types_that_ops_read() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(8, 8)
+            self.norm = nn.LayerNorm(8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.tanh(self.a(x))
+            return torch.exp(self.norm(x + y).t() @ y)
+
+    captured = frontend.capture(Net().eval(), (torch.randn(4, 8),))
+    policy = Policy.parse("auto:bf16")
+    planner = make_torch_planner(captured.graph, policy, "cpu", measured=True)
+    found = autocast_formats(captured.graph, planner.permissions, policy.formats)
+    formats = {captured.graph.nodes[n].op: f for n, f in found.items()}
+    low, high = Format.BF16, Format.FP32
+    assert formats["linear"] is formats["tanh"] is formats["matmul"] is formats["exp"] is low
+    assert formats["add"] is formats["layer_norm"] is high
+    # It is read by a product alone, and rounded there: moved before or after, the same.
+    assert formats["transpose"] is low
+
+
+def test_the_fastest_choice_within_the_budget_is_taken() -> None:
+    def choice(index: int, time_s: float, squared: float) -> Choice:
+        return Choice(how="", index=index, formats=(), time_s=time_s, error=squared, casts=0)
+
+    found = [
+        choice(0, 9.0, 0.0),
+        choice(1, 3.01, 1.0),
+        choice(2, 3.0, 2.0),
+        choice(3, 1.0, 8.0),
+    ]
+    assert choose(found).index == 3
+    assert choose(found, 8.0).index == 3
+    assert choose(found, 7.9).index == 1  # as fast as the fastest within, and more accurate
+    assert choose(found, math.nextafter(0, -1)).index == 0
+
+
+@pytest.fixture
+def forward_graphs(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.GraphModule]:
+    """Forward graphs of what is compiled, run op by op: no kernel is built."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch._inductor import compile_fx
+
+        from finecast.torch import inductor
+
+    found: list[torch.fx.GraphModule] = []
+
+    def inner(module: Any, inputs: Sequence[Any], **options: Any) -> Any:
+        if not options.get("is_backward"):
+            found.append(module)
+
+        def call(args: list[Any]) -> Any:
+            return module.forward(*args)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+    def autocast(module: Any, inputs: Sequence[Any]) -> Any:
+        return compile_fx.compile_fx(module, inputs, inner_compile=inner)
+
+    monkeypatch.setattr(inductor, "compile_inner", inner)
+    monkeypatch.setitem(BACKENDS, "autocast", autocast)
+    return found
+
+
+BACKENDS: dict[str, Callable[..., Any]] = {}
+
+
+def saved_bytes(forward: torch.fx.GraphModule) -> int:
+    """Bytes of what a forward graph makes and gives: its result and what it saves."""
+    (end,) = forward.graph.find_nodes(op="output")
+    values = {n: n.meta["val"] for n in end.args[0] if isinstance(n, torch.fx.Node)}
+    return sum(
+        v.numel() * v.element_size()
+        for n, v in values.items()
+        if isinstance(v, torch.Tensor) and n.op != "placeholder"
+    )
+
+
+def gradients(net: nn.Module, call: Callable[..., Any], x: torch.Tensor) -> torch.Tensor:
+    net.zero_grad()
+    call(x).backward()
+    return torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_training_saves_no_more_than_autocast_and_is_as_accurate(
+    name: str, forward_graphs: list[torch.fx.GraphModule]
+) -> None:
+    net, x = CASES[name]()
+    nets = {way: copy.deepcopy(net) for way in ("autocast", "finecast", "least")}
+    calls = {
+        "autocast": torch.compile(
+            under_autocast(nets["autocast"]), backend=BACKENDS["autocast"]
+        ),
+        "finecast": ft.compile(nets["finecast"]),
+        "least": ft.compile(nets["least"], memory="least"),
+    }
+    want = gradients(net, net, x)
+    off = {way: error(gradients(nets[way], call, x), want) for way, call in calls.items()}
+    saved = dict(zip(calls, map(saved_bytes, forward_graphs), strict=True))
+    assert saved["finecast"] <= saved["autocast"]
+    assert saved["least"] < saved["finecast"]
+    assert off["finecast"] <= BAR * off["autocast"]
+    assert off["least"] <= BAR * off["autocast"]
+    plan = calls["finecast"].finecast_plans[0]
+    assert plan.counts["bf16"] > plan.counts["fp32"] / 2
+
+
+def test_a_choice_of_memory_that_there_is_not() -> None:
+    with pytest.raises(UsageError, match="least"):
+        ft.compile(nn.Linear(2, 2), memory="lest")
