@@ -431,7 +431,7 @@ def test_a_value_named_by_its_type_has_it(tmp_path: Path) -> None:
     nodes = [node("MatMul", "x w", "m"), node("Relu", "m", "y")]
     proto = model(nodes, {"x": ["N", 4]}, {"y": ["N", 4]}, [tensor("w", np.eye(4))])
     after, _, _ = convert(proto, tmp_path, "all:bf16")
-    kinds = {TensorProto.FLOAT: "fp32", TensorProto.BFLOAT16: "bf16"}
+    kinds: dict[int, str] = {TensorProto.FLOAT: "fp32", TensorProto.BFLOAT16: "bf16"}
     typed = onnx.shape_inference.infer_shapes(after).graph
     named = {v.name: kinds[v.type.tensor_type.elem_type] for v in typed.value_info}
     made = {n: k for n, k in named.items() if "_" in n}
