@@ -47,6 +47,12 @@ class ModelError(FinecastError):
     """A model that cannot be read, is invalid, or cannot be converted as asked."""
 
 
+class WrongNumbersError(ModelError):
+    """A converted model whose outputs cannot be explained by its formats; not written."""
+
+    exit_code = ExitCode.NOT_IMPROVED
+
+
 class EngineError(FinecastError):
     """An engine that is absent, or that cannot load or run a model."""
 

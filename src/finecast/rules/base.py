@@ -30,6 +30,10 @@ class Context:
     facts: Facts = field(default_factory=dict[int, ValueFacts])
     kernels: KernelQuery = _no_kernel_knowledge
     engine: str = ""
+    # Why the engine computes a node wrongly in a format: by node id.
+    faults: Mapping[Format, Mapping[int, str]] = field(
+        default_factory=dict[Format, Mapping[int, str]]
+    )
     user_rules: tuple[tuple[str, UserRule], ...] = ()
     measured: bool = False  # errors will be measured, so rules of thumb on digits yield
     # Formats to which the frontend can round operands in this model.

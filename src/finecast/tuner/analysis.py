@@ -10,6 +10,7 @@ from finecast.assign import highest, lowest, make_plan
 from finecast.cost import MeasuredCost
 from finecast.engines import EMULATOR
 from finecast.engines.base import Engine, Feeds, KernelTime
+from finecast.engines.faults import faults
 from finecast.engines.kernels import kernel_query
 from finecast.engines.loading import load_model
 from finecast.engines.probe import speed_of
@@ -131,6 +132,7 @@ def make_planner(
         facts=facts or {},
         kernels=kernel_query(engine),
         engine=name,
+        faults={f: faults(engine, prepared.graph, f) for f in policy.formats},
         user_rules=(*user_rules, *active()),
         measured=measured,
         casts_around=frozenset(f for f in policy.formats if frontend.can_cast(prepared, f)),

@@ -141,7 +141,7 @@ def _write(
     start: float,
 ) -> Conversion:
     """Write what ``plan`` gave, and say what it is; ``start`` is when the work began."""
-    size, verified = write(file, applied, output, engines, feeds)
+    size, verified = write(file, plan, applied, output, engines, feeds)
     return Conversion(
         plan=plan,
         nodes=len(applied.graph.nodes),

@@ -1,0 +1,164 @@
+"""Conversions whose numbers nothing explains are refused, and the op at fault is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from finecast.engines import installed
+from finecast.errors import ExitCode
+from tests.cli.conftest import Answer
+from tests.frontends.tools import parse, tensor
+
+Finecast = Callable[..., Answer]
+needs_openvino = pytest.mark.skipif(not installed("openvino"), reason="needs OpenVINO")
+
+OVERFLOW = """net (float[4,16] x) => (float[4,16] y)
+  <float wide = {60}, float narrow = {0.001}> {
+  [scale] big = Mul(x, wide)
+  [square] sq = Mul(big, big)
+  [fourth] q = Mul(sq, sq)
+  [back] y = Mul(q, narrow)
+}"""
+CANCELS = """net (float[4,16] x) => (float[4,16] y) <float shift = {30000}> {
+  [soft] s = Sigmoid(x)
+  [up] u = Add(s, shift)
+  [shape] r = Identity(u)
+  [down] d = Sub(r, shift)
+  [after] y = Mul(d, d)
+}"""
+
+
+def saved(text: str, folder: Path, **weights: np.ndarray) -> Path:
+    model = parse(text)
+    model.graph.initializer.extend(tensor(n, a) for n, a in weights.items())
+    onnx.save(model, folder / "net.onnx")
+    return folder / "net.onnx"
+
+
+def convert(
+    finecast: Finecast,
+    net: Path,
+    out: Path,
+    fmt: str,
+    *more: object,
+    engine: str = "onnxruntime",
+) -> Answer:
+    cast = ["--auto-cast", "all", "--auto-cast-type", fmt, "--engine", engine, "--json"]
+    return finecast("convert", net, "-o", out, *cast, *more)
+
+
+@pytest.mark.parametrize(
+    ("text", "says", "first"),
+    [(OVERFLOW, "NaN or Inf", "fourth"), (CANCELS, "no digit of it is right", "down")],
+)
+def test_refused_with_the_first_op_that_goes_wrong(
+    finecast: Finecast, tmp_path: Path, text: str, says: str, first: str
+) -> None:
+    net, out = saved(text, tmp_path), tmp_path / "low.onnx"
+    device = "emulator:sm80"  # CPUs compute fp16 in fp32, unrounded
+    answer = convert(finecast, net, out, "fp16", engine=device)
+    assert answer.code == ExitCode.NOT_IMPROVED
+    assert says in answer.err
+    assert f"first at '{first}'" in answer.err
+    assert "--no-verify" in answer.err
+    assert not out.exists()
+    assert convert(finecast, net, out, "fp16", "--no-verify", engine=device).code == 0
+    assert out.exists()
+
+
+# OpenVINO leaves out the first bias where two of several elements follow an fp16 product.
+BIASES = {
+    "Add": "[product] m = MatMul(x, w)\n [first] s = Add(m, b)\n",
+    "Sub": "[product] m = MatMul(x, w)\n [first] s = Sub(m, b)\n",
+    "Gemm": "[product] s = Gemm(x, w, b)\n",
+    "reshaped": "[product] m = MatMul(x, w)\n [first] t = Add(b, m)\n s = Reshape(t, shape)\n",
+}
+SECOND = {"one": "[last] y = Add(s, c)", "two": "i = Add(s, scalar)\n [last] y = Sub(i, c)"}
+
+
+def biased(first: str, second: str, folder: Path) -> Path:
+    ports = "net (float[2,4] x) => (float[2,3] y) <float scalar = {1}, int64[2] shape = {2,3}>"
+    text = f"{ports} {{ {BIASES[first]} {SECOND[second]} }}"
+    weights = {"w": np.ones((4, 3)), "b": np.full(3, 100.0), "c": np.arange(1, 4) * 100.0}
+    return saved(text, folder, **weights)
+
+
+@needs_openvino
+@pytest.mark.parametrize("first", BIASES)
+@pytest.mark.parametrize("second", SECOND)
+def test_what_openvino_computes_wrongly_is_never_written(
+    finecast: Finecast, tmp_path: Path, first: str, second: str
+) -> None:
+    net, out = biased(first, second, tmp_path), tmp_path / "low.onnx"
+    more = ["--exclude", "^last$"]
+    answer = convert(finecast, net, out, "fp16", *more, engine="openvino")
+    assert answer.code == 0, answer.err
+    assert answer.json["verified"]["relative_error"] < 1e-3
+    assert ("fp16" in answer.json["ops"]) == (first != "Gemm")  # no more than that is kept
+
+
+@needs_openvino
+def test_an_op_that_the_engine_computes_wrongly_is_seen(
+    finecast: Finecast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("finecast.engines.faults.FAULTS", {})
+    net, out = biased("Add", "one", tmp_path), tmp_path / "low.onnx"
+    answer = convert(finecast, net, out, "fp16", "--exclude", "^last$", engine="openvino")
+    assert answer.code == ExitCode.NOT_IMPROVED
+    assert "computed wrongly" in answer.err
+    assert "first at 'last'" in answer.err
+    assert not out.exists()
+
+
+# Each is a model in which a large relative error says nothing, or an output is decided.
+LEGITIMATE: Mapping[str, str] = {
+    "a mean that fp32 rounds to noise": """net (float[4,64] x) => (float[4,1] y)
+      <float[64] one = {ONES}> {
+      n = LayerNormalization(x, one)
+      y = ReduceMean<axes=[1]>(n)
+    }""",
+    "ranks as floats": """net (float[4,64] x) => (float[4] y) <float[64,64] w> {
+      m = MatMul(x, w)
+      i = ArgMax<axis=1, keepdims=0>(m)
+      y = Cast<to=1>(i)
+    }""",
+    "signs": "net (float[64,64] x) => (float[64,64] y) <float[64,64] w> "
+    "{ m = MatMul(x, w)\n y = Sign(m) }",
+    "as many rows as are positive": """net (float[64,64] x) => (float[m,n] y)
+      <float[64,64] w, float zero = {0}> {
+      m = MatMul(x, w)
+      p = Greater(m, zero)
+      i = NonZero(p)
+      y = Cast<to=1>(i)
+    }""",
+    "zeros": "net (float[4,64] x) => (float[4,64] y) { y = Sub(x, x) }",
+    "no digits at all": "net (float[4,64] x) => (float[4,64] y) <float[64,64] w> "
+    "{ m = MatMul(x, w)\n y = Softmax(m) }",
+}
+
+
+@pytest.mark.parametrize("kind", LEGITIMATE)
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_what_is_not_wrong_is_written(
+    finecast: Finecast, tmp_path: Path, kind: str, engine: str
+) -> None:
+    if not installed(engine):
+        pytest.skip(f"needs {engine}")
+    text = LEGITIMATE[kind].replace("ONES", ",".join(["1"] * 64))
+    weights = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    model = {"w": weights} if "> w" in text or " w" in text else {}
+    net = saved(
+        text.replace(", float[64,64] w", "")
+        .replace("<float[64,64] w>", "")
+        .replace("float[64,64] w, ", ""),
+        tmp_path,
+        **model,
+    )
+    fmt = "fp16" if engine == "onnxruntime" else "bf16"
+    answer = convert(finecast, net, tmp_path / "low.onnx", fmt, engine=engine)
+    assert answer.code == 0, answer.err
