@@ -73,6 +73,13 @@ class ConstantStats:
         )
         return all(np.array_equal(p, round_to(p, fmt), equal_nan=True) for p in pieces)
 
+    @cached_property
+    def whole(self) -> bool:
+        """Whether each number is an integer; most constants show at once that they are not."""
+        flat = self.read().reshape(-1)
+        pieces = (flat[i : i + _PIECE] for i in range(0, flat.size, _PIECE))
+        return all(np.array_equal(p, np.rint(p.astype(np.float32))) for p in pieces)
+
     @property
     def _magnitudes(self) -> NDArray[np.float32]:
         array = np.abs(self.read().astype(np.float32, copy=False)).ravel()

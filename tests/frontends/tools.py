@@ -17,6 +17,7 @@ from finecast import assign
 from finecast.formats import Format
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied
+from finecast.graph import Graph
 from finecast.plan import Plan
 from finecast.policy import Policy
 from finecast.rules import Context, permit
@@ -90,6 +91,13 @@ def convert_file(
     if check:
         frontend.check(target)
     return onnx.load(target, load_external_data=False), plan, applied
+
+
+def graph_of(proto: onnx.ModelProto, folder: Path, policy: str = "all:bf16") -> Graph:
+    """The neutral graph of a model, as it is planned under ``policy``."""
+    onnx.save(proto, folder / "read.onnx")
+    file = frontend.load(folder / "read.onnx")
+    return frontend.prepare(file, Policy.parse(policy)).graph
 
 
 def run(proto: onnx.ModelProto | Path, **feeds: Array) -> list[Array]:

@@ -13,6 +13,7 @@ from finecast.plan import Reason
 from finecast.rules.base import ANY, Context, NodeView, Rule, UserRule, Verdict
 from finecast.rules.carried import CARRIED
 from finecast.rules.constants import CONSTANTS
+from finecast.rules.coordinates import COORDINATES
 from finecast.rules.definition import DEFINITION
 from finecast.rules.depth import DEPTH
 from finecast.rules.guarded import GUARDED
@@ -49,6 +50,7 @@ RULES: Final[tuple[Rule, ...]] = (
     CARRIED,
     GUARDED,
     STATE,
+    COORDINATES,
     OBSERVED,
     DEPTH,
     USER,

@@ -37,6 +37,11 @@ from finecast.torch.rates import rate_here
 from finecast.units import Units, make_units
 
 ENGINE: Final = "torch"
+# Kernels of 16 bits that PyTorch 2.13 has on a device and that are wrong: by device. On images
+# of 256 pixels and more these give NaN, on smaller ones errors of several percent.
+FAULTY: Final[Mapping[str, frozenset[str]]] = {
+    "cpu": frozenset({"aten::grid_sampler", "aten::grid_sampler_2d"})
+}
 # A plan that is predicted to be slower than the fastest by less than this is as fast, as far
 # as a model of costs can tell; among those the most accurate is taken.
 SAME_TIME: Final = 1.01
@@ -150,10 +155,16 @@ def make_torch_planner(
     """
     # RAF's set asks for overrides itself: its rules are of another kind.
     overriding = () if rule_set is RuleSet.RAF else active(overrides)
+    wrong = {
+        n.id: f"PyTorch's 16-bit kernel of {n.native} is wrong on this {device}"
+        for n in graph.nodes
+        if n.native in FAULTY.get(device, ())
+    }
     context = Context(
         graph=graph,
         policy=policy,
         kernels=lambda native, fmt: False if native in unsupported else None,
+        faults=dict.fromkeys(policy.formats, wrong),
         engine=ENGINE,
         user_rules=(*user_rules, *overriding),
         measured=measured,

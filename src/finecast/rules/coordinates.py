@@ -1,0 +1,250 @@
+"""Positions, coordinates and counts: numbers whose absolute error matters, not the relative.
+
+bf16 tells 2,047 from 2,040, but not from 2,046: the sine of a position, a pixel's neighbours
+and the larger of two times are other ones then. Two directions meet here.
+
+Forwards: what starts as whole numbers (an integer made float, a range, a cumulative sum, a
+constant of whole numbers that the format lacks) stays fp32 while it is only moved, scaled and
+shifted, and so does what reads it. It ends at products of the matmul engine and at norms,
+whose results are features, and behind bounded functions. A number times a mask's filler is no
+position; nor is, most likely, an integer input where it meets other data: it is a mask.
+
+Backwards: what sin, grids, cumulative sums, comparisons and index computations read stays
+fp32 up to the ops above and to values that others read as well, which are features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from functools import lru_cache
+from typing import Final
+
+from finecast.formats import Format
+from finecast.graph import Graph, Node, Value
+from finecast.ops import OpKind, by_name
+from finecast.rules.base import KEEP, ByIdentity, Context, Rule, Verdict
+
+_MASK_FILLER: Final = 1e4
+"""Masks multiply by -1e4 and beyond; no slope or scale of positions is as large."""
+
+_MOVES: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT, OpKind.RESIZE, OpKind.CAST})
+_LINEAR: Final = frozenset(
+    (
+        *("add", "sub", "mul", "div", "mod", "floor_divide", "sum", "mean", "neg", "abs"),
+        *("clip", "max", "min", "where", "square", "floor", "ceil", "round", "trunc"),
+        *("addcmul", "reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "phi"),
+    )
+)
+_FEATURES: Final = frozenset(
+    {
+        OpKind.MATMUL,
+        OpKind.CONV,
+        OpKind.RECURRENT,
+        OpKind.ATTENTION,
+        OpKind.NORM,
+        OpKind.POOL,
+        OpKind.LOSS,
+    }
+)
+_POINTWISE: Final = frozenset({OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL})
+_SHOWS_NO_FLOAT: Final = frozenset({"shape", "size"})
+_COUNTERS: Final = frozenset({"range", "cum_sum", "cum_prod"})
+# Integers of these types are exact in every format of 16 bits.
+_NARROW: Final = frozenset({"bool", "int8", "uint8"})
+_ALL: Final = (0, 1, 2, 3)
+_SENSITIVE: Final[Mapping[str, tuple[int, ...]]] = {
+    **dict.fromkeys(("sin", "cos", "tan"), (0,)),
+    **dict.fromkeys(("affine_grid", "cum_sum", "cum_prod", "arg_max", "arg_min"), (0,)),
+    **dict.fromkeys(("top_k", "unique", "hardmax", "floor", "ceil", "round", "trunc"), (0,)),
+    **dict.fromkeys(("grid_sample", "roi_align", "max_roi_pool", "crop_and_resize"), (1,)),
+    **dict.fromkeys(("equal", "not_equal", "greater", "greater_or_equal"), (0, 1)),
+    **dict.fromkeys(("less", "less_or_equal", "non_max_suppression"), (0, 1)),
+    **dict.fromkeys(("range", "mod", "floor_divide"), _ALL),
+}
+
+
+class _Kind(IntEnum):
+    """What is known of a coordinate: given by the caller, it may be a mask as well."""
+
+    GIVEN = 1
+    SURE = 2
+
+
+def _judge(node: Node, context: Context) -> Verdict | None:
+    why = _kept(ByIdentity(context.graph), context.low).get(node.id)
+    return Verdict(permits=KEEP, text=why) if why is not None else None
+
+
+@lru_cache(maxsize=4)
+def _kept(key: ByIdentity, low: Format) -> dict[int, str]:
+    """Why each node that has to do with coordinates keeps fp32, by its id."""
+    found = _Forwards(key.graph, low).kept()
+    return _backwards(key.graph, found) | found
+
+
+class _Forwards:
+    """One walk along the graph's order, from whole numbers on."""
+
+    def __init__(self, graph: Graph, low: Format) -> None:
+        self.graph = graph
+        self.low = low
+        self.kinds: dict[int, _Kind] = {
+            v.id: _Kind.SURE for v in graph.values if _whole_beyond(v, low)
+        }
+        self.fixed = {v.id for v in graph.values if v.constant is not None}
+
+    def kept(self) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for node in self.graph.nodes:
+            if node.op in _COUNTERS:
+                found[node.id] = f"{node.op} counts: whole numbers that the format may lack"
+                self._mark(node, _Kind.SURE)
+            elif self._reads(node):
+                found[node.id] = "it reads positions or counts, whose digits all matter"
+            if all(i in self.fixed for i in node.inputs if i is not None):
+                self.fixed.update(i for i in node.outputs if i is not None)
+        return found
+
+    def _reads(self, node: Node) -> bool:
+        """Whether ``node`` has to read coordinates in fp32; marks what it hands on."""
+        inputs = [self.graph.values[i] for i in node.inputs if i is not None]
+        floats = [v for v in inputs if v.format]
+        integers = self._integers(node, inputs)
+        kinds = [self.kinds[v.id] for v in floats if v.id in self.kinds]
+        kinds += [_Kind.GIVEN if _is_given(self.graph, v) else _Kind.SURE for v in integers]
+        op = by_name(node.op).kind
+        if not kinds or (op in _FEATURES and not outer_product(self.graph, node)):
+            return False
+        if _fills(node, floats):
+            return False
+        meets = any(v.id not in self.fixed and v.id not in self.kinds for v in floats)
+        counts = [*integers, *(v for v in floats if v.id in self.kinds)]
+        if meets and (max(kinds) is _Kind.GIVEN or _scales(node, counts)):
+            return False
+        divides = meets and node.op == "div" and floats[0].id not in self.kinds
+        if (node.op in _LINEAR and not divides) or op in _MOVES or op is OpKind.MATMUL:
+            self._mark(node, max(kinds))
+        return True
+
+    def _integers(self, node: Node, inputs: list[Value]) -> list[Value]:
+        """The integers that the op turns into floats, as a cast or by promotion."""
+        info = by_name(node.op)
+        outputs = (self.graph.values[i] for i in node.outputs if i is not None)
+        if info.kind not in _POINTWISE | {OpKind.CAST} or not any(v.format for v in outputs):
+            return []
+        return [v for v in inputs if _is_wide(v)]
+
+    def _mark(self, node: Node, kind: _Kind) -> None:
+        for index in node.outputs:
+            if index is not None and self.graph.values[index].format is not None:
+                self.kinds[index] = kind
+
+
+def _backwards(graph: Graph, forwards: Mapping[int, str]) -> dict[int, str]:
+    """One walk against the graph's order, from what decides by its input on."""
+    found: dict[int, str] = {}
+    for node in reversed(graph.nodes):
+        if _sensitive_ports(graph, node):
+            found[node.id] = f"{node.op} takes positions or decides: it reads fp32"
+            continue
+        kind = by_name(node.op).kind
+        if kind not in _POINTWISE | _MOVES and not outer_product(graph, node):
+            continue
+        uses = [(n, i) for i in node.outputs if i is not None for n in graph.values[i].uses]
+        readers = [u for u in uses if graph.nodes[u[0]].op not in _SHOWS_NO_FLOAT]
+        if readers and all(_feeds(graph, n, i, found, forwards) for n, i in readers):
+            into = next((graph.nodes[n].name for n, _ in readers if n in found), None)
+            if into is not None:
+                found[node.id] = (
+                    f"what it gives is for {into}, which takes positions or decides"
+                )
+    return found
+
+
+def _feeds(
+    graph: Graph,
+    reader: int,
+    value: int,
+    found: Mapping[int, str],
+    forwards: Mapping[int, str],
+) -> bool:
+    """Whether ``reader`` takes ``value`` as a coordinate."""
+    node = graph.nodes[reader]
+    ports = _sensitive_ports(graph, node)
+    if ports:
+        return any(node.inputs[p] == value for p in ports)
+    return reader in found or reader in forwards
+
+
+def _sensitive_ports(graph: Graph, node: Node) -> tuple[int, ...]:
+    """Inputs of which a rounding changes what is decided; none of those compared with zero."""
+    values = graph.values
+    inputs = [None if i is None else values[i] for i in node.inputs]
+    ports = _SENSITIVE.get(node.op, ())
+    if node.op == "cast":
+        made = {values[i].dtype for i in node.outputs if i is not None}
+        ports = (0,) if any("int" in d for d in made) else ()
+    if by_name(node.op).kind is OpKind.COMPARISON and any(
+        v is not None and v.constant is not None and v.constant.largest == 0 for v in inputs
+    ):
+        return ()  # rounding keeps signs
+    floats = (
+        p for p in ports if p < len(inputs) and (v := inputs[p]) is not None and v.format
+    )
+    return tuple(floats)
+
+
+def outer_product(graph: Graph, node: Node) -> bool:
+    """Whether a product of the matmul engine sums nothing: positions times frequencies."""
+    if by_name(node.op).kind is not OpKind.MATMUL:
+        return False
+    equation = node.attributes.get("equation")
+    if isinstance(equation, str):
+        terms, _, result = equation.replace(" ", "").partition("->")
+        return bool(result) and set(terms) - {","} <= set(result)
+    first = (
+        graph.values[node.inputs[0]] if node.inputs and node.inputs[0] is not None else None
+    )
+    plain = node.op in ("matmul", "linear")
+    return plain and first is not None and first.shape is not None and first.shape[-1:] == (1,)
+
+
+def _fills(node: Node, floats: list[Value]) -> bool:
+    """Whether a mask of ones and zeros is multiplied by a number like -1e9."""
+    constants = (v.constant for v in floats if v.constant is not None)
+    large = any(c.size == 1 and c.largest >= _MASK_FILLER for c in constants)
+    scalar = node.attributes.get("other")
+    given = isinstance(scalar, int | float) and abs(scalar) >= _MASK_FILLER
+    return node.op == "mul" and (large or given)
+
+
+def _scales(node: Node, coordinates: list[Value]) -> bool:
+    """Whether other numbers are multiplied or divided by one count, such as a length."""
+    single = (v.shape is not None and all(d == 1 for d in v.shape) for v in coordinates)
+    return node.op in ("mul", "div") and all(single)
+
+
+def _is_wide(value: Value) -> bool:
+    return "int" in value.dtype and value.dtype not in _NARROW
+
+
+def _is_given(graph: Graph, value: Value) -> bool:
+    """Whether an integer is an input of the model, moved and converted at most."""
+    while value.producer is not None:
+        node = graph.nodes[value.producer]
+        if by_name(node.op).kind not in _MOVES or not node.inputs or node.inputs[0] is None:
+            return False
+        value = graph.values[node.inputs[0]]
+    return value.is_input
+
+
+def _whole_beyond(value: Value, low: Format) -> bool:
+    """Whether a constant holds nothing but whole numbers, some of which ``low`` lacks."""
+    constant = value.constant
+    if constant is None or value.format is not Format.FP32 or constant.size < 2:
+        return False
+    return constant.whole and not constant.all_in(low)
+
+
+COORDINATES: Final = Rule(name="coordinates", judge=_judge)
