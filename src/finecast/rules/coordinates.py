@@ -133,7 +133,7 @@ class _Forwards:
         outputs = (self.graph.values[i] for i in node.outputs if i is not None)
         if info.kind not in _POINTWISE | {OpKind.CAST} or not any(v.format for v in outputs):
             return []
-        return [v for v in inputs if _is_wide(v)]
+        return [v for v in inputs if _is_wide(v) and not _sums(self.graph, v)]
 
     def _mark(self, node: Node, kind: _Kind) -> None:
         for index in node.outputs:
@@ -227,6 +227,12 @@ def _scales(node: Node, coordinates: list[Value]) -> bool:
 
 def _is_wide(value: Value) -> bool:
     return "int" in value.dtype and value.dtype not in _NARROW
+
+
+def _sums(graph: Graph, value: Value) -> bool:
+    """Whether an integer is what a product of quantized numbers gives."""
+    producer = None if value.producer is None else graph.nodes[value.producer]
+    return producer is not None and by_name(producer.op).kind is OpKind.QUANTIZE
 
 
 def _is_given(graph: Graph, value: Value) -> bool:
