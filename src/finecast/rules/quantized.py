@@ -13,9 +13,9 @@ from enum import Enum, auto
 from functools import lru_cache
 from typing import Final
 
-from finecast.graph import ByIdentity, Graph, Node
+from finecast.graph import Graph, Node
 from finecast.ops import OpKind, by_name
-from finecast.rules.base import KEEP, Context, Rule, Verdict
+from finecast.rules.base import KEEP, ByIdentity, Context, Rule, Verdict
 
 _MOVES: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT})
 _FUSED: Final = _MOVES | {OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL}
