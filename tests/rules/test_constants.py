@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from finecast.formats import Format
 from finecast.rules import Verdict
 from finecast.rules.carried import CARRIED
 from finecast.rules.constants import CONSTANTS
+from tests.frontends import tools
 
 Judged = Callable[..., dict[str, Verdict | None]]
 LOWEST = float(np.finfo(np.float32).max)
@@ -52,6 +54,35 @@ def test_what_the_format_can_hold(judged: Judged, constant: str, low: str, kept:
         assert verdict.permits == {Format.FP32}
         assert "constant c" in verdict.text
         assert verdict.evidence["limit"] in (Format.FP16.max, Format.FP16.smallest_normal)
+
+
+@pytest.mark.parametrize(
+    ("op", "order", "kept"), [("div", "%0, %1", True), ("div", "%1, %0", False)]
+)
+def test_no_element_of_a_divisor_may_vanish(
+    judged: Judged, op: str, order: str, kept: bool
+) -> None:
+    large = graph("size=9999 largest=1.0 smallest_nonzero=1e-10")
+    text = large.replace("add onnx::Add", f"{op} onnx::Div").replace("%0, %1", order)
+    assert (judged(CONSTANTS, text, policy="all:fp16")["add"] is not None) == kept
+
+
+@pytest.mark.parametrize(
+    ("opset", "op"),
+    [
+        (10, "y = Clip<min=-3.4028234663852886e38>(x)"),
+        (10, "y = Pad<pads=[0,0],value=-3.4028234663852886e38>(x)"),
+        (17, "s = Shape(x)\n y = ConstantOfShape<value=float[1] {-3.4028234663852886e38}>(s)"),
+    ],
+)
+def test_attributes_that_are_operands(
+    judged: Judged, tmp_path: Path, opset: int, op: str
+) -> None:
+    model = tools.parse(f"g (float[4] x) => (float[4] y) {{ {op} }}", opset=opset)
+    read = tools.graph_of(model, tmp_path, "all:fp16")
+    for low, kept in (("bf16", False), ("fp16", True)):
+        found = judged(CONSTANTS, read, policy=f"all:{low}")
+        assert any(v is not None for v in found.values()) == kept
 
 
 def test_constants_read_in_their_own_type_do_not_count(judged: Judged) -> None:

@@ -22,6 +22,7 @@ from finecast.rules.names import NAMES
 from finecast.rules.observed import OBSERVED
 from finecast.rules.op_formats import OP_FORMATS
 from finecast.rules.override import override
+from finecast.rules.quantized import QUANTIZED
 from finecast.rules.scope import SCOPE
 from finecast.rules.state import STATE
 from finecast.rules.tier import TIER
@@ -51,6 +52,7 @@ RULES: Final[tuple[Rule, ...]] = (
     GUARDED,
     STATE,
     COORDINATES,
+    QUANTIZED,
     OBSERVED,
     DEPTH,
     USER,

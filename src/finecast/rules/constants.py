@@ -7,6 +7,7 @@ keeps fp32 rather than a clamped constant (clamping a mask to -1e4 changes predi
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +18,14 @@ from finecast.rules.base import KEEP, Context, Rule, Verdict
 
 # A weight matrix may hold a few tiny elements that vanish without harm; a scalar may not.
 _FEW = 16
+# Inputs at which a zero makes Inf: one element that vanishes there is one too many.
+DIVISORS: Final[Mapping[str, int]] = {
+    "div": 1,
+    "mod": 1,
+    "reciprocal": 0,
+    "rsqrt": 0,
+    "log": 0,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +37,19 @@ class ConstantProblem:
     limit: float
 
 
-def constant_problem(value: Value, low: Format) -> ConstantProblem | None:
-    """Why ``low`` cannot hold the constant ``value``; None if it can, or it is none."""
+def constant_problem(
+    value: Value, low: Format, *, divides: bool = False
+) -> ConstantProblem | None:
+    """Why ``low`` cannot hold the constant ``value``; None if it can, or it is none.
+
+    Of one that ``divides``, a single element that vanishes is one too many.
+    """
     constant = value.constant
     if constant is None or constant.size == 0:
         return None
     if constant.largest >= overflow_limit(low):
         return ConstantProblem(what="largest", number=constant.largest, limit=low.max)
-    small = constant.smallest_nonzero if constant.size <= _FEW else 0.0
+    small = constant.smallest_nonzero if constant.size <= _FEW or divides else 0.0
     if 0 < small < low.smallest_normal:
         return ConstantProblem(what="smallest", number=small, limit=low.smallest_normal)
     return None
@@ -63,8 +77,11 @@ _SAYS: Final = {"largest": "beyond the largest", "smallest": "below the normal r
 
 def first_problem(graph: Graph, node: Node, low: Format) -> tuple[str, ConstantProblem] | None:
     """The first constant operand of ``node`` that ``low`` cannot hold, by its name."""
+    port = DIVISORS.get(node.op, len(node.inputs))
+    divisor = node.inputs[port] if port < len(node.inputs) else None
+    operands = graph.following_inputs(node)
     for name, problem in (
-        *((v.name, constant_problem(v, low)) for v in graph.following_inputs(node)),
+        *((v.name, constant_problem(v, low, divides=v.id == divisor)) for v in operands),
         *((f"{number:g}", scalar_problem(number, low)) for number in scalars(node)),
     ):
         if problem is not None:

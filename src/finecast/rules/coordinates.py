@@ -24,6 +24,7 @@ from finecast.formats import Format
 from finecast.graph import ByIdentity, Graph, Node, Value
 from finecast.ops import OpKind, by_name
 from finecast.rules.base import KEEP, Context, Rule, Verdict
+from finecast.rules.constants import scalars
 
 _MASK_FILLER: Final = 1e4
 """Masks multiply by -1e4 and beyond; no slope or scale of positions is as large."""
@@ -133,7 +134,7 @@ class _Forwards:
         outputs = (self.graph.values[i] for i in node.outputs if i is not None)
         if info.kind not in _POINTWISE | {OpKind.CAST} or not any(v.format for v in outputs):
             return []
-        return [v for v in inputs if _is_wide(v)]
+        return [v for v in inputs if _is_wide(v) and not _sums(self.graph, v)]
 
     def _mark(self, node: Node, kind: _Kind) -> None:
         for index in node.outputs:
@@ -185,9 +186,10 @@ def _sensitive_ports(graph: Graph, node: Node) -> tuple[int, ...]:
     if node.op == "cast":
         made = {values[i].dtype for i in node.outputs if i is not None}
         ports = (0,) if any("int" in d for d in made) else ()
-    if by_name(node.op).kind is OpKind.COMPARISON and any(
-        v is not None and v.constant is not None and v.constant.largest == 0 for v in inputs
-    ):
+    zeros = (
+        v.constant.largest == 0 for v in inputs if v is not None and v.constant is not None
+    )
+    if by_name(node.op).kind is OpKind.COMPARISON and (0 in scalars(node) or any(zeros)):
         return ()  # rounding keeps signs
     floats = (
         p for p in ports if p < len(inputs) and (v := inputs[p]) is not None and v.format
@@ -213,10 +215,8 @@ def outer_product(graph: Graph, node: Node) -> bool:
 def _fills(node: Node, floats: list[Value]) -> bool:
     """Whether a mask of ones and zeros is multiplied by a number like -1e9."""
     constants = (v.constant for v in floats if v.constant is not None)
-    large = any(c.size == 1 and c.largest >= _MASK_FILLER for c in constants)
-    scalar = node.attributes.get("other")
-    given = isinstance(scalar, int | float) and abs(scalar) >= _MASK_FILLER
-    return node.op == "mul" and (large or given)
+    sizes = [*(c.largest for c in constants if c.size == 1), *map(abs, scalars(node))]
+    return node.op == "mul" and any(size >= _MASK_FILLER for size in sizes)
 
 
 def _scales(node: Node, coordinates: list[Value]) -> bool:
@@ -227,6 +227,12 @@ def _scales(node: Node, coordinates: list[Value]) -> bool:
 
 def _is_wide(value: Value) -> bool:
     return "int" in value.dtype and value.dtype not in _NARROW
+
+
+def _sums(graph: Graph, value: Value) -> bool:
+    """Whether an integer is what a product of quantized numbers gives."""
+    producer = None if value.producer is None else graph.nodes[value.producer]
+    return producer is not None and by_name(producer.op).kind is OpKind.QUANTIZE
 
 
 def _is_given(graph: Graph, value: Value) -> bool:

@@ -13,8 +13,7 @@ from finecast.formats import Format
 from finecast.graph import ByIdentity, Graph, Node
 from finecast.ops import by_name
 from finecast.rules.base import KEEP, Context, Rule, Verdict
-from finecast.rules.constants import first_problem
-from finecast.rules.observed import DIVISORS
+from finecast.rules.constants import DIVISORS, first_problem
 
 
 def _judge(node: Node, context: Context) -> Verdict | None:

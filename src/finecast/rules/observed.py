@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
-
 from finecast.formats import Format
 from finecast.graph import Graph, Node, Value
 from finecast.ops import by_name
 from finecast.rounding import overflow_limit
 from finecast.rules.base import KEEP, Context, Rule, Verdict
+from finecast.rules.constants import DIVISORS
 
 # Where more than half of what is nonzero would become subnormal or zero, the format's
 # digits are gone for most of the value: its error is no longer bounded by epsilon.
@@ -17,14 +15,6 @@ _UNDERFLOW_SHARE = 0.5
 # Data seen later may be larger than the calibration data. Formats with fp32's exponent
 # range need no room: fp32 itself has none more.
 _HEADROOM = 2.0
-# Inputs at which a zero makes Inf: one element that vanishes there is one too many.
-DIVISORS: Final[Mapping[str, int]] = {
-    "div": 1,
-    "mod": 1,
-    "reciprocal": 0,
-    "rsqrt": 0,
-    "log": 0,
-}
 
 
 def range_limit(fmt: Format) -> float:

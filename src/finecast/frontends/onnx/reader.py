@@ -29,7 +29,7 @@ from finecast.frontends.onnx.following import (
 from finecast.frontends.onnx.opset import FREE_INITIALIZERS, opset_of
 from finecast.frontends.onnx.ties import CONTROL, Merge, Port, merges_of, port_value
 from finecast.frontends.onnx.types import bodies, every_node
-from finecast.graph import ROUNDS, Attribute, ConstantStats, Dim, Graph, Node, Value
+from finecast.graph import ROUNDS, SCALARS, Attribute, ConstantStats, Dim, Graph, Node, Value
 
 __all__ = [
     "DATA_TYPES",
@@ -47,6 +47,12 @@ _SCALAR_ATTRIBUTES: Final = {
     ir.AttributeType.INT,
     ir.AttributeType.FLOAT,
     ir.AttributeType.STRING,
+}
+# Attributes that are operands: numbers that the result is bounded by or filled with.
+_SCALARS: Final = {
+    "Clip": ("min", "max"),
+    "Pad": ("value",),
+    "ConstantOfShape": ("value",),
 }
 _LIST_ATTRIBUTES: Final = {
     ir.AttributeType.INTS,
@@ -274,6 +280,9 @@ def _attributes(node: ir.Node) -> Iterator[tuple[str, Attribute]]:
     rounding = node.metadata_props.get(ROUNDING)
     if rounding is not None:
         yield ROUNDS, rounding.partition(" ")[0]
+    operands = [n for n in _SCALARS.get(node.op_type, ()) if n in node.attributes]
+    if operands and not node.domain:
+        yield SCALARS, tuple(n for name in operands for n in _numbers(node.attributes[name]))
     for name, attribute in node.attributes.items():
         if attribute.is_ref():
             continue
@@ -281,6 +290,17 @@ def _attributes(node: ir.Node) -> Iterator[tuple[str, Attribute]]:
             yield name, attribute.value
         elif attribute.type in _LIST_ATTRIBUTES:
             yield name, tuple(attribute.value)
+
+
+def _numbers(attribute: ir.Attr) -> list[float]:
+    """The numbers of a float, or of a tensor of one element."""
+    if attribute.is_ref():
+        return []
+    if attribute.type is ir.AttributeType.FLOAT:
+        return [attribute.as_float()]
+    if attribute.type is ir.AttributeType.TENSOR and attribute.as_tensor().size == 1:
+        return [float(attribute.as_tensor().numpy().reshape(-1)[0])]
+    return []
 
 
 def _scope(name: str) -> str:

@@ -1,0 +1,123 @@
+"""Quantized regions stay as they are: a cast inside one would undo its int8 kernel.
+
+Engines run ``dequantize -> op -> quantize`` as one kernel on integers, and products that read
+dequantized weights or activations too. The op is fp32 on paper only: in a low format casts
+stand between it and the nodes that the engine would fuse, and weights are dequantized at
+every run. The same holds for what scales the integers that a product of integers gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum, auto
+from functools import lru_cache
+from typing import Final
+
+from finecast.graph import ByIdentity, Graph, Node
+from finecast.ops import OpKind, by_name
+from finecast.rules.base import KEEP, Context, Rule, Verdict
+
+_MOVES: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT})
+_FUSED: Final = _MOVES | {OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL}
+_SCALES_AND_BIASES: Final = frozenset({"mul", "add"})
+
+
+class _From(Enum):
+    """Where a float value comes from.
+
+    A tensor of integers, their scale, a sum of them, or an op that may run in one kernel with
+    what dequantizes before it.
+    """
+
+    TENSOR = auto()
+    SCALE = auto()
+    SUM = auto()
+    OP = auto()
+
+
+def _judge(node: Node, context: Context) -> Verdict | None:
+    if node.id not in _regions(ByIdentity(context.graph)):
+        return None
+    return Verdict(permits=KEEP, text="it belongs to a quantized region, which stays as it is")
+
+
+@lru_cache(maxsize=2)
+def _regions(key: ByIdentity) -> frozenset[int]:
+    """Ids of the float nodes that run on integers, or scale them."""
+    graph = key.graph
+    if not any(by_name(n.op).kind is OpKind.QUANTIZE for n in graph.nodes):
+        return frozenset()
+    found: dict[int, _From] = {}
+    scaling = frozenset(n.id for n in graph.nodes if _scales(graph, n, found))
+    return scaling | _fused(graph, found)
+
+
+def _scales(graph: Graph, node: Node, found: dict[int, _From]) -> bool:
+    """Whether the node makes floats of integer sums or scales them; records what it gives."""
+    info = by_name(node.op)
+    outputs = [i for i in node.outputs if i is not None and graph.values[i].format is not None]
+    if info.kind is OpKind.QUANTIZE:
+        kind = _From.TENSOR if node.op == "dequantize" else _From.SCALE
+        found.update(dict.fromkeys(outputs, kind))
+        return False
+    if node.op == "cast" and outputs and _sums_integers(graph, node.inputs):
+        found.update(dict.fromkeys(outputs, _From.SUM))
+        return True
+    data = _data(graph, node)
+    kinds = {found.get(i) for i in data}
+    if not data or not kinds <= {_From.SCALE, _From.SUM} or node.op not in _SCALES_AND_BIASES:
+        if info.kind in _MOVES and len(kinds) == 1 and None not in kinds:
+            found.update((i, k) for i in outputs for k in kinds if k is not None)
+        return False
+    if node.op == "mul":  # behind a bias the sum is an ordinary value
+        kind = _From.SUM if _From.SUM in kinds else _From.SCALE
+        found.update(dict.fromkeys(outputs, kind))
+    return True
+
+
+def _sums_integers(graph: Graph, inputs: Iterable[int | None]) -> bool:
+    producers = (graph.values[i].producer for i in inputs if i is not None)
+    nodes = (graph.nodes[p] for p in producers if p is not None)
+    return any(by_name(n.op).kind is OpKind.QUANTIZE for n in nodes)
+
+
+def _fused(graph: Graph, found: dict[int, _From]) -> frozenset[int]:
+    """Products of dequantized tensors, and ops between those and what quantizes again."""
+    candidates: set[int] = set()
+    products: set[int] = set()
+    for node in graph.nodes:
+        data = _data(graph, node)
+        info = by_name(node.op)
+        if info.kind is OpKind.QUANTIZE or not data:
+            continue
+        kinds = {found.get(i) for i in data}
+        if info.matmul_engine and _From.TENSOR in kinds:
+            products.add(node.id)
+        elif kinds <= {_From.TENSOR} or (
+            info.kind in _FUSED and kinds <= {_From.TENSOR, _From.OP}
+        ):
+            candidates.add(node.id)
+        else:
+            continue
+        found.update((i, _From.OP) for i in node.outputs if i is not None and i not in found)
+    kept = set(products)
+    for node in reversed(graph.nodes):
+        if node.id in candidates and _leads_to(graph, node, kept):
+            kept.add(node.id)
+    return frozenset(kept)
+
+
+def _leads_to(graph: Graph, node: Node, kept: set[int]) -> bool:
+    """Whether all that read the node quantize, or belong to a region."""
+    readers = {n for i in node.outputs if i is not None for n in graph.values[i].uses}
+    kinds = (by_name(graph.nodes[n].op).kind is OpKind.QUANTIZE or n in kept for n in readers)
+    return bool(readers) and all(kinds)
+
+
+def _data(graph: Graph, node: Node) -> list[int]:
+    """Ids of the float values that a node reads, constants apart."""
+    values = (graph.values[i] for i in node.inputs if i is not None)
+    return [v.id for v in values if v.constant is None and v.format is not None]
+
+
+QUANTIZED: Final = Rule(name="quantized", judge=_judge)
