@@ -41,11 +41,6 @@ from finecast.torch.reference import autocast_formats
 from finecast.units import Units, make_units
 
 ENGINE: Final = "torch"
-# Kernels of 16 bits that PyTorch 2.13 has on a device and that are wrong: by device. On images
-# of 256 pixels and more these give NaN, on smaller ones errors of several percent.
-FAULTY: Final[Mapping[str, frozenset[str]]] = {
-    "cpu": frozenset({"aten::grid_sampler", "aten::grid_sampler_2d"})
-}
 # A plan that is predicted to be slower than the fastest by less than this is as fast, as far
 # as a model of costs can tell; among those the most accurate is taken.
 SAME_TIME: Final = 1.01
