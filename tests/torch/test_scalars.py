@@ -76,4 +76,6 @@ def test_so_it_does_compiled(name: str, op_by_op: None) -> None:
     with torch.no_grad():
         got, want = compiled(x), module(x)
     assert float((got - want).norm() / want.norm()) < 8 * Format.BF16.unit_roundoff
-    assert set(compiled.finecast_plans[0].counts) == {"bf16"}
+    (plan,) = compiled.finecast_plans
+    # What decides reads fp32; the op with the scalar, and all after it, are low.
+    assert {d.op for d in plan.decisions if d.format is Format.FP32} <= {"greater"}
