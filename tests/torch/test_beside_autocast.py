@@ -231,3 +231,8 @@ def test_training_saves_no_more_than_autocast_and_is_as_accurate(
 def test_a_choice_of_memory_that_there_is_not() -> None:
     with pytest.raises(UsageError, match="least"):
         ft.compile(nn.Linear(2, 2), memory="lest")
+
+
+def test_where_autocast_rounds_nothing_all_lowers_all() -> None:
+    low = ft.convert(nn.Sequential(nn.Tanh(), nn.Sigmoid()), (torch.randn(8, 8),), "all:bf16")
+    assert set(low.finecast_plan.counts) == {"bf16"}

@@ -125,12 +125,16 @@ def _plan(
         return planner.highest("the rules leave no op a lower format")
     found = sensitivities(captured, points, planner.policy.formats, args)
     formats = autocast_formats(planner.graph, planner.permissions, planner.policy.formats)
-    budget = squared_error(points, found, formats)
+    # Where autocast rounds nothing, there is nothing to be held against.
+    budget = squared_error(points, found, formats) or math.inf
     if planner.policy.scope is Scope.ALL:
+        if budget == math.inf:
+            return planner.lowest()
         planner = planner.products_low()
     choice = choose(planner.choices(units, points, found), budget)
-    how = f"{choice.how} within torch.autocast's error {math.sqrt(budget):.3g}"
-    choice = replace(choice, how=how)
+    if budget < math.inf:
+        how = f"{choice.how} within torch.autocast's error {math.sqrt(budget):.3g}"
+        choice = replace(choice, how=how)
     return planner.proposal(units, choice).plan
 
 
