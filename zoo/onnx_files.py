@@ -65,7 +65,7 @@ def _export(job: Job, path: Path, exporter: str) -> None:
             )  # fmt: skip
         else:
             axes = {name: dict(found) for name, found in job.network.dynamic.items()}
-            net, args = Positional(job.net, names), tuple(job.inputs.values())
+            net, args = Positional(job.net, names).eval(), tuple(job.inputs.values())
             torch.onnx.export(
                 net, args, path, input_names=names, dynamic_axes=axes, dynamo=False
             )
