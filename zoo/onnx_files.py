@@ -65,7 +65,7 @@ def _export(job: Job, path: Path, exporter: str) -> None:
             )  # fmt: skip
         else:
             axes = {name: dict(found) for name, found in job.network.dynamic.items()}
-            net, args = Positional(job.net, names), tuple(job.inputs.values())
+            net, args = Positional(job.net, names).eval(), tuple(job.inputs.values())
             torch.onnx.export(
                 net, args, path, input_names=names, dynamic_axes=axes, dynamo=False
             )
@@ -162,7 +162,8 @@ def openvino_call(path: Path, job: Job, hint: str) -> Callable[[], Any]:
     """A call of the model in OpenVINO; ``hint`` is its precision, fp32 if empty."""
     settings = {"INFERENCE_PRECISION_HINT": _HINTS.get(hint, openvino.Type.f32)}
     compiled = openvino.compile_model(path, "CPU", settings)
-    feeds = _feeds(job, [port.get_any_name() for port in compiled.inputs])
+    # A port has the names of what an op only passes on, too.
+    feeds = _feeds(job, [n for n in job.inputs if any(n in p.names for p in compiled.inputs)])
     return lambda: compiled(feeds)
 
 

@@ -30,7 +30,7 @@ def _onnx(exporter: str) -> dict[str, Stage]:
 
 STAGES: Final = {
     "convert": Stage(work=in_torch.convert),
-    "compile": Stage(work=in_torch.compile_and_train, limit_s=600.0),
+    "compile": Stage(work=in_torch.compile_and_train, limit_s=900.0),
     **_onnx("dynamo"),
     **_onnx("legacy"),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -68,25 +69,29 @@ def test_a_device_computes_in_what_that_part_of_it_has() -> None:
 
 @pytest.mark.parametrize("op", ["ScatterND", "ScatterElements"])
 @pytest.mark.parametrize("reduction", ["none", "add", "mul", "max", "min"])
-def test_onnx_runtimes_fp16_scatter_is_known_by_its_reduction(op: str, reduction: str) -> None:
-    known = query(get_engine("onnxruntime"))(f"onnx::{op}", Format.FP16, reduction=reduction)
-    assert (known is not False) == _runs(op, reduction)
+@pytest.mark.parametrize("fmt", [Format.FP16, Format.BF16])
+def test_onnx_runtimes_scatter_is_known_by_its_reduction(
+    op: str, reduction: str, fmt: Format
+) -> None:
+    known = query(get_engine("onnxruntime"))(f"onnx::{op}", fmt, reduction=reduction)
+    assert (known is not False) == _runs(op, reduction, fmt)
 
 
-def _runs(op: str, reduction: str) -> bool:
+def _runs(op: str, reduction: str, fmt: Format) -> bool:
     indices = [[0], [0], [1]] if op == "ScatterND" else [0, 0, 1]
     shape = [len(indices), 1] if op == "ScatterND" else [len(indices)]
     make = onnx.helper.make_tensor_value_info
-    half = onnx.TensorProto.FLOAT16
+    low = onnx.TensorProto.FLOAT16 if fmt is Format.FP16 else onnx.TensorProto.BFLOAT16
+    numbers = np.float16 if fmt is Format.FP16 else ml_dtypes.bfloat16
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node(op, ["x", "i", "u"], ["y"], reduction=reduction)],
         "scatter",
-        [make("x", half, [4]), make("i", onnx.TensorProto.INT64, shape), make("u", half, [3])],
-        [make("y", half, [4])],
+        [make("x", low, [4]), make("i", onnx.TensorProto.INT64, shape), make("u", low, [3])],
+        [make("y", low, [4])],
     )
     opsets = [onnx.helper.make_opsetid("", 18)]
     model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    feeds = {"x": np.ones(4, np.float16), "i": np.array(indices), "u": np.ones(3, np.float16)}
+    feeds = {"x": np.ones(4, numbers), "i": np.array(indices), "u": np.ones(3, numbers)}
     try:
         get_engine("onnxruntime").load(model.SerializeToString()).run(feeds)
     except EngineError:

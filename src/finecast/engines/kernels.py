@@ -21,21 +21,19 @@ _TYPES: Final = {
     Format.FP8_E4M3: "tensor(float8e4m3fn)",
     Format.FP8_E5M2: "tensor(float8e5m2)",
 }
+_CPU: Final = "CPUExecutionProvider"
 # ONNX Runtime's CPU provider runs an fp16 op that it has no kernel for in fp32, between casts
 # of its own; of bf16 it knows only conversions.
-_EMULATED: Final = frozenset({("CPUExecutionProvider", Format.FP16)})
+_EMULATED: Final = frozenset({(_CPU, Format.FP16)})
 # Kernels that ONNX Runtime lists and loads, and that fail when they run: values of an
 # attribute, by provider, format and native op. (1.31: "MLFloat16 data type is not supported
 # with ScatterND opset 16 when reduction is 'add'".)
+_REDUCTIONS: Final = frozenset({"add", "mul", "max", "min"})
 _FAILING: Final[dict[tuple[str, Format, str], tuple[str, frozenset[str]]]] = {
-    ("CPUExecutionProvider", Format.FP16, "onnx::ScatterND"): (
-        "reduction",
-        frozenset({"add", "mul", "max", "min"}),
-    ),
-    ("CPUExecutionProvider", Format.FP16, "onnx::ScatterElements"): (
-        "reduction",
-        frozenset({"add", "mul"}),
-    ),
+    (_CPU, Format.FP16, "onnx::ScatterND"): ("reduction", _REDUCTIONS),
+    (_CPU, Format.BF16, "onnx::ScatterND"): ("reduction", _REDUCTIONS),
+    (_CPU, Format.FP16, "onnx::ScatterElements"): ("reduction", frozenset({"add", "mul"})),
+    (_CPU, Format.BF16, "onnx::ScatterElements"): ("reduction", _REDUCTIONS),
 }
 
 
