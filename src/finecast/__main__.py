@@ -2,6 +2,6 @@
 
 import sys
 
-from finecast.cli import main
+from finecast.cli import entry
 
-sys.exit(main())
+sys.exit(entry())

@@ -21,6 +21,7 @@ from finecast.engines.emulator import EmulatorEngine, exact_session
 from finecast.engines.source import read_source
 from finecast.errors import EngineError, UsageError
 from finecast.facts import ValueFacts
+from finecast.files import CommandFiles
 from finecast.formats import Format
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile, Prepared, from_model
@@ -49,7 +50,7 @@ from finecast.tuner.sources import (
     guessed_dims,
     workload_of,
 )
-from finecast.tuner.study import Study
+from finecast.tuner.study import JOURNAL_SUFFIX, Study
 from finecast.tuner.targeted import tune_for
 from finecast.tuner.tuning import Outcome, Verdict
 from finecast.tuner.tuning import tune as _tune
@@ -123,6 +124,8 @@ def convert(
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
     """
     file = load(model)
+    written = _destination(output, force=force, external_data=external_data)
+    _claim(file, written, data=data)
     device = _device(target)
     engines = _engines(engine, device)
     first = engines[0]
@@ -131,7 +134,7 @@ def convert(
     batches = _batches(file, data)
     done = conversion.convert(
         file,
-        _destination(output, force=force, external_data=external_data),
+        written,
         Policy.parse(policy) if isinstance(policy, str) else policy,
         engines,
         target=device,
@@ -162,11 +165,13 @@ def apply(
         FinecastError: If the plan was made for another model, or as for ``convert``.
     """
     file = load(model)
+    written = _destination(output, force=force, external_data=external_data)
+    _claim(file, written, data=data, plan=None if isinstance(plan, Plan) else plan)
     given = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
     return conversion.replay(
         file,
         given,
-        _destination(output, force=force, external_data=external_data),
+        written,
         candidates(engine),
         feeds=_feeds(file, _batches(file, data), dims),
         verify=verify,
@@ -191,6 +196,7 @@ def tune(
     batch: int = DEFAULT_BATCH,
     user_rules: Mapping[str, UserRule] | None = None,
     study: str | Path | None = None,
+    resume: bool = False,
     force: bool = False,
     external_data: bool | None = None,
     progress: Progress = silent,
@@ -201,7 +207,9 @@ def tune(
     ``target`` accuracy is that of its emulation and times are modelled, not measured.
     ``data`` is an npz file, arrays by name, or batches that can be iterated again and again (a
     list of feeds, a DataLoader); as DataOptions it stands for metric, labels, calib and the
-    like too. ``calib`` is any of these, or a function that yields feeds.
+    like too. ``calib`` is any of these, or a function that yields feeds. Trials are kept in
+    ``study``; ``resume`` takes those of an earlier run of the same model, data, code and
+    baseline for granted, but for the winner's.
 
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
@@ -210,7 +218,6 @@ def tune(
     written = None
     if output is not None:
         written = _destination(output, force=force, external_data=external_data)
-        written.check()
     options = data
     if not isinstance(options, DataOptions):
         options = DataOptions(
@@ -223,6 +230,7 @@ def tune(
             batch=batch,
             lower_is_better=lower_is_better,
         )
+    files = _claim(file, written, data=options, study=study)
     device = _device(target)
     chosen, session = _runner(file, engine, device)
     workload = workload_of(options, session)
@@ -232,7 +240,7 @@ def tune(
         higher_is_better=workload.higher_is_better,
     )
     asked = Policy.parse(policy) if isinstance(policy, str) else policy
-    kept = Study(Path(study)) if study is not None else None
+    kept = Study(Path(study), resume=resume) if study is not None else None
     rules = tuple((user_rules or {}).items())
     if device is not None:
         outcome = tune_for(
@@ -256,7 +264,33 @@ def tune(
             file, outcome.plan, written, [chosen], feeds=FeedMaker(batches=timing)
         )
     said = without_opinion(user_rules or (), outcome.plan)
-    return replace(outcome, warnings=(*outcome.warnings, *workload.warnings, *said))
+    warnings = (*outcome.warnings, *workload.warnings, *said)
+    return replace(outcome, warnings=warnings, stale=files.stale())
+
+
+def _claim(
+    file: OnnxFile,
+    output: Destination | None,
+    *,
+    data: DataOptions | Data | None = None,
+    plan: str | Path | None = None,
+    study: str | Path | None = None,
+) -> CommandFiles:
+    """Every file of a call; UsageError if one that is read would be written."""
+    files = CommandFiles(force=output is not None and output.force)
+    files.read("the model", file.path)
+    files.read("the model's external data", *file.external)
+    options = _data_options(data)
+    if options is not None:
+        for role, source in (("data", options.data), ("calibration data", options.calib)):
+            if isinstance(source, str | Path):
+                files.read(f"the {role}", source)
+    files.read("the plan", plan)
+    if output is not None:
+        files.write("the output", output.path, beside=output.beside)
+        output.check(file)
+    files.write("the study", study, beside=(JOURNAL_SUFFIX,), replaces=False)
+    return files
 
 
 def _runner(
@@ -385,7 +419,9 @@ def graph_for(file: OnnxFile, plan: Plan) -> Graph:
     Raises:
         ModelError: If the plan was made for another model.
     """
-    return frontend.apply(file, plan).graph
+    graph = frontend.apply(file, plan).graph
+    plan.check_complete(graph, where=file.name)
+    return graph
 
 
 def _data_options(

@@ -15,6 +15,10 @@ class ExitCode(IntEnum):
     NOT_IMPROVED = 1
     USAGE = 2
     FAILED = 3
+    USER_CODE = 4
+    MEMORY = 5
+    BUG = 70
+    INTERRUPTED = 130
 
 
 class FinecastError(Exception):
@@ -41,6 +45,24 @@ class UsageError(FinecastError):
     """An option, a rule file or a data file that does not fit the call."""
 
     exit_code = ExitCode.USAGE
+
+
+class UserCodeError(UsageError):
+    """The user's own function or file raised an exception, or called ``sys.exit``."""
+
+    exit_code = ExitCode.USER_CODE
+
+
+class OutOfMemoryError(FinecastError):
+    """There is not enough memory for the call."""
+
+    exit_code = ExitCode.MEMORY
+
+
+class InterruptedRunError(FinecastError):
+    """Ctrl-C ended the run; ``fix`` says what was kept and how to go on."""
+
+    exit_code = ExitCode.INTERRUPTED
 
 
 class ModelError(FinecastError):

@@ -1,11 +1,150 @@
-"""Writing small files in one step: complete, or not at all."""
+"""The files of a command: which are read, which are written, and writing in one step.
+
+Law: what a command reads it never writes, and it writes no file twice, whatever names are
+given for it: links are followed, and hard links are one file. A file that is there is only
+replaced with ``force``.
+"""
 
 from __future__ import annotations
 
+import os
 import tempfile
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from finecast.errors import UsageError
+
+DATA_SUFFIX: Final = ".data"
+"""Of the file beside an ONNX model that holds its tensors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Claim:
+    """A file and its role in the command."""
+
+    role: str
+    identity: Hashable
+    written: bool
+
+
+class CommandFiles:
+    """All files of one command; every one is declared before any work is done.
+
+    ``read`` and ``write`` raise UsageError as soon as two declared files are the same and one
+    of them is written. The order of the calls does not matter.
+
+    Args:
+        force: Whether files that are there may be replaced.
+    """
+
+    def __init__(self, *, force: bool = False) -> None:
+        self._force = force
+        self._claims: list[_Claim] = []
+        self._before: dict[Path, tuple[int, int]] = {}
+
+    def read(self, role: str, *paths: str | Path | None) -> None:
+        """Declare inputs; None is none.
+
+        Args:
+            role: The option or argument that names them.
+            paths: The files. Whether they exist is for their reader to say.
+
+        Raises:
+            UsageError: If one of them is written too.
+        """
+        for path in paths:
+            if path is not None:
+                self._claim(role, Path(path), written=False)
+
+    def write(
+        self,
+        role: str,
+        path: str | Path | None,
+        *,
+        beside: Sequence[str] = (),
+        replaces: bool = True,
+    ) -> None:
+        """Declare an output; None is none.
+
+        Args:
+            role: The option that names it.
+            path: The file.
+            beside: Suffixes of files that may be written with it, as ``.data``.
+            replaces: Whether a file that is there would be replaced; else its writer says
+                whether it can be added to.
+
+        Raises:
+            UsageError: If it is another file of the command, cannot be written, or is there
+                and must not be replaced.
+        """
+        if path is None:
+            return
+        path = Path(path)
+        self._claim(role, path, written=True)
+        for suffix in beside:
+            name = path.with_name(path.name + suffix)
+            self._claim(f"{role} (with {suffix})", name, written=True)
+        check_writable(path, force=self._force or not replaces)
+        state = _state(path)
+        if replaces and state is not None:
+            self._before[path] = state
+
+    def stale(self) -> tuple[Path, ...]:
+        """Outputs that were there before the command and that it did not replace."""
+        return tuple(path for path, was in self._before.items() if _state(path) == was)
+
+    def _claim(self, role: str, path: Path, *, written: bool) -> None:
+        identity = _identity(path)
+        for other in self._claims:
+            if other.identity == identity and (written or other.written):
+                raise UsageError(
+                    f"{role} and {other.role} are the same file",
+                    where=str(path),
+                    fix=f"give {role if written else other.role} another name",
+                )
+        self._claims.append(_Claim(role=role, identity=identity, written=written))
+
+
+def _identity(path: Path) -> Hashable:
+    """Equal for two paths that are, or would be, one file."""
+    try:
+        found = path.stat()
+    except OSError:
+        # Not there yet. Case does not count: on some file systems it makes no other file.
+        folder, name = os.path.split(os.path.realpath(path))
+        return folder, name.casefold()
+    return found.st_dev, found.st_ino
+
+
+def _state(path: Path) -> tuple[int, int] | None:
+    """Changes whenever the file is replaced or written to; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def check_writable(path: Path, *, force: bool) -> None:
+    """Raise UsageError unless a file may be put at ``path``."""
+    if path.is_dir():
+        raise UsageError("output is a directory", where=str(path), fix="give a file name")
+    if path.exists():
+        if not path.is_file():
+            raise UsageError("output is no ordinary file", where=str(path), fix="name a file")
+        if not force:
+            raise UsageError(
+                "output exists", where=str(path), fix="choose another name or pass --force"
+            )
+    folder = path.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UsageError(
+            "output folder does not exist or is not writable",
+            where=str(folder),
+            fix="create it or choose another",
+        )
 
 
 def write_text(path: Path, text: str) -> None:
@@ -14,7 +153,7 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         UsageError: If the file cannot be written.
     """
-    write_bytes(path, text.encode())
+    write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def write_bytes(path: Path, content: bytes, *, make_folder: bool = False) -> None:

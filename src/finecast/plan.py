@@ -10,10 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
-from finecast.errors import UsageError
+from finecast.errors import ModelError, UsageError
 from finecast.formats import Format
+from finecast.graph import Graph
 
 PLAN_VERSION: Final = 1
+# A million ops with five reasons each take half of it.
+_LARGEST_BYTES: Final = 1 << 30
+_MAKE_ANEW: Final = "make a plan for this model with this version of finecast"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +87,37 @@ class Plan:
         """The decision for ``node``; None if the plan does not name it."""
         return next((d for d in self.decisions if d.node == node), None)
 
+    def check(self, graph: Graph, *, where: str) -> None:
+        """Hold the plan against the graph that it is to be replayed on.
+
+        Raises:
+            ModelError: If it names a node that the graph lacks, or takes a node for another op.
+        """
+        nodes = {n.name: n for n in graph.nodes}
+        fix = _MAKE_ANEW
+        for one in self.decisions:
+            node = nodes.get(one.node)
+            if node is None:
+                what = f"the plan names a node the model lacks: {one.node!r}"
+                raise ModelError(what, where=where, fix=fix)
+            if node.op != one.op:
+                what = f"the plan takes {one.node!r} for {one.op!r}, and it is {node.op!r}"
+                raise ModelError(what, where=where, fix=fix)
+
+    def check_complete(self, graph: Graph, *, where: str) -> None:
+        """Hold a plan that was saved against its graph: tuning and converting decide all ops.
+
+        Raises:
+            ModelError: If it leaves out an op that has a float type to decide.
+        """
+        decided = {d.node for d in self.decisions}
+        left = [
+            n.name for n in graph.nodes if n.format is Format.FP32 and n.name not in decided
+        ]
+        if left:
+            what = f"the plan leaves out {left[0]!r}"
+            raise ModelError(what, where=where, fix=_MAKE_ANEW)
+
     def to_json(self) -> str:
         """Text that ``from_json`` reads back to an equal plan."""
         content: dict[str, Any] = {
@@ -104,16 +139,11 @@ class Plan:
         Raises:
             UsageError: If the text is not a plan of a version this release reads.
         """
+        fix = "give a file that `finecast tune` or `convert --plan-out` wrote, unchanged"
         try:
             content = cast("dict[str, Any]", json.loads(text))
-            version = int(content["version"])
-            if version > PLAN_VERSION:
-                raise UsageError(
-                    f"plan version {version} is newer than {PLAN_VERSION}",
-                    where=where,
-                    fix="upgrade finecast",
-                )
-            return cls(
+            version = _version(content, where)
+            plan = cls(
                 model=str(content["model"]),
                 policy=str(content["policy"]),
                 engine=str(content.get("engine", "")),
@@ -122,12 +152,23 @@ class Plan:
                 decisions=tuple(_decision_from_dict(d) for d in content["decisions"]),
                 version=version,
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            stated = str(content["digest"])
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise UsageError(
-                f"not a finecast plan: {type(error).__name__}: {error}",
-                where=where,
-                fix="give a file that `finecast tune` or `convert --plan-out` wrote",
+                f"not a finecast plan: {type(error).__name__}: {error}", where=where, fix=fix
             ) from error
+        twice = [
+            n for n, count in Counter(d.node for d in plan.decisions).items() if count > 1
+        ]
+        if twice:
+            raise UsageError(f"the plan decides {twice[0]!r} twice", where=where, fix=fix)
+        if stated != plan.digest:
+            raise UsageError(
+                f"the plan was changed: its digest is {plan.digest}, it states {stated}",
+                where=where,
+                fix=fix,
+            )
+        return plan
 
     @classmethod
     def load(cls, path: Path) -> Plan:
@@ -137,12 +178,32 @@ class Plan:
             UsageError: If it is missing or not a plan.
         """
         try:
+            size = path.stat().st_size
+            if size > _LARGEST_BYTES:
+                raise UsageError(
+                    f"a plan of {size} bytes: {_LARGEST_BYTES} are the most that are read",
+                    where=str(path),
+                    fix="give a plan file",
+                )
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(
                 f"cannot read the plan: {error}", where=str(path), fix="give a plan file"
             ) from error
         return cls.from_json(text, where=str(path))
+
+
+def _version(content: dict[str, Any], where: str) -> int:
+    version = content["version"]
+    if not isinstance(version, int) or version < 1:
+        raise ValueError(f"version {version!r}")
+    if version > PLAN_VERSION:
+        raise UsageError(
+            f"plan version {version} is newer than {PLAN_VERSION}",
+            where=where,
+            fix="upgrade finecast",
+        )
+    return version
 
 
 def _decision_to_dict(decision: Decision) -> dict[str, Any]:

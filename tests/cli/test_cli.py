@@ -152,3 +152,14 @@ def test_progress_is_silent_where_stderr_is_no_terminal(
     with progress("working") as report:
         report(1, 2, "half")
     assert capsys.readouterr() == ("", "")
+
+
+def test_output_that_nobody_reads_ends_quietly() -> None:
+    command = [sys.executable, "-m", "finecast", "formats"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as run:  # pyright: ignore[reportArgumentType, reportCallIssue]
+        assert run.stdout is not None
+        assert run.stderr is not None
+        run.stdout.close()
+        assert run.stderr.read() == b""
+    assert run.returncode == 141

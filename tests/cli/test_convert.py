@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
 from finecast.engines import installed
-from finecast.errors import ExitCode
-from finecast.plan import Plan
+from finecast.errors import ExitCode, UsageError
+from finecast.formats import Format
+from finecast.frontends import onnx as frontend
+from finecast.plan import Decision, Plan
+from finecast.policy import Policy
 from tests.cli.conftest import Answer
 
 Finecast = Callable[..., Answer]
@@ -357,3 +363,88 @@ def test_inputs_beyond_memory_are_not_drawn(
     assert "take 23.5 GB to draw" in answer.err
     assert "--no-verify" in answer.err
     assert finecast(*given, "--auto-cast", scope, "--no-verify").code == 0
+
+
+def _edited(plan: dict[str, Any], **change: Any) -> str:
+    return json.dumps(plan | change)
+
+
+def _forged(plan: dict[str, Any], **change: Any) -> str:
+    """With a digest that fits what it became."""
+    text = _edited(plan, **change)
+    with pytest.raises(UsageError, match="the plan was changed") as caught:
+        Plan.from_json(_edited(json.loads(text), digest=""))
+    found = re.search("its digest is ([0-9a-f]{16})", str(caught.value))
+    assert found is not None
+    return _edited(json.loads(text), digest=found.group(1))
+
+
+def _first(plan: dict[str, Any], **change: Any) -> list[dict[str, Any]]:
+    first, *rest = plan["decisions"]
+    return [first | change, *rest]
+
+
+@pytest.mark.parametrize(
+    ("tamper", "words"),
+    [
+        (lambda p: _edited(p, digest="0" * 16), "the plan was changed"),
+        (lambda p: _edited(p, opset=19), "the plan was changed"),
+        (lambda p: _edited(p, decisions=_first(p, format="fp32")), "the plan was changed"),
+        (lambda p: _edited(p, decisions=p["decisions"][1:]), "the plan was changed"),
+        (lambda p: _forged(p, decisions=p["decisions"][1:]), "leaves out 'product'"),
+        (lambda p: _forged(p, decisions=_first(p, op="conv")), "takes 'product' for 'conv'"),
+        (
+            lambda p: _forged(p, decisions=_first(p, node="none")),
+            "node the model lacks: 'none'",
+        ),
+        (lambda p: _edited(p, decisions=p["decisions"] * 2), "decides 'product' twice"),
+        (lambda p: _edited(p, decisions=_first(p, format="fp1")), "unknown format 'fp1'"),
+        (lambda p: _edited(p, decisions=_first(p, format=["x"])), "unknown format"),
+        (lambda p: _edited(p, decisions=[3]), "not a finecast plan"),
+        (lambda p: _edited(p, version=99), "upgrade finecast"),
+        (lambda p: _edited(p, version=0), "version 0"),
+        (lambda p: _edited(p, version="1"), "version '1'"),
+        (lambda p: _edited(p, opset="new"), "not a finecast plan"),
+        (lambda p: _edited(p, io=3), "not a finecast plan"),
+        (
+            lambda p: _edited({k: v for k, v in p.items() if k != "digest"}),
+            "KeyError: 'digest'",
+        ),
+        (lambda p: '{"version": ' + "[" * 100_000, "not a finecast plan"),
+        (lambda p: '{"version": ' + "9" * 5_000 + "}", "not a finecast plan"),
+    ],
+)
+def test_tampered_plans_are_errors(
+    finecast: Finecast,
+    net: Path,
+    tmp_path: Path,
+    tamper: Callable[[dict[str, Any]], str],
+    words: str,
+) -> None:
+    plan, out = tmp_path / "p.json", tmp_path / "out.onnx"
+    file = frontend.load(net)
+    policy = Policy.parse("all:bf16")
+    decisions = tuple(
+        Decision(node=name, op=op, format=Format.BF16)
+        for name, op in (("product", "matmul"), ("bias", "add"), ("soft", "softmax"))
+    )
+    made = Plan(model=file.digest, policy=policy.label, opset=22, decisions=decisions)
+    plan.write_text(tamper(json.loads(made.to_json())))
+    answer = finecast("apply", plan, net, "-o", out, "--no-verify")
+    assert answer.code in (ExitCode.USAGE, ExitCode.FAILED), answer.out
+    assert words in answer.err
+    assert answer.err.count("\n") == 1
+    assert not out.exists()
+    plan.write_text(made.to_json())
+    assert finecast("apply", plan, net, "-o", out, "--no-verify").code == 0
+
+
+def test_a_plan_beyond_any_size_is_not_read(
+    finecast: Finecast, net: Path, tmp_path: Path
+) -> None:
+    plan = tmp_path / "p.json"
+    with plan.open("wb") as file:
+        file.truncate((1 << 30) + 1)  # a hole: it takes no room
+    answer = finecast("apply", plan, net, "-o", tmp_path / "out.onnx")
+    assert answer.code == ExitCode.USAGE
+    assert "1073741824 are the most that are read" in answer.err

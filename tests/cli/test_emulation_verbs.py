@@ -9,7 +9,11 @@ import numpy as np
 import onnx
 import pytest
 
-from finecast.errors import ExitCode
+from finecast.api import judge
+from finecast.errors import ExitCode, ModelError
+from finecast.policy import Policy
+from finecast.tuner.beyond import PlanResult
+from finecast.tuner.ladder import LadderWalk
 from tests.cli.conftest import Answer
 from tests.emulation import models
 
@@ -162,3 +166,60 @@ def test_the_emulators_time_is_not_profiled(finecast: Finecast, mlp: Path) -> No
     answer = finecast("profile", mlp, "--engine", "emulator:trn1")
     assert answer.code == ExitCode.USAGE
     assert "says nothing of the device" in answer.err
+
+
+def test_ladder_passes_paths_with_spaces_to_the_compiler(
+    finecast: Finecast,
+    mlp: Path,
+    mlp_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiler = tmp_path / "neuron-cc"
+    compiler.write_text('#!/bin/sh\nprintf "%s\\n" "$@" > "$(dirname "$0")/got"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    program = tmp_path / "my 'own' model.hlo"
+    program.write_text("")
+    options = ["--metric", "cosine", "--compile", program, "--no-per-op"]
+    answer = finecast("ladder", mlp, "--target", "inf1", "--data", mlp_data, *options)
+    assert f"compiled to {program.with_suffix('.neff')}" in answer.out
+    words = (tmp_path / "got").read_text().splitlines()
+    assert words[:2] == ["compile", str(program)]
+    assert words[-2:] == ["--output", str(program.with_suffix(".neff"))]
+
+
+def test_ladder_keeps_no_model_that_fails_its_check(
+    finecast: Finecast,
+    mlp: Path,
+    mlp_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(path: Path) -> None:
+        raise ModelError("the model is not valid ONNX", where=str(path))
+
+    def found(walk: LadderWalk, outcome: object) -> tuple[PlanResult, str]:
+        _, plan = judge(walk.file, Policy.parse("all:bf16"))
+        return PlanResult(plan=plan, metric=1.0, error=0.0, time_s=1e-6), ""
+
+    monkeypatch.setattr("finecast.frontends.onnx.check", refuse)
+    monkeypatch.setattr("finecast.tuner.beyond.beyond", found)
+    out = tmp_path / "low.onnx"
+    out.write_text("of before")
+    options = ["--metric", "cosine", "-o", out, "--force"]
+    answer = finecast("ladder", mlp, "--target", "trn1", "--data", mlp_data, *options)
+    assert answer.code == ExitCode.FAILED, answer.out
+    assert out.read_text() == "of before"
+
+
+def test_ladder_calls_an_older_output_stale(
+    finecast: Finecast, mlp: Path, mlp_data: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "low.onnx"
+    out.write_text("of before")
+    options = ["--metric", "cosine", "-o", out, "--force", "--no-per-op", "--json"]
+    answer = finecast("ladder", mlp, "--target", "inf1", "--data", mlp_data, *options)
+    assert answer.code == ExitCode.NOT_IMPROVED
+    assert answer.json["stale"] == [str(out)]
+    assert f"STALE: {out}" in answer.err

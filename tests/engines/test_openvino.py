@@ -60,9 +60,8 @@ def test_fused_kernels_name_all_their_nodes() -> None:
     assert homes["stem, with comma"] is homes["stem/relu"]
     assert homes["dense/MatMul"] is homes["dense/Add"]
     assert homes["gelu/Erf"] is homes["gelu/Mul_1"]
-    work = [k for k in kernels if not k.kind.startswith("Reorder")]
-    named = sum(k.time_s for k in work if k.ops)
-    assert named >= 0.95 * sum(k.time_s for k in work)
+    every = {n.name for n in onnx.load_from_string(gelu_block()).graph.node}
+    assert every - homes.keys() <= {"flatten"}  # which moves nothing
 
 
 def test_kernels_that_the_engine_added_have_no_nodes() -> None:

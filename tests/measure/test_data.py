@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from finecast.engines.base import TensorSpec
 from finecast.errors import UsageError
 from finecast.measure.data import Dataset, data_set, load_npz
+from finecast.measure.npz import open_npz
 
 X = np.arange(30, dtype=np.float32).reshape(10, 3)
 SPEC = TensorSpec(name="x", dtype="fp32", shape=("N", 3))
@@ -207,3 +209,66 @@ def test_transposed_data_gets_the_transpose(
         data_set({"x": array}, [spec])
     assert str(caught.value).endswith(f"save array.transpose{order}")
     assert data_set({"x": array.transpose(order)}, [spec]).size == 5
+
+
+def _with_header(path: Path, header: bytes, content: bytes = b"\0" * 16) -> Path:
+    """An npz with one compressed array ``x`` whose header is given as it is."""
+    start = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", start + content)
+    return path
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 4)}\n",
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': (-1, -4)}\n",
+        b"{'descr': '|O', 'fortran_order': False, 'shape': (1,)}\n",
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': " + b"(" * 5000 + b"\n",
+        b"{'descr': '<f4', 'shape': ",
+        b"-" * 9000 + b"1\n",
+    ],
+)
+def test_headers_that_lie_take_no_memory(tmp_path: Path, header: bytes) -> None:
+    with pytest.raises(UsageError, match=r"an array cannot be read.*x\.npz"):
+        open_npz(_with_header(tmp_path / "x.npz", header))
+
+
+def test_compressed_arrays_are_bounded_and_the_bound_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    big = tmp_path / "big.npz"
+    np.savez_compressed(big, x=np.zeros((1 << 20, 4), np.float32))
+    assert big.stat().st_size < 100_000
+    assert open_npz(big)["x"].shape == (1 << 20, 4)
+    monkeypatch.setattr("finecast.measure.npz._COMPRESSED_MOST", 1 << 23)
+    words = r"compressed arrays of 0\.0 GiB, 'x\.npy' the largest: 0\.0078125 GiB are the most"
+    with pytest.raises(UsageError, match=words + r".*savez: what is not compressed"):
+        open_npz(big)
+
+
+def test_compressed_arrays_are_read_as_numpy_reads_them(tmp_path: Path) -> None:
+    arrays = {
+        "c": np.arange(24, dtype=np.float32).reshape(2, 3, 4),
+        "f": np.asfortranarray(np.arange(6, dtype=np.int64).reshape(2, 3)),
+        "s": np.array(["a", "bc"]),
+        "n": np.array(3.5),
+        "e": np.zeros((0, 4), np.float32),
+    }
+    np.savez_compressed(tmp_path / "a.npz", **arrays)  # pyright: ignore[reportArgumentType]
+    found = open_npz(tmp_path / "a.npz")
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_a_name_given_twice_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "twice.npz"
+    np.savez(path, x=np.zeros(3))
+    with (
+        zipfile.ZipFile(path, "a") as archive,
+        pytest.warns(UserWarning, match="Duplicate name"),
+    ):
+        archive.writestr("x.npy", archive.read("x.npy"))
+    with pytest.raises(UsageError, match="two arrays are called 'x'"):
+        open_npz(path)

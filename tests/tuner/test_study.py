@@ -115,7 +115,7 @@ def test_another_file_is_no_study(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_missing_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not a finecast study"):
+    with pytest.raises(UsageError, match=r"study cannot be used: No such file.*s\.db"):
         Study(tmp_path / "missing" / "s.db")
 
 

@@ -1,16 +1,19 @@
 """The command line. One verb a file; only the chosen verb's file is imported.
 
 Laws: a failure of the user's making is one line on stderr, ``error: …``, never a traceback;
-exit codes are ``errors.ExitCode``, and 130 after Ctrl-C. A verb's module has a function
-``run`` that Typer reads the options from, groups of them from dataclasses; its return value
-is the exit code.
+with ``--json`` it is a document on stdout besides, ``{"error": {what, where, fix,
+exit_code}}``. Exit codes are ``errors.ExitCode``. A verb's module has a function ``run`` that
+Typer reads the options from, groups of them from dataclasses; its return value is the exit
+code.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from inspect import cleandoc
 from typing import Annotated, Any
@@ -18,7 +21,15 @@ from typing import Annotated, Any
 import typer
 
 from finecast.cli.groups import expanded
-from finecast.errors import ExitCode, FinecastError
+from finecast.cli.output import safe, write_error, write_json
+from finecast.errors import (
+    ExitCode,
+    FinecastError,
+    InterruptedRunError,
+    OutOfMemoryError,
+    UsageError,
+    UserCodeError,
+)
 
 VERBS = {
     "doctor": "What runs on this machine, and how fast each format is.",
@@ -35,10 +46,11 @@ VERBS = {
 }
 """Verbs and the line each has in ``finecast --help``; a verb's module has its name."""
 
-_INTERRUPTED = 130
 _FAST_MATH = "--fast-math"
 _COMPLETE = "_FINECAST_COMPLETE"
 """Set by a shell whose user pressed Tab."""
+# Of a program whose output nobody reads, as ``finecast formats | head -1``: what shells say.
+_NO_READER = 128 + 13
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,29 +59,63 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in args
     args = _joined([arg for arg in args if arg != "--debug"]) or ["--help"]
     try:
-        command: Any = typer.main.get_command(_app(_completed() or args))
-        result = command.main(args=args, prog_name="finecast", standalone_mode=False)
-        return int(result) if isinstance(result, int) else ExitCode.DONE
-    except FinecastError as error:
-        if debug:
+        return _run(args)
+    except SystemExit as error:
+        # Typer's own: it has answered a shell that completes, or nobody reads what it says.
+        if isinstance(error.__context__, BrokenPipeError):
+            return _NO_READER
+        raise
+    except (Exception, KeyboardInterrupt) as error:
+        told = _told(error, _verb(args))
+        if told is None or (debug and not isinstance(told, InterruptedRunError)):
             raise
-        return _fail(str(error), error.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted", _INTERRUPTED)
-    except Exception as error:
-        # Typer's own errors of usage; which module they live in differs between versions.
-        message = getattr(error, "format_message", None)
-        if debug or message is None:
-            raise
-        return _fail(f"{message()} (see finecast {_verb(args) or ''} --help)", ExitCode.USAGE)
+        return _fail(told, as_json="--json" in args)
 
 
-def _fail(message: str, code: int) -> int:
-    line = " ".join(message.split())
-    colour = sys.stderr.isatty()
-    label = "\033[1;31merror:\033[0m" if colour else "error:"
-    sys.stderr.write(f"{label} {line}\n")
-    return int(code)
+def _run(args: Sequence[str]) -> int:
+    command: Any = typer.main.get_command(_app(_completed() or args))
+    result = command.main(args=args, prog_name="finecast", standalone_mode=False)
+    if result == ExitCode.INTERRUPTED:  # all that Typer leaves of Ctrl-C
+        raise KeyboardInterrupt
+    return int(result) if isinstance(result, int) else ExitCode.DONE
+
+
+def entry() -> int:
+    """``main`` as a process: an error of finecast's own exits with its own code too."""
+    try:
+        return main()
+    except Exception:
+        for line in traceback.format_exc().splitlines():
+            sys.stderr.write(safe(line) + "\n")
+        return ExitCode.BUG
+
+
+def _told(error: BaseException, verb: str | None) -> FinecastError | None:
+    """What the user is told of an exception; None of a bug."""
+    if isinstance(error, FinecastError):
+        return error
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+        return InterruptedRunError("interrupted", fix="nothing half-written is left")
+    if isinstance(error, MemoryError):
+        return OutOfMemoryError(
+            " ".join(("out of memory", *map(str, error.args))),
+            fix="close other programs, or use smaller batches (--batch)",
+        )
+    # Typer's own errors of usage; which module they live in differs between versions.
+    message = getattr(error, "format_message", None)
+    if message is None:
+        return None
+    command = f"finecast {verb}" if verb else "finecast"
+    return UsageError(message().rstrip("."), fix=f"see {command} --help")
+
+
+def _fail(error: FinecastError, *, as_json: bool) -> int:
+    code = int(error.exit_code)
+    if as_json:
+        told = {"what": error.what, "where": error.where, "fix": error.fix, "exit_code": code}
+        write_json({"error": told})
+    write_error(str(error))
+    return code
 
 
 def _verb(args: Sequence[str]) -> str | None:
@@ -117,10 +163,23 @@ def _app(args: Sequence[str]) -> typer.Typer:
     for name, line in VERBS.items():
         if name == chosen:
             run = expanded(importlib.import_module(f"finecast.cli.{name}").run)
-            app.command(name, help=_help(run.__doc__ or line))(run)
+            app.command(name, help=_help(run.__doc__ or line))(_staying(run))
         else:
             app.command(name, help=line)(_placeholder())
     return app
+
+
+def _staying(run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run``, in which code that came with a model or a package cannot end the program."""
+
+    @functools.wraps(run)
+    def call(**given: Any) -> Any:
+        try:
+            return run(**given)
+        except SystemExit as error:
+            raise UserCodeError(f"something called sys.exit({error.code!r})") from error
+
+    return call
 
 
 def _help(text: str) -> str:

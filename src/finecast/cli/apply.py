@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from finecast.cli.common import EngineName, ExternalData, Force, Json, Model, NoVerify
+from finecast.cli.common import (
+    EngineName,
+    ExternalData,
+    Force,
+    Json,
+    Model,
+    NoVerify,
+    files_of,
+    open_model,
+)
 from finecast.cli.convert import report
 from finecast.cli.data_options import Data, RandomFeeds
 from finecast.cli.exported import is_exported
@@ -39,10 +48,12 @@ def run(
         raise UsageError(
             "plans of .pt2 files are not replayed", where=str(model), fix="convert it again"
         )
+    files = files_of(model, data, force=force)
+    files.read("PLAN", plan)
     with progress("applying", quiet=as_json):
         result = api.apply(
             plan,
-            model,
+            open_model(files, model, output, external_data),
             output,
             engine=engine,
             data=data.options() if data.given else None,

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
+
+from finecast.cli.output import warn
+from finecast.files import DATA_SUFFIX, CommandFiles
+
+if TYPE_CHECKING:
+    from finecast.frontends.onnx import OnnxFile
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="The FP32 ONNX model.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -33,3 +40,43 @@ NoVerify = Annotated[
 PlanOut = Annotated[
     Path | None, typer.Option(metavar="FILE.json", help="Write the plan here too.")
 ]
+
+
+class Reading(Protocol):
+    """A group of options that may name files to read."""
+
+    @property
+    def reads(self) -> list[tuple[str, Path]]:
+        """The files, each with its option."""
+        ...
+
+
+def open_model(
+    files: CommandFiles, model: Path, output: Path, external_data: bool | None
+) -> OnnxFile:
+    """The ONNX model, when it is known that ``output`` destroys nothing of it."""
+    from finecast import api
+
+    beside = () if external_data is False else (DATA_SUFFIX,)
+    files.write("--output", output, beside=beside)
+    file = api.load(model)
+    files.read("MODEL's external data", *file.external)
+    return file
+
+
+def warn_stale(paths: Sequence[Path]) -> None:
+    """Say of files at an output's place that they are not this run's."""
+    for path in paths:
+        warn(
+            f"STALE: {path} is there from before, and this run neither made nor checked it;"
+            " remove it, or do not take it for the result"
+        )
+
+
+def files_of(model: Path, *groups: Reading, force: bool) -> CommandFiles:
+    """The files of a command that reads ``model`` and what ``groups`` name."""
+    files = CommandFiles(force=force)
+    files.read("MODEL", model)
+    for role, path in (pair for group in groups for pair in group.reads):
+        files.read(role, path)
+    return files

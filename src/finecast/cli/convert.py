@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finecast.cli.common import EngineName, ExternalData, Force, Json, Model, NoVerify, PlanOut
+from finecast.cli.common import (
+    EngineName,
+    ExternalData,
+    Force,
+    Json,
+    Model,
+    NoVerify,
+    PlanOut,
+    files_of,
+    open_model,
+)
 from finecast.cli.data_options import Data, RandomFeeds
 from finecast.cli.exported import Trust, convert_exported, is_exported, refuse
 from finecast.cli.output import add_row, new_table, progress, warn, write_json, write_table
@@ -56,23 +66,23 @@ def run(
       finecast convert model.pt2 -o low.pt2 --auto-cast all --auto-cast-type bf16
     """
     from finecast import api
-    from finecast.frontends.onnx.model import check_writable
 
     choice = narrowing.narrowed(device.choice(casting, target))
-    if plan_out is not None:
-        check_writable(plan_out, force=force)
+    files = files_of(model, data, narrowing, force=force)
+    files.write("--plan-out", plan_out)
     rules = narrowing.user_rules()
     with progress("converting", quiet=as_json):
         if is_exported(model):
             refuse({"--engine": engine, "--target": target, "--data": data.given})
             refuse({"--external-data/--one-file": external_data is not None})
             refuse({"--dim": feeds.dim, "--io": narrowing.io, "--no-verify": no_verify})
+            files.write("--output", output)
             result = convert_exported(
                 model, output, choice.policy, user_rules=rules, trust=trust, force=force
             )
         else:
             result = api.convert(
-                model,
+                open_model(files, model, output, external_data),
                 output,
                 choice.policy,
                 engine=engine,

@@ -13,6 +13,7 @@ from finecast.errors import UsageError
 from finecast.naming import spelled
 
 if TYPE_CHECKING:
+    from finecast.frontends.onnx import OnnxFile
     from finecast.measure.criterion import Criterion
     from finecast.tuner.sources import DataOptions
     from finecast.tuner.workload import Workload
@@ -52,6 +53,12 @@ class Data:
     def given(self) -> bool:
         """Whether there is any, or a word of it."""
         return any(o is not None for o in (self.data, self.calib, self.labels))
+
+    @property
+    def reads(self) -> list[tuple[str, Path]]:
+        """The files that the options name, each with its option."""
+        found = [("--data", self.data)] if self.data is not None else []
+        return found + ([("--calib", function_file(self.calib))] if self.calib else [])
 
     def options(self) -> DataOptions:
         """The same for the Python API.
@@ -123,6 +130,11 @@ class Evaluation:
     ] = False
 
     @property
+    def reads(self) -> list[tuple[str, Path]]:
+        """The file that the options name, with its option."""
+        return [("--eval", function_file(self.evaluate))] if self.evaluate else []
+
+    @property
     def label(self) -> str:
         """The metric's name in reports."""
         return self.evaluate or self.metric or "agreement"
@@ -145,12 +157,11 @@ class Evaluation:
             lower_is_better=self.lower_is_better,
         )
 
-    def workload(self, model: Path, data: Data) -> Workload:
-        """The workload for ``model``, loaded once to see its inputs."""
+    def workload(self, file: OnnxFile, data: Data) -> Workload:
+        """The workload for the model in ``file``."""
         from finecast import api
         from finecast.engines.emulator import exact_session
 
-        file = api.load(model)
         return api.workload_of(self.options(data), exact_session(file.path))
 
 
@@ -194,6 +205,12 @@ def _axes(items: Sequence[str]) -> dict[str, int | None]:
             )
         axes[name] = None if shared else int(axis)
     return axes
+
+
+def function_file(spec: str) -> Path:
+    """The file of ``FILE.py:FUNCTION``, or the file itself."""
+    file, colon, _ = spec.rpartition(":")
+    return Path(file if colon and file.endswith(".py") else spec)
 
 
 def dim_sizes(items: Sequence[str]) -> dict[str, int]:

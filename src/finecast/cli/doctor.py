@@ -173,4 +173,4 @@ def _print(
         add_row(other, one["framework"], one["backend"], one["device"], one["install"])
     flags = " ".join(machine.flags) or "none that matter"
     lines = [*notes, *failures, f"CPU: {machine.cpu}, {machine.cores} cores; flags: {flags}"]
-    write_table(other, note="\n".join(lines), columns=_COLUMNS)
+    write_table(other, *lines, columns=_COLUMNS)

@@ -39,10 +39,11 @@ def run(
       finecast emulate model.onnx --target inf1 --fast-math fp32-cast-matmult
       no-fast-relayout --data val.npz
     """
+    from finecast import api
     from finecast.tuner.emulating import emulate
 
     emulation, options = device.emulation(casting, target)
-    workload = evaluation.workload(model, data)
+    workload = evaluation.workload(api.load(model), data)
     with progress("emulating", quiet=as_json) as bar:
         report = emulate(
             model,
@@ -99,4 +100,4 @@ def _print(report: EmulationReport, title: str, metric: str, most: int) -> None:
         f"{metric}: fp32 {report.baseline:.6g}, emulated {report.metric:.6g}; relative output"
         f" error {report.error:.3g}; {report.cast_ops} ops cast; {report.seconds:.1f} s"
     )
-    write_table(table, note=note)
+    write_table(table, note)

@@ -141,7 +141,7 @@ def _print_facts(formats: Sequence[Format]) -> None:
             *(f"{x:.3g}" if abs(x) >= 1e6 else f"{x:g}" for x in (-fmt.max, fmt.max)),
             *(f"{x:.3g}" for x in (fmt.epsilon, fmt.smallest_normal, fmt.smallest_subnormal)),
         )
-    write_table(table, note="bits: sign / exponent / fraction")
+    write_table(table, "bits: sign / exponent / fraction")
 
 
 def _print_values(formats: Sequence[Format], numbers: Sequence[float]) -> None:
@@ -149,7 +149,7 @@ def _print_values(formats: Sequence[Format], numbers: Sequence[float]) -> None:
     for fmt in formats:
         cells = (_outcome(n, r) for n, r in zip(numbers, _rounded(fmt, numbers), strict=True))
         add_row(table, fmt.label, *cells)
-    write_table(table, note="in brackets the relative error")
+    write_table(table, "in brackets the relative error")
 
 
 def _outcome(number: float, rounded: float) -> str:

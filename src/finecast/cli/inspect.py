@@ -79,7 +79,7 @@ def _print(census: Census, low: str) -> None:
             f"{row.parameters:,}" if row.parameters else "",
         )
     notes = [f"{key}: {text}" for key, text in census.notes.items()]
-    write_table(table, note="\n".join(notes))
+    write_table(table, *notes)
     if census.warnings:
         _print_warnings(census.warnings, low)
 

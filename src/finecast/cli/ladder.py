@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import time
@@ -10,9 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finecast.cli.common import Force, Json, Model
+from finecast.cli.common import Force, Json, Model, files_of, open_model, warn_stale
 from finecast.cli.data_options import Data, Evaluation, Tolerance
-from finecast.cli.output import add_row, new_table, progress, warn, write_json, write_table
+from finecast.cli.output import (
+    add_row,
+    new_table,
+    progress,
+    warn,
+    write_json,
+    write_line,
+    write_table,
+)
 from finecast.cli.policy_options import Device
 from finecast.errors import ExitCode, UsageError
 
@@ -20,6 +29,8 @@ if TYPE_CHECKING:
     from finecast.neuron import Rung
     from finecast.tuner.beyond import PlanResult
     from finecast.tuner.ladder import LadderOutcome
+
+_COMPILED = ".neff"
 
 
 def run(
@@ -54,18 +65,26 @@ def run(
     """
     from finecast.frontends import onnx as frontend
     from finecast.neuron import ladder
+    from finecast.tuner.artefact import Destination, write
     from finecast.tuner.beyond import beyond
     from finecast.tuner.ladder import LadderWalk
+    from finecast.tuner.sources import FeedMaker
 
     start = time.perf_counter()
     _check_target(target)
+    files = files_of(model, data, evaluation, force=force)
+    files.read("--compile", compile_with)
+    if compile_with is not None:
+        files.write("the compiled program", compile_with.with_suffix(_COMPILED))
     if output is not None:
-        frontend.check_writable(output, force=force)
+        file = open_model(files, model, output, None)
+    else:
+        file = frontend.load(model)
     rungs = ladder(target, device.given(), sdk=device.sdk)
-    workload = evaluation.workload(model, data)
+    workload = evaluation.workload(file, data)
     with progress("ladder", quiet=as_json) as bar:
         walk = LadderWalk(
-            file=frontend.load(model),
+            file=file,
             workload=workload,
             criterion=tolerance.of(workload),
             rungs=rungs,
@@ -74,8 +93,10 @@ def run(
         outcome = walk.walk()
         plan, why = beyond(walk, outcome) if per_op else (None, "not asked for")
     if plan is not None and output is not None:
-        frontend.save(frontend.apply(walk.file, plan.plan).model, output, force=force)
-        frontend.check(output)
+        # No engine here runs it as the device does: the emulation has judged the plan.
+        destination = Destination(path=output, force=force)
+        applied = frontend.apply(file, plan.plan)
+        write(file, plan.plan, applied, destination, (), FeedMaker())
     for note in workload.warnings:
         warn(note)
     best = outcome.best
@@ -83,12 +104,16 @@ def run(
     report = to_dict(outcome, plan, why, written=output if plan else None)
     report["seconds"] = time.perf_counter() - start
     report["compiled"] = compiled
+    stale = files.stale() if plan is None else ()
+    report["stale"] = [str(path) for path in stale]
+    warn_stale(stale)
     if as_json:
         write_json(report)
     else:
         _print(outcome, evaluation.label, target)
         _print_advice(outcome, plan, why, output, compiled)
-    return ExitCode.DONE if best is not None else ExitCode.NOT_IMPROVED
+    done = best is not None and not stale
+    return ExitCode.DONE if done else ExitCode.NOT_IMPROVED
 
 
 def _check_target(target: str) -> None:
@@ -184,9 +209,8 @@ def _print_advice(
         )
     if compiled:
         lines.append(compiled)
-    import sys
-
-    sys.stdout.write("\n".join(lines) + "\n")
+    for line in lines:
+        write_line(line)
 
 
 def _compile(program: Path, rung: Rung) -> str:
@@ -195,9 +219,12 @@ def _compile(program: Path, rung: Rung) -> str:
     found = shutil.which(name)
     if found is None:
         return f"not compiled: {name} is not on PATH"
-    words = rung.command(str(program), str(program.with_suffix(".neff"))).split()
-    done = subprocess.run([found, *words[1:]], check=False, capture_output=True, text=True)
+    compiled = program.with_suffix(_COMPILED)
+    words = shlex.split(rung.command(str(program), str(compiled)))
+    done = subprocess.run(
+        [found, *words[1:]], check=False, capture_output=True, text=True, errors="replace"
+    )
     if done.returncode != 0:
         tail = (done.stderr or done.stdout).strip().splitlines()[-1:]
         return f"{name} failed with status {done.returncode}: {' '.join(tail)}"
-    return f"compiled to {program.with_suffix('.neff')}"
+    return f"compiled to {compiled}"

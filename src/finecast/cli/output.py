@@ -1,19 +1,29 @@
-"""What verbs write: JSON and tables to stdout, progress to stderr."""
+r"""All that the command line prints: reports to stdout, errors and progress to stderr.
+
+Law: what comes from a file or an exception moves no cursor, sets no colour, starts no line
+and reorders no text: such characters are shown escaped, as ``\x1b``. JSON escapes them too.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
 _PIPE_COLUMNS = 140
+# Controls, marks (bidirectional, zero width, tags), separators, lone surrogates.
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    "\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
 
 
 class Progress(Protocol):
@@ -24,13 +34,18 @@ class Progress(Protocol):
         ...
 
 
+def safe(text: str) -> str:
+    """The text with what would act on a terminal escaped; for one line."""
+    return _UNSAFE.sub(lambda m: m.group().encode("unicode_escape").decode(), text)
+
+
 def write_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
     """Write strict JSON to stdout; NaN and infinities become null."""
     sys.stdout.write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
 
 
-def write_table(table: Table, *, note: str = "", columns: int = _PIPE_COLUMNS) -> None:
-    """Write a rich table to stdout, and a line under it; no wider than a terminal.
+def write_table(table: Table, *notes: str, columns: int = _PIPE_COLUMNS) -> None:
+    """Write a rich table to stdout, and lines under it; no wider than a terminal.
 
     Into a file or a pipe it takes at most ``columns``.
     """
@@ -39,18 +54,33 @@ def write_table(table: Table, *, note: str = "", columns: int = _PIPE_COLUMNS) -
     # Into a file or a pipe there is no width to keep to; 80 columns would fold every name.
     console = Console(width=None if sys.stdout.isatty() else columns)
     console.print(table)
-    if note:
-        console.print(note, markup=False, highlight=False, soft_wrap=True)
+    for note in notes:
+        write_line(note)
 
 
 def write_line(text: str) -> None:
     """Write one line to stdout."""
-    sys.stdout.write(f"{text}\n")
+    _write(sys.stdout, safe(text))
 
 
 def warn(message: str) -> None:
     """Write one line to stderr."""
-    sys.stderr.write(f"warning: {message}\n")
+    _write(sys.stderr, f"warning: {_one_line(message)}")
+
+
+def write_error(message: str) -> None:
+    """Write one line to stderr."""
+    label = "\033[1;31merror:\033[0m" if sys.stderr.isatty() else "error:"
+    _write(sys.stderr, f"{label} {_one_line(message)}")
+
+
+def _one_line(text: str) -> str:
+    return safe(" ".join(text.split()))
+
+
+def _write(stream: TextIO, line: str) -> None:
+    encoding = stream.encoding or "utf-8"  # of a C locale, ASCII
+    stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
 
 
 def new_table(
@@ -66,13 +96,16 @@ def new_table(
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left")
+    heading = Text(safe(title), style="table.title") if title else None
+    table = Table(title=heading, box=SIMPLE_HEAD, title_justify="left")
     folded = (fold,) if isinstance(fold, str) else fold
     for name in left:
-        table.add_column(name, overflow="fold", no_wrap=bool(fold) and name not in folded)
+        no_wrap = bool(fold) and name not in folded
+        table.add_column(Text(safe(name)), overflow="fold", no_wrap=no_wrap)
     for name in right:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(Text(safe(name)), justify="right", no_wrap=True)
     return table
 
 
@@ -80,7 +113,7 @@ def add_row(table: Table, *cells: str) -> None:
     """Add a row of plain text; brackets in node names are no markup."""
     from rich.text import Text
 
-    table.add_row(*(Text(cell) for cell in cells))
+    table.add_row(*(Text(safe(cell)) for cell in cells))
 
 
 @contextmanager
@@ -90,6 +123,7 @@ def progress(title: str, *, quiet: bool = False) -> Generator[Progress]:
         yield _silent
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import Progress as Bar
 
     with Bar(console=Console(stderr=True), transient=True) as bar:
@@ -97,7 +131,7 @@ def progress(title: str, *, quiet: bool = False) -> Generator[Progress]:
 
         def report(done: int, total: int, what: str = "") -> None:
             text = f"{title}: {what}" if what else title
-            bar.update(task, completed=done, total=total, description=text)
+            bar.update(task, completed=done, total=total, description=escape(safe(text)))
 
         yield report
 

@@ -187,6 +187,11 @@ class Narrowing:
         ),
     ] = None
 
+    @property
+    def reads(self) -> list[tuple[str, Path]]:
+        """The files that the options name, each with its option."""
+        return [("--rules", file) for file in self.rules or ()]
+
     def narrowed(self, choice: Choice) -> Choice:
         """``choice`` with its policy narrowed.
 

@@ -220,4 +220,5 @@ def _print_kernels(f: _Figures) -> None:
         share = f"{k.time_s / total:.1%}"
         add_row(table, names, k.kind, k.format, f"{k.time_s * 1e3:.3f}", share)
     rest = len(f.kernels) - _MOST_KERNELS
-    write_table(table, note=f"and {rest} faster ones: --json lists all" if rest > 0 else "")
+    more = [f"and {rest} faster ones: --json lists all"] if rest > 0 else []
+    write_table(table, *more)

@@ -74,7 +74,7 @@ def _print_all(targets: list[Target]) -> None:
             ", ".join(r.value for r in target.relayouts),
             f"{target.bandwidth_gb_s:g}",
         )
-    write_table(table, note="finecast targets NAME shows one in full")
+    write_table(table, "finecast targets NAME shows one in full")
 
 
 def _print_one(target: Target) -> None:
@@ -104,4 +104,4 @@ def _print_one(target: Target) -> None:
     lines = [f"{'yes' if on else 'no '}  {what}" for what, on in flags.items()]
     moves = " or ".join(r.value for r in target.relayouts)
     lines.append(f"{target.bandwidth_gb_s:g} GB/s; transposes by {moves}")
-    write_table(table, note="\n".join(lines))
+    write_table(table, *lines)

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finecast.cli.common import EngineName, ExternalData, Force, Json, Model
+from finecast.cli.common import (
+    EngineName,
+    ExternalData,
+    Force,
+    Json,
+    Model,
+    files_of,
+    open_model,
+    warn_stale,
+)
 from finecast.cli.data_options import Data, Evaluation, Tolerance
 from finecast.cli.deployment import how_to_run
 from finecast.cli.exported import Trust, is_exported, refuse, tune_exported
@@ -21,7 +32,7 @@ from finecast.cli.output import (
     write_table,
 )
 from finecast.cli.policy_options import Casting, Device, Narrowing, Target
-from finecast.errors import ExitCode
+from finecast.errors import ExitCode, InterruptedRunError
 
 if TYPE_CHECKING:
     from finecast.tuner.tuning import Measured, Outcome
@@ -80,23 +91,28 @@ def run(
     """
     from finecast import api
     from finecast.files import write_text
-    from finecast.frontends.onnx.model import check_writable
+    from finecast.tuner.study import JOURNAL_SUFFIX
 
     choice = narrowing.narrowed(device.choice(casting, target))
     plan_path = plan_out or output.with_suffix(".plan.json")
     study_path = study or output.with_suffix(".study.db")
-    for path in (output, plan_path):
-        check_writable(path, force=force)
+    files = files_of(model, data, evaluation, narrowing, force=force)
+    files.write("--plan-out", plan_path)
     exported = is_exported(model)
     if exported:
         unfit = {"--engine": engine, "--target": target, "--io": narrowing.io}
         unfit |= {"--external-data/--one-file": external_data is not None}
         refuse(unfit | {"--study": study, "--resume": resume})
-    elif not resume:
-        study_path.unlink(missing_ok=True)
+        files.write("--output", output)
+        source = None
+    else:
+        source = open_model(files, model, output, external_data)
+        files.write("--study", study_path, beside=(JOURNAL_SUFFIX,), replaces=False)
+    if resume and not study_path.exists():
+        warn(f"--resume: there is no study at {study_path}: starting anew")
     options, rules = evaluation.options(data), narrowing.user_rules()
-    with progress("tuning", quiet=as_json) as bar:
-        if exported:
+    with _interruptible(study_path), progress("tuning", quiet=as_json) as bar:
+        if source is None:
             outcome = tune_exported(
                 model,
                 output,
@@ -109,7 +125,7 @@ def run(
             )
         else:
             outcome = api.tune(
-                model,
+                source,
                 output,
                 data=options,
                 criterion=tolerance.criterion,
@@ -119,6 +135,7 @@ def run(
                 target=choice.emulation,
                 user_rules=rules,
                 study=study_path,
+                resume=resume,
                 force=force,
                 external_data=external_data,
                 progress=lambda stage, done, total: bar(done, total, stage),
@@ -128,11 +145,36 @@ def run(
     improved = outcome.verdict.value == "improved"
     if improved:
         write_text(plan_path, outcome.plan.to_json())
+    stale = files.stale()
+    warn_stale(stale)
+    if resume and study_path.exists() and not outcome.reused:
+        warn(
+            f"--resume: no trial in {study_path} was of use: it has none of this model, data,"
+            " code and baseline, or they no longer hold"
+        )
     if as_json:
-        write_json(to_dict(outcome))
+        write_json(to_dict(outcome) | {"stale": [str(p) for p in stale]})
     else:
         _print(outcome, evaluation.label, output, plan_path)
     return ExitCode.DONE if improved else ExitCode.NOT_IMPROVED
+
+
+@contextmanager
+def _interruptible(study: Path) -> Generator[None]:
+    """Ctrl-C says what is kept."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        from finecast.tuner.study import Study
+
+        kept = Study(study).count() if study.exists() else 0
+        advice = (
+            f"{study} keeps {kept} trial{'s' if kept > 1 else ''}: the same command with"
+            " --resume goes on from there"
+            if kept
+            else "no trial was finished, nothing was written"
+        )
+        raise InterruptedRunError("interrupted", fix=advice) from error
 
 
 def to_dict(outcome: Outcome) -> dict[str, Any]:
@@ -147,6 +189,7 @@ def to_dict(outcome: Outcome) -> dict[str, Any]:
         "speedup": outcome.speedup,
         "speedup_spread": outcome.speedup_spread,
         "evaluations": outcome.evaluations,
+        "reused_trials": outcome.reused,
         "probes": outcome.probes,
         "seconds": outcome.seconds,
         "ops": outcome.plan.counts,
@@ -220,9 +263,10 @@ def _print(outcome: Outcome, metric: str, output: Path, plan: Path) -> None:
     where = f"wrote {output} and {plan}" if improved else "nothing written: use the fp32 model"
     lines.append(where)
     run = how_to_run(output, outcome.plan.engine, outcome.plan.counts) if improved else ""
-    lines += [run] if run else []
+    lines += run.splitlines()
+    reused = f", {outcome.reused} trials of the study reused" if outcome.reused else ""
     note = (
-        f"{ops}; {outcome.casts} casts inside; {outcome.evaluations} evaluations on all data,"
-        f" {outcome.probes} probes, {outcome.seconds:.1f} s on {environment().cpu}"
+        f"{ops}; {outcome.casts} casts inside; {outcome.evaluations} evaluations on all data"
+        f"{reused}, {outcome.probes} probes, {outcome.seconds:.1f} s on {environment().cpu}"
     )
-    write_table(table, note="\n".join((note, *lines)))
+    write_table(table, note, *lines)

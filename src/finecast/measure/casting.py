@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -26,16 +25,22 @@ class CastRate:
     bandwidth_gb_s: float = MEASURED_CAST_BANDWIDTH_GB_S
 
 
+# By the engine's name and device: engines of one name and device are the same software.
+_KNOWN: dict[tuple[str, str, Format], CastRate] = {}
+
+
 def measure_casts(engine: Engine, low: Format) -> CastRate:
     """Fit the rate on this machine; the documented default where the engine cannot profile.
 
-    Measured once per process, engine and format.
+    Measured once per process, engine, device and format.
     """
-    return _measured(engine.name, engine.device, engine, low)
+    key = engine.name, engine.device, low
+    if key not in _KNOWN:
+        _KNOWN[key] = _measured(engine, low)
+    return _KNOWN[key]
 
 
-@lru_cache(maxsize=32)
-def _measured(_name: str, _device: str, engine: Engine, low: Format) -> CastRate:
+def _measured(engine: Engine, low: Format) -> CastRate:
     bytes_per_element = Format.FP32.storage_bytes + low.storage_bytes
     try:
         times = [_cast_time_s(engine, low, size) for size in _SIZES]

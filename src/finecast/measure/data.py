@@ -17,11 +17,10 @@ import numpy as np
 from finecast.engines.base import Array, TensorSpec
 from finecast.engines.ports import DTYPES, dtype_label, shape_text
 from finecast.errors import UsageError
-from finecast.measure.functions import load_function
 from finecast.measure.npz import open_npz
 from finecast.naming import close_names, unknown_name
 
-__all__ = ["DEFAULT_LABELS", "Batch", "Dataset", "data_set", "load_function", "load_npz"]
+__all__ = ["DEFAULT_LABELS", "Batch", "Dataset", "data_set", "load_npz"]
 
 DEFAULT_LABELS = "label"
 _FLOATS = frozenset({"fp64", "fp32", "fp16", "bf16"})

@@ -1,23 +1,36 @@
-"""The user's own Python functions, named as ``FILE.py:FUNCTION``."""
+"""The user's own Python functions, named as ``FILE.py:FUNCTION``.
+
+Law: a file is imported once, however many of its functions are asked for, and anew only if
+its bytes changed.
+"""
 
 from __future__ import annotations
 
-import importlib.util
+import functools
+import hashlib
+import inspect
+import os
+import secrets
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, Final
 
-from finecast.errors import UsageError
+from finecast.errors import UsageError, UserCodeError
+from finecast.usercode import guarded, line_in
+
+_FIX: Final = "run the file with python to see more"
+# The digest of the bytes that each module here was made of.
+_SOURCE: Final = "__finecast_source__"
 
 
 def load_function(spec: str) -> Callable[..., Any]:
     """Import the file and return the function in it.
 
     Raises:
-        UsageError: If the spec is malformed, the file or function is missing, or importing
-            fails (gives the file's line).
+        UsageError: If the spec is malformed, or the file or function is missing.
+        UserCodeError: If importing fails (gives the file's line).
     """
     file, colon, name = spec.rpartition(":")
     if not (colon and file and name):
@@ -34,37 +47,92 @@ def load_function(spec: str) -> Callable[..., Any]:
     return function
 
 
-def load_module(path: Path) -> object:
-    """Import a Python file by its path.
+def load_module(path: Path) -> ModuleType:
+    """Import a Python file by its path, once.
 
     Raises:
-        UsageError: If it is missing or importing fails (gives the file's line).
+        UsageError: If it is missing.
+        UserCodeError: If importing fails (gives the file's line).
     """
     if not path.is_file():
         raise UsageError("no such Python file", where=str(path), fix="check the path")
-    loader = importlib.util.spec_from_file_location(f"finecast_user_{path.stem}", path)
-    if loader is None or loader.loader is None:
-        raise UsageError("not a Python file", where=str(path), fix="give a .py file")
-    module = importlib.util.module_from_spec(loader)
-    sys.modules[module.__name__] = module  # dataclasses and pickles look it up there
-    folder = str(path.resolve().parent)
-    sys.path.insert(0, folder)  # as `python FILE.py` would find what lies beside it
     try:
-        loader.loader.exec_module(module)
-    except Exception as error:
+        source = path.read_bytes()
+    except OSError as error:
         raise UsageError(
-            f"importing fails: {type(error).__name__}: {error}",
-            where=_line_of(error, path),
-            fix="run the file with python to see more",
+            f"cannot read the file: {error.strerror}", where=str(path), fix="check the path"
         ) from error
-    finally:
-        sys.path.remove(folder)
+    real, digest = str(path.resolve()), hashlib.sha256(source).hexdigest()
+    name = f"finecast_user_{path.stem}_{hashlib.sha256(real.encode()).hexdigest()[:8]}"
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, _SOURCE, None) == digest:
+        return known
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    setattr(module, _SOURCE, digest)
+    sys.modules[name] = module  # dataclasses and pickles look it up there
+    try:
+        _run(source, path, module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 
-def _line_of(error: Exception, path: Path) -> str:
-    if isinstance(error, SyntaxError) and error.filename == str(path):
-        return f"{path}:{error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
-    return f"{path}:{lines[-1]}" if lines else str(path)
+def _run(source: bytes, path: Path, module: ModuleType) -> None:
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)  # as `python FILE.py` would find what lies beside it
+    try:
+        with guarded("importing fails", where=str(path), fix=_FIX):
+            exec(compile(source, str(path), "exec", dont_inherit=True), vars(module))
+    except UserCodeError as error:
+        cause = error.__cause__
+        if isinstance(cause, SyntaxError) and cause.filename == str(path):
+            where = f"{path}:{cause.lineno}"
+        else:
+            where = line_in(str(path), None if cause is None else cause.__traceback__)
+        raise UserCodeError(error.what, where=where, fix=error.fix) from cause
+    finally:
+        sys.path.remove(folder)
+
+
+def source_digest(function: Callable[..., Any]) -> str:
+    """Identifies a function's code: the bytes of its file and of loaded modules beside it.
+
+    What was imported from elsewhere and the data that it reads are not seen. Where there is
+    no file (a function typed into a session) no two digests are equal.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = inspect.unwrap(function)
+    code = code if hasattr(code, "__code__") else type(code)
+    module = sys.modules.get(getattr(code, "__module__", None) or "")
+    file = getattr(module, "__file__", None)
+    if file is None or not os.path.isfile(file):
+        return secrets.token_hex(16)
+    total = hashlib.sha256(getattr(code, "__qualname__", "").encode())
+    total.update(getattr(module, _SOURCE, "").encode())
+    folder = os.path.dirname(os.path.realpath(file))
+    for path in sorted({os.path.realpath(file), *_loaded_from(folder)}):
+        total.update(path.encode() + b"\0" + _bytes_of(path))
+    return total.hexdigest()[:16]
+
+
+def _loaded_from(folder: str) -> set[str]:
+    """Python files of loaded modules in ``folder``; installed packages do not count."""
+    files = (getattr(m, "__file__", None) for m in list(sys.modules.values()))
+    real = (os.path.realpath(f) for f in files if isinstance(f, str) and f.endswith(".py"))
+    return {
+        f
+        for f in real
+        if f.startswith(folder + os.sep)
+        and not {"site-packages", "dist-packages"} & set(f.split(os.sep))
+    }
+
+
+def _bytes_of(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).digest()
+    except OSError:
+        return b""

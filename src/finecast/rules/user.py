@@ -10,6 +10,7 @@ from finecast.formats import Format
 from finecast.graph import Node
 from finecast.plan import Plan
 from finecast.rules.base import Context, NodeView, Rule, Verdict
+from finecast.usercode import guarded
 
 _SAID: Final = "user rule "
 
@@ -18,14 +19,8 @@ def _judge(node: Node, context: Context) -> Verdict | None:
     verdicts: list[tuple[str, frozenset[Format]]] = []
     view = NodeView(node=node, context=context)
     for name, function in context.user_rules:
-        try:
+        with guarded(f"user rule {name} failed", where=node.name, fix="correct its file"):
             answer = function(view)
-        except Exception as error:
-            raise UsageError(
-                f"user rule {name} failed: {type(error).__name__}: {error}",
-                where=node.name,
-                fix="correct the rule's file",
-            ) from error
         if answer is None:
             continue
         labels = [answer] if isinstance(answer, str) else answer

@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_leaves
 from finecast.edits import cast_count
 from finecast.engines.base import Feeds
 from finecast.errors import UsageError
+from finecast.files import CommandFiles
 from finecast.frontends import torch as frontend
-from finecast.frontends.onnx import check_writable
 from finecast.frontends.torch.archive import load_program
 from finecast.frontends.torch.capture import quiet
 from finecast.frontends.torch.reader import hinted_shapes
@@ -126,7 +126,7 @@ def convert_file(
     """
     start = time.perf_counter()
     source, target = Path(model), Path(output)
-    check_writable(target, force=force)
+    _claim(source, target, force=force)
     program = load(source, trust=trust)
     args, kwargs = examples(program)
     with _heard() as said:
@@ -213,7 +213,10 @@ def tune_file(
     """
     start = time.perf_counter()
     source, target = Path(model), Path(output)
-    check_writable(target, force=force)
+    files = _claim(source, target, force=force)
+    for role, given in (("data", data.data), ("calibration data", data.calib)):
+        if isinstance(given, str | Path):
+            files.read(f"the {role}", given)
     program = load(source, trust=trust)
     asked = Policy.parse(policy) if isinstance(policy, str) else policy
     if asked.names_nodes:  # a slip shows before the baseline is evaluated
@@ -251,9 +254,19 @@ def tune_file(
         low = ModuleSession(module=found.model, signature=signature)
         got, wanted = (list(one.run(feeds).values()) for one in (low, reference))
         error = squared_error(got, wanted) ** 0.5
-    outcome = _outcome(found, size, after, error, workload.digest, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    outcome = _outcome(found, size, after, error, workload.digest, seconds)
     unheard = without_opinion((name for name, _ in user_rules), found.plan)
-    return replace(outcome, warnings=(*outcome.warnings, *workload.warnings, *unheard))
+    warnings = (*outcome.warnings, *workload.warnings, *unheard)
+    return replace(outcome, warnings=warnings, stale=files.stale())
+
+
+def _claim(source: Path, target: Path, *, force: bool) -> CommandFiles:
+    """The files of a call; UsageError if what is read would be written."""
+    files = CommandFiles(force=force)
+    files.read("the model", source)
+    files.write("the output", target)
+    return files
 
 
 def census(model: str | Path, *, trust: bool = False) -> Census:
@@ -293,6 +306,7 @@ def judge(
     captured = frontend.capture(load(model, trust=trust), ())
     if plan is not None:
         frontend.planned_edits(captured, plan)
+        plan.check_complete(captured.graph, where=str(model))
         return captured.graph, plan
     check_names(policy, captured.graph)
     device = device_of(captured.module, ())

@@ -40,7 +40,7 @@ from finecast.torch.planning import (
     sensitivities,
 )
 from finecast.torch.session import runnable
-from finecast.tuner.search import Candidate, chain, fastest_passing
+from finecast.tuner.search import Candidate, chain, fastest_passing, none_passes
 
 # Makes of a module what is deployed: ``torch.compile``, or nothing.
 Prepare = Callable[[torch.nn.Module], Callable[..., Any]]
@@ -263,7 +263,9 @@ class _Tuning:
         chained = chain(candidates, times[""].median_s)
         found = fastest_passing(chained, passes)
         if found is None:
-            why = "every faster plan misses the criterion" if chained else "no plan is faster"
+            target = self.criterion.target(baseline)
+            missed = none_passes(len(trials), len(candidates), target)
+            why = missed if chained else "no plan is faster"
             return self._unchanged(planner, baseline, why, times[""], tuple(trials))
         won = ratio(times[""], times[found.plan.digest])
         if won.median < _MIN_SPEEDUP:

@@ -16,6 +16,7 @@ from finecast.engines import EMULATOR
 from finecast.engines.base import Array, Engine
 from finecast.engines.emulator import exact_session
 from finecast.errors import EngineError, UsageError, WrongNumbersError, naming
+from finecast.files import DATA_SUFFIX, check_writable
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile
 from finecast.measure.deviation import deviation
@@ -43,10 +44,20 @@ class Destination:
     force: bool = False
     external_data: bool | None = None
 
-    def check(self) -> None:
-        """Raise UsageError unless the model may be written here."""
-        if self.path is not None:
-            frontend.check_writable(self.path, force=self.force)
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """Suffixes of the files that may be written with the model's."""
+        return () if self.external_data is False else (DATA_SUFFIX,)
+
+    def check(self, file: OnnxFile) -> None:
+        """Raise UsageError unless ``file``, converted, may be written here."""
+        if self.path is None:
+            return
+        check_writable(self.path, force=self.force)
+        apart = self.external_data
+        if frontend.came_external(file.model) if apart is None else apart:
+            data = self.path.with_name(self.path.name + DATA_SUFFIX)
+            check_writable(data, force=self.force)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +92,7 @@ def write(
         WrongNumbersError: If its formats do not explain what it gives.
         EngineError: If no engine can load it.
     """
-    output.check()
+    output.check(file)
     place = output.path.parent if output.path is not None else None
     with tempfile.TemporaryDirectory(dir=place, prefix=".finecast-") as folder:
         staged = Path(folder) / (output.path.name if output.path is not None else "model.onnx")
@@ -91,7 +102,7 @@ def write(
             parts = sorted(Path(folder).iterdir(), key=lambda p: p.name, reverse=True)
             if place is not None:
                 for part in parts:
-                    frontend.check_writable(place / part.name, force=output.force)
+                    check_writable(place / part.name, force=output.force)
             frontend.check(staged)
             verified = verify(file, plan, applied, staged, engines, feeds)
         if place is not None:

@@ -35,7 +35,7 @@ def beyond(walk: LadderWalk, outcome: LadderOutcome) -> tuple[PlanResult | None,
     found = [r for e in _bases(outcome) if (r := _fastest(walk, e, limit)) is not None]
     if found:
         return min(found, key=lambda r: r.time_s), "faster than the best passing rung"
-    return None, "no plan by op passes and is faster than the best passing rung"
+    return None, "no plan by op that was tried passes and is faster than the best passing rung"
 
 
 def _bases(outcome: LadderOutcome) -> list[Emulation]:

@@ -85,7 +85,7 @@ def convert(
         UsageError, ModelError, EngineError: As ``artefact.write``.
     """
     start = time.perf_counter()
-    output.check()
+    output.check(file)
     left_out: tuple[str, ...] = ()
     if target is None:
         policy, left_out = worthwhile(policy, engines[0], user_rules)
@@ -123,9 +123,10 @@ def replay(
     feeds: FeedMaker,
     verify: bool = True,
 ) -> Conversion:
-    """Write the model that ``plan`` gives."""
+    """Write the model that ``plan``, which decides every op, gives."""
     start = time.perf_counter()
     applied = frontend.apply(file, plan)
+    plan.check_complete(applied.graph, where=file.name)
     judges = engines if verify else ()
     return _write(file, plan, applied, output, judges, feeds, start=start)
 

@@ -51,7 +51,8 @@ def fastest_passing(
 ) -> Candidate | None:
     """The fastest candidate that passes, if passing is monotone along the chain.
 
-    Evaluates at most 1 + ceil(log2(n)) candidates; every returned one was evaluated.
+    Evaluates at most 1 + ceil(log2(n)) candidates; every returned one was evaluated. None
+    says of those that were evaluated that they fail, and nothing of the others.
     """
     if not chained:
         return None
@@ -66,3 +67,23 @@ def fastest_passing(
         else:
             low = middle + 1
     return found
+
+
+def none_passes(tried: int, proposed: int, target: float, *, reused: int = 0) -> str:
+    """What may be said where ``fastest_passing`` found nothing.
+
+    Args:
+        tried: Plans that were evaluated.
+        proposed: Plans there were: most are not evaluated, as they are not fast or, by their
+            predicted errors, not accurate enough.
+        target: The metric to keep.
+        reused: Of the trials, those that an earlier run made.
+    """
+    plans = "the one plan" if tried == 1 else f"none of the {tried} plans"
+    misses = "misses" if tried == 1 else "keeps"
+    told = f" ({reused} remembered by the study)" if reused else ""
+    why = f"{plans} tried{told} {misses} the criterion (target {target:.6g})"
+    rest = proposed - tried
+    if rest > 0:
+        why += f"; {rest} more were not tried: by time and predicted error they promised less"
+    return why

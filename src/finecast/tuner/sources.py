@@ -27,6 +27,7 @@ from finecast.tuner.workload import (
     FunctionWorkload,
     Workload,
 )
+from finecast.usercode import guarded
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -118,10 +119,19 @@ def _calibration(options: DataOptions, session: Session) -> CalibrationFunction 
     if calib is None:
         return None
     if callable(calib):
-        if next(iter(calib()), None) is None:
+        calibrate = partial(_user_feeds, calib)
+        if next(calibrate(), None) is None:
             raise UsageError("the calibration function yields nothing", where="--calib")
-        return calib
+        return calibrate
     return partial(_first_batches, _samples(calib, options, session), options.batch)
+
+
+def _user_feeds(calib: CalibrationFunction) -> Iterator[Feeds]:
+    name = getattr(calib, "__qualname__", type(calib).__name__)
+    with guarded(
+        "the calibration function failed", where=name, fix="call it in python to see more"
+    ):
+        yield from calib()
 
 
 def _samples(

@@ -4,28 +4,49 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Generator
+import struct
+import tempfile
+from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from finecast.errors import UsageError
 
-_SCHEMA_VERSION: Final = 1
-_SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS trials (
-    model TEXT NOT NULL, plan TEXT NOT NULL, engine TEXT NOT NULL, data TEXT NOT NULL,
-    name TEXT NOT NULL, metric REAL NOT NULL, passed INTEGER NOT NULL, latency_s REAL,
-    plan_json TEXT NOT NULL,
-    PRIMARY KEY (model, plan, engine, data)
+# Version 2 has the application's number, and keys that hold the code and the baseline.
+_SCHEMA_VERSION: Final = 2
+_COLUMNS: Final = {
+    "model": "TEXT NOT NULL",
+    "plan": "TEXT NOT NULL",
+    "engine": "TEXT NOT NULL",
+    "data": "TEXT NOT NULL",
+    "name": "TEXT NOT NULL",
+    "metric": "REAL NOT NULL",
+    "passed": "INTEGER NOT NULL",
+    "latency_s": "REAL",
+    "plan_json": "TEXT NOT NULL",
+}
+_TABLE: Final = (
+    f"CREATE TABLE trials ({', '.join(f'{n} {kind}' for n, kind in _COLUMNS.items())},"
+    " PRIMARY KEY (model, plan, engine, data))"
 )
-"""
+# https://www.sqlite.org/fileformat2.html: the version at byte 60, the application at 68.
+_HEADER: Final = struct.Struct(">16s44xi4xi28x")
+_MAGIC: Final = b"SQLite format 3\0"
+_APPLICATION: Final = int.from_bytes(b"fine")
+
+JOURNAL_SUFFIX: Final = "-journal"
+"""Of the file that SQLite keeps beside a study while it writes."""
+_FIX: Final = "use another file name"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialKey:
-    """What makes two trials the same: model, plan, engine and data, by digest."""
+    """What makes two trials the same, by digest: model, plan, engine, and what judged it.
+
+    ``data`` is of the data or the user's code, and of the fp32 model's metric.
+    """
 
     model: str
     plan: str
@@ -48,35 +69,57 @@ class Trial:
 class Study:
     """Trials in an SQLite file. Law: what ``add`` returned from is on disk.
 
+    A file that is there is opened only if its first bytes say that finecast made it.
+
+    Args:
+        path: The file; made if it is not there.
+        resume: Whether trials of earlier runs count.
+
     Raises:
         UsageError: If the file is not a study of this release.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, resume: bool = True) -> None:
         self.path = path
+        self.resume = resume
         try:
-            with self._connection() as db:
-                version = int(db.execute("PRAGMA user_version").fetchone()[0])
-                if version not in (0, _SCHEMA_VERSION):
-                    raise UsageError(
-                        f"study version {version} is not {_SCHEMA_VERSION}",
-                        where=str(path),
-                        fix="use another file name",
-                    )
-                db.execute(_SCHEMA)
-                db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
-        except sqlite3.Error as error:
+            if not path.exists():
+                _create(path)
+            _check_header(path)
+        except OSError as error:
             raise UsageError(
-                f"not a finecast study: {error}", where=str(path), fix="use another file name"
+                f"the study cannot be used: {error.strerror or error}",
+                where=str(path),
+                fix="give a file in a folder that exists and is writable",
             ) from error
+        with self._connection() as db:
+            found = db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
+            if found.fetchall() != [(_TABLE,)]:
+                raise _no_study(path, "its tables are others")
 
     @contextmanager
     def _connection(self) -> Generator[sqlite3.Connection]:
-        with closing(sqlite3.connect(self.path)) as db, db:
-            yield db
+        try:
+            with closing(sqlite3.connect(self.path)) as db, db:
+                yield db
+        except (sqlite3.Error, OverflowError) as error:
+            raise UsageError(
+                f"the study cannot be used: {error}",
+                where=str(self.path),
+                fix=f"{_FIX}, or remove it to start anew",
+            ) from error
+
+    def count(self) -> int:
+        """Number of trials in the file."""
+        with self._connection() as db:
+            return int(db.execute("SELECT count(*) FROM trials").fetchone()[0])
 
     def find(self, key: TrialKey) -> Trial | None:
-        """The stored trial, if there is one."""
+        """The stored trial, if there is one.
+
+        Raises:
+            UsageError: If what is stored is no trial.
+        """
         with self._connection() as db:
             row = db.execute(
                 "SELECT name, metric, passed, latency_s, plan_json FROM trials"
@@ -85,15 +128,10 @@ class Study:
             ).fetchone()
         if row is None:
             return None
-        name, metric, passed, latency_s, plan_json = row
-        return Trial(
-            key=key,
-            name=str(name),
-            metric=float(metric),
-            passed=bool(passed),
-            latency_s=latency_s,
-            plan_json=str(plan_json),
-        )
+        try:
+            return _trial(key, row)
+        except (TypeError, ValueError) as error:
+            raise _no_study(self.path, f"a stored trial reads {error}") from error
 
     def add(self, trial: Trial) -> None:
         """Store a trial, in place of an earlier one with the same key."""
@@ -113,3 +151,51 @@ class Study:
                     trial.plan_json,
                 ),
             )
+
+
+def _create(path: Path) -> None:
+    """Put an empty study at ``path`` in one step."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".finecast-") as folder:
+        staged = Path(folder) / "study.db"
+        with closing(sqlite3.connect(staged)) as db, db:
+            db.execute(_TABLE)
+            db.execute(f"PRAGMA application_id = {_APPLICATION}")
+            db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+        staged.replace(path)
+
+
+def _check_header(path: Path) -> None:
+    """Read whose file it is, without SQLite, which might write to it."""
+    if not path.is_file():
+        raise _no_study(path, "no ordinary file")
+    with path.open("rb") as file:
+        start = file.read(_HEADER.size)
+    if len(start) < _HEADER.size:
+        raise _no_study(path, "its header is missing")
+    magic, version, application = _HEADER.unpack(start)
+    if magic != _MAGIC or application not in (0, _APPLICATION):
+        raise _no_study(path, "its header is another one")
+    if application == 0 and version != 1:  # studies of version 1 had no number
+        raise _no_study(path, "another program's database")
+    if version != _SCHEMA_VERSION:
+        raise UsageError(
+            f"study version {version} is not {_SCHEMA_VERSION}",
+            where=str(path),
+            fix=f"{_FIX}, or remove it to start anew",
+        )
+
+
+def _trial(key: TrialKey, row: Sequence[Any]) -> Trial:
+    name, metric, passed, latency_s, plan_json = row
+    return Trial(
+        key=key,
+        name=str(name),
+        metric=float(metric),
+        passed=bool(passed),
+        latency_s=None if latency_s is None else float(latency_s),
+        plan_json=str(plan_json),
+    )
+
+
+def _no_study(path: Path, why: str) -> UsageError:
+    return UsageError(f"not a finecast study: {why}", where=str(path), fix=_FIX)

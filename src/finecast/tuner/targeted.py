@@ -22,7 +22,7 @@ from finecast.policy import Policy
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.tuner.device import DeviceModel, PlanSearch, search_plans
-from finecast.tuner.search import Candidate, chain, fastest_passing
+from finecast.tuner.search import Candidate, chain
 from finecast.tuner.study import Study
 from finecast.tuner.trials import Trials
 from finecast.tuner.tuning import Measured, Outcome, Verdict
@@ -95,7 +95,7 @@ class _Tuning:
         )
         candidates = [c for c in search.candidates() if c.plan.lowers]
         chained = chain(candidates, base.latency_s)
-        found = fastest_passing(chained, self.trials.passes)
+        found = self.trials.search(chained)
         if found is not None:
             return self._improved(found, base)
         if not candidates:
@@ -104,8 +104,7 @@ class _Tuning:
             fastest = min(c.latency_s for c in candidates)
             why = f"no plan is faster by the model: {_ms(fastest)}, fp32 {_ms(base.latency_s)}"
         else:
-            goal = device.criterion.target(device.baseline)
-            why = f"every faster plan misses the criterion (target {goal:.6g})"
+            why = self.trials.none_passes(len(candidates))
         return self._of(Verdict.UNCHANGED, why, search.planner.unchanged(why), base, base)
 
     def _improved(self, found: Candidate, base: Measured) -> Outcome:
@@ -139,6 +138,7 @@ class _Tuning:
             evaluations=self.trials.evaluations,
             seconds=0.0,
             probes=self.search.probes,
+            reused=len(self.trials.reused),
         )
 
 

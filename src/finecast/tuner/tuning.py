@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
+from pathlib import Path
 from typing import Final
 
 from finecast.edits import cast_count
@@ -44,7 +45,7 @@ from finecast.tuner.proposing import (
     probes,
     propose,
 )
-from finecast.tuner.search import Candidate, chain, fastest_passing
+from finecast.tuner.search import Candidate, chain
 from finecast.tuner.study import Study, Trial
 from finecast.tuner.trials import Trials
 from finecast.tuner.workload import Workload, run_all, thinned
@@ -79,7 +80,8 @@ class Outcome:
     sensitivities added up to, and what the engine gave on the timing feeds. ``target`` is the
     device where accuracy was emulated and times are modelled; empty where all was measured.
     ``warnings`` are of what makes the answer weak: data that says little, rules that judge
-    nothing.
+    nothing. ``reused`` counts the trials that an earlier run made. ``stale`` are files at the
+    output's place that were there before and that this run did not replace.
     """
 
     verdict: Verdict
@@ -98,6 +100,8 @@ class Outcome:
     measured_error: float = 0.0
     target: str = ""
     warnings: tuple[str, ...] = ()
+    reused: int = 0
+    stale: tuple[Path, ...] = ()
 
 
 def tune(
@@ -186,10 +190,9 @@ class _Tuning:
                 f" fp32 {1e3 * baseline_s:.3g} ms{self._format_speed()}"
             )
             return self._unchanged(planner, timing, why)
-        found = fastest_passing(chained, self.trials.passes)
+        found = self.trials.search(chained)
         if found is None:
-            target = self.criterion.target(self.trials.baseline)
-            why = f"every faster plan misses the criterion (target {target:.6g})"
+            why = self.trials.none_passes(len(candidates))
             return self._unchanged(planner, timing, why)
         return self._finish(planner, found, timing)
 
@@ -353,6 +356,7 @@ class _Tuning:
             evaluations=self.trials.evaluations,
             seconds=time.perf_counter() - self.start,
             probes=self.probes,
+            reused=len(self.trials.reused),
             predicted_error=errors[0],
             measured_error=errors[1],
         )

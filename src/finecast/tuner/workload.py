@@ -12,10 +12,12 @@ from typing import Final, Protocol
 import numpy as np
 
 from finecast.engines.base import Array, Feeds, Session, TensorSpec
-from finecast.errors import FinecastError, ModelError, UsageError
+from finecast.errors import UsageError
 from finecast.measure.data import Dataset
+from finecast.measure.functions import source_digest
 from finecast.measure.metrics import Metric
 from finecast.measure.streams import Stream
+from finecast.usercode import guarded
 
 Run = Callable[[Feeds], dict[str, Array]]
 EvalFunction = Callable[[Run], float]
@@ -130,7 +132,6 @@ class FunctionWorkload:
     name: str
     lower_is_better: bool = False
     calibrate: CalibrationFunction | None = None
-    data_digest: str = ""
     remembered: list[Feeds] = field(default_factory=list[Feeds])
     worst: None = None
     warnings: tuple[str, ...] = ()
@@ -142,14 +143,14 @@ class FunctionWorkload:
 
     @property
     def digest(self) -> str:
-        """The function's name and file."""
-        return _digest(self.name, self.data_digest)
+        """The function's name and its code, as far as it is loaded."""
+        return _digest(self.name, source_digest(self.function))
 
     def evaluate(self, session: Session, reference: Session | None) -> float:
         """Call the user's function with the session.
 
         Raises:
-            ModelError: If the function fails or returns no number.
+            UserCodeError: If the function fails or returns no number.
         """
         del reference
         remember = not self.remembered
@@ -163,16 +164,12 @@ class FunctionWorkload:
                 held += feed_bytes(feeds)
             return session.run(feeds)
 
-        try:
+        with guarded(
+            "the evaluation function failed",
+            where=self.name,
+            fix="run it with the fp32 model first",
+        ):
             result = float(self.function(run))
-        except FinecastError:
-            raise
-        except Exception as error:
-            raise ModelError(
-                f"the evaluation function failed: {type(error).__name__}: {error}",
-                where=self.name,
-                fix="run it with the fp32 model first",
-            ) from error
         if remember:
             self.remembered = seen
         return result

@@ -18,7 +18,6 @@ from finecast.frontends.onnx.model import (
     OnnxFile,
     came_external,
     check,
-    check_writable,
     digest,
     fits_one_message,
     from_model,
@@ -51,7 +50,6 @@ __all__ = [
     "came_external",
     "can_cast",
     "check",
-    "check_writable",
     "digest",
     "fits_one_message",
     "from_model",
@@ -236,13 +234,7 @@ def _fits(prepared: Prepared, file: OnnxFile, plan: Plan) -> bool:
 def _replay(prepared: Prepared, plan: Plan) -> tuple[Edit, ...]:
     graph = prepared.graph
     by_name = {n.name: n.id for n in graph.nodes}
-    missing = [d.node for d in plan.decisions if d.node not in by_name]
-    if missing:
-        raise ModelError(
-            f"the plan names a node the model lacks: {missing[0]!r}",
-            where=prepared.file.name,
-            fix="make a plan for this file with this version of finecast",
-        )
+    plan.check(graph, where=prepared.file.name)
     formats = {by_name[name]: fmt for name, fmt in plan.formats.items()}
     done = edits(graph, formats, resolve_io(graph, plan.io))
     apply_edits(graph, prepared.binding, done)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import os
 import shutil
 import tempfile
 import weakref
@@ -21,6 +20,7 @@ from google.protobuf.message import DecodeError, EncodeError
 from onnx_ir.external_data import set_base_dir
 
 from finecast.errors import ModelError, UsageError, naming
+from finecast.files import DATA_SUFFIX, check_writable
 from finecast.frontends.onnx import native, stream
 from finecast.frontends.onnx.constants import ConvertedTensor
 from finecast.frontends.onnx.external import bring_in
@@ -95,6 +95,8 @@ class OnnxFile:
     digest: str
     size_bytes: int
     name: str
+    external: tuple[Path, ...] = ()
+    """Files beside it that hold some of its tensors."""
     stage: _Stage | None = None
 
 
@@ -187,6 +189,7 @@ def load(path: Path) -> OnnxFile:
         digest=digest(path, *data),
         size_bytes=size + sum(f.stat().st_size for f in data),
         name=str(path),
+        external=data,
     )
 
 
@@ -246,7 +249,7 @@ def save(
             fix="let its tensors go to a second file",
         )
     external = (not fits or came_external(model)) if external_data is None else external_data
-    data_name = path.name + ".data"
+    data_name = path.name + DATA_SUFFIX
     try:
         with (
             paused_collection(keeps=False),
@@ -273,23 +276,6 @@ def save(
             fix="run onnx.checker on the model that was given, and export it again",
         ) from error
     return size
-
-
-def check_writable(path: Path, *, force: bool) -> None:
-    """Raise UsageError unless a file may be put at ``path``."""
-    if path.is_dir():
-        raise UsageError("output is a directory", where=str(path), fix="give a file name")
-    if path.exists() and not force:
-        raise UsageError(
-            "output exists", where=str(path), fix="choose another name or pass --force"
-        )
-    folder = path.parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise UsageError(
-            "output folder does not exist or is not writable",
-            where=str(folder),
-            fix="create it or choose another",
-        )
 
 
 def fits_one_message(model: ir.Model) -> bool:

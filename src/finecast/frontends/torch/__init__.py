@@ -25,13 +25,13 @@ def planned_edits(captured: Captured, plan: Plan) -> tuple[Edit, ...]:
         ModelError: If the plan was made for another model.
     """
     by_name = {n.name: n.id for n in captured.graph.nodes}
-    missing = [d.node for d in plan.decisions if d.node not in by_name]
-    if missing or plan.model != captured.graph.digest:
+    if plan.model != captured.graph.digest:
         raise ModelError(
             "the plan was made for another module",
-            where=missing[0] if missing else plan.model,
+            where=plan.model,
             fix="make a plan for this module with finecast.torch.convert",
         )
+    plan.check(captured.graph, where=plan.model)
     return edits(captured.graph, {by_name[n]: f for n, f in plan.formats.items()})
 
 

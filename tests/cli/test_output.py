@@ -1,0 +1,131 @@
+"""Nothing that a file or an exception brings acts on the terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from finecast import cli
+from finecast.cli import output
+from finecast.errors import ExitCode
+from tests.cli.conftest import Answer
+
+Finecast = Callable[..., Answer]
+
+NASTY = "a\x1b[2J\x07b\r\x9bc\u202ed\u2066e\x7ff\u2028g[red]h[/red]:smile:\U000e0041"
+ACTS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f]")
+
+
+@given(st.text())
+def test_safe_text_is_one_line_that_prints(text: str) -> None:
+    safe = output.safe(text)
+    assert not ACTS.search(safe)
+    assert "\n" not in safe
+    assert len(safe.splitlines()) <= 1
+    safe.encode()  # no lone surrogates
+    assert output.safe(safe) == safe
+
+
+@pytest.mark.parametrize("text", ["plain", "é", "日本語", "/block.0/MatMul[1]", "a\\nb", "😀"])
+def test_what_is_harmless_stays(text: str) -> None:
+    assert output.safe(text) == text
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda: output.write_line(NASTY),
+        lambda: output.warn(NASTY),
+        lambda: output.write_error(NASTY),
+        lambda: output.write_table(output.new_table(NASTY, (NASTY,), (NASTY,)), NASTY),
+    ],
+)
+def test_every_way_out_escapes(
+    write: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write()
+    said = "".join(capsys.readouterr())
+    assert not ACTS.search(said)
+    assert r"\x1b[2J" in said
+    assert "[red]h[/red]:smile:" in said  # no markup of rich's either
+
+
+def test_a_terminal_without_unicode(monkeypatch: pytest.MonkeyPatch) -> None:
+    ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", ascii_only)
+    output.write_line("é日")
+    ascii_only.flush()
+    assert ascii_only.buffer.getvalue() == rb"\xe9\u65e5" + b"\n"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_one_place_writes() -> None:
+    folder = Path(cli.__file__).parent
+    said = re.compile(r"\bprint\(|sys\.std(out|err)\.write")
+    lines = [
+        line.strip()
+        for path in folder.glob("*.py")
+        if path.name != "output.py"
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if said.search(line)
+    ]
+    assert all("safe(" in line or "version_of" in line for line in lines), lines
+
+
+@pytest.fixture
+def nasty(tmp_path: Path) -> Path:
+    """A model whose every name is hostile."""
+    nodes = [
+        helper.make_node("MatMul", [f"x{NASTY}", "w"], ["m"], f"node{NASTY}"),
+        helper.make_node(f"Op{NASTY}", ["m"], ["y"], "other", domain=f"dom{NASTY}"),
+    ]
+    x = helper.make_tensor_value_info(f"x{NASTY}", TensorProto.FLOAT, [2, 4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 4])
+    w = onnx.numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
+    graph = helper.make_graph(nodes, f"graph{NASTY}", [x], [y], [w])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(f"dom{NASTY}", 1)]
+    path = tmp_path / f"nasty{NASTY.replace('/', '')}.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+    return path
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["inspect", "{}"],
+        ["explain", "{}", f"node{NASTY}"],
+        ["explain", "{}", f"no{NASTY}"],
+        ["profile", "{}"],
+        ["convert", "{}", "-o", "low.onnx", "--no-verify"],
+        ["convert", "{}", "-o", f"{NASTY}/low.onnx"],
+        ["convert", "{}", "-o", "low.onnx", "--exclude", NASTY],
+        ["tune", "{}", "-o", "low.onnx", "--data", f"{NASTY}.npz"],
+        [NASTY],
+        ["inspect", "{}", f"--{NASTY}"],
+    ],
+)
+def test_hostile_names_do_nothing(
+    finecast: Finecast,
+    nasty: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    line: list[str],
+    as_json: list[str],
+) -> None:
+    monkeypatch.chdir(nasty.parent)
+    answer = finecast(*(nasty if word == "{}" else word for word in line), *as_json)
+    assert answer.code in (ExitCode.DONE, ExitCode.USAGE, ExitCode.FAILED)
+    assert not ACTS.search(answer.out + answer.err)
+    assert answer.err.count("\n") <= 5
+    if as_json:
+        json.loads(answer.out)

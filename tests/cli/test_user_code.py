@@ -1,0 +1,201 @@
+"""What users' functions do never ends in a traceback, a wrong exit code, or a stale answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from finecast.cli import entry, main
+from finecast.errors import ExitCode, OutOfMemoryError, UserCodeError
+from finecast.measure.functions import load_function, source_digest
+from finecast.tuner.study import Study
+from tests.cli.conftest import Answer
+
+Finecast = Callable[..., Answer]
+
+SCORE = "import numpy as np\nX = np.ones((8, 16), np.float32)\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "words"),
+    [
+        ("import sys; sys.exit(0)", ExitCode.USER_CODE, "it calls sys.exit(0)"),
+        ("raise SystemExit", ExitCode.USER_CODE, "it calls sys.exit(None)"),
+        ("return f(run)", ExitCode.USER_CODE, "RecursionError"),
+        ("raise MemoryError", ExitCode.MEMORY, "out of memory"),
+        ("raise MemoryError('8 GB')", ExitCode.MEMORY, "out of memory: 8 GB"),
+        ("raise KeyboardInterrupt", ExitCode.INTERRUPTED, "interrupted"),
+        ("raise ValueError('a\\n\\x1b[31mb')", ExitCode.USER_CODE, r"ValueError: a \x1b[31mb"),
+        ("return 'high'", ExitCode.USER_CODE, "ValueError"),
+        ("return None", ExitCode.USER_CODE, "TypeError"),
+    ],
+)
+@pytest.mark.parametrize("place", ["--eval", "--calib", "--rules", "import"])
+def test_each_has_its_exit_code_and_one_line(
+    finecast: Finecast,
+    net: Path,
+    data: Path,
+    tmp_path: Path,
+    body: str,
+    code: int,
+    words: str,
+    place: str,
+) -> None:
+    mine = tmp_path / "mine.py"
+    returns = body.startswith("return ")
+    if returns and place != "--eval" and "f(run)" not in body:
+        pytest.skip("a number is asked of --eval alone")
+    function = f"def f(run=None): {body}\ndef rule(node): return f(node)\n"
+    mine.write_text(SCORE + function + ("f()\n" if place == "import" else ""))
+    options = {
+        "--eval": ["--eval", f"{mine}:f"],
+        "--calib": ["--data", data, "--calib", f"{mine}:f"],
+        "--rules": ["--data", data, "--rules", mine],
+        "import": ["--eval", f"{mine}:f"],
+    }[place]
+    answer = finecast("tune", net, "-o", tmp_path / "low.onnx", *options)
+    assert answer.code == code, answer.err
+    assert words in answer.err
+    assert answer.err.count("\n") == 1
+    assert not (tmp_path / "low.onnx").exists()
+
+
+def test_a_trial_is_found_again_only_for_the_same_code(tmp_path: Path) -> None:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    mine, beside = folder / "mine_too.py", folder / "beside_mine_too.py"
+
+    def digest(text: str) -> str:
+        mine.write_text(text)
+        return source_digest(load_function(f"{mine}:f"))
+
+    beside.write_text("VALUE = 1\n")
+    first = digest("import beside_mine_too\ndef f(run): return 1.0\n")
+    assert digest("import beside_mine_too\ndef f(run): return 1.0\n") == first
+    assert digest("import beside_mine_too\ndef f(run): return 2.0\n") != first
+    assert digest("import beside_mine_too\ndef f(run): return 1.0\n") == first
+    beside.write_text("VALUE = 2\n")
+    assert digest("import beside_mine_too\ndef f(run): return 1.0\n") != first
+
+
+def test_typed_in_functions_are_never_the_same() -> None:
+    space: dict[str, Callable[[object], float]] = {}
+    exec("def f(run): return 1.0", {"__name__": "typed_in"}, space)
+    assert source_digest(space["f"]) != source_digest(space["f"])
+
+
+def test_one_import_of_a_file_that_is_named_thrice(
+    finecast: Finecast, net: Path, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        SCORE + f"with open({str(tmp_path / 'imports')!r}, 'a') as file: file.write('x')\n"
+        "def score(run): run({'x': X}); return 1.0\n"
+        "def feeds(): yield {'x': X}\n"
+        "def rule(node): return 'fp32'\n"
+    )
+    options = ["--eval", f"{mine}:score", "--calib", f"{mine}:feeds", "--rules", mine]
+    answer = finecast("tune", net, "-o", tmp_path / "low.onnx", *options)
+    assert answer.code == ExitCode.NOT_IMPROVED, answer.err
+    assert (tmp_path / "imports").read_text() == "x"
+
+
+def test_two_files_of_one_name_are_two(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.py").write_text(f"def f(): return {name!r}\n")
+    first, second = (load_function(f"{tmp_path}/{n}/mine.py:f") for n in ("a", "b"))
+    assert (first(), second()) == ("a", "b")
+    assert sys.modules[first.__module__] is not sys.modules[second.__module__]
+
+
+def test_resume_says_when_there_is_nothing(
+    finecast: Finecast, net: Path, data: Path, tmp_path: Path
+) -> None:
+    line = ["tune", net, "-o", tmp_path / "low.onnx", "--data", data, "--auto-cast", "none"]
+    answer = finecast(*line, "--resume", "--json")
+    assert "there is no study" in answer.err
+    assert answer.json["reused_trials"] == 0
+    answer = finecast(*line, "--resume")
+    assert "no trial in" in answer.err
+    assert "it has none of this model, data, code and baseline" in answer.err
+
+
+@pytest.mark.parametrize(
+    "verb", ["tune", "convert", "inspect", "profile", "docter", "emulate"]
+)
+def test_errors_as_json(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main([verb, "no\x1bmodel.onnx", "-o", "low.onnx", "--json"])
+    captured = capsys.readouterr()
+    error = json.loads(captured.out)["error"]
+    assert error.keys() == {"what", "where", "fix", "exit_code"}
+    assert error["exit_code"] == code == ExitCode.USAGE
+    assert captured.err.startswith("error: ")
+    assert error["what"].split()[0] in captured.err
+    assert "\x1b" not in captured.out + captured.err
+
+
+def test_errors_of_users_code_as_json(finecast: Finecast, net: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text("import sys\ndef f(run): sys.exit(0)\n")
+    line = ["tune", net, "-o", tmp_path / "low.onnx", "--eval", f"{mine}:f", "--json"]
+    assert finecast(*line).json["error"] == {
+        "what": "the evaluation function failed: it calls sys.exit(0)",
+        "where": f"{mine}:f",
+        "fix": "run it with the fp32 model first",
+        "exit_code": 4,
+    }
+
+
+def test_codes_of_python_errors() -> None:
+    assert UserCodeError("x").exit_code == 4
+    assert OutOfMemoryError("x").exit_code == 5
+
+
+def test_a_bug_has_its_own_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def bug() -> int:
+        raise ZeroDivisionError("\x1b[2J")
+
+    monkeypatch.setattr("finecast.cli.main", bug)
+    assert entry() == ExitCode.BUG
+    assert r"ZeroDivisionError: \x1b[2J" in capsys.readouterr().err
+
+
+def test_ctrl_c_says_what_is_kept_and_how_to_go_on(net: Path, tmp_path: Path) -> None:
+    mine, study = tmp_path / "mine.py", tmp_path / "low.study.db"
+    mine.write_text(
+        SCORE + "import sys, time\n"
+        "def f(run):\n"
+        "    run({'x': X})\n"
+        "    print('evaluating', flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    Study(study)
+    command = [sys.executable, "-m", "finecast", "tune", str(net), "--eval", f"{mine}:f"]
+    with subprocess.Popen(
+        [*command, "-o", str(tmp_path / "low.onnx")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ),
+    ) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "evaluating\n"
+        run.send_signal(signal.SIGINT)
+        _, err = run.communicate(timeout=60)
+    assert run.returncode == ExitCode.INTERRUPTED
+    assert err.strip() == "error: interrupted: no trial was finished, nothing was written"
+    assert sorted(p.name for p in tmp_path.iterdir() if p.suffix in (".onnx", ".db")) == [
+        "low.study.db",
+        "net.onnx",
+    ]
+    assert Study(study).count() == 0

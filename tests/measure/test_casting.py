@@ -1,0 +1,53 @@
+"""A cast's rate is measured once per engine and device, whichever object stands for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from finecast.engines.base import Capability, KernelTime
+from finecast.formats import Format
+from finecast.measure import casting
+
+
+@dataclass
+class Casts:
+    """Loads anything; a cast takes 1 us and 1 ns a byte."""
+
+    name: str = "toy"
+    device: str = "CPU"
+    loads: list[int] = field(default_factory=list[int])
+
+    def capabilities(self) -> Mapping[Format, Capability]:
+        return {}
+
+    def load(self, model: Path | bytes, *, profiling: bool = False) -> Any:
+        del profiling
+        assert isinstance(model, bytes)
+        self.loads.append(len(model))
+        return self
+
+    def profile(self, feeds: Mapping[str, Any], *, repeats: int) -> list[KernelTime]:
+        del repeats
+        bytes_moved = feeds["x"].size * 6  # four read in fp32, two written in bf16
+        time_s = 1e-6 + 1e-9 * bytes_moved
+        return [
+            KernelTime(kernel="c", kind="Convert", ops=("cast",), format="", time_s=time_s)
+        ]
+
+
+def test_measured_once_per_name_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(casting, "_KNOWN", {})
+    first, second, other = Casts(), Casts(), Casts(device="GPU")
+    rate = casting.measure_casts(first, Format.BF16)  # pyright: ignore[reportArgumentType]
+    assert rate.overhead_s == pytest.approx(1e-6)
+    assert rate.bandwidth_gb_s == pytest.approx(1.0)
+    assert len(first.loads) == 2
+    assert casting.measure_casts(second, Format.BF16) is rate  # pyright: ignore[reportArgumentType]
+    assert not second.loads
+    casting.measure_casts(other, Format.BF16)  # pyright: ignore[reportArgumentType]
+    assert len(other.loads) == 2

@@ -1,0 +1,129 @@
+"""No file of a command is written that the command reads, whatever it is called."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from finecast.errors import UsageError
+from finecast.files import CommandFiles
+
+
+def same(path: Path) -> Path:
+    return path
+
+
+def dotted(path: Path) -> Path:
+    return path.parent / ".." / path.parent.name / path.name
+
+
+def relative(path: Path) -> Path:
+    return Path(os.path.relpath(path))
+
+
+def symlinked(path: Path) -> Path:
+    link = path.parent / "link"
+    link.symlink_to(path)
+    return link
+
+
+def hard_linked(path: Path) -> Path:
+    link = path.parent / "hard"
+    link.hardlink_to(path)
+    return link
+
+
+def in_linked_folder(path: Path) -> Path:
+    (path.parent / "folder").symlink_to(path.parent)
+    return path.parent / "folder" / path.name
+
+
+NAMES = [same, dotted, relative, symlinked, hard_linked, in_linked_folder]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model"
+    path.write_text("of the user's")
+    return path
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("output_first", [False, True])
+def test_what_is_read_is_not_written(
+    model: Path, name: Callable[[Path], Path], force: bool, output_first: bool
+) -> None:
+    other = name(model)
+    files = CommandFiles(force=force)
+    if output_first and force:
+        files.write("-o", other)
+        with pytest.raises(UsageError, match=r"MODEL and -o are the same file.*-o another"):
+            files.read("MODEL", model)
+    else:
+        files.read("MODEL", model)
+        with pytest.raises(UsageError, match=r"-o and MODEL are the same file.*-o another"):
+            files.write("-o", other, replaces=False)
+
+
+@pytest.mark.parametrize("name", [same, dotted, relative, in_linked_folder, symlinked])
+def test_no_file_is_written_twice(tmp_path: Path, name: Callable[[Path], Path]) -> None:
+    files = CommandFiles(force=True)
+    files.write("-o", tmp_path / "new")
+    with pytest.raises(UsageError, match="--plan-out and -o are the same file"):
+        files.write("--plan-out", name(tmp_path / "new"))
+
+
+def test_of_files_to_come_case_makes_no_other(tmp_path: Path) -> None:
+    files = CommandFiles()
+    files.write("-o", tmp_path / "New")
+    with pytest.raises(UsageError, match="are the same file"):
+        files.write("--plan-out", tmp_path / "nEW")
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_is_written_beside_an_output_counts(model: Path, force: bool) -> None:
+    data = model.with_name("low.data")
+    data.write_text("of the user's")
+    files = CommandFiles(force=force)
+    files.read("the data", data)
+    with pytest.raises(UsageError, match=r"-o \(with .data\) and the data are the same"):
+        files.write("-o", model.with_name("low"), beside=(".data",))
+
+
+def test_two_inputs_may_be_one_file(model: Path) -> None:
+    files = CommandFiles()
+    files.read("MODEL", model, None, dotted(model))
+
+
+def test_only_force_replaces(model: Path) -> None:
+    with pytest.raises(UsageError, match="output exists"):
+        CommandFiles().write("-o", model)
+    CommandFiles(force=True).write("-o", model)
+    CommandFiles().write("--study", model, replaces=False)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_is_no_file_is_never_replaced(tmp_path: Path, force: bool) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(UsageError, match="no ordinary file"):
+        CommandFiles(force=force).write("-o", pipe)
+    with pytest.raises(UsageError, match="is a directory"):
+        CommandFiles(force=force).write("-o", tmp_path)
+
+
+def test_stale_is_what_was_there_and_was_not_replaced(tmp_path: Path) -> None:
+    for name in ("kept", "replaced", "study"):
+        (tmp_path / name).write_text("of before")
+    files = CommandFiles(force=True)
+    for name in ("kept", "replaced", "new"):
+        files.write(name, tmp_path / name)
+    files.write("study", tmp_path / "study", replaces=False)
+    (tmp_path / "staged").write_text("of now")
+    (tmp_path / "staged").replace(tmp_path / "replaced")
+    (tmp_path / "new").write_text("of now")
+    assert files.stale() == (tmp_path / "kept",)
