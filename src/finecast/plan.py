@@ -91,7 +91,7 @@ class Plan:
         """Hold the plan against the graph that it is to be replayed on.
 
         Raises:
-            ModelError: If it names a node that the graph lacks, or as another op than it is.
+            ModelError: If it names a node that the graph lacks, or another op for one.
         """
         nodes = {n.name: n for n in graph.nodes}
         fix = _MAKE_ANEW

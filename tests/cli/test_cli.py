@@ -154,6 +154,14 @@ def test_progress_is_silent_where_stderr_is_no_terminal(
     assert capsys.readouterr() == ("", "")
 
 
+def test_a_model_that_calls_exit_does_not_end_the_program(
+    verb: Callable[[Callable[[], object]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb(lambda: sys.exit(0))
+    assert main(["doctor"]) == ExitCode.USER_CODE
+    assert "something called sys.exit(0)" in capsys.readouterr().err
+
+
 def test_output_that_nobody_reads_ends_quietly() -> None:
     command = [sys.executable, "-m", "finecast", "formats"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(args)
     except SystemExit as error:
-        # Typer's own: it has answered a shell that completes, or nobody reads what it says.
+        # Typer has answered a shell that completes, or nobody reads what is written.
         if isinstance(error.__context__, BrokenPipeError):
             return _NO_READER
         raise
@@ -177,6 +177,8 @@ def _staying(run: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return run(**given)
         except SystemExit as error:
+            if isinstance(error.__context__, BrokenPipeError):  # rich's way to say that
+                raise
             raise UserCodeError(f"something called sys.exit({error.code!r})") from error
 
     return call
