@@ -69,7 +69,7 @@ bench: $(VENV)/.installed-dev
 	  $(BIN)/python -m benchmarks.$$(basename $$script .py) | tee -a build/bench.jsonl; done
 	@echo "for RESULTS.md: $(BIN)/python -m benchmarks.report build/bench.jsonl"
 
-# GROUPS="core rules" for some of them; SAMPLE=3 for fewer mutants of each module.
+# GROUPS="solver rules" for some of them; SAMPLE=3 for fewer mutants of each module.
 SAMPLE ?= 6
 mutants: $(VENV)/.installed-dev
 	$(PIP) --editable '.[mutants]'
