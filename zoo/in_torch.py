@@ -125,6 +125,8 @@ def compile_and_train(job: Job) -> Found:
     weights = [torch.randn(x.shape) for x in job.reference()]
 
     def way(make: Callable[[nn.Module], Callable[..., Any]]) -> _Way:
+        # Code that one backend could not take is left out for all others, until told so.
+        torch.compiler.reset()
         net = copy.deepcopy(job.net).train()
         return _Way(net=net, call=make(net), weights=weights, inputs=job.inputs)
 
