@@ -131,8 +131,8 @@ def _summary(rows: Rows) -> str:
         stage: [row[stage].status for row in rows.values() if stage in row] for stage in STAGES
     }
     body = [[stage, *(str(f.count(s) or "") for s in Status)] for stage, f in cells.items()]
-    head = f"## Outcomes\n\n{len(rows)} of {len(NETWORKS)} architectures; the failures are listed below.\n\n"
-    return head + _table(["stage", *(s.value for s in Status)], body)
+    head = f"{len(rows)} of {len(NETWORKS)} architectures; the failures are listed below."
+    return f"## Outcomes\n\n{head}\n\n" + _table(["stage", *(s.value for s in Status)], body)
 
 
 def _section(title: str, columns: Sequence[Column], rows: Rows) -> str:
