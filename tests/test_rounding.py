@@ -190,6 +190,8 @@ def test_constants_saturate_up_to_one_ulp_beyond_the_range(fmt: Format, sign: fl
     assert got[:2].tolist() == [sign * fmt.max] * 2
     assert not np.isfinite(got[2])
     assert np.isnan(got[3])
+    # What fits beside them is rounded as ever.
+    assert got[4] == 0.0
     assert np.signbit(got[4]) == (sign < 0)
 
 
