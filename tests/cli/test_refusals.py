@@ -162,3 +162,10 @@ def test_what_is_not_wrong_is_written(
     fmt = "fp16" if engine == "onnxruntime" else "bf16"
     answer = convert(finecast, net, tmp_path / "low.onnx", fmt, engine=engine)
     assert answer.code == 0, answer.err
+
+
+def test_what_is_fp64_is_said(finecast: Finecast, tmp_path: Path) -> None:
+    net = saved("net (double[4] x) => (double[4] y) { h = Exp(x)\n y = Tanh(h) }", tmp_path)
+    answer = convert(finecast, net, tmp_path / "low.onnx", "fp16")
+    assert answer.code == 0, answer.err
+    assert "2 ops compute in fp64" in answer.err

@@ -23,7 +23,6 @@ from tests.frontends.tools import (
     model,
     ops,
     parse,
-    run,
     tensor,
 )
 
@@ -62,10 +61,8 @@ def test_qdq(tmp_path: Path, policy: str) -> None:
     )
     after, plan, _ = convert(before, tmp_path, policy)
     assert {formats(plan).get(n, "fp32") for n in ("q", "d", "wd", "rq", "y")} == {"fp32"}
-    assert formats(plan)["m"] == policy[-4:]
-    if policy.endswith("fp16"):
-        want, got = run(before)[0], run(after)[0]
-        assert np.max(np.abs(want - got)) <= 0.05 + 1e-6  # one step of the quantiser
+    assert {formats(plan).get(n, "fp32") for n in ("m", "r")} == {"fp32"}
+    assert ops(after) == ops(before)  # engines still find the pattern
 
 
 @pytest.mark.parametrize("policy", ALL)

@@ -23,6 +23,7 @@ from finecast.rules.names import NAMES
 from finecast.rules.observed import OBSERVED
 from finecast.rules.op_formats import OP_FORMATS
 from finecast.rules.override import override
+from finecast.rules.own_casts import OWN_CASTS
 from finecast.rules.quantized import QUANTIZED
 from finecast.rules.scope import SCOPE
 from finecast.rules.state import STATE
@@ -54,6 +55,7 @@ RULES: Final[tuple[Rule, ...]] = (
     EQUALITY,
     STATE,
     COORDINATES,
+    OWN_CASTS,
     QUANTIZED,
     OBSERVED,
     DEPTH,

@@ -134,7 +134,7 @@ class _Forwards:
         outputs = (self.graph.values[i] for i in node.outputs if i is not None)
         if info.kind not in _POINTWISE | {OpKind.CAST} or not any(v.format for v in outputs):
             return []
-        return [v for v in inputs if _is_wide(v) and not _sums(self.graph, v)]
+        return [v for v in inputs if _is_wide(v, self.low) and not _sums(self.graph, v)]
 
     def _mark(self, node: Node, kind: _Kind) -> None:
         for index in node.outputs:
@@ -225,8 +225,10 @@ def _scales(node: Node, coordinates: list[Value]) -> bool:
     return node.op in ("mul", "div") and all(single)
 
 
-def _is_wide(value: Value) -> bool:
-    return "int" in value.dtype and value.dtype not in _NARROW
+def _is_wide(value: Value, low: Format) -> bool:
+    if "int" not in value.dtype or value.dtype in _NARROW:
+        return False
+    return value.constant is None or not value.constant.all_in(low)
 
 
 def _sums(graph: Graph, value: Value) -> bool:

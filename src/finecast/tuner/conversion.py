@@ -16,6 +16,7 @@ from finecast.errors import EngineError, UsageError
 from finecast.formats import Format
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile
+from finecast.graph import Graph, Node
 from finecast.measure.environment import local_target
 from finecast.measure.observe import observe
 from finecast.plan import Plan
@@ -208,9 +209,16 @@ def _warnings(planner: Planner, applied: Applied) -> tuple[str, ...]:
     unknown = sorted({n.native for n in nodes if n.op == "unknown" and n.format is not None})
     if unknown:
         found.append(f"ops that are not known here keep their type: {', '.join(unknown)}")
+    double = sum(_is_double(applied.graph, n) for n in nodes)
+    if double and policy.scope is not Scope.NONE:
+        found.append(f"{double} ops compute in fp64 and keep it: export the model in fp32")
     was = planner.prepared.file.model.metadata_props.get(frontend.POLICY_KEY, policy.label)
     if was != policy.label:
         found.append(f"an earlier conversion to {was} was taken back")
     elif not applied.edits and policy.scope is not Scope.NONE:
         found.append("nothing was converted: the rules leave every op in its type")
     return tuple(found)
+
+
+def _is_double(graph: Graph, node: Node) -> bool:
+    return any(graph.values[i].dtype == "fp64" for i in node.outputs if i is not None)

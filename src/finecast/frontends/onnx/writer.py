@@ -19,6 +19,7 @@ from finecast.edits import (
 )
 from finecast.formats import Format
 from finecast.frontends.onnx.arithmetic import Arithmetic
+from finecast.frontends.onnx.casts import merge_casts
 from finecast.frontends.onnx.constants import (
     DATA_TYPES,
     MARK,
@@ -68,7 +69,7 @@ def apply_edits(graph: Graph, binding: Binding, edits: Sequence[Edit]) -> None:
         if isinstance(edit, RoundTrip):
             writer.round_trip(edit)
     writer.drop_dead_constants()
-    writer.drop_identity_casts()
+    merge_casts((binding.model.graph, *binding.model.graph.subgraphs()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +88,6 @@ class _Writer:
         self.arithmetic = Arithmetic(
             self._fresh, lambda v: self._register(v, binding.model.graph)
         )
-        self.idle = {
-            n.id
-            for n in graph.nodes
-            if n.native == "onnx::Cast"
-            and _dtypes(graph, n.inputs) == _dtypes(graph, n.outputs)
-        }
 
     def set_format(self, edit: SetFormat) -> None:
         node = self.graph.nodes[edit.node]
@@ -299,36 +294,6 @@ class _Writer:
                     home.inputs.remove(value)
                 home.initializers.pop(value.name or "")
 
-    def drop_identity_casts(self) -> None:
-        """A Cast of the model whose input already has its type does nothing now."""
-        for number, node in enumerate(self.binding.nodes):
-            if node is None or node.op_type != "Cast" or node.graph is None:
-                continue
-            if number in self.idle:
-                continue
-            source, result = node.inputs[0], node.outputs[0]
-            if source is None or source.dtype != result.dtype:
-                continue
-            if result.is_graph_output() and not self._hand_over(source, result):
-                continue
-            result.replace_all_uses_with(source)
-            node.graph.remove(node, safe=True)
-
-    def _hand_over(self, source: ir.Value, result: ir.Value) -> bool:
-        """Make ``source`` the output that ``result`` was, if it can be one of its own."""
-        producer, last = source.producer(), result.producer()
-        if source.is_graph_output() or producer is None or last is None:
-            return False
-        graph = last.graph
-        if producer.graph is not graph or not isinstance(graph, ir.Graph):
-            return False
-        for index, value in enumerate(graph.outputs):
-            if value is result:
-                graph.outputs[index] = source
-        source.name, result.name = result.name, source.name
-        source.shape = result.shape or source.shape  # as it was declared
-        return True
-
     def _fresh(self, name: str) -> str:
         while name in self.names:
             name += "_"
@@ -384,7 +349,3 @@ def _mark(native: ir.Node, key: str, before: Format | None, to: Format) -> None:
         native.metadata_props.pop(key, None)
     else:
         native.metadata_props[key] = was
-
-
-def _dtypes(graph: Graph, ids: Sequence[int | None]) -> list[str]:
-    return [graph.values[i].dtype for i in ids if i is not None]

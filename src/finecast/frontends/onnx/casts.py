@@ -1,0 +1,116 @@
+"""Casts of the source and of the plan, merged: none that a reader could do without.
+
+Laws: no value is cast to the type that it has; a cast of what was only widened is one of the
+value itself; and the plan adds no cast that the source has. No number changes by it. What the
+source has twice, or for nothing, stays as its author wrote it where no edit touches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import onnx_ir as ir
+
+from finecast.frontends.onnx.constants import DATA_TYPES, MARK
+
+_FLOATS: Final = {data_type: fmt for fmt, data_type in DATA_TYPES.items()}
+
+
+def merge_casts(graphs: Iterable[ir.Graph]) -> None:
+    """Rewire and remove casts between float types in ``graphs``."""
+    for graph in graphs:
+        casts = [n for n in graph if n.op_type == "Cast" and not n.domain]
+        casts = [n for n in casts if _between_floats(n)]
+        passed = {before for node in casts for before in _shorten(node)}
+        first: dict[tuple[int, ir.DataType | None], ir.Node] = {}
+        for node in casts:
+            source, result = node.inputs[0], node.outputs[0]
+            assert source is not None
+            if source.dtype == result.dtype:
+                if MARK in {*node.metadata_props, *_marks(source)}:
+                    _replace(node, source)
+                continue
+            same = first.setdefault((id(source), result.dtype), node)
+            if same is not node and (_is_ours(node) or _is_ours(same)):
+                _join(same, node)
+        for node in reversed(casts):
+            out = node.outputs[0]
+            unused = not out.uses() and not out.is_graph_output()
+            if node.graph is graph and unused and (_is_ours(node) or node in passed):
+                graph.remove(node, safe=True)
+
+
+def _join(kept: ir.Node, node: ir.Node) -> None:
+    """Let readers of ``node`` read the equal ``kept``; of both, one stays the author's."""
+    if _replace(node, kept.outputs[0]) and not _is_ours(node):
+        del kept.metadata_props[MARK]
+        kept.metadata_props.update(node.metadata_props)
+        kept.name, node.name = node.name, kept.name
+
+
+def _is_ours(node: ir.Node) -> bool:
+    return node.metadata_props.get(MARK) == ""
+
+
+def _between_floats(node: ir.Node) -> bool:
+    source = node.inputs[0]
+    return source is not None and {source.dtype, node.outputs[0].dtype} <= {*_FLOATS}
+
+
+def _shorten(node: ir.Node) -> Iterator[ir.Node]:
+    """Let a cast of ours read what casts before it read, as far as they lose nothing.
+
+    Yields the casts that it no longer reads.
+    """
+    while _is_ours(node) and (source := node.inputs[0]) is not None:
+        before = source.producer()
+        if before is None or before.op_type != "Cast" or before.domain:
+            return
+        origin = before.inputs[0]
+        if origin is None or not _between_floats(before) or not _holds(source, origin):
+            return
+        node.replace_input_with(0, origin)
+        yield before
+
+
+def _holds(wide: ir.Value, narrow: ir.Value) -> bool:
+    """Whether the type of ``wide`` has every number of the type of ``narrow``."""
+    assert wide.dtype is not None
+    assert narrow.dtype is not None
+    one, other = _FLOATS[wide.dtype], _FLOATS[narrow.dtype]
+    return (
+        one.mantissa_bits >= other.mantissa_bits and one.exponent_bits >= other.exponent_bits
+    )
+
+
+def _marks(value: ir.Value) -> Iterable[str]:
+    producer = value.producer()
+    return producer.metadata_props if producer is not None else ()
+
+
+def _replace(node: ir.Node, source: ir.Value) -> bool:
+    """Give all readers of the cast ``node`` its equal ``source``, if they can have it."""
+    result = node.outputs[0]
+    if result.is_graph_output() and not _hand_over(source, result):
+        return False
+    result.replace_all_uses_with(source)
+    if isinstance(node.graph, ir.Graph):
+        node.graph.remove(node, safe=True)
+    return True
+
+
+def _hand_over(source: ir.Value, result: ir.Value) -> bool:
+    """Make ``source`` the output that ``result`` was, if it can be one of its own."""
+    producer, last = source.producer(), result.producer()
+    if source.is_graph_output() or producer is None or last is None:
+        return False
+    graph = last.graph
+    if producer.graph is not graph or not isinstance(graph, ir.Graph):
+        return False
+    for index, value in enumerate(graph.outputs):
+        if value is result:
+            graph.outputs[index] = source
+    source.name, result.name = result.name, source.name
+    source.shape = result.shape or source.shape  # as it was declared
+    return True
