@@ -104,8 +104,9 @@ def new_table(
     for name in left:
         no_wrap = bool(fold) and name not in folded
         table.add_column(Text(safe(name)), overflow="fold", no_wrap=no_wrap)
-    for name in right:
-        table.add_column(Text(safe(name)), justify="right", no_wrap=True)
+    for name in right:  # which may be of several lines
+        lines = "\n".join(map(safe, name.split("\n")))
+        table.add_column(Text(lines), justify="right", no_wrap=True)
     return table
 
 
