@@ -30,24 +30,28 @@ def faults(engine: Engine, graph: Graph, low: Format) -> Mapping[int, str]:
 
 
 def _second_bias(graph: Graph) -> Mapping[int, str]:
-    """From the addition of a bias to a product on, if another constant vector is added later.
+    """Additions of several constant vectors, one after the other, to a product.
 
-    OpenVINO 2026.4 fuses both into the product where anything between them is fp16; then it
-    computes with the second alone (MatMul, Gemm; not convolutions). Scalars are another
-    fusion, which is right; they and moves may stand between.
+    OpenVINO 2026.4 fuses them into the product also where a cast to or from fp16 stands
+    between; then it computes with the last alone (MatMul, Gemm; not convolutions). So all of
+    them stay in one format. Scalars are another fusion, which is right; they and moves may
+    stand between.
     """
     found: dict[int, str] = {}
     for product in graph.nodes:
         if product.op not in _PRODUCTS:
             continue
         for bias in _biases(graph, product):
-            between, after = _next_bias(graph, bias)
-            if after is not None:
+            before = bias
+            between, after = _next_bias(graph, before)
+            while after is not None and after.id not in found:
                 text = (
-                    f"openvino leaves out the bias that {bias.name} adds if anything is fp16 "
-                    f"before {after.name} adds another"
+                    f"openvino leaves out the bias that {before.name} adds if {after.name} "
+                    "adds another in fp16"
                 )
-                found |= dict.fromkeys((bias.id, *between), text)
+                found |= dict.fromkeys((before.id, *between, after.id), text)
+                before = after
+                between, after = _next_bias(graph, before)
     return found
 
 

@@ -1,6 +1,7 @@
 """Synthetic feeds for measuring time and memory; not for measuring accuracy.
 
-Floats are standard normal; integers and bools are 0 or 1, which every table holds. Seeded.
+Floats are standard normal; integers and bools are 0 or 1, which every table holds, or up to
+the last row of the table that they index, where that is known. Seeded.
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ import numpy as np
 from finecast.engines.base import Array, TensorSpec
 from finecast.engines.ports import DTYPES, shape_text
 from finecast.errors import UsageError
+from finecast.graph import Graph, Node, Value
 from finecast.naming import unknown_name
+from finecast.ops import OpKind, by_name
 
 # A file of a few bytes can declare inputs of any size.
 _MOST_BYTES: Final = 2 << 30
+_INDEX_TYPES: Final = frozenset({"int64", "int32"})
+_MOVES: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT, OpKind.CAST})
 _DRAWN_BYTES: Final = 8
 """Of each element while it is drawn, whatever its type."""
 
@@ -27,6 +32,7 @@ def synthetic_feeds(
     *,
     batch: int = 1,
     dims: Mapping[str, int] | None = None,
+    last: Mapping[str, int] | None = None,
     seed: int = 0,
 ) -> dict[str, Array]:
     """One batch of random feeds.
@@ -35,6 +41,7 @@ def synthetic_feeds(
         inputs: The model's inputs.
         batch: Size of a free dimension in front (and of its symbol anywhere else).
         dims: Sizes of other free dimensions, by symbol or as ``INPUT.AXIS``.
+        last: The largest number of integer inputs, by name (see ``last_indices``).
         seed: Of the random generator.
 
     Raises:
@@ -45,7 +52,58 @@ def synthetic_feeds(
     sizes = _sizes(inputs, batch, dims or {})
     shapes = {spec.name: _shape(spec, sizes) for spec in inputs}
     check_sizes(shapes)
-    return {spec.name: _draw(generator, spec, shapes[spec.name]) for spec in inputs}
+    most = last or {}
+    return {
+        spec.name: _draw(generator, spec, shapes[spec.name], most.get(spec.name, 1))
+        for spec in inputs
+    }
+
+
+def last_indices(graph: Graph) -> dict[str, int]:
+    """The last row of the tables that integer inputs index, by the inputs' names.
+
+    Law: an input is listed if all that is done with it, but for moves and conversions among
+    integers and for comparisons, is to look up rows of tables of known size; its number is
+    that of the smallest. Positions and tokens at a model's limits show what small ones hide.
+    """
+    return {
+        v.name: last
+        for v in graph.inputs
+        if v.dtype in _INDEX_TYPES and (last := _last_row(graph, v)) is not None
+    }
+
+
+def _last_row(graph: Graph, value: Value) -> int | None:
+    found: list[int] = []
+    waiting, seen = [value.id], {value.id}
+    while waiting:
+        index = waiting.pop()
+        for node in (graph.nodes[n] for n in graph.values[index].uses):
+            kind = by_name(node.op).kind
+            if node.op == "gather" and node.inputs[0] != index:
+                rows = _rows(graph, node)
+                if rows is None:
+                    return None
+                found.append(rows - 1)
+            elif node.op == "shape" or kind is OpKind.COMPARISON:
+                continue
+            elif kind in _MOVES:
+                more = [i for i in node.outputs if i is not None and i not in seen]
+                seen.update(more)
+                waiting.extend(more)
+            else:
+                return None
+    return min(found, default=None)
+
+
+def _rows(graph: Graph, node: Node) -> int | None:
+    """Rows of the table that a Gather reads, where they are known."""
+    table = graph.values[node.inputs[0]] if node.inputs[0] is not None else None
+    axis = node.attributes.get("axis", 0)
+    if table is None or not table.shape or not isinstance(axis, int):
+        return None
+    size = table.shape[axis] if -len(table.shape) <= axis < len(table.shape) else None
+    return size if isinstance(size, int) and size > 0 else None
 
 
 def _sizes(
@@ -110,10 +168,15 @@ def check_sizes(shapes: Mapping[str, tuple[int, ...]]) -> None:
         )
 
 
-def _draw(generator: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...]) -> Array:
+def _draw(
+    generator: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...], last: int
+) -> Array:
     dtype = DTYPES.get(spec.dtype)
     if dtype is None or dtype.kind == "O":
         raise UsageError(f"input {spec.name!r} is of type {spec.dtype}", fix="give --data")
     if dtype.kind in "biu":
-        return generator.integers(0, 2, shape).astype(dtype)
+        drawn = generator.integers(0, last, shape, endpoint=True)
+        if last > 1 and drawn.size:
+            drawn.reshape(-1)[-1] = last  # that it is there, however few are drawn
+        return drawn.astype(dtype)
     return generator.standard_normal(shape).astype(dtype)

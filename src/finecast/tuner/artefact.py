@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Final
 
 from finecast.engines import EMULATOR
-from finecast.engines.base import Array, Engine
+from finecast.engines.base import Array, Engine, Feeds, Session
 from finecast.engines.emulator import exact_session
 from finecast.errors import EngineError, UsageError, WrongNumbersError, naming
 from finecast.files import DATA_SUFFIX, check_writable
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile
 from finecast.measure.deviation import deviation
+from finecast.measure.feeds import last_indices
 from finecast.plan import Plan
 from finecast.tuner.acceptance import Case, accept, feeds_for
 from finecast.tuner.sources import FeedMaker
@@ -155,15 +156,7 @@ def _verify_in(
     emulated = engine.name == EMULATOR
     name = f"{EMULATOR}:{engine.device}" if emulated else engine.name
     reference = exact_session(file.path) if emulated else engine.load(file.path)
-    given, wanted, note = feeds.make(reference), {}, ""
-    if given is None:
-        note = "loaded, not run: give --data to compare outputs"
-    else:
-        try:
-            wanted = reference.run(given)
-        except EngineError as error:
-            # The fp32 model refuses these feeds: they say nothing about the converted one.
-            note = f"loaded, not run: {error.what}"
+    given, wanted, note = _reference_run(reference, feeds, last_indices(applied.graph))
     del reference  # one large model at a time
     session = engine.load(path)
     if given is None or note:
@@ -191,6 +184,25 @@ def _verify_in(
         wanted,
     )
     return _compared(name, list(got.values()), list(wanted.values()))
+
+
+def _reference_run(
+    reference: Session, feeds: FeedMaker, last: Mapping[str, int]
+) -> tuple[Feeds | None, Mapping[str, Array], str]:
+    """Feeds, what the fp32 model gives for them, and why there is nothing."""
+    note = "loaded, not run: give --data to compare outputs"
+    # Rows to the ends of tables first; where the model wants others for a reason that cannot
+    # be seen, the first ones.
+    for most in (last, {}) if last else ({},):
+        given = feeds.make(reference, most)
+        if given is None:
+            return None, {}, note
+        try:
+            return given, reference.run(given), ""
+        except EngineError as error:
+            # The fp32 model refuses these feeds: they say nothing about the converted one.
+            note = f"loaded, not run: {error.what}"
+    return None, {}, note
 
 
 def compare(engine: str, got: Sequence[Array], wanted: Sequence[Array]) -> Verified:

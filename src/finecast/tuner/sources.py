@@ -222,13 +222,16 @@ class FeedMaker:
         inputs = (v for v in model.graph.inputs if not v.is_initializer())
         check_dims({v.name or "": _dims(v) for v in inputs}, self.dims)
 
-    def make(self, session: Session) -> Feeds | None:
-        """Feeds for a loaded model; None if none can be made."""
+    def make(self, session: Session, last: Mapping[str, int] | None = None) -> Feeds | None:
+        """Feeds for a loaded model; None if none can be made.
+
+        Random integers go up to ``last``, by the inputs' names (else to 1).
+        """
         if self.batches:
             return self.batches[0]
         try:
             sizes = {**guessed_dims(session.inputs), **self.dims}
-            return synthetic_feeds(session.inputs, batch=1, dims=sizes)
+            return synthetic_feeds(session.inputs, batch=1, dims=sizes, last=last)
         except UsageError:
             if self.dims:
                 raise
