@@ -1,9 +1,9 @@
 """Mutation testing: how many small faults in the source do the tests notice?
 
 Cosmic Ray makes the mutants, one at a time, in a copy of the tree; of each module a sample,
-the same at every run, is tried on the tests of its group. Annotations and decorators are not
-mutated: they hardly change a result. Survivors are printed with their diff, to be judged one
-by one; ``docs/testing.md`` has the figures.
+the same at every run, is tried on the tests of its group. Annotations, decorators and
+signatures are not mutated: they hardly change a result. Survivors are printed with their diff,
+to be judged one by one; ``docs/testing.md`` has the figures.
 
     python scripts/mutants.py solver              # one group; without a name all of them
     python scripts/mutants.py tuner --sample 5    # mutants of each module
@@ -136,12 +136,18 @@ def run(name: str, group: Group, sample: int) -> tuple[int, int]:
 
 
 def thin(session: Path, tree: Path, sample: int) -> None:
-    """Keep ``sample`` mutants of each module that can change a result."""
+    """Keep ``sample`` mutants of each module that can change a result.
+
+    ``is`` is used of None and of members of enums, for which ``==`` is the same.
+    """
     with sqlite3.connect(session) as db:
         rows = db.execute(
             "SELECT job_id, module_path, start_pos_row, start_pos_col FROM mutation_specs"
+            " WHERE operator_name NOT LIKE '%\\_Is\\_Eq' ESCAPE '\\'"
+            " AND operator_name NOT LIKE '%\\_IsNot\\_NotEq' ESCAPE '\\'"
             " ORDER BY module_path, operator_name, occurrence"
         ).fetchall()
+        everything = [job for (job,) in db.execute("SELECT job_id FROM work_items")]
         by_module: dict[str, list[str]] = {}
         idle: dict[str, list[tuple[tuple[int, int], tuple[int, int]]]] = {}
         for job, module, row, column in rows:
@@ -157,13 +163,16 @@ def thin(session: Path, tree: Path, sample: int) -> None:
         for table in ("mutation_specs", "work_items"):
             db.executemany(
                 f"DELETE FROM {table} WHERE job_id = ?",
-                [(job,) for job, *_ in rows if job not in kept],
+                [(job,) for job in everything if job not in kept],
             )
 
 
 def without_effect(module: ast.AST) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Where annotations and decorators stand: from (row, column) to (row, column)."""
+    """Where annotations, decorators and signatures stand: (row, column) to (row, column)."""
     for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef):
+            body = node.body[0]
+            yield (node.lineno, node.col_offset), (body.lineno, body.col_offset)
         parts: list[Any] = [
             *getattr(node, "decorator_list", ()),
             getattr(node, "annotation", None),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from finecast.edits import ConvertConstant, InsertCast, RoundTrip, SetFormat, edits
+from finecast.edits import ConvertConstant, InsertCast, RoundTrip, SetFormat, cast_count, edits
 from finecast.formats import Format
 from finecast.graph import ROUNDS, ConstantStats, Graph
 from finecast.graph_text import from_text
@@ -97,3 +97,19 @@ def test_the_plan_that_changes_nothing_gives_no_edits() -> None:
     kinds = {type(e) for e in edits(CHAIN, {0: Format.BF16, 1: Format.BF16})}
     assert kinds == {SetFormat, InsertCast}
     assert ConvertConstant not in kinds
+
+
+@pytest.mark.parametrize(
+    ("formats", "count"),
+    [
+        ({}, 0),
+        ({"first": Format.BF16}, 1),  # of a; that of the input is none inside
+        ({"second": Format.BF16}, 1),
+        ({"first": Format.BF16, "second": Format.BF16}, 0),
+        ({"second": FP8}, 2),  # there and back
+        ({"second": TF32}, 0),  # arithmetic is no cast
+    ],
+)
+def test_casts_inside_are_counted(formats: dict[str, Format], count: int) -> None:
+    by_id = {n.id: formats[n.name] for n in CHAIN.nodes if n.name in formats}
+    assert cast_count(CHAIN, edits(CHAIN, by_id)) == count

@@ -28,6 +28,10 @@ ENGINE_FACTOR: Final = 16.0
 order sums and approximate functions otherwise, which costs a digit or two; an op that they
 compute wrongly (a bias left out) costs all that the format has."""
 
+NOTICED: Final = 0.02
+"""A relative error below which engines are not suspected: where numbers cancel (a flow is the
+difference of coordinates) they may lose digits in other places, and the error is told."""
+
 # What they give turns on which of two numbers is larger, so that one rounding may change all.
 _DECIDES: Final = frozenset({OpKind.COMPARISON, OpKind.INDEX, OpKind.QUANTIZE})
 _STEPS: Final = frozenset({"floor", "ceil", "round", "trunc", "sign", "mod", "floor_divide"})

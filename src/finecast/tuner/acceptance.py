@@ -26,6 +26,7 @@ from finecast.graph import Graph, Node
 from finecast.measure.deviation import (
     ENGINE_FACTOR,
     LIMIT,
+    NOTICED,
     USELESS,
     Deviation,
     Expected,
@@ -170,7 +171,7 @@ def _mistaken(
     except EngineError:
         return None  # nothing else here runs it
     predicted = deviation(model[name], wanted[name]).relative
-    limit = max(allowed, ENGINE_FACTOR * predicted)
+    limit = max(allowed, ENGINE_FACTOR * predicted, NOTICED)
     if not found.relative > limit:
         return None
     return _Fault(
