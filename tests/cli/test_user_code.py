@@ -149,7 +149,7 @@ def test_errors_of_users_code_as_json(finecast: Finecast, net: Path, tmp_path: P
     assert finecast(*line).json["error"] == {
         "what": "the evaluation function failed: it calls sys.exit(0)",
         "where": f"{mine}:f",
-        "fix": "run it with the fp32 model first",
+        "fix": "it gets run(feeds) and returns a number: try it on the fp32 model alone",
         "exit_code": 4,
     }
 

@@ -83,12 +83,14 @@ class Criterion:
         whole = self.kind is CriterionKind.RELATIVE and self.tolerance >= 1
         lost = whole and self.higher_is_better and 0 < baseline < math.inf
         if lost or (worst is not None and self.passes(worst, baseline)):
-            percent = self.tolerance / 100
+            fix = f"give less, as {self.tolerance / 100:g} for {self.tolerance:g}%"
+            if baseline == 0:
+                fix = "check data and metric: there is nothing to keep"
             raise UsageError(
                 f"{self.kind.value} tolerance {self.tolerance:g} lets every result pass: the"
                 f" fp32 model has {baseline:.6g}, the target is {self.target(baseline):.6g}",
                 where="--tolerance",
-                fix=f"give less, as {percent:g} for {self.tolerance:g}%",
+                fix=fix,
             )
 
     def passes(self, value: float, baseline: float) -> bool:

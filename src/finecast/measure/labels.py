@@ -63,7 +63,7 @@ def decided_labels(labels: Array | None, decisions: Array, *, metric: str) -> Ar
 
 def _text(labels: Array, metric: str) -> UsageError:
     return UsageError(
-        f"{metric} compares numbers with text: the labels are such as {labels.flat[0]!r}",
+        f"{metric} compares numbers with text: the labels are such as {str(labels.flat[0])!r}",
         where="labels",
         fix="save what the model gives: a class's index in its scores, or its own text",
     )

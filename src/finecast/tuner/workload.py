@@ -167,7 +167,7 @@ class FunctionWorkload:
         with guarded(
             "the evaluation function failed",
             where=self.name,
-            fix="run it with the fp32 model first",
+            fix="it gets run(feeds) and returns a number: try it on the fp32 model alone",
         ):
             result = float(self.function(run))
         if remember:

@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 from finecast.edits import Edit, edits
 from finecast.errors import ModelError
 from finecast.frontends.torch.aten import native_name
-from finecast.frontends.torch.capture import Captured, capture
+from finecast.frontends.torch.capture import Captured, capture, quiet
 from finecast.frontends.torch.reader import attribute, read, written
 from finecast.frontends.torch.writer import apply_edits
 from finecast.plan import Plan
@@ -47,7 +47,8 @@ def apply(captured: Captured, plan: Plan) -> GraphModule:
     kept = {id(attribute(original, path)) for path in own}
     tensors = (*original.parameters(), *original.buffers())
     memo = {id(t): t for t in tensors if id(t) not in kept}
-    module = copy.deepcopy(original, memo)
+    with quiet():
+        module = copy.deepcopy(original, memo)
     for old, new in zip(original.graph.nodes, module.graph.nodes, strict=True):
         new.meta = dict(old.meta)
     graph, binding = read(module)
