@@ -13,5 +13,5 @@ NETWORKS: Final[dict[str, Network]] = {
     for net in part.NETWORKS
 }
 
-SAMPLE: Final = ("resnet", "vit", "bert", "llama", "unet2d_condition", "lstm")
+SAMPLE: Final = ("resnet", "vit", "bert", "llama", "dit", "lstm")
 """One of each kind, for CI."""
