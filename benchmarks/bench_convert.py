@@ -23,10 +23,10 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.common import cpu_seconds, peak_bytes, report
-from finecast import assign
 from finecast.frontends import onnx as frontend
-from finecast.policy import Policy
+from finecast.planning import assign
 from finecast.rules import Context, permit
+from finecast.rules.policy import Policy
 
 NODES = (1_000, 10_000, 100_000)
 POLICIES = ("all:bf16", "matmult:bf16")

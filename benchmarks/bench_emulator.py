@@ -19,13 +19,13 @@ import onnx_ir as ir
 
 from benchmarks.bench_convert_bert import WORDS, bert
 from benchmarks.common import report
-from finecast.emulation import Emulation
+from finecast.devices.emulation import Emulation
+from finecast.devices.targets import load_target
 from finecast.engines import get_engine
 from finecast.engines.base import Session
 from finecast.engines.emulator import EmulatorEngine, prepare, setting_of
 from finecast.frontends import onnx as frontend
-from finecast.policy import Scope
-from finecast.targets import load_target
+from finecast.rules.policy import Scope
 
 ROUNDS = 8
 

@@ -19,7 +19,9 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from finecast.solve import PINNED_HIGH, Problem, evaluate, frontier, solve
+from finecast.solver.assignment import PINNED_HIGH, Problem, evaluate
+from finecast.solver.exact import solve
+from finecast.solver.frontier import frontier
 
 _CAST_S = 12e-6  # launch of one cast; its transfer comes on top
 _REPEATS = 5

@@ -30,7 +30,7 @@ from benchmarks.torch_published import (
 )
 from benchmarks.torch_transformers import GPT2
 from finecast.measure.timing import latency, ratio
-from finecast.plan import Plan
+from finecast.planning.plan import Plan
 
 Output = torch.Tensor | tuple[torch.Tensor, ...]
 

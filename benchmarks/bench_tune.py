@@ -14,7 +14,7 @@ from benchmarks.bench_minilm import feeds
 from benchmarks.common import report, shared_case, skip
 from finecast import api
 from finecast.engines.base import Array, Feeds
-from finecast.tuner.workload import Run
+from finecast.pipeline.workload import Run
 
 
 def score(case: Any, key: str, batch: int) -> Callable[[Run], float]:

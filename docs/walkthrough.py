@@ -18,24 +18,24 @@ from pathlib import Path
 
 import numpy as np
 
-from finecast.choices import Proposal
-from finecast.cost import RooflineCost
-from finecast.edits import ConvertConstant, Edit, InsertCast, SetFormat, SetPort
+from finecast.devices.targets import load_target
 from finecast.engines import get_engine
-from finecast.facts import ValueFacts
-from finecast.formats import Format
 from finecast.frontends import onnx as frontend
 from finecast.graph import Graph
-from finecast.graph_text import to_text
+from finecast.graph.text import to_text
 from finecast.measure.observe import observe
-from finecast.policy import Policy
+from finecast.numbers.formats import Format
+from finecast.pipeline.analysis import Planner, make_planner
+from finecast.pipeline.proposing import probe_sensitivity, propose
+from finecast.planning.choices import Proposal
+from finecast.planning.cost import RooflineCost
+from finecast.planning.edits import ConvertConstant, Edit, InsertCast, SetFormat, SetPort
+from finecast.planning.sensitivity import Sensitivity
+from finecast.planning.units import RoundingPoints, Units, make_units, rounding_points
 from finecast.progress import silent
 from finecast.rules import Permission
-from finecast.sensitivity import Sensitivity
-from finecast.targets import load_target
-from finecast.tuner.analysis import Planner, make_planner
-from finecast.tuner.proposing import probe_sensitivity, propose
-from finecast.units import RoundingPoints, Units, make_units, rounding_points
+from finecast.rules.facts import ValueFacts
+from finecast.rules.policy import Policy
 
 PAGE = Path(__file__).with_name("architecture.md")
 POLICY = Policy.parse("auto:bf16")

@@ -20,17 +20,17 @@ import numpy as np
 import onnx_ir as ir
 import openvino as ov
 
-from finecast.emulation import Emulation
+from finecast.devices.emulation import Emulation
+from finecast.devices.targets import load_target
 from finecast.engines.emulator import EmulatorEngine, prepare, setting_of
-from finecast.formats import Format
+from finecast.engines.emulator.model import Setting
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Prepared
-from finecast.frontends.onnx.emulation import Setting
-from finecast.patterns import affine_kernels, merged
-from finecast.policy import Policy, Scope
-from finecast.roundmodes import Rounding
-from finecast.targets import load_target
-from finecast.tuner.analysis import make_planner
+from finecast.numbers.formats import Format
+from finecast.numbers.roundmodes import Rounding
+from finecast.ops.patterns import affine_kernels, merged
+from finecast.pipeline.analysis import make_planner
+from finecast.rules.policy import Policy, Scope
 
 Feeds = Mapping[str, np.ndarray]
 Run = Callable[[Feeds], np.ndarray]

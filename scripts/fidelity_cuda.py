@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from finecast.formats import Format
-from finecast.rounding import round_to
+from finecast.numbers.formats import Format
+from finecast.numbers.rounding import round_to
 
 SIZES = ((512, 256, 512), (512, 4096, 512), (2048, 2048, 2048))
 SEED = 0
@@ -163,11 +163,11 @@ def emulated_outputs(
     path: str, fmt: Format, feeds: Sequence[Mapping[str, np.ndarray]]
 ) -> np.ndarray:
     """What the emulator gives with all ops in ``fmt``, each a kernel of its own."""
-    from finecast.emulation import Emulation
+    from finecast.devices.emulation import Emulation
+    from finecast.devices.targets import load_target
     from finecast.engines.emulator import EmulatorEngine, prepare, setting_of
     from finecast.frontends import onnx as frontend
-    from finecast.policy import Scope
-    from finecast.targets import load_target
+    from finecast.rules.policy import Scope
 
     emulation = Emulation(target=load_target("sm90"), scope=Scope.ALL, format=fmt)
     prepared = prepare(frontend.load(Path(path)), emulation)

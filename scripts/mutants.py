@@ -42,45 +42,25 @@ class Group:
 CORE_BAR: Final = 0.85
 
 
-def tests_of(*names: str) -> tuple[str, ...]:
-    """Files of tests by the modules that they are of."""
-    return tuple(f"tests/test_{name}.py" for name in names)
+def room(name: str, *more: str, bar: float = 0.75) -> Group:
+    """A room and the tests of the same name, and ``more`` tests."""
+    return Group(modules=(f"{name}/**/*.py",), tests=(f"tests/{name}", *more), bar=bar)
 
 
 GROUPS: Final[Mapping[str, Group]] = {
-    "numbers": Group(
-        modules=("rounding.py", "roundmodes.py", "formats.py", "facts.py"),
-        tests=tests_of("rounding", "roundmodes", "formats", "facts"),
-        bar=CORE_BAR,
-    ),
-    "solver": Group(
-        modules=(
-            *("assignment.py", "labelling.py", "expansion.py"),
-            *("frontier.py", "network.py", "mincut.py"),
-        ),
-        tests=tests_of("solve", "expansion", "problem"),
-        bar=CORE_BAR,
-    ),
-    "planning": Group(
-        modules=(
-            *("units.py", "edits.py", "problem.py", "choices.py", "sensitivity.py"),
-            *("cost.py", "policy.py", "plan.py", "graph_text.py"),
-        ),
-        tests=tests_of(
-            *("units", "edits", "problem", "choices", "sensitivity", "cost"),
-            *("policy", "plan", "graph", "graph_text"),
-        ),
-        bar=CORE_BAR,
-    ),
-    "rules": Group(
-        modules=("rules/*.py",), tests=("tests/rules", "tests/torch/test_rules.py")
-    ),
-    "neuron": Group(modules=("neuron/*.py",), tests=("tests/neuron",)),
-    "measure": Group(modules=("measure/*.py",), tests=("tests/measure",)),
-    "tuner": Group(modules=("tuner/*.py",), tests=("tests/tuner", "tests/cli/test_tune.py")),
-    "onnx": Group(modules=("frontends/onnx/*.py",), tests=("tests/frontends",)),
+    "numbers": room("numbers", bar=CORE_BAR),
+    "solver": room("solver", "tests/planning/test_problem.py", bar=CORE_BAR),
+    "planning": room("planning", "tests/rules/test_policy.py", "tests/graph", bar=CORE_BAR),
+    "rules": room("rules", "tests/torch/test_rules.py"),
+    "devices": room("devices"),
+    "data": room("data"),
+    "measure": room("measure"),
+    "pipeline": room("pipeline", "tests/cli/test_tune.py"),
+    "onnx": room("frontends/onnx", "tests/frontends"),
     "torch": Group(
-        modules=("frontends/torch/*.py", "torch/*.py"), tests=("tests/torch",), timeout_s=600.0
+        modules=("frontends/torch/*.py", "engines/torch/*.py", "torch/*.py", "training/*.py"),
+        tests=("tests/torch",),
+        timeout_s=600.0,
     ),
 }
 

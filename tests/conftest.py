@@ -11,8 +11,8 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from finecast.formats import Format
-    from finecast.torch.rates import Rate
+    from finecast.engines.torch.rates import Rate
+    from finecast.numbers.formats import Format
 
 # Speed is benchmarked, never tested: no deadline anywhere.
 settings.register_profile("dev", deadline=None)
@@ -49,8 +49,8 @@ def check_golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 def fast_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch on a device where bf16 pays and fp16 does not, whatever this one is."""
     pytest.importorskip("torch")
-    from finecast.formats import Format
-    from finecast.torch import rates
+    from finecast.engines.torch import rates
+    from finecast.numbers.formats import Format
 
     def rate(device: str, fmt: Format, threads: int) -> Rate:
         del device, threads

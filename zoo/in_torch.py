@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import finecast.torch as ft
-from finecast.formats import Format
 from finecast.measure.timing import latency, ratio
+from finecast.numbers.formats import Format
 from zoo.job import Found, Job, is_wrong
 from zoo.network import float_outputs, relative_error
 from zoo.outcome import StageError, Status, during

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from finecast.cli import main
-from finecast.formats import Format
 from finecast.measure.timing import latency, ratio
+from finecast.numbers.formats import Format
 from zoo.in_torch import Peer
 from zoo.job import Found, Job
 from zoo.network import relative_error

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from finecast.api import DataOptions, apply, convert, inspect, load, tune
+    from finecast.data.criterion import Criterion, CriterionKind
     from finecast.engines import default_engine, get_engine
     from finecast.errors import (
         EngineError,
@@ -18,10 +19,9 @@ if TYPE_CHECKING:
         RuleConflictError,
         UsageError,
     )
-    from finecast.formats import Format
-    from finecast.measure.criterion import Criterion, CriterionKind
-    from finecast.plan import Decision, Plan
-    from finecast.policy import Policy, Scope
+    from finecast.numbers.formats import Format
+    from finecast.planning.plan import Decision, Plan
+    from finecast.rules.policy import Policy, Scope
 
 _HOMES = {
     "apply": "finecast.api",
@@ -37,13 +37,13 @@ _HOMES = {
     "ModelError": "finecast.errors",
     "RuleConflictError": "finecast.errors",
     "UsageError": "finecast.errors",
-    "Format": "finecast.formats",
-    "Criterion": "finecast.measure.criterion",
-    "CriterionKind": "finecast.measure.criterion",
-    "Decision": "finecast.plan",
-    "Plan": "finecast.plan",
-    "Policy": "finecast.policy",
-    "Scope": "finecast.policy",
+    "Format": "finecast.numbers.formats",
+    "Criterion": "finecast.data.criterion",
+    "CriterionKind": "finecast.data.criterion",
+    "Decision": "finecast.planning.plan",
+    "Plan": "finecast.planning.plan",
+    "Policy": "finecast.rules.policy",
+    "Scope": "finecast.rules.policy",
 }
 
 __all__ = [

@@ -14,34 +14,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from finecast.emulation import Emulation
+from finecast.data.criterion import Criterion, CriterionKind
+from finecast.data.feeds import synthetic_feeds
+from finecast.devices.emulation import Emulation
+from finecast.devices.neuron import explicit_casts
 from finecast.engines import EMULATOR, candidates, first_that_loads, get_engine
 from finecast.engines.base import Engine, Feeds, Session
 from finecast.engines.emulator import EmulatorEngine, exact_session
 from finecast.engines.source import read_source
 from finecast.errors import EngineError, UsageError
-from finecast.facts import ValueFacts
 from finecast.files import CommandFiles
-from finecast.formats import Format
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile, Prepared, from_model
 from finecast.graph import Graph
-from finecast.measure.census import Census, count_classes, notes, risks
-from finecast.measure.criterion import Criterion, CriterionKind
-from finecast.measure.feeds import synthetic_feeds
 from finecast.measure.observe import observe
 from finecast.measure.sizes import shapes_for
-from finecast.neuron import explicit_casts
-from finecast.plan import Plan
-from finecast.policy import Policy, Scope
-from finecast.progress import Progress, silent
-from finecast.rules import UserRule
-from finecast.rules.user import without_opinion
-from finecast.tuner import conversion
-from finecast.tuner.analysis import make_planner, worthwhile
-from finecast.tuner.artefact import Destination
-from finecast.tuner.conversion import Conversion
-from finecast.tuner.sources import (
+from finecast.numbers.formats import Format
+from finecast.pipeline import conversion
+from finecast.pipeline.analysis import make_planner, worthwhile
+from finecast.pipeline.artefact import Destination
+from finecast.pipeline.census import Census, count_classes, notes, risks
+from finecast.pipeline.conversion import Conversion
+from finecast.pipeline.sources import (
     DEFAULT_BATCH,
     Data,
     DataOptions,
@@ -50,11 +44,17 @@ from finecast.tuner.sources import (
     guessed_dims,
     workload_of,
 )
-from finecast.tuner.study import JOURNAL_SUFFIX, Study
-from finecast.tuner.targeted import tune_for
-from finecast.tuner.tuning import Outcome, Verdict
-from finecast.tuner.tuning import tune as _tune
-from finecast.tuner.workload import EvalFunction
+from finecast.pipeline.study import JOURNAL_SUFFIX, Study
+from finecast.pipeline.targeted import tune_for
+from finecast.pipeline.tuning import Outcome, Verdict
+from finecast.pipeline.tuning import tune as _tune
+from finecast.pipeline.workload import EvalFunction
+from finecast.planning.plan import Plan
+from finecast.progress import Progress, silent
+from finecast.rules import UserRule
+from finecast.rules.facts import ValueFacts
+from finecast.rules.policy import Policy, Scope
+from finecast.rules.user import without_opinion
 
 if TYPE_CHECKING:
     import onnx
@@ -143,7 +143,7 @@ def convert(
         user_rules=tuple((user_rules or {}).items()),
         verify=verify,
     )
-    said = without_opinion(user_rules or (), done.plan)
+    said = without_opinion(user_rules or (), done.plan.reasons)
     return replace(done, warnings=(*done.warnings, *said))
 
 
@@ -263,7 +263,7 @@ def tune(
         conversion.replay(
             file, outcome.plan, written, [chosen], feeds=FeedMaker(batches=timing)
         )
-    said = without_opinion(user_rules or (), outcome.plan)
+    said = without_opinion(user_rules or (), outcome.plan.reasons)
     warnings = (*outcome.warnings, *workload.warnings, *said)
     return replace(outcome, warnings=warnings, stale=files.stale())
 

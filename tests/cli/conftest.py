@@ -13,7 +13,7 @@ import pytest
 from onnx import parser
 
 from finecast.cli import main
-from tests.emulation import models
+from tests.engines.emulator import models
 
 NET = """<ir_version: 10, opset_import: ["" : 17]>
 net (float[N,16] x) => (float[N,4] y) <float[16,4] w = {WEIGHTS}, float[4] b = {0,0,0,1}> {

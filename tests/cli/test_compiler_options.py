@@ -13,9 +13,9 @@ import pytest
 from finecast.cli import VERBS
 from finecast.engines import get_engine
 from finecast.errors import ExitCode
-from finecast.formats import Format
-from finecast.plan import Plan
-from finecast.rounding import round_to
+from finecast.numbers.formats import Format
+from finecast.numbers.rounding import round_to
+from finecast.planning.plan import Plan
 from tests.cli.conftest import Answer
 
 Finecast = Callable[..., Answer]

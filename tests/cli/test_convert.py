@@ -12,10 +12,10 @@ import pytest
 
 from finecast.engines import installed
 from finecast.errors import ExitCode, UsageError
-from finecast.formats import Format
 from finecast.frontends import onnx as frontend
-from finecast.plan import Decision, Plan
-from finecast.policy import Policy
+from finecast.numbers.formats import Format
+from finecast.planning.plan import Decision, Plan
+from finecast.rules.policy import Policy
 from tests.cli.conftest import Answer
 
 Finecast = Callable[..., Answer]

@@ -11,11 +11,11 @@ import pytest
 
 from finecast.api import judge
 from finecast.errors import ExitCode, ModelError
-from finecast.policy import Policy
-from finecast.tuner.beyond import PlanResult
-from finecast.tuner.ladder import LadderWalk
+from finecast.pipeline.ladder import LadderWalk
+from finecast.pipeline.per_op import PlanResult
+from finecast.rules.policy import Policy
 from tests.cli.conftest import Answer
-from tests.emulation import models
+from tests.engines.emulator import models
 
 Finecast = Callable[..., Answer]
 
@@ -204,7 +204,7 @@ def test_ladder_keeps_no_model_that_fails_its_check(
         return PlanResult(plan=plan, metric=1.0, error=0.0, time_s=1e-6), ""
 
     monkeypatch.setattr("finecast.frontends.onnx.check", refuse)
-    monkeypatch.setattr("finecast.tuner.beyond.beyond", found)
+    monkeypatch.setattr("finecast.pipeline.per_op.beyond", found)
     out = tmp_path / "low.onnx"
     out.write_text("of before")
     options = ["--metric", "cosine", "-o", out, "--force"]

@@ -9,12 +9,12 @@ import numpy as np
 import onnx
 import pytest
 
+from finecast.devices.neuron import Given, resolve
 from finecast.engines import get_engine
 from finecast.engines.emulator import EmulatorEngine
 from finecast.errors import ExitCode
-from finecast.formats import Format
-from finecast.neuron import Given, resolve
-from finecast.plan import Plan
+from finecast.numbers.formats import Format
+from finecast.planning.plan import Plan
 from tests.cli.conftest import Answer
 
 Finecast = Callable[..., Answer]

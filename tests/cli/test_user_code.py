@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from finecast.cli import entry, main
+from finecast.data.functions import load_function, source_digest
 from finecast.errors import ExitCode, OutOfMemoryError, UserCodeError
-from finecast.measure.functions import load_function, source_digest
-from finecast.tuner.study import Study
+from finecast.pipeline.study import Study
 from tests.cli.conftest import Answer
 
 Finecast = Callable[..., Answer]

@@ -13,8 +13,8 @@ import pytest
 
 import finecast as api
 from finecast.errors import ExitCode, UsageError
-from finecast.plan import Plan
-from finecast.tuner.study import Study
+from finecast.pipeline.study import Study
+from finecast.planning.plan import Plan
 from tests.cli.conftest import Answer
 
 Finecast = Callable[..., Answer]

@@ -17,8 +17,8 @@ from finecast.compat.neural_compressor import (  # noqa: E402
     mix_precision,
 )
 from finecast.compat.neural_compressor.fallback import Fallback  # noqa: E402
+from finecast.data.criterion import Criterion, CriterionKind  # noqa: E402
 from finecast.errors import FinecastError, ModelError, UsageError  # noqa: E402
-from finecast.measure.criterion import Criterion, CriterionKind  # noqa: E402
 
 _FP32 = {"weight": {"dtype": ["fp32"]}, "activation": {"dtype": ["fp32"]}}
 

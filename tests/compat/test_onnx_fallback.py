@@ -17,9 +17,9 @@ from finecast.compat.neural_compressor import (
 )
 from finecast.engines import get_engine
 from finecast.errors import EngineError, ModelError, UsageError
-from finecast.formats import Format
 from finecast.frontends.onnx import model as onnx_model
 from finecast.frontends.onnx import skeleton, stream
+from finecast.numbers.formats import Format
 
 _FP32 = {"weight": {"dtype": ["fp32"]}, "activation": {"dtype": ["fp32"]}}
 

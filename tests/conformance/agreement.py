@@ -32,8 +32,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from finecast.flops import flops
-from finecast.formats import Format
+from finecast.numbers.formats import Format
+from finecast.ops.flops import flops
 from tests.conformance.conversion import Converted
 
 _DRAWS: Final = 3

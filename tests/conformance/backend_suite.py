@@ -23,7 +23,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
-from finecast.formats import Format
+from finecast.numbers.formats import Format
 from tests.conformance.cases import Case, all_cases
 from tests.conformance.outcome import Outcome, Result, outcome
 from tests.conformance.runners import ENGINES

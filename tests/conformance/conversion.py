@@ -8,15 +8,15 @@ from pathlib import Path
 
 import onnx
 
-from finecast import assign
-from finecast.edits import Edit
 from finecast.errors import FinecastError
-from finecast.formats import Format
 from finecast.frontends import onnx as frontend
 from finecast.graph import Graph
-from finecast.plan import Plan
-from finecast.policy import Policy
+from finecast.numbers.formats import Format
+from finecast.planning import assign
+from finecast.planning.edits import Edit
+from finecast.planning.plan import Plan
 from finecast.rules import Context, permit
+from finecast.rules.policy import Policy
 
 _VALIDATION = (
     onnx.checker.ValidationError,

@@ -11,9 +11,9 @@ from typing import Any, Final
 import onnx
 
 from finecast.errors import FinecastError
-from finecast.formats import Format
-from finecast.policy import Policy
-from finecast.rounding import round_to
+from finecast.numbers.formats import Format
+from finecast.numbers.rounding import round_to
+from finecast.rules.policy import Policy
 from tests.conformance import agreement
 from tests.conformance.cases import Case
 from tests.conformance.conversion import Converted, convert, invalid, originally_invalid

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from finecast.formats import Format
+from finecast.numbers.formats import Format
 from tests.conformance.backend_suite import BAD, FORMATS, run_apart, sample
 from tests.conformance.cases import all_cases
 

@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto, numpy_helper, parser
 from finecast.engines import get_engine, installed
 from finecast.engines.base import Engine
 from finecast.errors import EngineError, UsageError
-from finecast.formats import Format
+from finecast.numbers.formats import Format
 
 HEADER = '<ir_version: 10, opset_import: ["" : 22, "no.such.domain" : 1]>'
 MLP = f"""{HEADER}

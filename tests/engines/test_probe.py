@@ -11,8 +11,8 @@ from finecast.engines.base import Array, Capability, Feeds, KernelTime, TensorSp
 from finecast.engines.probe import PROBED, probe
 from finecast.engines.probe_models import PROBES, Probe, admitted, build
 from finecast.errors import EngineError
-from finecast.formats import Format
-from finecast.rounding import round_to
+from finecast.numbers.formats import Format
+from finecast.numbers.rounding import round_to
 
 
 class FakeSession:

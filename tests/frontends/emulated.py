@@ -15,9 +15,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
-from finecast.formats import Format
 from finecast.graph import Graph, Node
-from finecast.rounding import round_to
+from finecast.numbers.formats import Format
+from finecast.numbers.rounding import round_to
 
 Array = NDArray[Any]
 Env = dict[str, Any]

@@ -21,11 +21,11 @@ import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from finecast.edits import InsertCast
-from finecast.formats import Format
 from finecast.frontends import onnx as frontend
-from finecast.plan import Decision, Plan
-from finecast.policy import Policy
+from finecast.numbers.formats import Format
+from finecast.planning.edits import InsertCast
+from finecast.planning.plan import Decision, Plan
+from finecast.rules.policy import Policy
 from tests.frontends.emulated import Emulator
 from tests.frontends.random_graphs import SHAPE, Generator
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import onnx
 import pytest
 
-from finecast import assign
 from finecast.frontends import onnx as frontend
-from finecast.policy import Policy
+from finecast.planning import assign
 from finecast.rules import Context, permit
+from finecast.rules.policy import Policy
 from tests.frontends.test_invalid_graphs import FUNCTIONS, IF, LOOP, SCAN
 from tests.frontends.tools import parse
 

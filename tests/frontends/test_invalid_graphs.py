@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from finecast.formats import Format
 from finecast.frontends import onnx as frontend
+from finecast.numbers.formats import Format
 from tests.frontends.tools import (
     agree,
     convert,

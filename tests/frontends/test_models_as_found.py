@@ -12,9 +12,9 @@ from onnx import TensorProto, helper
 
 from finecast import api
 from finecast.errors import ModelError
-from finecast.formats import Format
 from finecast.frontends import onnx as frontend
-from finecast.policy import Policy
+from finecast.numbers.formats import Format
+from finecast.rules.policy import Policy
 from tests.frontends.tools import (
     agree,
     convert,

@@ -13,13 +13,13 @@ import onnx
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from finecast.edits import edits
-from finecast.formats import Format
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Prepared
+from finecast.numbers.formats import Format
 from finecast.ops import by_name
-from finecast.plan import Decision, Plan
-from finecast.policy import Policy
+from finecast.planning.edits import edits
+from finecast.planning.plan import Decision, Plan
+from finecast.rules.policy import Policy
 from tests.frontends.random_graphs import Generator
 from tests.frontends.random_plans import try_one
 

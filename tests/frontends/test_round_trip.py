@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 
+from finecast.devices.neuron import explicit_casts
 from finecast.engines import get_engine
 from finecast.engines.emulator import EmulatorEngine
 from finecast.errors import ModelError
-from finecast.formats import Format
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx.constants import ConvertedTensor
-from finecast.neuron import explicit_casts
-from finecast.plan import Plan
-from finecast.policy import Policy
-from finecast.rounding import round_to
-from finecast.tuner.analysis import make_planner
+from finecast.numbers.formats import Format
+from finecast.numbers.rounding import round_to
+from finecast.pipeline.analysis import make_planner
+from finecast.planning.plan import Plan
+from finecast.rules.policy import Policy
 
 SHARED = """<ir_version: 8, opset_import: ["" : 17]>
 shared (float[n, 2] x) => (float[n, 2] y, float[n, 2] z)

@@ -10,13 +10,13 @@ import onnx
 import pytest
 from onnx import helper
 
-from finecast import assign
-from finecast.facts import ValueFacts
-from finecast.formats import Format
+from finecast.data.metrics import METRICS
 from finecast.frontends import onnx as frontend
-from finecast.measure.metrics import METRICS
-from finecast.policy import Policy
+from finecast.numbers.formats import Format
+from finecast.planning import assign
 from finecast.rules import Context, permit
+from finecast.rules.facts import ValueFacts
+from finecast.rules.policy import Policy
 from tests.frontends.tools import agree, convert, formats, model, run, tensor
 
 # ONNX Runtime's own kernels overflow on purpose here.

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from finecast.formats import Format
 from finecast.frontends import onnx as frontend
-from finecast.frontends.onnx.following import following
 from finecast.frontends.onnx.instrument import SWITCH, with_switches
-from finecast.policy import Policy
-from finecast.rounding import round_to
+from finecast.frontends.onnx.port_formats import following
+from finecast.numbers.formats import Format
+from finecast.numbers.rounding import round_to
+from finecast.rules.policy import Policy
 from tests.frontends.tools import convert, convert_file, model, ops, parse, run, tensor
 
 X = np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)

@@ -13,14 +13,14 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from finecast import assign
-from finecast.formats import Format
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied
 from finecast.graph import Graph
-from finecast.plan import Plan
-from finecast.policy import Policy
+from finecast.numbers.formats import Format
+from finecast.planning import assign
+from finecast.planning.plan import Plan
 from finecast.rules import Context, permit
+from finecast.rules.policy import Policy
 
 Array = NDArray[Any]
 CASTS_BACK = {TensorProto.FLOAT: "fp32"}

@@ -14,7 +14,7 @@ from finecast import api
 from finecast.engines import get_engine
 from finecast.engines.base import Feeds, Session
 from finecast.errors import EngineError
-from finecast.formats import Format
+from finecast.numbers.formats import Format
 from tests.models.shared import MODELS, cases
 
 pytestmark = pytest.mark.skipif(not MODELS.is_dir(), reason=f"{MODELS} is absent")

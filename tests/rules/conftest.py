@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from finecast.graph import Graph
-from finecast.graph_text import from_text
-from finecast.policy import Policy
+from finecast.graph.text import from_text
 from finecast.rules import Context, Rule, Verdict
+from finecast.rules.policy import Policy
 
 
 @pytest.fixture

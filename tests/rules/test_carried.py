@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from finecast.facts import ValueFacts
-from finecast.formats import Format
-from finecast.graph_text import from_text
+from finecast.graph.text import from_text
+from finecast.numbers.formats import Format
 from finecast.rules import Verdict
 from finecast.rules.carried import CARRIED
+from finecast.rules.facts import ValueFacts
 
 Judged = Callable[..., dict[str, Verdict | None]]
 MASK = 3.0e38

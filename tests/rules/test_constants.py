@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from finecast.formats import Format
+from finecast.numbers.formats import Format
 from finecast.rules import Verdict
 from finecast.rules.carried import CARRIED
 from finecast.rules.constants import CONSTANTS

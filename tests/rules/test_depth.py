@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from finecast.facts import ValueFacts
-from finecast.formats import Format
+from finecast.numbers.formats import Format
 from finecast.rules import Verdict
 from finecast.rules.depth import DEPTH
+from finecast.rules.facts import ValueFacts
 
 Judged = Callable[..., dict[str, Verdict | None]]
 

@@ -10,15 +10,15 @@ import numpy as np
 import onnx
 import pytest
 
+from finecast.devices.neuron import explicit_casts
 from finecast.engines import get_engine
 from finecast.engines.base import Engine
 from finecast.engines.emulator import EmulatorEngine
 from finecast.engines.kernels import kernel_query
 from finecast.errors import EngineError
-from finecast.formats import Format
 from finecast.graph import Node
-from finecast.graph_text import from_text
-from finecast.neuron import explicit_casts
+from finecast.graph.text import from_text
+from finecast.numbers.formats import Format
 from finecast.rules import Verdict
 from finecast.rules.kernel import KERNEL
 

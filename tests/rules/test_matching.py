@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from finecast.errors import UsageError
-from finecast.formats import Format
-from finecast.graph_text import from_text
-from finecast.policy import Policy
+from finecast.graph.text import from_text
+from finecast.numbers.formats import Format
 from finecast.rules.matching import check_names
+from finecast.rules.policy import Policy
 
 GRAPH = from_text("""\
 input %0 x fp32[4]

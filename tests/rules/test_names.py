@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from finecast.formats import Format
-from finecast.policy import Policy
+from finecast.numbers.formats import Format
 from finecast.rules import Verdict
 from finecast.rules.names import NAMES
+from finecast.rules.policy import Policy
 
 Judged = Callable[..., dict[str, Verdict | None]]
 GRAPH = """\

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from finecast.facts import ValueFacts
-from finecast.formats import Format
+from finecast.numbers.formats import Format
 from finecast.rules import Verdict
+from finecast.rules.facts import ValueFacts
 from finecast.rules.observed import OBSERVED, range_limit
 
 Judged = Callable[..., dict[str, Verdict | None]]

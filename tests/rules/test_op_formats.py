@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from finecast.formats import Format
-from finecast.policy import Policy
+from finecast.numbers.formats import Format
 from finecast.rules import Verdict
 from finecast.rules.op_formats import OP_FORMATS
+from finecast.rules.policy import Policy
 
 Judged = Callable[..., dict[str, Verdict | None]]
 GRAPH = """\

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from finecast.graph_text import from_text
+from finecast.graph.text import from_text
 from finecast.ops import OP_TABLE
-from finecast.policy import Policy
 from finecast.rules.base import Context, NodeView
 from finecast.rules.hints import RAF_OPS, DType, op_names
 from finecast.rules.override import active, find_override, override
+from finecast.rules.policy import Policy
 
 GRAPH = from_text(
     "input %0 x fp32\nnode s softmax aten::softmax fp32 (%0) -> (%1 y fp32)\noutput %1\n"

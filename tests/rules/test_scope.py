@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from finecast.formats import Format
+from finecast.numbers.formats import Format
 from finecast.rules import Verdict
 from finecast.rules.scope import SCOPE
 

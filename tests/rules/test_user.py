@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from finecast.errors import UsageError
-from finecast.facts import ValueFacts
-from finecast.formats import Format
+from finecast.numbers.formats import Format
 from finecast.rules import NodeView, UserRule, Verdict
+from finecast.rules.facts import ValueFacts
 from finecast.rules.user import USER
 
 Judged = Callable[..., dict[str, Verdict | None]]

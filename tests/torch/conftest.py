@@ -20,7 +20,7 @@ def op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
         warnings.simplefilter("ignore")  # Inductor's modules warn of themselves
         from functorch.compile import make_boxed_func
 
-        from finecast.torch import inductor
+        from finecast.training import inductor
 
     def inner(module: Any, inputs: Any, **options: Any) -> Any:
         del inputs, options

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import finecast.torch as ft  # noqa: E402
-from finecast.formats import Format  # noqa: E402
+from finecast.numbers.formats import Format  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),

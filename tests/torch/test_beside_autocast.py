@@ -16,13 +16,13 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
 import finecast.torch as ft  # noqa: E402
-from finecast.choices import Choice  # noqa: E402
+from finecast.engines.torch.autocast import autocast_formats  # noqa: E402
+from finecast.engines.torch.planning import choose, make_torch_planner  # noqa: E402
 from finecast.errors import UsageError  # noqa: E402
-from finecast.formats import Format  # noqa: E402
 from finecast.frontends import torch as frontend  # noqa: E402
-from finecast.policy import Policy  # noqa: E402
-from finecast.torch.planning import choose, make_torch_planner  # noqa: E402
-from finecast.torch.reference import autocast_formats  # noqa: E402
+from finecast.numbers.formats import Format  # noqa: E402
+from finecast.planning.choices import Choice  # noqa: E402
+from finecast.rules.policy import Policy  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"
@@ -162,7 +162,7 @@ def forward_graphs(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.GraphModule
         warnings.simplefilter("ignore")
         from torch._inductor import compile_fx
 
-        from finecast.torch import inductor
+        from finecast.training import inductor
 
     found: list[torch.fx.GraphModule] = []
 

@@ -11,14 +11,14 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import finecast.torch as ft  # noqa: E402
-from finecast.edits import cast_count  # noqa: E402
+from finecast.engines.torch import planning, rates  # noqa: E402
+from finecast.engines.torch.kernel_check import is_wrong  # noqa: E402
 from finecast.errors import ModelError, UsageError  # noqa: E402
-from finecast.formats import Format  # noqa: E402
 from finecast.frontends import torch as frontend  # noqa: E402
 from finecast.frontends.torch.points import find_points  # noqa: E402
 from finecast.frontends.torch.probing import first_order, probe_all  # noqa: E402
-from finecast.torch import planning, rates  # noqa: E402
-from finecast.torch.kernel_check import is_wrong  # noqa: E402
+from finecast.numbers.formats import Format  # noqa: E402
+from finecast.planning.edits import cast_count  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 

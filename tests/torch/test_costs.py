@@ -8,10 +8,10 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
 import finecast.torch as ft  # noqa: E402
-from finecast.formats import Format  # noqa: E402
+from finecast.engines.torch import kernels  # noqa: E402
+from finecast.engines.torch.kernels import KernelTimes  # noqa: E402
 from finecast.frontends import torch as frontend  # noqa: E402
-from finecast.torch import kernels  # noqa: E402
-from finecast.torch.kernels import KernelTimes  # noqa: E402
+from finecast.numbers.formats import Format  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 

@@ -16,11 +16,11 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import finecast.torch as ft  # noqa: E402
+from finecast.data.criterion import Criterion  # noqa: E402
 from finecast.errors import ModelError, UsageError  # noqa: E402
-from finecast.formats import Format  # noqa: E402
-from finecast.measure.criterion import Criterion  # noqa: E402
-from finecast.tuner.sources import DataOptions  # noqa: E402
-from finecast.tuner.tuning import Verdict  # noqa: E402
+from finecast.numbers.formats import Format  # noqa: E402
+from finecast.pipeline.sources import DataOptions  # noqa: E402
+from finecast.pipeline.tuning import Verdict  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 

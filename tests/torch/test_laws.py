@@ -10,8 +10,8 @@ from torch import nn  # noqa: E402
 
 import finecast.torch as ft  # noqa: E402
 from finecast.frontends.torch.points import find_points  # noqa: E402
-from finecast.graph_text import from_text  # noqa: E402
-from finecast.torch import gradients  # noqa: E402
+from finecast.graph.text import from_text  # noqa: E402
+from finecast.training import gradients  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 

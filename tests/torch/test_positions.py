@@ -14,8 +14,8 @@ from torch import nn  # noqa: E402
 
 import finecast.torch as ft  # noqa: E402
 from finecast.errors import RuleConflictError  # noqa: E402
-from finecast.formats import Format  # noqa: E402
-from finecast.policy import Policy  # noqa: E402
+from finecast.numbers.formats import Format  # noqa: E402
+from finecast.rules.policy import Policy  # noqa: E402
 
 pytestmark = [
     pytest.mark.usefixtures("fast_bf16"),

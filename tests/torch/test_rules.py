@@ -13,17 +13,17 @@ from torch import nn  # noqa: E402
 
 import finecast.torch as ft  # noqa: E402
 from finecast import rules  # noqa: E402
-from finecast.edits import InsertCast, edits  # noqa: E402
+from finecast.engines.torch.planning import RuleSet, make_torch_planner  # noqa: E402
 from finecast.errors import ModelError, UsageError  # noqa: E402
-from finecast.formats import Format  # noqa: E402
 from finecast.frontends import torch as frontend  # noqa: E402
-from finecast.frontends.torch.raf import never, propagate  # noqa: E402
 from finecast.graph import Graph  # noqa: E402
-from finecast.graph_text import from_text  # noqa: E402
-from finecast.policy import Policy  # noqa: E402
+from finecast.graph.text import from_text  # noqa: E402
+from finecast.numbers.formats import Format  # noqa: E402
+from finecast.planning.edits import InsertCast, edits  # noqa: E402
 from finecast.rules import NodeView  # noqa: E402
 from finecast.rules.override import Overrides, active  # noqa: E402
-from finecast.torch.planning import RuleSet, make_torch_planner  # noqa: E402
+from finecast.rules.policy import Policy  # noqa: E402
+from finecast.rules.raf import never, propagate  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -371,7 +371,7 @@ def _uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs run as they are handed to Inductor, whose code takes a minute to compile."""
     from functorch.compile import make_boxed_func
 
-    from finecast.torch import inductor
+    from finecast.training import inductor
 
     def run(module: Any, inputs: object, **options: object) -> Any:
         return make_boxed_func(module.forward)

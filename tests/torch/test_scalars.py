@@ -12,7 +12,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
 import finecast.torch as ft  # noqa: E402
-from finecast.formats import Format  # noqa: E402
+from finecast.numbers.formats import Format  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),

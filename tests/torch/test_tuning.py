@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import finecast.torch as ft  # noqa: E402
-from finecast.formats import Format  # noqa: E402
-from finecast.measure.criterion import Criterion, CriterionKind  # noqa: E402
+from finecast.data.criterion import Criterion, CriterionKind  # noqa: E402
+from finecast.numbers.formats import Format  # noqa: E402
 from finecast.torch import tuning  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -165,7 +165,7 @@ def test_the_gain_is_that_of_the_rounds_not_of_the_medians(device: Device) -> No
 
 
 def test_a_slower_format_is_not_tried(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    from finecast.torch import rates
+    from finecast.engines.torch import rates
 
     slow = rates.Rate(product_tflops=0.1, speed=0.5, bandwidth_gb_s=50.0, overhead_s=1e-7)
     monkeypatch.setattr(rates, "rate", lambda *_args: slow)

@@ -128,8 +128,8 @@ def _joined(args: Sequence[str]) -> list[str]:
     """``--fast-math a b`` as one option with one value, as neuron-cc reads it."""
     if not any(arg.partition("=")[0] == _FAST_MATH for arg in args):
         return list(args)
+    from finecast.devices.neuron.options import FAST_MATH_KEYWORDS
     from finecast.naming import spelled
-    from finecast.neuron.options import FAST_MATH_KEYWORDS
 
     joined: list[str] = []
     for arg in args:

@@ -42,7 +42,7 @@ def run(
       finecast apply tuned.plan.json model.onnx -o tuned.onnx
     """
     from finecast import api
-    from finecast.neuron import TF32_NOTE
+    from finecast.devices.neuron import TF32_NOTE
 
     if is_exported(model):
         raise UsageError(

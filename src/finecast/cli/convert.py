@@ -24,7 +24,7 @@ from finecast.cli.output import add_row, new_table, progress, warn, write_json, 
 from finecast.cli.policy_options import Casting, Device, Narrowing, Target
 
 if TYPE_CHECKING:
-    from finecast.tuner.conversion import Conversion
+    from finecast.pipeline.conversion import Conversion
 
 
 def run(

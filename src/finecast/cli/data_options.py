@@ -13,10 +13,10 @@ from finecast.errors import UsageError
 from finecast.naming import spelled
 
 if TYPE_CHECKING:
+    from finecast.data.criterion import Criterion
     from finecast.frontends.onnx import OnnxFile
-    from finecast.measure.criterion import Criterion
-    from finecast.tuner.sources import DataOptions
-    from finecast.tuner.workload import Workload
+    from finecast.pipeline.sources import DataOptions
+    from finecast.pipeline.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +66,8 @@ class Data:
         Raises:
             UsageError: If a function cannot be loaded, or labels are named of no data.
         """
-        from finecast.measure.functions import load_function
-        from finecast.tuner.sources import DEFAULT_BATCH, DataOptions
+        from finecast.data.functions import load_function
+        from finecast.pipeline.sources import DEFAULT_BATCH, DataOptions
 
         calib = self.calib
         if self.labels is not None and self.data is None:
@@ -147,7 +147,7 @@ class Evaluation:
         """
         from dataclasses import replace
 
-        from finecast.measure.functions import load_function
+        from finecast.data.functions import load_function
 
         return replace(
             data.options(),
@@ -178,7 +178,7 @@ class Tolerance:
 
     def of(self, workload: Workload) -> Criterion:
         """The criterion in the metric's own direction."""
-        from finecast.measure.criterion import Criterion, CriterionKind
+        from finecast.data.criterion import Criterion, CriterionKind
 
         return Criterion(
             kind=CriterionKind.parse(self.criterion),

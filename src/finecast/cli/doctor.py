@@ -11,7 +11,7 @@ import typer
 
 from finecast.cli.output import add_row, new_table, progress, write_json, write_table
 from finecast.errors import EngineError
-from finecast.formats import Format
+from finecast.numbers.formats import Format
 
 if TYPE_CHECKING:
     from finecast.engines.base import Capability
@@ -87,7 +87,7 @@ def _onnx(spec: str) -> Row:
 
 
 def _torch(device: str) -> Row:
-    from finecast.torch.rates import capabilities
+    from finecast.engines.torch.rates import capabilities
 
     formats = capabilities(device.lower())
     return Row(framework="PyTorch", engine="torch", device=device, formats=formats)

@@ -12,7 +12,7 @@ from finecast.cli.output import add_row, new_table, progress, warn, write_json, 
 from finecast.cli.policy_options import Casting, Device, NeededTarget
 
 if TYPE_CHECKING:
-    from finecast.tuner.emulating import EmulationReport
+    from finecast.pipeline.emulating import EmulationReport
 
 _MOST_OPS = 10
 
@@ -40,7 +40,7 @@ def run(
       no-fast-relayout --data val.npz
     """
     from finecast import api
-    from finecast.tuner.emulating import emulate
+    from finecast.pipeline.emulating import emulate
 
     emulation, options = device.emulation(casting, target)
     workload = evaluation.workload(api.load(model), data)

@@ -16,7 +16,8 @@ from finecast.naming import unknown_name
 
 if TYPE_CHECKING:
     from finecast.graph import Graph, Node
-    from finecast.plan import Decision, Plan, Reason
+    from finecast.planning.plan import Decision, Plan
+from finecast.rules.reason import Reason
 
 
 def run(
@@ -42,7 +43,7 @@ def run(
       finecast explain model.onnx /encoder/Softmax --auto-cast all --auto-cast-type fp16
     """
     from finecast import api
-    from finecast.plan import Plan
+    from finecast.planning.plan import Plan
 
     choice = narrowing.narrowed(device.choice(casting, target))
     stated = Plan.load(plan) if plan is not None else None

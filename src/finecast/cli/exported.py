@@ -13,13 +13,13 @@ from finecast.errors import UsageError
 if TYPE_CHECKING:
     from finecast.cli.data_options import Tolerance
     from finecast.graph import Graph
-    from finecast.measure.census import Census
-    from finecast.plan import Plan
-    from finecast.policy import Policy
+    from finecast.pipeline.census import Census
+    from finecast.pipeline.conversion import Conversion
+    from finecast.pipeline.sources import DataOptions
+    from finecast.pipeline.tuning import Outcome
+    from finecast.planning.plan import Plan
     from finecast.rules import UserRule
-    from finecast.tuner.conversion import Conversion
-    from finecast.tuner.sources import DataOptions
-    from finecast.tuner.tuning import Outcome
+    from finecast.rules.policy import Policy
 
 Trust = Annotated[
     bool,
@@ -80,7 +80,7 @@ def tune_exported(
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
     """
-    from finecast.measure.criterion import Criterion, CriterionKind
+    from finecast.data.criterion import Criterion, CriterionKind
     from finecast.torch import tune_file
 
     kind = CriterionKind.parse(tolerance.criterion)

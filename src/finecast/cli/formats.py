@@ -11,7 +11,7 @@ from finecast.cli.output import add_row, new_table, write_json, write_table
 from finecast.errors import UsageError
 
 if TYPE_CHECKING:
-    from finecast.formats import Format
+    from finecast.numbers.formats import Format
 
 # By width of the exponent and of the fraction; the words are those of Neuron's guide.
 _RANGE_STRENGTH = {8: "dynamic range, extremely small or large numbers"}
@@ -46,7 +46,7 @@ def run(
     Examples:
       finecast formats --values 1e-8,0.1,70000
     """
-    from finecast.formats import Format
+    from finecast.numbers.formats import Format
 
     numbers = _numbers(values)
     if as_json:
@@ -94,7 +94,7 @@ def _rounded(fmt: Format, numbers: Sequence[float]) -> list[float]:
     """Each number in ``fmt``, by way of fp32 as in a model."""
     import numpy as np
 
-    from finecast.rounding import round_to
+    from finecast.numbers.rounding import round_to
 
     with np.errstate(over="ignore"):
         x = np.array(numbers, dtype=np.float64).astype(np.float32)

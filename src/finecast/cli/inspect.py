@@ -13,7 +13,7 @@ from finecast.cli.exported import Trust, inspect_exported, is_exported, refuse
 from finecast.cli.output import add_row, new_table, progress, write_json, write_table
 
 if TYPE_CHECKING:
-    from finecast.measure.census import Census, Risk
+    from finecast.pipeline.census import Census, Risk
 
 
 def run(
@@ -37,7 +37,7 @@ def run(
       finecast inspect model.onnx --data val.npz --auto-cast-type fp16
     """
     from finecast import api
-    from finecast.policy import low_format
+    from finecast.rules.policy import low_format
 
     low = low_format(auto_cast_type)
     with progress("inspecting", quiet=as_json):

@@ -26,9 +26,9 @@ from finecast.cli.policy_options import Device
 from finecast.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from finecast.neuron import Rung
-    from finecast.tuner.beyond import PlanResult
-    from finecast.tuner.ladder import LadderOutcome
+    from finecast.devices.neuron import Rung
+    from finecast.pipeline.ladder import LadderOutcome
+    from finecast.pipeline.per_op import PlanResult
 
 _COMPILED = ".neff"
 
@@ -63,12 +63,12 @@ def run(
     Examples:
       finecast ladder model.onnx --target trn1 --data val.npz --metric top1 --tolerance 0.005
     """
+    from finecast.devices.neuron import ladder
     from finecast.frontends import onnx as frontend
-    from finecast.neuron import ladder
-    from finecast.tuner.artefact import Destination, write
-    from finecast.tuner.beyond import beyond
-    from finecast.tuner.ladder import LadderWalk
-    from finecast.tuner.sources import FeedMaker
+    from finecast.pipeline.artefact import Destination, write
+    from finecast.pipeline.ladder import LadderWalk
+    from finecast.pipeline.per_op import beyond
+    from finecast.pipeline.sources import FeedMaker
 
     start = time.perf_counter()
     _check_target(target)
@@ -117,8 +117,8 @@ def run(
 
 
 def _check_target(target: str) -> None:
+    from finecast.devices.neuron import NEURON_TARGETS
     from finecast.naming import spelled
-    from finecast.neuron import NEURON_TARGETS
 
     if spelled(target) not in NEURON_TARGETS:
         raise UsageError(

@@ -13,8 +13,8 @@ import typer
 from finecast.cli.output import warn
 
 if TYPE_CHECKING:
-    from finecast.emulation import Emulation
-    from finecast.neuron import Choice, Given
+    from finecast.devices.emulation import Emulation
+    from finecast.devices.neuron import Choice, Given
     from finecast.rules import UserRule
 
 
@@ -104,7 +104,7 @@ class Device:
         Raises:
             UsageError: If the environment's flags cannot be read.
         """
-        from finecast.neuron import Given, from_environment
+        from finecast.devices.neuron import Given, from_environment
 
         stated = Given(
             target=target,
@@ -135,7 +135,7 @@ class Device:
 
     def emulation(self, casting: Casting, target: str) -> tuple[Emulation, str]:
         """What the compiler for ``target`` makes of the options, and they in full."""
-        from finecast.neuron import resolve
+        from finecast.devices.neuron import resolve
 
         options = resolve(self.given(casting, target), sdk=self.sdk)
         for note in options.notes:
@@ -148,7 +148,7 @@ class Device:
         Raises:
             UsageError: If options conflict.
         """
-        from finecast.neuron import choose
+        from finecast.devices.neuron import choose
 
         given = self.given(casting, target)
         return choose(given, sdk=self.sdk, compiler=self.from_env)
@@ -199,7 +199,7 @@ class Narrowing:
             UsageError: If an option is not valid.
         """
         from finecast.naming import spelled
-        from finecast.policy import assignments, patterns
+        from finecast.rules.policy import assignments, patterns
 
         ports = ["low" if spelled(port) == "low" else port for port in self.io or ()]
         policy = replace(
@@ -237,8 +237,8 @@ def load_rules(files: Sequence[Path] | None) -> dict[str, UserRule]:
     Raises:
         UsageError: If a file cannot be imported or has no such function.
     """
+    from finecast.data.functions import load_module
     from finecast.errors import UsageError
-    from finecast.measure.functions import load_module
 
     found: dict[str, UserRule] = {}
     for file in files or ():

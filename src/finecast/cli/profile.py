@@ -117,9 +117,9 @@ def run(
 def _feed_maker(
     data: Data, sizes: dict[str, int]
 ) -> Callable[[Session], tuple[dict[str, Array], int]]:
-    from finecast.measure.data import load_npz
-    from finecast.measure.feeds import synthetic_feeds
-    from finecast.tuner.sources import calibration_batches
+    from finecast.data.datasets import load_npz
+    from finecast.data.feeds import synthetic_feeds
+    from finecast.pipeline.sources import calibration_batches
 
     def make(session: Session) -> tuple[dict[str, Array], int]:
         options = data.options()

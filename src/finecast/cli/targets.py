@@ -9,7 +9,7 @@ import typer
 from finecast.cli.output import add_row, new_table, write_json, write_table
 
 if TYPE_CHECKING:
-    from finecast.targets import EngineSpec, Target
+    from finecast.devices.targets import EngineSpec, Target
 
 
 def run(
@@ -17,7 +17,7 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """The devices that emulate and ladder know; with NAME, one of them in full."""
-    from finecast.targets import list_targets, load_target
+    from finecast.devices.targets import list_targets, load_target
 
     found = [load_target(n) for n in ((name,) if name else list_targets())]
     if as_json:
@@ -56,7 +56,7 @@ def _engine(spec: EngineSpec) -> dict[str, Any]:
 
 
 def _print_all(targets: list[Target]) -> None:
-    from finecast.targets import EngineRole
+    from finecast.devices.targets import EngineRole
 
     table = new_table(
         "Targets",

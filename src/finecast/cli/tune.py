@@ -35,7 +35,7 @@ from finecast.cli.policy_options import Casting, Device, Narrowing, Target
 from finecast.errors import ExitCode, InterruptedRunError
 
 if TYPE_CHECKING:
-    from finecast.tuner.tuning import Measured, Outcome
+    from finecast.pipeline.tuning import Measured, Outcome
 
 _TF32_TIMES = (
     "times are those of tf32 products, which the compiler or runtime has to switch on; the"
@@ -91,7 +91,7 @@ def run(
     """
     from finecast import api
     from finecast.files import write_text
-    from finecast.tuner.study import JOURNAL_SUFFIX
+    from finecast.pipeline.study import JOURNAL_SUFFIX
 
     choice = narrowing.narrowed(device.choice(casting, target))
     plan_path = plan_out or output.with_suffix(".plan.json")
@@ -165,7 +165,7 @@ def _interruptible(study: Path) -> Generator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        from finecast.tuner.study import Study
+        from finecast.pipeline.study import Study
 
         kept = Study(study).count() if study.exists() else 0
         advice = (
@@ -226,8 +226,8 @@ def _measured(one: Measured) -> dict[str, Any]:
 
 
 def _print(outcome: Outcome, metric: str, output: Path, plan: Path) -> None:
+    from finecast.devices.neuron import casts_off
     from finecast.measure.environment import environment
-    from finecast.neuron import casts_off
 
     improved = outcome.verdict.value == "improved"
     write_line(f"{outcome.verdict.value}: {outcome.why}")

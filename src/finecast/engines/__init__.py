@@ -88,8 +88,8 @@ def get_engine(spec: str) -> Engine:
 
 
 def _emulator(target: str) -> Engine:
+    from finecast.devices.neuron import explicit_casts
     from finecast.engines.emulator import EmulatorEngine
-    from finecast.neuron import explicit_casts
 
     if not target:
         raise UsageError(

@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.formats import Format
+from finecast.numbers.formats import Format
 
 Array: TypeAlias = NDArray[np.generic]
 Feeds: TypeAlias = Mapping[str, Array]

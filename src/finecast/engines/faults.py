@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
 from finecast.engines.base import Engine
-from finecast.formats import Format
 from finecast.graph import ConstantStats, Graph, Node
+from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
 
 Fault: TypeAlias = Callable[[Graph], Mapping[int, str]]

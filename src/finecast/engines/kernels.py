@@ -7,12 +7,12 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
+from finecast.devices.targets import Target
 from finecast.engines.base import Engine
 from finecast.engines.emulator import EmulatorEngine
-from finecast.formats import Format
 from finecast.graph import Node
+from finecast.numbers.formats import Format
 from finecast.ops import lookup
-from finecast.targets import Target
 
 _TYPES: Final = {
     Format.FP32: "tensor(float)",

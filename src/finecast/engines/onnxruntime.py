@@ -18,7 +18,7 @@ from finecast.engines.onnxruntime_profile import kernel_times
 from finecast.engines.ports import DTYPES, ordered_feeds
 from finecast.engines.source import Source, read_source
 from finecast.errors import EngineError, UsageError
-from finecast.formats import Format
+from finecast.numbers.formats import Format
 
 if TYPE_CHECKING:
     import onnxruntime

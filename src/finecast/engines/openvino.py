@@ -24,7 +24,7 @@ from finecast.engines.openvino_text import explain
 from finecast.engines.ports import DTYPES, ordered_feeds
 from finecast.engines.source import Source, read_source
 from finecast.errors import EngineError, UsageError
-from finecast.formats import Format
+from finecast.numbers.formats import Format
 
 if TYPE_CHECKING:
     import openvino

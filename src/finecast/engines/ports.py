@@ -8,7 +8,7 @@ import numpy as np
 
 from finecast.engines.base import Array, Feeds, TensorSpec
 from finecast.errors import UsageError
-from finecast.formats import Format
+from finecast.numbers.formats import Format
 
 _FLOATS = {f.label: f.dtype for f in Format if f is f.storage}
 _OTHERS = {

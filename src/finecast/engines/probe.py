@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from finecast.engines.base import Array, Capability, Engine
 from finecast.engines.probe_models import PROBES, Probe, admitted, build
 from finecast.errors import EngineError
-from finecast.formats import Format
+from finecast.numbers.formats import Format
 
 PROBED = (
     Format.FP32,

@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from finecast.cost import MEASURED_CAST_BANDWIDTH_GB_S, MEASURED_CAST_OVERHEAD_S
 from finecast.engines.base import Engine, KernelTime
 from finecast.errors import EngineError
-from finecast.formats import Format
 from finecast.frontends.onnx.probes import cast_model
+from finecast.numbers.formats import Format
+from finecast.planning.cost import MEASURED_CAST_BANDWIDTH_GB_S, MEASURED_CAST_OVERHEAD_S
 
 # Small enough that the fixed part shows, large enough that the rate does.
 _SIZES: Final = (1 << 12, 1 << 20)

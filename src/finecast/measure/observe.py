@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from finecast.engines.base import Array, Feeds
 from finecast.engines.loading import exact_engine, load_model
-from finecast.facts import ValueFacts, merge
-from finecast.formats import Format
 from finecast.frontends.onnx import Prepared
 from finecast.frontends.onnx.instrument import SWITCH, observable, with_outputs, with_switches
 from finecast.frontends.onnx.shapes import static_shapes
 from finecast.frontends.onnx.widen import widen
 from finecast.graph import Graph
-from finecast.units import RoundingPoints
+from finecast.numbers.formats import Format
+from finecast.planning.units import RoundingPoints
+from finecast.rules.facts import ValueFacts, merge
 
 # Bytes of values shown by one run: bounds what is held at once.
 _SHOWN_BYTES: Final = 256 << 20

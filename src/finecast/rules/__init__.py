@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from finecast.errors import RuleConflictError
-from finecast.formats import Format
 from finecast.graph import Node
-from finecast.plan import Reason
+from finecast.numbers.formats import Format
 from finecast.rules.base import ANY, Context, NodeView, Rule, UserRule, Verdict
 from finecast.rules.carried import CARRIED
 from finecast.rules.constants import CONSTANTS
@@ -25,6 +24,7 @@ from finecast.rules.op_formats import OP_FORMATS
 from finecast.rules.override import override
 from finecast.rules.own_casts import OWN_CASTS
 from finecast.rules.quantized import QUANTIZED
+from finecast.rules.reason import Reason
 from finecast.rules.scope import SCOPE
 from finecast.rules.state import STATE
 from finecast.rules.tier import TIER

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from finecast.facts import Facts, ValueFacts
-from finecast.formats import Format
 from finecast.graph import Graph, Node, Value
+from finecast.numbers.formats import Format
 from finecast.ops import OpInfo, by_name
-from finecast.policy import Policy
+from finecast.rules.facts import Facts, ValueFacts
+from finecast.rules.policy import Policy
 
 # Whether the engine has a kernel of a native op in a format; None where it cannot say.
 KernelQuery = Callable[[Node, Format], bool | None]

@@ -11,10 +11,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-from finecast.formats import Format
 from finecast.graph import ByIdentity, Node
+from finecast.numbers.formats import Format
+from finecast.numbers.rounding import overflow_limit
 from finecast.ops import OpKind, by_name
-from finecast.rounding import overflow_limit
 from finecast.rules.base import KEEP, Context, Rule, Verdict
 from finecast.rules.constants import scalars
 

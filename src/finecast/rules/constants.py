@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from finecast.formats import Format
 from finecast.graph import SCALARS, Graph, Node, Value
-from finecast.rounding import overflow_limit
+from finecast.numbers.formats import Format
+from finecast.numbers.rounding import overflow_limit
 from finecast.rules.base import KEEP, Context, Rule, Verdict
 
 # A weight matrix may hold a few tiny elements that vanish without harm; a scalar may not.

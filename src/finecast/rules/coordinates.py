@@ -20,8 +20,8 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import Final
 
-from finecast.formats import Format
 from finecast.graph import ByIdentity, Graph, Node, Value
+from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
 from finecast.rules.base import KEEP, Context, Rule, Verdict
 from finecast.rules.constants import scalars

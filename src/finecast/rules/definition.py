@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from finecast.formats import Format
 from finecast.graph import Node
+from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.rules.base import Context, Rule, Verdict, only
 

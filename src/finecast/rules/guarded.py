@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from finecast.formats import Format
 from finecast.graph import ByIdentity, Graph, Node
+from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.rules.base import KEEP, Context, Rule, Verdict
 from finecast.rules.constants import DIVISORS, first_problem

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from finecast.errors import UsageError
-from finecast.formats import Format
 from finecast.naming import unknown_name
+from finecast.numbers.formats import Format
 from finecast.ops import OP_TABLE
 
 

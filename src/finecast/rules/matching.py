@@ -7,8 +7,8 @@ from collections.abc import Collection
 from finecast.errors import UsageError
 from finecast.graph import Graph, Node
 from finecast.naming import suggestion
-from finecast.policy import Policy
 from finecast.rules.op_formats import matches
+from finecast.rules.policy import Policy
 
 
 def check_names(policy: Policy, graph: Graph) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from finecast.formats import Format
 from finecast.graph import Graph, Node, Value
+from finecast.numbers.formats import Format
+from finecast.numbers.rounding import overflow_limit
 from finecast.ops import by_name
-from finecast.rounding import overflow_limit
 from finecast.rules.base import KEEP, Context, Rule, Verdict
 from finecast.rules.constants import DIVISORS
 

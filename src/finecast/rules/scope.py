@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from finecast.graph import Node
 from finecast.ops import by_name
-from finecast.policy import Scope
 from finecast.rules.base import KEEP, Context, Rule, Verdict
+from finecast.rules.policy import Scope
 
 
 def _judge(node: Node, context: Context) -> Verdict | None:

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import Final
 
 from finecast.errors import UsageError
-from finecast.formats import Format
 from finecast.graph import Node
-from finecast.plan import Plan
+from finecast.numbers.formats import Format
 from finecast.rules.base import Context, NodeView, Rule, Verdict
+from finecast.rules.reason import Reason
 from finecast.usercode import guarded
 
 _SAID: Final = "user rule "
@@ -43,15 +43,14 @@ def _judge(node: Node, context: Context) -> Verdict | None:
 USER = Rule(name="user", judge=_judge)
 
 
-def without_opinion(names: Iterable[str], plan: Plan) -> tuple[str, ...]:
-    """A warning for each of the user's rules that had no verdict on any op of ``plan``.
+def without_opinion(names: Iterable[str], reasons: Iterable[Reason]) -> tuple[str, ...]:
+    """A warning for each of the user's rules that has no verdict among ``reasons``, a plan's.
 
     A rule may rightly be silent on one model; most often it asks for a name that is none.
     """
     heard = {
         name
-        for decision in plan.decisions
-        for reason in decision.reasons
+        for reason in reasons
         if reason.rule == USER.name
         for name in reason.text.removeprefix(_SAID).split(", ")
     }

@@ -19,8 +19,8 @@ from finecast.torch.profiling import (
     resident_bytes,
     saved_bytes,
 )
-from finecast.torch.training import Backend, compile  # noqa: A004 - as torch.compile
 from finecast.torch.tuning import TorchOutcome, TuneOptions, tune
+from finecast.training.backend import Backend, compile  # noqa: A004 - as torch.compile
 
 __all__ = [
     "Backend",

@@ -11,17 +11,9 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from finecast.errors import ModelError, UsageError
-from finecast.frontends import torch as frontend
-from finecast.frontends.torch import Captured
-from finecast.frontends.torch.reader import hinted_shapes
-from finecast.plan import Plan
-from finecast.policy import Policy, Scope
-from finecast.rules import UserRule
-from finecast.rules.matching import check_names
-from finecast.rules.override import check_overrides
-from finecast.torch.kernel_check import flat_inputs, missing_kernels
-from finecast.torch.planning import (
+from finecast.engines.torch.autocast import autocast_formats, squared_error
+from finecast.engines.torch.kernel_check import flat_inputs, missing_kernels
+from finecast.engines.torch.planning import (
     RuleSet,
     TorchPlanner,
     choose,
@@ -30,8 +22,16 @@ from finecast.torch.planning import (
     make_torch_planner,
     sensitivities,
 )
-from finecast.torch.reference import autocast_formats, squared_error
-from finecast.torch.session import examples
+from finecast.engines.torch.session import examples
+from finecast.errors import ModelError, UsageError
+from finecast.frontends import torch as frontend
+from finecast.frontends.torch import Captured
+from finecast.frontends.torch.reader import hinted_shapes
+from finecast.planning.plan import Plan
+from finecast.rules import UserRule
+from finecast.rules.matching import check_names
+from finecast.rules.override import check_overrides
+from finecast.rules.policy import Policy, Scope
 
 
 def convert(

@@ -16,8 +16,10 @@ from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
-from finecast.edits import cast_count
+from finecast.data.criterion import Criterion
 from finecast.engines.base import Feeds
+from finecast.engines.torch.planning import device_of, make_torch_planner
+from finecast.engines.torch.session import ModuleSession, Signature, examples, runnable
 from finecast.errors import UsageError
 from finecast.files import CommandFiles
 from finecast.frontends import torch as frontend
@@ -25,23 +27,21 @@ from finecast.frontends.torch.archive import load_program
 from finecast.frontends.torch.capture import quiet
 from finecast.frontends.torch.reader import hinted_shapes
 from finecast.graph import Graph
-from finecast.measure.census import Census, count_classes, notes
-from finecast.measure.criterion import Criterion
-from finecast.plan import Plan
-from finecast.policy import Policy
+from finecast.pipeline.artefact import Verified, compare
+from finecast.pipeline.census import Census, count_classes, notes
+from finecast.pipeline.conversion import Conversion
+from finecast.pipeline.sources import DataOptions, workload_of
+from finecast.pipeline.study import Trial, TrialKey
+from finecast.pipeline.tuning import Measured, Outcome, Verdict
+from finecast.planning.edits import cast_count
+from finecast.planning.plan import Plan
+from finecast.planning.sensitivity import squared_error
 from finecast.rules import UserRule
 from finecast.rules.matching import check_names
+from finecast.rules.policy import Policy
 from finecast.rules.user import without_opinion
-from finecast.sensitivity import squared_error
 from finecast.torch.convert import convert
-from finecast.torch.planning import device_of, make_torch_planner
-from finecast.torch.session import ModuleSession, Signature, examples, runnable
 from finecast.torch.tuning import Prepare, TorchOutcome, TuneOptions, deployed, tune
-from finecast.tuner.artefact import Verified, compare
-from finecast.tuner.conversion import Conversion
-from finecast.tuner.sources import DataOptions, workload_of
-from finecast.tuner.study import Trial, TrialKey
-from finecast.tuner.tuning import Measured, Outcome, Verdict
 
 PLAN_FILE = "finecast.plan.json"
 """The plan's name among the extra files of a saved program."""
@@ -132,7 +132,7 @@ def convert_file(
     with _heard() as said:
         low = convert(program, args, policy, example_kwargs=kwargs, user_rules=user_rules)
     done = _write(program, low, source, target, (args, kwargs))
-    unheard = without_opinion(user_rules or (), done.plan)
+    unheard = without_opinion(user_rules or (), done.plan.reasons)
     return replace(
         done, seconds=time.perf_counter() - start, warnings=(*_once(said), *unheard)
     )
@@ -256,7 +256,7 @@ def tune_file(
         error = squared_error(got, wanted) ** 0.5
     seconds = time.perf_counter() - start
     outcome = _outcome(found, size, after, error, workload.digest, seconds)
-    unheard = without_opinion((name for name, _ in user_rules), found.plan)
+    unheard = without_opinion((name for name, _ in user_rules), found.plan.reasons)
     warnings = (*outcome.warnings, *workload.warnings, *unheard)
     return replace(outcome, warnings=warnings, stale=files.stale())
 

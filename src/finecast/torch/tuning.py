@@ -16,22 +16,9 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_map_only
 
-from finecast.edits import cast_count
-from finecast.errors import ModelError
-from finecast.frontends import torch as frontend
-from finecast.frontends.torch import Captured
-from finecast.frontends.torch.capture import evaluating
-from finecast.frontends.torch.reader import hinted_shapes
-from finecast.measure.criterion import Criterion
-from finecast.measure.timing import Latency, latency, ratio
-from finecast.plan import Plan
-from finecast.policy import Policy
-from finecast.rules import UserRule
-from finecast.rules.matching import check_names
-from finecast.rules.override import check_overrides
-from finecast.torch.convert import finish
-from finecast.torch.kernel_check import flat_inputs, missing_kernels
-from finecast.torch.planning import (
+from finecast.data.criterion import Criterion
+from finecast.engines.torch.kernel_check import flat_inputs, missing_kernels
+from finecast.engines.torch.planning import (
     Proposal,
     TorchPlanner,
     device_of,
@@ -39,8 +26,21 @@ from finecast.torch.planning import (
     make_torch_planner,
     sensitivities,
 )
-from finecast.torch.session import runnable
-from finecast.tuner.search import Candidate, chain, fastest_passing, none_passes
+from finecast.engines.torch.session import runnable
+from finecast.errors import ModelError
+from finecast.frontends import torch as frontend
+from finecast.frontends.torch import Captured
+from finecast.frontends.torch.capture import evaluating
+from finecast.frontends.torch.reader import hinted_shapes
+from finecast.measure.timing import Latency, latency, ratio
+from finecast.pipeline.search import Candidate, chain, fastest_passing, none_passes
+from finecast.planning.edits import cast_count
+from finecast.planning.plan import Plan
+from finecast.rules import UserRule
+from finecast.rules.matching import check_names
+from finecast.rules.override import check_overrides
+from finecast.rules.policy import Policy
+from finecast.torch.convert import finish
 
 # Makes of a module what is deployed: ``torch.compile``, or nothing.
 Prepare = Callable[[torch.nn.Module], Callable[..., Any]]

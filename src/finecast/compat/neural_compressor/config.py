@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from finecast.data.criterion import Criterion, CriterionKind
 from finecast.errors import UsageError
-from finecast.formats import Format
-from finecast.measure.criterion import Criterion, CriterionKind
 from finecast.naming import unknown_name
-from finecast.policy import low_format
+from finecast.numbers.formats import Format
+from finecast.rules.policy import low_format
 
 _DEVICES: Final = ("cpu", "gpu", "npu", "xpu")
 _BACKENDS: Final = (

@@ -11,10 +11,10 @@ from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves, tree_map
 
+from finecast.engines.torch.session import Signature, examples, runnable
 from finecast.errors import ModelError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch.capture import quiet
-from finecast.torch.session import Signature, examples, runnable
 
 
 def export_freely(

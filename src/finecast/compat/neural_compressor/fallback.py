@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from finecast.compat.neural_compressor.config import TuningCriterion
-from finecast.measure.criterion import Criterion
+from finecast.data.criterion import Criterion
 
 Model = TypeVar("Model")
 

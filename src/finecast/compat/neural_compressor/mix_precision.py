@@ -17,8 +17,8 @@ from finecast.compat.neural_compressor.fallback import Fallback
 from finecast.compat.neural_compressor.frameworks import Kind, kind_of
 from finecast.compat.neural_compressor.subjects import Result, Subject
 from finecast.errors import EngineError, ModelError, UsageError
-from finecast.formats import Format
 from finecast.naming import unknown_name
+from finecast.numbers.formats import Format
 
 EvalFunc = Callable[[Any], float]
 

@@ -16,12 +16,12 @@ import onnx_ir as ir
 from onnx.external_data_helper import load_external_data_for_model, uses_external_data
 
 from finecast.errors import FinecastError, UsageError
-from finecast.formats import Format
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile
 from finecast.frontends.onnx.model import EXTERNAL_ABOVE_BYTES
+from finecast.numbers.formats import Format
 from finecast.ops import by_name
-from finecast.policy import Policy, Scope
+from finecast.rules.policy import Policy, Scope
 
 
 class Folder:

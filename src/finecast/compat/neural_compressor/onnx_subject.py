@@ -19,12 +19,12 @@ from finecast.compat.neural_compressor.onnx_result import (
 )
 from finecast.engines import get_engine
 from finecast.errors import UsageError
-from finecast.formats import Format
 from finecast.frontends import onnx as frontend
 from finecast.naming import unknown_name
+from finecast.numbers.formats import Format
 from finecast.ops import by_name
-from finecast.policy import Policy, Scope
-from finecast.tuner.analysis import Planner, make_planner
+from finecast.pipeline.analysis import Planner, make_planner
+from finecast.rules.policy import Policy, Scope
 
 # The engine that runs what INC gave to a backend of ONNX Runtime's, by backend and device;
 # OpenVINO by default, because ONNX Runtime has no bf16 arithmetic on a CPU.

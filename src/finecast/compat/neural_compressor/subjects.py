@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from finecast.formats import Format
+from finecast.numbers.formats import Format
 
 
 class Result(Protocol):

@@ -15,15 +15,15 @@ from torch.fx import GraphModule
 
 from finecast.compat.neural_compressor.exporting import export_like
 from finecast.compat.neural_compressor.modules import convertible, lower_modules
+from finecast.engines.torch.session import runnable
 from finecast.errors import ModelError, UsageError
 from finecast.files import write_bytes
-from finecast.formats import Format
 from finecast.frontends.torch.aten import DTYPES
+from finecast.numbers.formats import Format
 from finecast.ops import by_name
-from finecast.plan import Plan
-from finecast.policy import low_format
+from finecast.planning.plan import Plan
+from finecast.rules.policy import low_format
 from finecast.torch import exported
-from finecast.torch.session import runnable
 
 STATE: Final = "best_model.pt"
 PROGRAM: Final = "best_model.pt2"

@@ -15,15 +15,15 @@ from finecast.compat.neural_compressor.config import MixedPrecisionConfig
 from finecast.compat.neural_compressor.exporting import export_freely
 from finecast.compat.neural_compressor.modules import convertible, lower_modules
 from finecast.compat.neural_compressor.torch_result import TorchResult, of_graph
+from finecast.engines.torch.planning import device_of
+from finecast.engines.torch.rates import rate_here
+from finecast.engines.torch.session import examples
 from finecast.errors import ModelError, UsageError
-from finecast.formats import Format
 from finecast.frontends.torch.aten import DTYPES
-from finecast.policy import Policy, Scope
+from finecast.numbers.formats import Format
 from finecast.rules import NodeView
+from finecast.rules.policy import Policy, Scope
 from finecast.torch.convert import convert
-from finecast.torch.planning import device_of
-from finecast.torch.rates import rate_here
-from finecast.torch.session import examples
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 

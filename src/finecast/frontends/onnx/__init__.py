@@ -9,9 +9,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from finecast import ops
-from finecast.edits import Edit, edits
 from finecast.errors import FinecastError, ModelError, UsageError
-from finecast.formats import Format
 from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.frontends.onnx.functions import inline_functions
 from finecast.frontends.onnx.model import (
@@ -35,9 +33,11 @@ from finecast.frontends.onnx.types import check_inferable, every_node, infer
 from finecast.frontends.onnx.undo import PLAN_KEY, POLICY_KEY, undo
 from finecast.frontends.onnx.writer import apply_edits
 from finecast.graph import Graph
-from finecast.plan import Plan
-from finecast.policy import Policy, Scope
+from finecast.numbers.formats import Format
+from finecast.planning.edits import Edit, edits
+from finecast.planning.plan import Plan
 from finecast.rules.matching import check_names
+from finecast.rules.policy import Policy, Scope
 
 __all__ = [
     "DATA_TYPES",

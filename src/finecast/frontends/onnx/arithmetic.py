@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
-from finecast.formats import Format
 from finecast.frontends.onnx.constants import MARK, ROUNDING, constant_tensor
 from finecast.frontends.onnx.roundops import RoundOps
 from finecast.frontends.onnx.types import every_node
-from finecast.roundmodes import Conversion
+from finecast.numbers.formats import Format
+from finecast.numbers.roundmodes import Conversion
 
 
 class Arithmetic:

@@ -11,9 +11,9 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from finecast.formats import Format
 from finecast.frontends.onnx.definitions import normal_domain
-from finecast.rounding import convert_constant
+from finecast.numbers.formats import Format
+from finecast.numbers.rounding import convert_constant
 
 # Elements converted at a time: what conversion holds beside the file itself.
 PIECE: Final = 1 << 22

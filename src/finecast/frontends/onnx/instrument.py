@@ -8,7 +8,6 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from finecast.formats import Format
 from finecast.frontends.onnx.reader import (
     DATA_TYPES,
     Binding,
@@ -17,8 +16,9 @@ from finecast.frontends.onnx.reader import (
 )
 from finecast.frontends.onnx.roundops import RoundOps
 from finecast.graph import Graph
-from finecast.rounding import convert_constant
-from finecast.roundmodes import Conversion
+from finecast.numbers.formats import Format
+from finecast.numbers.rounding import convert_constant
+from finecast.numbers.roundmodes import Conversion
 
 SWITCH: Final = "finecast_switch"
 

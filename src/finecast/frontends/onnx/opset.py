@@ -10,12 +10,12 @@ import onnx
 import onnx_ir as ir
 
 from finecast.errors import ModelError
-from finecast.formats import Format
 from finecast.frontends.onnx import native
 from finecast.frontends.onnx.definitions import normal_domain
 from finecast.frontends.onnx.schema import cast_since, signature
 from finecast.frontends.onnx.skeleton import restored, run_without_weights
 from finecast.frontends.onnx.types import every_node
+from finecast.numbers.formats import Format
 from finecast.ops import OpKind, Tier, lookup
 
 # The IR version from which an initializer need not be an input.

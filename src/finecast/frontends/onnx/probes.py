@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from finecast.formats import Format
 from finecast.frontends.onnx.reader import DATA_TYPES
+from finecast.numbers.formats import Format
 
 
 def cast_model(low: Format, size: int) -> bytes:

@@ -9,7 +9,6 @@ from typing import Final
 
 import onnx_ir as ir
 
-from finecast.formats import Format
 from finecast.frontends.onnx.constants import (
     DATA_TYPES,
     MARK,
@@ -18,7 +17,8 @@ from finecast.frontends.onnx.constants import (
     constant_tensor,
 )
 from finecast.frontends.onnx.definitions import normal_domain
-from finecast.frontends.onnx.following import (
+from finecast.frontends.onnx.opset import FREE_INITIALIZERS, opset_of
+from finecast.frontends.onnx.port_formats import (
     FORMATS,
     check_ports,
     described,
@@ -26,10 +26,10 @@ from finecast.frontends.onnx.following import (
     following,
     labels_of,
 )
-from finecast.frontends.onnx.opset import FREE_INITIALIZERS, opset_of
 from finecast.frontends.onnx.ties import CONTROL, Merge, Port, merges_of, port_value
 from finecast.frontends.onnx.types import bodies, every_node
 from finecast.graph import ROUNDS, SCALARS, Attribute, ConstantStats, Dim, Graph, Node, Value
+from finecast.numbers.formats import Format
 
 __all__ = [
     "DATA_TYPES",

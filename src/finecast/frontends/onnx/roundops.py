@@ -17,9 +17,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from finecast.formats import Format
 from finecast.frontends.onnx.reader import DATA_TYPES
-from finecast.roundmodes import Conversion, Rounding, draws
+from finecast.numbers.formats import Format
+from finecast.numbers.roundmodes import Conversion, Rounding, draws
 
 # A prime, so that values of different sizes walk through the table at different strides.
 _TABLE: Final = 1_048_573

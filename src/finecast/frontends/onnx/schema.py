@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from finecast.formats import Format
 from finecast.frontends.onnx.definitions import (
     CONTRIB_DOMAIN,
     Definition,
@@ -18,6 +17,7 @@ from finecast.frontends.onnx.definitions import (
     definition,
     normal_domain,
 )
+from finecast.numbers.formats import Format
 
 # The newest opset of the default domain that a model is raised to. A later one would be
 # valid ONNX, but engines in use today would not load it.

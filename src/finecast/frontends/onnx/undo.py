@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from finecast.edits import edits
-from finecast.formats import Format
 from finecast.frontends.onnx.arithmetic import take_back
 from finecast.frontends.onnx.constants import MARK
 from finecast.frontends.onnx.reader import Binding, read
 from finecast.frontends.onnx.types import every_node, infer
 from finecast.frontends.onnx.writer import apply_edits, phi_mark
 from finecast.graph import Node
+from finecast.numbers.formats import Format
+from finecast.planning.edits import edits
 
 PLAN_KEY = "finecast.plan"
 POLICY_KEY = "finecast.policy"

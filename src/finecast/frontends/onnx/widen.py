@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from finecast.formats import Format
 from finecast.frontends.onnx.reader import DATA_TYPES
+from finecast.numbers.formats import Format
 
 STORED_KEY: Final = "finecast.stored"
 """Metadata of a value: the format that it was stored in before."""

@@ -8,16 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from finecast.edits import (
-    ConvertConstant,
-    Edit,
-    InsertCast,
-    RoundTrip,
-    SetFormat,
-    SetPort,
-    Use,
-)
-from finecast.formats import Format
 from finecast.frontends.onnx.arithmetic import Arithmetic
 from finecast.frontends.onnx.casts import merge_casts
 from finecast.frontends.onnx.constants import (
@@ -27,11 +17,21 @@ from finecast.frontends.onnx.constants import (
     constant_tensor,
     shape_of,
 )
-from finecast.frontends.onnx.following import dtype_label
 from finecast.frontends.onnx.opset import FREE_INITIALIZERS
+from finecast.frontends.onnx.port_formats import dtype_label
 from finecast.frontends.onnx.reader import Binding, Port
 from finecast.graph import Graph, Node
-from finecast.rounding import convert_constant
+from finecast.numbers.formats import Format
+from finecast.numbers.rounding import convert_constant
+from finecast.planning.edits import (
+    ConvertConstant,
+    Edit,
+    InsertCast,
+    RoundTrip,
+    SetFormat,
+    SetPort,
+    Use,
+)
 
 # Attributes that state the float type an op creates.
 _TYPE_ATTRIBUTES = {

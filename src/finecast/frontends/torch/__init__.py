@@ -7,13 +7,13 @@ import copy
 import torch
 from torch.fx import GraphModule
 
-from finecast.edits import Edit, edits
 from finecast.errors import ModelError
 from finecast.frontends.torch.aten import native_name
 from finecast.frontends.torch.capture import Captured, capture, quiet
 from finecast.frontends.torch.reader import attribute, read, written
 from finecast.frontends.torch.writer import apply_edits
-from finecast.plan import Plan
+from finecast.planning.edits import Edit, edits
+from finecast.planning.plan import Plan
 
 __all__ = ["Captured", "apply", "capture", "native_name", "planned_edits"]
 

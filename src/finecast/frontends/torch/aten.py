@@ -13,7 +13,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node as FxNode
 
-from finecast.formats import Format
+from finecast.numbers.formats import Format
 
 DTYPES: Final[Mapping[Format, torch.dtype]] = {
     Format.FP32: torch.float32,

@@ -10,8 +10,8 @@ import torch
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
-from finecast.formats import Format
 from finecast.frontends.torch.aten import DTYPES, native_name
+from finecast.numbers.formats import Format
 
 _FORMATS = {dtype: fmt for fmt, dtype in DTYPES.items()}
 _INPUTS = frozenset({"placeholder", "get_attr"})

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from finecast.formats import Format
 from finecast.graph import Graph, Node, Value
+from finecast.numbers.formats import Format
 from finecast.ops import by_name
 
 

@@ -19,13 +19,13 @@ from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
-from finecast.formats import Format
 from finecast.frontends.torch.aten import DTYPES
 from finecast.frontends.torch.capture import Captured
 from finecast.frontends.torch.points import Point
 from finecast.frontends.torch.reader import written
-from finecast.sensitivity import measure
-from finecast.units import RoundingPoints
+from finecast.numbers.formats import Format
+from finecast.planning.sensitivity import measure
+from finecast.planning.units import RoundingPoints
 
 Errors = NDArray[np.float64]
 Tap = Callable[[torch.Tensor], torch.Tensor]

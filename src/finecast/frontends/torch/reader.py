@@ -17,7 +17,6 @@ from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
 
 from finecast import ops
-from finecast.formats import Format
 from finecast.frontends.torch.aten import (
     ADMITTED,
     CONVERSIONS,
@@ -31,6 +30,7 @@ from finecast.frontends.torch.aten import (
     scalar_names,
 )
 from finecast.graph import SCALARS, Attribute, ConstantStats, Dim, Graph, Node, Value
+from finecast.numbers.formats import Format
 
 _FLOATS: Final = frozenset({"fp32", "bf16", "fp16"})
 

@@ -15,7 +15,14 @@ import torch
 from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
 
-from finecast.edits import (
+from finecast.errors import ModelError
+from finecast.frontends.torch.aten import DTYPES, is_number, named_arguments, scalar_names
+from finecast.frontends.torch.casts import simplify_casts
+from finecast.frontends.torch.reader import Binding, Source, attribute, forget_unused
+from finecast.graph import Graph
+from finecast.numbers.formats import Format
+from finecast.numbers.rounding import convert_scalar, overflow_limit
+from finecast.planning.edits import (
     ConvertConstant,
     Edit,
     InsertCast,
@@ -24,13 +31,6 @@ from finecast.edits import (
     SetPort,
     Use,
 )
-from finecast.errors import ModelError
-from finecast.formats import Format
-from finecast.frontends.torch.aten import DTYPES, is_number, named_arguments, scalar_names
-from finecast.frontends.torch.casts import simplify_casts
-from finecast.frontends.torch.reader import Binding, Source, attribute, forget_unused
-from finecast.graph import Graph
-from finecast.rounding import convert_scalar, overflow_limit
 
 # Makes the node that converts its argument: ``aten._to_copy`` or the prims' op.
 Converter = Callable[[torch.fx.Graph, FxNode, torch.dtype], FxNode]

@@ -1,0 +1,1 @@
+"""Data, metrics and criteria."""

@@ -1,0 +1,332 @@
+"""Evaluation data: an .npz whose arrays carry the model's input names.
+
+Laws: batches come in file order and cover every sample once; feeds have the model's own
+types; where the model's batch dimension is fixed, the last batch is filled up by repeating
+its last sample, and ``Batch.trim`` cuts the outputs back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+
+from finecast.data.npz import open_npz
+from finecast.engines.base import Array, TensorSpec
+from finecast.engines.ports import DTYPES, dtype_label, shape_text
+from finecast.errors import UsageError
+from finecast.naming import close_names, unknown_name
+
+__all__ = ["DEFAULT_LABELS", "Batch", "Dataset", "data_set", "load_npz"]
+
+DEFAULT_LABELS = "label"
+_FLOATS = frozenset({"fp64", "fp32", "fp16", "bf16"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Feeds for one run. Unpacks as ``feeds, labels``."""
+
+    feeds: dict[str, Array]
+    labels: Array | None
+    count: int
+    rows: int
+
+    def __iter__(self) -> Iterator[dict[str, Array] | Array | None]:
+        yield self.feeds
+        yield self.labels
+
+    def trim(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs without the rows that only filled up the batch."""
+        if self.count == self.rows:
+            return dict(outputs)
+        return {
+            name: array[: self.count] if array.shape[:1] == (self.rows,) else array
+            for name, array in outputs.items()
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """Samples of a model's inputs, and labels where there are any.
+
+    ``axes`` is each input's sample axis; None for an input that every batch shares. Where all
+    are shared, the data is one batch with all labels.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    arrays: Mapping[str, Array]
+    axes: Mapping[str, int | None]
+    labels: Array | None
+    size: int
+
+    @property
+    def fixed_batch(self) -> int | None:
+        """The batch size that the model insists on, if it does."""
+        for spec in self.inputs:
+            axis = self.axes[spec.name]
+            dim = None if axis is None or spec.shape is None else spec.shape[axis]
+            if isinstance(dim, int):
+                return dim
+        return None
+
+    def batches(self, batch_size: int, *, limit: int | None = None) -> Iterator[Batch]:
+        """All samples, or the first ``limit``, by ``batch_size`` (or the model's own).
+
+        Raises:
+            UsageError: If ``batch_size`` is not positive.
+        """
+        if batch_size < 1:
+            raise UsageError(f"batch size {batch_size} is not usable", fix="give 1 or more")
+        rows = self.fixed_batch or batch_size
+        end = self.size if limit is None else min(limit, self.size)
+        for start in range(0, end, rows):
+            count = min(rows, end - start)
+            fill = rows - count if self.fixed_batch else 0
+            yield Batch(
+                feeds={s.name: self._rows(s, start, count, fill) for s in self.inputs},
+                labels=self._labels(start, count),
+                count=count,
+                rows=count + fill,
+            )
+
+    def _labels(self, start: int, count: int) -> Array | None:
+        shared = all(axis is None for axis in self.axes.values())
+        if self.labels is None or shared:
+            return self.labels
+        return self.labels[start : start + count]
+
+    def _rows(self, spec: TensorSpec, start: int, count: int, fill: int) -> Array:
+        array, axis = self.arrays[spec.name], self.axes[spec.name]
+        if axis is not None:
+            index = (slice(None),) * axis + (slice(start, start + count),)
+            array = array[index]
+            if fill:
+                widths = [(0, fill if i == axis else 0) for i in range(array.ndim)]
+                array = np.pad(array, widths, mode="edge")
+        return as_input(array, spec)
+
+
+def as_input(array: Array, spec: TensorSpec) -> Array:
+    """Rows of samples in an input's own type.
+
+    Raises:
+        UsageError: If one holds NaN: what a model makes of it says nothing of its accuracy.
+    """
+    if array.dtype.kind not in "biuOSU" and np.isnan(array).any():
+        raise UsageError(
+            f"array {spec.name!r} holds NaN",
+            where="--data",
+            fix="leave such samples out, or use --eval if the model takes NaN",
+        )
+    plain = array.astype(str) if array.dtype.kind == "S" else array
+    return np.ascontiguousarray(plain, dtype=DTYPES[spec.dtype]).reshape(array.shape)
+
+
+def load_npz(
+    path: str | Path,
+    inputs: Sequence[TensorSpec],
+    *,
+    labels: str | None = None,
+    sample_axes: Mapping[str, int | None] | None = None,
+) -> Dataset:
+    """Read a data set for a model with these inputs from an npz file; see ``data_set``.
+
+    Raises:
+        UsageError: If the file cannot be read or does not fit; names the array, what it is
+            and what was expected.
+    """
+    path = Path(path)
+    return data_set(
+        open_npz(path), inputs, labels=labels, sample_axes=sample_axes, where=str(path)
+    )
+
+
+def data_set(
+    arrays: Mapping[str, Array],
+    inputs: Sequence[TensorSpec],
+    *,
+    labels: str | None = None,
+    sample_axes: Mapping[str, int | None] | None = None,
+    where: str = "data",
+) -> Dataset:
+    """Arrays by name as samples for a model with these inputs.
+
+    Args:
+        arrays: Named as the inputs, with samples along the axis that is the batch in the
+            model. An input of wholly fixed shape may be given once for all.
+        inputs: The model's inputs.
+        labels: The array of labels; by default ``label``, where there is one.
+        sample_axes: Sample axes by input's name, where they are not those; None for an input
+            that all samples share.
+        where: The arrays' file, for errors.
+
+    Raises:
+        UsageError: If they do not fit; names the array, what it is and what was expected.
+    """
+    target = labels if labels is not None else DEFAULT_LABELS
+    names = [spec.name for spec in inputs]
+    _check_names(arrays, names, labels=labels, target=target, where=where)
+    axes = _sample_axes(inputs, arrays)
+    for name in sample_axes or {}:
+        if name not in names:
+            raise unknown_name(name, names, what="input", where="--sample-axis")
+    axes |= sample_axes or {}
+    for spec in inputs:
+        check_array(arrays[spec.name], spec, axes[spec.name], where)
+        axis = axes[spec.name]
+        if axis is not None and axis >= arrays[spec.name].ndim:
+            raise UsageError(
+                f"array {spec.name!r} of shape {shape_text(arrays[spec.name].shape)} has no"
+                f" axis {axis}",
+                where="--sample-axis",
+                fix=f"write {spec.name}=none if all samples share it",
+            )
+    sizes = {n: arrays[n].shape[axis] for n in names if (axis := axes[n]) is not None}
+    found = arrays.get(target) if target not in names else None
+    if found is not None and found.ndim == 0:
+        raise UsageError(
+            f"array {target!r} is a single number",
+            where=where,
+            fix="one label a sample is expected",
+        )
+    if found is not None and sizes:
+        sizes[target] = len(found)
+    shared = bool(sample_axes) and not sizes
+    size = 1 if shared else _common_size(sizes, where)
+    return Dataset(
+        inputs=tuple(inputs),
+        arrays={name: arrays[name] for name in names},
+        axes=axes,
+        labels=found,
+        size=size,
+    )
+
+
+def _check_names(
+    arrays: Mapping[str, Array],
+    names: Sequence[str],
+    *,
+    labels: str | None,
+    target: str,
+    where: str,
+) -> None:
+    for name in [*names, *([labels] if labels is not None else [])]:
+        if name not in arrays:
+            role = "label array" if name == labels else "input"
+            close = "".join(f"did you mean {n}? " for n in close_names(name, arrays)[:1])
+            raise UsageError(
+                f"{role} {name!r} is missing",
+                where=where,
+                fix=f"{close}the file's arrays are {', '.join(arrays) or 'none'}",
+            )
+    for name in arrays:
+        if name not in names and name != target:
+            raise UsageError(
+                f"array {name!r} is neither an input nor the labels",
+                where=where,
+                fix=f"the model's inputs are {', '.join(names)}; --labels names the labels",
+            )
+
+
+def _sample_axes(
+    inputs: Sequence[TensorSpec], arrays: Mapping[str, Array]
+) -> dict[str, int | None]:
+    # The batch symbol is the first free dimension in front; it may stand elsewhere in other
+    # inputs (a state of shape [2, batch, 128]).
+    free = [s for s in inputs if s.shape and not isinstance(s.shape[0], int)]
+    symbol = next((s.shape[0] for s in free if s.shape and s.shape[0]), None)
+    axes: dict[str, int | None] = {}
+    for spec in inputs:
+        shape, array = spec.shape, arrays[spec.name]
+        axis: int | None = 0
+        if shape is not None and symbol is not None and symbol in shape:
+            axis = shape.index(symbol)
+        elif array.ndim == 0 or (free and shape == array.shape):
+            axis = None
+        axes[spec.name] = axis
+    return axes
+
+
+def check_array(array: Array, spec: TensorSpec, axis: int | None, where: str) -> None:
+    """Hold samples against an input's type and shape; ``axis`` is of any size.
+
+    Raises:
+        UsageError: If they do not fit; says so where only the axes are in another order.
+    """
+    got = dtype_label(array.dtype)
+    wanted = DTYPES.get(spec.dtype)
+    floats = got in _FLOATS and spec.dtype in _FLOATS
+    text = got == spec.dtype == "string"
+    if wanted is None or not (floats or text or _widens(array.dtype, wanted)):
+        raise UsageError(
+            f"array {spec.name!r} has type {got}, expected {spec.dtype}",
+            where=where,
+            fix="convert it before saving",
+        )
+    if spec.shape is None:
+        return
+    declared = [None if i == axis else dim for i, dim in enumerate(spec.shape)]
+    if not _fits(array.shape, declared):
+        raise UsageError(
+            f"array {spec.name!r} has shape {shape_text(array.shape)}, "
+            f"expected {shape_text(spec.shape)}",
+            where=where,
+            fix=_transposed(array.shape, declared)
+            or "save samples in the model's input shape",
+        )
+
+
+def _fits(shape: Sequence[int], declared: Sequence[int | str | None]) -> bool:
+    return len(shape) == len(declared) and all(
+        not isinstance(dim, int) or dim == size
+        for dim, size in zip(declared, shape, strict=True)
+    )
+
+
+def _transposed(shape: Sequence[int], declared: Sequence[int | str | None]) -> str:
+    """Advice where the array fits once its channels are moved: NHWC data, NCHW model."""
+    rank = len(shape)
+    if not 3 <= rank <= 5:
+        return ""
+    last, first = (0, rank - 1, *range(1, rank - 1)), (0, *range(2, rank), 1)
+    named: dict[tuple[int, ...], str] = {
+        last: "channels are last",
+        first: "channels are second",
+    }
+    others = (p for p in permutations(range(rank)) if p[0] == 0 and p not in named)
+    for order in (*named, *others):
+        if _fits([shape[i] for i in order], declared):
+            why = named.get(order, "axes are in another order")
+            return f"in the data {why}: save array.transpose{order}"
+    return ""
+
+
+def _widens(got: np.dtype[np.generic], wanted: np.dtype[np.generic]) -> bool:
+    # between ints (or equal types) only: uint8 pixels for a float input are most often
+    # not yet scaled, and silence would hide that
+    same_kind = got.kind in "iu" and wanted.kind in "iu"
+    return got == wanted or (same_kind and np.can_cast(got, wanted, "safe"))
+
+
+def _common_size(sizes: Mapping[str, int], where: str) -> int:
+    if not sizes:
+        raise UsageError(
+            "no array has a sample axis", where=where, fix="add a batch dimension in front"
+        )
+    (first, size), *others = sizes.items()
+    for name, other in others:
+        if other != size:
+            raise UsageError(
+                f"array {name!r} has {other} samples, {first!r} has {size}",
+                where=where,
+                fix="save the same number of each; where samples differ in size (graphs), give"
+                " --eval and --calib in place of --data; for an input that all samples share"
+                f" write --sample-axis {name}=none",
+            )
+    if size == 0:
+        raise UsageError("the data has no samples", where=where, fix="save at least one")
+    return size

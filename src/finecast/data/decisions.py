@@ -1,0 +1,291 @@
+"""Metrics of decisions and ranks: top-k, F1, agreement with fp32, rank correlation."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final, final
+
+import numpy as np
+
+from finecast.data.labels import IGNORED, class_labels, decided_labels, few, numbers
+from finecast.engines.base import Array
+from finecast.errors import UsageError
+
+Outputs = Mapping[str, Array]
+# A score within so many standard errors of guessing is taken for guessing.
+_ERRORS: Final = 2.0
+
+
+@final
+class TopK:
+    """Share of decisions whose label is among the ``k`` largest scores of the first output.
+
+    Scores lie along the last axis; labels are class numbers of the shape of the other axes, or
+    one-hot. An integer output of the labels' shape is taken as decisions already made (for
+    ``k`` = 1), and so is one of text.
+    """
+
+    def __init__(self, k: int) -> None:
+        self._k = k
+        self._right = 0
+        self._count = 0
+        self._classes = 0
+        self._nan = False
+
+    def update(
+        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
+    ) -> None:
+        """Take one batch.
+
+        Raises:
+            UsageError: If there are no labels, they do not fit the scores, or name a class
+                that there is none of.
+        """
+        name, scores = _first(outputs)
+        if _decided(scores, labels) and self._k == 1:
+            hits = scores == decided_labels(labels, scores, metric=self._name)
+        else:
+            given = class_labels(labels, scores, output=name, metric=self._name)
+            self._classes = scores.shape[-1]
+            self._nan = self._nan or has_nan(scores)
+            hits = (_top(scores, self._k) == given[..., None]).any(axis=-1)
+            hits = hits[given != IGNORED]
+        self._right += int(np.count_nonzero(hits))
+        self._count += hits.size
+
+    @property
+    def _name(self) -> str:
+        return f"top{self._k}"
+
+    def result(self) -> float:
+        """Right decisions over all decisions."""
+        return _share(self._right, self._count, self._nan)
+
+    def doubts(self) -> tuple[str, ...]:
+        """Few decisions, or no more of them right than by guessing.
+
+        Raises:
+            UsageError: If there is one decision, or every answer is right.
+        """
+        if 0 < self._classes <= self._k:
+            raise UsageError(
+                f"{self._name} of {self._classes} classes is right whatever the model says",
+                where="--metric",
+                fix="use top1",
+            )
+        found = few(self._count, self._name)
+        chance = self._k / self._classes if self._classes else 0.0
+        if chance and self.result() <= chance + _deviation(chance, self._count):
+            found += (
+                (
+                    f"the fp32 model's {self._name} of {self.result():.3g} is at the level of"
+                    f" guessing among {self._classes} classes: are the labels the model's?"
+                ),
+            )
+        return found
+
+
+@final
+class F1:
+    """F1 of each class, the mean over classes that occur (macro average).
+
+    Labels and decisions as for top1.
+    """
+
+    def __init__(self) -> None:
+        self._right: Counter[Any] = Counter()
+        self._decided: Counter[Any] = Counter()
+        self._labelled: Counter[Any] = Counter()
+        self._nan = False
+
+    def update(
+        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
+    ) -> None:
+        """Take one batch.
+
+        Raises:
+            UsageError: As for top1.
+        """
+        name, scores = _first(outputs)
+        if _decided(scores, labels):
+            decided, given = scores, decided_labels(labels, scores, metric="f1")
+        else:
+            given = class_labels(labels, scores, output=name, metric="f1")
+            self._nan = self._nan or has_nan(scores)
+            counted = given != IGNORED
+            decided, given = _top(scores, 1)[..., 0][counted], given[counted]
+        self._right.update(decided[decided == given].tolist())
+        self._decided.update(decided.ravel().tolist())
+        self._labelled.update(given.ravel().tolist())
+
+    def result(self) -> float:
+        """2 right / (decided + labelled), averaged over classes."""
+        classes = self._decided | self._labelled
+        if self._nan or not classes:
+            return math.nan
+        each = (2 * self._right[c] / (self._decided[c] + self._labelled[c]) for c in classes)
+        return sum(each) / len(classes)
+
+    def doubts(self) -> tuple[str, ...]:
+        """Few decisions, or labels that are all one.
+
+        Raises:
+            UsageError: If there is one decision.
+        """
+        found = few(self._labelled.total(), "f1")
+        one = len(self._labelled) == 1
+        return (*found, *(("f1 where all labels are one class says little",) if one else ()))
+
+
+@final
+class Agreement:
+    """Share of decisions (largest score of the first output) equal to the fp32 model's."""
+
+    def __init__(self) -> None:
+        self._same = 0
+        self._count = 0
+        self._nan = False
+        self._seen: set[Any] = set()
+
+    def update(
+        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
+    ) -> None:
+        """Take one batch.
+
+        Raises:
+            UsageError: If there is no reference, or the output holds no scores.
+        """
+        if reference is None:
+            raise UsageError("agreement needs the fp32 model's outputs")
+        name, scores = _first(outputs)
+        expected = reference[name]
+        self._nan = self._nan or has_nan(scores) or has_nan(expected)
+        decided = _decisions(expected, name)
+        same = _decisions(scores, name) == decided
+        self._same += int(np.count_nonzero(same))
+        self._count += same.size
+        if len(self._seen) < 2:
+            self._seen.update(np.unique(decided)[:2].tolist())
+
+    def result(self) -> float:
+        """Equal decisions over all decisions."""
+        return _share(self._same, self._count, self._nan)
+
+    def doubts(self) -> tuple[str, ...]:
+        """Few decisions, or all the same.
+
+        Raises:
+            UsageError: If there is one.
+        """
+        found = few(self._count, "agreement")
+        if len(self._seen) == 1:
+            found += (
+                (
+                    "the fp32 model decides alike on all of the data: to agree with it says"
+                    " little"
+                ),
+            )
+        return found
+
+
+@final
+class Spearman:
+    """Rank correlation of each sample's first output scalar with its label."""
+
+    def __init__(self) -> None:
+        self._values: list[Array] = []
+        self._labels: list[Array] = []
+
+    def update(
+        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
+    ) -> None:
+        """Take one batch.
+
+        Raises:
+            UsageError: If there are no labels, not one per sample, or some are no numbers.
+        """
+        name, scores = _first(outputs)
+        given = numbers(labels, "spearman")
+        values = scores.reshape(len(scores), -1)[:, 0] if scores.ndim else scores[None]
+        if given.size != len(values):
+            raise UsageError(
+                f"{given.size} labels for {len(values)} samples of output {name!r}",
+                fix="give one number per sample",
+            )
+        self._values.append(values.astype(np.float64))
+        self._labels.append(given.reshape(-1))
+
+    def result(self) -> float:
+        """Spearman's rho; NaN where all values or all labels are equal."""
+        from scipy.stats import spearmanr
+
+        if not self._values:
+            return float("nan")
+        values, labels = np.concatenate(self._values), np.concatenate(self._labels)
+        if has_nan(values) or np.ptp(values) == 0 or np.ptp(labels) == 0:
+            return float("nan")
+        result: Any = spearmanr(values, labels)
+        return float(result.statistic)
+
+    def doubts(self) -> tuple[str, ...]:
+        """Few samples, or a correlation as of unrelated numbers.
+
+        Raises:
+            UsageError: If there are fewer than three samples.
+        """
+        count = sum(len(v) for v in self._values)
+        found = few(count, "spearman", least=3)
+        if abs(self.result()) <= _ERRORS / math.sqrt(max(count - 1, 1)):
+            found += (
+                (
+                    f"the fp32 model's spearman of {self.result():.3g} is that of unrelated"
+                    " numbers: are the labels the model's?"
+                ),
+            )
+        return found
+
+
+def has_nan(array: Array) -> bool:
+    """Whether a float array holds a NaN; ml_dtypes' types included."""
+    return array.dtype.kind not in "biuOSU" and bool(np.isnan(array.astype(np.float32)).any())
+
+
+def _deviation(share: float, count: int) -> float:
+    """How far from ``share`` guessing comes over ``count`` decisions."""
+    return _ERRORS * math.sqrt(share * (1 - share) / max(count, 1))
+
+
+def _first(outputs: Outputs) -> tuple[str, Array]:
+    return next(iter(outputs.items()))
+
+
+def _decided(scores: Array, labels: Array | None) -> bool:
+    """Whether the output is decisions, one for each label, and not scores of classes."""
+    if scores.dtype.kind not in "biuOSU" or labels is None:
+        return False
+    return scores.size == labels.size
+
+
+def _top(scores: Array, k: int) -> Array:
+    wide = scores.astype(np.float32)
+    if k == 1:
+        return wide.argmax(axis=-1)[..., None]
+    # stable, so that ties go to the lower class as in argmax
+    return np.argsort(-wide, axis=-1, kind="stable")[..., :k]
+
+
+def _decisions(scores: Array, name: str) -> Array:
+    if scores.dtype.kind in "biuOSU":
+        return scores
+    if scores.ndim == 0 or scores.shape[-1] < 2 or scores.ndim < 2:
+        raise UsageError(
+            f"output {name!r} of shape {list(scores.shape)} holds no scores per class",
+            fix="use --metric cosine or snr_db, or --eval",
+        )
+    return scores.astype(np.float32).argmax(axis=-1)
+
+
+def _share(part: int, whole: int, nan: bool) -> float:
+    return float("nan") if nan or not whole else part / whole

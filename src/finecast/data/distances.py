@@ -1,0 +1,115 @@
+"""Metrics of distance to labels: squared and absolute error, perplexity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finecast.data.labels import IGNORED, class_labels, numbers
+from finecast.engines.base import Array
+from finecast.errors import UsageError
+
+Outputs = Mapping[str, Array]
+
+
+@final
+class MeanError:
+    """Mean over all elements of what ``of`` makes of the first output's error."""
+
+    def __init__(
+        self, name: str, of: Callable[[NDArray[np.float64]], NDArray[np.float64]]
+    ) -> None:
+        self._name = name
+        self._of = of
+        self._sum = 0.0
+        self._count = 0
+
+    def update(
+        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
+    ) -> None:
+        """Take one batch.
+
+        Raises:
+            UsageError: If there are no labels, not one for each number, or some are none.
+        """
+        name, got = next(iter(outputs.items()))
+        wanted = numbers(labels, self._name)
+        if wanted.size != got.size:
+            raise UsageError(
+                f"labels of shape {list(wanted.shape)} do not fit output {name!r} "
+                f"of shape {list(got.shape)}",
+                fix=f"give labels of shape {list(got.shape)}",
+            )
+        error = got.astype(np.float64) - wanted.reshape(got.shape)
+        self._sum += float(self._of(error).sum())
+        self._count += got.size
+
+    def result(self) -> float:
+        """The mean; NaN before the first batch."""
+        return self._sum / self._count if self._count else math.nan
+
+    def doubts(self) -> tuple[str, ...]:
+        """A mean over one number."""
+        return (f"{self._name} rests on one number",) if self._count == 1 else ()
+
+
+@final
+class Perplexity:
+    """exp of the mean negative log-likelihood of the labels under the first output's logits.
+
+    Logits lie along the last axis, and the label beside a logit is what it predicts: shift
+    the labels of a causal language model before saving them. Labels of -100 do not count.
+    """
+
+    def __init__(self) -> None:
+        self._sum = 0.0
+        self._count = 0
+        self._classes = 0
+
+    def update(
+        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
+    ) -> None:
+        """Take one batch.
+
+        Raises:
+            UsageError: If the labels do not fit, or the output is probabilities.
+        """
+        from scipy.special import log_softmax
+
+        name, scores = next(iter(outputs.items()))
+        given = class_labels(labels, scores, output=name, metric="perplexity")
+        wide = scores.astype(np.float64)
+        if wide.size and (wide >= 0).all() and np.allclose(wide.sum(axis=-1), 1, atol=1e-4):
+            raise UsageError(
+                f"perplexity needs logits, output {name!r} is probabilities",
+                where="--metric",
+                fix="leave out the model's last Softmax, or use --eval",
+            )
+        counted = given != IGNORED
+        chosen = np.where(counted, given, 0)[..., None]
+        found = np.take_along_axis(log_softmax(wide, axis=-1), chosen, axis=-1)[..., 0]
+        self._sum -= float(found[counted].sum())
+        self._count += int(counted.sum())
+        self._classes = scores.shape[-1]
+
+    def result(self) -> float:
+        """The perplexity; infinite beyond what a float holds, NaN before the first batch."""
+        if not self._count:
+            return math.nan
+        mean = self._sum / self._count
+        return math.inf if mean > 700 else math.exp(mean)
+
+    def doubts(self) -> tuple[str, ...]:
+        """A model that knows no more than that there are so many classes."""
+        if self.result() < self._classes:
+            return ()
+        return (
+            (
+                f"the fp32 model's perplexity of {self.result():.3g} is that of guessing among"
+                f" {self._classes} classes: are the labels shifted, and the model's?"
+            ),
+        )

@@ -1,0 +1,131 @@
+"""Samples that come in batches: lists of feeds, torch's DataLoader, anything like them.
+
+Laws: every pass starts from the first batch; a batch is arrays by name, or arrays in the
+order of the model's inputs, labels last or beside them; tensors of other libraries are taken
+as numpy sees them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import numpy as np
+
+from finecast.data.datasets import Batch, as_input, check_array
+from finecast.engines.base import Array, TensorSpec
+from finecast.errors import UsageError
+from finecast.naming import unknown_name
+
+_LABELS: Final = ("label", "labels")
+_WHERE: Final = "a batch of the data"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """Batches for a model with ``inputs``; ``source`` starts a pass over them.
+
+    ``label_name`` is the labels' name among arrays by name; else ``label`` or ``labels``.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    source: Callable[[], Iterable[Any]]
+    label_name: str | None = None
+
+    def batches(self, batch_size: int, *, limit: int | None = None) -> Iterator[Batch]:
+        """All batches as they come, or the first with ``limit`` samples.
+
+        Raises:
+            UsageError: If there are none, or one does not fit the model.
+        """
+        del batch_size  # the source has its own
+        taken = 0
+        for item in self.source():
+            if limit is not None and taken >= limit:
+                return
+            feeds, labels = self._parts(item)
+            rows = next((a.shape[0] for a in feeds.values() if a.ndim), 1)
+            taken += rows
+            yield Batch(feeds=feeds, labels=labels, count=rows, rows=rows)
+        if not taken:
+            raise UsageError("the data yields no batch", where="data", fix="give some")
+
+    def _parts(self, item: Any) -> tuple[dict[str, Array], Array | None]:
+        given, labels = _split(item, len(self.inputs))
+        names = [spec.name for spec in self.inputs]
+        if not isinstance(given, Mapping):
+            given = dict(zip(names, given, strict=True))
+        arrays = dict(cast("Mapping[str, Any]", given))
+        for name in (self.label_name,) if self.label_name else _LABELS:
+            if labels is None and name in arrays and name not in names:
+                labels = arrays.pop(name)
+        for name in arrays:
+            if name not in names:
+                raise unknown_name(name, names, what="input", where=_WHERE)
+        for name in names:
+            if name not in arrays:
+                have = ", ".join(arrays) or "none"
+                raise UsageError(
+                    f"input {name!r} is missing", where=_WHERE, fix=f"there are {have}"
+                )
+        feeds = {spec.name: _fitted(arrays[spec.name], spec) for spec in self.inputs}
+        return feeds, None if labels is None else to_array(labels)
+
+
+def re_iterable(data: Iterable[Any]) -> Callable[[], Iterable[Any]]:
+    """A function that starts a pass over ``data``.
+
+    Raises:
+        UsageError: If it can be passed over only once, or is not iterable.
+    """
+    if not hasattr(data, "__iter__") and not hasattr(data, "__getitem__"):
+        raise UsageError(
+            f"data of type {type(data).__name__} is not iterable",
+            where="data",
+            fix="give a path, arrays by name, or batches",
+        )
+    if iter(data) is data:
+        raise UsageError(
+            "the data can be read only once, and every trial reads it",
+            where="data",
+            fix="give a list, a DataLoader, or a function that starts anew",
+        )
+    return lambda: data
+
+
+def to_array(value: Any) -> Array:
+    """A tensor of any library, or a list, as a numpy array."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        if str(value.dtype) == "torch.bfloat16":  # which numpy does not have
+            value = value.float()
+    return np.asarray(value)
+
+
+def _split(item: Any, inputs: int) -> tuple[Mapping[str, Any] | Sequence[Any], Any]:
+    """The inputs of one batch, and its labels if it has any."""
+    if isinstance(item, Mapping):
+        return cast("Mapping[str, Any]", item), None
+    parts: tuple[Any, ...] = (
+        tuple(cast("Sequence[Any]", item)) if isinstance(item, tuple | list) else (item,)
+    )
+    if len(parts) == 2 and isinstance(parts[0], Mapping | tuple | list):
+        first: Any = parts[0]
+        if isinstance(first, Mapping) or len(first) == inputs:
+            return first, parts[1]
+    if len(parts) == inputs + 1:
+        return parts[:-1], parts[-1]
+    if len(parts) == inputs:
+        return parts, None
+    raise UsageError(
+        f"a batch has {len(parts)} parts, the model {inputs} inputs",
+        where="data",
+        fix="yield arrays by name, or the inputs in order and then the labels",
+    )
+
+
+def _fitted(value: Any, spec: TensorSpec) -> Array:
+    array = to_array(value)
+    check_array(array, spec, 0 if spec.shape else None, _WHERE)
+    return as_input(array, spec)

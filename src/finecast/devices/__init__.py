@@ -1,0 +1,1 @@
+"""Devices that are not here: their data sheets, how they compute, their compilers' options."""

@@ -1,0 +1,162 @@
+"""How a target computes: which ports of which op round, to what, and how.
+
+Laws: matmul operands round at the engine's input and sums stay in fp32; a cast op stores its
+result in the format it was cast to, but in scope ``matmult`` the fp32 sum is the result;
+vector ops compute in fp32 inside and round at their ports; an op that only moves numbers
+rounds nothing that is already rounded; a transpose on the matmul engine rounds, a byte move
+does not. Emulating fp32 on a device that computes in fp32 changes nothing. An engine that
+takes subnormals of a format as zero does so with operands in it and with sums of them; a sum
+kept in less than fp32 ends representable there (what its partial sums lose is not modelled:
+it depends on their order, which no device documents).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from finecast.devices.targets import Target
+from finecast.errors import UsageError
+from finecast.graph import Graph, Node
+from finecast.numbers.formats import Format
+from finecast.numbers.roundmodes import Conversion, Rounding
+from finecast.ops import OpKind, Tier, by_name
+from finecast.rules.policy import Scope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """Formats to which an op's inputs and results are rounded when it is cast."""
+
+    read: Format
+    write: Format
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emulation:
+    """A target and the options of its compiler that touch numbers.
+
+    Attributes:
+        target: The device.
+        scope: Which ops are cast: ``none``, ``matmult`` or ``all``.
+        format: To what.
+        relayout: The format of transposes on the matmul engine; None where bytes are moved.
+        stores_matmult: In scope ``matmult`` results are stored in ``format`` too. The Neuron
+            compilers leave the sum in fp32; a framework's autocast gives low results.
+        saturate_infinity: Transposes on the matmul engine take Inf as the largest number;
+            without this the zeros of the identity turn it into NaN.
+        mixed_accumulation: Softmax, norms and the like keep fp32 inside and round their
+            result alone; otherwise each of their steps rounds.
+        rounds_normalized: Norms round before scale and shift too, as ONNX defines them for low
+            types and OpenVINO runs them; PyTorch and Neuron round the result alone.
+        rounding: Of all casts.
+        standalone: Of the conversions that no kernel takes in: of the model's inputs, and of
+            norms before scale and shift.
+        seed: Of stochastic rounding.
+    """
+
+    target: Target
+    scope: Scope = Scope.NONE
+    format: Format = Format.BF16
+    relayout: Format | None = None
+    stores_matmult: bool = False
+    saturate_infinity: bool = False
+    mixed_accumulation: bool = True
+    rounds_normalized: bool = False
+    rounding: Rounding = Rounding.NEAREST_EVEN
+    standalone: Rounding | None = None
+    seed: int = 0
+
+    def conversion(
+        self, fmt: Format, *, standalone: bool = False, flush: bool = False
+    ) -> Conversion:
+        """How values come into ``fmt`` on this target; with ``flush``, at an engine's port."""
+        alone = self.standalone if standalone else None
+        return Conversion(
+            format=fmt,
+            rounding=alone or self.rounding,
+            saturate=fmt.storage_bytes == 1 and self.target.saturating_fp8,
+            flush_subnormals=flush,
+            seed=self.seed,
+        )
+
+    def in_scope(self, node: Node) -> bool:
+        """Whether the options cast ``node``."""
+        info = by_name(node.op)
+        if node.format is not Format.FP32 or info.tier is Tier.NEVER:
+            return False
+        if self.scope is Scope.MATMULT:
+            return info.matmul_engine
+        return self.scope is not Scope.NONE
+
+    def ports(self, node: Node) -> Ports | None:
+        """What a cast of ``node`` rounds; None if the target cannot cast it."""
+        real = self.target.engine_for(by_name(node.op).kind).computes_in(self.format)
+        if real is None or node.format is not Format.FP32:
+            return None
+        # An engine that computes in more than was asked still takes what the cast left.
+        narrow = min(self.format, real, key=lambda f: (f.mantissa_bits, f.max))
+        stored = self.format.storage is not Format.FP32 or narrow is not Format.FP32
+        return Ports(read=narrow, write=narrow if stored else Format.FP32)
+
+    def held(self, fmt: Format) -> Format:
+        """What numbers stored in ``fmt`` are on the target: its e4m3 may end at 240."""
+        real = self.target.engine_for(OpKind.MATMUL).computes_in(fmt)
+        if real is None or real.storage_bytes != fmt.storage_bytes:
+            return fmt
+        return min(fmt, real, key=lambda f: (f.mantissa_bits, f.max))
+
+    def flushes(self, node: Node, fmt: Format) -> bool:
+        """Whether ``node`` takes subnormals of ``fmt`` as zero where it computes in it."""
+        return fmt in self.target.engine_for(by_name(node.op).kind).flushes_subnormals
+
+    def sums_in(self, node: Node, fmt: Format) -> Format:
+        """What ``node`` keeps sums of ``fmt`` numbers in; fp32 where it sums nothing."""
+        info = by_name(node.op)
+        if not info.matmul_engine:
+            return Format.FP32  # vector engines compute in fp32 inside
+        return self.target.engine_for(info.kind).accumulation_of(fmt)
+
+    def own_read(self, node: Node) -> Format:
+        """To what an fp32 op's inputs are rounded even when it is not cast.
+
+        inf1 has no fp32 product: it runs in bf16.
+        """
+        engine = self.target.engine_for(by_name(node.op).kind)
+        return engine.computes_in(Format.FP32) or Format.FP32
+
+
+def check(emulation: Emulation) -> None:
+    """Refuse what the target cannot do.
+
+    Raises:
+        UsageError: If its matmul engine lacks the format, or it has no such option.
+    """
+    target, fmt = emulation.target, emulation.format
+    if emulation.scope is not Scope.NONE:
+        engine = target.engine_for(OpKind.MATMUL)
+        if engine.computes_in(fmt) is None:
+            known = ", ".join(f.label for f in engine.rates_tflops if f is not Format.FP32)
+            raise UsageError(
+                f"--auto-cast-type {fmt.label} with --target {target.name}: the device has no"
+                " such arithmetic",
+                fix=f"use one of {known}",
+            )
+    if emulation.rounding is Rounding.STOCHASTIC and not target.stochastic_rounding:
+        raise UsageError(
+            f"stochastic rounding with --target {target.name}: the device has none",
+            fix="drop it, or choose trn1, inf2, trn2 or trn3",
+        )
+
+
+def is_relayout(node: Node) -> bool:
+    """Whether ``node`` reorders numbers in a way that a matmul engine could do."""
+    return by_name(node.op).kind is OpKind.RELAYOUT
+
+
+def cast_nodes(graph: Graph, emulation: Emulation) -> frozenset[int]:
+    """Ids of the nodes that the options cast."""
+    return frozenset(
+        n.id
+        for n in graph.float_nodes
+        if emulation.in_scope(n) and emulation.ports(n) is not None
+    )

@@ -1,0 +1,27 @@
+"""The Neuron compilers' precision options, as neuronx-cc and neuron-cc take them."""
+
+from __future__ import annotations
+
+from finecast.devices.neuron.choice import TF32_NOTE, Choice, choose, explicit_casts
+from finecast.devices.neuron.ladders import LADDERS, NEURON_TARGETS, Rung, casts_off, ladder
+from finecast.devices.neuron.options import Compiler, NeuronOptions, compiler_for, resolve
+from finecast.devices.neuron.reading import Given, from_environment, read
+
+__all__ = [
+    "LADDERS",
+    "NEURON_TARGETS",
+    "TF32_NOTE",
+    "Choice",
+    "Compiler",
+    "Given",
+    "NeuronOptions",
+    "Rung",
+    "casts_off",
+    "choose",
+    "compiler_for",
+    "explicit_casts",
+    "from_environment",
+    "ladder",
+    "read",
+    "resolve",
+]

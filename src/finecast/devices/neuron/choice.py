@@ -1,0 +1,241 @@
+"""What a verb is asked to do: a policy, and a device where the options name or imply one.
+
+Laws: with no option of a compiler and no target this is finecast's own policy; with one, the
+scope is the compilers' wherever they would have one, so that ``convert`` lowers the ops that
+``emulate`` emulates (to tf32 and fp8 only where the device gains by it). ``auto``, and several
+formats at once, are finecast's own, on any target: a plan by op, stated in the model, for a
+compiler told to cast none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from finecast.devices.emulation import Emulation, check
+from finecast.devices.neuron.options import TARGETS, Compiler, compiler_for, resolve
+from finecast.devices.neuron.reading import Given
+from finecast.devices.targets import list_targets, load_target
+from finecast.errors import UsageError
+from finecast.naming import spelled
+from finecast.numbers.formats import Format
+from finecast.ops import OpKind
+from finecast.rules.policy import Policy, Scope, low_formats
+
+DEFAULT_FORMAT: Final = Format.BF16
+# Formats that engines on this machine may compute in, and those that a model can state: by
+# ONNX's types, tf32 by arithmetic.
+_HERE: Final = (Format.BF16, Format.FP16)
+_STATED: Final = (*_HERE, Format.TF32, Format.FP8_E4M3, Format.FP8_E5M2)
+TF32_NOTE: Final = (
+    "ONNX has no tf32: fp32 arithmetic in the model rounds the operands, and gives wrong"
+    " numbers where something casts it lower (compile with --auto-cast none, run OpenVINO with"
+    " hint f32); for tf32's speed give the original model to the compiler with"
+    " --auto-cast-type tf32, or to a runtime with its tf32 on"
+)
+# What only a compiler has: any of them says that a device is meant.
+_DEVICE_OPTIONS: Final = (
+    "fast_math",
+    "fp32_cast",
+    "mixed_accumulation",
+    "saturate_infinity",
+    "stochastic_rounding",
+    "seed",
+    "target",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A policy; and what its target does to numbers, None where the device is this machine.
+
+    ``emulation`` is that of a model whose casts are explicit: its compiler adds none.
+    ``notes`` are for the user: what the casts of a model cannot state; ``format_notes`` what
+    is to be known of a format, if a plan has it.
+    """
+
+    policy: Policy
+    emulation: Emulation | None = None
+    label: str = ""
+    notes: tuple[str, ...] = ()
+    format_notes: Mapping[Format, str] = field(default_factory=dict[Format, str])
+
+    def told(self, used: Collection[Format]) -> tuple[str, ...]:
+        """What the user should know of a plan that has the formats ``used``."""
+        return (*self.notes, *(t for f, t in self.format_notes.items() if f in used))
+
+
+def choose(given: Given, *, sdk: str | None = None, compiler: bool = False) -> Choice:
+    """What ``given`` asks for.
+
+    Args:
+        given: The options that were stated.
+        sdk: Release of the Neuron SDK whose defaults hold.
+        compiler: Whether a compiler's defaults hold for what was not stated; an ``sdk``
+            says so too.
+
+    Raises:
+        UsageError: If two options conflict (names both), the target lacks the format, or
+            no ONNX type can state it.
+    """
+    device = any(getattr(given, o) is not None for o in _DEVICE_OPTIONS)
+    if not (device or compiler or sdk is not None):
+        return Choice(policy=_local(given))
+    stated = given.fast_math is not None or given.fp32_cast is not None
+    own = given.auto_cast is None and not (stated or compiler or sdk is not None)
+    if own or _is_auto(given) or len(_labels(given)) > 1:
+        return _planned(given)
+    options = resolve(given, sdk=sdk)
+    emulation = options.emulation()
+    if options.scope is not Scope.NONE:
+        (fmt,) = _formats(given, options.target)
+        _check_gain(fmt, emulation.target.name)
+    notes = list(options.notes)
+    if options.scope is Scope.NONE:
+        notes.append(f"the compiler casts nothing with {options.label}")
+    elif options.compiler is Compiler.NEURON_CC and options.relayout_format is not None:
+        notes.append(
+            f"fast-relayout rounds transposes to {options.relayout_format.label} in the"
+            " compiler: no cast states it"
+        )
+    return Choice(
+        policy=options.policy,
+        emulation=replace(explicit_casts(options.target), **_numerics(emulation)),
+        label=options.label,
+        notes=tuple(notes),
+        format_notes=_format_notes(emulation),
+    )
+
+
+def explicit_casts(target: str) -> Emulation:
+    """``target`` as it runs a model whose casts are explicit: its compiler casts nothing.
+
+    Raises:
+        UsageError: If there is no such target.
+    """
+    target = spelled(target)
+    load_target(TARGETS.get(target, target))
+    nothing = Given(fast_math=("none",))
+    given = nothing if compiler_for(target) is Compiler.NEURON_CC else Given(auto_cast="none")
+    return replace(resolve(given, target=target).emulation(), scope=Scope.NONE)
+
+
+def _local(given: Given) -> Policy:
+    """Finecast's own policy for this machine."""
+    scope = Scope.AUTO if given.auto_cast is None else Scope.parse(given.auto_cast)
+    formats = _formats(given, "TARGET")
+    for fmt in formats:
+        if fmt not in _HERE:
+            have = ", ".join(_having(fmt))
+            raise UsageError(
+                f"--auto-cast-type {fmt.label} without --target: no engine here computes in"
+                " it",
+                fix=f"name the device with --target ({have}), or use bf16 or fp16",
+            )
+    return Policy(scope=scope, formats=formats)
+
+
+def _labels(given: Given) -> list[str]:
+    return (given.auto_cast_type or DEFAULT_FORMAT.label).split(",")
+
+
+def _formats(given: Given, target: str) -> tuple[Format, ...]:
+    """The formats that a model shall state, in order of preference.
+
+    Raises:
+        UsageError: If one is none, or named twice, or no model states it, or not as the
+            device would round.
+    """
+    if given.auto_cast_type is not None:
+        low_formats(given.auto_cast_type)
+    return tuple(_format(label, given, target) for label in _labels(given))
+
+
+def _format(label: str, given: Given, target: str) -> Format:
+    fmt = Format.parse(label)
+    if fmt is Format.TF32 and given.stochastic_rounding:
+        raise UsageError(
+            "--auto-cast-type tf32 with --stochastic-rounding: arithmetic in the model rounds"
+            " to nearest",
+            fix="drop one of them, or see what both do with finecast emulate",
+        )
+    if fmt in _STATED:
+        return fmt
+    raise UsageError(
+        f"ONNX has no type {fmt.label}: a model's casts cannot state it",
+        where="--auto-cast-type",
+        fix="give the option to the compiler or runtime itself (finecast emulate --target"
+        f" {target} shows what it does to the accuracy, finecast ladder compares), or use"
+        " bf16 or fp16",
+    )
+
+
+def _computes(target: str, fmt: Format) -> bool:
+    real = load_target(target).engine_for(OpKind.MATMUL).computes_in(fmt)
+    same = real is not None and real.storage_bytes <= fmt.storage_bytes
+    return same and real is not Format.FP32  # which is what tf32 is stored as
+
+
+def _check_gain(fmt: Format, target: str) -> None:
+    """Raise UsageError where tf32 is asked of a device that has fp32 products in its place."""
+    if fmt is Format.TF32 and not _computes(target, fmt):
+        raise UsageError(
+            f"--auto-cast-type tf32 with --target {target}: the device has no such arithmetic",
+            fix=f"drop the type, or name one of {', '.join(_having(fmt))}",
+        )
+
+
+def _having(fmt: Format) -> list[str]:
+    return [t for t in list_targets() if _computes(t, fmt)]
+
+
+def _is_auto(given: Given) -> bool:
+    return given.auto_cast is not None and Scope.parse(given.auto_cast) is Scope.AUTO
+
+
+def _planned(given: Given) -> Choice:
+    """Scope ``auto``, or several formats, on a target."""
+    scope = Scope.AUTO if given.auto_cast is None else Scope.parse(given.auto_cast)
+    what = f"--auto-cast-type {given.auto_cast_type}"
+    what = what if len(_labels(given)) > 1 else "--auto-cast auto"
+    for option, written in (("fast_math", "--fast-math"), ("fp32_cast", "--fp32-cast")):
+        if getattr(given, option) is not None:
+            raise UsageError(
+                f"{what} with {written}: either finecast chooses by op, or the"
+                " compiler's options do",
+                fix="keep one of them",
+            )
+    # The flags that touch numbers are checked as the compiler would check them.
+    options = resolve(replace(given, auto_cast=None, auto_cast_type=None))
+    policy = Policy(scope=scope, formats=_formats(given, options.target))
+    base = replace(explicit_casts(options.target), **_numerics(options.emulation()))
+    emulations = [replace(base, format=fmt) for fmt in policy.formats]
+    for emulation in emulations:
+        _check_gain(emulation.format, emulation.target.name)
+        check(replace(emulation, scope=Scope.ALL))
+    formats = ",".join(f.label for f in policy.formats)
+    return Choice(
+        policy=policy,
+        emulation=emulations[0],
+        label=f"--auto-cast {scope.value} --auto-cast-type {formats}",
+        format_notes={f: t for e in emulations for f, t in _format_notes(e).items()},
+    )
+
+
+def _numerics(emulation: Emulation) -> dict[str, object]:
+    """What holds of a device's numbers whatever is cast."""
+    kept = ("format", "saturate_infinity", "mixed_accumulation", "rounding", "seed")
+    return {name: getattr(emulation, name) for name in kept}
+
+
+def _format_notes(emulation: Emulation) -> dict[Format, str]:
+    fmt = emulation.format
+    if fmt is Format.TF32:
+        return {fmt: TF32_NOTE}
+    real = emulation.target.engine_for(OpKind.MATMUL).computes_in(fmt)
+    if real is None or real is fmt or fmt.storage_bytes > 1:
+        return {}
+    name = emulation.target.name
+    ends = f"its largest number is {real.max:g}, the model's type ends at {fmt.max:g}"
+    return {fmt: f"{name} runs {fmt.label} as {real.label}: {ends}"}

@@ -1,0 +1,298 @@
+"""What the compilers' options mean: defaults, legality, and what they do to numbers.
+
+Sources: AWS Neuron SDK, command line references of neuronx-cc and neuron-cc; release notes
+of Neuron 2.27.0 (19 December 2025) for the change of neuronx-cc's defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, TypeVar
+
+from finecast.devices.emulation import Emulation, check
+from finecast.devices.neuron.reading import Given
+from finecast.devices.targets import Relayout, load_target
+from finecast.errors import UsageError
+from finecast.naming import look_up, spelled
+from finecast.numbers.formats import Format
+from finecast.numbers.roundmodes import Rounding
+from finecast.rules.policy import Policy, Scope
+
+T = TypeVar("T")
+
+
+class Compiler(Enum):
+    """Whose options these are."""
+
+    NEURONX_CC = "neuronx-cc"
+    NEURON_CC = "neuron-cc"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cast:
+    """What one cast keyword of neuron-cc casts, and to what its transposes round."""
+
+    scope: Scope
+    format: Format
+    transposes: Format
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeuronOptions:
+    """The options in force.
+
+    ``relayout_format`` is None where transposes move bytes. ``arguments`` are those that
+    state the options in full, for the compiler's own command line; ``notes`` say what of the
+    given ones has no effect.
+    """
+
+    compiler: Compiler
+    target: str
+    scope: Scope
+    format: Format
+    relayout_format: Format | None
+    mixed_accumulation: bool
+    saturate_infinity: bool
+    stochastic_rounding: bool
+    seed: int
+    arguments: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def policy(self) -> Policy:
+        """Scope and format."""
+        return Policy(scope=self.scope, formats=(self.format,))
+
+    @property
+    def label(self) -> str:
+        """The options that choose the cast, as written."""
+        return " ".join(self.arguments)
+
+    def emulation(self) -> Emulation:
+        """What these options do to numbers on their target.
+
+        Raises:
+            UsageError: If the target cannot do it; names both options.
+        """
+        stochastic = self.stochastic_rounding
+        emulation = Emulation(
+            target=load_target(TARGETS.get(self.target, self.target)),
+            scope=self.scope,
+            format=self.format,
+            relayout=self.relayout_format,
+            saturate_infinity=self.saturate_infinity,
+            mixed_accumulation=self.mixed_accumulation,
+            rounding=Rounding.STOCHASTIC if stochastic else Rounding.NEAREST_EVEN,
+            seed=self.seed,
+        )
+        check(emulation)
+        return emulation
+
+
+# The name of a target to the compiler, where it has no file of its own.
+TARGETS: Final = {"trn1n": "trn1"}
+_INF1: Final = "inf1"
+
+CASTS: Final = {
+    "all": _Cast(scope=Scope.ALL, format=Format.BF16, transposes=Format.BF16),
+    "all-fp16": _Cast(scope=Scope.ALL, format=Format.FP16, transposes=Format.FP16),
+    "matmult": _Cast(scope=Scope.MATMULT, format=Format.BF16, transposes=Format.FP16),
+    "matmult-bf16": _Cast(scope=Scope.MATMULT, format=Format.BF16, transposes=Format.BF16),
+    "matmult-fp16": _Cast(scope=Scope.MATMULT, format=Format.FP16, transposes=Format.FP16),
+}
+"""Keywords of ``--fp32-cast``; ``--fast-math`` has them with ``fp32-cast-`` before."""
+_CAST_PREFIX: Final = "fp32-cast-"
+_RELAYOUTS: Final = {
+    "fast-relayout": Relayout.MATMUL,
+    "no-fast-relayout": Relayout.BYTE_MOVE,
+}
+# What ``all`` and ``none`` stand for.
+_SHORTHANDS: Final = {
+    "all": ("all", Relayout.MATMUL),
+    "none": ("matmult-bf16", Relayout.BYTE_MOVE),
+}
+FAST_MATH_KEYWORDS: Final = (*_SHORTHANDS, *(_CAST_PREFIX + c for c in CASTS), *_RELAYOUTS)
+"""Every keyword of ``--fast-math``."""
+
+_TYPES: Final = {f.label: f for f in (Format.BF16, Format.FP16, Format.TF32, Format.FP8_E4M3)}
+_SCOPES: Final = (Scope.NONE, Scope.MATMULT, Scope.ALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Defaults:
+    since: tuple[int, int]
+    scope: Scope
+    mixed_accumulation: bool
+
+
+# neuronx-cc's, by Neuron SDK, newest first.
+_DEFAULTS: Final = (
+    _Defaults(since=(2, 27), scope=Scope.NONE, mixed_accumulation=True),
+    _Defaults(since=(0, 0), scope=Scope.MATMULT, mixed_accumulation=False),
+)
+_OPTIONS_OF: Final = {
+    Compiler.NEURONX_CC: ("auto_cast", "auto_cast_type", "mixed_accumulation"),
+    Compiler.NEURON_CC: ("fast_math", "fp32_cast"),
+}
+_SPELLED: Final = {
+    "auto_cast": "--auto-cast",
+    "auto_cast_type": "--auto-cast-type",
+    "fast_math": "--fast-math",
+    "fp32_cast": "--fp32-cast",
+    "mixed_accumulation": "--enable/disable-mixed-precision-accumulation",
+}
+
+
+def compiler_for(target: str) -> Compiler:
+    """Which compiler builds for ``target``."""
+    return Compiler.NEURON_CC if spelled(target) == _INF1 else Compiler.NEURONX_CC
+
+
+def resolve(
+    given: Given, *, sdk: str | None = None, target: str | None = None
+) -> NeuronOptions:
+    """Fill in defaults and check legality.
+
+    Args:
+        given: What was stated.
+        sdk: Release of the Neuron SDK whose defaults hold, as ``2.26``; the newest if None.
+        target: Where ``given`` names none; else ``inf1`` with neuron-cc's options, ``trn1``.
+
+    Raises:
+        UsageError: If two options conflict (names both), or a value is none of its option's.
+    """
+    stated = {
+        c: [o for o in names if getattr(given, o) is not None]
+        for c, names in _OPTIONS_OF.items()
+    }
+    old = stated[Compiler.NEURON_CC]
+    chosen = given.target or (spelled(target) if target else _INF1 if old else "trn1")
+    load_target(TARGETS.get(chosen, chosen))  # an unknown name is an error here
+    compiler = compiler_for(chosen)
+    for other, names in stated.items():
+        if other is not compiler and names:
+            own = ", ".join(_SPELLED[o] for o in _OPTIONS_OF[compiler])
+            clash = [_SPELLED[o] for o in stated[compiler]] or [f"--target {chosen}"]
+            raise UsageError(
+                f"{_SPELLED[names[0]]} with {clash[0]}: the first is {other.value}'s",
+                fix=f"for {chosen} use {own}",
+            )
+    build = _neuronx if compiler is Compiler.NEURONX_CC else _neuron
+    return build(given, chosen, sdk)
+
+
+def _neuronx(given: Given, target: str, sdk: str | None) -> NeuronOptions:
+    defaults = next(d for d in _DEFAULTS if d.since <= _release(sdk))
+    scope = Scope.parse(given.auto_cast) if given.auto_cast is not None else defaults.scope
+    if scope not in _SCOPES:
+        raise UsageError(
+            f"{scope.value!r} is no scope of neuronx-cc",
+            where="--auto-cast",
+            fix="use none, matmult or all",
+        )
+    notes: tuple[str, ...] = ()
+    if scope is Scope.NONE and given.auto_cast is None and given.auto_cast_type is not None:
+        alone = f"--auto-cast-type {given.auto_cast_type} alone casts nothing"
+        notes = (f"{alone}: --auto-cast none is the default; add --auto-cast matmult or all",)
+    mixed = given.mixed_accumulation
+    mixed = defaults.mixed_accumulation if mixed is None else mixed
+    fmt = _choice(given.auto_cast_type or "bf16", _TYPES, "--auto-cast-type")
+    words = ["--auto-cast", scope.value]
+    words += [] if scope is Scope.NONE else ["--auto-cast-type", fmt.label]
+    if mixed is not defaults.mixed_accumulation:
+        words.append(f"--{'enable' if mixed else 'disable'}-mixed-precision-accumulation")
+    device = load_target(TARGETS.get(target, target))
+    saturate = bool(given.saturate_infinity)
+    if saturate and not device.saturate_infinity:
+        raise UsageError(
+            f"--enable-saturate-infinity with --target {target}: only trn1 has it",
+            fix="drop it, or choose --target trn1",
+        )
+    words += ["--enable-saturate-infinity"] if saturate else []
+    # Transposes by product keep their operand's type; in fp32 they are exact but for Inf.
+    relayout = Format.FP32 if Relayout.MATMUL in device.relayouts else None
+    return NeuronOptions(
+        compiler=Compiler.NEURONX_CC,
+        target=target,
+        scope=scope,
+        format=fmt,
+        relayout_format=relayout,
+        mixed_accumulation=mixed,
+        saturate_infinity=saturate,
+        stochastic_rounding=bool(given.stochastic_rounding),
+        seed=given.seed or 0,
+        arguments=tuple(words),
+        notes=notes,
+    )
+
+
+def _neuron(given: Given, target: str, sdk: str | None) -> NeuronOptions:
+    del sdk  # neuron-cc's defaults never changed
+    cast, relayout = fast_math(given.fast_math or ("all",))
+    if given.fp32_cast is not None:  # older, but documented to come before --fast-math
+        cast = given.fp32_cast
+        _choice(cast, CASTS, "--fp32-cast")
+    how = CASTS[cast]
+    words = ["--fast-math", _CAST_PREFIX + cast]
+    words.append(next(name for name, kind in _RELAYOUTS.items() if kind is relayout))
+    saturate = bool(given.saturate_infinity)
+    words += ["--enable-saturate-infinity"] if saturate else []
+    return NeuronOptions(
+        compiler=Compiler.NEURON_CC,
+        target=target,
+        scope=how.scope,
+        format=how.format,
+        relayout_format=how.transposes if relayout is Relayout.MATMUL else None,
+        mixed_accumulation=True,
+        saturate_infinity=saturate,
+        stochastic_rounding=bool(given.stochastic_rounding),
+        seed=given.seed or 0,
+        arguments=tuple(words),
+    )
+
+
+def fast_math(keywords: Sequence[str]) -> tuple[str, Relayout]:
+    """The cast keyword (as of ``--fp32-cast``) and the relayout that keywords choose.
+
+    ``all`` and ``none`` set both; a cast or relayout keyword overrides its part of them.
+
+    Raises:
+        UsageError: If a keyword is unknown, or two exclude each other; names both.
+    """
+    for keyword in keywords:
+        _choice(keyword, dict.fromkeys(FAST_MATH_KEYWORDS, True), "--fast-math")
+    shorthand = _only_one([k for k in keywords if k in _SHORTHANDS])
+    cast = _only_one([k for k in keywords if k.startswith(_CAST_PREFIX)])
+    relayout = _only_one([k for k in keywords if k in _RELAYOUTS])
+    # Nothing said: the defaults, which are those of ``all``.
+    chosen, how = _SHORTHANDS[shorthand or "all"]
+    return (
+        cast.removeprefix(_CAST_PREFIX) if cast else chosen,
+        _RELAYOUTS[relayout] if relayout else how,
+    )
+
+
+def _only_one(keywords: list[str]) -> str | None:
+    distinct = list(dict.fromkeys(keywords))
+    if len(distinct) > 1:
+        raise UsageError(
+            f"--fast-math {distinct[0]} with {distinct[1]}: they exclude each other",
+            where="--fast-math",
+            fix="keep one of them",
+        )
+    return distinct[0] if distinct else None
+
+
+def _choice(name: str, known: Mapping[str, T], option: str) -> T:
+    return look_up(name, known, what="value", where=option)
+
+
+def _release(sdk: str | None) -> tuple[int, int]:
+    if sdk is None:
+        return _DEFAULTS[0].since
+    parts = spelled(sdk).removeprefix("v").split(".")
+    if len(parts) < 2 or not all(p.isdecimal() for p in parts):
+        raise UsageError(f"{sdk!r} is no SDK release", where="--sdk", fix="write it as 2.27")
+    return int(parts[0]), int(parts[1])

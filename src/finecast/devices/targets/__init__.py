@@ -1,0 +1,210 @@
+"""Devices: one TOML file each, and the loader that makes frozen values of them.
+
+A rate is dense (no sparsity), for the unit that the file names: one core of an accelerator
+or CPU, one whole GPU. Ratios between formats are what finecast relies on.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cache
+from importlib.resources import files
+
+from finecast.devices.targets.reading import Table
+from finecast.errors import UsageError
+from finecast.naming import look_up
+from finecast.numbers.formats import Format
+from finecast.ops import OpKind
+
+
+class EngineRole(Enum):
+    """The parts of a device: matrix products, element-wise and reductions, exponentials."""
+
+    MATMUL = "matmul"
+    VECTOR = "vector"
+    SCALAR = "scalar"
+
+
+class Relayout(Enum):
+    """How a device transposes."""
+
+    MATMUL = "matmul"
+    """By a product with the identity: rounds to the engine's format."""
+    BYTE_MOVE = "byte_move"
+    """By copying bytes: exact."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """One engine: what it computes in, how fast, and how it accumulates.
+
+    Attributes:
+        rates_tflops: Operations per second by format, in units of 1e12.
+        runs_as: Formats that it takes but computes in another: inf1's fp32 products run in
+            bf16, a CPU's fp16 arithmetic in fp32.
+        accumulates_in: Format of sums and of arithmetic between the ports.
+        accumulation: Exceptions to ``accumulates_in``, by input format.
+        flushes_subnormals: Formats whose arithmetic takes subnormal inputs as zero, and gives
+            zero for subnormal sums.
+    """
+
+    rates_tflops: Mapping[Format, float]
+    runs_as: Mapping[Format, Format] = field(default_factory=dict[Format, Format])
+    accumulates_in: Format = Format.FP32
+    accumulation: Mapping[Format, Format] = field(default_factory=dict[Format, Format])
+    flushes_subnormals: frozenset[Format] = frozenset()
+
+    def computes_in(self, fmt: Format) -> Format | None:
+        """The format that arithmetic on ``fmt`` is really done in; None if impossible."""
+        real = self.runs_as.get(fmt, fmt)
+        return real if real in self.rates_tflops else None
+
+    def rate_tflops(self, fmt: Format) -> float | None:
+        """Rate for operands of ``fmt``; None if the engine cannot take it."""
+        real = self.computes_in(fmt)
+        return None if real is None else self.rates_tflops[real]
+
+    def accumulation_of(self, fmt: Format) -> Format:
+        """The format that sums of ``fmt`` products are kept in."""
+        return self.accumulation.get(fmt, self.accumulates_in)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A device.
+
+    Attributes:
+        name: As on the command line.
+        description: One line for people.
+        unit: What the rates and the bandwidth are of: "one NeuronCore-v2".
+        engines: Its engines; a device without a scalar engine uses the vector one.
+        bandwidth_gb_s: Memory bandwidth of the unit, 1e9 bytes a second.
+        op_overhead_s: Fixed cost of starting an op.
+        cast_overhead_s: Fixed cost of a cast that stands alone.
+        free_casts: Casts happen at the engines' ports and cost nothing.
+        relayouts: How it can transpose; the first is what its compiler does by default.
+        saturate_infinity: It can clamp infinities in the transposes that the compiler adds.
+        saturating_fp8: Conversions to fp8 clamp to the largest number.
+        stochastic_rounding: The user can ask for it.
+    """
+
+    name: str
+    description: str
+    unit: str
+    engines: Mapping[EngineRole, EngineSpec]
+    bandwidth_gb_s: float
+    op_overhead_s: float
+    cast_overhead_s: float
+    free_casts: bool
+    relayouts: tuple[Relayout, ...]
+    saturate_infinity: bool
+    saturating_fp8: bool
+    stochastic_rounding: bool
+
+    def engine(self, role: EngineRole) -> EngineSpec:
+        """The engine that does this role's work."""
+        return self.engines.get(role, self.engines[EngineRole.VECTOR])
+
+    def engine_for(self, kind: OpKind) -> EngineSpec:
+        """The engine that ops of ``kind`` run on."""
+        return self.engine(role_of(kind))
+
+
+_SCALAR_KINDS = frozenset({OpKind.TRANSCENDENTAL, OpKind.SOFTMAX})
+_SUFFIX = ".toml"
+_MICRO = 1e-6
+
+
+def role_of(kind: OpKind) -> EngineRole:
+    """The role that serves ops of ``kind``."""
+    if kind.matmul_engine:
+        return EngineRole.MATMUL
+    return EngineRole.SCALAR if kind in _SCALAR_KINDS else EngineRole.VECTOR
+
+
+@cache
+def list_targets() -> tuple[str, ...]:
+    """Names of all targets, sorted."""
+    names = (entry.name for entry in files(__package__ or __name__).iterdir())
+    return tuple(sorted(n.removesuffix(_SUFFIX) for n in names if n.endswith(_SUFFIX)))
+
+
+def load_target(name: str) -> Target:
+    """The target called ``name``.
+
+    Raises:
+        UsageError: If there is none; the message lists those that are.
+    """
+    return _load(look_up(name, {n: n for n in list_targets()}, what="target"))
+
+
+@cache
+def _load(name: str) -> Target:
+    file = files(__package__ or __name__) / f"{name}{_SUFFIX}"
+    return parse_target(file.read_text(encoding="utf-8"), file=file.name)
+
+
+def parse_target(text: str, *, file: str) -> Target:
+    """Read one target's TOML.
+
+    Raises:
+        UsageError: If it is not TOML, or a key is missing, unknown or of the wrong type; the
+            message names the file and the key.
+    """
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"not TOML: {error}", where=file, fix="correct the file") from error
+    top = Table(data, file)
+    memory, overhead = top.table("memory"), top.table("overhead")
+    transposes, saturation = top.table("transposes"), top.table("saturation")
+    engines = top.table("engines")
+    target = Target(
+        name=file.removesuffix(_SUFFIX),
+        description=top.text("description"),
+        unit=top.text("unit"),
+        engines=_engines(engines),
+        bandwidth_gb_s=memory.positive("bandwidth_gb_s"),
+        op_overhead_s=overhead.number("op_us") * _MICRO,
+        cast_overhead_s=overhead.number("cast_us") * _MICRO,
+        free_casts=overhead.flag("free_casts"),
+        relayouts=transposes.members("by", Relayout),
+        saturate_infinity=saturation.flag("infinity_in_transposes"),
+        saturating_fp8=saturation.flag("fp8_conversions"),
+        stochastic_rounding=top.flag("stochastic_rounding"),
+    )
+    for table in (top, memory, overhead, transposes, saturation):
+        table.finish()
+    return target
+
+
+def _engines(table: Table) -> dict[EngineRole, EngineSpec]:
+    specs = {
+        role: _engine(table.table(role.value))
+        for role in EngineRole
+        if role is not EngineRole.SCALAR or table.has(role.value)
+    }
+    table.finish()
+    return specs
+
+
+def _engine(table: Table) -> EngineSpec:
+    spec = EngineSpec(
+        rates_tflops=table.rates("rates_tflops"),
+        runs_as=table.format_map("runs_as"),
+        accumulates_in=table.format("accumulates_in"),
+        accumulation=table.format_map("accumulation"),
+        flushes_subnormals=table.formats("flushes_subnormals"),
+    )
+    table.finish()
+    for fmt, real in spec.runs_as.items():
+        if real not in spec.rates_tflops or fmt in spec.rates_tflops:
+            raise table.error(
+                f"runs_as.{fmt.label}",
+                f"maps {fmt.label} to {real.label}, but only formats without a rate can run "
+                "as one that has a rate",
+            )
+    return spec

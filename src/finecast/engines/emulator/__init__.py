@@ -1,0 +1,234 @@
+"""The emulator: an engine that computes as a device you do not have would."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, final
+
+import numpy as np
+import onnx_ir as ir
+
+from finecast.devices.emulation import Emulation, cast_nodes
+from finecast.devices.targets import load_target
+from finecast.engines.base import Array, Capability, Feeds, KernelTime, Session, TensorSpec
+from finecast.engines.emulator.model import (
+    EMULATION_SWITCH,
+    OFFSET,
+    Emulated,
+    Setting,
+    emulated,
+)
+from finecast.engines.loading import exact_engine, load_model
+from finecast.errors import EngineError, ModelError, naming
+from finecast.frontends import onnx as frontend
+from finecast.frontends.onnx import Prepared
+from finecast.frontends.onnx.expand import expand_accumulations, split_norms
+from finecast.frontends.onnx.opset import raise_opset
+from finecast.frontends.onnx.widen import widen
+from finecast.graph import Graph
+from finecast.numbers.formats import Format
+from finecast.ops import OpKind
+from finecast.ops.patterns import (
+    activation_kernels,
+    affine_kernels,
+    bias_kernels,
+    merged,
+    norm_kernels,
+)
+from finecast.rules.policy import Policy, Scope
+
+# That of casts to bf16; clipping to bounds that are inputs came before.
+_OPSET: Final = 13
+
+
+def device_kernels(graph: Graph, emulation: Emulation) -> list[frozenset[int]]:
+    """Nodes that the device runs as one, so that nothing is rounded between them."""
+    kernels = bias_kernels(graph) + activation_kernels(graph) + affine_kernels(graph)
+    if emulation.mixed_accumulation:
+        kernels += norm_kernels(graph)
+    return merged(kernels)
+
+
+def setting_of(graph: Graph, emulation: Emulation) -> Setting:
+    """What the options of ``emulation`` set."""
+    cast = cast_nodes(graph, emulation)
+    stores = emulation.scope is Scope.ALL or emulation.stores_matmult
+    return Setting(
+        reads=cast,
+        writes=cast if stores else frozenset(),
+        relayout=emulation.relayout is not None,
+    )
+
+
+def setting_of_plan(formats: Mapping[int, Format], emulation: Emulation) -> Setting:
+    """What a plan's explicit casts set: its low ops read low, and store low where they can."""
+    low = frozenset(i for i, f in formats.items() if f is emulation.format)
+    writes = frozenset[int]() if emulation.format.operands_only else low
+    return Setting(reads=low, writes=writes, relayout=emulation.relayout is not None)
+
+
+@final
+class EmulatorSession:
+    """A model in ONNX Runtime, instrumented; ``apply`` changes what is cast without a rebuild.
+
+    Law: with stochastic rounding, draws depend on the index of the sample since ``apply`` or
+    ``restart``, not on how samples were split into batches.
+    """
+
+    def __init__(self, session: Session, instrumented: Emulated, setting: Setting) -> None:
+        self._session = session
+        self._instrumented = instrumented
+        fed = {w.name for w in instrumented.weights} | _OWN
+        self._inputs = tuple(s for s in session.inputs if s.name not in fed)
+        self._own = instrumented.feeds(setting)
+        self._seen = 0
+
+    @property
+    def inputs(self) -> Sequence[TensorSpec]:
+        """The model's own inputs."""
+        return self._inputs
+
+    @property
+    def outputs(self) -> Sequence[TensorSpec]:
+        """The model's outputs."""
+        return self._session.outputs
+
+    def apply(self, setting: Setting) -> EmulatorSession:
+        """Cast what ``setting`` says from now on; the stream of samples starts anew."""
+        self._own = self._instrumented.feeds(setting)
+        return self.restart()
+
+    def restart(self) -> EmulatorSession:
+        """The next sample is the first of the stream."""
+        self._seen = 0
+        return self
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        """Run one batch as the target would."""
+        own: dict[str, Array] = dict(self._own)
+        if self._instrumented.needs_offset:
+            own[OFFSET] = np.array(self._seen, dtype=np.int64)
+            self._seen += max((len(a) for a in feeds.values() if a.ndim), default=1)
+        return self._session.run({**feeds, **own})
+
+    def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
+        """Nothing: the time that emulation takes says nothing of the device."""
+        del feeds, repeats
+        return []
+
+
+_OWN = frozenset({EMULATION_SWITCH, OFFSET})
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulatorEngine:
+    """Runs models as a target would; ``emulation`` states its options."""
+
+    emulation: Emulation
+
+    @property
+    def name(self) -> str:
+        """The engine's name in options and reports."""
+        return "emulator"
+
+    @property
+    def device(self) -> str:
+        """The emulated device."""
+        return self.emulation.target.name
+
+    def capabilities(self) -> Mapping[Format, Capability]:
+        """By the target's documented rates of its matmul engine."""
+        engine = self.emulation.target.engine_for(OpKind.MATMUL)
+        base = engine.rate_tflops(Format.FP32)
+        found: dict[Format, Capability] = {}
+        for fmt in Format:
+            rate = engine.rate_tflops(fmt)
+            speed = rate / base if rate is not None and base else None
+            reason = "" if rate is not None else f"{self.device} has no {fmt.label}"
+            found[fmt] = Capability(runs=rate is not None, speed=speed, reason=reason)
+        return found
+
+    def load(self, model: Path | bytes, *, profiling: bool = False) -> EmulatorSession:
+        """Load a model for the options' own scope; its own low types are emulated too.
+
+        Raises:
+            EngineError: If it cannot be run.
+        """
+        if profiling:
+            raise EngineError(
+                "the emulator has no profile of the device", fix="use ladder, or tune --target"
+            )
+        if isinstance(model, bytes):
+            with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
+                path = Path(folder) / "model.onnx"
+                path.write_bytes(model)
+                with naming(path, "the model in memory"):
+                    return self.load(path)
+        prepared = prepare(frontend.load(model), self.emulation)
+        return self.session(prepared, fixed=setting_of(prepared.graph, self.emulation))
+
+    def session(
+        self,
+        prepared: Prepared,
+        *,
+        kernels: Sequence[frozenset[int]] | None = None,
+        fixed: Setting | None = None,
+        together: Sequence[frozenset[int]] = (),
+    ) -> EmulatorSession:
+        """A session on a prepared model: switched, or built for one setting.
+
+        Args:
+            prepared: What ``prepare`` gave.
+            kernels: Nodes that run as one; by default those of ``device_kernels``.
+            fixed: The one setting to build for.
+            together: Sets of nodes that every setting casts together.
+        """
+        graph = prepared.graph
+        found = device_kernels(graph, self.emulation) if kernels is None else kernels
+        built = emulated(
+            prepared.model, self.emulation, kernels=found, fixed=fixed, together=together
+        )
+        setting = fixed or setting_of(graph, self.emulation)
+        return EmulatorSession(load_model(exact_engine(), built.model), built, setting)
+
+
+def prepare(file: frontend.OnnxFile, emulation: Emulation) -> Prepared:
+    """A model ready to be emulated: named nodes, known types, accumulations as asked.
+
+    What the model itself stores in a low type stays so, whatever is cast besides.
+    """
+    prepared = frontend.prepare(file, Policy(scope=Scope.NONE))
+    model = widen(prepared.model)
+    with suppress(ModelError):  # what cannot be raised may do with what it has
+        model = raise_opset(model, _OPSET)
+    change = _rewriting(emulation)
+    model = model if change is None else change(model)
+    if model is prepared.model:
+        return prepared
+    return frontend.prepare(replace(file, model=model), Policy(scope=Scope.NONE))
+
+
+def _rewriting(emulation: Emulation) -> Callable[[ir.Model], ir.Model] | None:
+    if not emulation.mixed_accumulation:
+        return expand_accumulations
+    return split_norms if emulation.rounds_normalized else None
+
+
+def exact_session(path: Path) -> Session:
+    """The model's own numbers; no time of it counts.
+
+    Where ONNX Runtime lacks kernels of its low types it is emulated: what it stores in one is
+    rounded, and computed in fp32 (on a target that changes nothing else).
+
+    Raises:
+        EngineError: If it cannot be run all the same.
+    """
+    try:
+        return exact_engine().load(path)
+    except EngineError:
+        return EmulatorEngine(emulation=Emulation(target=load_target("sm80"))).load(path)

@@ -1,0 +1,368 @@
+"""A copy of a model that computes as a target would, at the turn of a switch.
+
+Each float node has two bits: whether it reads rounded, and whether it stores its result
+rounded. Bits that always act together share one element of the switch input, so the graph
+needs no logic of its own; large constants are inputs, fed as they are or rounded. With a
+fixed setting there is no switch and nothing is selected.
+
+Laws: with every bit off the copy computes what the model computes (but for what the device
+does to fp32 itself); rounding a value for one reader leaves it exact for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from finecast.devices.emulation import Emulation, is_relayout
+from finecast.engines.emulator.setting import (
+    ALWAYS,
+    EMULATION_SWITCH,
+    OFFSET,
+    READ,
+    RELAYOUT,
+    Bit,
+    Emulated,
+    Setting,
+    SwitchedWeight,
+)
+from finecast.engines.emulator.views import RoundedViews
+from finecast.engines.emulator.wants import RoundWants, Wants, joined
+from finecast.frontends.onnx.reader import Binding, constant_tensor, read
+from finecast.frontends.onnx.roundops import RoundOps
+from finecast.graph import Graph, Node, Value
+from finecast.numbers.formats import Format
+from finecast.numbers.roundmodes import convert
+from finecast.ops import OpKind, by_name
+
+__all__ = ["EMULATION_SWITCH", "OFFSET", "Emulated", "Setting", "emulated"]
+
+# Constants from this size on are fed, not chosen in the graph, which would copy them.
+_FED_SIZE: Final = 4096
+
+
+def emulated(
+    model: ir.Model,
+    emulation: Emulation,
+    *,
+    kernels: Sequence[frozenset[int]] = (),
+    fixed: Setting | None = None,
+    together: Sequence[frozenset[int]] = (),
+) -> Emulated:
+    """Instrument a copy of ``model``.
+
+    Args:
+        model: A model with named nodes and known types.
+        emulation: The target and its options; the scope is a matter of the setting.
+        kernels: Ids of nodes that the device runs as one: between them nothing is rounded
+            but the operands of products.
+        fixed: Build for this setting alone, without a switch.
+        together: Sets of nodes that every setting will cast together: fewer selections.
+    """
+    copy = model.clone()
+    graph, binding = read(copy)
+    leaders = {n: min(nodes) for nodes in together for n in nodes}
+    kernel_of = {n: k for k, nodes in enumerate(kernels) for n in nodes}
+    wants = RoundWants(
+        graph=graph,
+        binding=binding,
+        emulation=emulation,
+        kernel_of=kernel_of,
+        leaders=leaders,
+    )
+    return _Builder(graph, binding, emulation, wants, fixed).build()
+
+
+@dataclass(slots=True)
+class _Builder:
+    graph: Graph
+    binding: Binding
+    emulation: Emulation
+    wants: RoundWants
+    fixed: Setting | None
+    conditions: dict[frozenset[Bit], ir.Value] = field(
+        default_factory=dict[frozenset[Bit], ir.Value]
+    )
+    prologue: list[ir.Node] = field(default_factory=list[ir.Node])
+    weights: list[SwitchedWeight] = field(default_factory=list[SwitchedWeight])
+    fed: list[ir.Value] = field(default_factory=list[ir.Value])
+    stream: ir.Value | None = None
+
+    def build(self) -> Emulated:
+        ops = RoundOps(register=self.main.register_initializer, offset=self._offset)
+        # What has no producer first: its nodes go to the front of the graph.
+        for value in sorted(self.graph.values, key=lambda v: v.producer is not None):
+            if value.format is Format.FP32 and value.constant is None:
+                self._round_value(value, ops)
+        for node in self.graph.float_nodes:
+            self._round_constants(node)
+            self._spoil_infinities(node, ops)
+        self._finish()
+        return Emulated(
+            model=self.binding.model,
+            conditions=tuple(self.conditions),
+            needs_offset=self.stream is not None,
+            weights=tuple(self.weights),
+        )
+
+    @property
+    def main(self) -> ir.Graph:
+        return self.binding.model.graph
+
+    def _round_value(self, value: Value, ops: RoundOps) -> None:
+        if self.wants.deferred(value):
+            return
+        inside = self.wants.inside(value)
+        stored = self.wants.stored.get(value.id, {})
+        if inside:  # the engine's own sums are what they are
+            maker = value.producer
+            stored = {} if maker is None else self.wants.sums(self.graph.nodes[maker])
+        readers = {
+            n: joined(stored, self._reads(n, value, inside=inside))
+            for n in value.uses
+            if self.binding.nodes[n] is not None  # a phi only joins names
+            and (not inside or stored or by_name(self.graph.nodes[n].op).matmul_engine)
+        }
+        native = self.binding.values[value.id]
+        uses = list(native.uses())
+        views = RoundedViews(
+            native=native,
+            emulation=self.emulation,
+            ops=ops,
+            fixed=self.fixed,
+            condition=self.condition,
+            standalone=self._standalone(value),
+        )
+        by_reader = {n: views.of(wants) for n, wants in readers.items()}
+        kept = native
+        if self._kept_matters(value, native, len(uses), readers, stored):
+            kept = views.of(stored)
+        self._place(native, views.nodes)
+        self._redirect(value, native, uses, kept, by_reader)
+
+    def _reads(self, reader: int, value: Value, *, inside: bool) -> Wants:
+        node = self.graph.nodes[reader]
+        if inside and not by_name(node.op).matmul_engine:
+            return {}
+        return self.wants.reads(node, value)
+
+    def _standalone(self, value: Value) -> bool:
+        """Whether converting ``value`` is a kernel of its own."""
+        if value.producer is None:
+            return True
+        norm = by_name(self.graph.nodes[value.producer].op).kind is OpKind.NORM
+        return norm and self.emulation.rounds_normalized
+
+    def _kept_matters(
+        self,
+        value: Value,
+        native: ir.Value,
+        uses: int,
+        readers: Mapping[int, Wants],
+        stored: Wants,
+    ) -> bool:
+        """Whether anything reads the value as it is stored, without a rounding of its own."""
+        if value.is_output or native.is_graph_output() or len(readers) < len(value.uses):
+            return True
+        if stored in readers.values():
+            return True
+        direct = sum(
+            index == value.id and follows
+            for reader in readers
+            for index, follows in zip(
+                self.graph.nodes[reader].inputs,
+                self.graph.nodes[reader].follows_in,
+                strict=True,
+            )
+        )
+        return direct < uses
+
+    def _redirect(
+        self,
+        value: Value,
+        native: ir.Value,
+        uses: Iterable[tuple[ir.Node, int]],
+        kept: ir.Value,
+        by_reader: Mapping[int, ir.Value],
+    ) -> None:
+        owners = {
+            id(node): n for n in value.uses if (node := self.binding.nodes[n]) is not None
+        }
+        for node, index in uses:
+            reader = owners.get(id(node))
+            follows = reader is not None and self.graph.nodes[reader].follows_in[index]
+            new = by_reader.get(reader, kept) if follows and reader is not None else kept
+            if new is not native:
+                node.replace_input_with(index, new)
+        if kept is native:
+            return
+        for graph in (self.main, *self.main.subgraphs()):
+            for index, end in enumerate(graph.outputs):
+                if end is native:
+                    graph.outputs[index] = kept
+                    if graph is self.main and not native.is_graph_input():
+                        native.name, kept.name = f"{native.name}_exact", native.name
+
+    def _place(self, native: ir.Value, nodes: list[ir.Node]) -> None:
+        """Right after the value appears."""
+        if not nodes:
+            return
+        home, producer = native.graph, native.producer()
+        if producer is not None:
+            producer.append(nodes)
+        elif home is self.main or home is None:
+            self.prologue += nodes
+        else:
+            next(iter(home)).prepend(nodes)
+
+    def _round_constants(self, node: Node) -> None:
+        native = self.binding.nodes[node.id]
+        if native is None or self.wants.picks_constants(node):
+            return
+        own = self.wants.own(node)
+        wanted: list[tuple[Format, Bit]] = [(own, ALWAYS)] if own is not Format.FP32 else []
+        if node.id in self.wants.ports and self.wants.ports[node.id].read is not own:
+            wanted.append((self.wants.ports[node.id].read, self.wants.bit(READ, node)))
+        for index, (value_id, follows) in enumerate(
+            zip(node.inputs, node.follows_in, strict=True)
+        ):
+            if value_id is None or not follows or node.format is not Format.FP32:
+                continue
+            tensor = constant_tensor(self.binding.values[value_id])
+            uncast = None if tensor is None else tensor.numpy().astype(np.float32)
+            for fmt, bit in wanted if tensor is not None else []:
+                bits = frozenset({bit})
+                if fmt is Format.FP32 or (self.fixed is not None and not self.fixed.on(bits)):
+                    continue
+                exact = native.inputs[index]
+                assert tensor is not None
+                assert exact is not None
+                flush = self.emulation.flushes(node, fmt)
+                how = self.emulation.conversion(fmt, flush=flush)
+                array = tensor.numpy().astype(np.float32)
+                name = f"{self.binding.values[value_id].name}_{fmt.label}{'_flushed' * flush}"
+                rounded = convert(array, how)
+                if self.fixed is None and bit is not ALWAYS and array.size >= _FED_SIZE:
+                    assert uncast is not None
+                    native.replace_input_with(index, self._fed(uncast, rounded, name, bits))
+                    continue
+                uncast = rounded
+                low = self._constant(rounded, f"{name}_constant")
+                if self.fixed is None and bit is not ALWAYS:
+                    out = _float(f"{low.name}_{node.id}_{index}", low.shape)
+                    choose = ir.node(
+                        "Where", [self.condition(bits), low, exact], outputs=[out]
+                    )
+                    native.prepend([choose])
+                    low = out
+                native.replace_input_with(index, low)
+
+    def _fed(
+        self,
+        exact: NDArray[np.float32],
+        rounded: NDArray[np.float32],
+        name: str,
+        bits: frozenset[Bit],
+    ) -> ir.Value:
+        """An input that is fed the one array or the other: choosing copies nothing."""
+        key = f"{name}_{len(self.weights)}"
+        value = ir.Value(
+            name=key, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(exact.shape)
+        )
+        self.weights.append(SwitchedWeight(name=key, exact=exact, rounded=rounded, bits=bits))
+        self.fed.append(value)
+        return value
+
+    def _constant(self, array: NDArray[np.float32], name: str) -> ir.Value:
+        if name not in self.main.initializers:
+            value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
+            value.type, value.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(array.shape)
+            self.main.register_initializer(value)
+        return self.main.initializers[name]
+
+    def _spoil_infinities(self, node: Node, ops: RoundOps) -> None:
+        """Inf times the identity's zeros is NaN along the whole vector, unless clamped."""
+        native = self.binding.nodes[node.id]
+        if native is None or not is_relayout(node) or not self.wants.infinities_matter:
+            return
+        source = native.inputs[0]
+        if source is None or node.format is not Format.FP32:
+            return
+        if self.fixed is not None and not self.fixed.relayout:
+            return
+        ops.made, ops.label, ops.count = [], f"{node.name}_identity", 0
+        if self.emulation.saturate_infinity:
+            # To the largest of the low format, so that a cast after it stays finite.
+            top = self.emulation.format.max
+            endless = ops.op("IsInf", source, dtype=ir.DataType.BOOL)
+            clamped = ops.op("Clip", source, ops.scalar(-top), ops.scalar(top))
+            spoiled = ops.op("Where", endless, clamped, source)
+            spoiled.shape = source.shape
+        else:
+            zeros = ops.op("Mul", source, ops.scalar(0.0))
+            axes = ops.constant(np.array([-1], dtype=np.int64))
+            total = ops.op("ReduceSum", zeros, axes, keepdims=1)
+            total.shape = None
+            spoiled = ops.op("Add", source, total)
+        if self.fixed is None:
+            bits = frozenset({RELAYOUT})
+            choose = _float(f"{ops.label}_chosen", source.shape)
+            ops.made.append(
+                ir.node("Where", [self.condition(bits), spoiled, source], outputs=[choose])
+            )
+            spoiled = choose
+        native.prepend(ops.made)
+        native.replace_input_with(0, spoiled)
+
+    def condition(self, bits: frozenset[Bit]) -> ir.Value:
+        """The element of the switch that stands for ``bits``."""
+        if bits not in self.conditions:
+            out = ir.Value(
+                name=f"{EMULATION_SWITCH}_{len(self.conditions)}",
+                type=ir.TensorType(ir.DataType.BOOL),
+                shape=ir.Shape(()),
+            )
+            self.conditions[bits] = out
+        return self.conditions[bits]
+
+    def _offset(self) -> ir.Value:
+        if self.stream is None:
+            self.stream = ir.Value(
+                name=OFFSET, shape=ir.Shape(()), type=ir.TensorType(ir.DataType.INT64)
+            )
+        return self.stream
+
+    def _finish(self) -> None:
+        start: list[ir.Node] = []
+        if self.conditions:
+            size = len(self.conditions)
+            switch = ir.Value(
+                name=EMULATION_SWITCH,
+                shape=ir.Shape([size]),
+                type=ir.TensorType(ir.DataType.BOOL),
+            )
+            self.main.inputs.append(switch)
+            for k, out in enumerate(self.conditions.values()):
+                name = f"{EMULATION_SWITCH}_index_{k}"
+                index = ir.Value(name=name, const_value=ir.tensor(np.int64(k), name=name))
+                index.type, index.shape = ir.TensorType(ir.DataType.INT64), ir.Shape(())
+                self.main.register_initializer(index)
+                start.append(ir.node("Gather", [switch, index], outputs=[out]))
+        if self.stream is not None:
+            self.main.inputs.append(self.stream)
+        self.main.inputs.extend(self.fed)
+        nodes = [*start, *self.prologue]
+        first = next(iter(self.main), None)
+        if first is None:
+            self.main.extend(nodes)
+        else:
+            first.prepend(nodes)
+
+
+def _float(name: str, shape: ir.Shape | None) -> ir.Value:
+    return ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=shape)

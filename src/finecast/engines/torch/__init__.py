@@ -1,0 +1,1 @@
+"""Compiled PyTorch as an engine."""

@@ -1,0 +1,55 @@
+"""The plan that ``torch.autocast`` follows: what finecast's own plans are held against.
+
+Autocast is what people have without finecast. A plan that rounds more than it does would be a
+loss of accuracy that nobody asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from finecast.frontends.torch.points import Point, moves
+from finecast.frontends.torch.probing import Errors
+from finecast.graph import Graph
+from finecast.numbers.formats import Format
+from finecast.ops import by_name
+from finecast.planning.assign import lowest, pick
+from finecast.rules import Permission
+
+
+def autocast_formats(
+    graph: Graph, permissions: Mapping[int, Permission], formats: Sequence[Format]
+) -> dict[int, Format]:
+    """The plan that ``torch.autocast`` follows, as far as the rules permit.
+
+    Products are low. All else follows the types that it reads: low where all are, fp32 where
+    one is, as a residual that came in fp32, or a parameter. What is moved on the way to low
+    readers alone is moved low, for that rounds the same numbers.
+    """
+    asked = lowest(permissions, *formats)
+    stored: dict[int, Format] = {}
+    found: dict[int, Format] = {}
+    for node in graph.float_nodes:
+        read = {stored.get(v.id, v.format) for v in graph.following_inputs(node)}
+        follows = by_name(node.op).matmul_engine or read == {asked[node.id]}
+        wanted = asked[node.id] if follows else Format.FP32
+        found[node.id] = pick(permissions[node.id], wanted)
+        stored |= {v.id: found[node.id] for v in graph.following_outputs(node)}
+    for node in reversed(graph.float_nodes):
+        readers = {found.get(n) for v in graph.following_outputs(node) for n in v.uses}
+        shown = any(v.is_output for v in graph.following_outputs(node))
+        if moves(node) and readers == {asked[node.id]} and not shown:
+            found[node.id] = asked[node.id]
+    return found
+
+
+def squared_error(
+    points: Sequence[Point], errors: Mapping[Format, Errors], formats: Mapping[int, Format]
+) -> float:
+    """Squared relative output error of a plan: what it rounds, each point once."""
+    return sum(
+        float(error)
+        for fmt, of_points in errors.items()
+        for point, error in zip(points, of_points, strict=True)
+        if any(formats.get(n) is fmt for n in point.path)
+    )

@@ -1,0 +1,144 @@
+"""What a graph's own kernels take here, measured: a class of ops is not a speed either.
+
+Convolutions, products of activations and attention are calls of library kernels, whose speed
+in a format depends on the shapes: on a CPU attention of one query over a long cache is several
+times slower in bf16 than in fp32, while a dense convolution is twice as fast. So each
+distinct one is run, once per process. Products with constant weights are left to the rates:
+deployed they read weights packed ahead of time, which a plain call does not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch.fx import Node as FxNode
+from torch.fx.node import map_arg
+from torch.utils._python_dispatch import (
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage] - no public name
+)
+
+from finecast.engines.torch.rates import one_thread
+from finecast.frontends.torch.aten import DTYPES
+from finecast.frontends.torch.reader import Binding, hint, tensor_inputs
+from finecast.graph import Graph, Node
+from finecast.numbers.formats import Format
+from finecast.ops import by_name
+
+Call = Callable[[], object]
+
+# Kernels longer than this are bound by arithmetic, which the rates know; measuring a large
+# model would take minutes.
+_LONGEST_S: Final = 0.05
+_BUDGET_S: Final = 0.02
+_RUNS: Final = (3, 15)
+_PACKED: Final = frozenset({"linear", "addmm", "matmul"})
+
+_seen: Final[dict[str, tuple[float, ...] | None]] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTimes:
+    """Times of the kernels of one graph, by node and format; each measured when asked for.
+
+    Attributes:
+        graph: The graph.
+        binding: Its FX nodes.
+        device: Where they run.
+        formats: The formats that take turns.
+        threads: What is measured on one thread is shared out over these.
+    """
+
+    graph: Graph
+    binding: Binding
+    device: str
+    formats: tuple[Format, ...]
+    threads: int
+
+    def time_s(self, node: Node, fmt: Format, expected_s: float) -> float | None:
+        """Seconds of ``node`` in ``fmt``; None where it is not one to measure.
+
+        ``expected_s`` is what the rates say, for all threads together.
+        """
+        if not self._is_measured(node) or expected_s * self.threads > _LONGEST_S:
+            return None
+        fx = self.binding.nodes[node.id]
+        key = self._key(node, fx)
+        if key not in _seen:
+            _seen[key] = self._measure(node, fx)
+        found = _seen[key]
+        return None if found is None else found[self.formats.index(fmt)] / self.threads
+
+    def _is_measured(self, node: Node) -> bool:
+        if not by_name(node.op).matmul_engine:
+            return False
+        weights = [i for i in node.inputs[1:2] if i is not None]
+        constant = any(self.graph.values[i].constant is not None for i in weights)
+        return not (constant and node.op in _PACKED)
+
+    def _key(self, node: Node, fx: FxNode) -> str:
+        shapes = [(*_sizes(n), _strides(n), n.meta["val"].dtype) for n in tensor_inputs(fx)
+                  if isinstance(n.meta.get("val"), torch.Tensor)]  # fmt: skip
+        plain = map_arg((fx.args, fx.kwargs), lambda n: None)  # type: ignore[arg-type, return-value]
+        return f"{self.device} {self.formats} {fx.target} {shapes} {plain} {node.follows_in}"
+
+    def _measure(self, node: Node, fx: FxNode) -> tuple[float, ...] | None:
+        # Backends ask while a graph is traced, where tensors are fake and cost nothing.
+        with _disable_current_modes(), one_thread(self.device), torch.no_grad():
+            try:
+                calls = [self._call(node, fx, fmt) for fmt in self.formats]
+                return tuple(_best(calls, self.device))
+            except (RuntimeError, NotImplementedError):
+                return None  # a format without a kernel; the plan is told of it elsewhere
+
+    def _call(self, node: Node, fx: FxNode, fmt: Format) -> Call:
+        made: dict[FxNode, Any] = {}
+        for source, follows in zip(tensor_inputs(fx), node.follows_in, strict=True):
+            made.setdefault(source, self._made(node, source, DTYPES[fmt] if follows else None))
+        args, kwargs = map_arg((fx.args, fx.kwargs), lambda n: made[n])
+        target: Callable[..., object] = fx.target  # type: ignore[assignment]
+        return lambda: target(*args, **kwargs)
+
+    def _made(self, node: Node, source: FxNode, dtype: torch.dtype | None) -> Any:
+        val = source.meta["val"]
+        if not isinstance(val, torch.Tensor):
+            return hint(val)
+        sizes, strides = _sizes(source), _strides(source)
+        value = 0.5 if val.is_floating_point() else 0
+        tensor = torch.full(sizes, value, dtype=dtype or val.dtype, device=self.device)
+        if node.op.startswith("conv") and tensor.dim() == 4:
+            # As Inductor lays images out for convolutions.
+            return tensor.contiguous(memory_format=torch.channels_last)
+        if 0 in strides:
+            return tensor
+        return tensor.new_empty_strided(sizes, strides).copy_(tensor)
+
+
+def _sizes(source: FxNode) -> tuple[int, ...]:
+    return tuple(hint(d) for d in source.meta["val"].shape)
+
+
+def _strides(source: FxNode) -> tuple[int, ...]:
+    return tuple(hint(d) for d in source.meta["val"].stride())
+
+
+def _best(calls: Sequence[Call], device: str) -> list[float]:
+    """The least of each one's times, in turns: a disturbance only ever adds."""
+    best = [float("inf")] * len(calls)
+    for call in calls:
+        call()
+    fewest, most = _RUNS
+    end = time.perf_counter() + _BUDGET_S * len(calls)
+    for run in range(most):
+        if run >= fewest and time.perf_counter() > end:
+            break
+        for k, call in enumerate(calls):
+            start = time.perf_counter()
+            call()
+            if device.startswith("cuda"):
+                torch.cuda.synchronize()
+            best[k] = min(best[k], time.perf_counter() - start)
+    return best

@@ -1,0 +1,295 @@
+"""Plans of a captured module: permissions, costs, sensitivities, and the choice among them."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from finecast import rules
+from finecast.engines.torch.autocast import autocast_formats
+from finecast.engines.torch.costs import CompiledCost
+from finecast.engines.torch.kernels import KernelTimes
+from finecast.engines.torch.rates import rate_here
+from finecast.errors import UsageError
+from finecast.frontends.torch import Captured
+from finecast.frontends.torch.aten import has_kernel
+from finecast.frontends.torch.points import Point, find_points
+from finecast.frontends.torch.probing import Errors, first_order, probe_all
+from finecast.frontends.torch.reader import Binding
+from finecast.graph import Graph
+from finecast.naming import look_up
+from finecast.numbers.formats import Format
+from finecast.ops import by_name
+from finecast.ops.flops import Shapes
+from finecast.planning.assign import chosen, highest, lowest, make_plan
+from finecast.planning.choices import Choice, Proposal, choices
+from finecast.planning.cost import CostModel
+from finecast.planning.plan import Plan
+from finecast.planning.problem import Roundings, unit_times
+from finecast.planning.units import Units, make_units
+from finecast.rules import Context, Permission, UserRule
+from finecast.rules.override import Overrides, active
+from finecast.rules.policy import Policy, Scope
+from finecast.rules.raf import raf_rules
+from finecast.rules.reason import Reason
+from finecast.rules.training import TRAINING_RULES
+
+ENGINE: Final = "torch"
+# A plan that is predicted to be slower than the fastest by less than this is as fast, as far
+# as a model of costs can tell; among those the most accurate is taken.
+SAME_TIME: Final = 1.01
+_PROMOTED: Final = "it reads fp32: rounded, it would add errors that torch.autocast has not"
+
+
+class RuleSet(Enum):
+    """Whose rules judge: finecast's, as inference or training needs them, or RAF's lists."""
+
+    FINECAST = "finecast"
+    TRAINING = "training"
+    RAF = "raf"
+
+    @classmethod
+    def parse(cls, name: str) -> RuleSet:
+        """Read a rule set's name.
+
+        Raises:
+            UsageError: If there is none of that name.
+        """
+        return look_up(name, {r.value: r for r in cls}, what="rule set", where="rule_set")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchPlanner:
+    """Makes plans of one graph under one policy."""
+
+    graph: Graph
+    policy: Policy
+    permissions: Mapping[int, Permission]
+    cost: CostModel
+
+    def plan(self, formats: Mapping[int, Format], because: str) -> Plan:
+        """The plan that gives node i ``formats[i]``."""
+        return make_plan(
+            self.graph,
+            formats,
+            self.permissions,
+            self.policy,
+            opset=0,
+            engine=ENGINE,
+            because=because,
+        )
+
+    def lowest(self) -> Plan:
+        """Everything that may be low is."""
+        return self.plan(
+            lowest(self.permissions, *self.policy.formats), "every op that may be low is"
+        )
+
+    def highest(self, because: str = "fp32 where permitted") -> Plan:
+        """Everything that may stay fp32 does."""
+        return self.plan(highest(self.permissions), because)
+
+    def products_low(self) -> TorchPlanner:
+        """The same, but products take the first low format that they may."""
+        asked = lowest(self.permissions, *self.policy.formats)
+        narrowed = {
+            i: replace(p, formats=frozenset({asked[i]}))
+            if by_name(self.graph.nodes[i].op).matmul_engine
+            else p
+            for i, p in self.permissions.items()
+        }
+        return replace(self, permissions=narrowed)
+
+    def as_autocast(self) -> TorchPlanner:
+        """The same, but what ``torch.autocast`` keeps in fp32 stays, as the rules permit."""
+        followed = autocast_formats(self.graph, self.permissions, self.policy.formats)
+        fp32 = frozenset({Format.FP32})
+        reason = Reason(rule="autocast", text=_PROMOTED, permits=(Format.FP32.label,))
+        narrowed = {
+            i: replace(p, formats=fp32, reasons=(*p.reasons, reason))
+            if followed[i] is Format.FP32 and len(p.formats) > 1
+            else p
+            for i, p in self.permissions.items()
+        }
+        return replace(self, permissions=narrowed)
+
+    def units(self) -> tuple[Units, tuple[Point, ...]]:
+        """One unit an op: fused kernels compute in fp32 inside, whatever is stored."""
+        units = make_units(self.graph, self.permissions, self.policy.formats)
+        return units, find_points(self.graph, frozenset(units.of))
+
+    def choices(
+        self,
+        units: Units,
+        points: Sequence[Point],
+        errors: Mapping[Format, Errors],
+        *,
+        most: int | None = None,
+    ) -> tuple[Choice, ...]:
+        """The frontier of predicted time and error, fastest last.
+
+        Of each point the error is paid once any op on its path has the format.
+        """
+        paths = [sorted({units.of[n] for n in p.path}) for p in points]
+        constants = np.zeros(len(units.members))
+        times = {
+            fmt: unit_times(self.graph, units, self.cost, fmt)
+            for fmt in (Format.FP32, *errors)
+        }
+        return choices(
+            self.graph,
+            units,
+            self.permissions,
+            times,
+            self.cost.cast_time_s,
+            [Roundings(units=constants, lists=paths, errors=e) for e in errors.values()],
+            io={},
+            most=most,
+        )
+
+    def proposal(self, units: Units, choice: Choice) -> Proposal:
+        """The plan of one step of the frontier."""
+        formats = chosen(self.permissions, units, choice)
+        return choice.proposal(self.plan(formats, choice.because))
+
+
+def make_torch_planner(
+    graph: Graph,
+    policy: Policy,
+    device: str,
+    *,
+    user_rules: tuple[tuple[str, UserRule], ...] = (),
+    unsupported: frozenset[str] = frozenset(),
+    measured: bool,
+    rule_set: RuleSet = RuleSet.FINECAST,
+    shapes: Shapes | None = None,
+    binding: Binding | None = None,
+    overrides: Overrides | None = None,
+) -> TorchPlanner:
+    """Let the rules judge every op; ``unsupported`` are native ops without a low kernel.
+
+    With ``binding``, the FX nodes of the graph, single kernels are measured. ``overrides``
+    are by default those of the blocks around the caller.
+    """
+    # RAF's set asks for overrides itself: its rules are of another kind.
+    overriding = () if rule_set is RuleSet.RAF else active(overrides)
+    context = Context(
+        graph=graph,
+        policy=policy,
+        kernels=lambda node, fmt: (
+            False if node.native in unsupported else has_kernel(node.native, fmt)
+        ),
+        engine=ENGINE,
+        user_rules=(*user_rules, *overriding),
+        measured=measured,
+    )
+    judges = (
+        raf_rules(graph, _only_format(policy), overrides)
+        if rule_set is RuleSet.RAF
+        else TRAINING_RULES
+        if rule_set is RuleSet.TRAINING
+        else rules.RULES
+    )
+    formats = (Format.FP32, *policy.formats)
+    rates = {f: rate_here(device, f) for f in formats}
+    kernels = (
+        KernelTimes(
+            graph=graph,
+            binding=binding,
+            device=device,
+            formats=formats,
+            threads=torch.get_num_threads() if device == "cpu" else 1,
+        )
+        if binding is not None
+        else None
+    )
+    return TorchPlanner(
+        graph=graph,
+        policy=policy,
+        permissions=rules.permit(context, judges),
+        cost=CompiledCost(graph=graph, rates=rates, shapes=shapes or {}, kernels=kernels),
+    )
+
+
+def _only_format(policy: Policy) -> Format:
+    """RAF's rules know one low type."""
+    if len(policy.formats) > 1:
+        raise UsageError(
+            f"RAF's rule set takes one format, not {policy.label}", fix="name one of them"
+        )
+    return policy.format
+
+
+def sensitivities(
+    captured: Captured,
+    points: Sequence[Point],
+    formats: Sequence[Format],
+    args: Sequence[Any],
+    *,
+    probing: bool = False,
+) -> dict[Format, Errors]:
+    """By one backward pass; by probing if asked for, or where an op has no gradient."""
+    if probing:
+        return {low: probe_all(captured, points, low, args) for low in formats}
+    try:
+        return {low: first_order(captured, points, low, args) for low in formats}
+    except (RuntimeError, NotImplementedError):
+        return {low: probe_all(captured, points, low, args) for low in formats}
+
+
+def choose(found: Sequence[Choice], budget: float = math.inf) -> Choice:
+    """The fastest whose squared error is within ``budget``; of equally fast the most accurate.
+
+    Where none is within it, the most accurate of all.
+    """
+    least = min(p.error for p in found)
+    within = [p for p in found if p.error <= max(budget, least)]
+    fastest = min(p.time_s for p in within)
+    return min((p for p in within if p.time_s <= SAME_TIME * fastest), key=lambda p: p.error)
+
+
+def look_before_leaping(policy: Policy, device: str) -> tuple[Policy, str]:
+    """The policy without what is slower here, and why none of it should be followed.
+
+    A format that is slower than fp32 is never chosen for speed: ``auto`` leaves it out and
+    says so, unless nothing else is left. Asked for by name (``all:fp16``), it is given, with a
+    warning of the measured ratio.
+
+    Raises:
+        UsageError: If PyTorch's ops do not compute in a format at all.
+    """
+    if policy.scope is Scope.NONE:
+        return policy, "scope none changes nothing"
+    for fmt in policy.formats:
+        if fmt.operands_only:
+            raise UsageError(
+                f"PyTorch's ops do not compute in {fmt.label}",
+                fix="use bf16 or fp16 (tf32 is a switch: torch.set_float32_matmul_precision)",
+            )
+    speeds = {fmt: rate_here(device, fmt).speed for fmt in policy.formats}
+    slow = {
+        fmt: f"{fmt.label} is {1 / s:.1f} times slower than fp32 on this {device} (measured)"
+        for fmt, s in speeds.items()
+        if s < 1
+    }
+    if policy.scope is Scope.AUTO and len(slow) == len(speeds):
+        return policy, "; ".join(slow.values())
+    left = tuple(fmt for fmt in speeds if fmt not in slow)
+    narrowed = replace(policy, formats=left) if policy.scope is Scope.AUTO else policy
+    then = "left out" if policy.scope is Scope.AUTO else "converting all the same, as asked"
+    for text in slow.values():
+        warnings.warn(f"{text}; {then}", stacklevel=3)
+    return narrowed, ""
+
+
+def device_of(module: torch.nn.Module, args: Sequence[Any]) -> str:
+    """The device that the module runs on: ``cpu``, ``cuda``."""
+    tensors = (*module.parameters(), *(a for a in args if isinstance(a, torch.Tensor)))
+    return next((t.device.type for t in tensors), "cpu")

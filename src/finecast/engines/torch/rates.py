@@ -1,0 +1,135 @@
+"""How fast this device really is in each format: a capability flag is not a speed.
+
+Measured once per process, device and thread count: matrix products, a stream through memory,
+and one conversion, in milliseconds of work.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import torch
+from torch.utils._python_dispatch import (
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage] - no public name
+)
+
+from finecast.engines.base import Capability
+from finecast.engines.probe import PROBED
+from finecast.frontends.torch.aten import DTYPES
+from finecast.numbers.formats import Format
+
+# Products of the sizes that models have: a few tokens and a few hundred.
+_SIZES: Final = ((32, 768, 768), (256, 768, 3072))
+# A stream that fits no first-level cache: one activation of a small transformer.
+_STREAM_ELEMENTS: Final = 1 << 17
+_RUNS: Final = 15
+_GIGA: Final = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """Speed of a format on a device.
+
+    Attributes:
+        product_tflops: Rate of the larger matrix product.
+        speed: Time of the products in fp32 over theirs in this format (geometric mean).
+        bandwidth_gb_s: Rate at which an elementwise op reads and writes.
+        overhead_s: Time of a kernel that does nothing.
+    """
+
+    product_tflops: float
+    speed: float
+    bandwidth_gb_s: float
+    overhead_s: float
+
+
+@lru_cache(maxsize=32)
+def rate(device: str, fmt: Format, threads: int) -> Rate:
+    """The rate of ``fmt`` with ``threads`` threads (1 for a GPU)."""
+    # Backends ask while a graph is traced, where tensors are fake and cost nothing.
+    with _disable_current_modes(), one_thread(device):
+        plain, own = _products(device, (Format.FP32, fmt))
+        stream_s, overhead_s = _streams(device)
+    # One thread is measured: barriers between threads on a busy machine tell nothing of the
+    # formats. Products share out over threads; overheads do not.
+    rows, inner, columns = _SIZES[-1]
+    ratios = [a / b for a, b in zip(plain, own, strict=True)]
+    return Rate(
+        product_tflops=threads * 2.0 * rows * inner * columns / own[-1] / 1e12,
+        speed=float((ratios[0] * ratios[1]) ** 0.5),
+        bandwidth_gb_s=threads * 2 * 4 * _STREAM_ELEMENTS / stream_s / _GIGA,
+        overhead_s=overhead_s,
+    )
+
+
+def rate_here(device: str, fmt: Format) -> Rate:
+    """The rate of ``fmt`` with the threads that torch has now."""
+    return rate(device, fmt, torch.get_num_threads() if device == "cpu" else 1)
+
+
+def _products(device: str, formats: Sequence[Format]) -> list[list[float]]:
+    """Best time by format and size; the formats take turns."""
+    times: list[list[float]] = [[] for _ in formats]
+    for rows, inner, columns in _SIZES:
+        runs: list[Callable[[], object]] = []
+        for fmt in formats:
+            a = torch.full((rows, inner), 0.5, device=device).to(DTYPES[fmt])
+            b = torch.full((columns, inner), 0.5, device=device).to(DTYPES[fmt])
+            runs.append(lambda a=a, b=b: torch.nn.functional.linear(a, b))
+        for found, best in zip(times, _best(runs, device), strict=True):
+            found.append(best)
+    return times
+
+
+def _streams(device: str) -> list[float]:
+    large = torch.ones(_STREAM_ELEMENTS, device=device)
+    tiny = torch.ones(1, device=device)
+    return _best([lambda: torch.neg(large), lambda: torch.neg(tiny)], device)
+
+
+def _best(runs: Sequence[Callable[[], object]], device: str) -> list[float]:
+    """The least of each one's times, in turns: a disturbance only ever adds."""
+    best = [float("inf")] * len(runs)
+    with torch.no_grad():
+        for run in runs:
+            run()
+        for _ in range(_RUNS):
+            for k, run in enumerate(runs):
+                start = time.perf_counter()
+                run()
+                if device.startswith("cuda"):
+                    torch.cuda.synchronize()
+                best[k] = min(best[k], time.perf_counter() - start)
+    return best
+
+
+def capabilities(device: str) -> dict[Format, Capability]:
+    """Which formats PyTorch's ops compute in on ``device``, and their measured speeds."""
+    found = {
+        fmt: Capability(runs=False, reason=f"PyTorch's ops do not compute in {fmt.label}")
+        for fmt in PROBED
+    }
+    found[Format.TF32] = Capability(
+        runs=False, reason="a switch of fp32: torch.set_float32_matmul_precision"
+    )
+    found[Format.FP32] = Capability(runs=True, speed=1.0)
+    for fmt in (Format.BF16, Format.FP16):
+        found[fmt] = Capability(runs=True, speed=rate_here(device, fmt).speed)
+    return found
+
+
+@contextmanager
+def one_thread(device: str) -> Generator[None]:
+    """One thread of the CPU inside."""
+    before = torch.get_num_threads()
+    if device == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,196 @@
+"""The neutral graph: SSA, read-only, the same for every frontend.
+
+Bodies of control flow are regions of the same graph: their nodes stand in ``Graph.nodes``
+with their region's id, and a value captured from an outer region is simply used. Where
+control flow forces values to share one type (branches of an If, the state of a Loop), the
+frontend puts a ``phi`` node whose inputs are the values that flow in and whose outputs are
+those that flow out, so that the core knows nothing else about control flow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finecast.numbers.formats import Format
+from finecast.numbers.rounding import round_to
+
+Dim: TypeAlias = int | str | None
+Attribute: TypeAlias = int | float | str | tuple[int | float | str, ...]
+
+_STORED = {f.label: f for f in Format if f is not Format.TF32}
+
+ROUNDS: Final = "finecast.rounds"
+"""Attribute of a node that rounds, by arithmetic, what it gives: the label of the format."""
+
+SCALARS: Final = "finecast.scalars"
+"""Attribute of a node with the numbers that are operands of it and not values of the graph."""
+
+# Elements looked at together; most constants show in the first ones what they are not.
+_PIECE: Final = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstantStats:
+    """A constant's element count, and magnitudes that are computed when first asked for.
+
+    ``read`` returns the constant as an array; it may come from disk.
+    """
+
+    size: int
+    read: Callable[[], NDArray[np.generic]] = field(repr=False, compare=False)
+
+    @cached_property
+    def largest(self) -> float:
+        """Largest finite magnitude, 0 if there is none."""
+        array = self.read().astype(np.float32, copy=False)
+        if array.size:
+            top = float(np.maximum(array.max(), -array.min()))  # NaN if there is any
+            if math.isfinite(top):
+                return abs(top)  # most constants: no copy of a large one was made
+        finite = self._magnitudes
+        return float(finite.max()) if finite.size else 0.0
+
+    @cached_property
+    def smallest_nonzero(self) -> float:
+        """Smallest finite magnitude above 0, 0 if there is none."""
+        finite = self._magnitudes
+        nonzero = finite[finite > 0]
+        return float(nonzero.min()) if nonzero.size else 0.0
+
+    def all_in(self, fmt: Format) -> bool:
+        """Whether each number is one of ``fmt``'s, so that rounding to it changes none."""
+        flat = self.read().reshape(-1)
+        pieces = (
+            flat[i : i + _PIECE].astype(np.float32, copy=False)
+            for i in range(0, flat.size, _PIECE)
+        )
+        return all(np.array_equal(p, round_to(p, fmt), equal_nan=True) for p in pieces)
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether each number is an integer; most constants show at once that they are not."""
+        flat = self.read().reshape(-1)
+        pieces = (flat[i : i + _PIECE] for i in range(0, flat.size, _PIECE))
+        return all(np.array_equal(p, np.rint(p.astype(np.float32))) for p in pieces)
+
+    @property
+    def _magnitudes(self) -> NDArray[np.float32]:
+        array = np.abs(self.read().astype(np.float32, copy=False)).ravel()
+        return array[np.isfinite(array)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """One SSA value. ``dtype`` is a format's label (``fp32``) or another type's name."""
+
+    id: int
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...] | None = None
+    producer: int | None = None
+    uses: tuple[int, ...] = ()
+    constant: ConstantStats | None = None
+    is_input: bool = False
+    is_output: bool = False
+
+    @property
+    def format(self) -> Format | None:
+        """The float format it is stored in; None for integers, fp64, strings, sequences."""
+        return _STORED.get(self.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One op.
+
+    ``follows_in[i]`` says that input i is read in the op's own format, ``follows_out[j]``
+    that output j is written in it; the other float ports keep the type they have. ``admits``
+    are the formats that the op's definition allows; a node whose ``format`` is None carries
+    no float that could change.
+    """
+
+    id: int
+    name: str
+    op: str
+    native: str
+    inputs: tuple[int | None, ...]
+    outputs: tuple[int | None, ...]
+    follows_in: tuple[bool, ...]
+    follows_out: tuple[bool, ...]
+    format: Format | None
+    admits: frozenset[Format] = frozenset()
+    attributes: Mapping[str, Attribute] = field(default_factory=dict[str, Attribute])
+    scope: str = ""
+    region: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """All nodes in topological order, bodies before the node that owns them.
+
+    ``nodes[i].id == i`` and ``values[i].id == i``.
+    """
+
+    nodes: tuple[Node, ...]
+    values: tuple[Value, ...]
+    digest: str = ""
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        """The model's inputs, in order."""
+        return tuple(v for v in self.values if v.is_input)
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """The model's outputs."""
+        return tuple(v for v in self.values if v.is_output)
+
+    @property
+    def float_nodes(self) -> tuple[Node, ...]:
+        """Nodes that compute in a float format: those a plan decides."""
+        return tuple(n for n in self.nodes if n.format is not None)
+
+    def find(self, name: str) -> Node:
+        """The node called ``name``.
+
+        Raises:
+            KeyError: If there is none.
+        """
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise KeyError(name)
+
+    def following_inputs(self, node: Node) -> Iterator[Value]:
+        """Values that ``node`` reads in its own format."""
+        for index, follows in zip(node.inputs, node.follows_in, strict=True):
+            if index is not None and follows:
+                yield self.values[index]
+
+    def following_outputs(self, node: Node) -> Iterator[Value]:
+        """Values that ``node`` writes in its own format."""
+        for index, follows in zip(node.outputs, node.follows_out, strict=True):
+            if index is not None and follows:
+                yield self.values[index]
+
+
+class ByIdentity:
+    """A graph as the key of a cache: hashing one by value would read all of it."""
+
+    __slots__ = ("graph",)
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    def __hash__(self) -> int:
+        return id(self.graph)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByIdentity) and self.graph is other.graph

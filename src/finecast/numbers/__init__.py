@@ -1,0 +1,1 @@
+"""Numbers: formats, and how they round."""

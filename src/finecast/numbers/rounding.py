@@ -1,0 +1,68 @@
+"""Arrays in, rounded arrays out: round to nearest even, overflow as the format says."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finecast.numbers.formats import Format
+
+
+def round_to(x: NDArray[np.float32], fmt: Format) -> NDArray[np.float32]:
+    """Round to nearest even into ``fmt`` and return as float32.
+
+    Idempotent and monotone; equal to an ml_dtypes round trip where that type exists.
+    Values beyond the largest become Inf (NaN in finite-only formats); subnormals are kept.
+    """
+    x = np.asarray(x, dtype=np.float32)
+    if fmt is Format.FP32:
+        return x
+    if fmt is Format.TF32:
+        return _round_mantissa(x, Format.FP32.mantissa_bits - fmt.mantissa_bits)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return x.astype(fmt.dtype).astype(np.float32)
+
+
+def convert_constant(x: NDArray[np.generic], fmt: Format) -> NDArray[np.generic]:
+    """Round a constant to nearest even into the type that stores ``fmt`` (tf32: fp32).
+
+    Where that would overflow though ``x`` is less than one unit in the last place beyond the
+    largest number, gives the largest: fp32's lowest, the usual mask, becomes bf16's lowest
+    and not -Inf. Sign and zero are kept; larger constants do become infinite.
+    """
+    exact = np.asarray(x, dtype=np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        tf32 = fmt is Format.TF32  # its type alone would keep all digits
+        rounded = round_to(exact, fmt) if tf32 else exact.astype(fmt.dtype)
+    if np.isfinite(rounded).all():  # the usual case, without a second look at each element
+        return rounded
+    magnitude = np.abs(exact.astype(np.float64))
+    barely = (magnitude > fmt.max) & (magnitude < overflow_limit(fmt))
+    return np.where(barely, np.copysign(fmt.max, exact).astype(fmt.dtype), rounded)
+
+
+def convert_scalar(number: float, fmt: Format) -> float:
+    """A constant of one element as ``convert_constant`` gives it where it is out of range.
+
+    Within the range it stays as it is: ops round their scalars themselves, or need not.
+    """
+    if not math.isfinite(number) or abs(number) <= fmt.max:
+        return number
+    return float(convert_constant(np.asarray(number), fmt))
+
+
+def overflow_limit(fmt: Format) -> float:
+    """One unit in the last place above the largest number of ``fmt``."""
+    return fmt.max + 2.0 ** (math.floor(math.log2(fmt.max)) - fmt.mantissa_bits)
+
+
+def _round_mantissa(x: NDArray[np.float32], drop: int) -> NDArray[np.float32]:
+    """Drop the lowest ``drop`` bits of the fraction, to nearest even, on the bit pattern."""
+    bits = x.view(np.uint32)
+    half_below = np.uint32((1 << (drop - 1)) - 1)
+    odd = (bits >> np.uint32(drop)) & np.uint32(1)
+    mask = np.uint32(0xFFFFFFFF) << np.uint32(drop)
+    rounded = ((bits + half_below + odd) & mask).view(np.float32)
+    return np.where(np.isfinite(x), rounded, x)

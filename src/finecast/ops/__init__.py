@@ -1,0 +1,49 @@
+"""What is known about every op: its kind, its tier and its native names.
+
+The rows are in ``finecast.ops.table``; this module finds them. An op that has no row stays in
+its own type and is reported: nothing is assumed about it.
+"""
+
+from __future__ import annotations
+
+from finecast.ops.table import OP_TABLE
+from finecast.ops.table.base import FlopRule, OpInfo, OpKind, Tier, index_natives
+
+__all__ = [
+    "OP_TABLE",
+    "READS_ANY_FORMAT",
+    "UNKNOWN",
+    "FlopRule",
+    "OpInfo",
+    "OpKind",
+    "Tier",
+    "by_name",
+    "lookup",
+]
+
+UNKNOWN = OpInfo(name="unknown", kind=OpKind.UNKNOWN, tier=Tier.NEVER)
+
+READS_ANY_FORMAT = frozenset({"onnx::Cast", "aten::_to_copy"})
+"""Conversions already in a model: they read whatever format they are given, uncast."""
+
+_BY_NATIVE = index_natives(OP_TABLE)
+_BY_NAME = {info.name: info for info in (*OP_TABLE, UNKNOWN)}
+_ATEN = "aten::"
+
+
+def lookup(native: str) -> OpInfo:
+    """The row of a native op, or ``UNKNOWN``; never fails.
+
+    ATen names are found with or without their overload, and in place as out of place:
+    ``aten::add_.Tensor`` is ``aten::add``.
+    """
+    found = _BY_NATIVE.get(native)
+    if found is None and native.startswith(_ATEN):
+        base = native.partition(".")[0]
+        found = _BY_NATIVE.get(base) or _BY_NATIVE.get(base.removesuffix("_"))
+    return found or UNKNOWN
+
+
+def by_name(name: str) -> OpInfo:
+    """The row of a canonical op name, or ``UNKNOWN``; never fails."""
+    return _BY_NAME.get(name, UNKNOWN)

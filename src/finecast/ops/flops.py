@@ -1,0 +1,340 @@
+"""Work of a node: floating-point operations and bytes, from shapes alone.
+
+Law: a multiply and an add count as two operations, whatever the format and whatever the
+engine fuses; biases and attention masks are left out. Where a shape is unknown the answer is
+None, never a guess.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from finecast.graph import Attribute, Dim, Graph, Node, Value
+from finecast.numbers.formats import Format
+from finecast.ops import FlopRule, by_name
+
+Shape: TypeAlias = tuple[int, ...]
+Shapes: TypeAlias = Mapping[int, Shape]
+
+# One element of exp, tanh or erf in a vector library: range reduction and a polynomial of
+# degree 5 to 7 in Horner form, 8 fused multiply-adds. A GPU's special function unit gives one
+# result where its cores do 16 operations (CUDA C Programming Guide, arithmetic throughput),
+# Trainium's scalar engine one per lane where 16 are claimed: the same figure three times.
+TRANSCENDENTAL_FLOPS = 16.0
+# Maximum, difference, sum, quotient: one each; and one exponential.
+SOFTMAX_FLOPS = 4.0 + TRANSCENDENTAL_FLOPS
+# Sum; difference, square, sum; scale by the deviation, by the weight, add: per element.
+NORM_FLOPS = 7.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sizes:
+    """One node's shapes, by port; None where unknown or absent."""
+
+    inputs: tuple[Shape | None, ...]
+    outputs: tuple[Shape | None, ...]
+    attributes: Mapping[str, Attribute]
+
+    def given(self, index: int) -> bool:
+        """Whether input ``index`` has a shape."""
+        return index < len(self.inputs) and self.inputs[index] is not None
+
+    def x(self, index: int, *, rank: int = 0) -> Shape:
+        """Input ``index``; raises ``_UnknownShapeError`` if its shape is not known."""
+        return _known(self.inputs, index, rank)
+
+    def y(self, index: int = 0, *, rank: int = 0) -> Shape:
+        """Output ``index``; raises ``_UnknownShapeError`` if its shape is not known."""
+        return _known(self.outputs, index, rank)
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """An attribute; raises ``_UnknownShapeError`` if it is needed and absent."""
+        value = self.attributes.get(name, default)
+        if not isinstance(value, int):
+            raise _UnknownShapeError
+        return value
+
+
+class _UnknownShapeError(Exception):
+    """A count needs a shape that is not known."""
+
+
+def flops(graph: Graph, node: Node, shapes: Shapes | None = None) -> float | None:
+    """Operations that ``node`` performs; None if a shape or the op's law is unknown.
+
+    Args:
+        graph: The node's graph.
+        node: The node.
+        shapes: Observed shapes by value id; they win over the graph's.
+    """
+    rule = by_name(node.op).flops
+    if rule is None:
+        return None
+    sizes = _Sizes(
+        inputs=tuple(_shape(graph, i, shapes) for i in node.inputs),
+        outputs=tuple(_shape(graph, i, shapes) for i in node.outputs),
+        attributes=node.attributes,
+    )
+    try:
+        return float(COUNTS[rule](sizes))
+    except _UnknownShapeError:
+        return None
+
+
+def bytes_moved(
+    graph: Graph,
+    node: Node,
+    formats: Mapping[int, Format] | None = None,
+    shapes: Shapes | None = None,
+) -> float | None:
+    """Bytes that ``node`` reads and writes; None if a shape or a type's size is unknown.
+
+    An input used twice is read once. A view moves nothing; an op that picks elements reads
+    what it writes, not all of its input.
+
+    Args:
+        graph: The node's graph.
+        node: The node.
+        formats: Format of a value by its id, where that differs from the graph's.
+        shapes: Observed shapes by value id; they win over the graph's.
+    """
+    if node.op in _VIEWS:
+        return 0.0
+    sizes = {
+        i: _value_bytes(graph.values[i], formats or {}, shapes)
+        for i in (*node.inputs, *node.outputs)
+        if i is not None
+    }
+    source, result = (ports[0] if ports else None for ports in (node.inputs, node.outputs))
+    if node.op in _PICKS and source is not None and result is not None:
+        sizes[source] = sizes[result]
+    total = 0.0
+    for size in sizes.values():
+        if size is None:
+            return None
+        total += size
+    return total
+
+
+def port_formats(graph: Graph, node: Node, fmt: Format) -> dict[int, Format]:
+    """Formats of the values around ``node`` if it computes in ``fmt``: those that follow.
+
+    Results of a format for operands alone rest in the op's own.
+    """
+    found = {value.id: fmt.storage for value in graph.following_inputs(node)}
+    if not fmt.operands_only:
+        found |= {value.id: fmt.storage for value in graph.following_outputs(node)}
+    return found
+
+
+def resolve_shape(value: Value, shapes: Shapes | None = None) -> Shape | None:
+    """The shape of ``value``: as observed, else as declared; None if a dim is symbolic."""
+    if shapes is not None and value.id in shapes:
+        return shapes[value.id]
+    if value.shape is None:
+        return None
+    known = tuple(_extent(d) for d in value.shape)
+    return None if None in known else tuple(d for d in known if d is not None)
+
+
+def _extent(dim: Dim) -> int | None:
+    return dim if isinstance(dim, int) and dim >= 0 else None
+
+
+def _shape(graph: Graph, index: int | None, shapes: Shapes | None) -> Shape | None:
+    return None if index is None else resolve_shape(graph.values[index], shapes)
+
+
+def _known(shapes: tuple[Shape | None, ...], index: int, rank: int) -> Shape:
+    shape = shapes[index] if index < len(shapes) else None
+    if shape is None or len(shape) < rank:
+        raise _UnknownShapeError
+    return shape
+
+
+def _value_bytes(
+    value: Value, formats: Mapping[int, Format], shapes: Shapes | None
+) -> float | None:
+    fmt = formats.get(value.id, value.format)
+    width = fmt.storage_bytes if fmt is not None else _OTHER_BYTES.get(value.dtype)
+    shape = resolve_shape(value, shapes)
+    return None if shape is None or width is None else math.prod(shape) * float(width)
+
+
+# Types that are no Format of ours, by the graph's names for them.
+_OTHER_BYTES: dict[str, float] = {
+    "fp64": 8, "int64": 8, "uint64": 8, "complex64": 8, "complex128": 16,
+    "int32": 4, "uint32": 4, "int16": 2, "uint16": 2,
+    "int8": 1, "uint8": 1, "bool": 1, "int4": 0.5, "uint4": 0.5,
+}  # fmt: skip
+_VIEWS = frozenset({"identity", "reshape", "flatten", "squeeze", "unsqueeze", "shape", "size"})
+_PICKS = frozenset({"gather", "gather_nd", "gather_elements", "slice"})
+
+
+def _zero(_: _Sizes) -> float:
+    return 0.0
+
+
+def _per_output(s: _Sizes) -> float:
+    return math.prod(s.y())
+
+
+def _per_input(s: _Sizes) -> float:
+    return math.prod(s.x(0))
+
+
+def _transcendental(s: _Sizes) -> float:
+    return TRANSCENDENTAL_FLOPS * math.prod(s.y())
+
+
+def _softmax(s: _Sizes) -> float:
+    return SOFTMAX_FLOPS * math.prod(s.x(0))
+
+
+def _norm(s: _Sizes) -> float:
+    return NORM_FLOPS * math.prod(s.y())
+
+
+def _pool(s: _Sizes) -> float:
+    window = s.attributes.get("kernel_shape")
+    if not isinstance(window, tuple):
+        raise _UnknownShapeError
+    return math.prod(s.y()) * math.prod(int(w) for w in window)
+
+
+def _matmul(s: _Sizes) -> float:
+    a = s.x(0, rank=1)
+    depth = a[-1]
+    if s.integer("transA", 0) and len(a) > 1:
+        # ORT's transBatchA keeps the matrix's first axis in front of the batch axes.
+        depth = a[0] if s.integer("transBatchA", 0) else a[-2]
+    return 2.0 * math.prod(s.y()) * depth
+
+
+def _gemm(s: _Sizes) -> float:
+    a = s.x(0, rank=2)
+    return 2.0 * math.prod(s.y()) * (a[0] if s.integer("transA", 0) else a[1])
+
+
+def _addmm(s: _Sizes) -> float:
+    return 2.0 * math.prod(s.y()) * s.x(1, rank=1)[-1]
+
+
+def _einsum(s: _Sizes) -> float:
+    equation = s.attributes.get("equation")
+    if not isinstance(equation, str):
+        raise _UnknownShapeError
+    terms = equation.replace(" ", "").partition("->")[0].split(",")
+    sizes: dict[str, int] = {}
+    for index, term in enumerate(terms):
+        shape = s.x(index)
+        for label, extent in zip(_axes(term, len(shape)), shape, strict=True):
+            sizes[label] = max(sizes.get(label, 1), extent)
+    # A product of n operands costs n - 1 multiplies, and adding it up one more.
+    return float(len(terms)) * math.prod(sizes.values())
+
+
+def _axes(term: str, rank: int) -> list[str]:
+    """Labels of an einsum term; the ellipsis' axes are numbered from the right."""
+    head, dots, tail = term.partition("...")
+    free = rank - len(head) - len(tail)
+    if free < 0 or (free and not dots):
+        raise _UnknownShapeError
+    return [*head, *(f"...{i}" for i in range(free, 0, -1)), *tail]
+
+
+def _conv(s: _Sizes) -> float:
+    # W is [out, in / group, kernel...] (or channels last): what one output element needs.
+    return 2.0 * math.prod(s.y()) * math.prod(s.x(1, rank=2)[1:])
+
+
+def _conv_transpose(s: _Sizes) -> float:
+    # W is [in, out / group, kernel...]: what one input element gives.
+    return 2.0 * math.prod(s.x(0)) * math.prod(s.x(1, rank=2)[1:])
+
+
+def _recurrent(s: _Sizes) -> float:
+    # W and R hold every gate and direction; each step multiplies them by one vector.
+    steps_times_batch = math.prod(s.x(0, rank=3)[:2])
+    return 2.0 * steps_times_batch * (math.prod(s.x(1)) + math.prod(s.x(2)))
+
+
+def _contract(*, batch: int, queries: int, keys: int, width: int, v_width: int) -> float:
+    """Scores over all heads' width and the weighted sum of values; masks are left out."""
+    return 2.0 * batch * queries * keys * (width + v_width)
+
+
+def _heads(shape: Shape) -> tuple[int, int, int]:
+    """(batch, sequence, width over all heads) of [B, L, N*E] or [B, N, L, E]."""
+    if len(shape) == 4:
+        return shape[0], shape[2], shape[1] * shape[3]
+    if len(shape) == 3:
+        return shape[0], shape[1], shape[2]
+    raise _UnknownShapeError
+
+
+def _attention(s: _Sizes) -> float:
+    batch, queries, width = _heads(s.x(0))
+    keys = _heads(s.x(1))[1]
+    if s.given(4) and len(s.x(4)) == 4:  # past keys come before the new ones
+        keys += s.x(4)[2]
+    v_width = _heads(s.y())[2]
+    return _contract(batch=batch, queries=queries, keys=keys, width=width, v_width=v_width)
+
+
+def _multi_head_attention(s: _Sizes) -> float:
+    query = s.x(0, rank=3)
+    if len(query) == 5:  # packed: [B, L, heads, 3, head size]
+        batch, keys, heads, _, size = query
+        width = heads * size
+        return _contract(batch=batch, queries=keys, keys=keys, width=width, v_width=width)
+    key = s.x(1, rank=3)
+    # [B, S, width], [B, N, S, E], or packed with the values: [B, S, N, 2, E].
+    keys = key[2] if len(key) == 4 else key[1]
+    v_width = s.y(rank=3)[2]
+    return _contract(
+        batch=query[0], queries=query[1], keys=keys, width=query[2], v_width=v_width
+    )
+
+
+def _fused_attention(s: _Sizes) -> float:
+    # The projections to q, k and v are part of the op; W is [hidden, q + k + v].
+    batch, tokens, _ = s.x(0, rank=3)
+    weights, v_width = s.x(1, rank=2), s.y(rank=3)[2]
+    width = (weights[1] - v_width) // 2
+    projections = 2.0 * batch * tokens * math.prod(weights)
+    return projections + _contract(
+        batch=batch, queries=tokens, keys=tokens, width=width, v_width=v_width
+    )
+
+
+def _group_query_attention(s: _Sizes) -> float:
+    # The present keys, [B, kv heads, total, E], tell how long the sequence has become.
+    batch, queries, width = s.y(rank=3)
+    keys = s.y(1, rank=4)[2]
+    return _contract(batch=batch, queries=queries, keys=keys, width=width, v_width=width)
+
+
+COUNTS: Mapping[FlopRule, Callable[[_Sizes], float]] = {
+    FlopRule.ZERO: _zero,
+    FlopRule.PER_OUTPUT: _per_output,
+    FlopRule.PER_INPUT: _per_input,
+    FlopRule.TRANSCENDENTAL: _transcendental,
+    FlopRule.SOFTMAX: _softmax,
+    FlopRule.NORM: _norm,
+    FlopRule.POOL: _pool,
+    FlopRule.MATMUL: _matmul,
+    FlopRule.GEMM: _gemm,
+    FlopRule.ADDMM: _addmm,
+    FlopRule.EINSUM: _einsum,
+    FlopRule.CONV: _conv,
+    FlopRule.CONV_TRANSPOSE: _conv_transpose,
+    FlopRule.RECURRENT: _recurrent,
+    FlopRule.ATTENTION: _attention,
+    FlopRule.MULTI_HEAD_ATTENTION: _multi_head_attention,
+    FlopRule.FUSED_ATTENTION: _fused_attention,
+    FlopRule.GROUP_QUERY_ATTENTION: _group_query_attention,
+}

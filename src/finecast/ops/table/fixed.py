@@ -1,0 +1,189 @@
+"""Ops that keep their type: no precision of theirs is ours to choose."""
+
+from __future__ import annotations
+
+from finecast.ops.table.base import FlopRule, OpInfo, OpKind, Tier, family, row
+
+FIXED: tuple[OpInfo, ...] = (
+    # Another format draws other numbers from the same seed.
+    *family(
+        OpKind.RANDOM,
+        Tier.NEVER,
+        row("random_normal", "RandomNormal RandomNormalLike", "randn randn_like normal"),
+        row("random_uniform", "RandomUniform RandomUniformLike", "rand rand_like uniform"),
+        row("bernoulli", "Bernoulli", "bernoulli"),
+        row("multinomial", "Multinomial", "multinomial"),
+    ),
+    # They count: whole numbers beyond 2 ** mantissa bits would collide.
+    *family(
+        OpKind.CONSTANT,
+        Tier.NEVER,
+        row("range", "Range ms::Range", "arange linspace"),
+        row("given_tensor_fill", "GivenTensorFill"),
+        flops=FlopRule.ZERO,
+    ),
+    *family(
+        OpKind.SIGNAL,
+        Tier.NEVER,
+        row("window", "HannWindow HammingWindow BlackmanWindow", "hann_window hamming_window"),
+        row("mel_weight_matrix", "MelWeightMatrix"),
+    ),
+    *family(
+        OpKind.CAST,
+        Tier.NEVER,
+        row("bit_cast", "BitCast"),
+        exact=True,
+        flops=FlopRule.ZERO,
+    ),
+    *family(
+        OpKind.QUANTIZE,
+        Tier.NEVER,
+        row(
+            "quantize",
+            "QuantizeLinear ms::QuantizeLinear ms::QuantizeBFP ms::QuantizeWithOrder",
+            "quantize_per_tensor fake_quantize_per_tensor_affine",
+        ),
+        row(
+            "dequantize",
+            "DequantizeLinear ms::DequantizeLinear ms::DequantizeBFP ms::DequantizeWithOrder",
+            "dequantize",
+        ),
+        row("dynamic_quantize", "DynamicQuantizeLinear"),
+        row("dynamic_quantize_matmul", "ms::DynamicQuantizeMatMul ms::MatMulIntegerToFloat"),
+        row("dynamic_quantize_lstm", "ms::DynamicQuantizeLSTM"),
+        row("matmul_integer", "MatMulInteger ms::MatMulInteger16"),
+        row("conv_integer", "ConvInteger"),
+        row("integer_arithmetic", "ms::MulInteger ms::ReduceSumInteger"),
+        row("qlinear_matmul", "QLinearMatMul ms::QGemm ms::GemmFloat8"),
+        row("qlinear_conv", "QLinearConv ms::QLinearConv"),
+        row(
+            "qlinear",
+            "ms::QLinearAdd ms::QLinearMul ms::QLinearConcat ms::QLinearWhere "
+            "ms::QLinearLeakyRelu ms::QLinearSigmoid ms::QLinearSoftmax ms::QLinearReduceMean "
+            "ms::QLinearAveragePool ms::QLinearGlobalAveragePool ms::NhwcMaxPool",
+        ),
+        row(
+            "qordered",
+            "ms::QOrderedAttention ms::QOrderedGelu ms::QOrderedMatMul "
+            "ms::QOrderedLayerNormalization ms::QOrderedLongformerAttention",
+        ),
+        row("qattention", "ms::QAttention"),
+        row("qembed_layer_norm", "ms::QEmbedLayerNormalization"),
+        row("qmoe", "ms::QMoE"),
+        row("gather_block_quantized", "ms::GatherBlockQuantized"),
+        row(
+            "matmul_block_quantized",
+            "ms::MatMulBlockQuantizedFp4Weight "
+            "ms::MatMulBlockQuantizedFp8Weight ms::MatMulNBitsMlp ms::MatMulNBitsQkv",
+        ),
+    ),
+    *family(
+        OpKind.CONTROL,
+        Tier.NEVER,
+        row("if", "If"),
+        row("loop", "Loop"),
+        row("scan", "Scan"),
+        row(
+            "generation", "ms::BeamSearch ms::WhisperBeamSearch ms::GreedySearch ms::Sampling"
+        ),
+        row("optional", "Optional OptionalGetElement OptionalHasElement"),
+        row("compiled", "ms::EPContext ms::Snpe"),
+    ),
+    *family(
+        OpKind.SEQUENCE,
+        Tier.NEVER,
+        row("sequence_construct", "SequenceConstruct SequenceEmpty SplitToSequence"),
+        row("sequence_edit", "SequenceErase SequenceInsert"),
+        row("sequence_read", "SequenceAt SequenceLength ConcatFromSequence"),
+        exact=True,
+        flops=FlopRule.ZERO,
+    ),
+    *family(OpKind.SEQUENCE, Tier.NEVER, row("sequence_map", "SequenceMap")),
+    # A write into memory that lasts, which keeps its type.
+    *family(
+        OpKind.MOVEMENT, Tier.NEVER, row("assign", "", "copy_ _foreach_copy_"), exact=True
+    ),
+    # No float at all; listed so that they are not reported as unknown.
+    *family(
+        OpKind.COMPARISON,
+        Tier.NEVER,
+        row("logical", "And Or Xor Not", "logical_and logical_or logical_xor logical_not"),
+        exact=True,
+        flops=FlopRule.ZERO,
+    ),
+    *family(
+        OpKind.ELEMENTWISE,
+        Tier.NEVER,
+        row(
+            "bitwise",
+            "BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor",
+            "bitwise_and bitwise_or bitwise_xor bitwise_not",
+        ),
+        exact=True,
+        flops=FlopRule.ZERO,
+    ),
+    *family(
+        OpKind.TEXT,
+        Tier.NEVER,
+        row(
+            "string",
+            "RegexFullMatch StringConcat StringNormalizer StringSplit "
+            "ms::Tokenizer ms::MurmurHash3 ms::NGramHashMapping ms::VarlenNGramHashMapping "
+            "ms::BifurcationDetector",
+        ),
+        row("tf_idf", "TfIdfVectorizer"),
+    ),
+    *family(
+        OpKind.IMAGE,
+        Tier.NEVER,
+        row("image_decoder", "ImageDecoder"),
+        row("image_scaler", "ImageScaler"),
+    ),
+    # Relative position buckets are integers; the table that they index is tiny.
+    *family(
+        OpKind.ATTENTION,
+        Tier.NEVER,
+        row(
+            "relative_position_bias", "ms::RelativePositionBias ms::GatedRelativePositionBias"
+        ),
+    ),
+    *family(OpKind.MATMUL, Tier.NEVER, row("sparse_matmul", "ms::SparseToDenseMatMul")),
+    *family(
+        OpKind.ML,
+        Tier.NEVER,
+        row(
+            "classical_ml",
+            " ".join(
+                f"ai.onnx.ml::{name}"
+                for name in (
+                    "ArrayFeatureExtractor",
+                    "Binarizer",
+                    "CastMap",
+                    "CategoryMapper",
+                    "DictVectorizer",
+                    "FeatureVectorizer",
+                    "Imputer",
+                    "LabelEncoder",
+                    "LinearClassifier",
+                    "LinearRegressor",
+                    "Normalizer",
+                    "OneHotEncoder",
+                    "SVMClassifier",
+                    "SVMRegressor",
+                    "Scaler",
+                    "TreeEnsemble",
+                    "TreeEnsembleClassifier",
+                    "TreeEnsembleRegressor",
+                    "ZipMap",
+                )
+            ),
+        ),
+        row(
+            "optimizer",
+            " ".join(
+                f"ai.onnx.preview.training::{name}"
+                for name in ("Adagrad", "Adam", "Gradient", "Momentum")
+            ),
+        ),
+    ),
+)

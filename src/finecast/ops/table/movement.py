@@ -1,0 +1,143 @@
+"""Ops that place numbers: relayout, movement, resampling, selection by index, control."""
+
+from __future__ import annotations
+
+from finecast.ops.table.base import FlopRule, OpInfo, OpKind, Tier, family, row
+
+MOVEMENT: tuple[OpInfo, ...] = (
+    *family(
+        OpKind.RELAYOUT,
+        Tier.FOLLOW,
+        row("transpose", "Transpose", "permute transpose t"),
+        exact=True,
+        flops=FlopRule.ZERO,
+    ),
+    *family(
+        OpKind.MOVEMENT,
+        Tier.FOLLOW,
+        row("identity", "Identity", "clone alias detach contiguous lift_fresh_copy"),
+        row("reshape", "Reshape", "view reshape _unsafe_view"),
+        row("flatten", "Flatten", "flatten"),
+        row("squeeze", "Squeeze", "squeeze"),
+        row("unsqueeze", "Unsqueeze ms::ExpandDims", "unsqueeze"),
+        row("expand", "Expand", "expand"),
+        row("tile", "Tile", "repeat tile"),
+        row("concat", "Concat", "cat stack"),
+        row("split", "Split", "split split_with_sizes chunk unbind unsafe_split"),
+        row("slice", "Slice DynamicSlice Crop", "slice narrow select as_strided"),
+        row("pad", "Pad ms::Pad", "constant_pad_nd pad"),
+        row("center_crop_pad", "CenterCropPad"),
+        row("gather", "Gather ms::TorchEmbedding", "embedding index_select"),
+        row("gather_elements", "GatherElements", "gather"),
+        row("gather_nd", "GatherND ms::GatherND", "index _unsafe_index"),
+        row("scatter", "Scatter", "scatter slice_scatter select_scatter"),
+        row("tensor_scatter", "TensorScatter", "index_copy"),
+        row("depth_to_space", "DepthToSpace", "pixel_shuffle"),
+        row("space_to_depth", "SpaceToDepth", "pixel_unshuffle"),
+        row("reverse_sequence", "ReverseSequence", "flip roll"),
+        row("compress", "Compress", "masked_select"),
+        row("max_unpool", "MaxUnpool", "max_unpool2d"),
+        row("one_hot", "OneHot", "one_hot"),
+        row("trilu", "Trilu ms::Trilu", "tril triu"),
+        row("unfold", "ms::UnfoldTensor", "unfold im2col"),
+        row("remove_padding", "ms::RemovePadding"),
+        row("restore_padding", "ms::RestorePadding"),
+        row("n_gram_repeat_block", "ms::NGramRepeatBlock"),
+        row("memcpy", "MemcpyFromHost MemcpyToHost"),
+        exact=True,
+        flops=FlopRule.ZERO,
+    ),
+    # With a reduction attribute they add; without, they only place.
+    *family(
+        OpKind.MOVEMENT,
+        Tier.FOLLOW,
+        row("scatter_elements", "ScatterElements", "scatter_add scatter_reduce index_put"),
+        row("scatter_nd", "ScatterND"),
+        row("col2im", "Col2Im", "col2im"),
+        accumulates=True,
+        flops=FlopRule.PER_OUTPUT,
+    ),
+    *family(
+        OpKind.RESIZE,
+        Tier.FOLLOW,
+        row(
+            "resize",
+            "Resize Upsample",
+            "upsample_nearest1d upsample_nearest2d upsample_bilinear2d upsample_bicubic2d",
+        ),
+        flops=FlopRule.PER_OUTPUT,
+    ),
+    # Coordinates: a low format cannot tell neighbouring pixels apart.
+    *family(
+        OpKind.RESIZE,
+        Tier.SENSITIVE,
+        row("affine_grid", "AffineGrid", "affine_grid_generator"),
+        row("grid_sample", "GridSample ms::GridSample", "grid_sampler grid_sampler_2d"),
+        row("roi_align", "RoiAlign"),
+        row("crop_and_resize", "ms::CropAndResize"),
+        flops=FlopRule.PER_OUTPUT,
+    ),
+    *family(
+        OpKind.RESIZE,
+        Tier.SENSITIVE,
+        row("max_roi_pool", "MaxRoiPool"),
+        exact=True,
+        flops=FlopRule.PER_INPUT,
+    ),
+    *family(
+        OpKind.CAST,
+        Tier.FOLLOW,
+        row("cast", "Cast CastLike", "to _to_copy type_as"),
+        flops=FlopRule.ZERO,
+    ),
+    *family(
+        OpKind.CONSTANT,
+        Tier.FOLLOW,
+        row("constant", "Constant", "scalar_tensor lift_fresh"),
+        row(
+            "constant_of_shape",
+            "ConstantOfShape",
+            "full full_like zeros zeros_like ones ones_like empty empty_like "
+            "new_zeros new_full new_empty new_ones empty_permuted fill",
+        ),
+        row("eye_like", "EyeLike", "eye"),
+        exact=True,
+        flops=FlopRule.ZERO,
+    ),
+    *family(
+        OpKind.INDEX,
+        Tier.FOLLOW,
+        row("arg_max", "ArgMax", "argmax"),
+        row("arg_min", "ArgMin", "argmin"),
+        row("top_k", "TopK", "topk sort"),
+        row("hardmax", "Hardmax"),
+        row("non_zero", "NonZero", "nonzero"),
+        row("unique", "Unique ms::Unique", "unique _unique2"),
+        exact=True,
+        flops=FlopRule.PER_INPUT,
+    ),
+    *family(
+        OpKind.INDEX,
+        Tier.FOLLOW,
+        row("shape", "Shape", "sym_size"),
+        row("size", "Size", "numel"),
+        exact=True,
+        flops=FlopRule.ZERO,
+    ),
+    # Suppression compares areas of boxes given in pixels: coordinates again.
+    *family(
+        OpKind.INDEX,
+        Tier.SENSITIVE,
+        row("non_max_suppression", "NonMaxSuppression"),
+        exact=True,
+        flops=FlopRule.ZERO,
+    ),
+    # A frontend's own node where control flow forces values to share one type.
+    *family(
+        OpKind.CONTROL,
+        Tier.FOLLOW,
+        row("phi", "finecast::phi"),
+        exact=True,
+        flops=FlopRule.ZERO,
+    ),
+)

@@ -1,0 +1,1 @@
+"""The verbs: tune, convert, apply, ladder."""

@@ -1,0 +1,278 @@
+"""Whether a converted model's numbers can be explained by its formats, and if not, since when.
+
+Law: a model is refused if it gives NaN or Inf where fp32 gives none; if its error leaves no
+digit of an output right; or if an engine misses by far what the formats that the model states
+predict, which says that it computes some op wrongly. Outputs that hinge on a decision between
+rounded numbers, and those of which fp32 itself does not determine the digits, are not judged
+by their error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import numpy as np
+
+from finecast.data.deviation import (
+    ENGINE_FACTOR,
+    LIMIT,
+    NOTICED,
+    USELESS,
+    Deviation,
+    Expected,
+    deviation,
+    expected,
+)
+from finecast.engines.base import Array, Engine, Feeds, Session
+from finecast.engines.loading import load_model
+from finecast.engines.ports import DTYPES
+from finecast.errors import EngineError, WrongNumbersError
+from finecast.frontends.onnx import DATA_TYPES, Applied
+from finecast.frontends.onnx.instrument import with_outputs
+from finecast.graph import Graph, Node
+from finecast.numbers.formats import Format
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+Outputs: TypeAlias = Mapping[str, Array]
+
+_SHOWN: Final = 8
+"""Values shown by one run of the search: few, for one that is shown may not be fused."""
+
+_MOST_RUNS: Final = 24
+"""Runs of the search: enough for 8 to the power of 7 ops and some turns to other branches."""
+
+_FIX: Final = (
+    "keep it in fp32 by --exclude or --op NAME=fp32, use another format or `tune`; "
+    "--no-verify writes the model all the same"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A converted model that was run beside the fp32 one, and how to run more of both.
+
+    Attributes:
+        engine: What ran both.
+        applied: The converted model.
+        original: Makes the fp32 model with the same names of values.
+        formats: By node id.
+        feeds: What both were run on.
+        exact: Runs the fp32 model elsewhere, on given feeds.
+        emulated: Runs the converted model elsewhere; None where the engine is an emulator.
+    """
+
+    engine: Engine
+    applied: Applied
+    original: Callable[[], Applied]
+    formats: Mapping[int, Format]
+    feeds: Feeds
+    exact: Callable[[Feeds], Outputs]
+    emulated: Callable[[], Outputs] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fault:
+    output: str
+    text: str
+    bad: Callable[[Deviation], bool]
+
+
+def accept(case: Case, got: Outputs, wanted: Outputs) -> None:
+    """Return if the numbers can be explained.
+
+    Raises:
+        WrongNumbersError: If not; names the output and the first op that goes wrong.
+    """
+    graph = case.applied.graph
+    bounds = expected(graph, case.formats)
+    fault = _fault(case, bounds, got, wanted)
+    if fault is None:
+        return
+    node = _first_wrong(case, bounds, fault)
+    where = f"first at {node.name!r} ({node.native})" if node is not None else ""
+    raise WrongNumbersError(fault.text, where=where, fix=_FIX)
+
+
+def _fault(case: Case, bounds: Expected, got: Outputs, wanted: Outputs) -> _Fault | None:
+    ids = {v.name: v.id for v in case.applied.graph.outputs}
+    suspects: dict[str, Deviation] = {}
+    for name, reference in wanted.items():
+        found, index = deviation(got[name], reference), ids.get(name)
+        if found.nonfinite:
+            text = f"output {name!r} has NaN or Inf where fp32 has none"
+            return _Fault(output=name, text=text, bad=lambda d: d.nonfinite)
+        if index in bounds.decided:
+            continue
+        if not found.comparable:
+            raise WrongNumbersError(
+                f"output {name!r} has shape {list(got[name].shape)}, fp32's has "
+                f"{list(reference.shape)}",
+                fix=_FIX,
+            )
+        if index is not None and found.relative > bounds.relative.get(index, 0.0):
+            suspects[name] = found
+    for name, found in suspects.items():
+        allowed = bounds.relative.get(ids[name], 0.0)
+        fault = _hopeless(case, name, found, allowed, wanted) or _mistaken(
+            case, name, found, allowed, wanted
+        )
+        if fault is not None:
+            return fault
+    return None
+
+
+def _hopeless(
+    case: Case, name: str, found: Deviation, allowed: float, wanted: Outputs
+) -> _Fault | None:
+    """An output of which no digit is right, though fp32 determines some."""
+    limit = min(USELESS, max(LIMIT, allowed))
+    if found.relative < limit or _fp32_noise(case, name, wanted) > allowed:
+        return None
+    return _Fault(
+        output=name,
+        text=f"output {name!r} has a relative error of {found.relative:.3g}: "
+        "no digit of it is right",
+        bad=lambda d: d.nonfinite or d.relative >= limit,
+    )
+
+
+def _fp32_noise(case: Case, name: str, wanted: Outputs) -> float:
+    """The relative error of fp32 against fp32: other kernels, floats one unit beside."""
+    try:
+        again = case.exact({n: _nudged(a) for n, a in case.feeds.items()})
+    except EngineError:
+        return 0.0
+    return deviation(again[name], wanted[name]).relative
+
+
+def _nudged(array: Array) -> Array:
+    if array.dtype != np.float32:
+        return array
+    return np.nextafter(
+        array,
+        np.where(np.arange(array.size) % 2, np.inf, -np.inf)
+        .astype(np.float32)
+        .reshape(array.shape),
+    )
+
+
+def _mistaken(
+    case: Case, name: str, found: Deviation, allowed: float, wanted: Outputs
+) -> _Fault | None:
+    """An output that the engine computes otherwise than the model's own types say."""
+    if case.emulated is None:
+        return None
+    try:
+        model = case.emulated()
+    except EngineError:
+        return None  # nothing else here runs it
+    predicted = deviation(model[name], wanted[name]).relative
+    limit = max(allowed, ENGINE_FACTOR * predicted, NOTICED)
+    if not found.relative > limit:
+        return None
+    return _Fault(
+        output=name,
+        text=f"output {name!r} has a relative error of {found.relative:.3g} in "
+        f"{case.engine.name}, where its formats give {predicted:.2g}: "
+        "an op is computed wrongly",
+        bad=lambda d: d.nonfinite or d.relative > limit,
+    )
+
+
+def _first_wrong(case: Case, bounds: Expected, fault: _Fault) -> Node | None:
+    """The op whose result is wrong though nothing that it reads is; None if it is not seen."""
+    graph = case.applied.graph
+    target = next((v.id for v in graph.outputs if v.name == fault.output), None)
+    if target is None:
+        return None
+    try:
+        search = _Search(case, fault, bounds.decided)
+        found = search.first_bad(target)
+        while (wrong := search.bad(_inputs(graph, found))) and search.runs < _MOST_RUNS:
+            found = search.first_bad(wrong[0])
+    except EngineError:
+        return None  # the engine does not take a part of the model by itself
+    producer = graph.values[found].producer
+    return graph.nodes[producer] if producer is not None else None
+
+
+class _Search:
+    """Runs of both models that show a few values each."""
+
+    def __init__(self, case: Case, fault: _Fault, decided: frozenset[int]) -> None:
+        self.case = case
+        self.fault = fault
+        self.original = case.original().model
+        shown = _float_names(self.original) & _float_names(case.applied.model)
+        self.names = {
+            v.id: v.name
+            for v in case.applied.graph.values
+            if v.name in shown and v.id not in decided and v.producer is not None
+        }
+        self.runs = 0
+
+    def bad(self, ids: Iterable[int]) -> list[int]:
+        """Those of ``ids`` that are wrong; those that cannot be shown are not."""
+        names = {self.names[i]: i for i in ids if i in self.names}
+        if not names:
+            return []
+        self.runs += 1
+        models = (self.original, self.case.applied.model)
+        wanted, got = (self._run(with_outputs(m, list(names))) for m in models)
+        pairs = ((i, deviation(got[n], wanted[n])) for n, i in names.items())
+        return [i for i, found in pairs if found.comparable and self.fault.bad(found)]
+
+    def _run(self, model: ir.Model) -> Outputs:
+        session = load_model(self.case.engine, model)
+        return session.run(feeds_for(session, self.case.feeds))
+
+    def first_bad(self, target: int) -> int:
+        """A wrong value before which, in the graph's order, none that was shown is wrong."""
+        order = [i for i in _ancestors(self.case.applied.graph, target) if i in self.names]
+        order.append(target)
+        low, high = -1, len(order) - 1
+        while high - low > 1 and self.runs < _MOST_RUNS:
+            count = min(_SHOWN, high - low - 1)
+            picks = [low + (k + 1) * (high - low) // (count + 1) for k in range(count)]
+            wrong = set(self.bad(order[k] for k in picks))
+            first = next((k for k in picks if order[k] in wrong), high)
+            low, high = max((k for k in picks if k < first), default=low), first
+        return order[high]
+
+
+def feeds_for(session: Session, feeds: Feeds) -> dict[str, Array]:
+    """What ``session`` takes of ``feeds``, in the types in which its inputs are declared."""
+    specs = (s for s in session.inputs if s.name in feeds)
+    return {s.name: feeds[s.name].astype(DTYPES[s.dtype], copy=False) for s in specs}
+
+
+def _float_names(model: ir.Model) -> set[str]:
+    kinds = set(DATA_TYPES.values())
+    values = (v for node in model.graph for v in node.outputs)
+    return {v.name for v in values if v.name and v.dtype in kinds}
+
+
+def _inputs(graph: Graph, value: int) -> list[int]:
+    producer = graph.values[value].producer
+    return (
+        [i for i in graph.nodes[producer].inputs if i is not None]
+        if producer is not None
+        else []
+    )
+
+
+def _ancestors(graph: Graph, value: int) -> list[int]:
+    """Ids of all values that ``value`` is computed from, in the order in which they are."""
+    waiting, nodes = [value], set[int]()
+    while waiting:
+        producer = graph.values[waiting.pop()].producer
+        if producer is not None and producer not in nodes:
+            nodes.add(producer)
+            waiting.extend(i for i in graph.nodes[producer].inputs if i is not None)
+    last = graph.values[value].producer
+    made = (graph.nodes[n].outputs for n in sorted(nodes) if n != last)
+    return [i for outputs in made for i in outputs if i is not None]

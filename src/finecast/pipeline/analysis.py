@@ -1,0 +1,207 @@
+"""What is known of a model before a plan is chosen: permissions, kernels, costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from finecast import rules
+from finecast.engines import EMULATOR
+from finecast.engines.base import Engine, Feeds, KernelTime
+from finecast.engines.faults import faults
+from finecast.engines.kernels import kernel_query
+from finecast.engines.loading import load_model
+from finecast.engines.probe import speed_of
+from finecast.errors import EngineError, UsageError
+from finecast.frontends import onnx as frontend
+from finecast.frontends.onnx import Prepared
+from finecast.graph import Graph
+from finecast.measure.casting import measure_casts
+from finecast.numbers.formats import Format
+from finecast.planning.assign import highest, lowest, make_plan
+from finecast.planning.cost import MeasuredCost
+from finecast.planning.plan import Plan
+from finecast.rules import Context, Permission
+from finecast.rules.facts import ValueFacts
+from finecast.rules.override import active, check_overrides
+from finecast.rules.policy import Policy, Scope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profiles:
+    """Kernels of the fp32 model and of the lowest plans, by one engine on the same feeds.
+
+    ``low`` has those formats whose lowest plan the engine runs.
+    """
+
+    high: Sequence[KernelTime]
+    low: Mapping[Format, Sequence[KernelTime]]
+
+    @property
+    def low_s(self) -> float:
+        """Seconds of the fastest of the lowest plans."""
+        return min(sum(k.time_s for k in kernels) for kernels in self.low.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planner:
+    """Makes plans of one prepared model under one policy."""
+
+    prepared: Prepared
+    policy: Policy
+    engine: Engine
+    permissions: Mapping[int, Permission]
+
+    @property
+    def graph(self) -> Graph:
+        """The model's graph."""
+        return self.prepared.graph
+
+    def plan(
+        self,
+        formats: Mapping[int, Format],
+        because: str,
+        evidence: Mapping[int, Mapping[str, float | str]] | None = None,
+    ) -> Plan:
+        """The plan that gives node i ``formats[i]``."""
+        return make_plan(
+            self.graph,
+            formats,
+            self.permissions,
+            self.policy,
+            opset=frontend.minimal_opset(self.prepared, formats),
+            engine=self.engine.name,
+            because=because,
+            evidence=evidence,
+        )
+
+    def lowest(self, *formats: Format) -> Plan:
+        """Everything that may have one of ``formats`` (by default the policy's) has it."""
+        chosen = lowest(self.permissions, *(formats or self.policy.formats))
+        return self.plan(chosen, "every op that may be low is")
+
+    def highest(self) -> Plan:
+        """Everything that may stay fp32 does."""
+        return self.plan(highest(self.permissions), "fp32 where permitted")
+
+    def unchanged(self, why: str) -> Plan:
+        """Every op keeps the type it has."""
+        nodes = self.graph.float_nodes
+        return self.plan({n.id: n.format for n in nodes if n.format is not None}, why)
+
+
+def worthwhile(
+    policy: Policy, engine: Engine, user_rules: Sequence[object] = ()
+) -> tuple[Policy, tuple[str, ...]]:
+    """The policy without formats that gain nothing in ``engine`` here, and what was left out.
+
+    Law: one format stays: whether it helps is measured op by op. Only ``auto`` chooses; other
+    scopes, and formats that the user gives an op, were asked for by name.
+    """
+    if policy.scope is not Scope.AUTO or len(policy.formats) == 1 or user_rules:
+        return policy, ()
+    speeds = {fmt: speed_of(engine, fmt) for fmt in policy.formats}
+    named = set(policy.op_formats.values())
+    left = tuple(f for f, s in speeds.items() if s.gains or f in named) or policy.formats[:1]
+    told = tuple(f"{s.text}: left out" for f, s in speeds.items() if f not in left)
+    return replace(policy, formats=left), told
+
+
+def make_planner(
+    prepared: Prepared,
+    policy: Policy,
+    engine: Engine,
+    *,
+    facts: Mapping[int, ValueFacts] | None = None,
+    user_rules: tuple[tuple[str, rules.UserRule], ...] = (),
+    measured: bool = False,
+) -> Planner:
+    """Let the rules judge every op, and the overrides of the blocks around the caller.
+
+    Raises:
+        RuleConflictError: If they leave an op no format.
+        UsageError: If the model can state none of a format's numbers, or an override names
+            no op of it.
+    """
+    _check_stated(policy, engine)
+    check_overrides(prepared.graph)
+    name = f"{EMULATOR}:{engine.device}" if engine.name == EMULATOR else engine.name
+    context = Context(
+        graph=prepared.graph,
+        policy=policy,
+        facts=facts or {},
+        kernels=kernel_query(engine),
+        engine=name,
+        faults={f: faults(engine, prepared.graph, f) for f in policy.formats},
+        user_rules=(*user_rules, *active()),
+        measured=measured,
+        casts_around=frozenset(f for f in policy.formats if frontend.can_cast(prepared, f)),
+    )
+    return Planner(
+        prepared=prepared, policy=policy, engine=engine, permissions=rules.permit(context)
+    )
+
+
+def _check_stated(policy: Policy, engine: Engine) -> None:
+    """Raise UsageError for a format that no type and no arithmetic here stands for."""
+    for fmt in policy.formats:
+        if fmt is Format.TF32 and engine.name != EMULATOR:
+            raise UsageError(
+                f"no engine here computes in {fmt.label}",
+                fix="name the device with --target (target=...), or use bf16 or fp16",
+            )
+        if fmt is not Format.TF32 and fmt not in frontend.DATA_TYPES:
+            raise UsageError(
+                f"ONNX has no type {fmt.label}: a model cannot state it",
+                fix="use bf16 or fp16",
+            )
+
+
+def profile_ends(planner: Planner, feeds: Feeds) -> Profiles:
+    """Profile the fp32 model and the lowest plan in each format, once each.
+
+    Raises:
+        EngineError: If the engine runs none of the lowest plans.
+    """
+
+    def kernels(plan: Plan) -> Sequence[KernelTime]:
+        applied = frontend.apply(planner.prepared.file, plan)
+        return load_model(planner.engine, applied.model, profiling=True).profile(feeds)
+
+    low: dict[Format, Sequence[KernelTime]] = {}
+    failed: EngineError | None = None
+    for fmt in planner.policy.formats:
+        try:
+            low[fmt] = kernels(planner.lowest(fmt))
+        except EngineError as error:  # others of the formats may do
+            failed = failed or error
+    if failed is not None and not low:
+        raise failed
+    return Profiles(high=kernels(planner.highest()), low=low)
+
+
+def measured_cost(
+    graph: Graph, profiles: Profiles, engine: Engine, facts: Mapping[int, ValueFacts]
+) -> MeasuredCost:
+    """Times by node: a kernel's time is shared evenly by the ops in it."""
+    known = {n.name for n in graph.nodes}
+    times: dict[Format, dict[str, float]] = {}
+    for fmt, kernels in ((Format.FP32, profiles.high), *profiles.low.items()):
+        shares = times.setdefault(fmt, {})
+        for kernel in kernels:
+            inside = [name for name in kernel.ops if name in known]
+            for name in inside:
+                shares[name] = shares.get(name, 0.0) + kernel.time_s / len(inside)
+    rate = measure_casts(engine, next(iter(profiles.low)))
+    return MeasuredCost(
+        times_s=times,
+        shapes={i: f.shape for i, f in facts.items()},
+        cast_overhead_s=rate.overhead_s,
+        cast_bandwidth_gb_s=rate.bandwidth_gb_s,
+    )
+
+
+def kernel_nodes(graph: Graph, kernels: Sequence[KernelTime]) -> list[frozenset[int]]:
+    """Node ids of each kernel."""
+    ids = {n.name: n.id for n in graph.nodes}
+    return [frozenset(ids[name] for name in k.ops if name in ids) for k in kernels]

@@ -1,0 +1,234 @@
+"""Writing a converted model: checked, loaded and run before it takes its name.
+
+Law: at the output path there is either nothing new or a model that passes onnx.checker with
+full check and that the engine loads; nothing half-written stays.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from finecast.data.deviation import deviation
+from finecast.data.feeds import last_indices
+from finecast.engines import EMULATOR
+from finecast.engines.base import Array, Engine, Feeds, Session
+from finecast.engines.emulator import exact_session
+from finecast.errors import EngineError, UsageError, WrongNumbersError, naming
+from finecast.files import DATA_SUFFIX, check_writable
+from finecast.frontends import onnx as frontend
+from finecast.frontends.onnx import Applied, OnnxFile
+from finecast.pipeline.acceptance import Case, accept, feeds_for
+from finecast.pipeline.sources import FeedMaker
+from finecast.planning.plan import Plan
+
+# Models above this are not run in a second engine to find out what their formats explain:
+# that takes several times their size in memory.
+_EMULATED_BYTES: Final = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """Where a model goes.
+
+    Attributes:
+        path: The model's file; None for a model in memory, verified as if it were written.
+        force: Whether files that are there may be replaced.
+        external_data: Whether tensors go to ``NAME.data`` beside it; None: if they are more
+            than fit one file, or came in that form.
+    """
+
+    path: Path | None
+    force: bool = False
+    external_data: bool | None = None
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """Suffixes of the files that may be written with the model's."""
+        return () if self.external_data is False else (DATA_SUFFIX,)
+
+    def check(self, file: OnnxFile) -> None:
+        """Raise UsageError unless ``file``, converted, may be written here."""
+        if self.path is None:
+            return
+        check_writable(self.path, force=self.force)
+        apart = self.external_data
+        if frontend.came_external(file.model) if apart is None else apart:
+            data = self.path.with_name(self.path.name + DATA_SUFFIX)
+            check_writable(data, force=self.force)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """How the written model was verified; errors are None where it was not run.
+
+    ``relative_error`` is the largest over outputs of ||y - r|| / ||r|| against fp32.
+    """
+
+    engine: str | None
+    max_abs_error: float | None = None
+    relative_error: float | None = None
+    note: str = ""
+
+
+def write(
+    file: OnnxFile,
+    plan: Plan,
+    applied: Applied,
+    output: Destination,
+    engines: Sequence[Engine],
+    feeds: FeedMaker,
+) -> tuple[int, Verified]:
+    """Put the model at its destination; returns its bytes on disk and how it was verified.
+
+    The first of ``engines`` that runs both models verifies it; with no engines it is only
+    checked.
+
+    Raises:
+        UsageError: If the output cannot be written.
+        ModelError: If the model is not valid.
+        WrongNumbersError: If its formats do not explain what it gives.
+        EngineError: If no engine can load it.
+    """
+    output.check(file)
+    place = output.path.parent if output.path is not None else None
+    with tempfile.TemporaryDirectory(dir=place, prefix=".finecast-") as folder:
+        staged = Path(folder) / (output.path.name if output.path is not None else "model.onnx")
+        with naming(staged, f"{file.name}, converted"):
+            size = frontend.save(applied.model, staged, external_data=output.external_data)
+            # Data before the model that names it.
+            parts = sorted(Path(folder).iterdir(), key=lambda p: p.name, reverse=True)
+            if place is not None:
+                for part in parts:
+                    check_writable(place / part.name, force=output.force)
+            frontend.check(staged)
+            verified = verify(file, plan, applied, staged, engines, feeds)
+        if place is not None:
+            _publish(parts, place, str(output.path))
+    return size, verified
+
+
+def _publish(parts: Sequence[Path], place: Path, where: str) -> None:
+    try:
+        for part in parts:
+            part.replace(place / part.name)
+    except OSError as error:
+        raise UsageError(f"cannot write the output: {error.strerror}", where=where) from error
+
+
+def verify(
+    file: OnnxFile,
+    plan: Plan,
+    applied: Applied,
+    path: Path,
+    engines: Sequence[Engine],
+    feeds: FeedMaker,
+) -> Verified:
+    """Load and run the fp32 model and the one at ``path`` in the first engine that can."""
+    if not engines:
+        return Verified(engine=None, note="not run: no engine was asked to")
+    feeds.check(file.model)
+    failures: list[str] = []
+    for engine in engines:
+        try:
+            return _verify_in(file, plan, applied, path, engine, feeds)
+        except EngineError as error:
+            failures.append(f"{engine.name}: {error.what}")
+    raise EngineError(
+        "no engine here can run the converted model",
+        where="; ".join(failures),
+        fix="choose another format or engine, or write it unverified with --no-verify",
+    )
+
+
+def _verify_in(
+    file: OnnxFile,
+    plan: Plan,
+    applied: Applied,
+    path: Path,
+    engine: Engine,
+    feeds: FeedMaker,
+) -> Verified:
+    # A device may have no fp32 products of its own: its emulator is held against fp32.
+    emulated = engine.name == EMULATOR
+    name = f"{EMULATOR}:{engine.device}" if emulated else engine.name
+    reference = exact_session(file.path) if emulated else engine.load(file.path)
+    last = {} if feeds.batches else last_indices(applied.graph)  # data is taken as it is
+    given, wanted, note = _reference_run(reference, feeds, last)
+    del reference  # one large model at a time
+    session = engine.load(path)
+    if given is None or note:
+        return Verified(engine=name, note=note)
+    got = session.run(feeds_for(session, given))
+    del session
+
+    def elsewhere() -> Mapping[str, Array]:
+        other = exact_session(path)
+        return other.run(feeds_for(other, given))
+
+    ids = {n.name: n.id for n in applied.graph.nodes}
+    small = file.size_bytes <= _EMULATED_BYTES
+    accept(
+        Case(
+            engine=engine,
+            applied=applied,
+            original=lambda: frontend.apply(file, replace(plan, decisions=(), io={})),
+            formats={ids[n]: f for n, f in plan.formats.items()},
+            feeds=given,
+            exact=lambda nudged: exact_session(file.path).run(nudged),
+            emulated=elsewhere if small and not emulated else None,
+        ),
+        got,
+        wanted,
+    )
+    return _compared(name, list(got.values()), list(wanted.values()))
+
+
+def _reference_run(
+    reference: Session, feeds: FeedMaker, last: Mapping[str, int]
+) -> tuple[Feeds | None, Mapping[str, Array], str]:
+    """Feeds, what the fp32 model gives for them, and why there is nothing."""
+    note = "loaded, not run: give --data to compare outputs"
+    # Rows to the ends of tables first; where the model wants others for a reason that cannot
+    # be seen, the first ones.
+    for most in (last, {}) if last else ({},):
+        given = feeds.make(reference, most)
+        if given is None:
+            return None, {}, note
+        try:
+            return given, reference.run(given), ""
+        except EngineError as error:
+            # The fp32 model refuses these feeds: they say nothing about the converted one.
+            note = f"loaded, not run: {error.what}"
+    return None, {}, note
+
+
+def compare(engine: str, got: Sequence[Array], wanted: Sequence[Array]) -> Verified:
+    """Largest absolute and relative error over float outputs.
+
+    Raises:
+        WrongNumbersError: If an output has a NaN or Inf where fp32 has none.
+    """
+    for number, pair in enumerate(zip(got, wanted, strict=True)):
+        if deviation(*pair).nonfinite:
+            raise WrongNumbersError(
+                f"output {number} has NaN or Inf where fp32 has none",
+                fix="use bf16, exclude ops with --exclude or --op NAME=fp32, or use `tune`",
+            )
+    return _compared(engine, got, wanted)
+
+
+def _compared(engine: str, got: Sequence[Array], wanted: Sequence[Array]) -> Verified:
+    found = [deviation(one, other) for one, other in zip(got, wanted, strict=True)]
+    unlike = sum(not d.comparable for d in found)
+    return Verified(
+        engine=engine,
+        max_abs_error=max((d.largest for d in found), default=0.0),
+        relative_error=max((d.relative for d in found), default=0.0),
+        note=f"{unlike} outputs of another shape: what is in them decides it"
+        if unlike
+        else "",
+    )

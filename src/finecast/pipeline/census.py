@@ -1,0 +1,174 @@
+"""What a model is made of: ops by class and type, FLOPs, bytes, risky values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from finecast.graph import Graph, Node, Value
+from finecast.measure.observe import first_nonfinite
+from finecast.numbers.formats import Format
+from finecast.numbers.rounding import overflow_limit
+from finecast.ops import by_name
+from finecast.ops.flops import Shape, bytes_moved, flops, port_formats
+from finecast.rules.constants import constant_problem
+from finecast.rules.facts import Facts, ValueFacts
+from finecast.rules.observed import divided_by, range_limit
+
+# Inputs at which an op gives a finite number for Inf, so that no NaN or Inf shows the error.
+_ABSORBING: Final[Mapping[str, int]] = {
+    "div": 1,
+    "reciprocal": 0,
+    "rsqrt": 0,
+    "sigmoid": 0,
+    "tanh": 0,
+    "erf": 0,
+    "clip": 0,
+    "min": 0,
+}
+_LOST_SHARE = 0.01  # worth a line in the report; the rule that forbids asks for more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassCount:
+    """Nodes of one class of ops.
+
+    ``flops`` and ``bytes`` are lower bounds where ``unknown`` nodes have a shape that is
+    neither declared nor observed.
+    """
+
+    kind: str
+    nodes: int
+    ops: dict[str, int]
+    types: dict[str, int]
+    flops: float
+    bytes: float
+    unknown: int
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Risk:
+    """A value that the low format would not hold."""
+
+    value: str
+    node: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Census:
+    """What ``inspect`` reports."""
+
+    name: str
+    opset: int
+    nodes: int
+    parameters: int
+    size_bytes: int
+    classes: tuple[ClassCount, ...]
+    notes: dict[str, str] = field(default_factory=dict[str, str])
+    warnings: tuple[Risk, ...] = ()
+
+
+def count_classes(graph: Graph, shapes: Mapping[int, Shape]) -> tuple[ClassCount, ...]:
+    """Count nodes by class, the classes with most FLOPs first."""
+    groups: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        groups.setdefault(by_name(node.op).kind.label, []).append(node)
+    counted: set[int] = set()
+    rows = [_count(graph, kind, nodes, shapes, counted) for kind, nodes in groups.items()]
+    return tuple(sorted(rows, key=lambda r: (-r.flops, -r.nodes)))
+
+
+def _count(
+    graph: Graph,
+    kind: str,
+    nodes: list[Node],
+    shapes: Mapping[int, Shape],
+    counted: set[int],
+) -> ClassCount:
+    parameters = 0
+    for node in nodes:
+        for index in node.inputs:
+            constant = graph.values[index].constant if index is not None else None
+            if constant is not None and index not in counted and index is not None:
+                counted.add(index)
+                parameters += constant.size if graph.values[index].format else 0
+    operations = [flops(graph, n, shapes) for n in nodes]
+    moved = [
+        bytes_moved(graph, n, port_formats(graph, n, n.format or Format.FP32), shapes)
+        for n in nodes
+    ]
+    return ClassCount(
+        kind=kind,
+        nodes=len(nodes),
+        ops=dict(Counter(n.op for n in nodes).most_common()),
+        types=dict(
+            Counter(n.format.label if n.format else "other" for n in nodes).most_common()
+        ),
+        flops=sum(f for f in operations if f is not None),
+        bytes=sum(b for b in moved if b is not None),
+        unknown=sum(b is None for b in moved),
+        parameters=parameters,
+    )
+
+
+def risks(graph: Graph, facts: Facts, low: Format) -> tuple[Risk, ...]:
+    """What ``low`` cannot hold: constants, then values that overflow, vanish, or are NaN."""
+    found = [r for v in graph.values if (r := _constant_risk(graph, v, low)) is not None]
+    for index, seen in facts.items():
+        value = graph.values[index]
+        node = graph.nodes[value.producer].name if value.producer is not None else "input"
+        text = _risk(graph, value, seen, low)
+        if text:
+            found.append(Risk(value=value.name, node=node, text=text))
+    return tuple(found)
+
+
+def _risk(graph: Graph, value: Value, seen: ValueFacts, low: Format) -> str:
+    share = seen.flushed_share(low)
+    divides = divided_by(graph, value) if share else None
+    if seen.nans or seen.infs:
+        text = f"{seen.nans} NaN and {seen.infs} Inf in fp32"
+        return text + (_absorbed(graph, value) if seen.infs else "")
+    if seen.largest >= range_limit(low):
+        text = f"largest {seen.largest:.4g}, limit {range_limit(low):.4g}"
+        return text + (_absorbed(graph, value) if seen.largest >= overflow_limit(low) else "")
+    if divides is not None:
+        return f"a share of {share:.2g} becomes zero, and {divides.name} divides by it"
+    return f"{share:.1%} of it becomes zero" if share >= _LOST_SHARE else ""
+
+
+def _absorbed(graph: Graph, value: Value) -> str:
+    """Whether an Inf here would leave no trace in what comes after."""
+    for node in (graph.nodes[n] for n in value.uses):
+        port = _ABSORBING.get(node.op)
+        if port is not None and port < len(node.inputs) and node.inputs[port] == value.id:
+            return f"; {node.name} makes a finite number of Inf"
+    return ""
+
+
+def _constant_risk(graph: Graph, value: Value, low: Format) -> Risk | None:
+    """By the rule that keeps the ops that read it."""
+    readers = [n for i in value.uses if value in graph.following_inputs(n := graph.nodes[i])]
+    if value.constant is None or value.format is not Format.FP32 or not readers:
+        return None
+    problem = constant_problem(value, low)
+    if problem is None:
+        return None
+    text = f"constant, {problem.what} {problem.number:.4g}, limit {problem.limit:.4g}"
+    return Risk(value=value.name, node=readers[0].name, text=text)
+
+
+def notes(graph: Graph, facts: Facts) -> dict[str, str]:
+    """What a user should know beside the table."""
+    found: dict[str, str] = {}
+    unknown = Counter(n.native for n in graph.nodes if n.op == "unknown")
+    if unknown:
+        found["not known here, type kept"] = ", ".join(f"{k} {n}" for k, n in unknown.items())
+    first = first_nonfinite(graph, dict(facts))
+    if first is not None:
+        found["first op to give NaN or Inf in fp32"] = first
+    return found

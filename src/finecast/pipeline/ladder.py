@@ -1,0 +1,117 @@
+"""The documented flow in one go: every rung emulated, timed by the model, judged.
+
+Each rung has a session built for it: that evaluates two to three times faster than a
+switched one, and is loaded in a second. Laws: the recommendation passes the
+criterion; no passing rung is faster by the model; a per-op plan is offered only where it
+passes on all data and is faster than the recommended rung.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from finecast.data.criterion import Criterion
+from finecast.devices.emulation import Emulation
+from finecast.devices.neuron import Rung
+from finecast.engines.emulator import setting_of
+from finecast.engines.emulator.model import Setting
+from finecast.frontends.onnx import OnnxFile
+from finecast.numbers.formats import Format
+from finecast.pipeline.device import DeviceModel
+from finecast.pipeline.workload import Workload
+from finecast.progress import Progress, silent
+
+# Formats that ONNX can state by a cast and every Neuron compiler respects. Tf32 is no type: to
+# such a compiler the products stay fp32, and the arithmetic before them takes time besides.
+STATED: Final = (Format.BF16, Format.FP16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RungResult:
+    """One rung: its metric, its relative output error on calibration data, its time."""
+
+    rung: Rung
+    metric: float
+    error: float
+    time_s: float
+    passed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LadderOutcome:
+    """All rungs, most accurate first, and the one to use; None where none passes."""
+
+    baseline: float
+    rungs: tuple[RungResult, ...]
+    best: RungResult | None
+
+    @property
+    def fastest_s(self) -> float:
+        """Modelled time of the fastest rung."""
+        return min(r.time_s for r in self.rungs)
+
+
+@dataclass(slots=True, kw_only=True)
+class LadderWalk:
+    """A model on one target, rung by rung."""
+
+    file: OnnxFile
+    workload: Workload
+    criterion: Criterion
+    rungs: Sequence[Rung]
+    progress: Progress = silent
+    device: DeviceModel = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Evaluate the fp32 model.
+
+        Raises:
+            ModelError: If its metric is NaN.
+        """
+        # What rewrites the model (accumulation) is the same on all rungs.
+        self.device = DeviceModel(
+            file=self.file,
+            workload=self.workload,
+            criterion=self.criterion,
+            emulation=self.rungs[0].options.emulation(),
+            progress=self.progress,
+        )
+
+    def walk(self) -> LadderOutcome:
+        """Evaluate every rung on all data."""
+        results: list[RungResult] = []
+        for done, rung in enumerate(self.rungs):
+            self.progress(rung.name, done, len(self.rungs))
+            results.append(self._judge(rung, rung.options.emulation()))
+        self.progress("rungs", len(self.rungs), len(self.rungs))
+        passing = [r for r in results if r.passed]
+        best = min(passing, key=lambda r: (r.time_s, r.error)) if passing else None
+        return LadderOutcome(baseline=self.device.baseline, rungs=tuple(results), best=best)
+
+    def _judge(self, rung: Rung, emulation: Emulation) -> RungResult:
+        device = self.device
+        setting = setting_of(device.prepared.graph, emulation)
+        same = self._leaves_alone(emulation, setting)
+        metric, error = device.baseline, 0.0
+        if not same:
+            metric, error = device.evaluate(device.session(emulation, setting))
+        return RungResult(
+            rung=rung,
+            metric=metric,
+            error=error,
+            time_s=device.time_s(emulation, setting),
+            passed=self.criterion.passes(metric, device.baseline),
+        )
+
+    def _leaves_alone(self, emulation: Emulation, setting: Setting) -> bool:
+        """Whether the device computes just what fp32 does: there is nothing to evaluate."""
+        if setting.reads or emulation.relayout not in (None, Format.FP32):
+            return False
+        graph = self.device.prepared.graph
+        exact = all(emulation.own_read(n) is Format.FP32 for n in graph.float_nodes)
+        transposed = emulation.relayout is not None and any(
+            f.infs for f in self.device.facts.values()
+        )
+        return exact and not transposed

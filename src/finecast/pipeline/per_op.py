@@ -1,0 +1,65 @@
+"""Past the ladder: a plan by op, stated by casts in the model, for ``--auto-cast none``."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from finecast.devices.emulation import Emulation
+from finecast.pipeline.device import search_plans
+from finecast.pipeline.ladder import STATED, LadderOutcome, LadderWalk
+from finecast.pipeline.search import Candidate, chain, fastest_passing
+from finecast.planning.plan import Plan
+from finecast.rules.policy import Policy, Scope
+
+# A per-op plan has to beat the rung by more than the roofline's own coarseness.
+_WORTHWHILE = 1.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanResult:
+    """A per-op plan that passes on all data, with its modelled time."""
+
+    plan: Plan
+    metric: float
+    error: float
+    time_s: float
+
+
+def beyond(walk: LadderWalk, outcome: LadderOutcome) -> tuple[PlanResult | None, str]:
+    """The fastest passing per-op plan that beats the best rung, and what was found."""
+    best = outcome.best
+    if best is not None and best.time_s <= outcome.fastest_s:
+        return None, "the fastest rung passes: no choice by op can be faster"
+    limit = best.time_s if best is not None else math.inf
+    found = [r for e in _bases(outcome) if (r := _fastest(walk, e, limit)) is not None]
+    if found:
+        return min(found, key=lambda r: r.time_s), "faster than the best passing rung"
+    return None, "no plan by op that was tried passes and is faster than the best passing rung"
+
+
+def _bases(outcome: LadderOutcome) -> list[Emulation]:
+    """One emulation for each format that a cast in the model can state."""
+    chosen: dict[str, Emulation] = {}
+    for result in outcome.rungs:
+        emulation = result.rung.options.emulation()
+        if emulation.format in STATED and emulation.scope is not Scope.NONE:
+            chosen.setdefault(emulation.format.label, emulation)
+    return list(chosen.values())
+
+
+def _fastest(walk: LadderWalk, emulation: Emulation, limit: float) -> PlanResult | None:
+    policy = Policy(scope=Scope.AUTO, formats=(emulation.format,))
+    search = search_plans(walk.device, emulation, policy)
+    results: dict[str, PlanResult] = {}
+
+    def passes(candidate: Candidate) -> bool:
+        metric, error = search.evaluate(candidate.plan)
+        results[candidate.plan.digest] = PlanResult(
+            plan=candidate.plan, metric=metric, error=error, time_s=candidate.latency_s
+        )
+        return walk.device.criterion.passes(metric, walk.device.baseline)
+
+    worthwhile = [c for c in search.candidates() if c.latency_s * _WORTHWHILE < limit]
+    best = fastest_passing(chain(worthwhile, limit), passes)
+    return None if best is None else results[best.plan.digest]

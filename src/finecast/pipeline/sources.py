@@ -1,0 +1,257 @@
+"""Where data comes from: files and functions in, workloads and feeds out."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+
+from finecast.data.datasets import Dataset, data_set, load_npz
+from finecast.data.feeds import check_dims, check_sizes, synthetic_feeds
+from finecast.data.metrics import get_metric
+from finecast.data.streams import Stream, re_iterable, to_array
+from finecast.engines.base import Feeds, Session, TensorSpec
+from finecast.errors import UsageError
+from finecast.frontends import onnx as frontend
+from finecast.pipeline.workload import (
+    CalibrationFunction,
+    DataWorkload,
+    EvalFunction,
+    FunctionWorkload,
+    Workload,
+)
+from finecast.usercode import guarded
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+Data: TypeAlias = "str | Path | Mapping[str, Any] | Iterable[Any]"
+DEFAULT_BATCH: Final = 32
+CALIBRATION_SAMPLES: Final = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataOptions:
+    """Where evaluation and calibration data come from.
+
+    Either ``data`` and ``metric``, or ``evaluate``. ``data`` is an npz file, arrays by name,
+    or batches that can be iterated again and again, such as a DataLoader: each of arrays by
+    name, or of the inputs in order, and labels. ``calib`` is the like without labels, or a
+    function that yields feeds; without it the first samples of ``data`` calibrate, beside
+    ``evaluate`` too.
+    """
+
+    data: Data | None = None
+    labels: str | None = None
+    metric: str | None = None
+    evaluate: EvalFunction | None = None
+    evaluate_name: str = ""
+    calib: Data | CalibrationFunction | None = None
+    batch: int = DEFAULT_BATCH
+    lower_is_better: bool = False
+    sample_axes: Mapping[str, int | None] = field(default_factory=dict[str, "int | None"])
+
+
+def workload_of(options: DataOptions, session: Session) -> Workload:
+    """The workload that ``options`` describe, for a model loaded as ``session``.
+
+    Raises:
+        UsageError: If they do not fit together or do not fit the model.
+    """
+    calibration = _calibration(options, session)
+    if options.evaluate is not None:
+        if options.metric is not None:
+            raise UsageError(
+                "both a built-in metric and an evaluation function are given",
+                where="--metric, --eval",
+                fix="give one of them",
+            )
+        if options.labels is not None:
+            raise UsageError(
+                "labels are named, and an evaluation function reads its own",
+                where="--labels, --eval",
+                fix="drop one of them",
+            )
+        return FunctionWorkload(
+            function=options.evaluate,
+            name=options.evaluate_name,
+            lower_is_better=options.lower_is_better,
+            calibrate=calibration,
+        )
+    if options.data is None:
+        raise UsageError(
+            "no data to tune on", fix="give --data FILE.npz or --eval FILE.py:FUNCTION"
+        )
+    metric = get_metric(options.metric or "agreement")
+    if options.lower_is_better and metric.higher_is_better:
+        raise UsageError(
+            f"of {metric.name} more is better",
+            where="--lower-is-better",
+            fix="leave it out: it is for --eval",
+        )
+    data = _samples(options.data, options, session, labels=options.labels)
+    if metric.needs_labels and isinstance(data, Dataset) and data.labels is None:
+        raise UsageError(
+            f"metric {metric.name} needs labels",
+            where=str(options.data) if isinstance(options.data, Path) else "data",
+            fix="add an array 'label', name it with --labels, or use --metric agreement",
+        )
+    return DataWorkload(
+        data=data,
+        metric=metric,
+        batch=options.batch,
+        data_digest=_digest(options),
+        calibrate=calibration or partial(_first_batches, data, options.batch),
+    )
+
+
+def _calibration(options: DataOptions, session: Session) -> CalibrationFunction | None:
+    calib = options.calib
+    if calib is None and options.evaluate is not None:
+        calib = options.data  # the function reads its own: these arrays calibrate
+    if calib is None:
+        return None
+    if callable(calib):
+        calibrate = partial(_user_feeds, calib)
+        if next(calibrate(), None) is None:
+            raise UsageError("the calibration function yields nothing", where="--calib")
+        return calibrate
+    return partial(_first_batches, _samples(calib, options, session), options.batch)
+
+
+def _user_feeds(calib: CalibrationFunction) -> Iterator[Feeds]:
+    name = getattr(calib, "__qualname__", type(calib).__name__)
+    with guarded(
+        "the calibration function failed", where=name, fix="call it in python to see more"
+    ):
+        yield from calib()
+
+
+def _samples(
+    data: Data, options: DataOptions, session: Session, *, labels: str | None = None
+) -> Dataset | Stream:
+    """What ``data`` holds for the model."""
+    axes, inputs = options.sample_axes, session.inputs
+    if isinstance(data, str | Path):
+        return load_npz(data, inputs, labels=labels, sample_axes=axes)
+    if isinstance(data, Mapping):
+        arrays = {str(name): to_array(value) for name, value in data.items()}
+        return data_set(arrays, inputs, labels=labels, sample_axes=axes)
+    if axes:
+        raise UsageError(
+            "sample axes are of arrays, and batches are given", where="--sample-axis"
+        )
+    return Stream(inputs=tuple(inputs), source=re_iterable(data), label_name=labels)
+
+
+def _digest(options: DataOptions) -> str:
+    """Identifies the data: a file or arrays by content; batches are never those of before."""
+    data = options.data
+    if isinstance(data, str | Path):
+        content = frontend.digest(Path(data))
+    elif isinstance(data, Mapping):
+        found = hashlib.sha256()
+        for name, value in data.items():
+            array = np.ascontiguousarray(to_array(value))
+            found.update(f"{name} {array.dtype} {array.shape}".encode())
+            plain = array.astype(str) if array.dtype.kind == "O" else array
+            found.update(plain.tobytes())
+        content = found.hexdigest()
+    else:
+        content = uuid.uuid4().hex
+    return f"{content} {options.labels} {sorted(options.sample_axes.items())}"
+
+
+def _first_batches(data: Dataset | Stream, batch: int) -> Iterator[Feeds]:
+    return (b.feeds for b in data.batches(batch, limit=CALIBRATION_SAMPLES))
+
+
+def calibration_batches(
+    session: Session, options: DataOptions, *, limit: int = CALIBRATION_SAMPLES
+) -> list[Feeds]:
+    """The first feeds of the calibration data, else of the data, that fit ``session``.
+
+    Raises:
+        UsageError: If there are none, or they do not fit.
+    """
+    calibration = _calibration(options, session)
+    if calibration is None:
+        if options.data is None:
+            raise UsageError("no data", fix="give --data FILE.npz or --calib")
+        data = _samples(options.data, options, session, labels=options.labels)
+        calibration = partial(_first_batches, data, options.batch)
+    return list(islice(calibration(), limit))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedMaker:
+    """Feeds to verify a model with: the first batch, else random ones if they can be made."""
+
+    batches: Sequence[Feeds] = ()
+    dims: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def check(self, model: ir.Model) -> None:
+        """Refuse to draw inputs of sizes that a few bytes of a file may declare.
+
+        To be asked before an engine loads the model: it holds its inputs from then on.
+
+        Raises:
+            UsageError: If they would take over 2 GiB.
+        """
+        if not self.batches:
+            inputs = (v for v in model.graph.inputs if not v.is_initializer())
+            check_sizes({v.name or "": s for v in inputs if (s := _static(v)) is not None})
+
+    def check_dims(self, model: ir.Model) -> None:
+        """Refuse sizes that nothing has, or that nothing needs.
+
+        Raises:
+            UsageError: If a dimension is not free in ``model``, or there are batches.
+        """
+        if self.dims and self.batches:
+            raise UsageError(
+                "--dim sizes random feeds, and data is given", where="--dim", fix="drop one"
+            )
+        inputs = (v for v in model.graph.inputs if not v.is_initializer())
+        check_dims({v.name or "": _dims(v) for v in inputs}, self.dims)
+
+    def make(self, session: Session, last: Mapping[str, int] | None = None) -> Feeds | None:
+        """Feeds for a loaded model; None if none can be made.
+
+        Random integers go up to ``last``, by the inputs' names (else to 1).
+        """
+        if self.batches:
+            return self.batches[0]
+        try:
+            sizes = {**guessed_dims(session.inputs), **self.dims}
+            return synthetic_feeds(session.inputs, batch=1, dims=sizes, last=last)
+        except UsageError:
+            if self.dims:
+                raise
+            return None
+
+
+def _dims(value: ir.Value) -> list[int | str | None]:
+    dims = () if value.shape is None else value.shape.dims
+    return [d if isinstance(d, int) else d.value for d in dims]
+
+
+def _static(value: ir.Value) -> tuple[int, ...] | None:
+    dims = None if value.shape is None else value.shape.dims
+    if dims is None or not all(isinstance(d, int) for d in dims):
+        return None
+    return tuple(d for d in dims if isinstance(d, int))
+
+
+def guessed_dims(inputs: Sequence[TensorSpec]) -> dict[str, int]:
+    """A small size for each free dimension that is not the batch."""
+    free = {d for s in inputs for d in (s.shape or ())[1:] if isinstance(d, str) and d}
+    batches = {s.shape[0] for s in inputs if s.shape}
+    return {d: 16 for d in free if d not in batches}

@@ -1,0 +1,123 @@
+"""Candidates evaluated on all data, each once; what a study remembers is not repeated."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from finecast.data.criterion import Criterion
+from finecast.frontends.onnx import OnnxFile
+from finecast.pipeline.search import Candidate, fastest_passing, none_passes
+from finecast.pipeline.study import Study, Trial, TrialKey
+from finecast.pipeline.workload import Workload
+from finecast.planning.plan import Plan
+from finecast.progress import Progress
+
+
+@dataclass(slots=True, kw_only=True)
+class Trials:
+    """The trials of one tuning.
+
+    Laws: each is in the study before the next starts; what ``search`` returns was evaluated
+    in this run.
+
+    Attributes:
+        file: The model.
+        workload: The data.
+        criterion: What is to be kept.
+        baseline: The fp32 model's metric; its evaluation is counted.
+        engine: What runs the plans, with all of it that touches numbers.
+        measure: The metric of a plan.
+        study: Where trials are kept; None for nowhere.
+        progress: Told of each.
+        tried: The trials by their plan's digest.
+        reused: Digests of the plans whose trial of an earlier run was of use.
+        evaluations: Of the whole data in this run.
+    """
+
+    file: OnnxFile
+    workload: Workload
+    criterion: Criterion
+    baseline: float
+    engine: str
+    measure: Callable[[Plan], float]
+    study: Study | None
+    progress: Progress
+    tried: dict[str, Trial] = field(default_factory=dict[str, Trial])
+    reused: set[str] = field(default_factory=set[str])
+    evaluations: int = 1
+    _resume: bool = field(init=False)
+    _judged_by: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Say what judges: the data or the code, and the baseline that it gave just now."""
+        self._resume = self.study is not None and self.study.resume
+        judge = f"{self.workload.digest}\0{self.baseline:.6g}"
+        self._judged_by = hashlib.sha256(judge.encode()).hexdigest()[:16]
+
+    def search(self, chained: Sequence[Candidate]) -> Candidate | None:
+        """The fastest candidate that passes; see ``fastest_passing``.
+
+        A remembered trial only says where to look: what it finds is evaluated again. Where
+        that fails the memory is of other code or data, and all is evaluated anew.
+        """
+        found = fastest_passing(chained, self.passes)
+        if found is None or found.plan.digest not in self.reused:
+            return found
+        if self._judge(found, self._evaluate(found)):
+            return found
+        kept = found.plan.digest
+        self.tried = {kept: self.tried[kept]}
+        self.reused.clear()
+        self._resume = False
+        return fastest_passing(chained, self.passes)
+
+    def passes(self, candidate: Candidate) -> bool:
+        """Evaluate one candidate, or take the trial of it that there is."""
+        digest = candidate.plan.digest
+        trial = self.tried.get(digest)
+        if trial is None and self.study is not None and self._resume:
+            trial = self.study.find(self._key(candidate))
+            if trial is not None:
+                self.reused.add(digest)
+        # A stored trial was judged by the criterion of its time.
+        return self._judge(candidate, trial or self._evaluate(candidate))
+
+    def metric(self, plan: Plan) -> float:
+        """That of a plan that was tried."""
+        return self.tried[plan.digest].metric
+
+    def none_passes(self, proposed: int) -> str:
+        """Why nothing was found, of ``proposed`` plans."""
+        target = self.criterion.target(self.baseline)
+        return none_passes(len(self.tried), proposed, target, reused=len(self.reused))
+
+    def _key(self, candidate: Candidate) -> TrialKey:
+        return TrialKey(
+            model=self.file.digest,
+            plan=candidate.plan.digest,
+            engine=self.engine,
+            data=self._judged_by,
+        )
+
+    def _evaluate(self, candidate: Candidate) -> Trial:
+        metric = self.measure(candidate.plan)
+        self.evaluations += 1
+        trial = Trial(
+            key=self._key(candidate),
+            name=candidate.name,
+            metric=metric,
+            passed=self.criterion.passes(metric, self.baseline),
+            latency_s=candidate.latency_s,
+            plan_json=candidate.plan.to_json(),
+        )
+        if self.study is not None:
+            self.study.add(trial)
+        return trial
+
+    def _judge(self, candidate: Candidate, trial: Trial) -> bool:
+        passed = self.criterion.passes(trial.metric, self.baseline)
+        self.tried[candidate.plan.digest] = replace(trial, passed=passed)
+        self.progress("evaluation", len(self.tried), len(self.tried))
+        return passed

@@ -1,0 +1,227 @@
+"""The data a model is tuned on: how to evaluate it, calibrate it and time it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final, Protocol
+
+import numpy as np
+
+from finecast.data.datasets import Dataset
+from finecast.data.functions import source_digest
+from finecast.data.metrics import Metric
+from finecast.data.streams import Stream
+from finecast.engines.base import Array, Feeds, Session, TensorSpec
+from finecast.errors import UsageError
+from finecast.usercode import guarded
+
+Run = Callable[[Feeds], dict[str, Array]]
+EvalFunction = Callable[[Run], float]
+CalibrationFunction = Callable[[], Iterable[Feeds]]
+
+# Feeds of a user's evaluation that are kept for timing: small, middle and large ones.
+_TIMED_FEEDS: Final = 3
+_LOOKED_AT: Final = 16
+_REMEMBERED_BYTES: Final = 64 << 20
+# Samples on which roundings are probed: errors are relative to whole outputs, so that few
+# samples suffice to rank the points.
+PROBED_ROWS: Final = 8
+
+
+class Workload(Protocol):
+    """Full-data evaluation, calibration feeds and the feeds that latency is measured on."""
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Which way the metric improves."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Identifies data and metric."""
+        ...
+
+    @property
+    def worst(self) -> float | None:
+        """The metric's worst value, where it has one."""
+        ...
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What makes the metric weak on this data; call after the baseline was evaluated."""
+        ...
+
+    def evaluate(self, session: Session, reference: Session | None) -> float:
+        """The metric over all data; ``reference`` is the fp32 model, None for itself."""
+        ...
+
+    def calibration(self) -> Iterable[Feeds]:
+        """Feeds for facts and sensitivities, from the first at each call."""
+        ...
+
+    def timing(self) -> Sequence[Feeds]:
+        """Feeds to time; call after the baseline was evaluated."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataWorkload:
+    """A data set with labels and a built-in metric."""
+
+    data: Dataset | Stream
+    metric: Metric
+    batch: int
+    data_digest: str
+    calibrate: CalibrationFunction
+    warnings: list[str] = field(default_factory=list[str])
+
+    @property
+    def worst(self) -> float | None:
+        """The metric's own."""
+        return self.metric.worst
+
+    @property
+    def higher_is_better(self) -> bool:
+        """The metric's own direction."""
+        return self.metric.higher_is_better
+
+    @property
+    def digest(self) -> str:
+        """Data, metric and batch."""
+        return _digest(self.data_digest, self.metric.name, str(self.batch))
+
+    def evaluate(self, session: Session, reference: Session | None) -> float:
+        """Stream all batches through the metric.
+
+        A metric that compares with fp32 runs the fp32 model beside, batch by batch, rather
+        than keep all of its outputs.
+
+        Raises:
+            UsageError: If the metric says nothing on this data.
+        """
+        total = self.metric.start()
+        for batch in self.data.batches(self.batch):
+            outputs = batch.trim(session.run(batch.feeds))
+            beside = None
+            if self.metric.needs_reference:
+                same = reference is None
+                beside = outputs if same else batch.trim(reference.run(batch.feeds))
+            total.update(outputs, batch.labels, beside)
+        if reference is None:
+            self.warnings[:] = total.doubts()
+        return total.result()
+
+    def calibration(self) -> Iterable[Feeds]:
+        """The calibration feeds given."""
+        return self.calibrate()
+
+    def timing(self) -> Sequence[Feeds]:
+        """The first full batch."""
+        return [batch.feeds for batch in islice(self.data.batches(self.batch), 1)]
+
+
+@dataclass(slots=True, kw_only=True)
+class FunctionWorkload:
+    """A user's evaluation function; its first feeds serve where no others are given."""
+
+    function: EvalFunction
+    name: str
+    lower_is_better: bool = False
+    calibrate: CalibrationFunction | None = None
+    remembered: list[Feeds] = field(default_factory=list[Feeds])
+    worst: None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def higher_is_better(self) -> bool:
+        """As the user says."""
+        return not self.lower_is_better
+
+    @property
+    def digest(self) -> str:
+        """The function's name and its code, as far as it is loaded."""
+        return _digest(self.name, source_digest(self.function))
+
+    def evaluate(self, session: Session, reference: Session | None) -> float:
+        """Call the user's function with the session.
+
+        Raises:
+            UserCodeError: If the function fails or returns no number.
+        """
+        del reference
+        remember = not self.remembered
+        seen: list[Feeds] = []
+        held = 0
+
+        def run(feeds: Feeds) -> dict[str, Array]:
+            nonlocal held
+            if remember and held < _REMEMBERED_BYTES:
+                seen.append({k: np.array(v, copy=True) for k, v in feeds.items()})
+                held += feed_bytes(feeds)
+            return session.run(feeds)
+
+        with guarded(
+            "the evaluation function failed",
+            where=self.name,
+            fix="it gets run(feeds) and returns a number: try it on the fp32 model alone",
+        ):
+            result = float(self.function(run))
+        if remember:
+            self.remembered = seen
+        return result
+
+    def calibration(self) -> Iterable[Feeds]:
+        """The feeds given, else some of those the baseline evaluation used."""
+        if self.calibrate is not None:
+            return self.calibrate()
+        return spread(self.remembered, _TIMED_FEEDS)
+
+    def timing(self) -> Sequence[Feeds]:
+        """Feeds of small, middle and large size, of the calibration or the evaluation."""
+        feeds = self.remembered
+        if self.calibrate is not None:
+            feeds = list(islice(self.calibrate(), _LOOKED_AT))
+        return spread(feeds, _TIMED_FEEDS)
+
+
+def feed_bytes(feeds: Feeds) -> int:
+    """Bytes of all arrays."""
+    return sum(a.nbytes for a in feeds.values())
+
+
+def spread(feeds: Sequence[Feeds], count: int) -> list[Feeds]:
+    """At most ``count`` of ``feeds``, evenly spaced by size, the largest first.
+
+    Raises:
+        UsageError: If there are none.
+    """
+    if not feeds:
+        raise UsageError(
+            "the evaluation never ran the model", fix="call run(feeds) in it, or give --calib"
+        )
+    ordered = sorted(feeds, key=feed_bytes, reverse=True)
+    step = max(1, math.ceil(len(ordered) / count))
+    return ordered[::step][:count]
+
+
+def thinned(feeds: Feeds, inputs: Sequence[TensorSpec], rows: int = PROBED_ROWS) -> Feeds:
+    """The first ``rows`` samples, where all inputs share one free dimension in front."""
+    fronts = {spec.shape[0] if spec.shape else None for spec in inputs}
+    symbol = fronts.pop() if len(fronts) == 1 else None
+    if not isinstance(symbol, str) or not symbol:
+        return feeds
+    return {name: array[:rows] for name, array in feeds.items()}
+
+
+def run_all(session: Session, feeds: Sequence[Mapping[str, Array]]) -> None:
+    """One pass over the timing feeds."""
+    for one in feeds:
+        session.run(one)
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

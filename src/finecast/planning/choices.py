@@ -1,0 +1,130 @@
+"""The formats of a graph's units along the frontier of predicted time and error.
+
+Of two formats every choice is exact, by one minimum cut; of more, by expansion moves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from finecast.graph import Graph
+from finecast.numbers.formats import Format
+from finecast.planning.plan import Plan
+from finecast.planning.problem import CastTime, Roundings, Times, build_problem
+from finecast.planning.units import Units
+from finecast.rules import Permission
+from finecast.solver.expansion import envelope
+from finecast.solver.frontier import frontier
+from finecast.solver.labelling import two_sided
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A format for each unit, what it is predicted to take, and its squared output error.
+
+    ``casts`` counts the casts that take time; ``how`` it was found, in words.
+    """
+
+    how: str
+    index: int
+    formats: tuple[Format, ...]
+    time_s: float
+    error: float
+    casts: int
+
+    @property
+    def lowers(self) -> bool:
+        """Whether any unit has a low format."""
+        return any(f is not Format.FP32 for f in self.formats)
+
+    @property
+    def because(self) -> str:
+        """Why, for the plan that it becomes."""
+        text = (
+            f"{self.how}, step {self.index} of the frontier: predicted"
+            f" {1e3 * self.time_s:.4g} ms with {self.casts} casts"
+        )
+        if self.error > 0:
+            text += f", relative output error {math.sqrt(self.error):.3g}"
+        return text
+
+    def proposal(self, plan: Plan) -> Proposal:
+        """What ``plan``, made of this, is predicted to be worth."""
+        name = f"step {self.index}"
+        return Proposal(name=name, plan=plan, time_s=self.time_s, error=self.error)
+
+    def by_node(self, units: Units) -> dict[int, Format]:
+        """The format of each node that is decided."""
+        return {n: self.formats[u] for n, u in units.of.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A plan worth trying, its predicted time and squared relative output error."""
+
+    name: str
+    plan: Plan
+    time_s: float
+    error: float
+
+
+def choices(
+    graph: Graph,
+    units: Units,
+    permissions: Mapping[int, Permission],
+    times: Times,
+    cast_time: CastTime,
+    rounded: Sequence[Roundings],
+    *,
+    io: Mapping[int, Format],
+    most: int | None = None,
+) -> tuple[Choice, ...]:
+    """At most ``most`` choices, from the most accurate to the fastest.
+
+    Laws: time falls and error grows strictly. Of one low format each choice costs the least
+    at its price of error.
+
+    Args:
+        graph: The graph.
+        units: What is decided.
+        permissions: What the rules left.
+        times: Seconds by unit in each format, fp32 first.
+        cast_time: Seconds of a value's cast.
+        rounded: What rounding does, for each low format in the order of ``times``.
+        io: Declared formats of inputs and outputs, by value id.
+        most: How many; None for all of them.
+
+    Raises:
+        RuleConflictError: If a unit may have no format.
+    """
+    formats = (*times,)
+    problem = build_problem(graph, units, permissions, times, cast_time, rounded, io=io)
+    if problem.labels == 2:
+        return tuple(
+            Choice(
+                how="minimum cut",
+                index=step.index,
+                formats=tuple(formats[int(low)] for low in step.low),
+                time_s=step.time_s,
+                error=step.error,
+                casts=step.casts,
+            )
+            for step in frontier(two_sided(problem), max_steps=most)
+        )
+    return tuple(
+        Choice(
+            how="expansion moves",
+            index=index,
+            formats=tuple(formats[label] for label in found.label),
+            time_s=found.time_s,
+            error=found.error,
+            casts=found.casts,
+        )
+        for index, found in enumerate(envelope(problem, max_steps=most or _MANY))
+    )
+
+
+# Of more than two formats each choice takes several cuts, and their number has no end.
+_MANY = 64

@@ -1,0 +1,205 @@
+"""From a plan to the fewest casts.
+
+Laws: at most one cast per value and format, serving all its consumers; constants are
+converted, never cast; the plan that changes nothing gives no edits. Hardly an op is defined
+for 8-bit formats, and tf32 is no type: there a node computes in its own type on operands that
+were rounded to the format and are stored as before. Engines with such products take a cast to
+an 8-bit format and back for one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from finecast.graph import ROUNDS, Graph
+from finecast.numbers.formats import Format
+from finecast.ops import READS_ANY_FORMAT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """Input ``index`` of node ``node``; the model's own output port when node is None."""
+
+    node: int | None
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InsertCast:
+    """Cast ``value`` to ``to`` once, for all of ``uses``."""
+
+    value: int
+    to: Format
+    uses: tuple[Use, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvertConstant:
+    """Store the constant ``value`` in ``to`` for ``uses``, from its original digits."""
+
+    value: int
+    to: Format
+    uses: tuple[Use, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetFormat:
+    """Node ``node`` computes in ``to``: its following outputs are stored in ``to``."""
+
+    node: int
+    to: Format
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetPort:
+    """The model's input or output ``value`` is declared as ``to``."""
+
+    value: int
+    to: Format
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTrip:
+    """Round ``value`` to ``to`` and back once, for all of ``uses``; a constant rests in it."""
+
+    value: int
+    to: Format
+    uses: tuple[Use, ...]
+
+
+Edit: TypeAlias = InsertCast | ConvertConstant | SetFormat | SetPort | RoundTrip
+
+
+def edits(
+    graph: Graph, formats: Mapping[int, Format], io: Mapping[int, Format] | None = None
+) -> tuple[Edit, ...]:
+    """The edits that give node i the format ``formats[i]``; other nodes keep theirs.
+
+    Args:
+        graph: The graph.
+        formats: Format by node id.
+        io: Declared format by value id of inputs and outputs that change type.
+    """
+    io = io or {}
+    around = {n: f for n, f in formats.items() if f.operands_only}
+    formats = {n: f for n, f in formats.items() if n not in around}
+    changed: list[Edit] = [
+        SetFormat(node=n.id, to=formats[n.id].storage)
+        for n in graph.float_nodes
+        if n.id in formats and formats[n.id].storage is not n.format
+    ]
+    changed += [
+        SetPort(value=v, to=f) for v, f in io.items() if graph.values[v].format is not f
+    ]
+    stored = storage(graph, formats, io)
+    wanted = _wanted(graph, stored, formats, io)
+    for (value_id, fmt), uses in sorted(wanted.items(), key=lambda w: w[0][0]):
+        constant = graph.values[value_id].constant is not None
+        kind = ConvertConstant if constant else InsertCast
+        changed.append(kind(value=value_id, to=fmt, uses=tuple(uses)))
+    return (*changed, *_round_trips(graph, around, stored))
+
+
+def _round_trips(
+    graph: Graph, around: Mapping[int, Format], stored: Mapping[int, Format]
+) -> list[RoundTrip]:
+    wanted: dict[tuple[int, Format], list[Use]] = {}
+    for number, fmt in around.items():
+        node = graph.nodes[number]
+        for index, (source, follows) in enumerate(
+            zip(node.inputs, node.follows_in, strict=True)
+        ):
+            if source is None or not follows or _holds(fmt, stored.get(source)):
+                continue
+            if not _came_from(graph, source, fmt):
+                wanted.setdefault((source, fmt), []).append(Use(node=number, index=index))
+    return [
+        RoundTrip(value=v, to=f, uses=tuple(uses))
+        for (v, f), uses in sorted(wanted.items(), key=lambda w: w[0][0])
+    ]
+
+
+def _holds(fmt: Format, stored: Format | None) -> bool:
+    """Whether numbers that rest in ``stored`` are ones of ``fmt``, which rests in fp32."""
+    return (
+        fmt.storage is Format.FP32
+        and stored is not None
+        and stored.mantissa_bits <= fmt.mantissa_bits
+        and stored.exponent_bits <= fmt.exponent_bits
+    )
+
+
+def _came_from(graph: Graph, value_id: int, fmt: Format) -> bool:
+    """Whether the value is one of ``fmt`` already: rounded, cast back, or a constant of it.
+
+    A constant of an 8-bit format's numbers is still stored wider than it might be.
+    """
+    value = graph.values[value_id]
+    if value.constant is not None:
+        return fmt.storage is Format.FP32 and value.constant.all_in(fmt)
+    if value.producer is None:
+        return False
+    producer = graph.nodes[value.producer]
+    if producer.attributes.get(ROUNDS) == fmt.label:
+        return True
+    if producer.op != "cast":
+        return False
+    source = producer.inputs[0]
+    return source is not None and graph.values[source].format is fmt
+
+
+def storage(
+    graph: Graph, formats: Mapping[int, Format], io: Mapping[int, Format]
+) -> dict[int, Format]:
+    """The format in which each float value is stored by its producer."""
+    stored = {v.id: v.format for v in graph.values if v.format is not None}
+    stored |= {v: f for v, f in io.items() if graph.values[v].is_input}
+    for node in graph.float_nodes:
+        if node.id in formats:
+            for value in graph.following_outputs(node):
+                stored[value.id] = formats[node.id].storage
+    return stored
+
+
+def _wanted(
+    graph: Graph,
+    stored: Mapping[int, Format],
+    formats: Mapping[int, Format],
+    io: Mapping[int, Format],
+) -> dict[tuple[int, Format], list[Use]]:
+    """Uses of each value in a format other than the stored one; linear in the ports."""
+    wanted: dict[tuple[int, Format], list[Use]] = {}
+    for node in graph.nodes:
+        if node.native in READS_ANY_FORMAT:
+            continue
+        own = formats[node.id].storage if node.id in formats else None
+        for index, (source, follows) in enumerate(
+            zip(node.inputs, node.follows_in, strict=True)
+        ):
+            if source is None or source not in stored:
+                continue
+            declared = graph.values[source].format
+            needs = own if own and follows and node.format is not None else declared
+            if needs is not None and needs is not stored[source]:
+                wanted.setdefault((source, needs), []).append(Use(node=node.id, index=index))
+    for value in graph.values:
+        if value.is_output and value.format is not None:
+            needs = io.get(value.id, value.format)
+            if needs is not stored[value.id]:
+                wanted.setdefault((value.id, needs), []).append(Use(node=None))
+    return wanted
+
+
+def cast_count(graph: Graph, all_edits: tuple[Edit, ...]) -> int:
+    """Casts that are not on the model's inputs and outputs; rounding arithmetic is none."""
+    return sum(
+        (1 if isinstance(e, InsertCast) else 2)
+        for e in all_edits
+        if isinstance(e, InsertCast | RoundTrip)
+        and e.to is not Format.TF32
+        and graph.values[e.value].constant is None
+        and not graph.values[e.value].is_input
+        and any(u.node is not None for u in e.uses)
+    )

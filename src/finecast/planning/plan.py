@@ -1,0 +1,236 @@
+"""The decision for every op, with its reasons: diffable, replayable on the same model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, cast
+
+from finecast.errors import ModelError, UsageError
+from finecast.graph import Graph
+from finecast.numbers.formats import Format
+from finecast.rules.reason import Reason
+
+PLAN_VERSION: Final = 1
+# A million ops with five reasons each take half of it.
+_LARGEST_BYTES: Final = 1 << 30
+_MAKE_ANEW: Final = "make a plan for this model with this version of finecast"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The format of one op and why it has it."""
+
+    node: str
+    op: str
+    format: Format
+    reasons: tuple[Reason, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Formats of all float ops of one model; ops that are not named keep their type.
+
+    ``model`` is the digest of the file the plan was made for, ``opset`` the opset that the
+    model is raised to before the plan is replayed, ``io`` the requested types of inputs and
+    outputs that do not keep their declared one.
+    """
+
+    model: str
+    policy: str
+    opset: int
+    decisions: tuple[Decision, ...]
+    io: Mapping[str, Format] = field(default_factory=dict[str, Format])
+    engine: str = ""
+    version: int = PLAN_VERSION
+
+    @property
+    def reasons(self) -> Iterator[Reason]:
+        """Every rule's word on every op."""
+        return (reason for decision in self.decisions for reason in decision.reasons)
+
+    @property
+    def formats(self) -> dict[str, Format]:
+        """Format by node name."""
+        return {d.node: d.format for d in self.decisions}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of ops per format, most frequent first."""
+        return dict(Counter(d.format.label for d in self.decisions).most_common())
+
+    @property
+    def lowers(self) -> bool:
+        """Whether any op has a format lower than fp32."""
+        return any(d.format is not Format.FP32 for d in self.decisions)
+
+    @property
+    def digest(self) -> str:
+        """Identifies what the plan does: reasons and engine do not enter."""
+        content = {
+            "model": self.model,
+            "opset": self.opset,
+            "formats": sorted((n, f.label) for n, f in self.formats.items()),
+            "io": sorted((n, f.label) for n, f in self.io.items()),
+        }
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+    def decision(self, node: str) -> Decision | None:
+        """The decision for ``node``; None if the plan does not name it."""
+        return next((d for d in self.decisions if d.node == node), None)
+
+    def check(self, graph: Graph, *, where: str) -> None:
+        """Hold the plan against the graph that it is to be replayed on.
+
+        Raises:
+            ModelError: If it names a node that the graph lacks, or another op for one.
+        """
+        nodes = {n.name: n for n in graph.nodes}
+        fix = _MAKE_ANEW
+        for one in self.decisions:
+            node = nodes.get(one.node)
+            if node is None:
+                what = f"the plan names a node the model lacks: {one.node!r}"
+                raise ModelError(what, where=where, fix=fix)
+            if node.op != one.op:
+                what = f"the plan takes {one.node!r} for {one.op!r}, and it is {node.op!r}"
+                raise ModelError(what, where=where, fix=fix)
+
+    def check_complete(self, graph: Graph, *, where: str) -> None:
+        """Hold a plan that was saved against its graph: tuning and converting decide all ops.
+
+        Raises:
+            ModelError: If it leaves out an op that has a float type to decide.
+        """
+        decided = {d.node for d in self.decisions}
+        left = [
+            n.name for n in graph.nodes if n.format is Format.FP32 and n.name not in decided
+        ]
+        if left:
+            what = f"the plan leaves out {left[0]!r}"
+            raise ModelError(what, where=where, fix=_MAKE_ANEW)
+
+    def to_json(self) -> str:
+        """Text that ``from_json`` reads back to an equal plan."""
+        content: dict[str, Any] = {
+            "version": self.version,
+            "model": self.model,
+            "digest": self.digest,
+            "policy": self.policy,
+            "engine": self.engine,
+            "opset": self.opset,
+            "io": {name: f.label for name, f in self.io.items()},
+            "decisions": [_decision_to_dict(d) for d in self.decisions],
+        }
+        return json.dumps(content, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, *, where: str = "plan") -> Plan:
+        """Read a plan.
+
+        Raises:
+            UsageError: If the text is not a plan of a version this release reads.
+        """
+        fix = "give a file that `finecast tune` or `convert --plan-out` wrote, unchanged"
+        try:
+            content = cast("dict[str, Any]", json.loads(text))
+            version = _version(content, where)
+            plan = cls(
+                model=str(content["model"]),
+                policy=str(content["policy"]),
+                engine=str(content.get("engine", "")),
+                opset=int(content["opset"]),
+                io={n: Format.parse(f) for n, f in content.get("io", {}).items()},
+                decisions=tuple(_decision_from_dict(d) for d in content["decisions"]),
+                version=version,
+            )
+            stated = str(content["digest"])
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise UsageError(
+                f"not a finecast plan: {type(error).__name__}: {error}", where=where, fix=fix
+            ) from error
+        twice = [
+            n for n, count in Counter(d.node for d in plan.decisions).items() if count > 1
+        ]
+        if twice:
+            raise UsageError(f"the plan decides {twice[0]!r} twice", where=where, fix=fix)
+        if stated != plan.digest:
+            raise UsageError(
+                f"the plan was changed: its digest is {plan.digest}, it states {stated}",
+                where=where,
+                fix=fix,
+            )
+        return plan
+
+    @classmethod
+    def load(cls, path: Path) -> Plan:
+        """Read a plan file.
+
+        Raises:
+            UsageError: If it is missing or not a plan.
+        """
+        try:
+            size = path.stat().st_size
+            if size > _LARGEST_BYTES:
+                raise UsageError(
+                    f"a plan of {size} bytes: {_LARGEST_BYTES} are the most that are read",
+                    where=str(path),
+                    fix="give a plan file",
+                )
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(
+                f"cannot read the plan: {error}", where=str(path), fix="give a plan file"
+            ) from error
+        return cls.from_json(text, where=str(path))
+
+
+def _version(content: dict[str, Any], where: str) -> int:
+    version = content["version"]
+    if not isinstance(version, int) or version < 1:
+        raise ValueError(f"version {version!r}")
+    if version > PLAN_VERSION:
+        raise UsageError(
+            f"plan version {version} is newer than {PLAN_VERSION}",
+            where=where,
+            fix="upgrade finecast",
+        )
+    return version
+
+
+def _decision_to_dict(decision: Decision) -> dict[str, Any]:
+    return {
+        "node": decision.node,
+        "op": decision.op,
+        "format": decision.format.label,
+        "reasons": [
+            {
+                "rule": r.rule,
+                "text": r.text,
+                "permits": list(r.permits),
+                "evidence": dict(r.evidence),
+            }
+            for r in decision.reasons
+        ],
+    }
+
+
+def _decision_from_dict(content: dict[str, Any]) -> Decision:
+    return Decision(
+        node=str(content["node"]),
+        op=str(content["op"]),
+        format=Format.parse(str(content["format"])),
+        reasons=tuple(
+            Reason(
+                rule=str(r["rule"]),
+                text=str(r["text"]),
+                permits=tuple(str(p) for p in r["permits"]),
+                evidence=dict(r["evidence"]),
+            )
+            for r in content.get("reasons", ())
+        ),
+    )

@@ -1,0 +1,201 @@
+"""From units, costs and sensitivities to the problem that the solvers answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finecast.graph import Graph, Value
+from finecast.numbers.formats import Format
+from finecast.ops import READS_ANY_FORMAT
+from finecast.planning.cost import CostModel
+from finecast.planning.sensitivity import Sensitivity
+from finecast.planning.units import RoundingPoints, Units
+from finecast.rules import Permission
+from finecast.solver.assignment import PINNED_HIGH, Floats
+from finecast.solver.labelling import LabelProblem, Rows, Touched
+
+# Seconds of one cast of a value from one format to another.
+CastTime = Callable[[Value, Format, Format], float]
+# Seconds by unit in each format, fp32 first.
+Times = Mapping[Format, NDArray[np.float64]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roundings:
+    """What rounding to one low format does to the outputs.
+
+    ``units`` is the squared error that each unit's own constants add; of the units, or pins,
+    ``lists[r]`` any one in the format adds ``errors[r]``, once.
+    """
+
+    units: NDArray[np.float64]
+    lists: Sequence[Sequence[int]]
+    errors: NDArray[np.float64]
+
+
+def unit_times(graph: Graph, units: Units, cost: CostModel, fmt: Format) -> Floats:
+    """Seconds of each unit in ``fmt``; those of its ops add up."""
+    return np.array(
+        [
+            sum(cost.node_time_s(graph, graph.nodes[i], fmt) for i in nodes)
+            for nodes in units.members
+        ]
+    )
+
+
+def build_problem(
+    graph: Graph,
+    units: Units,
+    permissions: Mapping[int, Permission],
+    times: Times,
+    cast_time: CastTime,
+    rounded: Sequence[Roundings],
+    *,
+    io: Mapping[int, Format],
+) -> LabelProblem:
+    """State the choice among fp32 and low formats for every unit, labels as in ``times``.
+
+    Law: the cost of a labelling is the sum of unit times, of one cast per value and format
+    that needs one, and lam times the squared error of every rounding that the labelling
+    does, each once. The casts are those of ``edits``.
+
+    Args:
+        graph: The graph.
+        units: What is decided.
+        permissions: What the rules left; units without fp32 must be low.
+        times: Seconds by unit in each format, fp32 first.
+        cast_time: Seconds of a value's cast.
+        rounded: What rounding does, for each low format in the order of ``times``.
+        io: Declared formats of inputs and outputs, by value id.
+    """
+    formats = (*times,)
+    rows = list(_rows(graph, units, formats, cast_time, io))
+    forbidden = [_forbidden(units, permissions, f) for f in formats]
+    cast = np.array([table for _, _, table in rows], dtype=np.float64)
+    return LabelProblem(
+        time=np.where(np.stack(forbidden, axis=1), np.inf, np.stack([*times.values()], 1)),
+        error=np.stack([np.zeros(len(units.members)), *(r.units for r in rounded)], axis=1),
+        producer=np.array([p for p, _, _ in rows], dtype=np.int64),
+        consumers=Rows.of([c for _, c, _ in rows]),
+        cast=cast.reshape(-1, len(formats), len(formats)).transpose(1, 2, 0),
+        touched=tuple(
+            Touched(rows=Rows.of(r.lists), error=np.asarray(r.errors, dtype=np.float64))
+            for r in rounded
+        ),
+    )
+
+
+def _rows(
+    graph: Graph,
+    units: Units,
+    formats: Sequence[Format],
+    cast_time: CastTime,
+    io: Mapping[int, Format],
+) -> Iterator[tuple[int, list[int], Floats]]:
+    """The producer, the consumers and the table of casts of each value."""
+    # Results of an op that only reads its operands in a format are stored in fp32.
+    rests = [Format.FP32 if f.operands_only else f for f in formats]
+    everyone = [-1 - label for label in range(len(formats))]
+    for value, producer, consumers in _ports(graph, units, pins(io, formats), stores=True):
+        made, declared = rests, io.get(value.id)
+        if declared is not None and declared not in formats:
+            if value.is_output:
+                consumers.pop()  # the output itself, which no label stands for
+            if value.is_input:
+                made = [declared] * len(formats)
+            else:
+                # One more cast whatever is chosen: all labels "read" the value, and each
+                # pays for the next one's reading alone.
+                last = [cast_time(value, rest, declared) for rest in rests]
+                yield producer, everyone, np.roll(np.diag(last), 1, axis=1)
+        table = [[cast_time(value, source, to) for to in formats] for source in made]
+        yield producer, consumers, np.array(table)
+
+
+def roundings(
+    graph: Graph,
+    units: Units,
+    points: RoundingPoints,
+    sensitivity: Sensitivity,
+    low: Format,
+    pinned: Mapping[int, int],
+) -> Roundings:
+    """What rounding to ``low`` does, point by point: a class is touched by all its ports.
+
+    Args:
+        graph: The graph.
+        units: What is decided.
+        points: Where a plan can round to the format.
+        sensitivity: What that does to the outputs.
+        low: The format.
+        pinned: Pins of declared inputs and outputs.
+    """
+    error = np.zeros(len(units.members))
+    error[list(points.weight_units)] = sensitivity.weights
+    touched: dict[int, list[int]] = {}
+    for value, producer, consumers in _ports(
+        graph, units, pinned, stores=not low.operands_only
+    ):
+        if value.id in points.class_of:
+            known = touched.setdefault(points.class_of[value.id], [])
+            known.extend((producer, *consumers))
+    return Roundings(
+        units=error, lists=[*touched.values()], errors=sensitivity.values[[*touched]]
+    )
+
+
+def pins(io: Mapping[int, Format], formats: Sequence[Format]) -> dict[int, int]:
+    """What stands for the declared format of each input and output; -1 is fp32.
+
+    One that is none of ``formats`` has no pin: its casts do not depend on the choice.
+    """
+    return {v: -1 - formats.index(f) for v, f in io.items() if f in formats}
+
+
+def _forbidden(
+    units: Units, permissions: Mapping[int, Permission], fmt: Format
+) -> NDArray[np.bool_]:
+    found = [fmt not in permissions[nodes[0]].formats for nodes in units.members]
+    return np.array(found, dtype=bool).reshape(len(units.members))
+
+
+def _ports(
+    graph: Graph, units: Units, pinned: Mapping[int, int], *, stores: bool
+) -> Iterator[tuple[Value, int, list[int]]]:
+    """Each value that may be cast, with the units or pins that make and that read it."""
+    for value in graph.values:
+        if value.format is Format.FP32 and value.constant is None:
+            producer = _producer(graph, units, value, pinned, stores=stores)
+            yield value, producer, _consumers(graph, units, value, pinned)
+
+
+def _producer(
+    graph: Graph, units: Units, value: Value, pinned: Mapping[int, int], *, stores: bool
+) -> int:
+    if value.producer is None:
+        return pinned[value.id] if value.id in pinned and value.is_input else PINNED_HIGH
+    if value.producer not in units.of or not stores:
+        return PINNED_HIGH
+    node = graph.nodes[value.producer]
+    follows = any(v.id == value.id for v in graph.following_outputs(node))
+    return units.of[value.producer] if follows else PINNED_HIGH
+
+
+def _consumers(
+    graph: Graph, units: Units, value: Value, pinned: Mapping[int, int]
+) -> list[int]:
+    found: list[int] = []
+    for node_id in value.uses:
+        node = graph.nodes[node_id]
+        if node.native in READS_ANY_FORMAT:
+            continue
+        for index, follows in zip(node.inputs, node.follows_in, strict=True):
+            if index == value.id:  # it may be read at several ports
+                found.append(units.of.get(node_id, PINNED_HIGH) if follows else PINNED_HIGH)
+    if value.is_output:
+        found.append(pinned.get(value.id, PINNED_HIGH))
+    return found

@@ -1,0 +1,96 @@
+"""What a run of the fp32 model showed of each value; mergeable across batches.
+
+A value's magnitudes are kept as a histogram over binades: the share that overflows or
+underflows can then be told for every format, and batches merge by addition.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finecast.numbers.formats import Format
+
+# frexp exponents of fp32: from the smallest subnormal, 2**-149, to below 2**128.
+_LOWEST: Final = -148
+_BINADES: Final = 128 - _LOWEST + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueFacts:
+    """Magnitudes of one value over all observed elements.
+
+    ``binades[k]`` counts finite nonzero elements with frexp exponent ``k - 148``: those in
+    [2**(k-149), 2**(k-148)).
+    """
+
+    shape: tuple[int, ...]
+    count: int
+    zeros: int
+    nans: int
+    infs: int
+    largest: float
+    smallest_nonzero: float
+    binades: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, array: NDArray[np.generic]) -> ValueFacts:
+        """Facts of one array."""
+        x = np.abs(np.asarray(array, dtype=np.float32)).ravel()
+        finite = x[np.isfinite(x)]
+        nonzero = finite[finite > 0]
+        exponents = np.frexp(nonzero)[1].astype(np.int64) - _LOWEST
+        return cls(
+            shape=tuple(array.shape),
+            count=x.size,
+            zeros=finite.size - nonzero.size,
+            nans=int(np.isnan(x).sum()),
+            infs=int(np.isinf(x).sum()),
+            largest=float(nonzero.max()) if nonzero.size else 0.0,
+            smallest_nonzero=float(nonzero.min()) if nonzero.size else math.inf,
+            binades=np.bincount(exponents, minlength=_BINADES),
+        )
+
+    def merge(self, other: ValueFacts) -> ValueFacts:
+        """Facts of both sets of elements together; associative and commutative."""
+        return replace(
+            self,
+            count=self.count + other.count,
+            zeros=self.zeros + other.zeros,
+            nans=self.nans + other.nans,
+            infs=self.infs + other.infs,
+            largest=max(self.largest, other.largest),
+            smallest_nonzero=min(self.smallest_nonzero, other.smallest_nonzero),
+            binades=self.binades + other.binades,
+            shape=max(self.shape, other.shape, key=math.prod),
+        )
+
+    def flushed_share(self, fmt: Format) -> float:
+        """Share of all elements that are nonzero and round to zero in ``fmt``."""
+        return self._share_below(fmt.smallest_subnormal / 2)
+
+    def subnormal_share(self, fmt: Format) -> float:
+        """Share of all elements that are nonzero and below the normal range of ``fmt``."""
+        return self._share_below(fmt.smallest_normal)
+
+    def _share_below(self, power_of_two: float) -> float:
+        """Exact for powers of two, which is what the limits of formats are."""
+        top = math.frexp(power_of_two)[1] - _LOWEST
+        below = int(self.binades[: max(top, 0)].sum())
+        return below / self.count if self.count else 0.0
+
+
+Facts = Mapping[int, ValueFacts]
+
+
+def merge(a: Facts, b: Facts) -> dict[int, ValueFacts]:
+    """Union of two observations."""
+    merged = dict(a)
+    for key, facts in b.items():
+        merged[key] = merged[key].merge(facts) if key in merged else facts
+    return merged

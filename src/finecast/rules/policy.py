@@ -1,0 +1,149 @@
+"""What the user asks for: scope and format, rules, includes and excludes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from finecast.errors import UsageError
+from finecast.naming import look_up
+from finecast.numbers.formats import Format
+
+
+class Scope(Enum):
+    """Which ops may be lowered; the meanings are those of neuronx-cc's ``--auto-cast``."""
+
+    NONE = "none"
+    MATMULT = "matmult"
+    ALL = "all"
+    AUTO = "auto"
+
+    @classmethod
+    def parse(cls, name: str) -> Scope:
+        """Read a scope; ``matmul`` is accepted for ``matmult``.
+
+        Raises:
+            UsageError: If it is none of them.
+        """
+        table = {s.value: s for s in cls} | {"matmul": cls.MATMULT}
+        return look_up(name, table, what="scope", where="--auto-cast")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Scope x formats, narrowed by name patterns and forced by op.
+
+    Of several ``formats`` the scopes ``matmult`` and ``all`` take, for each op, the first that
+    is permitted; ``auto`` decides by time and error.
+    ``include`` and ``exclude`` are regular expressions searched in node names: with any
+    include only matching nodes may be lowered, and no node that matches an exclude.
+    ``op_formats`` forces all ops of a canonical or native name, a waiver of the rules of
+    thumb, never of what the op's definition admits. ``io`` declares the format of inputs
+    and outputs by name; ``io_low`` all of them.
+    """
+
+    scope: Scope = Scope.AUTO
+    formats: tuple[Format, ...] = (Format.BF16,)
+    include: tuple[re.Pattern[str], ...] = ()
+    exclude: tuple[re.Pattern[str], ...] = ()
+    op_formats: Mapping[str, Format] = field(default_factory=dict[str, Format])
+    io: Mapping[str, Format] = field(default_factory=dict[str, Format])
+    io_low: bool = False
+
+    @property
+    def label(self) -> str:
+        """The grammar ``SCOPE:FORMAT[,FORMAT...]``."""
+        return f"{self.scope.value}:{','.join(f.label for f in self.formats)}"
+
+    @property
+    def names_nodes(self) -> bool:
+        """Whether it names nodes or ops, which a model may lack."""
+        return bool(self.include or self.exclude or self.op_formats)
+
+    @property
+    def format(self) -> Format:
+        """The first of the formats."""
+        return self.formats[0]
+
+    @property
+    def stored(self) -> Format:
+        """That of low inputs and outputs: the first that values rest in, if there is one."""
+        found = (f for f in self.formats if not f.operands_only)
+        return next(found, self.format.storage)
+
+    @classmethod
+    def parse(cls, text: str) -> Policy:
+        """Read ``SCOPE:FORMAT[,FORMAT...]``: ``auto:bf16``, ``all:fp8_e4m3,bf16``.
+
+        Raises:
+            UsageError: If a part is unknown, or a format is named twice.
+        """
+        scope, _, names = text.partition(":")
+        return cls(scope=Scope.parse(scope), formats=low_formats(names or "bf16"))
+
+
+def low_formats(names: str) -> tuple[Format, ...]:
+    """``FORMAT[,FORMAT...]``: what may be computed in.
+
+    Raises:
+        UsageError: If one is unknown, or fp32, or named twice.
+    """
+    found = tuple(Format.parse(name) for name in names.split(","))
+    if Format.FP32 in found:
+        low_format(Format.FP32.label)  # says why not
+    if len(set(found)) < len(found):
+        raise UsageError(
+            f"a format is named twice: {names}", where="--auto-cast-type", fix="name it once"
+        )
+    return found
+
+
+def low_format(name: str) -> Format:
+    """A format that values can be stored in and that is lower than fp32.
+
+    Raises:
+        UsageError: If ``name`` is not one.
+    """
+    fmt = Format.parse(name)
+    if fmt.storage is Format.FP32:
+        raise UsageError(
+            f"{fmt.label} is not a storage format lower than fp32",
+            where="--auto-cast-type",
+            fix="use bf16 or fp16",
+        )
+    return fmt
+
+
+def patterns(texts: tuple[str, ...], *, option: str) -> tuple[re.Pattern[str], ...]:
+    """Compile regular expressions.
+
+    Raises:
+        UsageError: If one is not valid; names ``option``.
+    """
+    try:
+        return tuple(re.compile(t) for t in texts)
+    except re.error as error:
+        raise UsageError(
+            f"invalid regular expression {error.pattern!r}: {error}", where=option
+        ) from error
+
+
+def assignments(texts: tuple[str, ...], *, option: str) -> dict[str, Format]:
+    """Read ``NAME=FORMAT`` pairs.
+
+    Raises:
+        UsageError: If one has another shape; names ``option``.
+    """
+    found: dict[str, Format] = {}
+    for text in texts:
+        name, equals, fmt = text.rpartition("=")
+        if not equals or not name:
+            raise UsageError(
+                f"{text!r} is not NAME=FORMAT",
+                where=option,
+                fix="write for example Softmax=fp32",
+            )
+        found[name] = Format.parse(fmt)
+    return found

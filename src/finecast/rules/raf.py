@@ -1,0 +1,160 @@
+"""RAF's casting rules: always, never, follow, and the special ones.
+
+From awslabs/raf, ``python/raf/amp/type_hints.py``. There a rule gives a hint for each
+argument from the types that the arguments have when the pass, which goes through the graph
+once from inputs to outputs, comes to the op. So formats are propagated forwards, and the
+result is stated as one verdict an op, which the plan then has no choice about.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from finecast.errors import ModelError
+from finecast.graph import Graph, Node
+from finecast.numbers.formats import Format
+from finecast.ops import Tier, by_name
+from finecast.rules import Context, Rule, Verdict
+from finecast.rules.base import only
+from finecast.rules.definition import DEFINITION
+from finecast.rules.hints import Hint
+from finecast.rules.kernel import KERNEL
+from finecast.rules.override import CastingRule, Overrides, ask, find_override, is_low
+
+ALWAYS: Final = frozenset(
+    {
+        *("conv", "conv_transpose", "conv_backward"),
+        *("matmul", "linear", "addmm", "einsum"),
+        *("attention", "torch_attention", "attention_backward"),
+    }
+)
+NEVER: Final = frozenset(
+    {
+        *("range", "exp", "pow", "reciprocal", "erf", "atan", "tanh", "rsqrt", "mul"),
+        *("softmax", "log_softmax", "softmax_backward", "gelu", "gelu_backward"),
+        *("nll_loss", "nll_loss_backward", "cross_entropy_loss", "kl_div"),
+        *("mse_loss", "mse_loss_backward", "bce_loss", "bce_loss_backward"),
+        *("embedding_backward", "reduce_sum", "variance", "optimizer"),
+    }
+)
+# One row of the op table holds the gradients of sigmoid, which follows, and of tanh.
+_NEVER_NATIVE: Final = frozenset({"aten::tanh_backward"})
+
+_MOST_CONCATENATED: Final = 5
+
+
+def always(args: Sequence[Hint], ret_type: Sequence[Hint], amp_dtype: str) -> list[Hint]:
+    """Low, whatever comes in."""
+    return [amp_dtype if a is not None else None for a in args]
+
+
+def never(args: Sequence[Hint], ret_type: Sequence[Hint], amp_dtype: str) -> list[Hint]:
+    """fp32, whatever comes in."""
+    return ["fp32" if a is not None else None for a in args]
+
+
+def follow(args: Sequence[Hint], ret_type: Sequence[Hint], amp_dtype: str) -> list[Hint]:
+    """Low unless fp32 arguments outnumber the low ones."""
+    high = sum(a == "fp32" for a in args)
+    low = sum(a == amp_dtype for a in args)
+    return (never if high > low else always)(args, ret_type, amp_dtype)
+
+
+def either(args: Sequence[Hint], ret_type: Sequence[Hint], amp_dtype: str) -> list[Hint]:
+    """Low if any argument is: a sum takes its other side down."""
+    return (always if amp_dtype in args else never)(args, ret_type, amp_dtype)
+
+
+def first(args: Sequence[Hint], ret_type: Sequence[Hint], amp_dtype: str) -> list[Hint]:
+    """As the first argument is."""
+    return (always if args and args[0] == amp_dtype else never)(args, ret_type, amp_dtype)
+
+
+def second(args: Sequence[Hint], ret_type: Sequence[Hint], amp_dtype: str) -> list[Hint]:
+    """As the second argument is: gradients of norms read that of the result first."""
+    return first(args[1:2], ret_type, amp_dtype)[:1] * len(args)
+
+
+def majority(args: Sequence[Hint], ret_type: Sequence[Hint], amp_dtype: str) -> list[Hint]:
+    """Low for a strict majority of low arguments, if they are not too many."""
+    low = sum(a == amp_dtype for a in args)
+    wins = len(args) <= _MOST_CONCATENATED and 2 * low > len(args)
+    return (always if wins else never)(args, ret_type, amp_dtype)
+
+
+SPECIAL: Final[Mapping[str, CastingRule]] = {
+    "add": either,
+    "sub": either,
+    "batch_norm": always,
+    "batch_norm_training": always,
+    "batch_norm_backward": always,
+    "layer_norm": first,
+    "layer_norm_backward": second,
+    "concat": majority,
+    "split": first,
+}
+
+
+def rule_of(node: Node, overrides: Overrides | None = None) -> CastingRule | None:
+    """RAF's rule for an op; None if it has none."""
+    override = find_override(node, overrides)
+    if override is not None:
+        return override
+    if node.op in SPECIAL:
+        return SPECIAL[node.op]
+    if node.op in ALWAYS:
+        return always
+    if node.op in NEVER or node.native in _NEVER_NATIVE:
+        return never
+    return None if by_name(node.op).tier is Tier.NEVER else follow
+
+
+def raf_rules(
+    graph: Graph, low: Format, overrides: Overrides | None = None
+) -> tuple[Rule, ...]:
+    """The rule set for ``graph``: what is defined and has a kernel, and RAF's word on it.
+
+    Raises:
+        ModelError: If ops have no rule: all of them, each with how often it occurs.
+    """
+    formats = propagate(graph, low, overrides)
+
+    def judge(node: Node, context: Context) -> Verdict | None:
+        del context
+        fmt = formats.get(node.id)
+        if fmt is None:
+            return None
+        return Verdict(permits=only(fmt), text=f"RAF's rule for {node.op}: {fmt.label}")
+
+    return (DEFINITION, KERNEL, Rule(name="raf", judge=judge))
+
+
+def propagate(
+    graph: Graph, low: Format, overrides: Overrides | None = None
+) -> dict[int, Format]:
+    """The format that RAF's pass gives each fp32 node, going forwards."""
+    rules = {n.id: rule_of(n, overrides) for n in graph.float_nodes if n.format is Format.FP32}
+    missing = Counter(graph.nodes[i].native for i, rule in rules.items() if rule is None)
+    if missing:
+        listed = ", ".join(f"{op} ({count})" for op, count in missing.most_common())
+        raise ModelError(
+            f"no casting rule for {listed}",
+            fix="give them one: with finecast.rules.override({op: rule})",
+        )
+    stored = {v.id: v.format.label for v in graph.values if v.format is not None}
+    found: dict[int, Format] = {}
+    for node in graph.nodes:
+        rule = rules.get(node.id)
+        if rule is None:
+            if node.op == "cast" and stored.get(node.inputs[0] or 0) == low.label:
+                # What was only widened is low for its readers: the cast will be dropped.
+                stored.update((i, low.label) for i in node.outputs if i is not None)
+            continue
+        args = [None if i is None else stored.get(i) for i in node.inputs]
+        wanted = is_low(node, ask(rule, node, args, low.label), low.label)
+        found[node.id] = low if wanted and low in node.admits else Format.FP32
+        for value in graph.following_outputs(node):
+            stored[value.id] = found[node.id].label
+    return found

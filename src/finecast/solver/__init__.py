@@ -1,0 +1,1 @@
+"""The choice of a label for each unit at least cost."""

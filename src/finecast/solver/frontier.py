@@ -1,0 +1,244 @@
+"""All plans worth having: the lower convex envelope of error and time, as a nested chain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
+
+from finecast.solver.assignment import Bools, Floats, Ints, Problem, chain_profile, total_by
+from finecast.solver.mincut import minimal_cut
+from finecast.solver.network import Network, build_network
+
+_EPS = float(np.finfo(np.float64).eps)
+_SAME_LAM = 2.0**-36  # relative; above the round-off of sums of a hundred thousand terms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One vertex: the best assignment for every lam in ``[lam_low, lam_high]``.
+
+    ``lam_high`` is also the price of its last units: seconds gained per squared error added
+    since the step before. ``casts`` counts the casts that take time.
+    """
+
+    index: int
+    lam_high: float
+    lam_low: float
+    time_s: float
+    error: float
+    casts: int
+    order: Ints = field(repr=False, compare=False)
+
+    @property
+    def low(self) -> Bools:
+        """Which units are low (computed from ``order``, which all steps share)."""
+        return self.order <= self.index
+
+
+def frontier(problem: Problem, *, max_steps: int | None = None) -> tuple[Step, ...]:
+    """Every vertex of the lower convex envelope of (error, time), lam from inf to 0.
+
+    Laws: the first step has the least error, and the least time with it; the last has the
+    least time. Each step's low set contains those before it. Error grows and time falls
+    strictly, with falling gain per error. Each step is optimal throughout its lam interval,
+    and the intervals cover 0..inf (unless ``max_steps``, at least 2, thins the chain to
+    about evenly spaced times; each step then keeps its own interval).
+
+    Proof of nesting: lam multiplies weights of nodes only, by errors >= 0. Let S and S' be
+    the smallest minimum cuts at lam > lam'. Cut costs are submodular, so
+    c(S) + c(S') >= c(S & S') + c(S | S') at lam. Were c(S & S') > c(S), then
+    c(S | S') < c(S') at lam, and at lam' too: going there lowers c(X) by
+    (lam - lam') error(X), and error(S | S') >= error(S') as no error is negative. But S' is
+    minimum at lam'. So S & S' is a minimum cut at lam, and S, the smallest, lies in S'.
+
+    Method: the recursion of Eisner and Severance (1976), with what both ends of a lam
+    interval agree on contracted away (Gallo, Grigoriadis and Tarjan, 1989), and the rest
+    split into connected parts, each with a lam interval of its own. All parts are disjoint,
+    so one cut over all of them does one level of the recursion.
+
+    Raises:
+        RuleConflictError: If a tie joins a unit that must be high to one that must be low.
+        ValueError: If ``max_steps`` is less than 2.
+    """
+    if max_steps is not None and max_steps < 2:
+        raise ValueError(f"max_steps is {max_steps}: a frontier has two ends")
+    net = build_network(problem)
+    order, lams = _rank(net, _breakpoints(net))
+    profile = chain_profile(problem, order, len(lams))
+    bounds = np.append(lams, 0.0)
+    chosen = np.arange(len(lams))
+    if max_steps is not None and len(lams) > max_steps:
+        chosen = spread(profile.time_s, max_steps)
+    return tuple(
+        Step(
+            index=int(k),
+            lam_high=float(bounds[k]),
+            lam_low=float(bounds[k + 1]),
+            time_s=float(profile.time_s[k]),
+            error=float(profile.error[k]),
+            casts=int(profile.casts[k]),
+            order=order,
+        )
+        for k in chosen
+    )
+
+
+def spread(time_s: Floats, count: int) -> Ints:
+    """Both ends and the steps nearest to evenly spaced times between them."""
+    wanted = np.linspace(time_s[0], time_s[-1], count)
+    after = np.searchsorted(-time_s, -wanted).clip(1, len(time_s) - 1)
+    nearer = np.abs(time_s[after - 1] - wanted) <= np.abs(time_s[after] - wanted)
+    return np.unique(after - nearer)
+
+
+def _rank(net: Network, breakpoints: Floats) -> tuple[Ints, Floats]:
+    """Step at which each unit becomes low, and the lam at which each step begins.
+
+    Prices that agree up to round-off are one step: between them lies no vertex.
+    """
+    never = -1.0
+    price = np.concatenate([breakpoints, [np.inf, never]])[net.node]  # [-2], [-1]: pins
+    falling = np.unique(price[(price > 0) & (price < np.inf)])[::-1]
+    new = np.ones(len(falling), dtype=np.bool_)
+    new[1:] = falling[1:] < falling[:-1] * (1 - _SAME_LAM)
+    lams = np.concatenate([[np.inf], falling[new]])
+    step = np.append(np.cumsum(new), len(lams))  # the last entry: never
+    at = np.searchsorted(-falling, -price)
+    at[price <= 0] = len(falling)
+    return np.where(price == np.inf, 0, step[at]), lams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Open:
+    """Undecided nodes, each in a part that changes side between ``lower`` and ``upper``.
+
+    ``time`` holds what being low costs given the decided neighbours, so that a part that is
+    all low costs its sum of time + lam * error, and all high costs 0.
+    """
+
+    ids: Ints
+    time: Floats
+    error: Floats
+    lower: Floats
+    upper: Floats
+    tail: Ints
+    head: Ints
+    cost: Floats
+
+
+def _breakpoints(net: Network) -> Floats:
+    """Of each node, the lam below which it is low: inf always, -1 never."""
+    result = np.full(len(net.time), -1.0)
+    state = _Open(
+        ids=np.arange(len(net.time)),
+        time=net.time,
+        error=net.error,
+        lower=np.zeros(len(net.time)),
+        upper=np.full(len(net.time), np.inf),
+        tail=net.tail,
+        head=net.head,
+        cost=net.cost,
+    )
+    fastest = minimal_cut(net.time, net.tail, net.head, net.cost)
+    state = _keep(_cut_apart(state, fastest), fastest)
+    least = minimal_cut(
+        np.where(state.error > 0, np.inf, state.time), state.tail, state.head, state.cost
+    )
+    result[state.ids[least]] = np.inf
+    state = _keep(_cut_apart(state, least), ~least)
+    while len(state.ids):
+        state = _level(state, result)
+    return result
+
+
+def _keep(state: _Open, keep: Bools) -> _Open:
+    """Drop nodes; edges that lose an end go with them."""
+    number = np.cumsum(keep) - 1
+    edges = keep[state.tail] & keep[state.head]
+    return _Open(
+        ids=state.ids[keep],
+        time=state.time[keep],
+        error=state.error[keep],
+        lower=state.lower[keep],
+        upper=state.upper[keep],
+        tail=number[state.tail[edges]],
+        head=number[state.head[edges]],
+        cost=state.cost[edges],
+    )
+
+
+def _cut_apart(state: _Open, low: Bools) -> _Open:
+    """Remove the edges between ``low`` and the rest, where low nodes become low first.
+
+    While such a node changes, the rest is high: it pays the edge. When the rest changes,
+    that node is low already: joining it saves the edge. Edges the other way are never cut.
+    """
+    across = low[state.tail] != low[state.head]
+    out = across & low[state.tail]
+    n = len(state.ids)
+    time = state.time + total_by(state.tail[out], state.cost[out], n)
+    time -= total_by(state.head[out], state.cost[out], n)
+    return _Open(
+        ids=state.ids,
+        time=time,
+        error=state.error,
+        lower=state.lower,
+        upper=state.upper,
+        tail=state.tail[~across],
+        head=state.head[~across],
+        cost=state.cost[~across],
+    )
+
+
+def _level(state: _Open, result: Floats) -> _Open:
+    """One level: cut every part at the lam where its ends cost the same.
+
+    If nothing beats the ends, the part changes side as a whole, there; otherwise what the
+    cut made low changes no later, the rest no earlier. Keeping to those bounds makes the
+    chain nested whatever the round-off.
+    """
+    n = len(state.ids)
+    graph = csr_array((np.ones(len(state.tail)), (state.tail, state.head)), shape=(n, n))
+    count, part = connected_components(graph, directed=False)
+    part = part.astype(np.int64)
+    error = total_by(part, state.error, count)
+    gain = np.maximum(-total_by(part, state.time, count), 0.0)
+    price = np.divide(gain, error, out=np.full(count, np.inf), where=error > 0)
+    lam = np.clip(price[part], state.lower, state.upper)
+    size = np.bincount(part, minlength=count)
+    single = (size == 1)[part] | ~np.isfinite(lam)
+    result[state.ids[single]] = lam[single]
+    rest = _keep(state, ~single)
+    lam, part = lam[~single], part[~single]
+    if not len(rest.ids):
+        return rest
+    weight = rest.time + lam * rest.error
+    low = minimal_cut(weight, rest.tail, rest.head, rest.cost, part)
+    split = _improved(rest, weight, low, part, count)[part]
+    result[rest.ids[~split]] = lam[~split]
+    lower, upper = np.where(low, lam, rest.lower), np.where(low, rest.upper, lam)
+    bounded = _Open(
+        ids=rest.ids,
+        time=rest.time,
+        error=rest.error,
+        lower=lower,
+        upper=upper,
+        tail=rest.tail,
+        head=rest.head,
+        cost=rest.cost,
+    )
+    return _keep(_cut_apart(bounded, low), split)
+
+
+def _improved(state: _Open, weight: Floats, low: Bools, part: Ints, count: int) -> Bools:
+    """Which parts the cut splits with a gain above round-off."""
+    cut = low[state.tail] & ~low[state.head]
+    gain = -total_by(part, weight * low, count)
+    gain -= total_by(part[state.tail[cut]], state.cost[cut], count)
+    size = np.bincount(part, minlength=count)
+    lows = total_by(part, low, count)
+    scale = total_by(part, np.abs(weight), count)
+    return (lows > 0) & (lows < size) & (gain > 8 * size * _EPS * scale)

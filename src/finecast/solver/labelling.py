@@ -1,0 +1,184 @@
+"""The assignment problem of more than two formats, and what any answer to it costs.
+
+Label 0 is the model's own format, labels 1 and up are low ones. Of two formats this is
+``assignment.Problem``, whose words it shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from finecast.errors import RuleConflictError
+from finecast.solver.assignment import (
+    PINNED_HIGH,
+    PINNED_LOW,
+    Bools,
+    Floats,
+    Ints,
+    Problem,
+    ProblemBuilder,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Lists of units, row after row: those of row r are ``unit[ptr[r] : ptr[r + 1]]``.
+
+    A negative entry is a pin: -1 stands for label 0, -2 for label 1, and so on.
+    """
+
+    ptr: Ints
+    unit: Ints
+
+    @classmethod
+    def of(cls, lists: Sequence[Sequence[int]]) -> Rows:
+        """Rows from lists."""
+        ends = np.cumsum([0, *map(len, lists)], dtype=np.int64)
+        return cls(ptr=ends, unit=np.array([u for x in lists for u in x], dtype=np.int64))
+
+    @property
+    def row(self) -> Ints:
+        """The row of each entry of ``unit``."""
+        return np.repeat(np.arange(len(self.ptr) - 1), np.diff(self.ptr))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Touched:
+    """Roundings to one format.
+
+    Each adds its squared error once, if any unit in its row has that format.
+    """
+
+    rows: Rows
+    error: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelProblem:
+    """The cost of a labelling at a price ``lam`` of error is the sum stated here.
+
+        cost = sum time + sum casts + lam * (sum unit error + sum error touched)
+
+    A value is cast once to each format that any consumer has, from that of its producer.
+
+    Args:
+        time: float64[n, k], seconds of each unit in each format; inf where not permitted.
+        error: float64[n, k], squared error added by the unit's own constants; finite, >= 0.
+        producer: int64[m], the unit that makes each value, or a pin.
+        consumers: The units, or pins, that read each value.
+        cast: float64[k, k, m], seconds to cast each value, from the producer's format to a
+            consumer's. It is zero from a format to itself, unless results of an op with
+            that format are stored in another.
+        touched: For each low format, label 1 first, its roundings.
+
+    Raises:
+        RuleConflictError: If a unit may have no format.
+        ValueError: If the arrays do not fit together.
+    """
+
+    time: Floats
+    error: Floats
+    producer: Ints
+    consumers: Rows
+    cast: Floats
+    touched: tuple[Touched, ...]
+
+    def __post_init__(self) -> None:
+        """Check shapes, and that each unit has a permitted format."""
+        k, m = self.time.shape[1], len(self.producer)
+        if self.error.shape != self.time.shape or self.cast.shape != (k, k, m):
+            raise ValueError(f"arrays do not agree on {k} formats and {m} values")
+        if len(self.touched) != k - 1 or len(self.consumers.ptr) != m + 1:
+            raise ValueError(f"rows do not agree on {k} formats and {m} values")
+        nowhere = np.flatnonzero(np.isinf(self.time).all(axis=1))
+        if len(nowhere):
+            raise RuleConflictError(
+                "no format is permitted",
+                where=f"unit {nowhere[0]}",
+                fix="relax a rule that forbids a format for it",
+            )
+
+    @property
+    def labels(self) -> int:
+        """How many formats there are."""
+        return self.time.shape[1]
+
+    def looked_up(self, label: Ints) -> Ints:
+        """``label`` with the pins behind it: indexed by units and by pins."""
+        return np.concatenate([label, np.arange(self.labels)[::-1]])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Labelling:
+    """A format for each unit and what that costs; ``casts`` counts those that take time."""
+
+    label: Ints = field(repr=False)
+    time_s: float
+    error: float
+    casts: int
+
+    def cost(self, lam: float) -> float:
+        """Seconds, with error at ``lam`` seconds a unit."""
+        return self.time_s + lam * self.error
+
+
+def evaluate(problem: LabelProblem, label: Ints) -> Labelling:
+    """What a labelling costs; one that is not permitted takes infinite time."""
+    unit = np.arange(len(label))
+    sides = problem.looked_up(label)
+    read = read_in(problem, sides)
+    cost = problem.cast[sides[problem.producer], :, np.arange(len(problem.producer))]
+    error = float(problem.error[unit, label].sum())
+    for number, found in enumerate(problem.touched, start=1):
+        hit = np.bincount(found.rows.row, sides[found.rows.unit] == number, len(found.error))
+        error += float(found.error[hit > 0].sum())
+    return Labelling(
+        label=label,
+        time_s=float(problem.time[unit, label].sum() + cost[read].sum()),
+        error=error,
+        casts=int(np.count_nonzero(read & (cost > 0))),
+    )
+
+
+def read_in(problem: LabelProblem, sides: Ints) -> Bools:
+    """bool[m, k]: whether each value is read in each format."""
+    read = np.zeros((len(problem.producer), problem.labels), dtype=np.bool_)
+    read[problem.consumers.row, sides[problem.consumers.unit]] = True
+    return read
+
+
+def two_sided(problem: LabelProblem) -> Problem:
+    """The same problem of two labels, for the exact solver.
+
+    Law: every assignment takes the time and has the error of the same labelling, and as many
+    casts where one to the value's own label takes no time, or as long as from the other.
+
+    Raises:
+        ValueError: If there are more labels, or a value that a unit makes is cast to the
+            unit's own label for more than from the other.
+    """
+    if problem.labels != 2:
+        raise ValueError(f"{problem.labels} labels, not 2")
+    (high_high, high_low), (low_high, low_low) = problem.cast
+    producer, row, unit = problem.producer, problem.consumers.row, problem.consumers.unit
+    if np.any((producer >= 0) & ((high_high > low_high) | (low_low > high_low))):
+        raise ValueError("a cast to a value's own label takes longer than from the other")
+    # What readers of a side cost whoever makes the value; the rest if the other side does.
+    down = np.where(producer == PINNED_HIGH, high_low, low_low)
+    up = np.where(producer == PINNED_LOW, low_high, high_high)
+    built = ProblemBuilder()
+    more_down, more_up = (np.maximum(x, 0.0) for x in (high_low - down, low_high - up))
+    built.add(producer, row, unit, down=more_down, up=more_up)
+    if down.any():
+        built.add(np.full(len(producer), PINNED_HIGH), row, unit, down=down)
+    if up.any():
+        built.add(np.full(len(producer), PINNED_LOW), row, unit, up=up)
+    touched = problem.touched[0]
+    nobody = np.full(len(touched.error), PINNED_HIGH)
+    built.add(nobody, touched.rows.row, touched.rows.unit, error=touched.error)
+    return built.problem(
+        time_high=problem.time[:, 0], time_low=problem.time[:, 1], error=problem.error[:, 1]
+    )

@@ -1,0 +1,227 @@
+"""Exact minimum cuts with real costs, over scipy's 32-bit maximum flow.
+
+A cut is a set S of nodes (here: those that are *low*) that minimises
+
+    cost(S) = sum of weight[i], i in S  +  sum of cost[e], e = (i -> j), i in S, j not in S
+
+Weights may have either sign; costs are >= 0, and an infinite cost says "i in S needs j".
+
+scipy's Dinic works in int32. Costs are therefore scaled to 64-bit integers, and the flow is
+found in stages, coarse to fine: after each stage the residual network has the same minimum
+cuts, its remaining flow is at most R, and no edge above R can lie in a minimum cut. So all
+nodes beyond such edges are settled, and the few left are solved at a finer scale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+from finecast.solver.assignment import Bools, Floats, Ints, total_by
+
+_FLOW_BITS = 30  # scipy adds a capacity to its reverse: both must stay below 2**30
+_SUM_BITS = 60  # sums of capacities over one node's edges stay below this in int64
+_WEIGHT_BITS = 50  # sum of gains of one group: beyond this float64 inputs have no digits
+_MAX_PASSES = 30  # presolve passes; each is linear, later ones settle little
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Network:
+    """What is undecided: ``ids`` names the nodes in the caller's numbering."""
+
+    ids: Ints
+    weight: Ints
+    tail: Ints
+    head: Ints
+    cost: Ints
+
+
+def minimal_cut(
+    weight: Floats, tail: Ints, head: Ints, cost: Floats, group: Ints | None = None
+) -> Bools:
+    """The smallest set S of least cost, as a mask over the nodes.
+
+    Law: S is contained in every set of equal cost, and the empty set costs 0; so no node
+    enters S without strict gain. Deterministic.
+
+    Costs are rounded to a power of two times the total gain (the sum of ``-weight`` where
+    negative): 2**-50 of it, less for a node with many edges. Costs that are multiples of
+    that unit are exact. ``group`` labels nodes of independent parts (no edge between two
+    labels), which then are scaled each by itself.
+    """
+    net = _quantise(weight, tail, head, cost, group)
+    low = np.zeros(len(weight), dtype=np.bool_)
+    rest = 1 << _SUM_BITS
+    while len(net.ids):
+        net, found = _presolve(net)
+        low[found] = True
+        if len(net.ids):
+            net, found, rest = _stage(net, rest)
+            low[found] = True
+    return low
+
+
+def _quantise(
+    weight: Floats, tail: Ints, head: Ints, cost: Floats, group: Ints | None
+) -> _Network:
+    """Integer costs; whatever exceeds the group's total gain is cut down to just above it.
+
+    All nodes out costs 0 and no set costs less than minus the total gain, so an edge or a
+    weight above the total gain is as good as infinite.
+    """
+    n = len(weight)
+    label = np.zeros(n, dtype=np.int64) if group is None else group
+    gain = total_by(label, np.maximum(-weight, 0.0), 0)
+    degree = np.bincount(tail, minlength=n) + np.bincount(head, minlength=n)
+    bits = min(_WEIGHT_BITS, _SUM_BITS - int(degree.max(initial=0) + 2).bit_length())
+    exponent = bits - np.frexp(gain)[1]  # gain * 2**exponent lies in [2**(bits-1), 2**bits)
+    limit = np.ldexp(gain, exponent) + n + 1.0  # n: each rounded weight may add a half
+    with np.errstate(over="ignore"):  # infinite is fine: the limit cuts it down
+        scaled = np.ldexp(weight, exponent[label])
+        scaled_cost = np.ldexp(cost, exponent[label[tail]])
+    return _Network(
+        ids=np.arange(n),
+        weight=np.rint(np.minimum(scaled, limit[label])).astype(np.int64),
+        tail=tail,
+        head=head,
+        cost=np.rint(np.minimum(scaled_cost, limit[label[tail]])).astype(np.int64),
+    )
+
+
+def _totals(net: _Network) -> tuple[Ints, Ints]:
+    """Sum of costs of the edges out of and into each node."""
+    out = np.zeros(len(net.ids), dtype=np.int64)
+    into = np.zeros(len(net.ids), dtype=np.int64)
+    np.add.at(out, net.tail, net.cost)
+    np.add.at(into, net.head, net.cost)
+    return out, into
+
+
+def _presolve(net: _Network) -> tuple[_Network, Ints]:
+    """Settle nodes that no neighbour can sway; returns the rest and the ids found in S.
+
+    Node i is in every minimum cut when its gain exceeds all it can cut, and in no smallest
+    one when its weight is no less than all it can save. An edge above what its head would
+    cost by joining S (its tail, by leaving) may be lowered to just above that: cutting it
+    is still never best, so the minimum cuts stay the same, and infinities vanish.
+    """
+    found: list[Ints] = []
+    for _ in range(_MAX_PASSES):
+        out, into = _totals(net)
+        low = -net.weight > out
+        high = net.weight >= into
+        found.append(net.ids[low])
+        settled = int(np.count_nonzero(low)) + int(np.count_nonzero(high))
+        join = np.maximum(net.weight, 0) + out
+        leave = np.maximum(-net.weight, 0) + into
+        bound = np.minimum(join[net.head], leave[net.tail]) + 1
+        tightened = bool(np.any(net.cost > bound))
+        net = _settle(_replace_cost(net, np.minimum(net.cost, bound)), low, high)
+        if not len(net.ids) or (settled * 64 < len(net.ids) and not tightened):
+            break
+    return net, np.concatenate(found)
+
+
+def _replace_cost(net: _Network, cost: Ints) -> _Network:
+    return _Network(ids=net.ids, weight=net.weight, tail=net.tail, head=net.head, cost=cost)
+
+
+def _settle(net: _Network, low: Bools, high: Bools) -> _Network:
+    """Drop decided nodes: their edges become weights of the neighbours that stay."""
+    keep = ~(low | high)
+    weight = net.weight.copy()
+    pays = high[net.head]  # staying in S beside a node that is out pays the edge
+    saves = low[net.tail]  # joining S beside a node that is in saves it
+    np.add.at(weight, net.tail[pays], net.cost[pays])
+    np.subtract.at(weight, net.head[saves], net.cost[saves])
+    edges = keep[net.tail] & keep[net.head] & (net.cost > 0)
+    number = np.cumsum(keep) - 1
+    return _Network(
+        ids=net.ids[keep],
+        weight=weight[keep],
+        tail=number[net.tail[edges]],
+        head=number[net.head[edges]],
+        cost=net.cost[edges],
+    )
+
+
+def _stage(net: _Network, most: int) -> tuple[_Network, Ints, int]:
+    """One flow of at most ``most``, at the finest scale that fits 32 bits.
+
+    Returns the residual of what it leaves undecided, the ids found in S, and the most that
+    may still flow. That is below one unit of the scale for each edge cut, so, capacities
+    being lowered to just above it, the next scale is finer: the stages end.
+    """
+    n = len(net.ids)
+    source, sink = n, n + 1
+    tail, head, indptr, capacity = _residual_form(net)
+    capacity = np.minimum(capacity, most + 1)
+    shift = max(0, int(capacity.max(initial=0)).bit_length() - _FLOW_BITS)
+    coarse = csr_array(
+        ((capacity >> shift).astype(np.int32), tail, indptr), shape=(n + 2, n + 2)
+    )
+    flow = maximum_flow(coarse, sink, source).flow.data.astype(np.int64)
+    residual = capacity - (flow << shift)
+    reached = _reach(tail, head, (residual >> shift) > 0, source, n + 2)
+    crossing = reached[tail] & ~reached[head]
+    rest = int(residual[crossing].sum())  # what flow may still come is at most this
+    wide = residual > rest
+    low = _reach(tail, head, wide, source, n + 2)[:n]
+    if rest == 0:  # the flow is maximum: what it does not reach is out
+        return _settle(net, low, ~low), net.ids[low], 0
+    high = _reach(head, tail, wide, sink, n + 2)[:n]
+    inner = (tail < n) & (head < n) & (residual > 0)
+    weight = np.zeros(n, dtype=np.int64)
+    from_source, to_sink = tail == source, head == sink
+    weight[head[from_source]] -= residual[from_source]
+    weight[tail[to_sink]] += residual[to_sink]
+    left = _Network(
+        ids=net.ids,
+        weight=weight,
+        tail=tail[inner],
+        head=head[inner],
+        cost=np.minimum(residual[inner], rest + 1),
+    )
+    return _settle(left, low, high), net.ids[low], rest
+
+
+def _residual_form(net: _Network) -> tuple[Ints, Ints, Ints, Ints]:
+    """Tails, heads, CSR offsets by *head*, and capacities of the edges.
+
+    Both directions of every edge are there, so scipy's flow has the same shape. By head, as
+    scipy's search then starts at the sink. From there it is two to four times faster on the
+    graphs that take longest, tangles, and up to 1.6 times slower on chains, which take little.
+    """
+    n = len(net.ids)
+    gains = np.flatnonzero(net.weight < 0)
+    pays = np.flatnonzero(net.weight > 0)
+    tail = np.concatenate([net.tail, np.full(len(gains), n), pays])
+    head = np.concatenate([net.head, gains, np.full(len(pays), n + 1)])
+    cost = np.concatenate([net.cost, -net.weight[gains], net.weight[pays]])
+    graph = csr_array(
+        (
+            np.concatenate([cost, np.zeros_like(cost)]),
+            (np.concatenate([head, tail]), np.concatenate([tail, head])),
+        ),
+        shape=(n + 2, n + 2),
+    )
+    graph.sum_duplicates()
+    tails, indptr, capacity = (
+        np.asarray(a, dtype=np.int64) for a in (graph.indices, graph.indptr, graph.data)
+    )
+    return tails, np.repeat(np.arange(n + 2), np.diff(graph.indptr)), indptr, capacity
+
+
+def _reach(tail: Ints, head: Ints, open_: Bools, start: int, size: int) -> Bools:
+    """Nodes that ``start`` reaches over open edges, itself included."""
+    graph = csr_array(
+        (np.ones(int(open_.sum()), dtype=np.int8), (tail[open_], head[open_])),
+        shape=(size, size),
+    )
+    order: Ints = breadth_first_order(graph, start, return_predecessors=False)
+    mask = np.zeros(size, dtype=np.bool_)
+    mask[order] = True
+    return mask

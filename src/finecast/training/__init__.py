@@ -1,0 +1,1 @@
+"""Training in PyTorch: the plan of forward and backward together."""

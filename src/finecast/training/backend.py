@@ -1,0 +1,200 @@
+"""``compile`` and the backend ``finecast``: mixed precision for training graphs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx import GraphModule
+
+from finecast.engines.torch.planning import RuleSet, look_before_leaping, make_torch_planner
+from finecast.graph import Graph
+from finecast.naming import look_up, suggestion
+from finecast.planning.plan import Plan
+from finecast.rules import UserRule
+from finecast.rules.matching import op_names
+from finecast.rules.override import Overrides, current, unmatched
+from finecast.rules.policy import Policy, Scope
+from finecast.training.coverage import Coverage, watched
+from finecast.training.weights import WeightCache
+
+
+class Memory(Enum):
+    """What a forward pass saves for the backward pass.
+
+    AUTOCAST: what ``torch.compile`` under ``torch.autocast`` saves, low copies of parameters
+    among it; the backward pass starts from there. LEAST: the least that can be had without
+    computing a product again; parameters are cast and pointwise ops computed twice.
+    """
+
+    AUTOCAST = "autocast"
+    LEAST = "least"
+
+    @classmethod
+    def parse(cls, name: str) -> Memory:
+        """Read a choice by its name.
+
+        Raises:
+            UsageError: If there is none of that name.
+        """
+        return look_up(
+            name, {m.value: m for m in cls}, what="choice of memory", where="memory"
+        )
+
+
+def compile(  # noqa: A001 - the name that torch gives the same thing
+    function: Callable[..., Any],
+    policy: str | Policy = "auto:bf16",
+    *,
+    memory: str = "autocast",
+    accumulation: bool = False,
+    user_rules: Mapping[str, UserRule] | None = None,
+    rule_set: str = "finecast",
+    **options: Any,
+) -> Callable[..., Any]:
+    """``torch.compile`` with mixed precision planned over forward and backward together.
+
+    Laws: inputs, outputs and gradients of parameters keep their types; parameters stay
+    fp32, low copies of them are made as needed; with the scope ``auto`` nothing is rounded
+    that ``torch.autocast`` keeps. The plans of what has been compiled so far are
+    ``result.finecast_plans``, the share of weights that they cover is
+    ``result.finecast_coverage.share``. Where the compiler left much as it was, a warning says
+    so once, with the reason. Overrides of the blocks around this call hold for good.
+
+    Args:
+        function: A module, or a function such as a whole training step.
+        policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
+        memory: ``autocast`` saves for the backward pass what compiled autocast saves;
+            ``least`` saves far less and computes more again.
+        accumulation: For several backward passes between two optimizer steps. Low copies of
+            parameters are kept until these change, so that microbatches cast them once: half
+            as much memory again as the parameters take. Gradients are added up inside the
+            backward pass. A change of a parameter is noticed by autograd's version counter:
+            writing through ``parameter.data``, as FSDP does, escapes it; leave it off there.
+        user_rules: Rules by name.
+        rule_set: ``finecast``, or ``raf`` for RAF's lists.
+        options: What else ``torch.compile`` takes (``dynamic``, ``fullgraph``, ...).
+    """
+    backend = Backend(
+        policy,
+        memory=memory,
+        accumulation=accumulation,
+        user_rules=user_rules,
+        rule_set=rule_set,
+    )
+    backend.coverage = coverage = Coverage(function)
+    compiled = watched(torch.compile(function, backend=backend, **options), coverage)
+    compiled.finecast_coverage = coverage  # type: ignore[attr-defined]
+    compiled.finecast_plans = backend.plans  # type: ignore[attr-defined]
+    compiled.finecast_backend = backend  # type: ignore[attr-defined]
+    return compiled
+
+
+class Backend:
+    """A ``torch.compile`` backend: Inductor, with finecast's pass on the joint graph."""
+
+    def __init__(
+        self,
+        policy: str | Policy = "auto:bf16",
+        *,
+        memory: str = "autocast",
+        accumulation: bool = False,
+        user_rules: Mapping[str, UserRule] | None = None,
+        rule_set: str = "finecast",
+    ) -> None:
+        self.policy = Policy.parse(policy) if isinstance(policy, str) else policy
+        self.memory = Memory.parse(memory)
+        self.cache = WeightCache() if accumulation else None
+        self.ahead = WeightCache()
+        self.user_rules = tuple((user_rules or {}).items())
+        chosen = RuleSet.parse(rule_set)
+        self.rule_set = RuleSet.TRAINING if chosen is RuleSet.FINECAST else chosen
+        self.plans: list[Plan] = []
+        self.overrides = current()
+        self.unmatched = list(self.overrides)
+        self.ops: dict[str, None] = {}
+        self.followed: dict[str, tuple[Policy, str]] = {}
+        self.coverage: Coverage | None = None
+
+    def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
+        """Compile one graph that Dynamo captured."""
+        if self.coverage is not None:
+            self.coverage.add(module, example_inputs)
+        # Inductor takes seconds to load and warns about its own code while it does; what
+        # finecast and the user's rules have to say goes through.
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"torch(\.|$)")
+            from finecast.training.inductor import compile_graph
+
+            compiled = compile_graph(self, module, example_inputs)
+        self._say_unmatched()
+        return compiled
+
+    def plan(self, graph: Graph, shapes: Mapping[int, tuple[int, ...]], device: str) -> Plan:
+        """The plan of one graph; costs alone decide among what the rules permit."""
+        if device not in self.followed:  # once: it may warn, and graphs are many
+            self.followed[device] = look_before_leaping(self.policy, device)
+        policy, obstacle = self.followed[device]
+        self.unmatched = unmatched(self.unmatched, [graph])
+        self.ops.update(op_names(graph.nodes))
+        planner = make_torch_planner(
+            graph,
+            policy,
+            device,
+            user_rules=self.user_rules,
+            measured=False,
+            rule_set=self.rule_set,
+            shapes=shapes,
+            overrides=self._overrides(),
+        )
+        if obstacle:
+            plan = planner.highest(obstacle)
+        elif self.policy.scope is not Scope.AUTO or self.rule_set is RuleSet.RAF:
+            plan = planner.lowest()
+        else:
+            planner = planner.as_autocast()
+            units, _ = planner.units()
+            free = dict.fromkeys(policy.formats, np.zeros(0))
+            fastest = planner.choices(units, (), free)[-1]
+            plan = planner.proposal(units, fastest).plan
+        self.plans.append(plan)
+        return plan
+
+    def _overrides(self) -> Overrides:
+        """Those that held when this was made, then those that hold now."""
+        return {**self.overrides, **current()}
+
+    def _say_unmatched(self) -> None:
+        """Warn of overrides for which no graph compiled so far has an op: likely slips."""
+        for name in self.unmatched:
+            warnings.warn(
+                f"the override {name!r} matches no op compiled so far: "
+                f"{suggestion(name.rpartition('::')[2], self.ops)}",
+                stacklevel=3,
+            )
+
+    @property
+    def least_memory(self) -> bool:
+        """Whether the backward pass computes again what it can."""
+        return self.memory is Memory.LEAST
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory of the low copies of parameters that are kept from call to call."""
+        caches = (c for c in (self.cache, self.ahead) if c is not None)
+        return sum(cache.nbytes for cache in caches)
+
+    @property
+    def key(self) -> str | None:
+        """Equal keys give equal results; None where a rule is a function, or RAF's set."""
+        if self.user_rules or self._overrides() or self.rule_set is RuleSet.RAF:
+            return None
+        return repr(self.policy)
+
+
+finecast = Backend()
+"""What ``torch.compile(model, backend="finecast")`` finds: the policy ``auto:bf16``."""

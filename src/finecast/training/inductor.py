@@ -1,0 +1,129 @@
+"""What talks to Inductor: the pass on the joint graph, and weights cast outside of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._functorch import config as functorch_config
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx import GraphModule
+
+from finecast.training.gradients import add_gradients, feed, mark_gradients
+from finecast.training.joint import WHOLE, cast_parameters_again, lower
+from finecast.training.weights import WeightCache, hoist_casts
+
+if TYPE_CHECKING:
+    from finecast.training.backend import Backend
+
+
+def compile_graph(backend: Backend, module: GraphModule, inputs: Sequence[Any]) -> Any:
+    """Compile one graph that Dynamo captured, with the backend's pass in between."""
+    # Copies that are kept anyway are not saved by each pass.
+    cast_again = backend.least_memory or backend.cache is not None
+    patches: dict[str, Any] = {
+        "joint_custom_pre_pass": _Pass(backend),
+        "custom_partitioner_fn": _Partition(cast_again=cast_again),
+    }
+    if cast_again:
+        # The estimate behind it takes parameters for memory that the backward pass frees, and
+        # so has all of them cast at once, first of all.
+        patches["reorder_for_peak_memory"] = False
+    # Without gradients nothing changes the weights between calls: they are cast ahead of time.
+    cache = backend.cache if torch.is_grad_enabled() else backend.ahead
+    inner: Callable[..., Any] = compile_inner
+    if cache is not None:
+        patches["fx_graph_cache"] = False
+
+        inner = partial(_with_cache, cache)
+
+    # With the least memory what only moves values is made again from what is saved anyway,
+    # also where a product needs it in memory: an activation's output in the kernel of its
+    # gradient.
+    with functorch_config.patch(
+        enable_autograd_cache=False,
+        ban_recompute_materialized_backward=not backend.least_memory,
+    ):
+        return compile_fx(
+            module,
+            inputs,
+            inner_compile=inner,
+            config_patches=patches,
+            decompositions=WHOLE,
+        )
+
+
+class _Pass(CustomGraphPass):
+    """Finecast's pass as Inductor calls it; equal uuids give equal results."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        module = graph.owning_module
+        assert isinstance(module, GraphModule)
+        device = _device(module)
+        lower(
+            module,
+            lambda g, shapes: self.backend.plan(g, shapes, device),
+            select_decomp_table(),
+        )
+
+    def uuid(self) -> Any:
+        """None keeps the result out of Inductor's caches."""
+        key = self.backend.key
+        return None if key is None else hashlib.sha256(key.encode()).hexdigest()
+
+
+class _Partition(CustomPartitionerFn):
+    """Inductor's own, by minimum cut, after parameters are marked to be cast again."""
+
+    def __init__(self, *, cast_again: bool) -> None:
+        self.cast_again = cast_again
+
+    def __call__(
+        self, gm: GraphModule, joint_inputs: Sequence[object], **options: Any
+    ) -> tuple[GraphModule, GraphModule]:
+        parameters = options.get("static_lifetime_input_indices") or ()
+        if self.cast_again:
+            cast_parameters_again(gm.graph, parameters)
+        forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **options)
+        mark_gradients(gm.graph, backward, parameters)
+        return forward, backward
+
+    def uuid(self) -> Any:
+        again = "again" if self.cast_again else "once"
+        return f"finecast: parameters are cast {again}"
+
+
+def compile_inner(module: GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+    """Inductor's own; inside, it asks for its own decompositions again."""
+    given: dict[str, Any] = {**options, "get_decomp_fn": select_decomp_table}
+    return compile_fx_inner(module, inputs, **given)
+
+
+def _with_cache(
+    cache: WeightCache, module: GraphModule, inputs: Sequence[Any], **options: Any
+) -> Any:
+    static = options.get("static_input_idxs") or () if options.get("is_inference") else ()
+    casts = hoist_casts(module, static)
+    added = add_gradients(module) if options.get("is_backward") else ()
+    if not casts and not added:
+        return compile_inner(module, inputs, **options)
+    fakes = [n.meta["val"] for n in module.graph.find_nodes(op="placeholder")]
+    compiled = compile_inner(module, [*inputs, *fakes[len(inputs) :]], **options)
+    return cache.feed(feed(compiled, added), casts)
+
+
+def _device(module: GraphModule) -> str:
+    for node in module.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            return str(value.device.type)
+    return "cpu"

@@ -1,1 +1,0 @@
-"""From data and a criterion to the fastest plan: analysis, search, study, artefacts."""

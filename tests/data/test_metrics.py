@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+import sklearn.metrics as sklearn_metrics
+from hypothesis import given
+from hypothesis import strategies as st
+
+from finecast.data.metrics import METRICS, get_metric
+from finecast.engines.base import Array
+from finecast.errors import UsageError
+
+SCORES = np.random.default_rng(0).standard_normal((12, 7)).astype(np.float32)
+LABELS = np.random.default_rng(1).integers(0, 7, 12)
+NOISY = SCORES + np.random.default_rng(2).standard_normal((12, 7)).astype(np.float32) / 10
+
+
+TARGETS = np.random.default_rng(3).standard_normal((12, 7))
+DISTANCES = ("mse", "mae")
+
+
+def labels_for(name: str) -> Array:
+    return TARGETS if name in DISTANCES else LABELS
+
+
+def score(
+    name: str, outputs: Array, labels: Array | None = None, reference: Array | None = None
+) -> float:
+    accumulator = get_metric(name).start()
+    expected = None if reference is None else {"y": reference}
+    accumulator.update({"y": outputs}, labels, expected)
+    return accumulator.result()
+
+
+@pytest.mark.parametrize("name", list(METRICS))
+@given(cuts=st.sets(st.integers(1, 11)))
+def test_batching_changes_nothing(name: str, cuts: set[int]) -> None:
+    whole = score(name, NOISY, labels_for(name), SCORES)
+    accumulator = get_metric(name).start()
+    edges = [0, *sorted(cuts), 12]
+    for a, b in itertools.pairwise(edges):
+        accumulator.update({"y": NOISY[a:b]}, labels_for(name)[a:b], {"y": SCORES[a:b]})
+    assert accumulator.result() == pytest.approx(whole, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", list(METRICS))
+def test_a_model_against_itself_is_ideal(name: str) -> None:
+    metric = METRICS[name]
+    assert metric.needs_reference == (metric.ideal is not None)
+    if metric.ideal is not None:
+        assert score(name, SCORES, labels_for(name), SCORES) == metric.ideal
+
+
+@pytest.mark.parametrize("name", list(METRICS))
+def test_one_nan_makes_the_result_nan(name: str) -> None:
+    broken = SCORES.copy()
+    broken[3, 0] = math.nan
+    assert math.isnan(score(name, broken, labels_for(name), SCORES))
+
+
+@pytest.mark.parametrize("name", list(METRICS))
+def test_before_the_first_batch_there_is_no_result(name: str) -> None:
+    assert math.isnan(get_metric(name).start().result())
+
+
+@pytest.mark.parametrize("name", list(METRICS))
+def test_what_a_metric_needs_is_asked_for(name: str) -> None:
+    with pytest.raises(UsageError, match="needs"):
+        score(name, SCORES)
+
+
+@pytest.mark.parametrize("name", list(METRICS))
+def test_bf16_outputs_are_taken(name: str) -> None:
+    low = SCORES.astype(ml_dtypes.bfloat16)
+    assert math.isfinite(score(name, low, labels_for(name), SCORES))
+
+
+def test_top_k() -> None:
+    scores = np.array([[3.0, 2, 1, 0, -1, -2], [0, 1, 2, 3, 4, 5]])
+    assert score("top1", scores, np.array([0, 0])) == 0.5
+    assert score("top5", scores, np.array([4, 0])) == 0.5
+    assert score("top1", scores, np.array([[0], [5]])) == 1.0
+    assert score("top1", np.array([4, 2]), np.array([4, 3])) == 0.5
+    tokens = np.stack([scores, scores])
+    assert score("top1", tokens, np.array([[0, 5], [0, 0]])) == 0.75
+
+
+def test_labels_that_do_not_fit_say_the_shape() -> None:
+    with pytest.raises(UsageError, match=r"give labels of shape \[12\]"):
+        score("top1", SCORES, LABELS[:5])
+
+
+def test_agreement() -> None:
+    other = SCORES.copy()
+    other[:3] = -other[:3]
+    same = (other.argmax(axis=1) == SCORES.argmax(axis=1)).mean()
+    assert score("agreement", other, None, SCORES) == pytest.approx(same)
+    assert score("agreement", np.array([1, 2]), None, np.array([1, 3])) == 0.5
+    with pytest.raises(UsageError, match="no scores per class"):
+        score("agreement", SCORES[:, :1], None, SCORES[:, :1])
+
+
+def test_spearman_sees_only_ranks() -> None:
+    values = np.array([1.0, 5.0, 2.0, 9.0])
+    assert score("spearman", values, np.exp(values)) == pytest.approx(1)
+    assert score("spearman", -values[:, None], values) == pytest.approx(-1)
+    assert math.isnan(score("spearman", np.ones(4), values))
+    with pytest.raises(UsageError, match="one number per sample"):
+        score("spearman", values, values[:2])
+
+
+def test_cosine_is_the_mean_over_samples() -> None:
+    reference = np.array([[1.0, 0], [1, 0], [0, 0], [0, 0]])
+    outputs = np.array([[2.0, 0], [0, 1], [0, 0], [1, 0]])
+    assert score("cosine", outputs, None, reference) == pytest.approx(0.5)
+
+
+def test_snr_counts_power() -> None:
+    assert score("snr_db", np.array([[1.1]]), None, np.array([[1.0]])) == pytest.approx(20)
+    assert score("snr_db", np.array([[1.0]]), None, np.array([[0.0]])) == -math.inf
+
+
+def test_max_abs_is_over_all_outputs() -> None:
+    accumulator = get_metric("max_abs").start()
+    a, b = np.array([1.0, 2.0]), np.array([5, 6])
+    accumulator.update({"a": a, "i": b, "c": a + 1}, None, {"a": a, "i": b, "c": a - 1})
+    assert accumulator.result() == 2
+
+
+@pytest.mark.parametrize("name", ["cosine", "snr_db", "max_abs"])
+def test_masked_logits_count_where_they_differ(name: str) -> None:
+    masked = np.array([[-math.inf, 1.0]])
+    assert score(name, masked, None, masked) == METRICS[name].ideal
+    if name != "cosine":
+        worst = {"snr_db": -math.inf, "max_abs": math.inf}[name]
+        assert score(name, np.array([[0.0, 1.0]]), None, masked) == worst
+        assert score(name, np.array([[math.inf, 1.0]]), None, masked) == worst
+
+
+@pytest.mark.parametrize("name", ["cosine", "snr_db", "max_abs"])
+@pytest.mark.parametrize("expected", [math.inf, -math.inf, 1.0])
+def test_nan_is_nan_whatever_was_expected(name: str, expected: float) -> None:
+    got = np.array([[math.nan, 1.0]])
+    assert math.isnan(score(name, got, None, np.array([[expected, 1.0]])))
+
+
+def test_outputs_of_another_shape_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"has shape \[12, 3\], the fp32 model's \[12, 7\]"):
+        score("cosine", SCORES[:, :3], None, SCORES)
+
+
+def test_unknown_metrics_list_the_known_ones() -> None:
+    with pytest.raises(UsageError, match=r"\(--metric\): did you mean top1\? use one of top1"):
+        get_metric("topp1")
+    assert get_metric(" Accuracy ") is METRICS["top1"]
+
+
+def test_one_hot_labels_are_classes_and_100_does_not_count() -> None:
+    hot = np.eye(7)[LABELS]
+    for name in ("top1", "top5", "f1", "perplexity"):
+        assert score(name, SCORES, hot) == score(name, SCORES, LABELS)
+        padded = np.append(LABELS, [-100, -100])
+        assert score(name, np.r_[SCORES, SCORES[:2]], padded) == score(name, SCORES, LABELS)
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (np.array(["cat"] * 12), "text: the labels are such as"),
+        (LABELS + 1, "label 7 is no class of output 'y', which scores 7"),
+        (LABELS - 1, "label -1 is no class"),
+        (LABELS + 0.5, "is no class"),
+        (np.full(12, math.nan), "label nan is no class"),
+        (np.full((12, 7), 1 / 7), "a share of each"),
+    ],
+)
+@pytest.mark.parametrize("name", ["top1", "top5", "f1", "perplexity"])
+def test_labels_that_are_no_classes_are_refused(name: str, labels: Array, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        score(name, SCORES, labels)
+
+
+@pytest.mark.parametrize("name", ["spearman", "mse", "mae"])
+@pytest.mark.parametrize("bad", [np.array(["a"] * 12), np.full(12, math.nan)])
+def test_labels_that_are_no_numbers_are_refused(name: str, bad: Array) -> None:
+    with pytest.raises(UsageError, match="a number for each sample"):
+        score(name, SCORES[:, 0], bad)
+
+
+def test_against_scikit_learn() -> None:
+    decided = SCORES.argmax(axis=1)
+    macro = sklearn_metrics.f1_score(LABELS, decided, average="macro")
+    assert score("f1", SCORES, LABELS) == pytest.approx(macro)
+    assert score("f1", decided, LABELS) == pytest.approx(macro)
+    right = sklearn_metrics.accuracy_score(LABELS, decided)
+    assert score("accuracy", SCORES, LABELS) == pytest.approx(right)
+    square = sklearn_metrics.mean_squared_error(TARGETS, SCORES)
+    assert score("mse", SCORES, TARGETS) == pytest.approx(square)
+    absolute = sklearn_metrics.mean_absolute_error(TARGETS, SCORES)
+    assert score("mae", SCORES, TARGETS) == pytest.approx(absolute)
+    shares = np.exp(SCORES) / np.exp(SCORES).sum(axis=1, keepdims=True)
+    loss = sklearn_metrics.log_loss(LABELS, shares, labels=range(7))
+    assert score("perplexity", SCORES, LABELS) == pytest.approx(math.exp(loss), rel=1e-5)
+    with pytest.raises(UsageError, match="needs logits"):
+        score("perplexity", shares, LABELS)
+
+
+def test_decisions_in_text_have_labels_in_text() -> None:
+    said, labels = np.array(["a", "b"], object), np.array(["a", "c"])
+    assert score("top1", said, labels) == 0.5
+    assert score("top1", said, labels.astype("S")) == 0.5
+    with pytest.raises(UsageError, match="compares numbers with text"):
+        score("top1", said, np.array([1, 2]))
+
+
+def doubts(name: str, outputs: Array, labels: Array | None = None) -> tuple[str, ...]:
+    accumulator = get_metric(name).start()
+    accumulator.update({"y": outputs}, labels, {"y": outputs})
+    return accumulator.doubts()
+
+
+def test_what_a_baseline_says_little_of_is_told() -> None:
+    many = np.random.default_rng(0).standard_normal((400, 4)).astype(np.float32)
+    guessed = np.random.default_rng(1).integers(0, 4, 400)
+    assert "level of guessing among 4 classes" in doubts("top1", many, guessed)[0]
+    assert not doubts("top1", many, many.argmax(axis=1))
+    assert "unrelated numbers" in doubts("spearman", many[:, 0], guessed)[0]
+    assert not doubts("spearman", many[:, 0], many[:, 0])
+    assert "guessing among 4 classes" in doubts("perplexity", many, guessed)[0]
+    assert not doubts("perplexity", 5 * many, many.argmax(axis=1))
+    assert "rests on 12 decisions" in doubts("top1", SCORES, SCORES.argmax(axis=1))[0]
+    assert "decides alike" in doubts("agreement", np.tile(SCORES[:1], (40, 1)))[0]
+    assert "one class" in doubts("f1", many, np.zeros(400, int))[0]
+    assert "rests on one sample" in doubts("cosine", SCORES[:1])[0]
+
+
+@pytest.mark.parametrize("name", ["top1", "top5", "f1", "agreement", "spearman"])
+def test_one_decision_says_nothing(name: str) -> None:
+    with pytest.raises(UsageError, match="over 1 decision says nothing"):
+        doubts(name, SCORES[:1], LABELS[:1])
+
+
+def test_top5_of_five_classes_is_no_metric() -> None:
+    with pytest.raises(UsageError, match="top5 of 5 classes is right whatever"):
+        doubts("top5", SCORES[:, :5], LABELS % 5)

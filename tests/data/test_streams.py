@@ -1,0 +1,87 @@
+"""Batches from lists, dicts, tuples and DataLoaders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from finecast.data.streams import Stream, re_iterable
+from finecast.engines.base import TensorSpec
+from finecast.errors import UsageError
+
+X = np.arange(24, dtype=np.float64).reshape(8, 3)
+Y = np.arange(8)
+SPECS = (
+    TensorSpec(name="x", dtype="fp32", shape=("N", 3)),
+    TensorSpec(name="mask", dtype="int64", shape=("N",)),
+)
+
+
+def stream(items: Any, specs: tuple[TensorSpec, ...] = SPECS[:1]) -> Stream:
+    return Stream(inputs=specs, source=re_iterable(items))
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"x": X, "label": Y},
+        {"x": X, "labels": Y.tolist()},
+        (X, Y),
+        [X, Y],
+        ({"x": X}, Y),
+        ((X,), Y),
+    ],
+)
+def test_a_batch_has_inputs_and_labels_in_many_forms(item: Any) -> None:
+    for _ in range(2):  # every pass starts anew
+        (batch,) = stream([item]).batches(99)
+        assert batch.feeds["x"].dtype == np.float32
+        np.testing.assert_array_equal(batch.feeds["x"], X)
+        assert batch.labels is not None
+        assert batch.labels.tolist() == Y.tolist()
+        assert (batch.count, batch.rows) == (8, 8)
+
+
+@pytest.mark.parametrize("item", [{"x": X, "mask": Y}, (X, Y)])
+def test_without_labels_all_arrays_are_inputs(item: Any) -> None:
+    (batch,) = stream([item], SPECS).batches(1)
+    assert batch.labels is None
+    assert set(batch.feeds) == {"x", "mask"}
+
+
+def test_limit_counts_samples() -> None:
+    assert len(list(stream([X[:3]] * 5).batches(1, limit=6))) == 2
+
+
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        ([], "yields no batch"),
+        ([{"y": X}], r"unknown input 'y' .*use one of x"),
+        ([{}], r"input 'x' is missing"),
+        ([(X, Y, Y)], "a batch has 3 parts, the model 1 inputs"),
+        ([X[:, :2]], r"array 'x' has shape \[8, 2\], expected \[N, 3\]"),
+        ([X.astype(int)], "array 'x' has type int64, expected fp32"),
+        ([X * np.nan], "array 'x' holds NaN"),
+    ],
+)
+def test_batches_that_do_not_fit(items: list[Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        list(stream(items).batches(1))
+
+
+def test_what_can_be_read_only_once_is_refused() -> None:
+    with pytest.raises(UsageError, match="can be read only once"):
+        re_iterable(iter([X]))
+    with pytest.raises(UsageError, match="of type int is not iterable"):
+        re_iterable(3)  # pyright: ignore[reportArgumentType]
+
+
+def test_torchs_loader() -> None:
+    torch = pytest.importorskip("torch")
+    data = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    batches = list(stream(torch.utils.data.DataLoader(data, batch_size=3)).batches(1))
+    assert [b.count for b in batches] == [3, 3, 2]
+    np.testing.assert_array_equal(np.concatenate([b.feeds["x"] for b in batches]), X)

@@ -1,0 +1,179 @@
+"""Every target loads, agrees with its sources, and a broken file says where it is broken."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+import pytest
+
+from finecast.devices.targets import (
+    EngineRole,
+    Relayout,
+    Target,
+    list_targets,
+    load_target,
+    parse_target,
+    role_of,
+)
+from finecast.errors import UsageError
+from finecast.numbers.formats import Format
+from finecast.ops import OpKind
+
+EXPECTED = {
+    "inf1", "trn1", "inf2", "trn2", "trn3",
+    "sm70", "sm75", "sm80", "sm89", "sm90", "sm100",
+    "avx512-bf16", "amx", "avx2", "neoverse-v1",
+}  # fmt: skip
+
+
+def source(name: str) -> str:
+    return (files("finecast.devices.targets") / f"{name}.toml").read_text(encoding="utf-8")
+
+
+@pytest.fixture(params=sorted(EXPECTED))
+def target(request: pytest.FixtureRequest) -> Target:
+    return load_target(str(request.param))
+
+
+def test_all_targets_are_there() -> None:
+    assert set(list_targets()) == EXPECTED
+
+
+def test_target_is_sane(target: Target) -> None:
+    assert target.description
+    assert target.unit
+    assert target.bandwidth_gb_s > 0
+    assert Relayout.BYTE_MOVE in target.relayouts
+    for role in EngineRole:
+        engine = target.engine(role)
+        assert engine.rate_tflops(Format.FP32) is not None, "fp32 models must be priced"
+        for fmt in Format:
+            real = engine.computes_in(fmt)
+            assert (real is None) == (engine.rate_tflops(fmt) is None)
+            if real is not None:
+                assert engine.computes_in(real) is real
+            assert engine.accumulation_of(fmt) in {Format.FP32, Format.FP16}
+
+
+def test_narrow_formats_are_no_slower(target: Target) -> None:
+    for engine in target.engines.values():
+        fp32 = engine.rate_tflops(Format.FP32)
+        assert fp32 is not None
+        assert all(rate >= fp32 for rate in engine.rates_tflops.values())
+
+
+def test_the_vector_engine_reads_what_the_matmul_engine_writes(target: Target) -> None:
+    taken = {f for f in Format if target.engine(EngineRole.MATMUL).computes_in(f)}
+    read = {f for f in Format if target.engine(EngineRole.VECTOR).computes_in(f)}
+    assert taken <= read
+
+
+def test_every_number_has_a_comment() -> None:
+    # A figure without its source nearby: on its line, or above the block it stands in.
+    for name in list_targets():
+        commented = False
+        for line in source(name).splitlines():
+            if not line.strip() or line.startswith("["):
+                commented = False
+            elif "#" in line:
+                commented = True
+            elif "= 0.0" not in line and any(c.isdigit() for c in line.partition("=")[2]):
+                assert commented or line.startswith(("description", "unit")) or '"' in line, (
+                    f"{name}: {line}"
+                )
+
+
+@pytest.mark.parametrize(
+    ("name", "fmt", "tflops"),
+    [  # contracts.md, section 1
+        ("inf1", "bf16", 16), ("inf1", "fp16", 16),
+        ("trn1", "bf16", 92), ("trn1", "tf32", 92), ("trn1", "fp32", 23),
+        ("trn2", "fp8_e4m3", 158), ("trn2", "fp16", 79), ("trn2", "fp32", 20),
+        ("trn3", "bf16", 79), ("trn3", "fp32", 20),
+    ],
+)  # fmt: skip
+def test_neuron_rates_are_the_documented_ones(name: str, fmt: str, tflops: float) -> None:
+    engine = load_target(name).engine(EngineRole.MATMUL)
+    assert engine.rate_tflops(Format.parse(fmt)) == tflops
+
+
+def test_inferentia1_has_no_fp32_product() -> None:
+    engine = load_target("inf1").engine(EngineRole.MATMUL)
+    assert engine.computes_in(Format.FP32) is Format.BF16
+    assert engine.computes_in(Format.TF32) is None
+
+
+def test_trainium1_and_inferentia2_share_a_core() -> None:
+    trn1, inf2 = load_target("trn1"), load_target("inf2")
+    assert trn1.engines == inf2.engines
+    assert trn1.saturate_infinity
+    assert not inf2.saturate_infinity
+
+
+def test_relayouts() -> None:
+    assert load_target("inf1").relayouts == (Relayout.MATMUL, Relayout.BYTE_MOVE)
+    assert load_target("sm90").relayouts == (Relayout.BYTE_MOVE,)
+
+
+def test_accumulation_exceptions() -> None:
+    engine = load_target("neoverse-v1").engine(EngineRole.MATMUL)
+    assert engine.accumulation_of(Format.FP16) is Format.FP16
+    assert engine.accumulation_of(Format.BF16) is Format.FP32
+
+
+def test_roles() -> None:
+    assert role_of(OpKind.CONV) is EngineRole.MATMUL
+    assert role_of(OpKind.SOFTMAX) is EngineRole.SCALAR
+    assert role_of(OpKind.NORM) is EngineRole.VECTOR
+
+
+def test_unknown_target_lists_the_known() -> None:
+    with pytest.raises(UsageError, match=r"'tpu'.*amx.*trn1"):
+        load_target("tpu")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "bandwidth_gb_s = ",
+            "bandwith = ",
+            r"memory\.bandwidth_gb_s is missing \(bad\.toml\)",
+        ),
+        (
+            "bandwidth_gb_s = 410.0",
+            "bandwidth_gb_s = 0",
+            r"bandwidth_gb_s is 0\.0.*more than 0",
+        ),
+        ("bandwidth_gb_s = 410.0", 'bandwidth_gb_s = "fast"', r"'fast'.*bad\.toml"),
+        ("bandwidth_gb_s = 410.0", "bandwidth_gb_s = nan", r"is nan, expected a number"),
+        ("free_casts = true", "free_casts = 1", r"overhead\.free_casts is 1, expected bool"),
+        ("op_us = 1.0", "op_us = true", r"overhead\.op_us is True"),
+        ("op_us = 1.0", "op_us = 1.0\nop_ms = 1.0", r"overhead\.op_ms is not one of"),
+        ("tf32 = 92.0", "fp99 = 92.0", r"matmul\.rates_tflops\.fp99 names an unknown format"),
+        (
+            '"byte_move"]',
+            '"teleport"]',
+            r"transposes\.by .*expected some of matmul, byte_move",
+        ),
+        ('fp8_e4m3 = "fp8_e4m3_ieee"', 'bf16 = "fp16"', r"matmul\.runs_as\.bf16 maps bf16"),
+        ('"fp8_e4m3_ieee"', '"fp8_e4m3"', r"matmul\.runs_as\.fp8_e4m3 maps fp8_e4m3 to"),
+        ("[engines.vector]", "[engines.vectors]", r"engines\.vector\b"),
+        ('description = "AWS', "description = AWS", r"not TOML.*bad\.toml"),
+    ],
+)
+def test_broken_file_names_the_file_and_the_key(old: str, new: str, message: str) -> None:
+    text = source("trn1")
+    assert old in text
+    with pytest.raises(UsageError, match=message):
+        parse_target(text.replace(old, new, 1), file="bad.toml")
+
+
+def test_empty_rates_are_rejected() -> None:
+    head, _, tail = source("avx2").partition("[engines.matmul.rates_tflops]")
+    text = (
+        f"{head}[engines.matmul.rates_tflops]\n[engines.matmul.runs_as]"
+        + tail.partition("[engines.matmul.runs_as]")[2]
+    )
+    with pytest.raises(UsageError, match="rates_tflops is empty"):
+        parse_target(text, file="bad.toml")

@@ -1,0 +1,136 @@
+"""The search evaluates few plans and returns the fastest that passes."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from finecast.pipeline.search import Candidate, chain, fastest_passing
+from finecast.planning.plan import Plan
+
+PLAN = Plan(model="m", policy="auto:bf16", opset=22, decisions=())
+RECORDED = Path(__file__).parent.parent / "samples" / "tunings"
+SAME = 1.02  # latencies within this ratio are one
+
+
+def candidate(name: str, latency_s: float, error: float) -> Candidate:
+    return Candidate(name=name, plan=PLAN, error=error, latency_s=latency_s, casts=0)
+
+
+@st.composite
+def many(draw: st.DrawFn, *, least: int = 0) -> list[Candidate]:
+    pairs = st.tuples(st.integers(50, 150), st.integers(0, 20))
+    drawn = draw(st.lists(pairs, min_size=least, max_size=12))
+    return [candidate(str(i), t / 100, e / 10) for i, (t, e) in enumerate(drawn)]
+
+
+@given(many())
+def test_a_chain_trades_time_for_accuracy(candidates: list[Candidate]) -> None:
+    kept = chain(candidates, 1.0)
+    assert all(a.latency_s < b.latency_s and a.error > b.error for a, b in pairwise(kept))
+    assert all(c.latency_s * SAME < 1.0 for c in kept)
+
+
+@given(many())
+def test_nothing_dropped_was_worth_a_trial(candidates: list[Candidate]) -> None:
+    kept = chain(candidates, 1.0)
+    for one in candidates:
+        slow = one.latency_s * SAME >= 1.0
+        assert slow or any(
+            k.error <= one.error and k.latency_s <= one.latency_s * SAME for k in kept
+        )
+
+
+@given(st.lists(st.floats(0.0, 0.03), min_size=1, max_size=12))
+def test_a_dropped_candidate_is_within_two_percent_of_a_kept_one(steps: list[float]) -> None:
+    """In a chain of close ones, too: each is as fast as the next, the ends are not."""
+    latency_s, candidates = 0.5, list[Candidate]()
+    for number, step in enumerate(steps):
+        latency_s *= 1 + step
+        candidates.append(candidate(str(number), latency_s, float(len(steps) - number)))
+    kept = chain(candidates, 10.0)
+    for one in candidates:
+        assert any(k.error <= one.error and k.latency_s <= one.latency_s * SAME for k in kept)
+
+
+@given(many(), st.randoms(use_true_random=False))
+def test_the_order_of_candidates_does_not_matter(
+    candidates: list[Candidate], random: Any
+) -> None:
+    shuffled = random.sample(candidates, len(candidates))
+    assert [(c.latency_s, c.error) for c in chain(shuffled, 1.0)] == [
+        (c.latency_s, c.error) for c in chain(candidates, 1.0)
+    ]
+
+
+def test_of_two_as_fast_the_more_accurate_is_kept() -> None:
+    found = chain([candidate("a", 0.500, 2.0), candidate("b", 0.505, 1.0)], 1.0)
+    assert [c.name for c in found] == ["b"]
+
+
+def test_what_beats_nothing_is_dropped() -> None:
+    worse = candidate("worse", 0.6, 3.0)
+    found = chain([candidate("a", 0.5, 2.0), worse, candidate("b", 0.8, 1.0)], 1.0)
+    assert [c.name for c in found] == ["a", "b"]
+
+
+@given(st.integers(0, 40), st.integers(0, 41))
+def test_finds_the_fastest_that_passes(count: int, first: int) -> None:
+    chained = [candidate(str(i), 1.0 + i, float(count - i)) for i in range(count)]
+    tried: list[int] = []
+
+    def passes(one: Candidate) -> bool:
+        tried.append(int(one.name))
+        return int(one.name) >= first
+
+    found = fastest_passing(chained, passes)
+    assert (found is None) == (first >= count)
+    assert found is None or found is chained[first]
+    assert len(tried) == len(set(tried))
+    assert len(tried) <= (1 + math.ceil(math.log2(count)) if count else 0)
+
+
+@given(st.lists(st.booleans(), max_size=20))
+def test_what_is_returned_was_evaluated_and_passed(answers: list[bool]) -> None:
+    chained = [
+        candidate(str(i), 1.0 + i, float(len(answers) - i)) for i in range(len(answers))
+    ]
+    passed: list[str] = []
+
+    def passes(one: Candidate) -> bool:
+        if answers[int(one.name)]:
+            passed.append(one.name)
+        return answers[int(one.name)]
+
+    found = fastest_passing(chained, passes)
+    assert found is None or found.name in passed
+
+
+@pytest.mark.parametrize("path", sorted(RECORDED.glob("*.json")), ids=lambda p: p.stem)
+def test_replay_of_recorded_measurements(path: Path) -> None:
+    """On what a real machine measured: near the best choice, in few evaluations."""
+    recorded = json.loads(path.read_text())
+    metric = {c["name"]: float(c["metric"]) for c in recorded["candidates"]}
+    candidates = [
+        candidate(c["name"], c["latency_s"], c["error"]) for c in recorded["candidates"]
+    ]
+    target = recorded["baseline"]["metric"] - recorded["tolerance"]
+    tried: list[str] = []
+
+    def passes(one: Candidate) -> bool:
+        tried.append(one.name)
+        return metric[one.name] >= target
+
+    chained = chain(candidates, recorded["baseline"]["latency_s"])
+    found = fastest_passing(chained, passes)
+    best = min((c.latency_s for c in candidates if metric[c.name] >= target), default=math.inf)
+    assert found is not None
+    assert found.latency_s <= best * SAME
+    assert len(tried) <= recorded["evaluations_at_most"]

@@ -1,0 +1,388 @@
+"""Tuning end to end, in engines whose times are stated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from finecast.api import DataOptions, workload_of
+from finecast.data.criterion import Criterion, CriterionKind
+from finecast.engines import get_engine
+from finecast.engines.base import Array, Capability, Engine, Feeds, KernelTime, Session
+from finecast.errors import EngineError, ModelError
+from finecast.frontends import onnx as frontend
+from finecast.numbers.formats import Format
+from finecast.pipeline import tuning
+from finecast.pipeline.study import Study
+from finecast.pipeline.tuning import Outcome, Verdict
+from finecast.pipeline.workload import EvalFunction, Run
+from finecast.rules.policy import Policy
+
+_LABELS: dict[int, str] = {
+    TensorProto.FLOAT: "fp32",
+    TensorProto.FLOAT16: "fp16",
+    TensorProto.BFLOAT16: "bf16",
+}
+
+
+@dataclass
+class Clock:
+    """Time that only the toy engine moves; stands for the module ``time``."""
+
+    now_s: float = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+@dataclass(frozen=True)
+class ToySession:
+    """A real engine's numbers at stated times."""
+
+    inner: Session
+    kernels: list[KernelTime]
+    clock: Clock
+
+    @property
+    def inputs(self) -> Any:
+        return self.inner.inputs
+
+    @property
+    def outputs(self) -> Any:
+        return self.inner.outputs
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        self.clock.now_s += sum(k.time_s for k in self.kernels)
+        return self.inner.run(feeds)
+
+    def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
+        del feeds, repeats
+        return self.kernels
+
+
+@dataclass(eq=False)
+class ToyEngine:
+    """An op takes 1 ms in fp32 and ``1 / gain`` ms in a low format; a cast 0.1 ms."""
+
+    clock: Clock
+    gain: float = 4.0
+    inner: str = "onnxruntime"
+    name: str = "toy"
+    device: str = "CPU"
+    refuses_mixes: bool = False
+
+    def capabilities(self) -> Mapping[Format, Capability]:
+        return {}
+
+    def load(self, model: Path | bytes, *, profiling: bool = False) -> Session:
+        del profiling
+        proto = onnx.load(model) if isinstance(model, Path) else onnx.load_from_string(model)
+        kernels = self._kernels(proto)
+        formats = {k.format for k in kernels if k.kind != "Cast"}
+        if self.refuses_mixes and len(formats) > 1:
+            raise EngineError("no kernel for this mix")
+        return ToySession(get_engine(self.inner).load(model), kernels, self.clock)
+
+    def _kernels(self, proto: onnx.ModelProto) -> list[KernelTime]:
+        graph = onnx.shape_inference.infer_shapes(proto, strict_mode=True).graph
+        infos = (*graph.value_info, *graph.output)
+        types = {v.name: _LABELS.get(v.type.tensor_type.elem_type, "other") for v in infos}
+        kernels: list[KernelTime] = []
+        for node in graph.node:
+            label = types[node.output[0]]
+            time_s = 1e-3 / (self.gain if label in ("fp16", "bf16") else 1.0)
+            kernels.append(
+                KernelTime(
+                    kernel=node.name,
+                    kind=node.op_type,
+                    ops=(node.name,),
+                    format=label,
+                    time_s=1e-4 if node.op_type == "Cast" else time_s,
+                )
+            )
+        return kernels
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A small convolutional net, its data and an engine."""
+
+    model: Path
+    data: Path
+    engine: ToyEngine
+
+    def tune(
+        self,
+        *,
+        metric: str = "top1",
+        tolerance: float = 0.05,
+        policy: str = "auto:fp16",
+        study: Study | None = None,
+        engine: Engine | None = None,
+        evaluate: EvalFunction | None = None,
+    ) -> Outcome:
+        chosen = engine or self.engine
+        options = DataOptions(data=self.data, metric=metric, batch=16)
+        if evaluate is not None:
+            options = DataOptions(evaluate=evaluate, evaluate_name="mine")
+        workload = workload_of(options, chosen.load(self.model))
+        criterion = Criterion(
+            kind=CriterionKind.ABSOLUTE,
+            tolerance=tolerance,
+            higher_is_better=workload.higher_is_better,
+        )
+        file = frontend.load(self.model)
+        return tuning.tune(
+            file, workload, criterion, Policy.parse(policy), chosen, study=study
+        )
+
+
+def conv_net(path: Path, *, middle: str = "Relu") -> None:
+    """conv, an activation, conv, relu, average, gemm; seeded weights."""
+    rng = np.random.default_rng(0)
+
+    def weight(name: str, *shape: int) -> onnx.TensorProto:
+        array = rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))
+        return numpy_helper.from_array(array.astype(np.float32), name)
+
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["a"], "conv0", pads=[1] * 4),
+        helper.make_node(middle, ["a"], ["b"], "middle"),
+        helper.make_node("Conv", ["b", "w1"], ["c"], "conv1", pads=[1] * 4),
+        helper.make_node("Relu", ["c"], ["d"], "relu"),
+        helper.make_node("GlobalAveragePool", ["d"], ["e"], "pool"),
+        helper.make_node("Flatten", ["e"], ["f"], "flat"),
+        helper.make_node("Gemm", ["f", "w2"], ["y"], "head", transB=1),
+    ]
+    image = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 8])
+    scores = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])
+    weights = [weight("w0", 8, 3, 3, 3), weight("w1", 8, 8, 3, 3), weight("w2", 4, 8)]
+    graph = helper.make_graph(nodes, "net", [image], [scores], weights)
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    clock = Clock()
+    monkeypatch.setattr("finecast.measure.timing.time", clock)
+    for name in ("_RANK_TIME_S", "_FINAL_TIME_S"):
+        monkeypatch.setattr(tuning, name, 0.0)
+    model, data = tmp_path / "net.onnx", tmp_path / "data.npz"
+    conv_net(model)
+    x = np.random.default_rng(1).standard_normal((40, 3, 8, 8)).astype(np.float32)
+    scores = next(iter(get_engine("onnxruntime").load(model).run({"x": x}).values()))
+    np.savez(data, x=x, label=scores.argmax(axis=1))
+    return Bench(model, data, ToyEngine(clock))
+
+
+def test_improved(bench: Bench) -> None:
+    outcome = bench.tune()
+    assert outcome.verdict is Verdict.IMPROVED
+    assert outcome.baseline.metric == 1.0
+    assert outcome.tuned.metric >= 0.95
+    # Seven ops at a quarter of the time, one cast in and one out: 7 ms become 1.95 ms.
+    assert outcome.baseline.latency_s == pytest.approx(7e-3)
+    assert outcome.tuned.latency_s == pytest.approx(7e-3 / 4 + 2e-4)
+    assert outcome.speedup == pytest.approx(7 / 1.95)
+    assert set(outcome.plan.formats.values()) == {Format.FP16}
+    assert outcome.evaluations == 2
+    assert [t.passed for t in outcome.trials] == [True]
+    assert outcome.casts == 0  # both are on the model's own input and output
+
+
+def test_the_result_replays_to_a_valid_model(bench: Bench, tmp_path: Path) -> None:
+    applied = frontend.apply(frontend.load(bench.model), bench.tune().plan)
+    frontend.save(applied.model, tmp_path / "tuned.onnx")
+    onnx.checker.check_model(tmp_path / "tuned.onnx", full_check=True)
+    inputs = get_engine("onnxruntime").load(tmp_path / "tuned.onnx").inputs
+    assert [(i.name, i.dtype) for i in inputs] == [("x", "fp32")]
+
+
+def test_a_criterion_that_nothing_meets(bench: Bench) -> None:
+    calls: list[float] = []
+
+    def score(run: Run) -> float:
+        run({"x": np.ones((2, 3, 8, 8), np.float32)})
+        calls.append(0.0)
+        return 1.0 if len(calls) == 1 else 0.0
+
+    outcome = bench.tune(evaluate=score)
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert outcome.evaluations == len(calls)
+    assert f"none of the {len(calls) - 1} plans tried keeps the criterion" in outcome.why
+    assert outcome.trials
+    assert not any(t.passed for t in outcome.trials)
+    assert outcome.baseline == outcome.tuned
+    assert outcome.speedup == 1.0
+    assert set(outcome.plan.formats.values()) == {Format.FP32}
+
+
+def test_an_engine_that_gains_nothing(bench: Bench) -> None:
+    bench.engine.gain = 0.9
+    outcome = bench.tune()
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert "no plan is faster here" in outcome.why
+    assert outcome.evaluations == 1  # the baseline: what is not faster is not evaluated
+
+
+def test_what_is_fast_at_first_only_is_not_returned(bench: Bench) -> None:
+    """The ranking's winner turns out slower when it is timed once more."""
+    calls: list[float] = []
+
+    def score(run: Run) -> float:
+        run({"x": np.ones((2, 3, 8, 8), np.float32)})
+        calls.append(0.0)
+        if len(calls) > 1:
+            bench.engine.gain = 0.9  # of all that is loaded from here on
+        return 1.0
+
+    outcome = bench.tune(evaluate=score)
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert "is not faster" in outcome.why
+    assert outcome.speedup == 1.0
+
+
+def test_rules_that_leave_nothing(bench: Bench) -> None:
+    outcome = bench.tune(policy="none:fp16")
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert "the rules leave no op a lower format" in outcome.why
+
+
+def test_a_middle_plan_where_the_fastest_misses(bench: Bench) -> None:
+    # The errors of single roundings differ: some tolerance lies between all and none.
+    worst = max(t.metric for t in bench.tune(metric="max_abs", tolerance=0.0).trials)
+    outcome = bench.tune(metric="max_abs", tolerance=worst * 0.9)
+    if outcome.verdict is Verdict.IMPROVED:
+        assert outcome.tuned.metric <= worst * 0.9
+        assert set(outcome.plan.formats.values()) == {Format.FP16, Format.FP32}
+    assert outcome.evaluations > 2
+
+
+def test_a_mix_that_the_engine_cannot_load_is_no_candidate(bench: Bench) -> None:
+    free = bench.tune(metric="max_abs", tolerance=0.0)
+    assert any(len(mixed(t.plan_json)) > 1 for t in free.trials)
+    bench.engine.refuses_mixes = True
+    outcome = bench.tune(metric="max_abs", tolerance=0.0)
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert [mixed(t.plan_json) for t in outcome.trials] == [{"fp16"}]
+
+
+def mixed(plan: str) -> set[str]:
+    return {d["format"] for d in json.loads(plan)["decisions"]}
+
+
+def test_a_trial_of_another_metric_is_not_taken_for_this_one(
+    bench: Bench, tmp_path: Path
+) -> None:
+    study = Study(tmp_path / "study.db")
+    bench.tune(study=study)
+    other = bench.tune(study=study, metric="cosine")
+    assert other.reused == 0
+    assert other.tuned.metric != 1.0
+    assert bench.tune(study=study, metric="cosine").reused == 1
+
+
+def test_trials_of_a_study_are_not_repeated(bench: Bench, tmp_path: Path) -> None:
+    study = Study(tmp_path / "study.db")
+    first, second = bench.tune(study=study), bench.tune(study=study)
+    # The winner alone is evaluated again: a remembered trial decides nothing.
+    assert (first.evaluations, second.evaluations) == (2, 2)
+    assert (first.reused, second.reused) == (0, 1)
+    assert second.plan.digest == first.plan.digest
+    assert second.tuned.metric == first.tuned.metric
+
+
+def test_a_stored_trial_is_judged_by_the_criterion_of_now(
+    bench: Bench, tmp_path: Path
+) -> None:
+    study = Study(tmp_path / "study.db")
+    strict = bench.tune(metric="max_abs", tolerance=0.0, study=study)
+    loose = bench.tune(metric="max_abs", tolerance=10.0, study=study)
+    assert strict.trials[0].key == loose.trials[0].key
+    assert not strict.trials[0].passed
+    assert loose.trials[0].passed
+    assert loose.reused == 1
+    assert loose.evaluations == 2  # the baseline, and the winner once more
+
+
+@dataclass
+class Score:
+    """A user's metric that reads what it judges by from elsewhere, as from a file."""
+
+    fp32: float
+    low: float
+    calls: int = 0
+
+    def __call__(self, run: Run) -> float:
+        run({"x": np.ones((2, 3, 8, 8), np.float32)})
+        self.calls += 1
+        return self.fp32 if self.calls == 1 else self.low
+
+
+def test_trials_of_other_data_are_not_taken_for_these(bench: Bench, tmp_path: Path) -> None:
+    study = Study(tmp_path / "study.db")
+    assert bench.tune(study=study, evaluate=Score(1.0, 0.9875)).verdict is Verdict.IMPROVED
+    # The same function, and data on which fp32 itself gives something else.
+    outcome = bench.tune(study=study, evaluate=Score(0.1, 0.02))
+    assert outcome.reused == 0
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert all(t.metric == 0.02 for t in outcome.trials)
+
+
+def test_a_remembered_trial_decides_nothing(bench: Bench, tmp_path: Path) -> None:
+    study = Study(tmp_path / "study.db")
+    assert bench.tune(study=study, evaluate=Score(1.0, 1.0)).verdict is Verdict.IMPROVED
+    # The baseline is as it was, and what once passed now fails.
+    changed = Score(1.0, 0.0)
+    outcome = bench.tune(study=study, evaluate=changed)
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert outcome.reused == 0
+    assert outcome.evaluations == changed.calls == 1 + len(outcome.trials)
+    assert all(t.metric == 0.0 for t in outcome.trials)
+    assert "remembered" not in outcome.why
+    # Back again: the study now remembers failures, and says so.
+    again = bench.tune(study=study, evaluate=Score(1.0, 1.0))
+    assert again.verdict is Verdict.UNCHANGED
+    assert again.reused == len(again.trials)
+    assert f"({again.reused} remembered by the study)" in again.why
+
+
+def test_without_resume_a_study_is_only_added_to(bench: Bench, tmp_path: Path) -> None:
+    path = tmp_path / "study.db"
+    bench.tune(study=Study(path))
+    kept = Study(path).count()
+    outcome = bench.tune(study=Study(path, resume=False))
+    assert outcome.reused == 0
+    assert outcome.evaluations == 2
+    assert Study(path).count() == kept
+
+
+def test_a_nan_baseline_names_the_op(bench: Bench) -> None:
+    conv_net(bench.model, middle="Log")  # of negative numbers
+    with pytest.raises(ModelError, match=r"metric is NaN.*first op.*'middle'"):
+        bench.tune(metric="cosine")
+
+
+@pytest.mark.parametrize("gain", [4.0, 0.5])
+def test_never_worse_in_a_real_engine(bench: Bench, gain: float) -> None:
+    """OpenVINO's numbers at stated times: those of a busy machine decide no test."""
+    engine = replace(bench.engine, inner="openvino", gain=gain)
+    outcome = bench.tune(policy="auto:bf16", engine=engine)
+    if gain < 1:
+        assert outcome.verdict is Verdict.UNCHANGED
+        assert outcome.why
+        assert outcome.tuned == outcome.baseline
+        return
+    assert outcome.verdict is Verdict.IMPROVED
+    assert outcome.tuned.metric >= 0.95
+    assert outcome.speedup > 1.0
+    assert outcome.tuned.latency_s < outcome.baseline.latency_s

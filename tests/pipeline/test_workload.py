@@ -1,0 +1,136 @@
+"""What a workload is identified by, and which feeds it keeps for calibration and timing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from finecast.data.datasets import Dataset
+from finecast.data.metrics import METRICS
+from finecast.engines.base import Array, Feeds, TensorSpec
+from finecast.errors import UsageError
+from finecast.pipeline.workload import DataWorkload, FunctionWorkload, Run, spread, thinned
+
+
+class Session:
+    """Gives back what it is fed, and counts."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        self.runs += 1
+        return dict(feeds)
+
+
+def one(rows: int, value: float = 0.0) -> Feeds:
+    return {"x": np.full((rows, 2), value, np.float32)}
+
+
+def evaluating(*passes: Sequence[Feeds]) -> FunctionWorkload:
+    """A user's function that runs other feeds at each call."""
+    waiting = iter(passes)
+
+    def function(run: Run) -> float:
+        for feeds in next(waiting):
+            run(feeds)
+        return 1.0
+
+    return FunctionWorkload(function=function, name="mine")
+
+
+def shapes(feeds: Sequence[Feeds]) -> list[int]:
+    return [f["x"].shape[0] for f in feeds]
+
+
+def test_the_feeds_kept_are_those_of_the_baseline() -> None:
+    workload = evaluating([one(1), one(2)], [one(5)], [one(7)])
+    session: Any = Session()
+    workload.evaluate(session, None)
+    first = shapes(list(workload.calibration()))
+    for _ in range(2):
+        workload.evaluate(session, None)
+    assert shapes(list(workload.calibration())) == first == [2, 1]
+    assert shapes(workload.timing()) == [2, 1]
+
+
+def test_kept_feeds_are_copies() -> None:
+    feeds = one(2, 1.0)
+    workload = evaluating([feeds])
+    session: Any = Session()
+    workload.evaluate(session, None)
+    feeds["x"][:] = 9.0
+    assert next(iter(workload.timing()))["x"].max() == 1.0
+
+
+def test_given_calibration_feeds_come_before_those_of_the_evaluation() -> None:
+    workload = replace_calibration(evaluating([one(1)]), lambda: [one(3), one(4)])
+    session: Any = Session()
+    workload.evaluate(session, None)
+    assert shapes(list(workload.calibration())) == [3, 4]
+    assert shapes(workload.timing()) == [4, 3]
+
+
+def replace_calibration(
+    workload: FunctionWorkload, calibrate: Callable[[], Sequence[Feeds]]
+) -> FunctionWorkload:
+    workload.calibrate = calibrate
+    return workload
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 5))
+def test_a_spread_has_the_largest_and_falls(sizes: list[int], count: int) -> None:
+    found = shapes(spread([one(n) for n in sizes], count))
+    assert 1 <= len(found) <= count
+    assert found[0] == max(sizes)
+    assert found == sorted(found, reverse=True)
+
+
+def test_a_function_that_runs_nothing_says_so() -> None:
+    workload = evaluating([])
+    session: Any = Session()
+    workload.evaluate(session, None)
+    with pytest.raises(UsageError, match="never ran the model"):
+        workload.timing()
+
+
+@pytest.mark.parametrize(
+    ("shape", "other", "rows"),
+    [
+        (("n", 2), ("n", 2), 8),
+        # Rows of unlike inputs, and of fixed ones, belong together: none is left out.
+        (("n", 2), ("m", 2), 20),
+        ((20, 2), (20, 2), 20),
+    ],
+)
+def test_samples_are_left_out_where_all_inputs_share_a_free_dimension(
+    shape: tuple[Any, ...], other: tuple[Any, ...], rows: int
+) -> None:
+    specs = [
+        TensorSpec(name="x", dtype="fp32", shape=shape),
+        TensorSpec(name="y", dtype="fp32", shape=other),
+    ]
+    feeds = {"x": np.zeros((20, 2), np.float32), "y": np.zeros((20, 2), np.float32)}
+    assert {a.shape[0] for a in thinned(feeds, specs).values()} == {rows}
+
+
+@pytest.mark.parametrize(
+    "change", [{"metric": METRICS["agreement"]}, {"batch": 2}, {"data_digest": "other"}]
+)
+def test_data_metric_and_batch_identify_a_workload(change: dict[str, Any]) -> None:
+    data: Any = Dataset
+    workload = DataWorkload(
+        data=data,
+        metric=METRICS["top1"],
+        batch=1,
+        data_digest="data",
+        calibrate=list,
+    )
+    assert replace(workload).digest == workload.digest
+    assert replace(workload, **change).digest != workload.digest

@@ -1,0 +1,62 @@
+"""What the choices say of themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from finecast.graph.text import from_text
+from finecast.numbers.formats import Format
+from finecast.planning.choices import Choice, choices
+from finecast.planning.problem import Roundings
+from finecast.planning.units import make_units
+from finecast.rules import Permission
+
+FP32, BF16, FP16 = Format.FP32, Format.BF16, Format.FP16
+
+
+@pytest.mark.parametrize(
+    ("formats", "lowers"),
+    [
+        ((), False),
+        ((FP32,), False),
+        ((FP32, FP32), False),
+        ((FP32, BF16), True),
+        ((BF16,), True),
+    ],
+)
+def test_a_choice_with_any_op_low_lowers(formats: tuple[Format, ...], lowers: bool) -> None:
+    choice = Choice(how="by hand", index=0, formats=formats, time_s=1.0, error=0.0, casts=0)
+    assert choice.lowers == lowers
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(0.0, "with 3 casts"), (0.04, "with 3 casts, relative output error 0.2")],
+)
+def test_a_choice_says_what_it_is_predicted_to_be(error: float, said: str) -> None:
+    choice = Choice(how="by hand", index=7, formats=(BF16,), time_s=0.5, error=error, casts=3)
+    assert choice.because == f"by hand, step 7 of the frontier: predicted 500 ms {said}"
+
+
+@pytest.mark.parametrize(
+    ("lows", "how"), [((BF16,), "minimum cut"), ((BF16, FP16), "expansion moves")]
+)
+def test_the_exact_cut_chooses_between_two_formats(lows: tuple[Format, ...], how: str) -> None:
+    graph = from_text(
+        "input %0 x fp32\nnode mm matmul onnx::MatMul fp32 (%0) -> (%1 y fp32)\noutput %1\n"
+    )
+    formats = (FP32, *lows)
+    allowed = {0: Permission(formats=frozenset(formats), reasons=())}
+    units = make_units(graph, allowed, lows)
+    found = choices(
+        graph,
+        units,
+        allowed,
+        {f: np.array([3.0 if f is FP32 else 1.0]) for f in formats},
+        lambda _value, _source, _to: 0.5,
+        [Roundings(units=np.ones(1), lists=[], errors=np.zeros(0)) for _ in lows],
+        io={},
+    )
+    assert {c.how for c in found} == {how}
+    assert [c.formats for c in found] == [(FP32,), (BF16,)]

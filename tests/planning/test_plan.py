@@ -1,0 +1,147 @@
+"""Plans are read back as written, in this release's form and in all older ones."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from finecast.errors import UsageError
+from finecast.numbers.formats import Format
+from finecast.planning.plan import PLAN_VERSION, Decision, Plan
+from finecast.rules.reason import Reason
+
+SAMPLES = Path(__file__).parent.parent / "samples" / "plans"
+WORDS = st.text(max_size=12)
+FORMATS = st.sampled_from(Format)
+EVIDENCE = st.dictionaries(WORDS, st.floats(allow_nan=False) | WORDS, max_size=2)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    reasons = st.builds(
+        Reason,
+        rule=WORDS,
+        text=WORDS,
+        permits=st.lists(WORDS, max_size=2).map(tuple),
+        evidence=EVIDENCE,
+    )
+    decisions = st.builds(
+        Decision,
+        node=WORDS,
+        op=WORDS,
+        format=FORMATS,
+        reasons=st.lists(reasons, max_size=2).map(tuple),
+    )
+    return Plan(
+        model=draw(WORDS),
+        policy=draw(WORDS),
+        opset=draw(st.integers(1, 30)),
+        decisions=tuple(draw(st.lists(decisions, max_size=3, unique_by=lambda d: d.node))),
+        io=draw(st.dictionaries(WORDS, FORMATS, max_size=2)),
+        engine=draw(WORDS),
+    )
+
+
+PLAN = Plan(
+    model="m",
+    policy="auto:bf16",
+    opset=22,
+    decisions=(
+        Decision(node="a", op="matmul", format=Format.BF16),
+        Decision(node="b", op="softmax", format=Format.FP32),
+        Decision(node="c", op="matmul", format=Format.BF16),
+    ),
+)
+
+
+@given(plans())
+def test_json_round_trip(plan: Plan) -> None:
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+@given(plans(), plans())
+def test_digest_is_of_what_the_plan_does(plan: Plan, other: Plan) -> None:
+    bare = tuple(replace(d, reasons=()) for d in plan.decisions)
+    assert replace(plan, decisions=bare[::-1], engine="x", policy="y").digest == plan.digest
+    same = (plan.model, plan.opset, plan.formats, dict(plan.io)) == (
+        other.model,
+        other.opset,
+        other.formats,
+        dict(other.io),
+    )
+    assert (plan.digest == other.digest) == same
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(PLAN, model="n"),
+        replace(PLAN, opset=23),
+        replace(PLAN, io={"x": Format.BF16}),
+        replace(PLAN, decisions=PLAN.decisions[:2]),
+        replace(PLAN, decisions=(replace(PLAN.decisions[0], format=Format.FP32),)),
+    ],
+)
+def test_digest_changes_with_what_the_plan_does(other: Plan) -> None:
+    assert other.digest != PLAN.digest
+
+
+def test_counts_and_lookup() -> None:
+    assert list(PLAN.counts.items()) == [("bf16", 2), ("fp32", 1)]
+    found = PLAN.decision("b")
+    assert found is not None
+    assert found.format is Format.FP32
+    assert PLAN.decision("z") is None
+
+
+@pytest.mark.parametrize("sample", sorted(SAMPLES.glob("*.json")), ids=lambda p: p.stem)
+def test_plans_of_every_version_load(sample: Path) -> None:
+    plan = Plan.load(sample)
+    stated: dict[str, Any] = json.loads(sample.read_text())
+    assert plan.version == stated["version"]
+    assert plan.formats["/attn/MatMul"] is Format.BF16
+    assert plan.formats["/attn/Softmax"] is Format.FP32
+    assert plan.io == {"x": Format.BF16}
+
+
+def test_every_version_has_a_sample_and_keeps_its_digest() -> None:
+    samples = {p.stem: p for p in SAMPLES.glob("*.json")}
+    assert set(samples) == {f"v{n}" for n in range(1, PLAN_VERSION + 1)}
+    newest = samples[f"v{PLAN_VERSION}"]
+    # Studies and models carry digests: a release must not compute another one.
+    assert Plan.load(newest).digest == json.loads(newest.read_text())["digest"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "not a finecast plan"),
+        ("[]", "not a finecast plan"),
+        ("null", "not a finecast plan"),
+        ("{}", "not a finecast plan: KeyError"),
+        ('{"version": 99}', r"version 99 is newer than 1.*upgrade finecast"),
+        (PLAN.to_json().replace('"bf16"', '"bf17"'), "unknown format 'bf17'"),
+        (PLAN.to_json()[:-20], "not a finecast plan"),
+    ],
+)
+def test_what_is_not_a_plan(text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        Plan.from_json(text, where="p.json")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot read the plan.*nothing\.json"):
+        Plan.load(tmp_path / "nothing.json")
+
+
+def test_a_binary_file_is_no_plan(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_bytes(b"\x80\x81\xff")
+    with pytest.raises(UsageError, match="cannot read the plan"):
+        Plan.load(path)

@@ -1,0 +1,223 @@
+"""The problem that the solver gets costs what the edits of its answer will cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from finecast.graph import Graph, Value
+from finecast.graph.text import from_text
+from finecast.numbers.formats import Format
+from finecast.planning.edits import InsertCast, RoundTrip, edits, storage
+from finecast.planning.problem import build_problem, pins, roundings
+from finecast.planning.sensitivity import Sensitivity
+from finecast.planning.units import RoundingPoints, Units, make_units, rounding_points
+from finecast.rules import Permission
+from finecast.solver import labelling
+from finecast.solver.assignment import evaluate
+from finecast.solver.labelling import LabelProblem
+
+FP32, BF16, FP16 = Format.FP32, Format.BF16, Format.FP16
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Graph:
+    """Ops that read what came before; some ports keep their own type, some ops are fixed.
+
+    Casts take any format, and fix what they give.
+    """
+    count = draw(st.integers(1, 5))
+    lines = ["input %0 x fp32", "constant %1 w fp32 size=4"]
+    ops = ["matmul onnx::MatMul", "transpose onnx::Transpose", "cast onnx::Cast"]
+    for number in range(count):
+        result = 2 + number
+        sources = draw(st.lists(st.integers(0, result - 1), min_size=1, max_size=3))
+        taken = [f"{draw(st.sampled_from(['', '', '', '~']))}%{s}" for s in sources]
+        mark = draw(st.sampled_from(["", "", "", "~"]))
+        op = draw(st.sampled_from(ops))
+        fmt = draw(st.sampled_from(["fp32", "fp32", "fp32", "-"]))
+        if op.startswith("cast"):
+            taken, mark, fmt = [f"~%{sources[0]}"], "~", "-"
+        lines.append(
+            f"node n{number} {op} {fmt} ({', '.join(taken)})"
+            f" -> ({mark}%{result} v{result} fp32)"
+        )
+    ends = draw(st.sets(st.integers(2, count + 1), min_size=1))
+    return from_text("\n".join([*lines, *(f"output %{e}" for e in sorted(ends))]))
+
+
+def free(
+    graph: Graph, *, must: tuple[str, ...] = (), formats: tuple[Format, ...] = (FP32, BF16)
+) -> dict[int, Permission]:
+    return {
+        n.id: Permission(formats=frozenset({BF16} if n.name in must else formats), reasons=())
+        for n in graph.float_nodes
+    }
+
+
+def price(_value: Value, source: Format, to: Format) -> float:
+    """One that tells every pair of formats from every other, in sums too."""
+    order = list(Format)
+    return 0.0 if source is to else 2.0 ** (8 * order.index(source) + order.index(to))
+
+
+def stated(
+    graph: Graph,
+    units: Units,
+    points: RoundingPoints,
+    *,
+    formats: tuple[Format, ...] = (FP32, BF16),
+    io: dict[int, Format] | None = None,
+    must: tuple[str, ...] = (),
+    sensitivity: Sensitivity | None = None,
+) -> LabelProblem:
+    count = len(units.members)
+    measured = sensitivity or Sensitivity.zero(points)
+    pinned = pins(io or {}, formats)
+    return build_problem(
+        graph,
+        units,
+        free(graph, must=must, formats=formats),
+        {f: np.full(count, 2.0 if f is FP32 else 1.0) for f in formats},
+        price,
+        [roundings(graph, units, points, measured, f, pinned) for f in formats[1:]],
+        io=io or {},
+    )
+
+
+def labellings(units: Units, count: int) -> Iterator[NDArray[np.int64]]:
+    """All of them, or where there are many those that differ in four units."""
+    for label in product(range(count), repeat=min(len(units.members), 4)):
+        given = np.zeros(len(units.members), dtype=np.int64)
+        given[: len(label)] = label
+        yield given
+
+
+# What inputs and outputs are declared as: fp32, one of the plan's formats, or another.
+DECLARED = st.sampled_from([None, BF16, FP16])
+
+
+@given(graphs(), DECLARED, DECLARED, st.sampled_from([(BF16,), (BF16, FP16)]))
+def test_casts_are_those_of_the_edits(
+    graph: Graph, read: Format | None, given: Format | None, lows: tuple[Format, ...]
+) -> None:
+    ports = ((graph.inputs[0], read), (graph.outputs[0], given))
+    io = {v.id: f for v, f in ports if f is not None}
+    formats = (FP32, *lows)
+    units = make_units(graph, free(graph, formats=formats), lows)
+    problem = stated(graph, units, rounding_points(graph, units), formats=formats, io=io)
+    for label in labellings(units, len(formats)):
+        chosen = {n: formats[label[u]] for n, u in units.of.items()}
+        casts = [e for e in edits(graph, chosen, io) if isinstance(e, InsertCast)]
+        found = labelling.evaluate(problem, label)
+        stored = storage(graph, chosen, io)
+        paid = sum(price(graph.values[e.value], stored[e.value], e.to) for e in casts)
+        assert found.casts == len(casts)
+        assert found.time_s == paid + 2 * len(label) - np.count_nonzero(label)
+
+
+@given(graphs(), st.sampled_from([Format.TF32, Format.FP8_E4M3, Format.FP8_E5M2]))
+def test_formats_of_operands_cost_what_their_edits_cost(graph: Graph, low: Format) -> None:
+    formats = (FP32, low)
+    units = make_units(graph, free(graph, formats=formats), (low,))
+    problem = stated(graph, units, rounding_points(graph, units), formats=formats)
+    for label in labellings(units, 2):
+        chosen = {n: formats[label[u]] for n, u in units.of.items()}
+        made = edits(graph, chosen)
+        trips = [e for e in made if isinstance(e, RoundTrip)]
+        assert len(trips) == len(made)
+        casts = [e for e in trips if graph.values[e.value].constant is None]
+        found = labelling.evaluate(problem, label)
+        assert found.casts == len(casts)
+        paid = len(casts) * price(graph.values[0], FP32, low)
+        assert found.time_s == paid + 2 * len(label) - np.count_nonzero(label)
+
+
+@given(
+    graphs(),
+    DECLARED,
+    DECLARED,
+    st.sampled_from([BF16, Format.TF32, Format.FP8_E4M3]),
+    st.data(),
+)
+def test_the_exact_solver_is_given_the_same_problem(
+    graph: Graph, read: Format | None, given: Format | None, low: Format, data: st.DataObject
+) -> None:
+    ports = ((graph.inputs[0], read), (graph.outputs[0], given))
+    io = {v.id: f for v, f in ports if f is not None}
+    formats = (FP32, low)
+    units = make_units(graph, free(graph, formats=formats), (low,))
+    points = rounding_points(graph, units)
+    amounts = [
+        np.array(data.draw(st.lists(st.integers(0, 9), min_size=n, max_size=n)), dtype=float)
+        for n in (len(points.classes), len(points.weights))
+    ]
+    measured = Sensitivity(values=amounts[0], weights=amounts[1])
+    many = stated(graph, units, points, formats=formats, io=io, sensitivity=measured)
+    two = labelling.two_sided(many)
+    for label in product(range(2), repeat=len(units.members)):
+        given_label = np.array(label, dtype=np.int64)
+        exact = evaluate(two, given_label.astype(np.bool_))
+        labelled = labelling.evaluate(many, given_label)
+        assert exact.time_s == labelled.time_s
+        assert (exact.casts, exact.error) == (labelled.casts, labelled.error)
+
+
+def test_only_two_labels_have_two_sides() -> None:
+    units = make_units(CHAIN, free(CHAIN, formats=(FP32, BF16, FP16)), (BF16, FP16))
+    points = rounding_points(CHAIN, units)
+    problem = stated(CHAIN, units, points, formats=(FP32, BF16, FP16))
+    with pytest.raises(ValueError, match="3 labels"):
+        labelling.two_sided(problem)
+
+
+CHAIN = from_text("""\
+input %0 x fp32[4, 4]
+constant %1 w fp32[4, 4] size=16
+node mm0 matmul onnx::MatMul fp32 (%0, %1) -> (%2 a fp32[4, 4])
+node turn transpose onnx::Transpose fp32 (%2) -> (%3 b fp32[4, 4])
+node mm1 matmul onnx::MatMul fp32 (%3, %1) -> (%4 y fp32[4, 4])
+output %4
+""")
+
+
+@pytest.mark.parametrize(
+    ("low", "error"),
+    [
+        ((), 0.0),
+        (("mm0",), 1.0 + 10.0 + 1000.0),  # x, the class {a, b}, w
+        (("turn",), 10.0),
+        (("mm0", "turn"), 1.0 + 10.0 + 1000.0),  # {a, b} once
+        (("mm1",), 10.0 + 100.0 + 2000.0),
+        (("mm0", "turn", "mm1"), 1.0 + 10.0 + 100.0 + 3000.0),
+    ],
+)
+def test_each_rounding_counts_once(low: tuple[str, ...], error: float) -> None:
+    units = make_units(CHAIN, free(CHAIN), (BF16,))
+    points = rounding_points(CHAIN, units)
+    ids = {v.name: v.id for v in CHAIN.values}
+    values = np.zeros(len(points.classes))
+    for name, amount in (("x", 1.0), ("b", 10.0), ("y", 100.0)):
+        values[points.class_of[ids[name]]] = amount
+    sensitivity = Sensitivity(values=values, weights=np.array([1000.0, 2000.0]))
+    problem = stated(CHAIN, units, points, sensitivity=sensitivity)
+    chosen = np.array([CHAIN.nodes[nodes[0]].name in low for nodes in units.members])
+    assert labelling.evaluate(problem, chosen.astype(np.int64)).error == pytest.approx(error)
+
+
+def test_what_must_be_low_may_not_be_high() -> None:
+    units = make_units(CHAIN, free(CHAIN), (BF16,))
+    problem = stated(CHAIN, units, rounding_points(CHAIN, units), must=("turn",))
+    assert np.isinf(problem.time[:, 0]).tolist() == [False, True, False]
+
+
+def test_nothing_to_decide() -> None:
+    units = make_units(CHAIN, {}, (BF16,))
+    problem = stated(CHAIN, units, rounding_points(CHAIN, units))
+    assert labelling.evaluate(problem, np.zeros(0, dtype=np.int64)).time_s == 0.0

@@ -1,0 +1,128 @@
+"""Probing finds each rounding's error; groups hide nothing that matters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from finecast.planning.sensitivity import Sensitivity, measure, squared_error
+from finecast.planning.units import RoundingPoints
+
+Array = NDArray[np.generic]
+
+
+def points(values: int, weights: int = 0) -> RoundingPoints:
+    return RoundingPoints(
+        classes=tuple((i,) for i in range(values)),
+        class_of={i: i for i in range(values)},
+        weights=tuple({i: (1,)} for i in range(weights)),
+        weight_units=tuple(range(weights)),
+    )
+
+
+class Model:
+    """Each point moves an output element of its own: squared errors add up exactly."""
+
+    def __init__(self, errors: Sequence[float]) -> None:
+        self.errors = np.array(errors, dtype=np.float64)
+        self.runs = 0
+
+    def __call__(self, switch: NDArray[np.bool_]) -> list[Array]:
+        self.runs += 1
+        # The reference has squared norm 1: one element of 1 before those of the points.
+        return [np.concatenate([[1.0], np.sqrt(self.errors) * switch])]
+
+
+ERRORS = st.floats(0, 10, allow_subnormal=False)
+
+
+@given(st.lists(ERRORS, max_size=20), st.lists(ERRORS, max_size=5))
+def test_errors_of_all_points(values: list[float], weights: list[float]) -> None:
+    model = Model(values + weights)
+    found = measure(points(len(values), len(weights)), model)
+    assert found.values == pytest.approx(np.array(values))
+    assert found.weights == pytest.approx(np.array(weights))
+    assert found.total == pytest.approx(sum(values) + sum(weights))
+    assert found.probes == model.runs - 1  # all but the reference
+
+
+@given(st.integers(0, 999))
+def test_finds_the_one_bad_point_among_a_thousand(bad: int) -> None:
+    errors = np.full(1000, 1e-9)
+    errors[bad] = 1.0
+    model = Model(errors.tolist())
+    found = measure(points(1000), model)
+    assert int(np.argmax(found.values)) == bad
+    assert found.values[bad] == pytest.approx(1.0)
+    assert found.values.sum() == pytest.approx(found.total)
+    assert model.runs < 200
+
+
+def test_groups_that_matter_are_split_and_others_share_evenly() -> None:
+    errors = np.zeros(320)  # groups of two
+    errors[[10, 11]] = 0.75, 0.25
+    errors[[20, 21]] = 3e-4, 1e-4
+    found = measure(points(320), Model(errors.tolist()))
+    assert found.values[[10, 11]] == pytest.approx([0.75, 0.25])
+    assert found.values[[20, 21]] == pytest.approx([2e-4, 2e-4])
+
+
+def test_a_point_that_breaks_the_output_stays_finite_and_worst() -> None:
+    def probe(switch: NDArray[np.bool_]) -> list[Array]:
+        return [np.array([1.0, np.nan if switch[1] else 0.0, 0.1 if switch[0] else 0.0])]
+
+    found = measure(points(3), probe)
+    assert np.isfinite(found.values).all()
+    assert found.values[1] == found.values.max() == pytest.approx(1e6)
+    assert found.values[0] == pytest.approx(0.01)
+    assert found.values[2] == 0.0
+
+
+def test_progress_counts_up_to_what_was_expected() -> None:
+    told: list[tuple[int, int]] = []
+    measure(points(5), Model([1.0] * 5), on_probe=lambda *step: told.append(step))
+    assert [done for done, _ in told] == list(range(1, len(told) + 1))
+    assert all(done <= total for done, total in told)
+
+
+def test_nothing_to_probe() -> None:
+    found = measure(points(0), Model([]))
+    assert found.values.shape == found.weights.shape == (0,)
+    assert found.total == 0.0
+
+
+def test_zero_is_free_rounding() -> None:
+    zero = Sensitivity.zero(points(3, 2))
+    assert zero.values.shape == (3,)
+    assert zero.weights.shape == (2,)
+    assert not zero.values.any()
+
+
+@pytest.mark.parametrize(
+    ("got", "wanted", "error"),
+    [
+        ([3.0, 4.0], [3.0, 4.0], 0.0),
+        ([3.0, 4.5], [3.0, 4.0], 0.01),
+        ([3.0, math.nan], [3.0, 4.0], math.inf),
+        ([3.0, math.inf], [3.0, 4.0], math.inf),
+        # Where fp32 itself is not finite there is nothing to keep.
+        ([3.0, math.nan], [3.0, math.nan], 0.0),
+        ([0.0, 0.5], [0.0, 0.0], 0.25),
+        ([], [], 0.0),
+    ],
+)
+def test_squared_error(got: list[float], wanted: list[float], error: float) -> None:
+    y, r = (np.array(a, np.float32) for a in (got, wanted))
+    assert squared_error([y], [r]) == pytest.approx(error)
+
+
+def test_only_float_outputs_count_each_alike() -> None:
+    one, off = np.array([1.0], np.float32), np.array([1.5], np.float32)
+    index, other = np.array([1]), np.array([7])
+    assert squared_error([off, one, other], [one, one, index]) == pytest.approx(0.125)

@@ -1,0 +1,153 @@
+"""Units are kernels, and values that only move are rounded once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from finecast.graph import Graph
+from finecast.graph.text import from_text, to_text
+from finecast.numbers.formats import Format
+from finecast.planning.units import make_units, pattern_kernels, rounding_points
+from finecast.rules import Permission
+
+BOTH = frozenset({Format.FP32, Format.BF16})
+# x -> matmul(w) -> transpose -> gelu parts (erf, mul) -> matmul(w) -> y, with a shape read on
+# the side and an op of its own type at the end.
+GRAPH = from_text("""\
+input %0 x fp32[4, 4]
+constant %1 w fp32[4, 4] size=16 largest=1.0 smallest_nonzero=0.1
+constant %2 k fp32 size=1 largest=0.5 smallest_nonzero=0.5
+node mm0 matmul onnx::MatMul fp32 (%0, %1) -> (%3 a fp32[4, 4])
+node turn transpose onnx::Transpose fp32 (%3) -> (%4 b fp32[4, 4])
+node erf erf onnx::Erf fp32 (%4) -> (%5 c fp32[4, 4])
+node mul mul onnx::Mul fp32 (%5, %2) -> (%6 d fp32[4, 4])
+node mm1 matmul onnx::MatMul fp32 (%6, %1) -> (%7 e fp32[4, 4])
+node size shape onnx::Shape fp32 (%7) -> (%8 f int64[2])
+node odd unknown my::Op - (~%7) -> (~%9 y fp32[4, 4])
+output %7
+output %9
+""")
+IDS = {n.name: n.id for n in GRAPH.nodes}
+VALUES = {v.name: v.id for v in GRAPH.values}
+
+
+def permissions(graph: Graph, *, kept: tuple[str, ...] = ()) -> dict[int, Permission]:
+    keep = frozenset({Format.FP32})
+    return {
+        n.id: Permission(formats=keep if n.name in kept else BOTH, reasons=())
+        for n in graph.float_nodes
+    }
+
+
+def names(groups: tuple[tuple[int, ...], ...], *, of: str = "nodes") -> set[frozenset[str]]:
+    table = GRAPH.nodes if of == "nodes" else GRAPH.values
+    return {frozenset(table[i].name for i in group) for group in groups}
+
+
+def test_without_kernels_each_op_decides_alone() -> None:
+    units = make_units(GRAPH, permissions(GRAPH, kept=("erf",)), (Format.BF16,))
+    assert names(units.members) == {
+        frozenset({n}) for n in ("mm0", "turn", "mul", "mm1", "size")
+    }
+    assert all(node in units.members[u] for node, u in units.of.items())
+
+
+def test_ops_of_one_kernel_decide_together() -> None:
+    kernels = [[IDS["mm0"], IDS["turn"]], [IDS["erf"], IDS["mul"]], [IDS["mul"], IDS["mm1"]]]
+    units = make_units(GRAPH, permissions(GRAPH), (Format.BF16,), kernels)
+    expected = ({"mm0", "turn"}, {"erf", "mul", "mm1"}, {"size"})
+    assert names(units.members) == {frozenset(e) for e in expected}
+
+
+def test_an_op_that_must_be_low_does_not_force_its_kernel() -> None:
+    allowed = permissions(GRAPH)
+    allowed[IDS["mul"]] = Permission(formats=frozenset({Format.BF16}), reasons=())
+    units = make_units(GRAPH, allowed, (Format.BF16,), [[IDS["erf"], IDS["mul"]]])
+    assert units.of[IDS["erf"]] != units.of[IDS["mul"]]
+
+
+@given(st.lists(st.lists(st.integers(0, 4), max_size=4), max_size=4))
+def test_units_are_a_partition_that_no_kernel_crosses(kernels: list[list[int]]) -> None:
+    allowed = permissions(GRAPH, kept=("turn",))
+    units = make_units(GRAPH, allowed, (Format.BF16,), kernels)
+    free = [i for i, p in allowed.items() if Format.BF16 in p.formats]
+    assert sorted(n for nodes in units.members for n in nodes) == free
+    for kernel in kernels:
+        assert len({units.of[i] for i in kernel if i in units.of}) <= 1
+
+
+def test_what_only_moves_is_one_class() -> None:
+    units = make_units(GRAPH, permissions(GRAPH), (Format.BF16,))
+    points = rounding_points(GRAPH, units)
+    classes = names(points.classes, of="values")
+    assert frozenset({"a", "b"}) in classes  # the transpose rounds nothing
+    assert classes == {frozenset(c) for c in ({"x"}, {"a", "b"}, {"c"}, {"d"}, {"e"})}
+    assert all(v in points.classes[k] for v, k in points.class_of.items())
+
+
+def test_constants_are_points_of_the_units_that_read_them() -> None:
+    units = make_units(GRAPH, permissions(GRAPH, kept=("mm1",)), (Format.BF16,))
+    points = rounding_points(GRAPH, units)
+    found = dict(zip(points.weight_units, points.weights, strict=True))
+    assert found == {
+        units.of[IDS["mm0"]]: {IDS["mm0"]: (1,)},
+        units.of[IDS["mul"]]: {IDS["mul"]: (1,)},
+    }
+
+
+def test_what_stays_inside_a_kernel_is_not_rounded() -> None:
+    kernel = frozenset(IDS[n] for n in ("erf", "mul", "mm1"))
+    units = make_units(GRAPH, permissions(GRAPH), (Format.BF16,), [kernel])
+    points = rounding_points(GRAPH, units, [kernel])
+    rounded = {GRAPH.values[v].name for v in points.class_of}
+    assert rounded == {"x", "a", "b", "e"}  # not c and d; e is an output
+
+
+def test_an_output_is_rounded_though_its_readers_are_in_its_kernel() -> None:
+    graph = from_text(to_text(GRAPH) + "output %5\n")
+    kernel = frozenset(IDS[n] for n in ("erf", "mul", "mm1"))
+    units = make_units(graph, permissions(graph), (Format.BF16,), [kernel])
+    points = rounding_points(graph, units, [kernel])
+    assert VALUES["c"] in points.class_of
+    assert VALUES["d"] not in points.class_of
+
+
+def test_what_no_plan_stores_low_is_not_rounded() -> None:
+    kept = ("mm0", "turn", "erf", "mul", "mm1")
+    units = make_units(GRAPH, permissions(GRAPH, kept=kept), (Format.BF16,))
+    assert names(units.members) == {frozenset({"size"})}
+    # Reading a shape shows no digits.
+    assert rounding_points(GRAPH, units).classes == ()
+
+
+def test_a_read_suffices_to_round() -> None:
+    kept = ("mm0", "turn", "mul", "mm1", "size")
+    units = make_units(GRAPH, permissions(GRAPH, kept=kept), (Format.BF16,))
+    points = rounding_points(GRAPH, units)
+    # b is what erf reads; a only moves to b, and is stored in fp32 by every plan.
+    assert set(points.class_of) == {VALUES["b"], VALUES["c"]}
+
+
+@pytest.mark.parametrize(
+    ("also", "joined"),
+    [
+        ("", True),
+        ("node late relu onnx::Relu fp32 (%2) -> (%4 z fp32)\noutput %4\n", False),
+        # Who reads what comes out of it does not matter.
+        ("node late matmul onnx::MatMul fp32 (%3) -> (%4 z fp32)\noutput %4\n", True),
+    ],
+)
+def test_a_pointwise_op_joins_the_kernel_before_it_as_its_sole_reader(
+    also: str, joined: bool
+) -> None:
+    graph = from_text(
+        "input %0 x fp32\nconstant %1 w fp32 size=4\n"
+        "node product matmul onnx::MatMul fp32 (%0, %1) -> (%2 a fp32)\n"
+        f"node act tanh onnx::Tanh fp32 (%2) -> (%3 y fp32)\n{also}output %3\n"
+    )
+    product, act = (next(n.id for n in graph.nodes if n.name == x) for x in ("product", "act"))
+    kernels = pattern_kernels(graph)
+    assert any({product, act} <= k for k in kernels) == joined
+    assert all(len(k) > 1 for k in kernels)

@@ -1,0 +1,83 @@
+"""What users ask for is read as they mean it, or refused with what to write instead."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from finecast.errors import UsageError
+from finecast.numbers.formats import Format
+from finecast.rules.policy import Policy, Scope, assignments, low_format, patterns
+
+LOW = [f for f in Format if f.storage is not Format.FP32]
+
+
+@given(st.sampled_from(Scope), st.lists(st.sampled_from(LOW), min_size=1, unique=True))
+def test_label_is_read_back(scope: Scope, formats: list[Format]) -> None:
+    policy = Policy(scope=scope, formats=(*formats,))
+    assert Policy.parse(policy.label) == policy
+
+
+@pytest.mark.parametrize(
+    ("text", "scope", "fmt"),
+    [
+        ("all", Scope.ALL, Format.BF16),
+        ("matmul:fp16", Scope.MATMULT, Format.FP16),
+        ("MatMult:BF16", Scope.MATMULT, Format.BF16),
+        ("auto:fp8_e4m3", Scope.AUTO, Format.FP8_E4M3),
+    ],
+)
+def test_spellings(text: str, scope: Scope, fmt: Format) -> None:
+    assert Policy.parse(text) == Policy(scope=scope, formats=(fmt,))
+
+
+def test_several_formats_are_in_order_of_preference() -> None:
+    policy = Policy.parse("all:fp8_e4m3, bf16")
+    assert policy.formats == (Format.FP8_E4M3, Format.BF16)
+    assert policy.format is Format.FP8_E4M3
+    assert policy.stored is Format.BF16, "inputs and outputs do not rest in fp8"
+    assert policy.label == "all:fp8_e4m3,bf16"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("some:bf16", "unknown scope 'some'.*--auto-cast.*none, matmult, all, auto"),
+        ("all:bf17", "unknown format 'bf17'"),
+        ("all:fp32", "fp32 is not a storage format lower.*use bf16 or fp16"),
+        ("all:bf16,fp16,bf16", "named twice"),
+        ("all:bf16,", "unknown format ''"),
+    ],
+)
+def test_what_is_no_policy(text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        Policy.parse(text)
+
+
+def test_tf32_is_a_policys_format_though_it_is_stored_as_fp32() -> None:
+    assert Policy.parse("matmult:tf32").format is Format.TF32
+    with pytest.raises(UsageError, match="tf32 is not a storage format lower"):
+        low_format("tf32")
+
+
+def test_low_formats_are_stored_in_fewer_bytes() -> None:
+    assert [low_format(f.label) for f in LOW] == LOW
+    assert all(f.storage_bytes < Format.FP32.storage_bytes for f in LOW)
+
+
+def test_patterns_compile_or_name_the_option() -> None:
+    assert patterns(("a.*",), option="--include")[0].search("xab")
+    with pytest.raises(UsageError, match=r"invalid regular expression '\(' *.*--exclude"):
+        patterns(("(",), option="--exclude")
+
+
+def test_assignments() -> None:
+    read = assignments(("Softmax=fp32", "a=b=bf16"), option="--op")
+    assert read == {"Softmax": Format.FP32, "a=b": Format.BF16}
+
+
+@pytest.mark.parametrize("text", ["Softmax", "=fp32", ""])
+def test_what_is_no_assignment(text: str) -> None:
+    with pytest.raises(UsageError, match=r"is not NAME=FORMAT.*--op"):
+        assignments((text,), option="--op")

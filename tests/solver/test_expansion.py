@@ -1,0 +1,184 @@
+"""Expansion moves against every labelling, and against the exact cut of two formats."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from finecast.errors import RuleConflictError
+from finecast.solver.expansion import envelope, highest, label
+from finecast.solver.labelling import Labelling, LabelProblem, Rows, Touched, evaluate
+
+LAMS = (0.0, 0.5, 2.0, 64.0)
+
+
+def dyadic(draw: st.DrawFn, *shape: int) -> np.ndarray:
+    """Sums of these are exact."""
+    count = int(np.prod(shape))
+    numbers = draw(st.lists(st.integers(0, 32), min_size=count, max_size=count))
+    return np.array(numbers, dtype=np.float64).reshape(shape) / 8
+
+
+@st.composite
+def problems(draw: st.DrawFn, labels: int = 3, *, bound: bool = True) -> LabelProblem:
+    """``bound``: formats may be forbidden, and pins be of low formats."""
+    n, m = draw(st.integers(1, 5)), draw(st.integers(0, 5))
+    unit = st.integers(-labels if bound else -1, n - 1)
+    time = dyadic(draw, n, labels)
+    if bound:
+        banned = np.array(
+            draw(st.lists(st.integers(0, labels), min_size=n, max_size=n)), dtype=np.int64
+        )
+        for u in range(n):
+            if banned[u] < labels:
+                time[u, banned[u]] = np.inf
+    consumers = [draw(st.lists(unit, max_size=3)) for _ in range(m)]
+    touched: list[Touched] = []
+    for _ in range(labels - 1):
+        lists = draw(st.lists(st.lists(st.integers(0, n - 1), max_size=3), max_size=3))
+        touched.append(Touched(rows=Rows.of(lists), error=dyadic(draw, len(lists))))
+    error = dyadic(draw, n, labels)
+    error[:, 0] = 0
+    cast = dyadic(draw, labels, labels, m)
+    if not bound:
+        cast[range(labels), range(labels)] = 0
+    return LabelProblem(
+        time=time,
+        error=error,
+        producer=np.array(draw(st.lists(unit, min_size=m, max_size=m)), dtype=np.int64),
+        consumers=Rows.of(consumers),
+        cast=cast,
+        touched=tuple(touched),
+    )
+
+
+def reference(problem: LabelProblem, label: tuple[int, ...]) -> tuple[float, float, int]:
+    """The law written out, one loop a sum."""
+
+    def of(unit: int) -> int:
+        return label[unit] if unit >= 0 else -1 - unit
+
+    def row(rows: Rows, r: int) -> list[int]:
+        return [of(int(u)) for u in rows.unit[rows.ptr[r] : rows.ptr[r + 1]]]
+
+    time = sum(float(problem.time[u, x]) for u, x in enumerate(label))
+    error = sum(float(problem.error[u, x]) for u, x in enumerate(label))
+    casts = 0
+    for v in range(len(problem.producer)):
+        made = of(int(problem.producer[v]))
+        for fmt in set(row(problem.consumers, v)):
+            time += float(problem.cast[made, fmt, v])
+            casts += problem.cast[made, fmt, v] > 0
+    for fmt, found in enumerate(problem.touched, start=1):
+        for r, amount in enumerate(found.error):
+            error += float(amount) if fmt in row(found.rows, r) else 0.0
+    return time, error, casts
+
+
+def every(problem: LabelProblem) -> list[Labelling]:
+    n = len(problem.time)
+    answers = [
+        evaluate(problem, np.array(x, dtype=np.int64))
+        for x in product(range(problem.labels), repeat=n)
+    ]
+    return [a for a in answers if a.time_s < np.inf]
+
+
+@given(problems(), st.data())
+def test_what_a_labelling_costs(problem: LabelProblem, data: st.DataObject) -> None:
+    n = len(problem.time)
+    given = tuple(data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n)))
+    found = evaluate(problem, np.array(given, dtype=np.int64))
+    assert (found.time_s, found.error, found.casts) == reference(problem, given)
+
+
+def uniform(problem: LabelProblem, amounts: np.ndarray) -> LabelProblem:
+    """Casts of a value take the same time between any two formats: moves are exact then."""
+    k = problem.labels
+    return replace(problem, cast=(1.0 - np.eye(k))[:, :, None] * amounts)
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(), st.sampled_from(LAMS), st.data())
+def test_no_expansion_move_improves_it(
+    problem: LabelProblem, lam: float, data: st.DataObject
+) -> None:
+    count = len(problem.producer)
+    eighths = data.draw(st.lists(st.integers(0, 32), min_size=count, max_size=count))
+    problem = uniform(problem, np.array(eighths, dtype=np.float64) / 8)
+    found = label(problem, lam)
+    assert found.time_s < np.inf
+    assert found.cost(lam) <= highest(problem).cost(lam)
+    n = len(problem.time)
+    for to in range(problem.labels):
+        for moved in product((False, True), repeat=n):
+            after = np.where(np.array(moved, dtype=np.bool_), to, found.label)
+            assert evaluate(problem, after).cost(lam) >= found.cost(lam) - 1e-9
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems(bound=False), st.sampled_from(LAMS))
+def test_never_worse_than_the_best_of_two_formats(problem: LabelProblem, lam: float) -> None:
+    n = len(problem.time)
+    start = evaluate(problem, np.arange(n, dtype=np.int64) % problem.labels)
+    found = label(problem, lam, start)
+    assert found.cost(lam) <= start.cost(lam)
+    for low in range(1, problem.labels):
+        pair = [a for a in every(problem) if set(a.label) <= {0, low}]
+        assert found.cost(lam) <= min(a.cost(lam) for a in pair) + 1e-9
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems(labels=2, bound=False), st.sampled_from(LAMS))
+def test_of_two_formats_it_is_the_best(problem: LabelProblem, lam: float) -> None:
+    best = min(a.cost(lam) for a in every(problem))
+    assert label(problem, lam).cost(lam) == pytest.approx(best, abs=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems())
+def test_the_envelope_falls(problem: LabelProblem) -> None:
+    steps = envelope(problem, max_steps=4)
+    assert 1 <= len(steps) <= 4
+    for before, after in pairwise(steps):
+        assert after.time_s < before.time_s
+        assert after.error > before.error
+    assert steps[-1].time_s <= min(label(problem, 0.0).time_s, highest(problem).time_s)
+
+
+def test_a_mix_beats_each_format_alone() -> None:
+    # Two products: the first may be in the third format, the second would lose too much.
+    problem = LabelProblem(
+        time=np.array([[8.0, 4.0, 2.0], [8.0, 4.0, 2.0]]),
+        error=np.array([[0.0, 1.0, 2.0], [0.0, 1.0, 99.0]]),
+        producer=np.array([0]),
+        consumers=Rows.of([[1]]),
+        cast=0.5 * (1 - np.eye(3))[:, :, None],
+        touched=(Touched(rows=Rows.of([]), error=np.zeros(0)),) * 2,
+    )
+    found = label(problem, 0.5)
+    assert found.label.tolist() == [2, 1]
+    assert found.casts == 1
+    assert [s.label.tolist() for s in envelope(problem, max_steps=9)] == [
+        [0, 0],
+        [1, 1],
+        [2, 1],
+        [2, 2],
+    ]
+
+
+def test_a_unit_without_a_format_is_an_error() -> None:
+    with pytest.raises(RuleConflictError, match="unit 0"):
+        LabelProblem(
+            time=np.full((1, 2), np.inf),
+            error=np.zeros((1, 2)),
+            producer=np.zeros(0, dtype=np.int64),
+            consumers=Rows.of([]),
+            cast=np.zeros((2, 2, 0)),
+            touched=(Touched(rows=Rows.of([]), error=np.zeros(0)),),
+        )
