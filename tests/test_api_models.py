@@ -99,7 +99,7 @@ def test_temporary_files_go_with_the_model(net: onnx.ModelProto) -> None:
 
 
 def test_what_is_no_whole_model_is_refused(net: onnx.ModelProto, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="a dict is not an ONNX model"):
+    with pytest.raises(UsageError, match="a dict is not a model"):
         finecast.load({})  # pyright: ignore[reportArgumentType]
     net.graph.initializer[0].data_location = TensorProto.EXTERNAL
     with pytest.raises(ModelError, match="the elements of 'w' are in another file"):

@@ -9,59 +9,40 @@ For example::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from finecast.data.criterion import Criterion, CriterionKind
-from finecast.data.feeds import synthetic_feeds
 from finecast.devices.emulation import Emulation
 from finecast.devices.neuron import explicit_casts
-from finecast.engines import EMULATOR, candidates, first_that_loads, get_engine
-from finecast.engines.base import Engine, Feeds, Session
-from finecast.engines.emulator import EmulatorEngine, exact_session
-from finecast.engines.source import read_source
-from finecast.errors import EngineError, UsageError
+from finecast.engines.base import Feeds
 from finecast.files import CommandFiles
-from finecast.frontends import onnx as frontend
-from finecast.frontends.onnx import OnnxFile, Prepared, from_model
 from finecast.graph import Graph
-from finecast.measure.observe import observe
-from finecast.measure.sizes import shapes_for
 from finecast.numbers.formats import Format
-from finecast.pipeline import conversion
-from finecast.pipeline.analysis import make_planner, worthwhile
 from finecast.pipeline.artefact import Destination
-from finecast.pipeline.census import Census, count_classes, notes, risks
+from finecast.pipeline.census import Census
 from finecast.pipeline.conversion import Conversion
-from finecast.pipeline.sources import (
-    DEFAULT_BATCH,
-    Data,
-    DataOptions,
-    FeedMaker,
-    calibration_batches,
-    guessed_dims,
-    workload_of,
-)
+from finecast.pipeline.model import OpenedModel, RunOptions
+from finecast.pipeline.outcome import Outcome
+from finecast.pipeline.sources import DEFAULT_BATCH, Data, DataOptions, workload_of
 from finecast.pipeline.study import JOURNAL_SUFFIX, Study
-from finecast.pipeline.targeted import tune_for
-from finecast.pipeline.tuning import Outcome, Verdict
 from finecast.pipeline.tuning import tune as _tune
 from finecast.pipeline.workload import EvalFunction
 from finecast.planning.plan import Plan
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
-from finecast.rules.facts import ValueFacts
-from finecast.rules.policy import Policy, Scope
+from finecast.rules.policy import Policy
 from finecast.rules.user import without_opinion
+from finecast.subjects import opened
 
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
-Model: TypeAlias = "OnnxFile | str | Path | onnx.ModelProto | ir.Model"
-"""What takes a model takes it loaded, as a path, or from memory."""
+Model: TypeAlias = "OpenedModel | str | Path | onnx.ModelProto | ir.Model"
+"""What takes a model takes it loaded, as a path (.onnx, .pt2), or from memory."""
 
 __all__ = [
     "DataOptions",
@@ -76,16 +57,18 @@ __all__ = [
 ]
 
 
-def load(model: Model) -> OnnxFile:
-    """Read an ONNX model from its path, or take one in memory; external data stays on disk.
+def load(model: Model, *, trust: bool = False) -> OpenedModel:
+    """Read a model from its path, or take one in memory; external data stays on disk.
+
+    Args:
+        model: An ONNX model, or the path of one or of a program that torch.export.save wrote.
+        trust: Whether what a .pt2 file brings may be unpickled and run.
 
     Raises:
         UsageError: If there is no such file, or it is no model at all.
-        ModelError: If it is not a complete ONNX model.
+        ModelError: If it is not a complete model.
     """
-    if isinstance(model, OnnxFile):
-        return model
-    return frontend.load(Path(model)) if isinstance(model, str | Path) else from_model(model)
+    return opened(model, trust=trust)
 
 
 def convert(
@@ -123,25 +106,20 @@ def convert(
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
     """
-    file = load(model)
+    given = load(model)
     written = _destination(output, force=force, external_data=external_data)
-    _claim(file, written, data=data)
-    device = _device(target)
-    engines = _engines(engine, device)
-    first = engines[0]
-    if device is None and isinstance(first, EmulatorEngine):
-        device = first.emulation
-    batches = _batches(file, data)
-    done = conversion.convert(
-        file,
+    _claim(given, written, data=data)
+    done = given.convert(
         written,
         Policy.parse(policy) if isinstance(policy, str) else policy,
-        engines,
-        target=device,
-        feeds=_feeds(file, batches, dims),
-        data=batches,
-        user_rules=tuple((user_rules or {}).items()),
-        verify=verify,
+        RunOptions(
+            engine=engine,
+            device=_device(target),
+            data=_data_options(data),
+            dims=dims or {},
+            user_rules=user_rules or {},
+            verify=verify,
+        ),
     )
     said = without_opinion(user_rules or (), done.plan.reasons)
     return replace(done, warnings=(*done.warnings, *said))
@@ -164,18 +142,14 @@ def apply(
     Raises:
         FinecastError: If the plan was made for another model, or as for ``convert``.
     """
-    file = load(model)
+    given = load(model)
     written = _destination(output, force=force, external_data=external_data)
-    _claim(file, written, data=data, plan=None if isinstance(plan, Plan) else plan)
-    given = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
-    return conversion.replay(
-        file,
-        given,
-        written,
-        candidates(engine),
-        feeds=_feeds(file, _batches(file, data), dims),
-        verify=verify,
+    _claim(given, written, data=data, plan=None if isinstance(plan, Plan) else plan)
+    options = RunOptions(
+        engine=engine, data=_data_options(data), dims=dims or {}, verify=verify
     )
+    stated = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
+    return given.apply(written, stated, options)
 
 
 def tune(
@@ -214,7 +188,7 @@ def tune(
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
     """
-    file = load(model)
+    given = load(model)
     written = None
     if output is not None:
         written = _destination(output, force=force, external_data=external_data)
@@ -230,46 +204,33 @@ def tune(
             batch=batch,
             lower_is_better=lower_is_better,
         )
-    files = _claim(file, written, data=options, study=study)
-    device = _device(target)
-    chosen, session = _runner(file, engine, device)
-    workload = workload_of(options, session)
-    goal = Criterion(
-        kind=CriterionKind.parse(criterion),
-        tolerance=tolerance,
-        higher_is_better=workload.higher_is_better,
-    )
-    asked = Policy.parse(policy) if isinstance(policy, str) else policy
-    kept = Study(Path(study), resume=resume) if study is not None else None
+    files = _claim(given, written, data=options, study=study)
+    subject = given.subject(engine, _device(target))
+    workload = workload_of(options, subject.reference)
     rules = tuple((user_rules or {}).items())
-    if device is not None:
-        outcome = tune_for(
-            file, workload, goal, asked, device, rules, study=kept, progress=progress
-        )
-    else:
-        outcome = _tune(
-            file,
-            workload,
-            goal,
-            asked,
-            chosen,
-            reference=session,
-            user_rules=rules,
-            study=kept,
-            progress=progress,
-        )
-    if written is not None and outcome.verdict is Verdict.IMPROVED:
-        timing = workload.timing()
-        conversion.replay(
-            file, outcome.plan, written, [chosen], feeds=FeedMaker(batches=timing)
-        )
+    outcome = _tune(
+        subject,
+        workload,
+        Criterion(
+            kind=CriterionKind.parse(criterion),
+            tolerance=tolerance,
+            higher_is_better=workload.higher_is_better,
+        ),
+        Policy.parse(policy) if isinstance(policy, str) else policy,
+        user_rules=rules,
+        study=Study(Path(study), resume=resume) if study is not None else None,
+        progress=progress,
+    )
+    if written is not None and outcome.improved:
+        size, _ = given.write(outcome, written, subject, workload)
+        outcome = replace(outcome, tuned=replace(outcome.tuned, size_bytes=size))
     said = without_opinion(user_rules or (), outcome.plan.reasons)
     warnings = (*outcome.warnings, *workload.warnings, *said)
     return replace(outcome, warnings=warnings, stale=files.stale())
 
 
 def _claim(
-    file: OnnxFile,
+    model: OpenedModel,
     output: Destination | None,
     *,
     data: DataOptions | Data | None = None,
@@ -278,8 +239,8 @@ def _claim(
 ) -> CommandFiles:
     """Every file of a call; UsageError if one that is read would be written."""
     files = CommandFiles(force=output is not None and output.force)
-    files.read("the model", file.path)
-    files.read("the model's external data", *file.external)
+    files.read("the model", model.path)
+    files.read("the model's external data", *model.external)
     options = _data_options(data)
     if options is not None:
         for role, source in (("data", options.data), ("calibration data", options.calib)):
@@ -288,30 +249,9 @@ def _claim(
     files.read("the plan", plan)
     if output is not None:
         files.write("the output", output.path, beside=output.beside)
-        output.check(file)
+        model.check(output)
     files.write("the study", study, beside=(JOURNAL_SUFFIX,), replaces=False)
     return files
-
-
-def _runner(
-    file: OnnxFile, engine: str | None, device: Emulation | None
-) -> tuple[Engine, Session]:
-    """The engine that tuned models run in, and the fp32 model loaded."""
-    if device is not None:
-        if engine is not None:
-            raise UsageError(
-                f"--engine {engine} with --target {device.target.name}: a device that is not"
-                " here runs in its emulator",
-                fix="keep one of them",
-            )
-        return EmulatorEngine(emulation=device), exact_session(file.path)
-    if engine is not None and get_engine(engine).name == EMULATOR:
-        raise UsageError(
-            "the emulator's time says nothing of the device",
-            where="--engine",
-            fix="give --target: its times are modelled",
-        )
-    return first_that_loads(file.path, engine)
 
 
 def inspect(
@@ -330,54 +270,8 @@ def inspect(
     Raises:
         FinecastError: If the model or the data cannot be read.
     """
-    file = load(model)
-    if dims:
-        FeedMaker(batches=[{}] if data is not None else (), dims=dims).check_dims(file.model)
-    with frontend.paused_collection():
-        return _census(file, _data_options(data, labels), batch, dims, low)
-
-
-def _census(
-    file: OnnxFile,
-    options: DataOptions | None,
-    batch: int,
-    dims: Mapping[str, int] | None,
-    low: Format,
-) -> Census:
-    prepared = frontend.prepare(file, Policy(scope=Scope.NONE))
-    facts: dict[int, ValueFacts] = {}
-    if options is not None:
-        batches = _batches(file, options)
-        facts = observe(prepared, lambda: batches)
-        shapes = {i: f.shape for i, f in facts.items()}
-    else:
-        shapes = _drawn_shapes(prepared, batch, dims)
-    classes = count_classes(prepared.graph, shapes)
-    return Census(
-        name=file.name,
-        opset=frontend.opset_of(file.model),
-        nodes=len(prepared.graph.nodes),
-        parameters=sum(c.parameters for c in classes),
-        size_bytes=file.size_bytes,
-        classes=classes,
-        notes=notes(prepared.graph, facts),
-        warnings=risks(prepared.graph, facts, low) if options is not None else (),
-    )
-
-
-def _drawn_shapes(
-    prepared: Prepared, batch: int, dims: Mapping[str, int] | None
-) -> dict[int, tuple[int, ...]]:
-    """Shapes of float values on one random batch; none where there can be none."""
-    try:
-        source = read_source(prepared.file.path)
-        sizes = {**guessed_dims(source.inputs), **(dims or {})}
-        feeds = synthetic_feeds(source.inputs, batch=batch, dims=sizes)
-        return shapes_for(prepared, source, feeds)
-    except (EngineError, UsageError):
-        if dims:
-            raise
-        return {}  # no shapes: the table shows what can be told without them
+    options = RunOptions(data=_data_options(data, labels), batch=batch, dims=dims or {})
+    return load(model).census(options, low)
 
 
 def judge(
@@ -396,32 +290,22 @@ def judge(
     Raises:
         FinecastError: If the model cannot be read or rules conflict.
     """
-    file = load(model)
-    device = _device(target)
-    judge_of_kernels = _engines(engine, device)[0]
-    if device is None:
-        policy, _ = worthwhile(policy, judge_of_kernels, tuple(user_rules or ()))
-    prepared = frontend.prepare(file, policy)
-    batches = _batches(file, data)
-    planner = make_planner(
-        prepared,
-        policy,
-        judge_of_kernels,
-        facts=observe(prepared, lambda: batches) if batches else {},
-        user_rules=tuple((user_rules or {}).items()),
+    options = RunOptions(
+        engine=engine,
+        device=_device(target),
+        data=_data_options(data),
+        user_rules=user_rules or {},
     )
-    return prepared.graph, planner.lowest()
+    return load(model).judge(policy, options)
 
 
-def graph_for(file: OnnxFile, plan: Plan) -> Graph:
+def graph_for(model: Model, plan: Plan) -> Graph:
     """The graph whose nodes ``plan`` names.
 
     Raises:
         ModelError: If the plan was made for another model.
     """
-    graph = frontend.apply(file, plan).graph
-    plan.check_complete(graph, where=file.name)
-    return graph
+    return load(model).graph_for(plan)
 
 
 def _data_options(
@@ -433,14 +317,6 @@ def _data_options(
     return DataOptions(data=data, labels=labels)
 
 
-def _batches(file: OnnxFile, data: DataOptions | Data | None) -> list[Feeds]:
-    """The first feeds of the data; none without."""
-    options = _data_options(data)
-    if options is None:
-        return []
-    return calibration_batches(first_that_loads(file.path, None)[1], options)
-
-
 def _destination(
     output: str | Path | None, *, force: bool, external_data: bool | None
 ) -> Destination:
@@ -448,21 +324,5 @@ def _destination(
     return Destination(path=path, force=force, external_data=external_data)
 
 
-def _feeds(
-    file: OnnxFile, batches: Sequence[Feeds], dims: Mapping[str, int] | None
-) -> FeedMaker:
-    """What the converted model is verified on."""
-    feeds = FeedMaker(batches=batches, dims=dims or {})
-    feeds.check_dims(file.model)
-    return feeds
-
-
 def _device(target: Emulation | str | None) -> Emulation | None:
     return explicit_casts(target) if isinstance(target, str) else target
-
-
-def _engines(engine: str | None, device: Emulation | None) -> list[Engine]:
-    """What verifies: the engine that is asked for, else the device's emulator or any here."""
-    if engine is None and device is not None:
-        return [EmulatorEngine(emulation=device)]
-    return candidates(engine)

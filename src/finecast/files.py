@@ -7,6 +7,7 @@ replaced with ``force``.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 from collections.abc import Hashable, Sequence
@@ -18,6 +19,7 @@ from finecast.errors import UsageError
 
 DATA_SUFFIX: Final = ".data"
 """Of the file beside an ONNX model that holds its tensors."""
+_DIGEST_PIECE_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,3 +179,13 @@ def write_bytes(path: Path, content: bytes, *, make_folder: bool = False) -> Non
             staged.replace(path)
     except OSError as error:
         raise UsageError(f"cannot write: {error.strerror}", where=str(path)) from error
+
+
+def digest(path: Path, *more: Path) -> str:
+    """Sha256 of a file, and of ``more`` that belong to it."""
+    total = hashlib.sha256()
+    for part in (path, *more):
+        with part.open("rb") as file:
+            while piece := file.read(_DIGEST_PIECE_BYTES):
+                total.update(piece)
+    return total.hexdigest()[:16]

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from finecast.cli import main  # noqa: E402
-from finecast.torch import exported  # noqa: E402
+from finecast.subjects import torch as subject  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::Deprec
 @pytest.fixture(autouse=True)
 def _not_compiled(monkeypatch: pytest.MonkeyPatch, fast_bf16: None) -> None:
     """Modules are timed as they are."""
-    monkeypatch.setattr(exported, "deployed", lambda: lambda module: module)
+    monkeypatch.setattr(subject, "deployed", lambda: lambda module: module)
 
 
 @pytest.fixture
@@ -62,12 +62,36 @@ def test_tune_keeps_its_exit_codes(model: Path, capsys: pytest.CaptureFixture[st
     report = json.loads(capsys.readouterr().out)
     assert (code == 0) == (report["verdict"] == "improved") == out.exists()
     assert report["baseline"]["metric"] == 1.0
-    # fp16 is slow here: nothing is gained, nothing written.
-    slow = model.with_name("slow.pt2")
-    options = [*data, "--auto-cast-type", "fp16"]
-    assert main(["tune", str(model), "-o", str(slow), *options]) == 1
-    assert "fp16 is 10.0 times slower" in json.loads(capsys.readouterr().out)["why"]
-    assert not slow.exists()
+
+
+def test_tune_keeps_a_study_and_takes_it_up(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, study = model.with_name("tuned.pt2"), model.with_name("trials.db")
+    options = ["--data", str(model.with_name("d.npz")), "--metric", "top1", "--json"]
+    options += ["--study", str(study), "--tolerance", "0.2", "--resume", "--force"]
+    main(["tune", str(model), "-o", str(out), *options])
+    first = json.loads(capsys.readouterr().out)
+    main(["tune", str(model), "-o", str(out), *options])
+    second = json.loads(capsys.readouterr().out)
+    assert first["reused_trials"] == 0
+    # On a busy machine one of the two may find nothing faster, and tries nothing.
+    tried = {t["plan"] for t in first["trials"]} & {t["plan"] for t in second["trials"]}
+    assert second["reused_trials"] == len(tried)
+
+
+def test_apply_gives_what_convert_gave(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    low, plan, again = (model.with_name(n) for n in ("low.pt2", "p.json", "again.pt2"))
+    options = ["--auto-cast", "all", "--plan-out", str(plan)]
+    assert main(["convert", str(model), "-o", str(low), *options]) == 0
+    assert main(["apply", str(plan), str(model), "-o", str(again)]) == 0
+    x = torch.randn(7, 32)
+    assert torch.equal(
+        torch.export.load(low).module()(x), torch.export.load(again).module()(x)
+    )
+    capsys.readouterr()
 
 
 def test_a_slow_format_asked_for_by_name_warns_with_the_ratio(
@@ -97,8 +121,10 @@ def test_options_that_do_not_apply_are_refused(
     for option in (["--engine", "openvino"], ["--io", "low"], ["--no-verify"]):
         assert main(["convert", str(model), "-o", out, *option]) == 2
         assert f"{option[0]} does not apply to .pt2 files" in capsys.readouterr().err
-    assert main(["tune", str(model), "-o", out, "--resume"]) == 2
-    assert "--resume does not apply" in capsys.readouterr().err
+    data = ["--data", str(model.with_name("d.npz"))]
+    for option in (["--engine", "openvino"], ["--io", "low"]):
+        assert main(["tune", str(model), "-o", out, *data, *option]) == 2
+        assert f"{option[0]} does not apply" in capsys.readouterr().err
 
 
 def test_a_file_that_would_run_code_needs_the_user_s_word(
@@ -132,9 +158,7 @@ def test_without_torch_the_message_says_what_to_install(tmp_path: Path) -> None:
         cwd=tmp_path, env={**os.environ},
     )  # fmt: skip
     assert done.returncode == 3
-    assert done.stderr == (
-        "error: finecast.torch needs PyTorch: pip install 'finecast[torch]'\n"
-    )
+    assert done.stderr == ("error: .pt2 files need torch: pip install 'finecast[torch]'\n")
 
 
 @pytest.mark.parametrize("verb", ["convert", "tune", "explain"])

@@ -21,10 +21,11 @@ from finecast.errors import EngineError, ModelError
 from finecast.frontends import onnx as frontend
 from finecast.numbers.formats import Format
 from finecast.pipeline import tuning
+from finecast.pipeline.outcome import Outcome, Verdict
 from finecast.pipeline.study import Study
-from finecast.pipeline.tuning import Outcome, Verdict
 from finecast.pipeline.workload import EvalFunction, Run
 from finecast.rules.policy import Policy
+from finecast.subjects.onnx import OnnxSubject
 
 _LABELS: dict[int, str] = {
     TensorProto.FLOAT: "fp32",
@@ -140,9 +141,8 @@ class Bench:
             higher_is_better=workload.higher_is_better,
         )
         file = frontend.load(self.model)
-        return tuning.tune(
-            file, workload, criterion, Policy.parse(policy), chosen, study=study
-        )
+        subject = OnnxSubject(file=file, engine=chosen, reference=chosen.load(self.model))
+        return tuning.tune(subject, workload, criterion, Policy.parse(policy), study=study)
 
 
 def conv_net(path: Path, *, middle: str = "Relu") -> None:

@@ -15,12 +15,13 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+import finecast  # noqa: E402
 import finecast.torch as ft  # noqa: E402
-from finecast.data.criterion import Criterion  # noqa: E402
 from finecast.errors import ModelError, UsageError  # noqa: E402
 from finecast.numbers.formats import Format  # noqa: E402
+from finecast.pipeline.outcome import Verdict  # noqa: E402
 from finecast.pipeline.sources import DataOptions  # noqa: E402
-from finecast.pipeline.tuning import Verdict  # noqa: E402
+from finecast.subjects import torch as subject  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -81,7 +82,7 @@ def record(path: Path, name: str) -> bytes:
 
 def test_convert_file_keeps_shapes_free_and_halves_the_weights(saved: Path) -> None:
     low = saved.with_name("low.pt2")
-    result = ft.convert_file(saved, low, "all:bf16")
+    result = finecast.convert(saved, low, "all:bf16")
     formats = {d.op: d.format for d in result.plan.decisions}
     assert formats["linear"] is formats["relu"] is Format.BF16
     assert result.verified.relative_error is not None
@@ -92,12 +93,12 @@ def test_convert_file_keeps_shapes_free_and_halves_the_weights(saved: Path) -> N
     args, kwargs = inputs(9)
     assert again.module()(*args, **kwargs).shape == (9, 10)
     with pytest.raises(UsageError, match="output exists"):
-        ft.convert_file(saved, low)
+        finecast.convert(saved, low)
 
 
 def test_the_plan_travels_with_the_program(saved: Path) -> None:
     low = saved.with_name("low.pt2")
-    result = ft.convert_file(saved, low, "matmult:bf16")
+    result = finecast.convert(saved, low, "matmult:bf16")
     extra = {"finecast.plan.json": ""}
     torch.export.load(low, extra_files=extra)
     assert json.loads(extra["finecast.plan.json"])["digest"] == result.plan.digest
@@ -120,15 +121,16 @@ def npz(path: Path, count: int = 37) -> Path:
     return path
 
 
-def test_tune_file_keeps_the_criterion_or_writes_nothing(saved: Path, tmp_path: Path) -> None:
+def test_tune_keeps_the_criterion_or_writes_nothing(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
     torch.export.save(program(), saved)
     torch.manual_seed(0)
     data = DataOptions(data=npz(tmp_path / "d.npz"), metric="top1", batch=8)
     out = tmp_path / "tuned.pt2"
-    outcome = ft.tune_file(
-        saved, out, data, Criterion(tolerance=0.05), prepare=lambda module: module
-    )
+    monkeypatch.setattr(subject, "deployed", lambda: lambda module: module)
+    outcome = finecast.tune(saved, out, data=data, tolerance=0.05)
     assert outcome.baseline.metric == 1.0
     assert out.exists() == (outcome.verdict is Verdict.IMPROVED)
     if outcome.verdict is Verdict.IMPROVED:
@@ -140,7 +142,7 @@ def test_missing_data_is_said_by_name(saved: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", y=np.zeros((4, 32), np.float32))
     data = DataOptions(data=tmp_path / "d.npz", metric="cosine")
     with pytest.raises(UsageError, match="input 'x' is missing"):
-        ft.tune_file(saved, tmp_path / "t.pt2", data, Criterion())
+        finecast.tune(saved, tmp_path / "t.pt2", data=data)
 
 
 class Bomb:

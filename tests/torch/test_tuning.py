@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 import finecast.torch as ft  # noqa: E402
 from finecast.data.criterion import Criterion, CriterionKind  # noqa: E402
 from finecast.numbers.formats import Format  # noqa: E402
-from finecast.torch import tuning  # noqa: E402
+from finecast.pipeline import tuning  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -84,7 +84,8 @@ def products(module: Any) -> int:
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     clock = Clock()
     monkeypatch.setattr("finecast.measure.timing.time", clock)
-    monkeypatch.setattr(tuning, "_RANK_TIME_S", 0.0)
+    for name in ("_RANK_TIME_S", "_FINAL_TIME_S", "_BASELINE_TIME_S"):
+        monkeypatch.setattr(tuning, name, 0.0)
     return Device(clock)
 
 
@@ -113,8 +114,8 @@ def test_it_improves(device: Device) -> None:
     assert found.improved
     assert products(found.model) == 2
     assert found.speedup == pytest.approx(4 / 2)
-    assert (found.baseline_s, found.latency_s) == pytest.approx((4e-3, 2e-3))
-    assert found.metric > 0.0 == found.baseline
+    assert (found.baseline.latency_s, found.tuned.latency_s) == pytest.approx((4e-3, 2e-3))
+    assert found.tuned.metric > 0.0 == found.baseline.metric
     assert [t.passed for t in found.trials] == [True]
     assert found.model(X).dtype is torch.float32
     assert net.training
@@ -124,7 +125,7 @@ def test_it_keeps_a_mix_where_the_fastest_misses(device: Device) -> None:
     (fastest,) = tuned(device, 1.0).trials
     found = tuned(device, fastest.metric / 2)
     assert found.improved
-    assert found.metric <= fastest.metric / 2
+    assert found.tuned.metric <= fastest.metric / 2
     assert products(found.model) == 1
     assert {d.format for d in found.plan.decisions} == {Format.FP32, Format.BF16}
     assert not found.trials[0].passed
@@ -164,14 +165,15 @@ def test_the_gain_is_that_of_the_rounds_not_of_the_medians(device: Device) -> No
     assert "is not faster" in found.why
 
 
-def test_a_slower_format_is_not_tried(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slower_format_is_not_kept(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     from finecast.engines.torch import rates
 
     slow = rates.Rate(product_tflops=0.1, speed=0.5, bandwidth_gb_s=50.0, overhead_s=1e-7)
     monkeypatch.setattr(rates, "rate", lambda *_args: slow)
+    device.low_ms = lambda low: (4.0 + low,)
     net = Branches().eval()
     found = tuned(device, 1.0, net)
-    assert (found.improved, found.trials, device.timed) == (False, (), [])
+    assert (found.improved, found.trials, found.model) == (False, (), net)
     assert "2.0 times slower" in found.why
     low = ft.convert(net, (X,), "auto:bf16")
     assert {d.format for d in low.finecast_plan.decisions} == {Format.FP32}

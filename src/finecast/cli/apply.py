@@ -14,14 +14,13 @@ from finecast.cli.common import (
     Json,
     Model,
     NoVerify,
+    Trust,
     files_of,
     open_model,
 )
 from finecast.cli.convert import report
 from finecast.cli.data_options import Data, RandomFeeds
-from finecast.cli.exported import is_exported
 from finecast.cli.output import progress, warn
-from finecast.errors import UsageError
 
 
 def run(
@@ -32,6 +31,7 @@ def run(
     feeds: RandomFeeds,
     engine: EngineName = None,
     no_verify: NoVerify = False,
+    trust: Trust = False,
     external_data: ExternalData = None,
     force: Force = False,
     as_json: Json = False,
@@ -44,16 +44,12 @@ def run(
     from finecast import api
     from finecast.devices.neuron import TF32_NOTE
 
-    if is_exported(model):
-        raise UsageError(
-            "plans of .pt2 files are not replayed", where=str(model), fix="convert it again"
-        )
     files = files_of(model, data, force=force)
     files.read("PLAN", plan)
     with progress("applying", quiet=as_json):
         result = api.apply(
             plan,
-            open_model(files, model, output, external_data),
+            open_model(files, model, output, external_data, trust=trust),
             output,
             engine=engine,
             data=data.options() if data.given else None,

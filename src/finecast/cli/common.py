@@ -12,9 +12,18 @@ from finecast.cli.output import warn
 from finecast.files import DATA_SUFFIX, CommandFiles
 
 if TYPE_CHECKING:
-    from finecast.frontends.onnx import OnnxFile
+    from finecast.pipeline.model import OpenedModel
 
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="The FP32 ONNX model.")]
+Model = Annotated[
+    Path,
+    typer.Argument(metavar="MODEL", help="The FP32 model: .onnx, or .pt2 of torch.export."),
+]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust", help="Unpickle and run what a .pt2 file brings: if you know who made it."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 ExternalData = Annotated[
@@ -52,14 +61,19 @@ class Reading(Protocol):
 
 
 def open_model(
-    files: CommandFiles, model: Path, output: Path, external_data: bool | None
-) -> OnnxFile:
-    """The ONNX model, when it is known that ``output`` destroys nothing of it."""
+    files: CommandFiles,
+    model: Path,
+    output: Path,
+    external_data: bool | None,
+    *,
+    trust: bool = False,
+) -> OpenedModel:
+    """The model, when it is known that ``output`` destroys nothing of it."""
     from finecast import api
 
     beside = () if external_data is False else (DATA_SUFFIX,)
     files.write("--output", output, beside=beside)
-    file = api.load(model)
+    file = api.load(model, trust=trust)
     files.read("MODEL's external data", *file.external)
     return file
 

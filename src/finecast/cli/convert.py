@@ -15,11 +15,11 @@ from finecast.cli.common import (
     Model,
     NoVerify,
     PlanOut,
+    Trust,
     files_of,
     open_model,
 )
 from finecast.cli.data_options import Data, RandomFeeds
-from finecast.cli.exported import Trust, convert_exported, is_exported, refuse
 from finecast.cli.output import add_row, new_table, progress, warn, write_json, write_table
 from finecast.cli.policy_options import Casting, Device, Narrowing, Target
 
@@ -70,30 +70,20 @@ def run(
     choice = narrowing.narrowed(device.choice(casting, target))
     files = files_of(model, data, narrowing, force=force)
     files.write("--plan-out", plan_out)
-    rules = narrowing.user_rules()
     with progress("converting", quiet=as_json):
-        if is_exported(model):
-            refuse({"--engine": engine, "--target": target, "--data": data.given})
-            refuse({"--external-data/--one-file": external_data is not None})
-            refuse({"--dim": feeds.dim, "--io": narrowing.io, "--no-verify": no_verify})
-            files.write("--output", output)
-            result = convert_exported(
-                model, output, choice.policy, user_rules=rules, trust=trust, force=force
-            )
-        else:
-            result = api.convert(
-                open_model(files, model, output, external_data),
-                output,
-                choice.policy,
-                engine=engine,
-                target=choice.emulation,
-                data=data.options() if data.given else None,
-                dims=feeds.sizes,
-                user_rules=rules,
-                verify=not no_verify,
-                force=force,
-                external_data=external_data,
-            )
+        result = api.convert(
+            open_model(files, model, output, external_data, trust=trust),
+            output,
+            choice.policy,
+            engine=engine,
+            target=choice.emulation,
+            data=data.options() if data.given else None,
+            dims=feeds.sizes,
+            user_rules=narrowing.user_rules(),
+            verify=not no_verify,
+            force=force,
+            external_data=external_data,
+        )
     if plan_out is not None:
         from finecast.files import write_text
 

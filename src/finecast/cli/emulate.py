@@ -39,11 +39,11 @@ def run(
       finecast emulate model.onnx --target inf1 --fast-math fp32-cast-matmult
       no-fast-relayout --data val.npz
     """
-    from finecast import api
+    from finecast.frontends import onnx as frontend
     from finecast.pipeline.emulating import emulate
 
     emulation, options = device.emulation(casting, target)
-    workload = evaluation.workload(api.load(model), data)
+    workload = evaluation.workload(frontend.load(model), data)
     with progress("emulating", quiet=as_json) as bar:
         report = emulate(
             model,

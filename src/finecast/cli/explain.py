@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finecast.cli.common import EngineName, Json, Model
+from finecast.cli.common import EngineName, Json, Model, Trust
 from finecast.cli.data_options import Data
-from finecast.cli.exported import Trust, is_exported, judge_exported, refuse
 from finecast.cli.output import add_row, new_table, write_json, write_table
 from finecast.cli.policy_options import Casting, Device, Narrowing, Target
 from finecast.naming import unknown_name
@@ -17,7 +16,7 @@ from finecast.naming import unknown_name
 if TYPE_CHECKING:
     from finecast.graph import Graph, Node
     from finecast.planning.plan import Decision, Plan
-from finecast.rules.reason import Reason
+    from finecast.rules.reason import Reason
 
 
 def run(
@@ -47,16 +46,12 @@ def run(
 
     choice = narrowing.narrowed(device.choice(casting, target))
     stated = Plan.load(plan) if plan is not None else None
-    if is_exported(model):
-        refuse({"--engine": engine, "--target": target, "--data": data.given})
-        rules = narrowing.user_rules()
-        graph, given = judge_exported(model, choice.policy, stated, rules, trust=trust)
-    elif stated is not None:
-        given = stated
-        graph = api.graph_for(api.load(model), given)
+    opened = api.load(model, trust=trust)
+    if stated is not None:
+        graph, given = api.graph_for(opened, stated), stated
     else:
         graph, given = api.judge(
-            api.load(model),
+            opened,
             choice.policy,
             engine=engine,
             target=choice.emulation,

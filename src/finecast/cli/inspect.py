@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finecast.cli.common import Json
+from finecast.cli.common import Json, Trust
 from finecast.cli.data_options import Data, RandomFeeds
-from finecast.cli.exported import Trust, inspect_exported, is_exported, refuse
 from finecast.cli.output import add_row, new_table, progress, write_json, write_table
 
 if TYPE_CHECKING:
@@ -41,17 +40,13 @@ def run(
 
     low = low_format(auto_cast_type)
     with progress("inspecting", quiet=as_json):
-        if is_exported(model):
-            refuse({"--data": data.given, "--batch": data.batch, "--dim": feeds.dim})
-            census = inspect_exported(model, trust=trust)
-        else:
-            census = api.inspect(
-                model,
-                data=data.options() if data.given else None,
-                batch=data.batch or 1,
-                dims=feeds.sizes,
-                low=low,
-            )
+        census = api.inspect(
+            api.load(model, trust=trust),
+            data=data.options() if data.given else None,
+            batch=data.batch or 1,
+            dims=feeds.sizes,
+            low=low,
+        )
     if as_json:
         write_json(_to_dict(census))
     else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finecast.cli.common import Force, Json, Model, files_of, open_model, warn_stale
+from finecast.cli.common import Force, Json, Model, files_of, warn_stale
 from finecast.cli.data_options import Data, Evaluation, Tolerance
 from finecast.cli.output import (
     add_row,
@@ -24,6 +24,7 @@ from finecast.cli.output import (
 )
 from finecast.cli.policy_options import Device
 from finecast.errors import ExitCode, UsageError
+from finecast.files import DATA_SUFFIX
 
 if TYPE_CHECKING:
     from finecast.devices.neuron import Rung
@@ -77,9 +78,9 @@ def run(
     if compile_with is not None:
         files.write("the compiled program", compile_with.with_suffix(_COMPILED))
     if output is not None:
-        file = open_model(files, model, output, None)
-    else:
-        file = frontend.load(model)
+        files.write("--output", output, beside=(DATA_SUFFIX,))
+    file = frontend.load(model)
+    files.read("MODEL's external data", *file.external)
     rungs = ladder(target, device.given(), sdk=device.sdk)
     workload = evaluation.workload(file, data)
     with progress("ladder", quiet=as_json) as bar:

@@ -15,13 +15,13 @@ from finecast.cli.common import (
     Force,
     Json,
     Model,
+    Trust,
     files_of,
     open_model,
     warn_stale,
 )
 from finecast.cli.data_options import Data, Evaluation, Tolerance
 from finecast.cli.deployment import how_to_run
-from finecast.cli.exported import Trust, is_exported, refuse, tune_exported
 from finecast.cli.output import (
     add_row,
     new_table,
@@ -35,7 +35,7 @@ from finecast.cli.policy_options import Casting, Device, Narrowing, Target
 from finecast.errors import ExitCode, InterruptedRunError
 
 if TYPE_CHECKING:
-    from finecast.pipeline.tuning import Measured, Outcome
+    from finecast.pipeline.outcome import Measured, Outcome
 
 _TF32_TIMES = (
     "times are those of tf32 products, which the compiler or runtime has to switch on; the"
@@ -78,7 +78,7 @@ def run(
     respects (--auto-cast none).
 
     MODEL may be a program that torch.export.save wrote, named .pt2; it is timed compiled by
-    torch.compile, and no study is kept.
+    torch.compile.
 
     Examples:
       finecast tune model.onnx -o tuned.onnx --data val.npz --metric top1 --tolerance 0.005
@@ -98,48 +98,28 @@ def run(
     study_path = study or output.with_suffix(".study.db")
     files = files_of(model, data, evaluation, narrowing, force=force)
     files.write("--plan-out", plan_path)
-    exported = is_exported(model)
-    if exported:
-        unfit = {"--engine": engine, "--target": target, "--io": narrowing.io}
-        unfit |= {"--external-data/--one-file": external_data is not None}
-        refuse(unfit | {"--study": study, "--resume": resume})
-        files.write("--output", output)
-        source = None
-    else:
-        source = open_model(files, model, output, external_data)
-        files.write("--study", study_path, beside=(JOURNAL_SUFFIX,), replaces=False)
+    source = open_model(files, model, output, external_data, trust=trust)
+    files.write("--study", study_path, beside=(JOURNAL_SUFFIX,), replaces=False)
     if resume and not study_path.exists():
         warn(f"--resume: there is no study at {study_path}: starting anew")
     options, rules = evaluation.options(data), narrowing.user_rules()
     with _interruptible(study_path), progress("tuning", quiet=as_json) as bar:
-        if source is None:
-            outcome = tune_exported(
-                model,
-                output,
-                options,
-                tolerance,
-                choice.policy,
-                user_rules=rules,
-                trust=trust,
-                force=force,
-            )
-        else:
-            outcome = api.tune(
-                source,
-                output,
-                data=options,
-                criterion=tolerance.criterion,
-                tolerance=tolerance.tolerance,
-                policy=choice.policy,
-                engine=engine,
-                target=choice.emulation,
-                user_rules=rules,
-                study=study_path,
-                resume=resume,
-                force=force,
-                external_data=external_data,
-                progress=lambda stage, done, total: bar(done, total, stage),
-            )
+        outcome = api.tune(
+            source,
+            output,
+            data=options,
+            criterion=tolerance.criterion,
+            tolerance=tolerance.tolerance,
+            policy=choice.policy,
+            engine=engine,
+            target=choice.emulation,
+            user_rules=rules,
+            study=study_path,
+            resume=resume,
+            force=force,
+            external_data=external_data,
+            progress=lambda stage, done, total: bar(done, total, stage),
+        )
     for note in (*choice.told(set(outcome.plan.formats.values())), *outcome.warnings):
         warn(note)
     improved = outcome.verdict.value == "improved"

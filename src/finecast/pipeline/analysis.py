@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 from finecast import rules
 from finecast.engines import EMULATOR
@@ -11,20 +12,19 @@ from finecast.engines.base import Engine, Feeds, KernelTime
 from finecast.engines.faults import faults
 from finecast.engines.kernels import kernel_query
 from finecast.engines.loading import load_model
-from finecast.engines.probe import speed_of
 from finecast.errors import EngineError, UsageError
 from finecast.frontends import onnx as frontend
-from finecast.frontends.onnx import Prepared
+from finecast.frontends.onnx import OnnxFile, Prepared
 from finecast.graph import Graph
 from finecast.measure.casting import measure_casts
 from finecast.numbers.formats import Format
-from finecast.planning.assign import highest, lowest, make_plan
 from finecast.planning.cost import MeasuredCost
 from finecast.planning.plan import Plan
-from finecast.rules import Context, Permission
+from finecast.planning.planner import Planner
+from finecast.rules import Context
 from finecast.rules.facts import ValueFacts
 from finecast.rules.override import active, check_overrides
-from finecast.rules.policy import Policy, Scope
+from finecast.rules.policy import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,70 +41,6 @@ class Profiles:
     def low_s(self) -> float:
         """Seconds of the fastest of the lowest plans."""
         return min(sum(k.time_s for k in kernels) for kernels in self.low.values())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planner:
-    """Makes plans of one prepared model under one policy."""
-
-    prepared: Prepared
-    policy: Policy
-    engine: Engine
-    permissions: Mapping[int, Permission]
-
-    @property
-    def graph(self) -> Graph:
-        """The model's graph."""
-        return self.prepared.graph
-
-    def plan(
-        self,
-        formats: Mapping[int, Format],
-        because: str,
-        evidence: Mapping[int, Mapping[str, float | str]] | None = None,
-    ) -> Plan:
-        """The plan that gives node i ``formats[i]``."""
-        return make_plan(
-            self.graph,
-            formats,
-            self.permissions,
-            self.policy,
-            opset=frontend.minimal_opset(self.prepared, formats),
-            engine=self.engine.name,
-            because=because,
-            evidence=evidence,
-        )
-
-    def lowest(self, *formats: Format) -> Plan:
-        """Everything that may have one of ``formats`` (by default the policy's) has it."""
-        chosen = lowest(self.permissions, *(formats or self.policy.formats))
-        return self.plan(chosen, "every op that may be low is")
-
-    def highest(self) -> Plan:
-        """Everything that may stay fp32 does."""
-        return self.plan(highest(self.permissions), "fp32 where permitted")
-
-    def unchanged(self, why: str) -> Plan:
-        """Every op keeps the type it has."""
-        nodes = self.graph.float_nodes
-        return self.plan({n.id: n.format for n in nodes if n.format is not None}, why)
-
-
-def worthwhile(
-    policy: Policy, engine: Engine, user_rules: Sequence[object] = ()
-) -> tuple[Policy, tuple[str, ...]]:
-    """The policy without formats that gain nothing in ``engine`` here, and what was left out.
-
-    Law: one format stays: whether it helps is measured op by op. Only ``auto`` chooses; other
-    scopes, and formats that the user gives an op, were asked for by name.
-    """
-    if policy.scope is not Scope.AUTO or len(policy.formats) == 1 or user_rules:
-        return policy, ()
-    speeds = {fmt: speed_of(engine, fmt) for fmt in policy.formats}
-    named = set(policy.op_formats.values())
-    left = tuple(f for f, s in speeds.items() if s.gains or f in named) or policy.formats[:1]
-    told = tuple(f"{s.text}: left out" for f, s in speeds.items() if f not in left)
-    return replace(policy, formats=left), told
 
 
 def make_planner(
@@ -138,7 +74,11 @@ def make_planner(
         casts_around=frozenset(f for f in policy.formats if frontend.can_cast(prepared, f)),
     )
     return Planner(
-        prepared=prepared, policy=policy, engine=engine, permissions=rules.permit(context)
+        graph=prepared.graph,
+        policy=policy,
+        permissions=rules.permit(context),
+        engine=engine.name,
+        opset=partial(frontend.minimal_opset, prepared),
     )
 
 
@@ -157,16 +97,16 @@ def _check_stated(policy: Policy, engine: Engine) -> None:
             )
 
 
-def profile_ends(planner: Planner, feeds: Feeds) -> Profiles:
-    """Profile the fp32 model and the lowest plan in each format, once each.
+def profile_ends(file: OnnxFile, planner: Planner, engine: Engine, feeds: Feeds) -> Profiles:
+    """Profile the fp32 model and the lowest plan in each format, once each, in ``engine``.
 
     Raises:
         EngineError: If the engine runs none of the lowest plans.
     """
 
     def kernels(plan: Plan) -> Sequence[KernelTime]:
-        applied = frontend.apply(planner.prepared.file, plan)
-        return load_model(planner.engine, applied.model, profiling=True).profile(feeds)
+        applied = frontend.apply(file, plan)
+        return load_model(engine, applied.model, profiling=True).profile(feeds)
 
     low: dict[Format, Sequence[KernelTime]] = {}
     failed: EngineError | None = None

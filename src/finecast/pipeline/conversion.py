@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import Any
 
 from finecast.devices.emulation import Emulation
 from finecast.devices.targets import load_target
@@ -18,33 +19,28 @@ from finecast.graph import Graph, Node
 from finecast.measure.environment import local_target
 from finecast.measure.observe import observe
 from finecast.numbers.formats import Format
-from finecast.pipeline.analysis import (
-    Planner,
-    make_planner,
-    measured_cost,
-    profile_ends,
-    worthwhile,
-)
+from finecast.pipeline.analysis import make_planner, measured_cost, profile_ends
 from finecast.pipeline.artefact import Destination, Verified, write
 from finecast.pipeline.modelled import plan_time_s
-from finecast.pipeline.proposing import Rounded, find_units, lowest, propose
+from finecast.pipeline.narrowing import worthwhile
+from finecast.pipeline.proposing import analysis_of, find_units, free
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.cost import RooflineCost
 from finecast.planning.edits import cast_count
 from finecast.planning.plan import Plan
+from finecast.planning.planner import Planner
+from finecast.planning.proposing import lowest, propose
 from finecast.planning.units import make_units, pattern_kernels, rounding_points
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy, Scope
-
-if TYPE_CHECKING:
-    import onnx
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
     """A converted model and what was done to it. ``size_bytes`` are before and after.
 
-    ``model`` is the model where it was not written to a file.
+    ``model`` is the model where it was not written to a file: an onnx.ModelProto, or an
+    exported program.
     """
 
     plan: Plan
@@ -54,7 +50,7 @@ class Conversion:
     seconds: float
     verified: Verified
     warnings: tuple[str, ...] = ()
-    model: onnx.ModelProto | None = None
+    model: Any = None
 
 
 def convert(
@@ -89,7 +85,7 @@ def convert(
     output.check(file)
     left_out: tuple[str, ...] = ()
     if target is None:
-        policy, left_out = worthwhile(policy, engines[0], user_rules)
+        policy, left_out = worthwhile(policy, partial(speed_of, engines[0]), user_rules)
     with frontend.paused_collection():  # graph and plan live on until all is written
         prepared = frontend.prepare(file, policy)
         facts = observe(prepared, lambda: data) if data else {}
@@ -103,11 +99,11 @@ def convert(
             cost = RooflineCost(target=target.target, shapes=shapes)
             plan = _modelled_plan(planner, cost, target)
         else:
-            plan = _auto_plan(planner, feeds)
+            plan = _auto_plan(file, planner, engines[0], feeds)
         applied = frontend.apply(file, plan, prepared)
     judges = engines if verify else ()
     done = _write(file, plan, applied, output, judges, feeds, start=start)
-    warnings = (*left_out, *_warnings(planner, applied))
+    warnings = (*left_out, *_warnings(file, policy, applied))
     if target is None and applied.edits:
         used = set(plan.formats.values())
         for fmt in policy.formats:
@@ -155,20 +151,19 @@ def _write(
     )
 
 
-def _auto_plan(planner: Planner, feeds: FeedMaker) -> Plan:
+def _auto_plan(file: OnnxFile, planner: Planner, engine: Engine, feeds: FeedMaker) -> Plan:
     """The fastest plan that the rules allow: by profile where the model can be run."""
     try:
-        feeds.check(planner.prepared.file.model)
-        given = feeds.make(planner.engine.load(planner.prepared.file.path))
-        profiles = profile_ends(planner, given) if given is not None else None
+        feeds.check(file.model)
+        given = feeds.make(engine.load(file.path))
+        profiles = profile_ends(file, planner, engine, given) if given is not None else None
     except (EngineError, UsageError):
         profiles = None  # nothing can be run here: the roofline of this machine decides
     if profiles is None or not (profiles.high and any(profiles.low.values())):
         return _modelled_plan(planner, RooflineCost(target=load_target(local_target())))
     units, points = find_units(planner, profiles)
-    cost = measured_cost(planner.graph, profiles, planner.engine, {})
-    rounded = {fmt: Rounded.free(where) for fmt, where in points.items()}
-    return propose(planner, units, rounded, cost)[-1].plan
+    cost = measured_cost(planner.graph, profiles, engine, {})
+    return propose(planner, analysis_of(planner, units, points, free(points), cost))[-1].plan
 
 
 def _modelled_plan(
@@ -181,8 +176,9 @@ def _modelled_plan(
     """
     graph, formats = planner.graph, planner.policy.formats
     units = make_units(graph, planner.permissions, formats, pattern_kernels(graph))
-    rounded = dict.fromkeys(formats, Rounded.free(rounding_points(graph, units)))
-    proposed = propose(planner, units, rounded, cost)
+    points = dict.fromkeys(formats, rounding_points(graph, units))
+    analysis = analysis_of(planner, units, points, free(points), cost)
+    proposed = propose(planner, analysis)
     if device is None or len(formats) == 1:
         return proposed[-1].plan
     ids = {n.name: n.id for n in graph.nodes}
@@ -190,7 +186,7 @@ def _modelled_plan(
     def time_s(plan: Plan) -> float:
         return plan_time_s(graph, cost, device, {ids[n]: f for n, f in plan.formats.items()})
 
-    candidates = (*reversed(proposed), *lowest(planner, rounded, 0.0))
+    candidates = (*reversed(proposed), *lowest(planner, analysis))
     return min((p.plan for p in candidates), key=time_s)
 
 
@@ -203,8 +199,8 @@ def _slow(engines: Sequence[Engine], verified: Verified, low: Format) -> tuple[s
     return (f"{found.text}: the model is smaller, not faster",)
 
 
-def _warnings(planner: Planner, applied: Applied) -> tuple[str, ...]:
-    policy, nodes = planner.policy, applied.graph.nodes
+def _warnings(file: OnnxFile, policy: Policy, applied: Applied) -> tuple[str, ...]:
+    nodes = applied.graph.nodes
     found: list[str] = []
     unknown = sorted({n.native for n in nodes if n.op == "unknown" and n.format is not None})
     if unknown:
@@ -212,7 +208,7 @@ def _warnings(planner: Planner, applied: Applied) -> tuple[str, ...]:
     double = sum(_is_double(applied.graph, n) for n in nodes)
     if double and policy.scope is not Scope.NONE:
         found.append(f"{double} ops compute in fp64 and keep it: export the model in fp32")
-    was = planner.prepared.file.model.metadata_props.get(frontend.POLICY_KEY, policy.label)
+    was = file.model.metadata_props.get(frontend.POLICY_KEY, policy.label)
     if was != policy.label:
         found.append(f"an earlier conversion to {was} was taken back")
     elif not applied.edits and policy.scope is not Scope.NONE:

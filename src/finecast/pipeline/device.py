@@ -1,7 +1,6 @@
 """A model on one emulated device: what all evaluations of it share, made once.
 
-Laws: the fp32 model is evaluated once; a proposal's time is the roofline's, its metric the
-emulation's on all data.
+Law: a plan's time is the roofline's, its metric the emulation's on all data.
 """
 
 from __future__ import annotations
@@ -12,34 +11,31 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final
 
-from finecast.data.criterion import Criterion
 from finecast.devices.emulation import Emulation
 from finecast.engines.base import Array, Feeds, Session
 from finecast.engines.emulator import (
     EmulatorEngine,
     EmulatorSession,
-    exact_session,
     prepare,
     setting_of_plan,
 )
 from finecast.engines.emulator.model import Setting
 from finecast.engines.loading import load_model
-from finecast.errors import ModelError
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile, Prepared
 from finecast.measure.observe import first_nonfinite, observe
 from finecast.numbers.formats import Format
 from finecast.ops.patterns import activation_kernels, bias_kernels, merged, norm_kernels
-from finecast.pipeline.analysis import Planner, make_planner
-from finecast.pipeline.cached_session import Remembered
+from finecast.pipeline.analysis import make_planner
 from finecast.pipeline.modelled import modelled_time_s, plan_time_s
-from finecast.pipeline.proposing import lowest, probe_sensitivity, probes, propose
+from finecast.pipeline.proposing import analysis_of, probe_sensitivity
 from finecast.pipeline.search import Candidate
 from finecast.pipeline.workload import Workload
-from finecast.planning.choices import Proposal
 from finecast.planning.cost import RooflineCost
 from finecast.planning.edits import cast_count
 from finecast.planning.plan import Plan
+from finecast.planning.planner import Planner
+from finecast.planning.proposing import Analysis, lowest, propose
 from finecast.planning.sensitivity import squared_error
 from finecast.planning.units import make_units, rounding_points
 from finecast.progress import Progress, silent
@@ -57,38 +53,25 @@ class DeviceModel:
 
     file: OnnxFile
     workload: Workload
-    criterion: Criterion
     emulation: Emulation
+    reference: Session
     progress: Progress = silent
     prepared: Prepared = field(init=False)
-    reference: Session = field(init=False)
-    baseline: float = field(init=False)
     feeds: Sequence[Feeds] = field(init=False)
     facts: Mapping[int, ValueFacts] = field(init=False)
     exact: list[Array] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Evaluate the fp32 model, and see what its values are.
-
-        Raises:
-            ModelError: If its metric is NaN.
-        """
-        self.progress("fp32", 0, 1)
+        """See what the fp32 model's values are."""
         self.prepared = prepare(self.file, self.emulation)
-        self.reference = Remembered(exact_session(self.file.path))
-        self.baseline = self.workload.evaluate(self.reference, None)
         self.feeds = list(islice(self.workload.calibration(), CALIBRATION_FEEDS))
         self.exact = [a for f in self.feeds for a in self.reference.run(f).values()]
         self.facts = observe(self.prepared, lambda: self.feeds)
-        if math.isnan(self.baseline):
-            node = first_nonfinite(self.prepared.graph, dict(self.facts))
-            raise ModelError(
-                "the fp32 model gives NaN" + (f", first at {node}" if node else ""),
-                where=self.file.name,
-                fix="check the data and the metric with the fp32 model first",
-            )
-        self.criterion.check(self.baseline, self.workload.worst)
-        self.progress("fp32", 1, 1)
+
+    @property
+    def first_nonfinite(self) -> str:
+        """The op that first gives NaN or Inf in fp32; empty if none does."""
+        return first_nonfinite(self.prepared.graph, dict(self.facts)) or ""
 
     def session(self, emulation: Emulation, setting: Setting) -> EmulatorSession:
         """The model as the device runs it under ``setting``."""
@@ -128,13 +111,27 @@ class PlanSearch:
     device: DeviceModel
     emulation: Emulation
     planner: Planner
+    prepared: Prepared
+    facts: Mapping[int, ValueFacts]
     ids: Mapping[str, int]
-    proposals: Sequence[Proposal]
-    probes: int
+
+    def analysis(self) -> Analysis:
+        """Times by the roofline, errors by probing."""
+        graph, device = self.planner.graph, self.device
+        formats = self.planner.policy.formats
+        kernels = merged(bias_kernels(graph) + activation_kernels(graph) + norm_kernels(graph))
+        units = make_units(graph, self.planner.permissions, formats, kernels)
+        points = dict.fromkeys(formats, rounding_points(graph, units, kernels))
+        errors = probe_sensitivity(self.prepared, points, device.feeds, device.progress)
+        shapes = {i: f.shape for i, f in self.facts.items()}
+        cost = replace(device.cost(self.emulation), shapes=shapes)
+        return analysis_of(self.planner, units, points, errors, cost)
 
     def candidates(self) -> list[Candidate]:
-        """The proposals with their modelled times; those of one plan once."""
-        unique = {p.plan.digest: p for p in reversed(self.proposals)}
+        """The plans worth trying with their modelled times; those of one plan once."""
+        analysis = self.analysis()
+        proposals = (*propose(self.planner, analysis), *lowest(self.planner, analysis))
+        unique = {p.plan.digest: p for p in reversed(proposals)}
         found: list[Candidate] = []
         for proposal in unique.values():
             applied = frontend.apply(self.device.file, proposal.plan)
@@ -157,16 +154,12 @@ class PlanSearch:
 
     def evaluate(self, plan: Plan) -> tuple[float, float]:
         """Metric on all data, and relative output error on calibration data."""
-        return self.device.evaluate(self._session(plan))
-
-    def error(self, plan: Plan) -> float:
-        """Relative output error on calibration data."""
-        return self.device.error(self._session(plan))
+        return self.device.evaluate(self.session(plan))
 
     def _formats(self, plan: Plan) -> dict[int, Format]:
         return {self.ids[n]: f for n, f in plan.formats.items() if n in self.ids}
 
-    def _session(self, plan: Plan) -> EmulatorSession:
+    def session(self, plan: Plan) -> EmulatorSession:
         """A plan of one low format is the same whatever others were to choose from."""
         formats, device = self._formats(plan), self.device
         low = set(formats.values()) - {Format.FP32}
@@ -186,32 +179,22 @@ def search_plans(
     user_rules: tuple[tuple[str, UserRule], ...] = (),
     prepared: Prepared | None = None,
 ) -> PlanSearch:
-    """The frontier of plans under ``policy``, and the plan of everything that may be low.
+    """The plans under ``policy``, once the rules have judged every op.
 
     ``prepared`` is the device's model prepared for ``policy``, where that is done already.
     """
     engine = EmulatorEngine(emulation=replace(emulation, scope=Scope.NONE))
     prepared = prepared or frontend.prepare(device.file, policy)
     facts = _by_name(device, prepared)
-    planner = make_planner(
-        prepared, policy, engine, facts=facts, user_rules=user_rules, measured=True
-    )
-    graph = planner.graph
-    kernels = merged(bias_kernels(graph) + activation_kernels(graph) + norm_kernels(graph))
-    units = make_units(graph, planner.permissions, policy.formats, kernels)
-    points = dict.fromkeys(policy.formats, rounding_points(graph, units, kernels))
-    rounded = probe_sensitivity(planner, points, device.feeds, device.progress)
-    cost = replace(device.cost(emulation), shapes={i: f.shape for i, f in facts.items()})
     return PlanSearch(
         device=device,
         emulation=emulation,
-        planner=planner,
+        planner=make_planner(
+            prepared, policy, engine, facts=facts, user_rules=user_rules, measured=True
+        ),
+        prepared=prepared,
+        facts=facts,
         ids={n.name: n.id for n in device.prepared.graph.nodes},
-        proposals=[
-            *propose(planner, units, rounded, cost),
-            *lowest(planner, rounded, math.inf),
-        ],
-        probes=probes(rounded),
     )
 
 

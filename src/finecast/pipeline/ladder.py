@@ -8,6 +8,7 @@ passes on all data and is faster than the recommended rung.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -15,11 +16,13 @@ from typing import Final
 from finecast.data.criterion import Criterion
 from finecast.devices.emulation import Emulation
 from finecast.devices.neuron import Rung
-from finecast.engines.emulator import setting_of
+from finecast.engines.emulator import exact_session, setting_of
 from finecast.engines.emulator.model import Setting
 from finecast.frontends.onnx import OnnxFile
 from finecast.numbers.formats import Format
+from finecast.pipeline.cached_session import Remembered
 from finecast.pipeline.device import DeviceModel
+from finecast.pipeline.trials import nan_baseline
 from finecast.pipeline.workload import Workload
 from finecast.progress import Progress, silent
 
@@ -63,6 +66,7 @@ class LadderWalk:
     rungs: Sequence[Rung]
     progress: Progress = silent
     device: DeviceModel = field(init=False)
+    baseline: float = field(init=False)
 
     def __post_init__(self) -> None:
         """Evaluate the fp32 model.
@@ -70,14 +74,21 @@ class LadderWalk:
         Raises:
             ModelError: If its metric is NaN.
         """
+        self.progress("fp32", 0, 1)
+        reference = Remembered(exact_session(self.file.path))
+        self.baseline = self.workload.evaluate(reference, None)
         # What rewrites the model (accumulation) is the same on all rungs.
         self.device = DeviceModel(
             file=self.file,
             workload=self.workload,
-            criterion=self.criterion,
             emulation=self.rungs[0].options.emulation(),
+            reference=reference,
             progress=self.progress,
         )
+        if math.isnan(self.baseline):
+            raise nan_baseline(self.file.name, self.device.first_nonfinite)
+        self.criterion.check(self.baseline, self.workload.worst)
+        self.progress("fp32", 1, 1)
 
     def walk(self) -> LadderOutcome:
         """Evaluate every rung on all data."""
@@ -88,13 +99,13 @@ class LadderWalk:
         self.progress("rungs", len(self.rungs), len(self.rungs))
         passing = [r for r in results if r.passed]
         best = min(passing, key=lambda r: (r.time_s, r.error)) if passing else None
-        return LadderOutcome(baseline=self.device.baseline, rungs=tuple(results), best=best)
+        return LadderOutcome(baseline=self.baseline, rungs=tuple(results), best=best)
 
     def _judge(self, rung: Rung, emulation: Emulation) -> RungResult:
         device = self.device
         setting = setting_of(device.prepared.graph, emulation)
         same = self._leaves_alone(emulation, setting)
-        metric, error = device.baseline, 0.0
+        metric, error = self.baseline, 0.0
         if not same:
             metric, error = device.evaluate(device.session(emulation, setting))
         return RungResult(
@@ -102,7 +113,7 @@ class LadderWalk:
             metric=metric,
             error=error,
             time_s=device.time_s(emulation, setting),
-            passed=self.criterion.passes(metric, device.baseline),
+            passed=self.criterion.passes(metric, self.baseline),
         )
 
     def _leaves_alone(self, emulation: Emulation, setting: Setting) -> bool:

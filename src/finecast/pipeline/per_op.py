@@ -58,7 +58,7 @@ def _fastest(walk: LadderWalk, emulation: Emulation, limit: float) -> PlanResult
         results[candidate.plan.digest] = PlanResult(
             plan=candidate.plan, metric=metric, error=error, time_s=candidate.latency_s
         )
-        return walk.device.criterion.passes(metric, walk.device.baseline)
+        return walk.criterion.passes(metric, walk.baseline)
 
     worthwhile = [c for c in search.candidates() if c.latency_s * _WORTHWHILE < limit]
     best = fastest_passing(chain(worthwhile, limit), passes)

@@ -19,7 +19,7 @@ from finecast.data.metrics import get_metric
 from finecast.data.streams import Stream, re_iterable, to_array
 from finecast.engines.base import Feeds, Session, TensorSpec
 from finecast.errors import UsageError
-from finecast.frontends import onnx as frontend
+from finecast.files import digest
 from finecast.pipeline.workload import (
     CalibrationFunction,
     DataWorkload,
@@ -155,7 +155,7 @@ def _digest(options: DataOptions) -> str:
     """Identifies the data: a file or arrays by content; batches are never those of before."""
     data = options.data
     if isinstance(data, str | Path):
-        content = frontend.digest(Path(data))
+        content = digest(Path(data))
     elif isinstance(data, Mapping):
         found = hashlib.sha256()
         for name, value in data.items():

@@ -7,12 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from finecast.data.criterion import Criterion
-from finecast.frontends.onnx import OnnxFile
+from finecast.errors import ModelError
 from finecast.pipeline.search import Candidate, fastest_passing, none_passes
 from finecast.pipeline.study import Study, Trial, TrialKey
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
 from finecast.progress import Progress
+
+# The metric of a plan.
+Measure = Callable[[Plan], float]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,12 +26,11 @@ class Trials:
     in this run.
 
     Attributes:
-        file: The model.
+        model: The model's digest.
         workload: The data.
         criterion: What is to be kept.
         baseline: The fp32 model's metric; its evaluation is counted.
-        engine: What runs the plans, with all of it that touches numbers.
-        measure: The metric of a plan.
+        runner: What runs the plans, with all of it that touches numbers.
         study: Where trials are kept; None for nowhere.
         progress: Told of each.
         tried: The trials by their plan's digest.
@@ -36,17 +38,17 @@ class Trials:
         evaluations: Of the whole data in this run.
     """
 
-    file: OnnxFile
+    model: str
     workload: Workload
     criterion: Criterion
     baseline: float
-    engine: str
-    measure: Callable[[Plan], float]
+    runner: str
     study: Study | None
     progress: Progress
     tried: dict[str, Trial] = field(default_factory=dict[str, Trial])
     reused: set[str] = field(default_factory=set[str])
     evaluations: int = 1
+    _measure: Measure = field(init=False)
     _resume: bool = field(init=False)
     _judged_by: str = field(init=False)
 
@@ -56,12 +58,13 @@ class Trials:
         judge = f"{self.workload.digest}\0{self.baseline:.6g}"
         self._judged_by = hashlib.sha256(judge.encode()).hexdigest()[:16]
 
-    def search(self, chained: Sequence[Candidate]) -> Candidate | None:
-        """The fastest candidate that passes; see ``fastest_passing``.
+    def search(self, chained: Sequence[Candidate], measure: Measure) -> Candidate | None:
+        """The fastest candidate that passes, by what ``measure`` gives on all data.
 
         A remembered trial only says where to look: what it finds is evaluated again. Where
         that fails the memory is of other code or data, and all is evaluated anew.
         """
+        self._measure = measure
         found = fastest_passing(chained, self.passes)
         if found is None or found.plan.digest not in self.reused:
             return found
@@ -95,14 +98,14 @@ class Trials:
 
     def _key(self, candidate: Candidate) -> TrialKey:
         return TrialKey(
-            model=self.file.digest,
+            model=self.model,
             plan=candidate.plan.digest,
-            engine=self.engine,
+            engine=self.runner,
             data=self._judged_by,
         )
 
     def _evaluate(self, candidate: Candidate) -> Trial:
-        metric = self.measure(candidate.plan)
+        metric = self._measure(candidate.plan)
         self.evaluations += 1
         trial = Trial(
             key=self._key(candidate),
@@ -121,3 +124,13 @@ class Trials:
         self.tried[candidate.plan.digest] = replace(trial, passed=passed)
         self.progress("evaluation", len(self.tried), len(self.tried))
         return passed
+
+
+def nan_baseline(model: str, first: str) -> ModelError:
+    """What to raise where the fp32 model's metric is NaN; ``first`` is the op it begins at."""
+    where = f"; the first op to give NaN or Inf is {first!r}" if first else ""
+    return ModelError(
+        f"the fp32 model's metric is NaN{where}",
+        where=model,
+        fix="check data and metric with the fp32 model first",
+    )

@@ -36,6 +36,11 @@ class Roundings:
     lists: Sequence[Sequence[int]]
     errors: NDArray[np.float64]
 
+    @property
+    def total(self) -> float:
+        """The squared error of everything rounded."""
+        return float(self.units.sum() + self.errors.sum())
+
 
 def unit_times(graph: Graph, units: Units, cost: CostModel, fmt: Format) -> Floats:
     """Seconds of each unit in ``fmt``; those of its ops add up."""

@@ -9,8 +9,10 @@ from finecast.errors import EngineError
 if importlib.util.find_spec("torch") is None:
     raise EngineError("finecast.torch needs PyTorch", fix="pip install 'finecast[torch]'")
 
-from finecast.torch.convert import convert
-from finecast.torch.exported import convert_file, export, load, save, tune_file
+from finecast.pipeline.outcome import Outcome
+from finecast.subjects.torch import TuneOptions
+from finecast.subjects.torch_convert import convert
+from finecast.subjects.torch_files import export, load, save
 from finecast.torch.profiling import (
     Profile,
     activation_bytes,
@@ -19,18 +21,17 @@ from finecast.torch.profiling import (
     resident_bytes,
     saved_bytes,
 )
-from finecast.torch.tuning import TorchOutcome, TuneOptions, tune
+from finecast.torch.tuning import tune
 from finecast.training.backend import Backend, compile  # noqa: A004 - as torch.compile
 
 __all__ = [
     "Backend",
+    "Outcome",
     "Profile",
-    "TorchOutcome",
     "TuneOptions",
     "activation_bytes",
     "compile",
     "convert",
-    "convert_file",
     "export",
     "load",
     "peak_bytes",
@@ -39,5 +40,4 @@ __all__ = [
     "save",
     "saved_bytes",
     "tune",
-    "tune_file",
 ]

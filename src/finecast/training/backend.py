@@ -11,10 +11,18 @@ import numpy as np
 import torch
 from torch.fx import GraphModule
 
-from finecast.engines.torch.planning import RuleSet, look_before_leaping, make_torch_planner
+from finecast.engines.torch.planning import (
+    RuleSet,
+    analysis_of,
+    as_autocast,
+    compiled_cost,
+    formats_to_follow,
+    make_torch_planner,
+)
 from finecast.graph import Graph
 from finecast.naming import look_up, suggestion
 from finecast.planning.plan import Plan
+from finecast.planning.proposing import frontier_of, proposal
 from finecast.rules import UserRule
 from finecast.rules.matching import op_names
 from finecast.rules.override import Overrides, current, unmatched
@@ -137,18 +145,16 @@ class Backend:
     def plan(self, graph: Graph, shapes: Mapping[int, tuple[int, ...]], device: str) -> Plan:
         """The plan of one graph; costs alone decide among what the rules permit."""
         if device not in self.followed:  # once: it may warn, and graphs are many
-            self.followed[device] = look_before_leaping(self.policy, device)
+            self.followed[device] = formats_to_follow(self.policy, device)
         policy, obstacle = self.followed[device]
         self.unmatched = unmatched(self.unmatched, [graph])
         self.ops.update(op_names(graph.nodes))
         planner = make_torch_planner(
             graph,
             policy,
-            device,
             user_rules=self.user_rules,
             measured=False,
             rule_set=self.rule_set,
-            shapes=shapes,
             overrides=self._overrides(),
         )
         if obstacle:
@@ -156,11 +162,11 @@ class Backend:
         elif self.policy.scope is not Scope.AUTO or self.rule_set is RuleSet.RAF:
             plan = planner.lowest()
         else:
-            planner = planner.as_autocast()
-            units, _ = planner.units()
+            planner = as_autocast(planner)
+            cost = compiled_cost(graph, policy, device, shapes=shapes)
             free = dict.fromkeys(policy.formats, np.zeros(0))
-            fastest = planner.choices(units, (), free)[-1]
-            plan = planner.proposal(units, fastest).plan
+            analysis = analysis_of(planner, cost, (), free)
+            plan = proposal(planner, analysis, frontier_of(planner, analysis)[-1]).plan
         self.plans.append(plan)
         return plan
 

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from finecast import api
-from finecast.data.criterion import Criterion
 from finecast.devices.neuron import explicit_casts
 from finecast.engines import get_engine
-from finecast.engines.emulator import EmulatorEngine
+from finecast.engines.emulator import EmulatorEngine, exact_session
 from finecast.engines.loading import load_model
 from finecast.frontends import onnx as frontend
 from finecast.numbers.formats import Format
@@ -106,7 +105,7 @@ def searched(
     device = DeviceModel(
         file=frontend.load(model),
         workload=workload,
-        criterion=Criterion(),
+        reference=exact_session(model),
         emulation=replace(emulation, format=asked.format),
     )
     return search_plans(device, replace(emulation, format=asked.format), asked)

@@ -18,12 +18,14 @@ from finecast.compat.neural_compressor.onnx_result import (
     in_memory,
 )
 from finecast.engines import get_engine
+from finecast.engines.base import Engine
 from finecast.errors import UsageError
 from finecast.frontends import onnx as frontend
 from finecast.naming import unknown_name
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
-from finecast.pipeline.analysis import Planner, make_planner
+from finecast.pipeline.analysis import make_planner
+from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy, Scope
 
 # The engine that runs what INC gave to a backend of ONNX Runtime's, by backend and device;
@@ -44,6 +46,7 @@ class OnnxSubject:
 
     source: Source
     planner: Planner
+    engine: Engine
     types: Mapping[str, str]
     known: Mapping[str, str]
 
@@ -72,7 +75,7 @@ class OnnxSubject:
             for n in planner.graph.float_nodes
             if low in planner.permissions[n.id].formats
         }
-        return cls(source=source, planner=planner, types=types, known=known)
+        return cls(source=source, planner=planner, engine=engine, types=types, known=known)
 
     @property
     def original(self) -> Any:
@@ -105,7 +108,7 @@ class OnnxSubject:
     def predictor(self, model: onnx.ModelProto | str) -> Callable[[Any], Any]:
         """Outputs on one batch: a mapping by name, or values in the order of the inputs."""
         given = Path(model) if isinstance(model, str) else model.SerializeToString()
-        session = self.planner.engine.load(given)
+        session = self.engine.load(given)
         ports = [spec.name for spec in session.inputs]
 
         def predict(inputs: Any) -> Any:
@@ -126,7 +129,7 @@ class OnnxSubject:
 
     def slow(self, low: Format) -> str:
         """What probing the engine's device says of ``low``."""
-        found = self.planner.engine.capabilities().get(low)
+        found = self.engine.capabilities().get(low)
         if found is None or not found.runs:
             return found.reason if found else "not a format of this engine"
         return "" if found.worthwhile else f"{found.speed or 0:.2f} of fp32's speed (measured)"

@@ -23,7 +23,7 @@ from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.plan import Plan
 from finecast.rules.policy import low_format
-from finecast.torch import exported
+from finecast.subjects import torch_files
 
 STATE: Final = "best_model.pt"
 PROGRAM: Final = "best_model.pt2"
@@ -91,7 +91,7 @@ class TorchResult(nn.Module):
         assert isinstance(self.model, GraphModule)
         plan: Plan = self.model.finecast_plan  # type: ignore[assignment]
         write_bytes(folder / "plan.json", plan.to_json().encode(), make_folder=True)
-        exported.save(export_like(self.model, program), folder / PROGRAM, plan=plan)
+        torch_files.save(export_like(self.model, program), folder / PROGRAM, plan=plan)
         (folder / STATE).unlink(missing_ok=True)
         (folder / SETTINGS).unlink(missing_ok=True)
 
@@ -122,7 +122,7 @@ def load_module(folder: Path, model: nn.Module | None) -> TorchResult:
         ModelError: If the files are not what was saved, or another module's.
     """
     if (folder / PROGRAM).is_file():
-        program = exported.load(folder / PROGRAM)
+        program = torch_files.load(folder / PROGRAM)
         plan = Plan.load(folder / "plan.json")
         module = runnable(program)
         module.finecast_plan = plan  # type: ignore[assignment]

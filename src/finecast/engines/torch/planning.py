@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from finecast import rules
+from finecast.engines.probe import Speed
 from finecast.engines.torch.autocast import autocast_formats
 from finecast.engines.torch.costs import CompiledCost
 from finecast.engines.torch.kernels import KernelTimes
@@ -28,13 +29,14 @@ from finecast.naming import look_up
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.ops.flops import Shapes
-from finecast.planning.assign import chosen, highest, lowest, make_plan
-from finecast.planning.choices import Choice, Proposal, choices
+from finecast.planning.assign import lowest
+from finecast.planning.choices import Choice
 from finecast.planning.cost import CostModel
-from finecast.planning.plan import Plan
-from finecast.planning.problem import Roundings, unit_times
-from finecast.planning.units import Units, make_units
-from finecast.rules import Context, Permission, UserRule
+from finecast.planning.planner import Planner
+from finecast.planning.problem import Roundings
+from finecast.planning.proposing import Analysis
+from finecast.planning.units import make_units
+from finecast.rules import Context, UserRule
 from finecast.rules.override import Overrides, active
 from finecast.rules.policy import Policy, Scope
 from finecast.rules.raf import raf_rules
@@ -65,118 +67,95 @@ class RuleSet(Enum):
         return look_up(name, {r.value: r for r in cls}, what="rule set", where="rule_set")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TorchPlanner:
-    """Makes plans of one graph under one policy."""
+def products_low(planner: Planner) -> Planner:
+    """The same, but products take the first low format that they may."""
+    asked = lowest(planner.permissions, *planner.policy.formats)
+    nodes = planner.graph.nodes
+    narrowed = {
+        i: replace(p, formats=frozenset({asked[i]}))
+        if by_name(nodes[i].op).matmul_engine
+        else p
+        for i, p in planner.permissions.items()
+    }
+    return replace(planner, permissions=narrowed)
 
-    graph: Graph
-    policy: Policy
-    permissions: Mapping[int, Permission]
-    cost: CostModel
 
-    def plan(self, formats: Mapping[int, Format], because: str) -> Plan:
-        """The plan that gives node i ``formats[i]``."""
-        return make_plan(
-            self.graph,
-            formats,
-            self.permissions,
-            self.policy,
-            opset=0,
-            engine=ENGINE,
-            because=because,
+def as_autocast(planner: Planner) -> Planner:
+    """The same, but what ``torch.autocast`` keeps in fp32 stays, as the rules permit."""
+    formats = planner.policy.formats
+    followed = autocast_formats(planner.graph, planner.permissions, formats)
+    fp32 = frozenset({Format.FP32})
+    reason = Reason(rule="autocast", text=_PROMOTED, permits=(Format.FP32.label,))
+    narrowed = {
+        i: replace(p, formats=fp32, reasons=(*p.reasons, reason))
+        if followed[i] is Format.FP32 and len(p.formats) > 1
+        else p
+        for i, p in planner.permissions.items()
+    }
+    return replace(planner, permissions=narrowed)
+
+
+def analysis_of(
+    planner: Planner, cost: CostModel, points: Sequence[Point], errors: Mapping[Format, Errors]
+) -> Analysis:
+    """One unit an op: fused kernels compute in fp32 inside, whatever is stored.
+
+    Of each point the error is paid once any op on its path has the format.
+    """
+    graph = planner.graph
+    units = make_units(graph, planner.permissions, planner.policy.formats)
+    paths = [sorted({units.of[n] for n in p.path}) for p in points]
+    constants = np.zeros(len(units.members))
+    return Analysis.of(
+        graph,
+        units,
+        cost,
+        {
+            fmt: Roundings(units=constants, lists=paths, errors=found)
+            for fmt, found in errors.items()
+        },
+    )
+
+
+def points_of(planner: Planner) -> tuple[Point, ...]:
+    """Where plans round, as far as the rules leave a choice."""
+    units = make_units(planner.graph, planner.permissions, planner.policy.formats)
+    return find_points(planner.graph, frozenset(units.of))
+
+
+def compiled_cost(
+    graph: Graph,
+    policy: Policy,
+    device: str,
+    *,
+    shapes: Shapes | None = None,
+    binding: Binding | None = None,
+) -> CompiledCost:
+    """What ops and casts cost; with ``binding``, the FX nodes, single kernels are measured."""
+    formats = (Format.FP32, *policy.formats)
+    kernels = None
+    if binding is not None:
+        threads = torch.get_num_threads() if device == "cpu" else 1
+        kernels = KernelTimes(
+            graph=graph, binding=binding, device=device, formats=formats, threads=threads
         )
-
-    def lowest(self) -> Plan:
-        """Everything that may be low is."""
-        return self.plan(
-            lowest(self.permissions, *self.policy.formats), "every op that may be low is"
-        )
-
-    def highest(self, because: str = "fp32 where permitted") -> Plan:
-        """Everything that may stay fp32 does."""
-        return self.plan(highest(self.permissions), because)
-
-    def products_low(self) -> TorchPlanner:
-        """The same, but products take the first low format that they may."""
-        asked = lowest(self.permissions, *self.policy.formats)
-        narrowed = {
-            i: replace(p, formats=frozenset({asked[i]}))
-            if by_name(self.graph.nodes[i].op).matmul_engine
-            else p
-            for i, p in self.permissions.items()
-        }
-        return replace(self, permissions=narrowed)
-
-    def as_autocast(self) -> TorchPlanner:
-        """The same, but what ``torch.autocast`` keeps in fp32 stays, as the rules permit."""
-        followed = autocast_formats(self.graph, self.permissions, self.policy.formats)
-        fp32 = frozenset({Format.FP32})
-        reason = Reason(rule="autocast", text=_PROMOTED, permits=(Format.FP32.label,))
-        narrowed = {
-            i: replace(p, formats=fp32, reasons=(*p.reasons, reason))
-            if followed[i] is Format.FP32 and len(p.formats) > 1
-            else p
-            for i, p in self.permissions.items()
-        }
-        return replace(self, permissions=narrowed)
-
-    def units(self) -> tuple[Units, tuple[Point, ...]]:
-        """One unit an op: fused kernels compute in fp32 inside, whatever is stored."""
-        units = make_units(self.graph, self.permissions, self.policy.formats)
-        return units, find_points(self.graph, frozenset(units.of))
-
-    def choices(
-        self,
-        units: Units,
-        points: Sequence[Point],
-        errors: Mapping[Format, Errors],
-        *,
-        most: int | None = None,
-    ) -> tuple[Choice, ...]:
-        """The frontier of predicted time and error, fastest last.
-
-        Of each point the error is paid once any op on its path has the format.
-        """
-        paths = [sorted({units.of[n] for n in p.path}) for p in points]
-        constants = np.zeros(len(units.members))
-        times = {
-            fmt: unit_times(self.graph, units, self.cost, fmt)
-            for fmt in (Format.FP32, *errors)
-        }
-        return choices(
-            self.graph,
-            units,
-            self.permissions,
-            times,
-            self.cost.cast_time_s,
-            [Roundings(units=constants, lists=paths, errors=e) for e in errors.values()],
-            io={},
-            most=most,
-        )
-
-    def proposal(self, units: Units, choice: Choice) -> Proposal:
-        """The plan of one step of the frontier."""
-        formats = chosen(self.permissions, units, choice)
-        return choice.proposal(self.plan(formats, choice.because))
+    rates = {f: rate_here(device, f) for f in formats}
+    return CompiledCost(graph=graph, rates=rates, shapes=shapes or {}, kernels=kernels)
 
 
 def make_torch_planner(
     graph: Graph,
     policy: Policy,
-    device: str,
     *,
-    user_rules: tuple[tuple[str, UserRule], ...] = (),
+    user_rules: Sequence[tuple[str, UserRule]] = (),
     unsupported: frozenset[str] = frozenset(),
     measured: bool,
     rule_set: RuleSet = RuleSet.FINECAST,
-    shapes: Shapes | None = None,
-    binding: Binding | None = None,
     overrides: Overrides | None = None,
-) -> TorchPlanner:
+) -> Planner:
     """Let the rules judge every op; ``unsupported`` are native ops without a low kernel.
 
-    With ``binding``, the FX nodes of the graph, single kernels are measured. ``overrides``
-    are by default those of the blocks around the caller.
+    ``overrides`` are by default those of the blocks around the caller.
     """
     # RAF's set asks for overrides itself: its rules are of another kind.
     overriding = () if rule_set is RuleSet.RAF else active(overrides)
@@ -197,25 +176,8 @@ def make_torch_planner(
         if rule_set is RuleSet.TRAINING
         else rules.RULES
     )
-    formats = (Format.FP32, *policy.formats)
-    rates = {f: rate_here(device, f) for f in formats}
-    kernels = (
-        KernelTimes(
-            graph=graph,
-            binding=binding,
-            device=device,
-            formats=formats,
-            threads=torch.get_num_threads() if device == "cpu" else 1,
-        )
-        if binding is not None
-        else None
-    )
-    return TorchPlanner(
-        graph=graph,
-        policy=policy,
-        permissions=rules.permit(context, judges),
-        cost=CompiledCost(graph=graph, rates=rates, shapes=shapes or {}, kernels=kernels),
-    )
+    permissions = rules.permit(context, judges)
+    return Planner(graph=graph, policy=policy, permissions=permissions, engine=ENGINE)
 
 
 def _only_format(policy: Policy) -> Format:
@@ -255,30 +217,42 @@ def choose(found: Sequence[Choice], budget: float = math.inf) -> Choice:
     return min((p for p in within if p.time_s <= SAME_TIME * fastest), key=lambda p: p.error)
 
 
-def look_before_leaping(policy: Policy, device: str) -> tuple[Policy, str]:
-    """The policy without what is slower here, and why none of it should be followed.
-
-    A format that is slower than fp32 is never chosen for speed: ``auto`` leaves it out and
-    says so, unless nothing else is left. Asked for by name (``all:fp16``), it is given, with a
-    warning of the measured ratio.
-
-    Raises:
-        UsageError: If PyTorch's ops do not compute in a format at all.
-    """
-    if policy.scope is Scope.NONE:
-        return policy, "scope none changes nothing"
+def check_formats(policy: Policy) -> None:
+    """Raise UsageError for a format that PyTorch's ops do not compute in."""
     for fmt in policy.formats:
         if fmt.operands_only:
             raise UsageError(
                 f"PyTorch's ops do not compute in {fmt.label}",
                 fix="use bf16 or fp16 (tf32 is a switch: torch.set_float32_matmul_precision)",
             )
-    speeds = {fmt: rate_here(device, fmt).speed for fmt in policy.formats}
-    slow = {
-        fmt: f"{fmt.label} is {1 / s:.1f} times slower than fp32 on this {device} (measured)"
-        for fmt, s in speeds.items()
-        if s < 1
-    }
+
+
+def speed_here(device: str, fmt: Format) -> Speed:
+    """Whether products gain by a format, as measured."""
+    speed = rate_here(device, fmt).speed
+    relation = (
+        f"{1 / speed:.1f} times slower than" if speed < 1 else f"{speed:.2g} times as fast as"
+    )
+    return Speed(
+        gains=speed >= 1, text=f"{fmt.label} is {relation} fp32 on this {device} (measured)"
+    )
+
+
+def formats_to_follow(policy: Policy, device: str) -> tuple[Policy, str]:
+    """The policy without what is slower here, and why none of it should be followed.
+
+    Without trials a format that is slower than fp32 is not chosen for speed: ``auto`` leaves
+    it out and says so, unless nothing else is left. Asked for by name (``all:fp16``), it is
+    given, with a warning of the measured ratio.
+
+    Raises:
+        UsageError: If PyTorch's ops do not compute in a format at all.
+    """
+    if policy.scope is Scope.NONE:
+        return policy, "scope none changes nothing"
+    check_formats(policy)
+    speeds = {fmt: speed_here(device, fmt) for fmt in policy.formats}
+    slow = {fmt: s.text for fmt, s in speeds.items() if not s.gains}
     if policy.scope is Scope.AUTO and len(slow) == len(speeds):
         return policy, "; ".join(slow.values())
     left = tuple(fmt for fmt in speeds if fmt not in slow)

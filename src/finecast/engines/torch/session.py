@@ -117,7 +117,7 @@ class ModuleSession:
         with torch.no_grad():
             leaves = tree_leaves(self.module(*args, **kwargs))
         return {
-            spec.name: _array(leaf)
+            spec.name: array(leaf)
             for spec, leaf in zip(self.signature.outputs, leaves, strict=True)
             if spec is not None
         }
@@ -128,11 +128,12 @@ class ModuleSession:
         return []
 
 
-def _array(leaf: torch.Tensor) -> Array:
+def array(leaf: torch.Tensor) -> Array:
+    """Its numbers; low formats as fp32."""
     plain = leaf.detach().cpu()
     low = plain.is_floating_point() and plain.dtype is not torch.float64
-    array: Array = (plain.float() if low else plain).numpy()
-    return array
+    found: Array = (plain.float() if low else plain).numpy()
+    return found
 
 
 def runnable(program: ExportedProgram) -> GraphModule:

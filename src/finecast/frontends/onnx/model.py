@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import shutil
 import tempfile
 import weakref
@@ -20,7 +19,7 @@ from google.protobuf.message import DecodeError, EncodeError
 from onnx_ir.external_data import set_base_dir
 
 from finecast.errors import ModelError, UsageError, naming
-from finecast.files import DATA_SUFFIX, check_writable
+from finecast.files import DATA_SUFFIX, check_writable, digest
 from finecast.frontends.onnx import native, stream
 from finecast.frontends.onnx.constants import ConvertedTensor
 from finecast.frontends.onnx.external import bring_in
@@ -30,7 +29,6 @@ from finecast.frontends.onnx.verify import check_tensors, inner_tensors, sort_no
 EXTERNAL_ABOVE_BYTES: Final = 1_800_000_000
 _LARGEST_MESSAGE_BYTES: Final = 1 << 31
 # Digests read files in pieces, so that a digest never holds one.
-_DIGEST_PIECE_BYTES: Final = 1 << 20
 # Fewer objects than this, some 10 MB, are not worth a collection.
 _UNSEEN_MOST: Final = 100_000
 
@@ -208,16 +206,6 @@ def _unreadable(path: Path, what: str) -> ModelError:
         where=str(path),
         fix="check that the file is complete and was exported as ONNX",
     )
-
-
-def digest(path: Path, *more: Path) -> str:
-    """Sha256 of a file, and of ``more`` that belong to it."""
-    total = hashlib.sha256()
-    for part in (path, *more):
-        with part.open("rb") as file:
-            while piece := file.read(_DIGEST_PIECE_BYTES):
-                total.update(piece)
-    return total.hexdigest()[:16]
 
 
 def save(

@@ -15,11 +15,14 @@ from finecast.engines.torch.autocast import autocast_formats, squared_error
 from finecast.engines.torch.kernel_check import flat_inputs, missing_kernels
 from finecast.engines.torch.planning import (
     RuleSet,
-    TorchPlanner,
+    analysis_of,
     choose,
+    compiled_cost,
     device_of,
-    look_before_leaping,
+    formats_to_follow,
     make_torch_planner,
+    points_of,
+    products_low,
     sensitivities,
 )
 from finecast.engines.torch.session import examples
@@ -28,10 +31,13 @@ from finecast.frontends import torch as frontend
 from finecast.frontends.torch import Captured
 from finecast.frontends.torch.reader import hinted_shapes
 from finecast.planning.plan import Plan
+from finecast.planning.planner import Planner
+from finecast.planning.proposing import frontier_of, proposal
 from finecast.rules import UserRule
 from finecast.rules.matching import check_names
 from finecast.rules.override import check_overrides
 from finecast.rules.policy import Policy, Scope
+from finecast.subjects.torch import planned
 
 
 def convert(
@@ -83,7 +89,7 @@ def convert(
     check_names(wanted, captured.graph)
     args = flat_inputs(example_inputs, example_kwargs)
     device = device_of(captured.module, args)
-    followed, obstacle = look_before_leaping(wanted, device)
+    followed, obstacle = formats_to_follow(wanted, device)
     judges = RuleSet.parse(rule_set)
     check_overrides(captured.graph)
     rules = tuple((user_rules or {}).items())
@@ -92,16 +98,15 @@ def convert(
         planner = make_torch_planner(
             captured.graph,
             followed,
-            device,
             user_rules=rules,
             unsupported=unsupported,
             measured=followed.scope is Scope.AUTO,
-            shapes=hinted_shapes(captured.binding),
-            binding=captured.binding if followed.scope is Scope.AUTO else None,
             rule_set=judges,
         )
-        plan = _plan(planner, captured, args, obstacle)
-        result = finish(captured, plan)
+        plan = (
+            planner.highest(obstacle) if obstacle else _plan(planner, captured, args, device)
+        )
+        result = planned(captured, plan)
         missing = missing_kernels(result, example_inputs, example_kwargs)
         if not missing:
             return result
@@ -113,38 +118,29 @@ def convert(
         unsupported |= missing
 
 
-def _plan(
-    planner: TorchPlanner, captured: Captured, args: Sequence[Any], obstacle: str
-) -> Plan:
-    if obstacle:
-        return planner.highest(obstacle)
-    if planner.policy.scope not in (Scope.AUTO, Scope.ALL) or not _is_free(planner):
+def _plan(planner: Planner, captured: Captured, args: Sequence[Any], device: str) -> Plan:
+    policy = planner.policy
+    if policy.scope not in (Scope.AUTO, Scope.ALL) or not planner.is_free:
         return planner.lowest()
-    units, points = planner.units()
-    if not units.members:
-        return planner.highest("the rules leave no op a lower format")
-    found = sensitivities(captured, points, planner.policy.formats, args)
-    formats = autocast_formats(planner.graph, planner.permissions, planner.policy.formats)
+    points = points_of(planner)
+    found = sensitivities(captured, points, policy.formats, args)
+    formats = autocast_formats(planner.graph, planner.permissions, policy.formats)
     # Where autocast rounds nothing, there is nothing to be held against.
     budget = squared_error(points, found, formats) or math.inf
-    if planner.policy.scope is Scope.ALL:
+    if policy.scope is Scope.ALL:
         if budget == math.inf:
             return planner.lowest()
-        planner = planner.products_low()
-    choice = choose(planner.choices(units, points, found), budget)
+        planner = products_low(planner)
+    cost = compiled_cost(
+        planner.graph,
+        policy,
+        device,
+        shapes=hinted_shapes(captured.binding),
+        binding=captured.binding if policy.scope is Scope.AUTO else None,
+    )
+    analysis = analysis_of(planner, cost, points, found)
+    choice = choose(frontier_of(planner, analysis), budget)
     if budget < math.inf:
         how = f"{choice.how} within torch.autocast's error {math.sqrt(budget):.3g}"
         choice = replace(choice, how=how)
-    return planner.proposal(units, choice).plan
-
-
-def _is_free(planner: TorchPlanner) -> bool:
-    return any(len(p.formats) > 1 for p in planner.permissions.values())
-
-
-def finish(captured: Captured, plan: Plan) -> GraphModule:
-    """The module that ``plan`` gives, with the plan attached."""
-    result = frontend.apply(captured, plan)
-    result.eval()
-    result.finecast_plan = plan  # type: ignore[assignment]
-    return result
+    return proposal(planner, analysis, choice).plan

@@ -1,0 +1,112 @@
+"""What the verbs ask of an opened model, whatever its format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from finecast.devices.emulation import Emulation
+from finecast.graph import Graph
+from finecast.numbers.formats import Format
+from finecast.pipeline.artefact import Destination, Verified
+from finecast.pipeline.census import Census
+from finecast.pipeline.conversion import Conversion
+from finecast.pipeline.outcome import Outcome
+from finecast.pipeline.sources import DataOptions
+from finecast.pipeline.subject import Subject
+from finecast.pipeline.workload import Workload
+from finecast.planning.plan import Plan
+from finecast.rules import UserRule
+from finecast.rules.policy import Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What runs, judges and verifies a model that is not tuned.
+
+    Attributes:
+        engine: ``NAME[:DEVICE]``; None for the first installed one that runs the model.
+        device: A device that is not here.
+        data: Batches whose ranges guide the rules, and the first of which verifies.
+        dims: Sizes of free dimensions, for random feeds.
+        batch: Samples of random feeds.
+        user_rules: Rule functions by name.
+        verify: Whether the model has to load and run before it is written.
+    """
+
+    engine: str | None = None
+    device: Emulation | None = None
+    data: DataOptions | None = None
+    dims: Mapping[str, int] = field(default_factory=dict[str, int])
+    batch: int = 1
+    user_rules: Mapping[str, UserRule] = field(default_factory=dict[str, UserRule])
+    verify: bool = True
+
+
+class OpenedModel(Protocol):
+    """A model of one format, read."""
+
+    @property
+    def path(self) -> Path:
+        """Its file."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Identifies its content, in plans and studies."""
+        ...
+
+    @property
+    def model(self) -> Any:
+        """The model in its frontend's form."""
+        ...
+
+    @property
+    def external(self) -> Sequence[Path]:
+        """Files beside it that hold some of its tensors."""
+        ...
+
+    def check(self, output: Destination) -> None:
+        """Raise UsageError unless the model, converted, may be written there."""
+        ...
+
+    def subject(self, engine: str | None, device: Emulation | None) -> Subject:
+        """The model loaded in an engine, or on a device that is not here.
+
+        Raises:
+            UsageError: If it cannot be tuned there.
+            EngineError: If no engine loads it.
+        """
+        ...
+
+    def convert(self, output: Destination, policy: Policy, options: RunOptions) -> Conversion:
+        """Convert by a policy and write."""
+        ...
+
+    def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Conversion:
+        """Write what a plan gives."""
+        ...
+
+    def write(
+        self, outcome: Outcome, output: Destination, subject: Subject, workload: Workload
+    ) -> tuple[int, Verified]:
+        """Write what tuning built; bytes on disk, and how it was verified."""
+        ...
+
+    def census(self, options: RunOptions, low: Format) -> Census:
+        """Ops by class, and with data the values that ``low`` cannot hold."""
+        ...
+
+    def judge(self, policy: Policy, options: RunOptions) -> tuple[Graph, Plan]:
+        """The graph, and what the rules alone say of it: the lowest plan they permit."""
+        ...
+
+    def graph_for(self, plan: Plan) -> Graph:
+        """The graph whose nodes ``plan`` names.
+
+        Raises:
+            ModelError: If the plan was made for another model.
+        """
+        ...

@@ -1,0 +1,69 @@
+"""What tuning found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from finecast.pipeline.study import Trial
+from finecast.pipeline.subject import Built
+from finecast.planning.plan import Plan
+
+
+class Verdict(Enum):
+    """How a tuning ended."""
+
+    IMPROVED = "improved"
+    UNCHANGED = "unchanged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Metric, latency and size of one model."""
+
+    metric: float
+    latency_s: float
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What tuning found; ``tuned`` and ``plan`` are those of fp32 where it is unchanged.
+
+    The errors are relative errors of the tuned model's outputs against fp32: what the
+    sensitivities added up to, and what was measured on the timing feeds. ``target`` is the
+    device where accuracy was emulated and times are modelled; empty where all was measured.
+    ``warnings`` are of what makes the answer weak: data that says little, rules that judge
+    nothing. ``reused`` counts the trials that an earlier run made. ``stale`` are files at the
+    output's place that were there before and that this run did not replace. ``model`` is the
+    tuned model in its frontend's form, the fp32 model where it is unchanged; ``built`` is what
+    the plan gave, None where it is unchanged.
+    """
+
+    verdict: Verdict
+    why: str
+    baseline: Measured
+    tuned: Measured
+    speedup: float
+    speedup_spread: float
+    plan: Plan
+    casts: int
+    trials: tuple[Trial, ...]
+    evaluations: int
+    seconds: float
+    probes: int
+    predicted_error: float = 0.0
+    measured_error: float = 0.0
+    target: str = ""
+    warnings: tuple[str, ...] = ()
+    reused: int = 0
+    stale: tuple[Path, ...] = ()
+    model: Any = None
+    built: Built | None = None
+
+    @property
+    def improved(self) -> bool:
+        """Whether there is a faster model that keeps the criterion."""
+        return self.verdict is Verdict.IMPROVED

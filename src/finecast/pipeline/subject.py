@@ -1,0 +1,150 @@
+"""What the pipeline asks of a model, its frontend and what runs it.
+
+A subject joins them. The pipeline knows this protocol and no frontend or engine by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from finecast.engines.base import Feeds, Session
+from finecast.engines.probe import Speed
+from finecast.measure.timing import Latency
+from finecast.numbers.formats import Format
+from finecast.pipeline.workload import Workload
+from finecast.planning.plan import Plan
+from finecast.planning.planner import Planner
+from finecast.planning.proposing import Analysis
+from finecast.progress import Progress
+from finecast.rules import UserRule
+from finecast.rules.policy import Policy
+
+UserRules = Sequence[tuple[str, UserRule]]
+
+
+class Built(Protocol):
+    """The model that a plan gives, in its frontend's form."""
+
+    @property
+    def model(self) -> Any:
+        """The native model."""
+        ...
+
+    @property
+    def casts(self) -> int:
+        """Casts inside, those of inputs and outputs left out."""
+        ...
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the model where it is stored."""
+        ...
+
+
+class Examined(Protocol):
+    """A subject after the rules have judged every op under one policy."""
+
+    @property
+    def planner(self) -> Planner:
+        """Makes plans."""
+        ...
+
+    def analysis(self) -> Analysis:
+        """Units, their times and the errors of rounding, measured or modelled.
+
+        Raises:
+            EngineError: If no plan in a low format can be run at all.
+        """
+        ...
+
+
+class Subject(Protocol):
+    """A model, through its frontend, on what runs it here or would run it elsewhere."""
+
+    @property
+    def name(self) -> str:
+        """The model, as messages call it."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Identifies its content."""
+        ...
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the fp32 model."""
+        ...
+
+    @property
+    def runner(self) -> str:
+        """What runs plans, with all of it that touches numbers."""
+        ...
+
+    @property
+    def target(self) -> str:
+        """The device that is not here, of which all times are modelled; else empty."""
+        ...
+
+    @property
+    def max_steps(self) -> int:
+        """Plans of the frontier that are built and timed."""
+        ...
+
+    @property
+    def reference(self) -> Session:
+        """The fp32 model, loaded."""
+        ...
+
+    @property
+    def original(self) -> Any:
+        """The fp32 model in its frontend's form."""
+        ...
+
+    def check(self, policy: Policy) -> None:
+        """Refuse what can be told before any work: names of nothing, formats of no kernel.
+
+        Raises:
+            UsageError: If the policy does not fit the model or the device.
+        """
+        ...
+
+    def speed(self, fmt: Format) -> Speed:
+        """What short probes, or the device's data sheet, say of a format."""
+        ...
+
+    def first_nan(self, workload: Workload) -> str:
+        """The op that first gives NaN or Inf in fp32; empty if none is seen."""
+        ...
+
+    def examine(
+        self, policy: Policy, user_rules: UserRules, workload: Workload, progress: Progress
+    ) -> Examined:
+        """Look at calibration data, and let the rules judge every op."""
+        ...
+
+    def build(self, plan: Plan) -> Built:
+        """The model of ``plan``."""
+        ...
+
+    def session(self, built: Built) -> Session:
+        """A fresh session.
+
+        Raises:
+            EngineError: If there are no kernels for it.
+        """
+        ...
+
+    def times(
+        self, models: Mapping[str, Built | None], workload: Workload, min_time_s: float
+    ) -> dict[str, Latency]:
+        """Each model's latency, in turns; None is the fp32 model.
+
+        Models that cannot be loaded are left out.
+        """
+        ...
+
+    def feeds(self, workload: Workload) -> Sequence[Feeds]:
+        """What the error of a plan's outputs is taken on."""
+        ...

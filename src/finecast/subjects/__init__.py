@@ -1,0 +1,95 @@
+"""Models joined with what runs them: what the pipeline is given.
+
+A new frontend has its row here: which files and objects are its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from finecast.errors import EngineError, UsageError
+from finecast.pipeline.model import OpenedModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontendEntry:
+    """Which models a frontend reads.
+
+    Attributes:
+        suffixes: Of its files; the first frontend also takes files of no other's suffix.
+        packages: Those whose objects it takes: of libraries, and its own.
+        module: Where ``read`` and ``take`` are: an opened model of a path, of an object.
+        requires: The library that it needs.
+        install: How to get that.
+    """
+
+    suffixes: tuple[str, ...]
+    packages: tuple[str, ...]
+    module: str
+    requires: str
+    install: str
+
+    def load(self) -> ModuleType:
+        """Its module.
+
+        Raises:
+            EngineError: If its library is not installed.
+        """
+        if importlib.util.find_spec(self.requires) is None:
+            raise EngineError(
+                f"{self.suffixes[0]} files need {self.requires}", fix=self.install
+            )
+        return importlib.import_module(self.module)
+
+
+FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
+    FrontendEntry(
+        suffixes=(".onnx",),
+        packages=("onnx", "onnx_ir", "finecast.frontends.onnx"),
+        module="finecast.subjects.onnx_model",
+        requires="onnx",
+        install="pip install finecast",
+    ),
+    FrontendEntry(
+        suffixes=(".pt2",),
+        packages=("torch",),
+        module="finecast.subjects.torch_program",
+        requires="torch",
+        install="pip install 'finecast[torch]'",
+    ),
+)
+
+
+def opened(model: Any, *, trust: bool = False) -> OpenedModel:
+    """A model by its path, or as an object of its library; an opened one stays as it is.
+
+    Args:
+        model: The model.
+        trust: Whether what its file would execute may be executed.
+
+    Raises:
+        UsageError: If it is no model of any frontend.
+        ModelError: If it cannot be read.
+    """
+    if isinstance(model, str | Path):
+        path = Path(model)
+        entry = next((e for e in FRONTENDS if path.suffix in e.suffixes), FRONTENDS[0])
+        found: OpenedModel = entry.load().read(path, trust=trust)
+        return found
+    if hasattr(model, "graph_for"):
+        given: OpenedModel = model
+        return given
+    homes = [f"{base.__module__}." for base in type(model).__mro__]
+    for entry in FRONTENDS:
+        if any(home.startswith(f"{p}.") for home in homes for p in entry.packages):
+            taken: OpenedModel = entry.load().take(model)
+            return taken
+    raise UsageError(
+        f"a {type(model).__name__} is not a model",
+        fix="give a path, an onnx.ModelProto, an onnx_ir.Model or a torch ExportedProgram",
+    )

@@ -1,0 +1,232 @@
+"""An ONNX model, opened: each verb's work on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from finecast.data.feeds import synthetic_feeds
+from finecast.devices.emulation import Emulation
+from finecast.engines import EMULATOR, candidates, first_that_loads, get_engine
+from finecast.engines.base import Engine, Feeds
+from finecast.engines.emulator import EmulatorEngine
+from finecast.engines.probe import speed_of
+from finecast.engines.source import read_source
+from finecast.errors import EngineError, UsageError
+from finecast.frontends import onnx as frontend
+from finecast.frontends.onnx import OnnxFile, Prepared, from_model
+from finecast.graph import Graph
+from finecast.measure.observe import observe
+from finecast.measure.sizes import shapes_for
+from finecast.numbers.formats import Format
+from finecast.pipeline import artefact, conversion
+from finecast.pipeline.analysis import make_planner
+from finecast.pipeline.artefact import Destination, Verified
+from finecast.pipeline.census import Census, count_classes, notes, risks
+from finecast.pipeline.conversion import Conversion
+from finecast.pipeline.model import RunOptions
+from finecast.pipeline.narrowing import worthwhile
+from finecast.pipeline.outcome import Outcome
+from finecast.pipeline.sources import FeedMaker, calibration_batches, guessed_dims
+from finecast.pipeline.subject import Subject
+from finecast.pipeline.workload import Workload
+from finecast.planning.plan import Plan
+from finecast.rules.facts import ValueFacts
+from finecast.rules.policy import Policy, Scope
+from finecast.subjects.emulated import EmulatedSubject
+from finecast.subjects.onnx import OnnxBuilt, OnnxSubject
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def read(path: Path, *, trust: bool = False) -> OnnxModel:
+    """The model in a file; nothing in one is ever executed.
+
+    Raises:
+        UsageError: If ``trust`` is given: there is nothing to trust.
+    """
+    if trust:
+        raise UsageError("--trust is for .pt2 files", where=str(path), fix="leave it out")
+    return OnnxModel(file=frontend.load(path))
+
+
+def take(model: Any) -> OnnxModel:
+    """An onnx.ModelProto or an onnx_ir.Model, or what was read."""
+    return OnnxModel(file=model if isinstance(model, OnnxFile) else from_model(model))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxModel:
+    """An ONNX model, opened."""
+
+    file: OnnxFile
+
+    @property
+    def path(self) -> Path:
+        """Its file."""
+        return self.file.path
+
+    @property
+    def digest(self) -> str:
+        """Of the file and its external data."""
+        return self.file.digest
+
+    @property
+    def model(self) -> ir.Model:
+        """The model."""
+        return self.file.model
+
+    @property
+    def external(self) -> Sequence[Path]:
+        """Files beside it that hold some of its tensors."""
+        return self.file.external
+
+    def check(self, output: Destination) -> None:
+        """Raise UsageError unless the model, converted, may be written there."""
+        output.check(self.file)
+
+    def subject(self, engine: str | None, device: Emulation | None) -> Subject:
+        """In the engine asked for, else the first that loads it; or on ``device``."""
+        if device is not None:
+            if engine is not None:
+                raise UsageError(
+                    f"--engine {engine} with --target {device.target.name}: a device that is"
+                    " not here runs in its emulator",
+                    fix="keep one of them",
+                )
+            return EmulatedSubject(file=self.file, emulation=device)
+        if engine is not None and get_engine(engine).name == EMULATOR:
+            raise UsageError(
+                "the emulator's time says nothing of the device",
+                where="--engine",
+                fix="give --target: its times are modelled",
+            )
+        chosen, session = first_that_loads(self.file.path, engine)
+        return OnnxSubject(file=self.file, engine=chosen, reference=session)
+
+    def convert(self, output: Destination, policy: Policy, options: RunOptions) -> Conversion:
+        """The engine that is asked for, or the device's emulator, judges and verifies."""
+        engines = _engines(options)
+        device, first = options.device, engines[0]
+        if device is None and isinstance(first, EmulatorEngine):
+            device = first.emulation
+        batches = self._batches(options)
+        return conversion.convert(
+            self.file,
+            output,
+            policy,
+            engines,
+            target=device,
+            feeds=self._feeds(batches, options),
+            data=batches,
+            user_rules=tuple(options.user_rules.items()),
+            verify=options.verify,
+        )
+
+    def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Conversion:
+        """Verified as a converted model is."""
+        return conversion.replay(
+            self.file,
+            plan,
+            output,
+            _engines(options),
+            feeds=self._feeds(self._batches(options), options),
+            verify=options.verify,
+        )
+
+    def write(
+        self, outcome: Outcome, output: Destination, subject: Subject, workload: Workload
+    ) -> tuple[int, Verified]:
+        """Verified on the feeds that were timed, in the engine that it was tuned for."""
+        assert isinstance(outcome.built, OnnxBuilt)
+        engine: Engine
+        if isinstance(subject, OnnxSubject):
+            engine = subject.engine
+        else:
+            assert isinstance(subject, EmulatedSubject)
+            engine = EmulatorEngine(emulation=subject.emulation)
+        feeds = FeedMaker(batches=workload.timing())
+        applied = outcome.built.applied
+        return artefact.write(self.file, outcome.plan, applied, output, [engine], feeds)
+
+    def census(self, options: RunOptions, low: Format) -> Census:
+        """Shapes are those observed on data, else on one random batch where it runs."""
+        if options.dims:
+            given = [{}] if options.data is not None else ()
+            FeedMaker(batches=given, dims=options.dims).check_dims(self.file.model)
+        with frontend.paused_collection():
+            return self._census(options, low)
+
+    def _census(self, options: RunOptions, low: Format) -> Census:
+        prepared = frontend.prepare(self.file, Policy(scope=Scope.NONE))
+        facts: dict[int, ValueFacts] = {}
+        if options.data is not None:
+            batches = self._batches(options)
+            facts = observe(prepared, lambda: batches)
+            shapes = {i: f.shape for i, f in facts.items()}
+        else:
+            shapes = _drawn_shapes(prepared, options)
+        classes = count_classes(prepared.graph, shapes)
+        return Census(
+            name=self.file.name,
+            opset=frontend.opset_of(self.file.model),
+            nodes=len(prepared.graph.nodes),
+            parameters=sum(c.parameters for c in classes),
+            size_bytes=self.file.size_bytes,
+            classes=classes,
+            notes=notes(prepared.graph, facts),
+            warnings=risks(prepared.graph, facts, low) if options.data is not None else (),
+        )
+
+    def judge(self, policy: Policy, options: RunOptions) -> tuple[Graph, Plan]:
+        """With data the rules see the ranges that values have, as ``convert`` does."""
+        engine = _engines(options)[0]
+        rules = tuple(options.user_rules.items())
+        if options.device is None:
+            policy, _ = worthwhile(policy, lambda fmt: speed_of(engine, fmt), rules)
+        prepared = frontend.prepare(self.file, policy)
+        batches = self._batches(options)
+        facts = observe(prepared, lambda: batches) if batches else {}
+        planner = make_planner(prepared, policy, engine, facts=facts, user_rules=rules)
+        return prepared.graph, planner.lowest()
+
+    def graph_for(self, plan: Plan) -> Graph:
+        """That of the model at the plan's opset."""
+        graph = frontend.apply(self.file, plan).graph
+        plan.check_complete(graph, where=self.file.name)
+        return graph
+
+    def _batches(self, options: RunOptions) -> list[Feeds]:
+        """The first feeds of the data; none without."""
+        if options.data is None:
+            return []
+        return calibration_batches(first_that_loads(self.file.path, None)[1], options.data)
+
+    def _feeds(self, batches: Sequence[Feeds], options: RunOptions) -> FeedMaker:
+        """What the converted model is verified on."""
+        feeds = FeedMaker(batches=batches, dims=options.dims)
+        feeds.check_dims(self.file.model)
+        return feeds
+
+
+def _engines(options: RunOptions) -> list[Engine]:
+    """What verifies: the engine that is asked for, else the device's emulator or any here."""
+    if options.engine is None and options.device is not None:
+        return [EmulatorEngine(emulation=options.device)]
+    return candidates(options.engine)
+
+
+def _drawn_shapes(prepared: Prepared, options: RunOptions) -> dict[int, tuple[int, ...]]:
+    """Shapes of float values on one random batch; none where there can be none."""
+    try:
+        source = read_source(prepared.file.path)
+        sizes = {**guessed_dims(source.inputs), **options.dims}
+        feeds = synthetic_feeds(source.inputs, batch=options.batch, dims=sizes)
+        return shapes_for(prepared, source, feeds)
+    except (EngineError, UsageError):
+        if options.dims:
+            raise
+        return {}  # no shapes: the table shows what can be told without them

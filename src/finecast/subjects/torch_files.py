@@ -1,0 +1,112 @@
+"""Exported programs, in memory and as ``.pt2`` files: load, export, save."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import Dim, ExportedProgram, ShapesCollection
+from torch.fx import GraphModule
+from torch.utils._pytree import tree_leaves
+
+from finecast.engines.torch.session import Signature, examples
+from finecast.errors import UsageError
+from finecast.files import digest
+from finecast.frontends.torch.archive import load_program
+from finecast.frontends.torch.capture import quiet
+from finecast.planning.plan import Plan
+
+PLAN_FILE = "finecast.plan.json"
+"""The plan's name among the extra files of a saved program."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramFile:
+    """An exported program as it was read; ``digest`` is the file's."""
+
+    path: Path
+    program: ExportedProgram
+    digest: str
+    size_bytes: int
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return str(self.path)
+
+
+def load(path: str | Path, *, trust: bool = False) -> ExportedProgram:
+    """The program in a ``.pt2`` file; nothing in it is executed unless ``trust``.
+
+    Raises:
+        UsageError: If there is no such file.
+        ModelError: If it is no exported program, or would execute what it brings.
+    """
+    with quiet():
+        return load_program(Path(path), trust=trust)
+
+
+def load_file(path: Path, *, trust: bool = False) -> ProgramFile:
+    """As ``load``, with what identifies the file."""
+    program = load(path, trust=trust)
+    return ProgramFile(
+        path=path.resolve(),
+        program=program,
+        digest=digest(path),
+        size_bytes=path.stat().st_size,
+    )
+
+
+def export(module: GraphModule, program: ExportedProgram) -> ExportedProgram:
+    """A converted module as a program that takes what ``program`` takes.
+
+    Sizes that are free in ``program`` are free in the result, within the same bounds.
+
+    Raises:
+        ModelError: If the program carries no example inputs.
+    """
+    args, kwargs = examples(program)
+    shapes = ShapesCollection()
+    signature = Signature.of(program)
+    tensors = (x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
+    fakes = {n.name: n.meta.get("val") for n in program.graph.nodes}
+    for spec, tensor in zip(signature.inputs, tensors, strict=True):
+        free = {
+            axis: _dim(program, dim)
+            for axis, dim in enumerate(fakes[spec.name].shape)
+            if not isinstance(dim, int)
+        }
+        if free:
+            shapes[tensor] = free
+    given = shapes.dynamic_shapes(module, args, kwargs)
+    with quiet():
+        return torch.export.export(module, args, kwargs, dynamic_shapes=given)
+
+
+def _dim(program: ExportedProgram, size: torch.SymInt) -> Any:
+    """The same free size again; export finds out by itself what is made of several."""
+    bounds = program.range_constraints.get(size.node.expr)
+    if bounds is None:
+        return Dim.AUTO
+    lower, upper = (int(b) if b.is_Integer else None for b in (bounds.lower, bounds.upper))
+    return Dim(str(size), min=lower, max=upper)
+
+
+def save(program: ExportedProgram, path: Path, *, plan: Plan | None = None) -> int:
+    """Write a program in one step, with its plan as an extra file; returns its bytes."""
+    extra = {PLAN_FILE: plan.to_json()} if plan is not None else {}
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".finecast-") as folder:
+        staged = Path(folder) / "model.pt2"
+        with quiet():
+            torch.export.save(program, staged, extra_files=extra)
+            # What was written has to be what can be read, by the strict reader too.
+            load_program(staged)
+        try:
+            size = staged.stat().st_size
+            staged.replace(path)
+        except OSError as error:
+            raise UsageError(f"cannot write: {error.strerror}", where=str(path)) from error
+    return size
