@@ -54,8 +54,10 @@ demo: $(VENV)/.installed
 	  echo "demo: the tuned model and its plan are in $(OUT)/"; \
 	fi
 
+# WORKERS=0 runs them in one process, as a debugger needs it.
+WORKERS ?= auto
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist worksteal
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

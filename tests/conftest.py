@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from finecast.engines.torch.rates import Rate
     from finecast.numbers.formats import Format
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Tests that run at the same time do not each take all cores.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Speed is benchmarked, never tested: no deadline anywhere.
 settings.register_profile("dev", deadline=None)
 # The same examples at every run, and a line that reproduces a failure elsewhere.

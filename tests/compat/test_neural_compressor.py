@@ -117,6 +117,10 @@ def test_dataloader_and_metric() -> None:
         ({"excluded_precisions": "fp61"}, "unknown precision"),
         ({"op_name_dict": {"4": _FP32}}, "unknown op '4' .op_name_dict."),
         ({"op_type_dict": {"Lineer": _FP32}}, "did you mean Linear"),
+        # A pattern is for the whole name, not for its beginning or for a part of it.
+        ({"op_type_dict": {"Line": _FP32}}, "unknown op 'Line'"),
+        ({"op_type_dict": {"near": _FP32}}, "unknown op 'near'"),
+        ({"op_type_dict": {"near|Li": _FP32}}, "unknown op"),
         (
             {"op_type_dict": {"Linear": {"weight": {"dtype": ["int8"]}}}},
             "unknown dtype 'int8'",
@@ -205,6 +209,31 @@ def test_quant_level_says_what_falls_back(
     )
     assert search.search(1.0) is None
     assert tried == expected
+
+
+@pytest.mark.parametrize("higher_is_better", [True, False])
+def test_the_op_that_costs_most_accuracy_falls_back_first(higher_is_better: bool) -> None:
+    """By a loss, where lower is better, as by an accuracy."""
+    costs = {"a": 1.0, "b": 4.0, "c": 2.0}
+    tried: list[frozenset[str]] = []
+
+    def evaluate(kept: frozenset[str]) -> float:
+        tried.append(kept)
+        loss = sum(cost for name, cost in costs.items() if name not in kept)
+        return -loss if higher_is_better else loss
+
+    search: Fallback[frozenset[str]] = Fallback(
+        types=dict.fromkeys(costs, "Linear"),
+        build=lambda kept: kept,
+        counts=lambda model: True,
+        evaluate=evaluate,
+        criterion=Criterion(
+            kind=CriterionKind.ABSOLUTE, tolerance=1.0, higher_is_better=higher_is_better
+        ),
+        tuning=TuningCriterion(),
+    )
+    assert search.search(0.0) == {"b", "c"}
+    assert tried == [frozenset(), {"a"}, {"b"}, {"c"}, {"b", "c"}]
 
 
 class Attention(nn.Module):

@@ -42,6 +42,10 @@ def test_only_what_fp32_determines_is_compared() -> None:
     found = deviation(np.array([3, 1, 1, 4.5], np.float32), wanted)
     assert found.relative == pytest.approx(0.1)
     assert found.largest == 0.5
-    assert deviation(np.array([np.nan, 1, 1, 4], np.float32), wanted).nonfinite
+    for bad in (np.nan, np.inf, -np.inf):
+        found = deviation(np.array([bad, 1, 1, 4], np.float32), wanted)
+        assert found.nonfinite
+        assert (found.largest, found.relative) == (math.inf, math.inf)
+    assert not deviation(wanted, wanted).nonfinite
     assert not deviation(np.zeros(3, np.float32), wanted).comparable
     assert deviation(np.array([1]), np.array([7])).relative == 0  # integers are decisions

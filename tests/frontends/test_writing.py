@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
+from finecast.errors import UsageError
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx.instrument import SWITCH, with_switches
 from finecast.frontends.onnx.port_formats import following
@@ -75,6 +76,30 @@ def test_one_low_copy_of_a_constant_serves_all_readers(tmp_path: Path) -> None:
     assert [t.data_type for t in low.graph.initializer] == [onnx.TensorProto.FLOAT16]
     readers = [n.input[1] for n in low.graph.node if n.op_type == "MatMul"]
     assert readers == [low.graph.initializer[0].name] * 2
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_save_that_fails_leaves_the_model_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: bool
+) -> None:
+    proto = parse("large (float[2, 64] x) => (float[2, 64] y) <float[64, 64] w> {"
+                  " [a] y = MatMul(x, w) }")  # fmt: skip
+    proto.graph.initializer.append(tensor("w", np.eye(64)))
+    held = ir.from_proto(proto)
+    (before,) = (v.const_value for v in held.graph.initializers.values())
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ir, "save" if apart else "to_proto", full)
+        with pytest.raises(UsageError, match="No space left"):
+            frontend.save(held, tmp_path / "low.onnx", external_data=apart)
+    assert [v.const_value for v in held.graph.initializers.values()] == [before]
+    assert not list(tmp_path.iterdir())
+    frontend.save(held, tmp_path / "low.onnx", external_data=apart)
+    (stored,) = onnx.load(tmp_path / "low.onnx").graph.initializer
+    assert np.array_equal(onnx.numpy_helper.to_array(stored), np.eye(64))
 
 
 @pytest.mark.parametrize("declared", [["batch", 4], [None, 4], [2, 4]])

@@ -11,8 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finecast.errors import RuleConflictError
+from finecast.solver import assignment
 from finecast.solver.expansion import envelope, highest, label
-from finecast.solver.labelling import Labelling, LabelProblem, Rows, Touched, evaluate
+from finecast.solver.labelling import (
+    Labelling,
+    LabelProblem,
+    Rows,
+    Touched,
+    evaluate,
+    two_sided,
+)
 
 LAMS = (0.0, 0.5, 2.0, 64.0)
 
@@ -138,6 +146,44 @@ def test_never_worse_than_the_best_of_two_formats(problem: LabelProblem, lam: fl
 def test_of_two_formats_it_is_the_best(problem: LabelProblem, lam: float) -> None:
     best = min(a.cost(lam) for a in every(problem))
     assert label(problem, lam).cost(lam) == pytest.approx(best, abs=1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(labels=2))
+def test_the_problem_of_two_sides_costs_the_same(problem: LabelProblem) -> None:
+    """Whatever the casts of what is pinned; of what a unit makes, one to its own is cheap."""
+    made = problem.producer >= 0
+    cast = problem.cast.copy()
+    cast[0, 0] = np.where(made, np.minimum(cast[0, 0], cast[1, 0]), cast[0, 0])
+    cast[1, 1] = np.where(made, np.minimum(cast[1, 1], cast[0, 1]), cast[1, 1])
+    problem = replace(problem, cast=cast)
+    exact = two_sided(problem)
+    for labels in product((0, 1), repeat=len(problem.time)):
+        want = evaluate(problem, np.array(labels, dtype=np.int64))
+        got = assignment.evaluate(exact, np.array(labels, dtype=np.bool_))
+        assert got.time_s == pytest.approx(want.time_s)
+        assert got.error == want.error
+
+
+def test_no_cut_is_of_three_labels_or_of_casts_that_are_dear_to_their_own() -> None:
+    def of(labels: int, *, own: float, producer: int) -> LabelProblem:
+        cast = np.ones((labels, labels, 1))
+        cast[range(labels), range(labels)] = own
+        return LabelProblem(
+            time=np.ones((1, labels)),
+            error=np.zeros((1, labels)),
+            producer=np.array([producer]),
+            consumers=Rows.of([[0]]),
+            cast=cast,
+            touched=(Touched(rows=Rows.of([]), error=np.zeros(0)),) * (labels - 1),
+        )
+
+    two_sided(of(2, own=1.0, producer=0))
+    two_sided(of(2, own=2.0, producer=-1))
+    with pytest.raises(ValueError, match="3 labels"):
+        two_sided(of(3, own=0.0, producer=0))
+    with pytest.raises(ValueError, match="own label"):
+        two_sided(of(2, own=2.0, producer=0))
 
 
 @settings(max_examples=60, deadline=None)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-from typing import Any
-
 import pytest
+
+pytest.importorskip("torch")
+
+from tests.torch.uncompiled import run_op_by_op
 
 
 @pytest.fixture(autouse=True)
@@ -16,14 +17,4 @@ def _stated_rates(fast_bf16: None) -> None:
 @pytest.fixture
 def op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled graphs run op by op: their plans are the same, and no kernel is built."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Inductor's modules warn of themselves
-        from functorch.compile import make_boxed_func
-
-        from finecast.training import inductor
-
-    def inner(module: Any, inputs: Any, **options: Any) -> Any:
-        del inputs, options
-        return make_boxed_func(module.forward)
-
-    monkeypatch.setattr(inductor, "compile_inner", inner)
+    run_op_by_op(monkeypatch)

@@ -90,6 +90,7 @@ def test_a_port_of_its_own_type_is_not_rounded_by_its_reader() -> None:
     assert 1 in follows.path
 
 
+@pytest.mark.usefixtures("op_by_op")
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_parameter_reached_twice_adds_its_gradients(tied: bool) -> None:
     class Twice(nn.Module):

@@ -24,6 +24,7 @@ from finecast.rules import NodeView  # noqa: E402
 from finecast.rules.override import Overrides, active  # noqa: E402
 from finecast.rules.policy import Policy  # noqa: E402
 from finecast.rules.raf import never, propagate  # noqa: E402
+from finecast.training import backend as training  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -366,20 +367,7 @@ def test_overrides_that_match_nothing_are_errors(name: str, message: str) -> Non
         formats_under({name: never})
 
 
-@pytest.fixture
-def _uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs run as they are handed to Inductor, whose code takes a minute to compile."""
-    from functorch.compile import make_boxed_func
-
-    from finecast.training import inductor
-
-    def run(module: Any, inputs: object, **options: object) -> Any:
-        return make_boxed_func(module.forward)
-
-    monkeypatch.setattr(inductor, "compile_inner", run)
-
-
-@pytest.mark.usefixtures("_uncompiled")
+@pytest.mark.usefixtures("op_by_op")
 def test_an_override_held_when_a_net_is_compiled_holds_for_good() -> None:
     net, x = nn.Sequential(nn.Linear(8, 8), nn.GELU()).eval(), torch.randn(2, 8)
     with rules.override({"addmm": keep, "aten::adddmm": keep}):
@@ -392,7 +380,28 @@ def test_an_override_held_when_a_net_is_compiled_holds_for_good() -> None:
     assert "bf16" in formats.values()
 
 
-@pytest.mark.usefixtures("_uncompiled")
+@pytest.mark.usefixtures("op_by_op")
+@pytest.mark.parametrize("by_name", [False, True])
+def test_an_override_around_a_call_holds_for_what_is_compiled_in_it(by_name: bool) -> None:
+    """Also of the backend by its name, which was made when finecast was imported."""
+    net, x = nn.Sequential(nn.Linear(64, 64), nn.GELU()), torch.randn(64, 64)
+    compiled = torch.compile(net, backend="finecast") if by_name else ft.compile(net)
+    plans = training.finecast.plans if by_name else compiled.finecast_plans
+
+    def format_of_addmm() -> str:
+        torch._dynamo.reset()
+        made = len(plans)
+        compiled(x).sum().backward()
+        (plan,) = plans[made:]
+        return {d.op: d.format.label for d in plan.decisions}["addmm"]
+
+    assert format_of_addmm() == "bf16"
+    with rules.override({"addmm": keep}):
+        assert format_of_addmm() == "fp32"
+    assert format_of_addmm() == "bf16"
+
+
+@pytest.mark.usefixtures("op_by_op")
 def test_raf_s_set_covers_what_a_transformer_layer_trains_with() -> None:
     def attend(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         y = torch.layer_norm(x @ w, [4])[:, None]

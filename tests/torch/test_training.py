@@ -1,4 +1,8 @@
-"""Training through Inductor: each case compiles, so all are slow."""
+"""Training through Inductor.
+
+Those that are about kernels, numbers and memory build them, a few seconds each; the others
+are about what the graphs compute, and run op by op.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +76,11 @@ def close(a: list[torch.Tensor], b: list[torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "batch norm", "checkpoint"])
-def test_gradients_are_fp32_and_those_of_fp32(kind: str) -> None:
+def test_gradients_are_fp32_and_those_of_fp32(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    if kind != "batch norm":  # the kernels of one are those of all
+        request.getfixturevalue("op_by_op")
     net = Mlp(norm=kind == "batch norm", again=kind == "checkpoint")
     other, x = copy.deepcopy(net), torch.randn(128, 64)
     compiled = ft.compile(net, "matmult:bf16")
@@ -84,12 +92,14 @@ def test_gradients_are_fp32_and_those_of_fp32(kind: str) -> None:
         assert net.norm.running_mean.dtype is torch.float32
 
 
+@pytest.mark.usefixtures("op_by_op")
 def test_dropout_drops() -> None:
     net, x = Mlp(dropout=0.5), torch.randn(128, 64)
     compiled = ft.compile(net, "all:bf16")
     assert float(compiled(x)) != float(compiled(x))
 
 
+@pytest.mark.usefixtures("op_by_op")
 def test_cached_weights_notice_the_optimizer() -> None:
     net, x = Mlp(), torch.randn(128, 64)
     other = copy.deepcopy(net)
@@ -110,6 +120,7 @@ def test_cached_weights_notice_the_optimizer() -> None:
     )
 
 
+@pytest.mark.usefixtures("op_by_op")
 def test_gradients_are_added_as_autograd_adds_them() -> None:
     net, x = Mlp(), torch.randn(128, 64)
     compiled = ft.compile(net, "matmult:bf16", accumulation=True)
@@ -152,6 +163,7 @@ def test_the_least_memory_has_no_low_copies_of_weights() -> None:
     assert step < 4 * 512 * 512 * 2
 
 
+@pytest.mark.usefixtures("op_by_op")
 def test_a_checkpoint_saves_less() -> None:
     class Deep(nn.Module):
         def __init__(self, *, again: bool) -> None:
@@ -181,6 +193,7 @@ def test_a_checkpoint_saves_less() -> None:
     assert saved[True] < 0.5 * saved[False]
 
 
+@pytest.mark.usefixtures("op_by_op")
 def test_views_that_share_memory_and_writes_in_place() -> None:
     class Shared(nn.Module):
         def __init__(self) -> None:
@@ -209,6 +222,7 @@ def test_views_that_share_memory_and_writes_in_place() -> None:
     torch.testing.assert_close(net.seen, other.seen, atol=TOLERANCE, rtol=TOLERANCE)
 
 
+@pytest.mark.usefixtures("op_by_op")
 def test_the_optimizer_may_be_in_the_step() -> None:
     net, x = Mlp(), torch.randn(128, 64)
     other = copy.deepcopy(net)
@@ -234,6 +248,7 @@ def test_the_optimizer_may_be_in_the_step() -> None:
     assert any("bf16" in plan.counts for plan in compiled.finecast_plans)
 
 
+@pytest.mark.usefixtures("op_by_op")
 def test_the_backend_by_its_name_and_tied_weights() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
@@ -251,6 +266,7 @@ def test_the_backend_by_its_name_and_tied_weights() -> None:
     close(gradients(net, compiled, ids), gradients(other, other, ids))
 
 
+@pytest.mark.usefixtures("op_by_op")
 def test_fp16_with_a_grad_scaler() -> None:
     net, x = Mlp(), torch.randn(128, 64)
     compiled = ft.compile(net, "matmult:fp16")
@@ -276,6 +292,7 @@ class WithConstants(nn.Module):
         return self.linear(x) * torch.log(torch.tensor(15.875))
 
 
+@pytest.mark.usefixtures("op_by_op")
 @pytest.mark.parametrize("policy", ["none", "all:bf16"])
 def test_tensors_made_in_forward_keep_their_values(policy: str) -> None:
     net, x = WithConstants(), torch.randn(32, 64)
@@ -290,6 +307,7 @@ def test_tensors_made_in_forward_keep_their_values(policy: str) -> None:
     close(gradients(net, loss(compiled), x), gradients(other, loss(other), x))
 
 
+@pytest.mark.usefixtures("op_by_op")
 def test_overrides_reach_the_training_graph() -> None:
     net, x = Mlp(), torch.randn(128, 64)
     with rules.override({"matmul": lambda node: "fp32", "addmm": lambda node: "fp32"}):

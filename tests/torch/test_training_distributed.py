@@ -8,7 +8,7 @@ import os
 import socket
 import warnings
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import distributed, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
 import finecast.torch as ft  # noqa: E402
+from tests.torch.uncompiled import run_op_by_op  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,6 +32,9 @@ pytestmark = [
     ),
 ]
 WORLD = 2
+Case = tuple[str, int]
+# How the net is spread, and microbatches between two steps of the optimizer.
+CASES: tuple[Case, ...] = (("ddp", 1), ("ddp", 4), ("fsdp2", 1), ("fsdp2", 4))
 # Weights, activations, gradients and their sum over processes: see test_training.
 TOLERANCE = 16 * 2.0**-8
 
@@ -91,13 +95,21 @@ def _train(rank: int, kind: str, microbatches: int) -> dict[str, Any]:
     return {"grads": grads, "counts": [plan.counts for plan in backend.plans]}
 
 
-def _work(rank: int, port: int, kind: str, microbatches: int, out: str) -> None:
+def _work(rank: int, ports: Sequence[int], out: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patched:
+        run_op_by_op(patched)
+        for case, port in zip(CASES, ports, strict=True):
+            _work_on(rank, port, *case, f"{out}/{case}-{rank}.pt")
+
+
+def _work_on(rank: int, port: int, kind: str, microbatches: int, out: str) -> None:
+    """One case, in a group of processes of its own."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     distributed.init_process_group("gloo", rank=rank, world_size=WORLD)
     try:
-        torch.save(_train(rank, kind, microbatches), f"{out}/{rank}.pt")
+        torch.save(_train(rank, kind, microbatches), out)
         # The module goes before its group: a DDP module that is the last to hold it joins the
         # group's threads with the GIL held, which they may wait for (seen with torch 2.13).
         torch.compiler.reset()
@@ -106,19 +118,25 @@ def _work(rank: int, port: int, kind: str, microbatches: int, out: str) -> None:
         distributed.destroy_process_group()
 
 
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+def _free_ports() -> tuple[int, ...]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in CASES]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return tuple(int(one.getsockname()[1]) for one in sockets)
 
 
-@pytest.mark.parametrize("microbatches", [1, 4])
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_two_processes_have_the_gradients_of_one(
-    kind: str, microbatches: int, tmp_path: Path
-) -> None:
-    given = (_free_port(), kind, microbatches, str(tmp_path))
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What each process found, by case: two processes go through all of them."""
+    out = tmp_path_factory.mktemp("results")
+    given = (_free_ports(), str(out))
     torch.multiprocessing.spawn(_work, args=given, nprocs=WORLD, join=True)
+    return out
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_two_processes_have_the_gradients_of_one(case: Case, results: Path) -> None:
     net, x = _plain()
     want: list[torch.Tensor] = []
     for _ in range(2):
@@ -126,7 +144,9 @@ def test_two_processes_have_the_gradients_of_one(
         (sum(net(part) for part in x) / WORLD).backward()
         want = [copy.deepcopy(p.grad) for p in net.parameters() if p.grad is not None]
         torch.optim.SGD(net.parameters(), lr=0.1).step()
-    found = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
+    found = [
+        torch.load(results / f"{case}-{rank}.pt", weights_only=True) for rank in range(WORLD)
+    ]
     for rank in found:
         assert sum(counts.get("bf16", 0) for counts in rank["counts"]) >= 4
         assert len(rank["grads"]) == len(want)

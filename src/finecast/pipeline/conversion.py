@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -103,9 +103,9 @@ def convert(
         applied = frontend.apply(file, plan, prepared)
     judges = engines if verify else ()
     done = _write(file, plan, applied, output, judges, feeds, start=start)
-    warnings = (*left_out, *_warnings(file, policy, applied))
+    used = set(plan.formats.values())
+    warnings = (*left_out, *_warnings(file, policy, applied, used))
     if target is None and applied.edits:
-        used = set(plan.formats.values())
         for fmt in policy.formats:
             warnings += _slow(engines, done.verified, fmt) if fmt in used else ()
     return replace(done, warnings=warnings)
@@ -199,7 +199,9 @@ def _slow(engines: Sequence[Engine], verified: Verified, low: Format) -> tuple[s
     return (f"{found.text}: the model is smaller, not faster",)
 
 
-def _warnings(file: OnnxFile, policy: Policy, applied: Applied) -> tuple[str, ...]:
+def _warnings(
+    file: OnnxFile, policy: Policy, applied: Applied, used: Collection[Format]
+) -> tuple[str, ...]:
     nodes = applied.graph.nodes
     found: list[str] = []
     unknown = sorted({n.native for n in nodes if n.op == "unknown" and n.format is not None})
@@ -213,6 +215,10 @@ def _warnings(file: OnnxFile, policy: Policy, applied: Applied) -> tuple[str, ..
         found.append(f"an earlier conversion to {was} was taken back")
     elif not applied.edits and policy.scope is not Scope.NONE:
         found.append("nothing was converted: the rules leave every op in its type")
+    else:
+        unused = [f.label for f in policy.formats if f not in used]
+        if unused and len(policy.formats) > 1:
+            found.append(f"no op is in {' or '.join(unused)}, which was asked for, too")
     return tuple(found)
 
 

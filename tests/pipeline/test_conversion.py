@@ -1,0 +1,74 @@
+"""What ``convert`` says of the formats that were asked for: slow ones, and those not used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import finecast
+from finecast.engines.base import Engine
+from finecast.engines.probe import Speed
+from finecast.numbers.formats import Format
+from finecast.pipeline import analysis, conversion
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    weights = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], name="product")],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [64, 64])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [64, 64])],
+        [numpy_helper.from_array(weights, "w")],
+    )
+    opset = helper.make_opsetid("", 17)
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
+    return path
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> set[Format]:
+    """Formats that gain in every engine; measured ones differ from machine to machine."""
+    gaining: set[Format] = set()
+
+    def speed(engine: Engine, fmt: Format) -> Speed:
+        return Speed(gains=fmt in gaining, text=f"{fmt.label} in {engine.name}")
+
+    monkeypatch.setattr(analysis, "speed_of", speed)
+    monkeypatch.setattr(conversion, "speed_of", speed)
+    return gaining
+
+
+def told(model: Path, policy: str) -> tuple[dict[str, int], tuple[str, ...]]:
+    done = finecast.convert(model, model.with_name("low.onnx"), policy, force=True)
+    return dict(done.plan.counts), done.warnings
+
+
+SLOW = "in openvino: the model is smaller, not faster"
+
+
+def test_of_the_formats_used_the_slow_ones_are_named(model: Path, fast: set[Format]) -> None:
+    assert told(model, "all:bf16") == ({"bf16": 1}, (f"bf16 {SLOW}",))
+    fast.add(Format.BF16)
+    assert told(model, "all:bf16") == ({"bf16": 1}, ())
+
+
+def test_what_is_left_out_is_named(model: Path, fast: set[Format]) -> None:
+    fast.add(Format.BF16)
+    counts, warnings = told(model, "auto:fp16,bf16")
+    assert "fp16" not in counts
+    assert "fp16 in openvino: left out" in warnings
+
+
+def test_a_format_asked_for_and_not_used_is_named(model: Path, fast: set[Format]) -> None:
+    fast.add(Format.BF16)
+    # The first of the formats is permitted everywhere; that the other is slow matters not.
+    counts, warnings = told(model, "all:bf16,fp16")
+    assert counts == {"bf16": 1}
+    assert warnings == ("no op is in fp16, which was asked for, too",)
