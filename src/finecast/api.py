@@ -52,6 +52,7 @@ from finecast.tuner.sources import (
 )
 from finecast.tuner.study import JOURNAL_SUFFIX, Study
 from finecast.tuner.targeted import tune_for
+from finecast.tuner.truth import truth_session
 from finecast.tuner.tuning import Outcome, Verdict
 from finecast.tuner.tuning import tune as _tune
 from finecast.tuner.workload import EvalFunction
@@ -101,6 +102,7 @@ def convert(
     verify: bool = True,
     force: bool = False,
     external_data: bool | None = None,
+    from_type: str | None = None,
 ) -> Conversion:
     """Convert a model by a policy, verify it in an engine, and write it.
 
@@ -119,6 +121,8 @@ def convert(
         force: Whether an existing output may be replaced.
         external_data: Whether tensors go to ``NAME.data`` beside the output; None: if they
             are more than fit one file, or came in that form.
+        from_type: ``fp64``, ``fp16`` or ``bf16``: the model's ops in it are taken to fp32
+            before the policy sees them.
 
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
@@ -126,6 +130,7 @@ def convert(
     file = load(model)
     written = _destination(output, force=force, external_data=external_data)
     _claim(file, written, data=data)
+    file = _taken(file, from_type)
     device = _device(target)
     engines = _engines(engine, device)
     first = engines[0]
@@ -168,6 +173,7 @@ def apply(
     written = _destination(output, force=force, external_data=external_data)
     _claim(file, written, data=data, plan=None if isinstance(plan, Plan) else plan)
     given = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
+    file = frontend.planned(file, given)
     return conversion.replay(
         file,
         given,
@@ -199,6 +205,7 @@ def tune(
     resume: bool = False,
     force: bool = False,
     external_data: bool | None = None,
+    from_type: str | None = None,
     progress: Progress = silent,
 ) -> Outcome:
     """Find the fastest mixed-precision model that keeps the criterion; write it if it helps.
@@ -209,7 +216,9 @@ def tune(
     list of feeds, a DataLoader); as DataOptions it stands for metric, labels, calib and the
     like too. ``calib`` is any of these, or a function that yields feeds. Trials are kept in
     ``study``; ``resume`` takes those of an earlier run of the same model, data, code and
-    baseline for granted, but for the winner's.
+    baseline for granted, but for the winner's. ``from_type`` is as for ``convert``: the times
+    of fp32 are then those of the model taken to fp32, and of a model in fp64 its own accuracy
+    is the one to keep.
 
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
@@ -231,6 +240,7 @@ def tune(
             lower_is_better=lower_is_better,
         )
     files = _claim(file, written, data=options, study=study)
+    file = _taken(file, from_type)
     device = _device(target)
     chosen, session = _runner(file, engine, device)
     workload = workload_of(options, session)
@@ -242,9 +252,18 @@ def tune(
     asked = Policy.parse(policy) if isinstance(policy, str) else policy
     kept = Study(Path(study), resume=resume) if study is not None else None
     rules = tuple((user_rules or {}).items())
+    truth, note = truth_session(file)
     if device is not None:
         outcome = tune_for(
-            file, workload, goal, asked, device, rules, study=kept, progress=progress
+            file,
+            workload,
+            goal,
+            asked,
+            device,
+            rules,
+            truth=truth,
+            study=kept,
+            progress=progress,
         )
     else:
         outcome = _tune(
@@ -255,6 +274,7 @@ def tune(
             chosen,
             reference=session,
             user_rules=rules,
+            truth=truth,
             study=kept,
             progress=progress,
         )
@@ -264,8 +284,18 @@ def tune(
             file, outcome.plan, written, [chosen], feeds=FeedMaker(batches=timing)
         )
     said = without_opinion(user_rules or (), outcome.plan)
-    warnings = (*outcome.warnings, *workload.warnings, *said)
+    warnings = (
+        *outcome.warnings,
+        *workload.warnings,
+        *said,
+        *file.notes,
+        *filter(None, [note]),
+    )
     return replace(outcome, warnings=warnings, stale=files.stale())
+
+
+def _taken(file: OnnxFile, from_type: str | None) -> OnnxFile:
+    return frontend.take_to_fp32(file, from_type) if from_type is not None else file
 
 
 def _claim(
@@ -322,15 +352,17 @@ def inspect(
     batch: int = 1,
     dims: Mapping[str, int] | None = None,
     low: Format = Format.BF16,
+    from_type: str | None = None,
 ) -> Census:
     """Count a model's ops by class; with ``data``, report values that ``low`` cannot hold.
 
     Shapes are those observed on data, else on one random batch where the model runs on it.
+    ``from_type`` is as for ``convert``.
 
     Raises:
         FinecastError: If the model or the data cannot be read.
     """
-    file = load(model)
+    file = _taken(load(model), from_type)
     if dims:
         FeedMaker(batches=[{}] if data is not None else (), dims=dims).check_dims(file.model)
     with frontend.paused_collection():
@@ -388,15 +420,17 @@ def judge(
     target: Emulation | str | None = None,
     data: DataOptions | Data | None = None,
     user_rules: Mapping[str, UserRule] | None = None,
+    from_type: str | None = None,
 ) -> tuple[Graph, Plan]:
     """What the rules alone say of each op, as the lowest plan they permit.
 
-    With ``data`` they see the ranges that its values have, as ``convert`` does.
+    With ``data`` they see the ranges that its values have, as ``convert`` does; ``from_type``
+    is as there.
 
     Raises:
         FinecastError: If the model cannot be read or rules conflict.
     """
-    file = load(model)
+    file = _taken(load(model), from_type)
     device = _device(target)
     judge_of_kernels = _engines(engine, device)[0]
     if device is None:

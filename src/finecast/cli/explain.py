@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finecast.cli.common import EngineName, Json, Model
+from finecast.cli.common import EngineName, FromType, Json, Model
 from finecast.cli.data_options import Data
 from finecast.cli.exported import Trust, is_exported, judge_exported, refuse
 from finecast.cli.output import add_row, new_table, write_json, write_table
 from finecast.cli.policy_options import Casting, Device, Narrowing, Target
+from finecast.errors import UsageError
 from finecast.naming import unknown_name
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def run(
     ] = None,
     target: Target = None,
     engine: EngineName = None,
+    from_type: FromType = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -48,9 +50,12 @@ def run(
     stated = Plan.load(plan) if plan is not None else None
     if is_exported(model):
         refuse({"--engine": engine, "--target": target, "--data": data.given})
+        refuse({"--from-type": from_type})
         rules = narrowing.user_rules()
         graph, given = judge_exported(model, choice.policy, stated, rules, trust=trust)
     elif stated is not None:
+        if from_type is not None:
+            raise UsageError("the plan states it", where="--from-type", fix="leave it out")
         given = stated
         graph = api.graph_for(api.load(model), given)
     else:
@@ -61,6 +66,7 @@ def run(
             target=choice.emulation,
             data=data.options() if data.given else None,
             user_rules=narrowing.user_rules(),
+            from_type=from_type,
         )
     found = _find(graph, node)
     decision = given.decision(found.name)

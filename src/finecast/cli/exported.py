@@ -42,7 +42,8 @@ def refuse(options: Mapping[str, object]) -> None:
     """
     for name, value in options.items():
         if value:
-            raise UsageError(f"{name} does not apply to .pt2 files", fix="leave it out")
+            fix = "export the module in fp32" if name == "--from-type" else "leave it out"
+            raise UsageError(f"{name} does not apply to .pt2 files", fix=fix)
 
 
 def convert_exported(

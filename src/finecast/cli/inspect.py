@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finecast.cli.common import Json
+from finecast.cli.common import FromType, Json
 from finecast.cli.data_options import Data, RandomFeeds
 from finecast.cli.exported import Trust, inspect_exported, is_exported, refuse
 from finecast.cli.output import add_row, new_table, progress, write_json, write_table
@@ -23,6 +23,7 @@ def run(
     auto_cast_type: Annotated[
         str, typer.Option("--auto-cast-type", metavar="FORMAT", help="The low format.")
     ] = "bf16",
+    from_type: FromType = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -42,6 +43,7 @@ def run(
     low = low_format(auto_cast_type)
     with progress("inspecting", quiet=as_json):
         if is_exported(model):
+            refuse({"--from-type": from_type})
             refuse({"--data": data.given, "--batch": data.batch, "--dim": feeds.dim})
             census = inspect_exported(model, trust=trust)
         else:
@@ -51,6 +53,7 @@ def run(
                 batch=data.batch or 1,
                 dims=feeds.sizes,
                 low=low,
+                from_type=from_type,
             )
     if as_json:
         write_json(_to_dict(census))

@@ -13,6 +13,7 @@ from finecast.cli.common import (
     EngineName,
     ExternalData,
     Force,
+    FromType,
     Json,
     Model,
     files_of,
@@ -54,6 +55,7 @@ def run(
     device: Device,
     target: Target = None,
     engine: EngineName = None,
+    from_type: FromType = None,
     plan_out: Annotated[
         Path | None, typer.Option(help="The plan; default OUTPUT with .plan.json.")
     ] = None,
@@ -101,6 +103,7 @@ def run(
     exported = is_exported(model)
     if exported:
         unfit = {"--engine": engine, "--target": target, "--io": narrowing.io}
+        unfit |= {"--from-type": from_type}
         unfit |= {"--external-data/--one-file": external_data is not None}
         refuse(unfit | {"--study": study, "--resume": resume})
         files.write("--output", output)
@@ -138,6 +141,7 @@ def run(
                 resume=resume,
                 force=force,
                 external_data=external_data,
+                from_type=from_type,
                 progress=lambda stage, done, total: bar(done, total, stage),
             )
     for note in (*choice.told(set(outcome.plan.formats.values())), *outcome.warnings):

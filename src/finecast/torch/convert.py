@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from finecast.errors import ModelError, UsageError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch import Captured
 from finecast.frontends.torch.reader import hinted_shapes
+from finecast.graph import Graph
 from finecast.plan import Plan
 from finecast.policy import Policy, Scope
 from finecast.rules import UserRule
@@ -32,6 +34,7 @@ from finecast.torch.planning import (
 )
 from finecast.torch.reference import autocast_formats, squared_error
 from finecast.torch.session import examples
+from finecast.tuner.conversion import kept_types
 
 
 def convert(
@@ -81,6 +84,7 @@ def convert(
         fold=wanted.scope is not Scope.NONE,
     )
     check_names(wanted, captured.graph)
+    _warn_kept(captured.graph, wanted)
     args = flat_inputs(example_inputs, example_kwargs)
     device = device_of(captured.module, args)
     followed, obstacle = look_before_leaping(wanted, device)
@@ -111,6 +115,15 @@ def convert(
                 fix="exclude these ops by a rule, and report the module",
             )
         unsupported |= missing
+
+
+def _warn_kept(graph: Graph, policy: Policy) -> None:
+    """Say of ops in fp64 or a low type that they stay so, and how they would not."""
+    if policy.scope is Scope.NONE:
+        return
+    for text in kept_types(graph, policy).values():
+        fix = "convert copy.deepcopy(module).float(), with inputs in fp32"
+        warnings.warn(f"{text}: {fix}", stacklevel=3)
 
 
 def _plan(

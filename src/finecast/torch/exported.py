@@ -9,7 +9,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.export import Dim, ExportedProgram, ShapesCollection
@@ -138,12 +138,15 @@ def convert_file(
     )
 
 
+_TOLD: Final = r".*(on this.*measured|ops compute in)"
+
+
 @contextmanager
 def _heard() -> Generator[list[warnings.WarningMessage]]:
     """What is said of the formats asked for: that one is slow here, and by how much."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("ignore")
-        warnings.filterwarnings("always", category=UserWarning, message=".*on this.*measured")
+        warnings.filterwarnings("always", category=UserWarning, message=_TOLD)
         yield said
 
 

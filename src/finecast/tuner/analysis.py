@@ -64,7 +64,7 @@ class Planner:
         evidence: Mapping[int, Mapping[str, float | str]] | None = None,
     ) -> Plan:
         """The plan that gives node i ``formats[i]``."""
-        return make_plan(
+        plan = make_plan(
             self.graph,
             formats,
             self.permissions,
@@ -74,6 +74,7 @@ class Planner:
             because=because,
             evidence=evidence,
         )
+        return replace(plan, from_type=self.prepared.file.from_type)
 
     def lowest(self, *formats: Format) -> Plan:
         """Everything that may have one of ``formats`` (by default the policy's) has it."""

@@ -22,8 +22,9 @@ from finecast.frontends.onnx import Applied, OnnxFile
 from finecast.measure.deviation import deviation
 from finecast.measure.feeds import last_indices
 from finecast.plan import Plan
-from finecast.tuner.acceptance import Case, accept, feeds_for
+from finecast.tuner.acceptance import Case, accept, accept_taken, feeds_for, nudge
 from finecast.tuner.sources import FeedMaker
+from finecast.tuner.truth import truth_session
 
 # Models above this are not run in a second engine to find out what their formats explain:
 # that takes several times their size in memory.
@@ -65,13 +66,17 @@ class Destination:
 class Verified:
     """How the written model was verified; errors are None where it was not run.
 
-    ``relative_error`` is the largest over outputs of ||y - r|| / ||r|| against fp32.
+    ``relative_error`` is the largest over outputs of ||y - r|| / ||r|| against
+    ``reference``: the fp32 model, or the fp64 model that it was taken from. Of the latter's
+    error ``taken_error`` is what taking it to fp32 alone gives.
     """
 
     engine: str | None
     max_abs_error: float | None = None
     relative_error: float | None = None
     note: str = ""
+    reference: str = "fp32"
+    taken_error: float | None = None
 
 
 def write(
@@ -184,7 +189,35 @@ def _verify_in(
         got,
         wanted,
     )
-    return _compared(name, list(got.values()), list(wanted.values()))
+    found = _compared(name, list(got.values()), list(wanted.values()))
+    return found if file.truth is None else _against(file, applied, given, got, wanted, found)
+
+
+def _against(
+    file: OnnxFile,
+    applied: Applied,
+    feeds: Feeds,
+    got: Mapping[str, Array],
+    taken: Mapping[str, Array],
+    found: Verified,
+) -> Verified:
+    """How far the written model is from the fp64 one, and if fp32 is what makes it so.
+
+    Raises:
+        WrongNumbersError: If fp32 cannot hold what the model computes.
+    """
+    session, note = truth_session(file)
+    if session is None:
+        return replace(found, note="; ".join(filter(None, (found.note, note))))
+    exact = session.run(feeds)
+    nudged = session.run({name: nudge(array) for name, array in feeds.items()})
+    accept_taken(applied.graph, taken, exact, nudged)
+    wanted = list(exact.values())
+    return replace(
+        _compared(found.engine or "", list(got.values()), wanted),
+        reference="fp64",
+        taken_error=_compared("", list(taken.values()), wanted).relative_error,
+    )
 
 
 def _reference_run(

@@ -44,6 +44,7 @@ from finecast.tuner.modelled import modelled_time_s, plan_time_s
 from finecast.tuner.proposing import lowest, probe_sensitivity, probes, propose
 from finecast.tuner.remembered import Remembered
 from finecast.tuner.search import Candidate
+from finecast.tuner.truth import baseline_of
 from finecast.tuner.workload import Workload
 from finecast.units import make_units, rounding_points
 
@@ -53,12 +54,16 @@ CALIBRATION_FEEDS: Final = 8
 
 @dataclass(slots=True, kw_only=True)
 class DeviceModel:
-    """A model on a target; ``emulation`` states how accumulations are computed there."""
+    """A model on a target; ``emulation`` states how accumulations are computed there.
+
+    ``truth`` is the model whose accuracy is to be kept, where it is not the fp32 model's.
+    """
 
     file: OnnxFile
     workload: Workload
     criterion: Criterion
     emulation: Emulation
+    truth: Session | None = None
     progress: Progress = silent
     prepared: Prepared = field(init=False)
     reference: Session = field(init=False)
@@ -76,7 +81,7 @@ class DeviceModel:
         self.progress("fp32", 0, 1)
         self.prepared = prepare(self.file, self.emulation)
         self.reference = Remembered(exact_session(self.file.path))
-        self.baseline = self.workload.evaluate(self.reference, None)
+        self.baseline = baseline_of(self.workload, self.criterion, self.reference, self.truth)
         self.feeds = list(islice(self.workload.calibration(), CALIBRATION_FEEDS))
         self.exact = [a for f in self.feeds for a in self.reference.run(f).values()]
         self.facts = observe(self.prepared, lambda: self.feeds)
@@ -97,7 +102,8 @@ class DeviceModel:
     def evaluate(self, session: EmulatorSession) -> tuple[float, float]:
         """Metric on all data, and relative output error on calibration data."""
         error = self.error(session)
-        return self.workload.evaluate(session.restart(), self.reference), error
+        judge = self.truth or self.reference
+        return self.workload.evaluate(session.restart(), judge), error
 
     def error(self, session: Session) -> float:
         """Relative output error on calibration data."""

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, replace
 
 from finecast.emulation import Emulation
+from finecast.engines.base import Session
 from finecast.errors import UsageError
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile
@@ -37,10 +38,13 @@ def tune_for(
     emulation: Emulation,
     user_rules: tuple[tuple[str, UserRule], ...] = (),
     *,
+    truth: Session | None = None,
     study: Study | None = None,
     progress: Progress = silent,
 ) -> Outcome:
     """The fastest plan by op that keeps ``criterion`` on the emulated device.
+
+    ``truth`` is the model whose accuracy is to be kept, where it is not the fp32 model's.
 
     Raises:
         UsageError: If the device lacks the policy's format.
@@ -63,6 +67,7 @@ def tune_for(
         workload=workload,
         criterion=criterion,
         emulation=low_emulation,
+        truth=truth,
         progress=progress,
     )
     search = search_plans(device, low_emulation, policy, user_rules, prepared)

@@ -48,6 +48,7 @@ from finecast.tuner.proposing import (
 from finecast.tuner.search import Candidate, chain
 from finecast.tuner.study import Study, Trial
 from finecast.tuner.trials import Trials
+from finecast.tuner.truth import baseline_of
 from finecast.tuner.workload import Workload, run_all, thinned
 
 # A tuned model must win by more than interleaved medians wander on a quiet machine.
@@ -113,12 +114,14 @@ def tune(
     *,
     reference: Session | None = None,
     user_rules: tuple[tuple[str, UserRule], ...] = (),
+    truth: Session | None = None,
     study: Study | None = None,
     progress: Progress = silent,
 ) -> Outcome:
     """Find the fastest plan that keeps ``criterion`` on all of the workload's data.
 
-    ``reference`` is the fp32 model, where it is loaded in ``engine`` already.
+    ``reference`` is the fp32 model, where it is loaded in ``engine`` already; ``truth`` is the
+    model whose accuracy is to be kept, where that is another.
 
     Raises:
         ModelError: If the fp32 model gives NaN, or the model cannot be converted.
@@ -126,7 +129,7 @@ def tune(
     """
     session = reference or engine.load(file.path)
     tuning = _Tuning(
-        file, workload, criterion, policy, engine, user_rules, session, study, progress
+        file, workload, criterion, policy, engine, user_rules, session, truth, study, progress
     )
     return tuning.run()
 
@@ -141,6 +144,7 @@ class _Tuning:
         engine: Engine,
         rules: tuple[tuple[str, UserRule], ...],
         reference: Session,
+        truth: Session | None,
         study: Study | None,
         progress: Progress,
     ) -> None:
@@ -154,6 +158,7 @@ class _Tuning:
         self.progress = progress
         self.start = time.perf_counter()
         self.reference = reference
+        self.truth = truth
         self.probes = 0
 
     def run(self) -> Outcome:
@@ -197,7 +202,7 @@ class _Tuning:
         return self._finish(planner, found, timing)
 
     def _baseline(self) -> float:
-        value = self.workload.evaluate(self.reference, None)
+        value = baseline_of(self.workload, self.criterion, self.reference, self.truth)
         if math.isnan(value):
             raise ModelError(
                 f"the fp32 model's metric is NaN{self._first_nan()}",
@@ -279,7 +284,7 @@ class _Tuning:
     def _evaluate(self, plan: Plan) -> float:
         """The metric of the plan's model on all data."""
         session = load_model(self.engine, frontend.apply(self.file, plan).model)
-        return self.workload.evaluate(session, self.reference)
+        return self.workload.evaluate(session, self.truth or self.reference)
 
     def _format_speed(self) -> str:
         """What the engine makes of the formats on this device, by probing."""

@@ -69,7 +69,7 @@ def paused_collection(*, keeps: bool = True) -> Generator[None]:
             gc.enable()
 
 
-class _Stage:
+class Stage:
     """A folder of temporary files that is there as long as this object."""
 
     def __init__(self) -> None:
@@ -97,7 +97,18 @@ class OnnxFile:
     name: str
     external: tuple[Path, ...] = ()
     """Files beside it that hold some of its tensors."""
-    stage: _Stage | None = None
+    stage: Stage | None = None
+    from_type: str = ""
+    """The type that it was taken to fp32 from; empty for a model as it was given."""
+    original: OnnxFile | None = None
+    """The model before it was taken to fp32."""
+    notes: tuple[str, ...] = ()
+    """What that changed besides."""
+
+    @property
+    def truth(self) -> OnnxFile | None:
+        """The model before it was taken to fp32, where it is the more exact of both."""
+        return self.original if self.from_type == "fp64" else None
 
 
 def from_model(model: object) -> OnnxFile:
@@ -115,7 +126,7 @@ def from_model(model: object) -> OnnxFile:
             f"a {type(model).__name__} is not an ONNX model",
             fix="give a path, an onnx.ModelProto or an onnx_ir.Model",
         )
-    stage = _Stage()
+    stage = Stage()
     path = stage.folder / "model.onnx"
     kind = "ModelProto" if isinstance(model, onnx.ModelProto) else "ir.Model"
     name = f"the {kind} that was given"
