@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -121,13 +122,17 @@ def report(result: Conversion, output: Path, *, as_json: bool) -> None:
         "casts inside": str(result.casts),
         "size": " -> ".join(f"{b / 1e6:.2f} MB" for b in result.size_bytes),
         **({"opset": str(result.plan.opset)} if result.plan.opset else {}),
-        "verified in": verified.engine or "nothing",
+        "verified in": (verified.engine or "nothing") + _at(verified.sizes),
         f"error against {verified.reference}": _errors(result) or verified.note,
         "time": f"{result.seconds:.2f} s",
     }
     for name, value in rows.items():
         add_row(table, name, value)
     write_table(table)
+
+
+def _at(sizes: Mapping[str, int]) -> str:
+    return "".join(f", {name}={size}" for name, size in sizes.items())
 
 
 def _errors(result: Conversion) -> str:
@@ -158,6 +163,7 @@ def to_dict(result: Conversion, output: Path) -> dict[str, Any]:
             "relative_error": result.verified.relative_error,
             "reference": result.verified.reference,
             "taken_error": result.verified.taken_error,
+            "sizes": dict(result.verified.sizes),
             "note": result.verified.note,
         },
         "warnings": list(result.warnings),

@@ -7,8 +7,8 @@ full check and that the engine loads; nothing half-written stays.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -19,8 +19,10 @@ from finecast.errors import EngineError, UsageError, WrongNumbersError, naming
 from finecast.files import DATA_SUFFIX, check_writable
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile
+from finecast.graph import Graph
 from finecast.measure.deviation import deviation
 from finecast.measure.feeds import last_indices
+from finecast.measure.lengths import affordable, length_limits
 from finecast.plan import Plan
 from finecast.tuner.acceptance import Case, accept, accept_taken, feeds_for, nudge
 from finecast.tuner.sources import FeedMaker
@@ -68,7 +70,8 @@ class Verified:
 
     ``relative_error`` is the largest over outputs of ||y - r|| / ||r|| against
     ``reference``: the fp32 model, or the fp64 model that it was taken from. Of the latter's
-    error ``taken_error`` is what taking it to fp32 alone gives.
+    error ``taken_error`` is what taking it to fp32 alone gives. ``sizes`` are those that the
+    free dimensions of the inputs had.
     """
 
     engine: str | None
@@ -77,6 +80,7 @@ class Verified:
     note: str = ""
     reference: str = "fp32"
     taken_error: float | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 def write(
@@ -161,8 +165,8 @@ def _verify_in(
     emulated = engine.name == EMULATOR
     name = f"{EMULATOR}:{engine.device}" if emulated else engine.name
     reference = exact_session(file.path) if emulated else engine.load(file.path)
-    last = {} if feeds.batches else last_indices(applied.graph)  # data is taken as it is
-    given, wanted, note = _reference_run(reference, feeds, last)
+    given, wanted, note = _reference_run(reference, feeds, applied.graph)
+    sizes = {} if given is None else _sizes(reference, given)
     del reference  # one large model at a time
     session = engine.load(path)
     if given is None or note:
@@ -190,6 +194,7 @@ def _verify_in(
         wanted,
     )
     found = _compared(name, list(got.values()), list(wanted.values()))
+    found = replace(found, sizes=sizes)
     return found if file.truth is None else _against(file, applied, given, got, wanted, found)
 
 
@@ -215,28 +220,58 @@ def _against(
     wanted = list(exact.values())
     return replace(
         _compared(found.engine or "", list(got.values()), wanted),
+        sizes=found.sizes,
         reference="fp64",
         taken_error=_compared("", list(taken.values()), wanted).relative_error,
     )
 
 
+def _sizes(session: Session, feeds: Feeds) -> dict[str, int]:
+    """Sizes of the free dimensions that have a name."""
+    return {
+        dim: size
+        for spec in session.inputs
+        if spec.name in feeds
+        for dim, size in zip(spec.shape or (), feeds[spec.name].shape, strict=False)
+        if isinstance(dim, str) and dim
+    }
+
+
 def _reference_run(
-    reference: Session, feeds: FeedMaker, last: Mapping[str, int]
+    reference: Session, feeds: FeedMaker, graph: Graph
 ) -> tuple[Feeds | None, Mapping[str, Array], str]:
     """Feeds, what the fp32 model gives for them, and why there is nothing."""
     note = "loaded, not run: give --data to compare outputs"
-    # Rows to the ends of tables first; where the model wants others for a reason that cannot
-    # be seen, the first ones.
-    for most in (last, {}) if last else ({},):
-        given = feeds.make(reference, most)
+    for lengths, last in _extremes(graph, feeds):
+        given = feeds.make(reference, last, lengths)
         if given is None:
-            return None, {}, note
+            continue
         try:
             return given, reference.run(given), ""
         except EngineError as error:
             # The fp32 model refuses these feeds: they say nothing about the converted one.
             note = f"loaded, not run: {error.what}"
     return None, {}, note
+
+
+def _extremes(
+    graph: Graph, feeds: FeedMaker
+) -> Iterator[tuple[dict[str, int], dict[str, int]]]:
+    """Lengths and indices to run at, until the fp32 model takes them.
+
+    The ends of tables first; where the model wants others for a reason that cannot be seen,
+    small ones. Positions may start at 2, as RoBERTa's do.
+    """
+    if not feeds.batches:  # data is taken as it is
+        last = last_indices(graph)
+        limits = length_limits(graph)
+        for spare in (0, 2):
+            lengths = {name: max(rows - spare, 1) for name, rows in limits.items()}
+            if lengths:
+                yield affordable(lengths, graph), last
+        if last:
+            yield {}, last
+    yield {}, {}
 
 
 def compare(engine: str, got: Sequence[Array], wanted: Sequence[Array]) -> Verified:

@@ -222,15 +222,23 @@ class FeedMaker:
         inputs = (v for v in model.graph.inputs if not v.is_initializer())
         check_dims({v.name or "": _dims(v) for v in inputs}, self.dims)
 
-    def make(self, session: Session, last: Mapping[str, int] | None = None) -> Feeds | None:
+    def make(
+        self,
+        session: Session,
+        last: Mapping[str, int] | None = None,
+        lengths: Mapping[str, int] | None = None,
+    ) -> Feeds | None:
         """Feeds for a loaded model; None if none can be made.
 
-        Random integers go up to ``last``, by the inputs' names (else to 1).
+        Random integers go up to ``last``, by the inputs' names (else to 1). Free dimensions
+        have the size that is asked for, else that of ``lengths``, else a small one.
         """
         if self.batches:
             return self.batches[0]
+        free = {d for spec in session.inputs for d in spec.shape or ()}
+        long = {name: size for name, size in (lengths or {}).items() if name in free}
         try:
-            sizes = {**guessed_dims(session.inputs), **self.dims}
+            sizes = {**guessed_dims(session.inputs), **long, **self.dims}
             return synthetic_feeds(session.inputs, batch=1, dims=sizes, last=last)
         except UsageError:
             if self.dims:
