@@ -11,10 +11,10 @@ from typing import Final
 
 from finecast.graph import Dim, Graph, Node, Value
 
-_MOST_LENGTH: Final = 4096
+MOST_LENGTH: Final = 4096
 """Beyond it what grows with the square of the length takes gigabytes."""
 
-_MOST_PRODUCTS: Final = 1 << 37
+MOST_PRODUCTS: Final = 1 << 37
 """Of a run: weights times positions. BERT-large has a third of a billion weights and 512
 positions; a run of so many takes seconds."""
 
@@ -48,7 +48,7 @@ def length_limits(graph: Graph) -> dict[str, int]:
 def affordable(limits: Mapping[str, int], graph: Graph) -> dict[str, int]:
     """``limits``, less where a run of so much would take too long."""
     weights = sum(v.constant.size for v in graph.values if v.constant is not None)
-    most = min(_MOST_LENGTH, max(_MOST_PRODUCTS // max(weights, 1), 1))
+    most = min(MOST_LENGTH, max(MOST_PRODUCTS // max(weights, 1), 1))
     return {name: min(limit, most) for name, limit in limits.items()}
 
 

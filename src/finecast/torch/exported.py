@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from finecast.edits import cast_count
 from finecast.engines.base import Feeds
-from finecast.errors import UsageError
+from finecast.errors import UsageError, WrongNumbersError
 from finecast.files import CommandFiles
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch.archive import load_program
@@ -27,6 +27,7 @@ from finecast.frontends.torch.reader import hinted_shapes
 from finecast.graph import Graph
 from finecast.measure.census import Census, count_classes, notes
 from finecast.measure.criterion import Criterion
+from finecast.measure.deviation import LIMIT
 from finecast.plan import Plan
 from finecast.policy import Policy
 from finecast.rules import UserRule
@@ -34,6 +35,7 @@ from finecast.rules.matching import check_names
 from finecast.rules.user import without_opinion
 from finecast.sensitivity import squared_error
 from finecast.torch.convert import convert
+from finecast.torch.lengths import Inputs, longest
 from finecast.torch.planning import device_of, make_torch_planner
 from finecast.torch.session import ModuleSession, Signature, examples, runnable
 from finecast.torch.tuning import Prepare, TorchOutcome, TuneOptions, deployed, tune
@@ -159,7 +161,7 @@ def _write(
     low: GraphModule,
     source: Path,
     target: Path,
-    inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    inputs: Inputs,
 ) -> Conversion:
     plan: Plan = low.finecast_plan  # type: ignore[assignment]
     result = export(low, program)
@@ -180,8 +182,46 @@ def _write(
 def _verify(
     program: ExportedProgram,
     result: ExportedProgram,
-    inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    inputs: Inputs,
 ) -> Verified:
+    """How far the result is from the program on ``inputs``, and where free sizes are largest.
+
+    Raises:
+        WrongNumbersError: If there are NaN or Inf where the program has none, or no digit is
+            right at the largest sizes alone.
+    """
+    found = _compared(program, result, inputs)
+    long = longest(program, inputs)
+    if long is None:
+        return found
+    larger, sizes = long
+    at = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    try:
+        with torch.no_grad():
+            runnable(program)(*larger[0], **larger[1])
+    except (RuntimeError, IndexError, ValueError) as error:
+        first = (str(error).strip().splitlines() or [""])[0][:200]
+        return replace(found, note=f"the program does not run at {at}: {first}")
+    with _at_sizes(at):
+        there = _compared(program, result, larger)
+    before, after = found.relative_error or 0.0, there.relative_error or 0.0
+    if after >= LIMIT > before:
+        raise WrongNumbersError(
+            f"at {at} the outputs have a relative error of {after:.3g}: no digit is right",
+            fix="exclude ops with --exclude or --op NAME=fp32, or use `tune`",
+        )
+    return replace(max(found, there, key=lambda v: v.relative_error or 0.0), sizes=sizes)
+
+
+@contextmanager
+def _at_sizes(at: str) -> Generator[None]:
+    try:
+        yield
+    except WrongNumbersError as error:
+        raise WrongNumbersError(f"at {at} {error.what}", fix=error.fix) from error
+
+
+def _compared(program: ExportedProgram, result: ExportedProgram, inputs: Inputs) -> Verified:
     args, kwargs = inputs
     with torch.no_grad():
         got, wanted = (
