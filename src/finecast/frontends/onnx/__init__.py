@@ -30,6 +30,7 @@ from finecast.frontends.onnx.native import PassDiedError
 from finecast.frontends.onnx.opset import needed_opsets, opset_of, raise_as_far, raise_opset
 from finecast.frontends.onnx.reader import PHI, Binding, name_nodes, read
 from finecast.frontends.onnx.schema import cast_since, signature
+from finecast.frontends.onnx.shapeless import shapeless_ports
 from finecast.frontends.onnx.source_types import SOURCE_TYPES, take_to_fp32
 from finecast.frontends.onnx.stream import size_bytes, to_proto
 from finecast.frontends.onnx.types import check_inferable, every_node, infer
@@ -63,6 +64,7 @@ __all__ = [
     "prepare",
     "resolve_io",
     "save",
+    "shapeless_ports",
     "size_bytes",
     "take_to_fp32",
     "to_bytes",

@@ -7,7 +7,7 @@ import hashlib
 import shutil
 import tempfile
 import weakref
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -24,6 +24,7 @@ from finecast.files import DATA_SUFFIX, check_writable
 from finecast.frontends.onnx import native, stream
 from finecast.frontends.onnx.constants import ConvertedTensor
 from finecast.frontends.onnx.external import bring_in
+from finecast.frontends.onnx.shapeless import checkable
 from finecast.frontends.onnx.verify import check_tensors, inner_tensors, sort_nodes
 
 # A protobuf message ends at 2 GiB; tensors go to a second file a safe distance before.
@@ -305,14 +306,17 @@ def to_bytes(model: ir.Model) -> bytes:
     return stream.to_bytes(model)
 
 
-def check(path: Path) -> None:
+def check(path: Path, *, shapeless: Collection[str] = ()) -> None:
     """Run ``onnx.checker`` with strict shape inference over a written file.
+
+    Inputs and outputs named by ``shapeless`` need not have a shape, which ONNX asks for.
 
     Raises:
         ModelError: If the model is not valid ONNX.
     """
     try:
-        native.check(path)
+        with checkable(path, shapeless) as checked:
+            native.check(checked)
     except native.PassDiedError as error:
         raise native.PassDiedError(error.what, where=str(path), fix=error.fix) from error
     except (native.PassError, OSError) as error:
