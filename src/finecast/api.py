@@ -84,6 +84,7 @@ def convert(
     verify: bool = True,
     force: bool = False,
     external_data: bool | None = None,
+    from_type: str | None = None,
 ) -> Conversion:
     """Convert a model by a policy, verify it in an engine, and write it.
 
@@ -102,6 +103,10 @@ def convert(
         force: Whether an existing output may be replaced.
         external_data: Whether tensors go to ``NAME.data`` beside the output; None: if they
             are more than fit one file, or came in that form.
+        from_type: Take the model's ops in this type (fp64, fp16, bf16) to fp32 first; inputs
+            and outputs keep theirs.
+        from_type: ``fp64``, ``fp16`` or ``bf16``: the model's ops in it are taken to fp32
+            before the policy sees them.
 
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
@@ -109,6 +114,7 @@ def convert(
     given = load(model)
     written = _destination(output, force=force, external_data=external_data)
     _claim(given, written, data=data)
+    given = _taken(given, from_type)
     done = given.convert(
         written,
         Policy.parse(policy) if isinstance(policy, str) else policy,
@@ -173,6 +179,7 @@ def tune(
     resume: bool = False,
     force: bool = False,
     external_data: bool | None = None,
+    from_type: str | None = None,
     progress: Progress = silent,
 ) -> Outcome:
     """Find the fastest mixed-precision model that keeps the criterion; write it if it helps.
@@ -183,7 +190,9 @@ def tune(
     list of feeds, a DataLoader); as DataOptions it stands for metric, labels, calib and the
     like too. ``calib`` is any of these, or a function that yields feeds. Trials are kept in
     ``study``; ``resume`` takes those of an earlier run of the same model, data, code and
-    baseline for granted, but for the winner's.
+    baseline for granted, but for the winner's. ``from_type`` is as for ``convert``: the times
+    of fp32 are then those of the model taken to fp32, and of a model in fp64 its own accuracy
+    is the one to keep.
 
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
@@ -205,6 +214,7 @@ def tune(
             lower_is_better=lower_is_better,
         )
     files = _claim(given, written, data=options, study=study)
+    given = _taken(given, from_type)
     subject = given.subject(engine, _device(target))
     workload = workload_of(options, subject.reference)
     rules = tuple((user_rules or {}).items())
@@ -227,6 +237,10 @@ def tune(
     said = without_opinion(user_rules or (), outcome.plan.reasons)
     warnings = (*outcome.warnings, *workload.warnings, *said)
     return replace(outcome, warnings=warnings, stale=files.stale())
+
+
+def _taken(model: OpenedModel, from_type: str | None) -> OpenedModel:
+    return model if from_type is None else model.taken(from_type)
 
 
 def _claim(
@@ -262,16 +276,18 @@ def inspect(
     batch: int = 1,
     dims: Mapping[str, int] | None = None,
     low: Format = Format.BF16,
+    from_type: str | None = None,
 ) -> Census:
     """Count a model's ops by class; with ``data``, report values that ``low`` cannot hold.
 
     Shapes are those observed on data, else on one random batch where the model runs on it.
+    ``from_type`` is as for ``convert``.
 
     Raises:
         FinecastError: If the model or the data cannot be read.
     """
     options = RunOptions(data=_data_options(data, labels), batch=batch, dims=dims or {})
-    return load(model).census(options, low)
+    return _taken(load(model), from_type).census(options, low)
 
 
 def judge(
@@ -282,10 +298,12 @@ def judge(
     target: Emulation | str | None = None,
     data: DataOptions | Data | None = None,
     user_rules: Mapping[str, UserRule] | None = None,
+    from_type: str | None = None,
 ) -> tuple[Graph, Plan]:
     """What the rules alone say of each op, as the lowest plan they permit.
 
-    With ``data`` they see the ranges that its values have, as ``convert`` does.
+    With ``data`` they see the ranges that its values have, as ``convert`` does; ``from_type``
+    is as there.
 
     Raises:
         FinecastError: If the model cannot be read or rules conflict.
@@ -296,7 +314,7 @@ def judge(
         data=_data_options(data),
         user_rules=user_rules or {},
     )
-    return load(model).judge(policy, options)
+    return _taken(load(model), from_type).judge(policy, options)
 
 
 def graph_for(model: Model, plan: Plan) -> Graph:

@@ -448,3 +448,12 @@ def test_a_plan_beyond_any_size_is_not_read(
     answer = finecast("apply", plan, net, "-o", tmp_path / "out.onnx")
     assert answer.code == ExitCode.USAGE
     assert "1073741824 are the most that are read" in answer.err
+
+
+def test_sizes_that_it_was_verified_at_are_told(
+    finecast: Callable[..., Answer], net: Path, tmp_path: Path
+) -> None:
+    asked = ("convert", net, "--auto-cast", "all", "--engine", "onnxruntime")
+    assert "onnxruntime, N=1" in finecast(*asked, "-o", tmp_path / "a.onnx").out
+    sized = finecast(*asked, "-o", tmp_path / "b.onnx", "--dim", "N=3", "--json")
+    assert sized.json["verified"]["sizes"] == {"N": 3}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -169,3 +170,57 @@ def test_what_is_fp64_is_said(finecast: Finecast, tmp_path: Path) -> None:
     answer = convert(finecast, net, tmp_path / "low.onnx", "fp16")
     assert answer.code == 0, answer.err
     assert "2 ops compute in fp64" in answer.err
+
+
+@pytest.mark.parametrize(("kind", "label"), [("double", "fp64"), ("float16", "fp16")])
+def test_what_keeps_its_type_can_be_taken_to_fp32(
+    finecast: Finecast, tmp_path: Path, kind: str, label: str
+) -> None:
+    """The warning names the option; the option makes it go."""
+    net = saved(
+        f"net ({kind}[4] x) => ({kind}[4] y) {{ h = Tanh(x)\n y = Tanh(h) }}", tmp_path
+    )
+    low, plan = tmp_path / "low.onnx", tmp_path / "low.plan.json"
+    answer = convert(finecast, net, low, "bf16")
+    assert f"2 ops compute in {label} and keep it: --from-type {label}" in answer.err
+    asked = ("--from-type", label, "--plan-out", plan)
+    answer = finecast(
+        "convert",
+        net,
+        "-o",
+        low,
+        "--auto-cast",
+        "all",
+        "--auto-cast-type",
+        "bf16",
+        "--force",
+        *asked,
+    )
+    assert answer.code == 0, answer.err
+    assert "keep it" not in answer.err
+    assert finecast("apply", plan, net, "-o", tmp_path / "again.onnx").code == 0
+    assert (tmp_path / "again.onnx").read_bytes() == low.read_bytes()
+    node = json.loads(plan.read_text())["decisions"][-1]["node"]
+    explained = finecast("explain", net, node, "--plan", plan, "--json")
+    assert explained.json["format"] in ("bf16", "fp32")
+    inspected = finecast("inspect", net, "--from-type", label, "--json").json
+    types = [c["types"] for c in inspected["classes"] if c["class"] != "cast"]
+    assert all(set(t) <= {"fp32"} for t in types), types
+
+
+def test_a_type_that_no_op_has_is_refused(finecast: Finecast, tmp_path: Path) -> None:
+    net = saved("net (float[4] x) => (float[4] y) { y = Tanh(x) }", tmp_path)
+    for verb in ("convert", "tune"):
+        answer = finecast(
+            verb,
+            net,
+            "-o",
+            tmp_path / "low.onnx",
+            "--from-type",
+            "fp64",
+            "--auto-cast-type",
+            "bf16",
+        )
+        assert answer.code == ExitCode.USAGE
+        assert "no op of the model computes in fp64" in answer.err
+        assert "fp32" in answer.err

@@ -108,6 +108,7 @@ def test_plans_of_every_version_load(sample: Path) -> None:
     assert plan.formats["/attn/MatMul"] is Format.BF16
     assert plan.formats["/attn/Softmax"] is Format.FP32
     assert plan.io == {"x": Format.BF16}
+    assert plan.from_type == stated.get("from_type", "")
 
 
 def test_every_version_has_a_sample_and_keeps_its_digest() -> None:
@@ -125,7 +126,7 @@ def test_every_version_has_a_sample_and_keeps_its_digest() -> None:
         ("[]", "not a finecast plan"),
         ("null", "not a finecast plan"),
         ("{}", "not a finecast plan: KeyError"),
-        ('{"version": 99}', r"version 99 is newer than 1.*upgrade finecast"),
+        ('{"version": 99}', r"version 99 is newer than 2.*upgrade finecast"),
         (PLAN.to_json().replace('"bf16"', '"bf17"'), "unknown format 'bf17'"),
         (PLAN.to_json()[:-20], "not a finecast plan"),
     ],

@@ -364,3 +364,14 @@ def test_a_kernel_that_is_broken_is_not_used(
 )
 def test_a_result_may_differ_by_roundings(low: torch.Tensor, wide: float, wrong: bool) -> None:
     assert is_wrong(low, torch.tensor([wide])) == wrong
+
+
+@pytest.mark.parametrize(
+    ("dtype", "label"), [(torch.float64, "fp64"), (torch.float16, "fp16")]
+)
+def test_ops_that_keep_their_own_type_are_told(dtype: torch.dtype, label: str) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()).to(dtype)
+    with pytest.warns(
+        UserWarning, match=rf"2 ops compute in {label} and keep it: .*float\(\)"
+    ):
+        ft.convert(net, (torch.zeros(2, 4, dtype=dtype),), "all:bf16")

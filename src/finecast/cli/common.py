@@ -51,6 +51,16 @@ PlanOut = Annotated[
 ]
 
 
+FromType = Annotated[
+    str | None,
+    typer.Option(
+        "--from-type",
+        metavar="fp64|fp16|bf16",
+        help="Take the model's ops in this type to fp32 first; inputs and outputs keep it.",
+    ),
+]
+
+
 class Reading(Protocol):
     """A group of options that may name files to read."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ from finecast.cli.common import (
     EngineName,
     ExternalData,
     Force,
+    FromType,
     Json,
     Model,
     NoVerify,
@@ -38,6 +40,7 @@ def run(
     target: Target = None,
     engine: EngineName = None,
     plan_out: PlanOut = None,
+    from_type: FromType = None,
     no_verify: NoVerify = False,
     trust: Trust = False,
     external_data: ExternalData = None,
@@ -83,6 +86,7 @@ def run(
             verify=not no_verify,
             force=force,
             external_data=external_data,
+            from_type=from_type,
         )
     if plan_out is not None:
         from finecast.files import write_text
@@ -107,8 +111,8 @@ def report(result: Conversion, output: Path, *, as_json: bool) -> None:
         "casts inside": str(result.casts),
         "size": " -> ".join(f"{b / 1e6:.2f} MB" for b in result.size_bytes),
         **({"opset": str(result.plan.opset)} if result.plan.opset else {}),
-        "verified in": verified.engine or "nothing",
-        "error against fp32": _errors(result) or verified.note,
+        "verified in": (verified.engine or "nothing") + _at(verified.sizes),
+        f"error against {verified.reference}": _errors(result) or verified.note,
         "time": f"{result.seconds:.2f} s",
     }
     for name, value in rows.items():
@@ -116,11 +120,19 @@ def report(result: Conversion, output: Path, *, as_json: bool) -> None:
     write_table(table)
 
 
+def _at(sizes: Mapping[str, int]) -> str:
+    return "".join(f", {name}={size}" for name, size in sizes.items())
+
+
 def _errors(result: Conversion) -> str:
     found = result.verified
     if found.relative_error is None or found.max_abs_error is None:
         return ""
-    return f"relative {found.relative_error:.3g}, largest {found.max_abs_error:.3g}"
+    note = f"; {found.note}" if found.note else ""
+    text = f"relative {found.relative_error:.3g}, largest {found.max_abs_error:.3g}"
+    taken = found.taken_error
+    alone = "" if taken is None else f"; of it by fp32 alone relative {taken:.3g}"
+    return f"{text}{alone}{note}"
 
 
 def to_dict(result: Conversion, output: Path) -> dict[str, Any]:
@@ -138,6 +150,9 @@ def to_dict(result: Conversion, output: Path) -> dict[str, Any]:
             "engine": result.verified.engine,
             "max_abs_error": result.verified.max_abs_error,
             "relative_error": result.verified.relative_error,
+            "reference": result.verified.reference,
+            "taken_error": result.verified.taken_error,
+            "sizes": dict(result.verified.sizes),
             "note": result.verified.note,
         },
         "warnings": list(result.warnings),

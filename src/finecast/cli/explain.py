@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finecast.cli.common import EngineName, Json, Model, Trust
+from finecast.cli.common import EngineName, FromType, Json, Model, Trust
 from finecast.cli.data_options import Data
 from finecast.cli.output import add_row, new_table, write_json, write_table
 from finecast.cli.policy_options import Casting, Device, Narrowing, Target
+from finecast.errors import UsageError
 from finecast.naming import unknown_name
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def run(
     ] = None,
     target: Target = None,
     engine: EngineName = None,
+    from_type: FromType = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -48,6 +50,8 @@ def run(
     stated = Plan.load(plan) if plan is not None else None
     opened = api.load(model, trust=trust)
     if stated is not None:
+        if from_type is not None:
+            raise UsageError("the plan states it", where="--from-type", fix="leave it out")
         graph, given = api.graph_for(opened, stated), stated
     else:
         graph, given = api.judge(
@@ -57,6 +61,7 @@ def run(
             target=choice.emulation,
             data=data.options() if data.given else None,
             user_rules=narrowing.user_rules(),
+            from_type=from_type,
         )
     found = _find(graph, node)
     decision = given.decision(found.name)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finecast.cli.common import Json, Trust
+from finecast.cli.common import FromType, Json, Trust
 from finecast.cli.data_options import Data, RandomFeeds
 from finecast.cli.output import add_row, new_table, progress, write_json, write_table
 
@@ -22,6 +22,7 @@ def run(
     auto_cast_type: Annotated[
         str, typer.Option("--auto-cast-type", metavar="FORMAT", help="The low format.")
     ] = "bf16",
+    from_type: FromType = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -46,6 +47,7 @@ def run(
             batch=data.batch or 1,
             dims=feeds.sizes,
             low=low,
+            from_type=from_type,
         )
     if as_json:
         write_json(_to_dict(census))

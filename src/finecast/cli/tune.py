@@ -13,6 +13,7 @@ from finecast.cli.common import (
     EngineName,
     ExternalData,
     Force,
+    FromType,
     Json,
     Model,
     Trust,
@@ -54,6 +55,7 @@ def run(
     device: Device,
     target: Target = None,
     engine: EngineName = None,
+    from_type: FromType = None,
     plan_out: Annotated[
         Path | None, typer.Option(help="The plan; default OUTPUT with .plan.json.")
     ] = None,
@@ -118,6 +120,7 @@ def run(
             resume=resume,
             force=force,
             external_data=external_data,
+            from_type=from_type,
             progress=lambda stage, done, total: bar(done, total, stage),
         )
     for note in (*choice.told(set(outcome.plan.formats.values())), *outcome.warnings):

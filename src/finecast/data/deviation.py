@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from finecast.engines.base import Array
-from finecast.graph import Graph, Node
+from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
 
@@ -113,6 +113,14 @@ def _decides(graph: Graph, node: Node) -> bool:
         return False
     if by_name(node.op).kind in _DECIDES or node.op in _STEPS:
         return True
-    types = [graph.values[i].format for i in node.inputs if i is not None]
-    made = [graph.values[i].format for i in node.outputs if i is not None]
-    return node.op == "cast" and any(types) and not any(made)
+    if node.op != "cast":
+        return False
+    read, made = (
+        [graph.values[i] for i in ports if i is not None]
+        for ports in (node.inputs, node.outputs)
+    )
+    return any(map(_is_float, read)) and not any(map(_is_float, made))
+
+
+def _is_float(value: Value) -> bool:
+    return value.format is not None or value.dtype == "fp64"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import count, takewhile
 from typing import Final
 
 import numpy as np
@@ -109,23 +110,27 @@ def _rows(graph: Graph, node: Node) -> int | None:
 def _sizes(
     inputs: Sequence[TensorSpec], batch: int, dims: Mapping[str, int]
 ) -> dict[str, int]:
-    check_dims({spec.name: spec.shape or () for spec in inputs}, dims)
+    check_dims({spec.name: spec.shape for spec in inputs}, dims)
     fronts = ((spec.name, spec.shape[0]) for spec in inputs if spec.shape)
     sizes = {d or f"{name}.0": batch for name, d in fronts if not isinstance(d, int)}
     return {**sizes, **dims}
 
 
 def check_dims(
-    shapes: Mapping[str, Sequence[int | str | None]], dims: Mapping[str, int]
+    shapes: Mapping[str, Sequence[int | str | None] | None], dims: Mapping[str, int]
 ) -> None:
     """Refuse sizes of dimensions that are not free in inputs of these shapes.
+
+    Of an input without a shape they are its shape: any axis is free.
 
     Raises:
         UsageError: If ``dims`` has a name that is neither a symbol nor ``INPUT.AXIS``.
     """
     free: dict[str, None] = {}
     for name, shape in shapes.items():
-        for axis, dim in enumerate(shape):
+        if shape is None:
+            free |= dict.fromkeys(f"{name}.{axis}" for axis in range(len(dims) or 1))
+        for axis, dim in enumerate(shape or ()):
             if not isinstance(dim, int):
                 free |= dict.fromkeys(filter(None, (dim, f"{name}.{axis}")))
     for name in dims:
@@ -135,7 +140,14 @@ def check_dims(
 
 def _shape(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
     if spec.shape is None:
-        raise UsageError(f"input {spec.name!r} has no declared shape", fix="give --data")
+        axes = (sizes.get(f"{spec.name}.{axis}") for axis in count())
+        given = tuple(takewhile(bool, axes))
+        if not given:
+            raise UsageError(
+                f"input {spec.name!r} has no declared shape",
+                fix=f"give --data, or the size of each axis by --dim {spec.name}.0=SIZE",
+            )
+        return tuple(size for size in given if size)
     shape: list[int] = []
     for axis, dim in enumerate(spec.shape):
         own = f"{spec.name}.{axis}"

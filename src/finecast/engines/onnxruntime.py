@@ -6,7 +6,7 @@ import ctypes
 import math
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -63,8 +63,11 @@ class OnnxRuntimeSession:
         self._source = source
         self._where = where
         self._profile = profile
-        self._inputs = tuple(_spec(port) for port in session.get_inputs())
-        self._outputs = tuple(_spec(port) for port in session.get_outputs())
+        # It gives ports that declare no shape that of a scalar.
+        ports = (*source.inputs, *source.outputs)
+        shapeless = {spec.name for spec in ports if spec.shape is None}
+        self._inputs = tuple(_spec(port, shapeless) for port in session.get_inputs())
+        self._outputs = tuple(_spec(port, shapeless) for port in session.get_outputs())
         self._plain = all(s.dtype not in _ELEMENTS for s in (*self._inputs, *self._outputs))
 
     @property
@@ -282,9 +285,9 @@ def explain(error: Exception) -> str:
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
 
 
-def _spec(port: Any) -> TensorSpec:
+def _spec(port: Any, shapeless: Container[str]) -> TensorSpec:
     element: str = port.type.removeprefix("tensor(").removesuffix(")")
-    shape = port.shape
+    shape = None if port.name in shapeless else port.shape
     dims = None if shape is None else tuple(d if d != "" else None for d in shape)
     return TensorSpec(name=port.name, dtype=_TYPES.get(element, element), shape=dims)
 

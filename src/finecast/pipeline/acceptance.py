@@ -97,6 +97,38 @@ def accept(case: Case, got: Outputs, wanted: Outputs) -> None:
     raise WrongNumbersError(fault.text, where=where, fix=_FIX)
 
 
+def accept_taken(graph: Graph, taken: Outputs, exact: Outputs, nudged: Outputs) -> None:
+    """Return if fp32 has digits of what the fp64 model gives.
+
+    Args:
+        graph: Of the model taken to fp32.
+        taken: What that gives.
+        exact: What the fp64 model gives.
+        nudged: The same for feeds one unit in the last place beside: digits that fp64 itself
+            does not determine are not judged.
+
+    Raises:
+        WrongNumbersError: If not; names the output.
+    """
+    every = {node.id: Format.BF16 for node in graph.float_nodes}  # any rounding will do
+    decided = expected(graph, every).decided
+    ids = {v.name: v.id for v in graph.outputs}
+    for name, wanted in exact.items():
+        found = deviation(taken[name], wanted)
+        text = ""
+        if found.nonfinite:
+            text = "has NaN or Inf where fp64 has none"
+        elif ids.get(name) not in decided and found.relative >= LIMIT:
+            noise = deviation(nudged[name], wanted).relative
+            text = f"has a relative error of {found.relative:.3g}" if noise < LIMIT else ""
+        if text:
+            raise WrongNumbersError(
+                f"output {name!r} of the model taken to fp32 {text}",
+                where="--from-type fp64",
+                fix="it needs fp64: leave it as it is, or scale its numbers",
+            )
+
+
 def _fault(case: Case, bounds: Expected, got: Outputs, wanted: Outputs) -> _Fault | None:
     ids = {v.name: v.id for v in case.applied.graph.outputs}
     suspects: dict[str, Deviation] = {}
@@ -143,21 +175,18 @@ def _hopeless(
 def _fp32_noise(case: Case, name: str, wanted: Outputs) -> float:
     """The relative error of fp32 against fp32: other kernels, floats one unit beside."""
     try:
-        again = case.exact({n: _nudged(a) for n, a in case.feeds.items()})
+        again = case.exact({n: nudge(a) for n, a in case.feeds.items()})
     except EngineError:
         return 0.0
     return deviation(again[name], wanted[name]).relative
 
 
-def _nudged(array: Array) -> Array:
-    if array.dtype != np.float32:
+def nudge(array: Array) -> Array:
+    """Every number of fp32 or fp64 one unit in the last place beside, up and down in turns."""
+    if array.dtype.name not in ("float32", "float64"):
         return array
-    return np.nextafter(
-        array,
-        np.where(np.arange(array.size) % 2, np.inf, -np.inf)
-        .astype(np.float32)
-        .reshape(array.shape),
-    )
+    towards = np.where(np.arange(array.size) % 2, np.inf, -np.inf)
+    return np.nextafter(array, towards.astype(array.dtype).reshape(array.shape))
 
 
 def _mistaken(

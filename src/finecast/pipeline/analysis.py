@@ -79,6 +79,7 @@ def make_planner(
         permissions=rules.permit(context),
         engine=engine.name,
         opset=partial(frontend.minimal_opset, prepared),
+        from_type=prepared.file.from_type,
     )
 
 

@@ -7,22 +7,26 @@ full check and that the engine loads; nothing half-written stays.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from finecast.data.deviation import deviation
 from finecast.data.feeds import last_indices
+from finecast.data.lengths import affordable, length_limits
 from finecast.engines import EMULATOR
 from finecast.engines.base import Array, Engine, Feeds, Session
-from finecast.engines.emulator import exact_session
+from finecast.engines.emulator import exact_emulator, exact_session
 from finecast.errors import EngineError, UsageError, WrongNumbersError, naming
 from finecast.files import DATA_SUFFIX, check_writable
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile
-from finecast.pipeline.acceptance import Case, accept, feeds_for
+from finecast.graph import Graph
+from finecast.pipeline.acceptance import Case, accept, accept_taken, feeds_for, nudge
 from finecast.pipeline.sources import FeedMaker
+from finecast.pipeline.truth import truth_session
 from finecast.planning.plan import Plan
 
 # Models above this are not run in a second engine to find out what their formats explain:
@@ -65,13 +69,19 @@ class Destination:
 class Verified:
     """How the written model was verified; errors are None where it was not run.
 
-    ``relative_error`` is the largest over outputs of ||y - r|| / ||r|| against fp32.
+    ``relative_error`` is the largest over outputs of ||y - r|| / ||r|| against
+    ``reference``: the fp32 model, or the fp64 model that it was taken from. Of the latter's
+    error ``taken_error`` is what taking it to fp32 alone gives. ``sizes`` are those that the
+    free dimensions of the inputs had.
     """
 
     engine: str | None
     max_abs_error: float | None = None
     relative_error: float | None = None
     note: str = ""
+    reference: str = "fp32"
+    taken_error: float | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 def write(
@@ -104,7 +114,7 @@ def write(
             if place is not None:
                 for part in parts:
                     check_writable(place / part.name, force=output.force)
-            frontend.check(staged)
+            frontend.check(staged, shapeless=frontend.shapeless_ports(file.model))
             verified = verify(file, plan, applied, staged, engines, feeds)
         if place is not None:
             _publish(parts, place, str(output.path))
@@ -137,6 +147,12 @@ def verify(
             return _verify_in(file, plan, applied, path, engine, feeds)
         except EngineError as error:
             failures.append(f"{engine.name}: {error.what}")
+    if shapeless := [v.name for v in file.model.graph.inputs if v.shape is None]:
+        # Engines that compile for a rank take no such model, and in fp32 neither.
+        with suppress(EngineError):
+            found = _verify_in(file, plan, applied, path, exact_emulator(), feeds)
+            text = f"input {shapeless[0]!r} has no shape: {'; '.join(failures)}"
+            return replace(found, note="; ".join(filter(None, (found.note, text))))
     raise EngineError(
         "no engine here can run the converted model",
         where="; ".join(failures),
@@ -156,8 +172,8 @@ def _verify_in(
     emulated = engine.name == EMULATOR
     name = f"{EMULATOR}:{engine.device}" if emulated else engine.name
     reference = exact_session(file.path) if emulated else engine.load(file.path)
-    last = {} if feeds.batches else last_indices(applied.graph)  # data is taken as it is
-    given, wanted, note = _reference_run(reference, feeds, last)
+    given, wanted, note = _reference_run(reference, feeds, applied.graph)
+    sizes = {} if given is None else _sizes(reference, given)
     del reference  # one large model at a time
     session = engine.load(path)
     if given is None or note:
@@ -184,26 +200,89 @@ def _verify_in(
         got,
         wanted,
     )
-    return _compared(name, list(got.values()), list(wanted.values()))
+    found = _compared(name, list(got.values()), list(wanted.values()))
+    found = replace(found, sizes=sizes)
+    return found if file.truth is None else _against(file, applied, given, got, wanted, found)
+
+
+def _against(
+    file: OnnxFile,
+    applied: Applied,
+    feeds: Feeds,
+    got: Mapping[str, Array],
+    taken: Mapping[str, Array],
+    found: Verified,
+) -> Verified:
+    """How far the written model is from the fp64 one, and if fp32 is what makes it so.
+
+    Raises:
+        WrongNumbersError: If fp32 cannot hold what the model computes.
+    """
+    session, note = truth_session(file)
+    if session is None:
+        return replace(found, note="; ".join(filter(None, (found.note, note))))
+    exact = session.run(feeds)
+    nudged = session.run({name: nudge(array) for name, array in feeds.items()})
+    accept_taken(applied.graph, taken, exact, nudged)
+    wanted = list(exact.values())
+    return replace(
+        _compared(found.engine or "", list(got.values()), wanted),
+        sizes=found.sizes,
+        reference="fp64",
+        taken_error=_compared("", list(taken.values()), wanted).relative_error,
+    )
+
+
+def _sizes(session: Session, feeds: Feeds) -> dict[str, int]:
+    """Sizes of the free dimensions that have a name."""
+    return {
+        dim: size
+        for spec in session.inputs
+        if spec.name in feeds
+        for dim, size in zip(spec.shape or (), feeds[spec.name].shape, strict=False)
+        if isinstance(dim, str) and dim
+    }
 
 
 def _reference_run(
-    reference: Session, feeds: FeedMaker, last: Mapping[str, int]
+    reference: Session, feeds: FeedMaker, graph: Graph
 ) -> tuple[Feeds | None, Mapping[str, Array], str]:
     """Feeds, what the fp32 model gives for them, and why there is nothing."""
     note = "loaded, not run: give --data to compare outputs"
-    # Rows to the ends of tables first; where the model wants others for a reason that cannot
-    # be seen, the first ones.
-    for most in (last, {}) if last else ({},):
-        given = feeds.make(reference, most)
-        if given is None:
-            return None, {}, note
+    for lengths, last in _extremes(graph, feeds):
+        try:
+            given = feeds.draw(reference, last, lengths)
+        except UsageError as error:
+            if feeds.dims:
+                raise
+            note = f"loaded, not run: {error.what}: {error.fix}"
+            continue
         try:
             return given, reference.run(given), ""
         except EngineError as error:
             # The fp32 model refuses these feeds: they say nothing about the converted one.
             note = f"loaded, not run: {error.what}"
     return None, {}, note
+
+
+def _extremes(
+    graph: Graph, feeds: FeedMaker
+) -> Iterator[tuple[dict[str, int], dict[str, int]]]:
+    """Lengths and indices to run at, until the fp32 model takes them.
+
+    The ends of tables first; where the model wants others for a reason that cannot be seen,
+    small ones. Positions may start at 2, as RoBERTa's do.
+    """
+    if not feeds.batches:  # data is taken as it is
+        last = last_indices(graph)
+        limits = length_limits(graph)
+        for spare in (0, 2):
+            lengths = {name: max(rows - spare, 1) for name, rows in limits.items()}
+            if lengths:
+                yield affordable(lengths, graph), last
+        if last:
+            yield {}, last
+    yield {}, {}
 
 
 def compare(engine: str, got: Sequence[Array], wanted: Sequence[Array]) -> Verified:
@@ -224,11 +303,11 @@ def compare(engine: str, got: Sequence[Array], wanted: Sequence[Array]) -> Verif
 def _compared(engine: str, got: Sequence[Array], wanted: Sequence[Array]) -> Verified:
     found = [deviation(one, other) for one, other in zip(got, wanted, strict=True)]
     unlike = sum(not d.comparable for d in found)
+    empty = all(not one.size for one in wanted)
+    note = f"{unlike} outputs of another shape: what is in them decides it" if unlike else ""
     return Verified(
         engine=engine,
         max_abs_error=max((d.largest for d in found), default=0.0),
         relative_error=max((d.relative for d in found), default=0.0),
-        note=f"{unlike} outputs of another shape: what is in them decides it"
-        if unlike
-        else "",
+        note="every output is empty: nothing was compared" if empty else note,
     )

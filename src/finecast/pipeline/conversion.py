@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -207,9 +208,13 @@ def _warnings(
     unknown = sorted({n.native for n in nodes if n.op == "unknown" and n.format is not None})
     if unknown:
         found.append(f"ops that are not known here keep their type: {', '.join(unknown)}")
-    double = sum(_is_double(applied.graph, n) for n in nodes)
-    if double and policy.scope is not Scope.NONE:
-        found.append(f"{double} ops compute in fp64 and keep it: export the model in fp32")
+    if policy.scope is not Scope.NONE:
+        kept = kept_types(applied.graph, policy)
+        found += [
+            f"{text}: --from-type {label} (from_type={label!r}) takes them to fp32 first"
+            for label, text in kept.items()
+        ]
+    found += file.notes
     was = file.model.metadata_props.get(frontend.POLICY_KEY, policy.label)
     if was != policy.label:
         found.append(f"an earlier conversion to {was} was taken back")
@@ -222,5 +227,20 @@ def _warnings(
     return tuple(found)
 
 
-def _is_double(graph: Graph, node: Node) -> bool:
-    return any(graph.values[i].dtype == "fp64" for i in node.outputs if i is not None)
+def kept_types(graph: Graph, policy: Policy) -> dict[str, str]:
+    """What is said of ops in a type of their own, by the type: no policy changes it."""
+    asked = {f.label for f in (*policy.formats, *policy.op_formats.values())}
+    counts = Counter(
+        label for n in graph.nodes if (label := _own_type(graph, n)) in frontend.SOURCE_TYPES
+    )
+    return {
+        label: f"{count} ops compute in {label} and keep it"
+        for label, count in counts.items()
+        if label not in asked
+    }
+
+
+def _own_type(graph: Graph, node: Node) -> str:
+    """The type that an op computes in; of a cast none."""
+    made = (graph.values[i].dtype for i in node.outputs if i is not None)
+    return "" if node.op == "cast" else next(made, "")

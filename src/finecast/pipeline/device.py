@@ -49,12 +49,16 @@ CALIBRATION_FEEDS: Final = 8
 
 @dataclass(slots=True, kw_only=True)
 class DeviceModel:
-    """A model on a target; ``emulation`` states how accumulations are computed there."""
+    """A model on a target; ``emulation`` states how accumulations are computed there.
+
+    ``truth`` is the model whose accuracy is to be kept, where it is not the fp32 model's.
+    """
 
     file: OnnxFile
     workload: Workload
     emulation: Emulation
     reference: Session
+    truth: Session | None = None
     progress: Progress = silent
     prepared: Prepared = field(init=False)
     feeds: Sequence[Feeds] = field(init=False)
@@ -80,7 +84,8 @@ class DeviceModel:
     def evaluate(self, session: EmulatorSession) -> tuple[float, float]:
         """Metric on all data, and relative output error on calibration data."""
         error = self.error(session)
-        return self.workload.evaluate(session.restart(), self.reference), error
+        judge = self.truth or self.reference
+        return self.workload.evaluate(session.restart(), judge), error
 
     def error(self, session: Session) -> float:
         """Relative output error on calibration data."""

@@ -68,6 +68,14 @@ class OpenedModel(Protocol):
         """Files beside it that hold some of its tensors."""
         ...
 
+    def taken(self, from_type: str) -> OpenedModel:
+        """The model with its ops of a type (fp64, fp16, bf16) in fp32.
+
+        Raises:
+            UsageError: If no op has that type.
+        """
+        ...
+
     def check(self, output: Destination) -> None:
         """Raise UsageError unless the model, converted, may be written there."""
         ...

@@ -222,25 +222,41 @@ class FeedMaker:
         inputs = (v for v in model.graph.inputs if not v.is_initializer())
         check_dims({v.name or "": _dims(v) for v in inputs}, self.dims)
 
-    def make(self, session: Session, last: Mapping[str, int] | None = None) -> Feeds | None:
-        """Feeds for a loaded model; None if none can be made.
-
-        Random integers go up to ``last``, by the inputs' names (else to 1).
-        """
-        if self.batches:
-            return self.batches[0]
+    def make(self, session: Session) -> Feeds | None:
+        """Feeds for a loaded model; None if none can be made."""
         try:
-            sizes = {**guessed_dims(session.inputs), **self.dims}
-            return synthetic_feeds(session.inputs, batch=1, dims=sizes, last=last)
+            return self.draw(session)
         except UsageError:
             if self.dims:
                 raise
             return None
 
+    def draw(
+        self,
+        session: Session,
+        last: Mapping[str, int] | None = None,
+        lengths: Mapping[str, int] | None = None,
+    ) -> Feeds:
+        """The first batch, else random feeds.
 
-def _dims(value: ir.Value) -> list[int | str | None]:
-    dims = () if value.shape is None else value.shape.dims
-    return [d if isinstance(d, int) else d.value for d in dims]
+        Random integers go up to ``last``, by the inputs' names (else to 1). Free dimensions
+        have the size that is asked for, else that of ``lengths``, else a small one.
+
+        Raises:
+            UsageError: If none can be made; says why.
+        """
+        if self.batches:
+            return self.batches[0]
+        free = {d for spec in session.inputs for d in spec.shape or ()}
+        long = {name: size for name, size in (lengths or {}).items() if name in free}
+        sizes = {**guessed_dims(session.inputs), **long, **self.dims}
+        return synthetic_feeds(session.inputs, batch=1, dims=sizes, last=last)
+
+
+def _dims(value: ir.Value) -> list[int | str | None] | None:
+    if value.shape is None:
+        return None
+    return [d if isinstance(d, int) else d.value for d in value.shape.dims]
 
 
 def _static(value: ir.Value) -> tuple[int, ...] | None:

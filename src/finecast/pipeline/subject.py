@@ -98,6 +98,16 @@ class Subject(Protocol):
         ...
 
     @property
+    def truth(self) -> Session | None:
+        """A more exact model, whose accuracy is to be kept; else it is the fp32 model's."""
+        ...
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What is to be told of the model, whatever is found."""
+        ...
+
+    @property
     def original(self) -> Any:
         """The fp32 model in its frontend's form."""
         ...

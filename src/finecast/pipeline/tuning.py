@@ -23,6 +23,7 @@ from finecast.pipeline.search import Candidate, chain
 from finecast.pipeline.study import Study
 from finecast.pipeline.subject import Built, Examined, Subject, UserRules
 from finecast.pipeline.trials import Trials, nan_baseline
+from finecast.pipeline.truth import baseline_of
 from finecast.pipeline.workload import Workload
 from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
@@ -58,7 +59,7 @@ def tune(
     start = time.perf_counter()
     subject.check(policy)  # a slip in a name shows here
     progress("baseline", 0, 1)
-    baseline = _baseline(subject, workload)
+    baseline = _baseline(subject, workload, criterion)
     criterion.check(baseline, workload.worst)
     progress("baseline", 1, 1)
     narrowed, left_out = worthwhile(policy, subject.speed, user_rules)
@@ -83,8 +84,8 @@ def tune(
     return tuning.run()
 
 
-def _baseline(subject: Subject, workload: Workload) -> float:
-    value = workload.evaluate(subject.reference, None)
+def _baseline(subject: Subject, workload: Workload, criterion: Criterion) -> float:
+    value = baseline_of(workload, criterion, subject.reference, subject.truth)
     if math.isnan(value):
         raise nan_baseline(subject.name, subject.first_nan(workload))
     return value
@@ -169,8 +170,9 @@ class _Tuning:
 
     def _evaluate(self, plan: Plan) -> float:
         """The metric of the plan's model on all data."""
-        session = self.subject.session(self.built[plan.digest])
-        return self.workload.evaluate(session, self.subject.reference)
+        subject = self.subject
+        session = subject.session(self.built[plan.digest])
+        return self.workload.evaluate(session, subject.truth or subject.reference)
 
     def _finish(self, found: Candidate) -> Outcome:
         subject, built = self.subject, self.built[found.plan.digest]
@@ -245,6 +247,7 @@ class _Tuning:
             predicted_error=errors[0],
             measured_error=errors[1],
             target=self.subject.target,
+            warnings=tuple(self.subject.notes),
             reused=len(self.trials.reused),
             model=self.subject.original if built is None else built.model,
             built=built,

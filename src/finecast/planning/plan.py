@@ -15,7 +15,7 @@ from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.rules.reason import Reason
 
-PLAN_VERSION: Final = 1
+PLAN_VERSION: Final = 2
 # A million ops with five reasons each take half of it.
 _LARGEST_BYTES: Final = 1 << 30
 _MAKE_ANEW: Final = "make a plan for this model with this version of finecast"
@@ -37,7 +37,8 @@ class Plan:
 
     ``model`` is the digest of the file the plan was made for, ``opset`` the opset that the
     model is raised to before the plan is replayed, ``io`` the requested types of inputs and
-    outputs that do not keep their declared one.
+    outputs that do not keep their declared one. ``from_type`` is the type that the model is
+    taken to fp32 from before all of that; empty if it is not.
     """
 
     model: str
@@ -46,7 +47,12 @@ class Plan:
     decisions: tuple[Decision, ...]
     io: Mapping[str, Format] = field(default_factory=dict[str, Format])
     engine: str = ""
-    version: int = PLAN_VERSION
+    from_type: str = ""
+
+    @property
+    def version(self) -> int:
+        """The first version of the format that has all of the plan: 2 has ``from_type``."""
+        return 2 if self.from_type else 1
 
     @property
     def reasons(self) -> Iterator[Reason]:
@@ -76,8 +82,13 @@ class Plan:
             "opset": self.opset,
             "formats": sorted((n, f.label) for n, f in self.formats.items()),
             "io": sorted((n, f.label) for n, f in self.io.items()),
+            **self._from_type,
         }
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+    @property
+    def _from_type(self) -> dict[str, str]:
+        return {"from_type": self.from_type} if self.from_type else {}
 
     def decision(self, node: str) -> Decision | None:
         """The decision for ``node``; None if the plan does not name it."""
@@ -123,6 +134,7 @@ class Plan:
             "policy": self.policy,
             "engine": self.engine,
             "opset": self.opset,
+            **self._from_type,
             "io": {name: f.label for name, f in self.io.items()},
             "decisions": [_decision_to_dict(d) for d in self.decisions],
         }
@@ -138,7 +150,7 @@ class Plan:
         fix = "give a file that `finecast tune` or `convert --plan-out` wrote, unchanged"
         try:
             content = cast("dict[str, Any]", json.loads(text))
-            version = _version(content, where)
+            _check_version(content, where)
             plan = cls(
                 model=str(content["model"]),
                 policy=str(content["policy"]),
@@ -146,7 +158,7 @@ class Plan:
                 opset=int(content["opset"]),
                 io={n: Format.parse(f) for n, f in content.get("io", {}).items()},
                 decisions=tuple(_decision_from_dict(d) for d in content["decisions"]),
-                version=version,
+                from_type=str(content.get("from_type", "")),
             )
             stated = str(content["digest"])
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -189,7 +201,7 @@ class Plan:
         return cls.from_json(text, where=str(path))
 
 
-def _version(content: dict[str, Any], where: str) -> int:
+def _check_version(content: dict[str, Any], where: str) -> None:
     version = content["version"]
     if not isinstance(version, int) or version < 1:
         raise ValueError(f"version {version!r}")
@@ -199,7 +211,6 @@ def _version(content: dict[str, Any], where: str) -> int:
             where=where,
             fix="upgrade finecast",
         )
-    return version
 
 
 def _decision_to_dict(decision: Decision) -> dict[str, Any]:

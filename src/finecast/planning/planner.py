@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
@@ -27,6 +27,7 @@ class Planner:
         permissions: What the rules left each op, by node id.
         engine: What plans say they were made for.
         opset: The ONNX opset that formats, by node id, need; 0 for other models.
+        from_type: The type that the model was taken to fp32 from; empty for none.
     """
 
     graph: Graph
@@ -34,6 +35,7 @@ class Planner:
     permissions: Mapping[int, Permission]
     engine: str
     opset: Callable[[Mapping[int, Format]], int] = _no_opset
+    from_type: str = ""
 
     @property
     def is_free(self) -> bool:
@@ -47,7 +49,7 @@ class Planner:
         evidence: Mapping[int, Mapping[str, float | str]] | None = None,
     ) -> Plan:
         """The plan that gives node i ``formats[i]``."""
-        return make_plan(
+        plan = make_plan(
             self.graph,
             formats,
             self.permissions,
@@ -57,6 +59,7 @@ class Planner:
             because=because,
             evidence=evidence,
         )
+        return replace(plan, from_type=self.from_type)
 
     def lowest(self, *formats: Format) -> Plan:
         """Everything that may have one of ``formats`` (by default the policy's) has it."""

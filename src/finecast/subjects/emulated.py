@@ -40,6 +40,8 @@ class EmulatedSubject:
 
     file: OnnxFile
     emulation: Emulation
+    truth: Session | None = None
+    notes: tuple[str, ...] = ()
     max_steps: int = MAX_STEPS
     reference: Session = field(init=False)
     _device: DeviceModel | None = field(default=None, init=False)
@@ -124,6 +126,7 @@ class EmulatedSubject:
             workload=workload,
             emulation=emulation,
             reference=self.reference,
+            truth=self.truth,
             progress=progress,
         )
 

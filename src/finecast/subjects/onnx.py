@@ -32,6 +32,7 @@ from finecast.rules.policy import Policy, Scope
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+
 _REPEATS = 7
 _WARMUP = 3
 
@@ -66,6 +67,8 @@ class OnnxSubject:
     file: OnnxFile
     engine: Engine
     reference: Session
+    truth: Session | None = None
+    notes: tuple[str, ...] = ()
     target: str = ""
     max_steps: int = MAX_STEPS
     _prepared: tuple[Policy, Prepared] | None = field(default=None, init=False)

@@ -31,6 +31,7 @@ from finecast.pipeline.narrowing import worthwhile
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.sources import FeedMaker, calibration_batches, guessed_dims
 from finecast.pipeline.subject import Subject
+from finecast.pipeline.truth import truth_session
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
 from finecast.rules.facts import ValueFacts
@@ -84,12 +85,18 @@ class OnnxModel:
         """Files beside it that hold some of its tensors."""
         return self.file.external
 
+    def taken(self, from_type: str) -> OnnxModel:
+        """Its ops of that type in fp32; inputs and outputs keep theirs."""
+        return OnnxModel(file=frontend.take_to_fp32(self.file, from_type))
+
     def check(self, output: Destination) -> None:
         """Raise UsageError unless the model, converted, may be written there."""
         output.check(self.file)
 
     def subject(self, engine: str | None, device: Emulation | None) -> Subject:
         """In the engine asked for, else the first that loads it; or on ``device``."""
+        truth, note = truth_session(self.file)
+        notes = (*self.file.notes, *filter(None, [note]))
         if device is not None:
             if engine is not None:
                 raise UsageError(
@@ -97,7 +104,7 @@ class OnnxModel:
                     " not here runs in its emulator",
                     fix="keep one of them",
                 )
-            return EmulatedSubject(file=self.file, emulation=device)
+            return EmulatedSubject(file=self.file, emulation=device, truth=truth, notes=notes)
         if engine is not None and get_engine(engine).name == EMULATOR:
             raise UsageError(
                 "the emulator's time says nothing of the device",
@@ -105,7 +112,9 @@ class OnnxModel:
                 fix="give --target: its times are modelled",
             )
         chosen, session = first_that_loads(self.file.path, engine)
-        return OnnxSubject(file=self.file, engine=chosen, reference=session)
+        return OnnxSubject(
+            file=self.file, engine=chosen, reference=session, truth=truth, notes=notes
+        )
 
     def convert(self, output: Destination, policy: Policy, options: RunOptions) -> Conversion:
         """The engine that is asked for, or the device's emulator, judges and verifies."""
@@ -128,12 +137,13 @@ class OnnxModel:
 
     def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Conversion:
         """Verified as a converted model is."""
+        taken = OnnxModel(file=frontend.planned(self.file, plan))
         return conversion.replay(
-            self.file,
+            taken.file,
             plan,
             output,
             _engines(options),
-            feeds=self._feeds(self._batches(options), options),
+            feeds=taken._feeds(taken._batches(options), options),
             verify=options.verify,
         )
 

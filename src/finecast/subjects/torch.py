@@ -149,6 +149,8 @@ class TorchSubject:
     digest: str
     size_bytes: int
     reference: Session
+    truth: None = None
+    notes: tuple[str, ...] = ()
     target: str = ""
     runner: str = ENGINE
     _run: Callable[..., Any] | None = field(default=None, init=False)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
+from finecast.data.deviation import LIMIT
 from finecast.devices.emulation import Emulation
 from finecast.engines.torch.planning import make_torch_planner
-from finecast.engines.torch.session import ModuleSession, Signature, array, examples, runnable
-from finecast.errors import UsageError
+from finecast.engines.torch.session import ModuleSession, Signature, examples, runnable
+from finecast.errors import UsageError, WrongNumbersError
 from finecast.files import check_writable
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch.reader import hinted_shapes
@@ -38,6 +39,7 @@ from finecast.rules.policy import Policy
 from finecast.subjects.torch import TorchBuilt, TorchSubject, TuneOptions, planned
 from finecast.subjects.torch_convert import convert
 from finecast.subjects.torch_files import ProgramFile, export, load_file, save
+from finecast.subjects.torch_lengths import Inputs, longest
 
 
 def read(path: Path, *, trust: bool = False) -> TorchProgram:
@@ -83,6 +85,14 @@ class TorchProgram:
     def model(self) -> ExportedProgram:
         """The program."""
         return self.file.program
+
+    def taken(self, from_type: str) -> TorchProgram:
+        """Refused: a module is taken to fp32 before it is exported."""
+        raise UsageError(
+            "--from-type does not apply to .pt2 files",
+            where=from_type,
+            fix="export the module in fp32: copy.deepcopy(module).float()",
+        )
 
     def check(self, output: Destination) -> None:
         """Raise UsageError unless the program, converted, may be written there."""
@@ -215,26 +225,66 @@ def _refuse(options: Mapping[str, object]) -> None:
             raise UsageError(f"{name} does not apply to .pt2 files", fix="leave it out")
 
 
+_TOLD: Final = r".*(on this.*measured|ops compute in)"
+
+
 @contextmanager
 def _heard() -> Generator[list[warnings.WarningMessage]]:
     """What is said of the formats asked for: that one is slow here, and by how much."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("ignore")
-        warnings.filterwarnings("always", category=UserWarning, message=".*on this.*measured")
+        warnings.filterwarnings("always", category=UserWarning, message=_TOLD)
         yield said
 
 
 def _verified(
     program: ExportedProgram,
     result: ExportedProgram,
-    inputs: tuple[Sequence[Any], Mapping[str, Any]],
+    inputs: Inputs,
 ) -> Verified:
-    """Both run on the same inputs."""
+    """How far the result is from the program on ``inputs``, and where free sizes are largest.
+
+    Raises:
+        WrongNumbersError: If there are NaN or Inf where the program has none, or no digit is
+            right at the largest sizes alone.
+    """
+    found = _compared(program, result, inputs)
+    long = longest(program, inputs)
+    if long is None:
+        return found
+    larger, sizes = long
+    at = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    try:
+        with torch.no_grad():
+            runnable(program)(*larger[0], **larger[1])
+    except (RuntimeError, IndexError, ValueError) as error:
+        first = (str(error).strip().splitlines() or [""])[0][:200]
+        return replace(found, note=f"the program does not run at {at}: {first}")
+    with _at_sizes(at):
+        there = _compared(program, result, larger)
+    before, after = found.relative_error or 0.0, there.relative_error or 0.0
+    if after >= LIMIT > before:
+        raise WrongNumbersError(
+            f"at {at} the outputs have a relative error of {after:.3g}: no digit is right",
+            fix="exclude ops with --exclude or --op NAME=fp32, or use `tune`",
+        )
+    return replace(max(found, there, key=lambda v: v.relative_error or 0.0), sizes=sizes)
+
+
+@contextmanager
+def _at_sizes(at: str) -> Generator[None]:
+    try:
+        yield
+    except WrongNumbersError as error:
+        raise WrongNumbersError(f"at {at} {error.what}", fix=error.fix) from error
+
+
+def _compared(program: ExportedProgram, result: ExportedProgram, inputs: Inputs) -> Verified:
     args, kwargs = inputs
     with torch.no_grad():
         got, wanted = (
             [
-                array(x)
+                x.detach().cpu().float().numpy()
                 for x in tree_leaves(runnable(p)(*args, **kwargs))
                 if isinstance(x, torch.Tensor)
             ]

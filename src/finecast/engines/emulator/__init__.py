@@ -231,4 +231,9 @@ def exact_session(path: Path) -> Session:
     try:
         return exact_engine().load(path)
     except EngineError:
-        return EmulatorEngine(emulation=Emulation(target=load_target("sm80"))).load(path)
+        return exact_emulator().load(path)
+
+
+def exact_emulator() -> EmulatorEngine:
+    """Rounds what a model itself stores in a low type, and changes nothing else."""
+    return EmulatorEngine(emulation=Emulation(target=load_target("sm80")))

@@ -28,6 +28,8 @@ from finecast.frontends.onnx.native import PassDiedError
 from finecast.frontends.onnx.opset import needed_opsets, opset_of, raise_as_far, raise_opset
 from finecast.frontends.onnx.reader import PHI, Binding, name_nodes, read
 from finecast.frontends.onnx.schema import cast_since, signature
+from finecast.frontends.onnx.shapeless import shapeless_ports
+from finecast.frontends.onnx.source_types import SOURCE_TYPES, take_to_fp32
 from finecast.frontends.onnx.stream import size_bytes, to_proto
 from finecast.frontends.onnx.types import check_inferable, every_node, infer
 from finecast.frontends.onnx.undo import PLAN_KEY, POLICY_KEY, undo
@@ -43,6 +45,7 @@ __all__ = [
     "DATA_TYPES",
     "PLAN_KEY",
     "POLICY_KEY",
+    "SOURCE_TYPES",
     "Applied",
     "OnnxFile",
     "Prepared",
@@ -57,10 +60,13 @@ __all__ = [
     "minimal_opset",
     "opset_of",
     "paused_collection",
+    "planned",
     "prepare",
     "resolve_io",
     "save",
+    "shapeless_ports",
     "size_bytes",
+    "take_to_fp32",
     "to_bytes",
     "to_proto",
 ]
@@ -207,12 +213,7 @@ def apply(file: OnnxFile, plan: Plan, prepared: Prepared | None = None) -> Appli
     Raises:
         ModelError: If the plan was made for another model.
     """
-    if plan.model != file.digest:
-        raise ModelError(
-            f"the plan was made for another model: digest {plan.model}, not {file.digest}",
-            where=file.name,
-            fix="make a plan for this file, or give the file that the plan was made for",
-        )
+    file = planned(file, plan)
     with guarded(file), paused_collection():
         if prepared is None or not _fits(prepared, file, plan):
             model = raise_opset(_opened(file, plan.policy), plan.opset)
@@ -224,6 +225,29 @@ def apply(file: OnnxFile, plan: Plan, prepared: Prepared | None = None) -> Appli
         prepared.model.metadata_props[PLAN_KEY] = plan.digest
         prepared.model.metadata_props[POLICY_KEY] = plan.policy
     return Applied(model=prepared.model, graph=prepared.graph, edits=done)
+
+
+def planned(file: OnnxFile, plan: Plan) -> OnnxFile:
+    """``file``, taken to fp32 if ``plan`` says so.
+
+    Raises:
+        ModelError: If the plan was made for another model.
+    """
+    if plan.model != file.digest:
+        raise ModelError(
+            f"the plan was made for another model: digest {plan.model}, not {file.digest}",
+            where=file.name,
+            fix="make a plan for this file, or give the file that the plan was made for",
+        )
+    if plan.from_type and not file.from_type:
+        return take_to_fp32(file, plan.from_type)
+    if plan.from_type != file.from_type:
+        raise ModelError(
+            f"the plan is of the model as it is, and this one was taken from {file.from_type}",
+            where=file.name,
+            fix="give the plan the model that it was made for",
+        )
+    return file
 
 
 def _fits(prepared: Prepared, file: OnnxFile, plan: Plan) -> bool:

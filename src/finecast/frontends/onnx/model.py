@@ -6,7 +6,7 @@ import gc
 import shutil
 import tempfile
 import weakref
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -23,6 +23,7 @@ from finecast.files import DATA_SUFFIX, check_writable, digest
 from finecast.frontends.onnx import native, stream
 from finecast.frontends.onnx.constants import ConvertedTensor
 from finecast.frontends.onnx.external import bring_in
+from finecast.frontends.onnx.shapeless import checkable
 from finecast.frontends.onnx.verify import check_tensors, inner_tensors, sort_nodes
 
 # A protobuf message ends at 2 GiB; tensors go to a second file a safe distance before.
@@ -67,7 +68,7 @@ def paused_collection(*, keeps: bool = True) -> Generator[None]:
             gc.enable()
 
 
-class _Stage:
+class Stage:
     """A folder of temporary files that is there as long as this object."""
 
     def __init__(self) -> None:
@@ -95,7 +96,18 @@ class OnnxFile:
     name: str
     external: tuple[Path, ...] = ()
     """Files beside it that hold some of its tensors."""
-    stage: _Stage | None = None
+    stage: Stage | None = None
+    from_type: str = ""
+    """The type that it was taken to fp32 from; empty for a model as it was given."""
+    original: OnnxFile | None = None
+    """The model before it was taken to fp32."""
+    notes: tuple[str, ...] = ()
+    """What that changed besides."""
+
+    @property
+    def truth(self) -> OnnxFile | None:
+        """The model before it was taken to fp32, where it is the more exact of both."""
+        return self.original if self.from_type == "fp64" else None
 
 
 def from_model(model: object) -> OnnxFile:
@@ -113,7 +125,7 @@ def from_model(model: object) -> OnnxFile:
             f"a {type(model).__name__} is not an ONNX model",
             fix="give a path, an onnx.ModelProto or an onnx_ir.Model",
         )
-    stage = _Stage()
+    stage = Stage()
     path = stage.folder / "model.onnx"
     kind = "ModelProto" if isinstance(model, onnx.ModelProto) else "ir.Model"
     name = f"the {kind} that was given"
@@ -282,14 +294,17 @@ def to_bytes(model: ir.Model) -> bytes:
     return stream.to_bytes(model)
 
 
-def check(path: Path) -> None:
+def check(path: Path, *, shapeless: Collection[str] = ()) -> None:
     """Run ``onnx.checker`` with strict shape inference over a written file.
+
+    Inputs and outputs named by ``shapeless`` need not have a shape, which ONNX asks for.
 
     Raises:
         ModelError: If the model is not valid ONNX.
     """
     try:
-        native.check(path)
+        with checkable(path, shapeless) as checked:
+            native.check(checked)
     except native.PassDiedError as error:
         raise native.PassDiedError(error.what, where=str(path), fix=error.fix) from error
     except (native.PassError, OSError) as error:

@@ -27,10 +27,10 @@ def widen(model: ir.Model) -> ir.Model:
     Law: the copy's values marked with ``STORED_KEY``, rounded to that format wherever they
     are stored, are those of ``model``. Its inputs and outputs are fp32.
     """
-    if not any(_low(v) for v in _values(model)):
+    if not any(_low(v) for v in every_value(model)):
         return model
     copy = model.clone()
-    for value in list(_values(copy)):
+    for value in list(every_value(copy)):
         fmt = _low(value)
         if fmt is None:
             continue
@@ -58,7 +58,8 @@ def _low(value: ir.Value) -> Format | None:
     return _LOW.get(value.dtype) if value.dtype is not None else None
 
 
-def _values(model: ir.Model) -> list[ir.Value]:
+def every_value(model: ir.Model) -> list[ir.Value]:
+    """All values of the model: inputs, initializers and results, bodies' too."""
     found: dict[int, ir.Value] = {}
     for graph in (model.graph, *model.graph.subgraphs()):
         for value in (*graph.inputs, *graph.initializers.values()):

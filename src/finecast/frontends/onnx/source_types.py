@@ -1,0 +1,367 @@
+"""A model that computes in fp64, fp16 or bf16, taken to fp32 before anything else is done.
+
+Laws: inputs and outputs keep their names and types, with casts beside them; every op that
+ONNX defines in fp32 computes in fp32, and the others keep their type between casts; constants
+are converted and not cast. The result is an fp32 model like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from finecast.errors import ModelError, UsageError, naming
+from finecast.frontends.onnx.casts import merge_casts
+from finecast.frontends.onnx.constants import MARK, PIECE, constant_reader, shape_of
+from finecast.frontends.onnx.definitions import Definition, Ports, definition, normal_domain
+from finecast.frontends.onnx.functions import inline_functions
+from finecast.frontends.onnx.model import OnnxFile, Stage, came_external, load, save
+from finecast.frontends.onnx.reader import name_nodes
+from finecast.frontends.onnx.types import bodies, check_inferable, every_node, infer
+from finecast.frontends.onnx.widen import every_value
+from finecast.naming import look_up
+from finecast.numbers.formats import Format
+
+SOURCE_TYPES: Final = {
+    "fp64": ir.DataType.DOUBLE,
+    "fp16": ir.DataType.FLOAT16,
+    "bf16": ir.DataType.BFLOAT16,
+}
+"""What a model can be taken from, by the option's values."""
+
+_FLOAT: Final = ir.DataType.FLOAT
+_LABELS: Final = {dtype: label for label, dtype in SOURCE_TYPES.items()} | {_FLOAT: "fp32"}
+# As the definitions of ops spell them.
+_NAMES: Final = {t: t.name.lower() for t in SOURCE_TYPES.values()}
+_NO_ARITHMETIC: Final = frozenset({"Cast", "Constant"})
+# Attributes that name an element type.
+_TYPE_ATTRIBUTES: Final = frozenset(
+    {"to", "dtype", "output_datatype", "output_dtype", "stash_type", "softmax_precision"}
+)
+
+
+def take_to_fp32(file: OnnxFile, source: str) -> OnnxFile:
+    """``file`` as an fp32 model; engines load it from a temporary folder.
+
+    It keeps the digest of the file that was given, which a plan names with ``source``.
+
+    Raises:
+        UsageError: If ``source`` is no type to take from, or no op computes in it.
+        ModelError: If the model is malformed, or an op of unknown kind has bodies.
+    """
+    found = look_up(source, SOURCE_TYPES, what="source type", where="--from-type")
+    label = _LABELS[found]
+    if file.from_type:
+        if file.from_type == label:
+            return file
+        raise UsageError(
+            f"the model is taken from {file.from_type} already",
+            where="--from-type",
+            fix="name one type",
+        )
+    model = _typed(file.model)
+    rewriting = _Rewriting(model, found)
+    if not rewriting.ops:
+        raise _nothing(model, label)
+    rewriting.run()
+    stage = Stage()
+    path = stage.folder / "model.onnx"
+    name = f"{file.name}, taken to fp32"
+    with naming(path, name):
+        save(model, path, external_data=came_external(file.model) or None)
+        taken = load(path)
+    return replace(
+        taken,
+        digest=file.digest,
+        size_bytes=file.size_bytes,
+        name=file.name,
+        external=file.external,
+        stage=stage,
+        from_type=label,
+        original=file,
+        notes=tuple(rewriting.notes),
+    )
+
+
+def _typed(model: ir.Model) -> ir.Model:
+    """A copy without local functions, every value of it with its type where that is known."""
+    copy = model.clone()
+    name_nodes(copy)
+    if copy.functions:
+        copy = inline_functions(copy)
+        name_nodes(copy)
+    check_inferable(copy)
+    infer(copy, shapes=False)
+    return copy
+
+
+def _nothing(model: ir.Model, label: str) -> UsageError:
+    types = {t for node in every_node(model.graph) for v in node.outputs if (t := v.dtype)}
+    here = sorted(n for n, t in {**SOURCE_TYPES, "fp32": _FLOAT}.items() if t in types)
+    return UsageError(
+        f"no op of the model computes in {label}: there is nothing to take to fp32",
+        where=f"--from-type {label}",
+        fix=f"leave it out (the model's types: {', '.join(here) or 'no float'})",
+    )
+
+
+class _Rewriting:
+    """The change of one model, in place, from ``source`` to fp32."""
+
+    def __init__(self, model: ir.Model, source: ir.DataType) -> None:
+        self.model = model
+        self.source = source
+        self.notes: list[str] = []
+        self.names = {v.name for v in every_value(model)}
+        touched = [n for n in every_node(model.graph) if self._touches(n)]
+        self.kept = {n for n in touched if self._stays(n)}
+        computing = (n for n in touched if n.op_type not in _NO_ARITHMETIC)
+        self.ops = sum(n not in self.kept for n in computing)
+        self.fixed = self._fixed()
+
+    def run(self) -> None:
+        """Change the types, and put casts where others than fp32 ops meet them."""
+        self._check_kept()
+        kept_ports = [
+            (node, index, value)
+            for node in every_node(self.model.graph)
+            if node in self.kept
+            for index, value in enumerate(node.inputs)
+            if value is not None and self._is_source(value.type) and value not in self.fixed
+        ]
+        ends = [
+            index
+            for index, value in enumerate(self.model.graph.outputs)
+            if self._is_source(value.type) and value not in self.fixed
+        ]
+        casts = [n for n in every_node(self.model.graph) if _is_cast(n) and self._touches(n)]
+        for value in every_value(self.model):
+            if value not in self.fixed:
+                self._retype(value)
+        for node in every_node(self.model.graph):
+            if node not in self.kept and not self._is_last(node):
+                self._retype_attributes(node)
+        for value in sorted(self.fixed, key=lambda v: v.name or ""):
+            self._pass_on(value)
+        self._cast_for(kept_ports)
+        self._drop(casts)
+        self._cast_outputs(ends)
+
+    # What is changed, and what is not.
+
+    def _touches(self, node: ir.Node) -> bool:
+        values = (*node.inputs, *node.outputs)
+        return any(v is not None and self._is_source(v.type) for v in values)
+
+    def _is_source(self, kind: ir.TypeProtocol | None) -> bool:
+        return kind is not None and _element(kind) is self.source
+
+    def _stays(self, node: ir.Node) -> bool:
+        """Whether the op is not known to compute in fp32 as well."""
+        domain = normal_domain(node.domain)
+        opsets = {normal_domain(d): v for d, v in self.model.opset_imports.items()}
+        found = definition(node.op_type, domain, opsets.get(domain, 1))
+        return found is None or not (
+            self._admits(node.inputs, found.inputs, found)
+            and self._admits(node.outputs, found.outputs, found)
+        )
+
+    def _admits(
+        self, values: Iterable[ir.Value | None], ports: Ports, found: Definition
+    ) -> bool:
+        own = f"({_NAMES[self.source]})"
+        for index, value in enumerate(values):
+            if value is None or not self._is_source(value.type):
+                continue
+            variable = ports.type_of(index) or ""
+            allowed = found.constraints.get(variable, frozenset({variable}))
+            if not any(a.replace(own, "(float)") in allowed for a in allowed if own in a):
+                return False
+        return True
+
+    def _fixed(self) -> set[ir.Value]:
+        """Values that stay: what the model is given, ops that stay make, or it gives so."""
+        graph = self.model.graph
+        constants = (v for v in graph.outputs if v.is_initializer())
+        made = (v for node in self.kept for v in node.outputs)
+        last = (v for v in graph.outputs if self._is_last(v.producer()))
+        everything = (*graph.inputs, *constants, *made, *last)
+        return {v for v in everything if self._is_source(v.type)}
+
+    def _is_last(self, node: ir.Node | None) -> bool:
+        """Whether it casts to an output of the model that nothing else reads."""
+        if node is None or not _is_cast(node):
+            return False
+        out = node.outputs[0]
+        ends = out in self.model.graph.outputs and not out.uses()
+        return ends and self._is_source(out.type)
+
+    def _check_kept(self) -> None:
+        for node in self.kept:
+            if any(True for _ in bodies(node)):
+                raise ModelError(
+                    f"{node.op_type} has bodies, and what it computes is not known",
+                    where=f"node {node.name!r}",
+                    fix="export the model in fp32",
+                )
+
+    # The changes.
+
+    def _retype(self, value: ir.Value) -> None:
+        if value.type is None or not self._is_source(value.type):
+            return
+        value.type = _with_float(value.type)
+        if value.const_value is not None:
+            value.const_value = self._constant(value.const_value, value.name or "")
+
+    def _retype_attributes(self, node: ir.Node) -> None:
+        for name, attribute in list(node.attributes.items()):
+            if attribute.is_ref():
+                continue
+            if attribute.type is ir.AttributeType.TENSOR:
+                if attribute.as_tensor().dtype is self.source:
+                    label = node.outputs[0].name or node.name or node.op_type
+                    tensor = self._constant(attribute.as_tensor(), label)
+                    node.attributes[name] = ir.AttrTensor(name, tensor)
+            elif name in _TYPE_ATTRIBUTES and attribute.value == int(self.source):
+                node.attributes[name] = ir.AttrInt64(name, int(_FLOAT))
+
+    def _constant(self, tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
+        read = constant_reader(tensor)
+        if self.source is ir.DataType.DOUBLE:
+            self.notes += [f"constant {name!r} {text}" for text in _out_of_range(read())]
+
+        def converted() -> ir.TensorProtocol:
+            return ir.Tensor(_to_fp32(read()), dtype=_FLOAT, name=tensor.name)
+
+        return ir.LazyTensor(converted, _FLOAT, shape_of(tensor), name=tensor.name)
+
+    def _pass_on(self, value: ir.Value) -> None:
+        """Let all that computes in fp32 read a value that stays through one cast.
+
+        Casts read it as it is: none of its digits are lost on the way to another type.
+        """
+        graphs = (self.model.graph, *self.model.graph.subgraphs())
+        readers = [
+            (use.node, use.idx)
+            for use in value.uses()
+            if use.node not in self.kept and not _is_cast(use.node)
+        ]
+        ends = [
+            (body, index)
+            for body in graphs[1:]
+            for index, end in enumerate(body.outputs)
+            if end is value
+        ]
+        if not readers and not ends:
+            return
+        cast = self._cast(value, _FLOAT)
+        _insert(cast, value, self.model.graph)
+        for node, index in readers:
+            node.replace_input_with(index, cast.outputs[0])
+        for body, index in ends:
+            body.outputs[index] = cast.outputs[0]
+
+    def _cast_for(self, ports: Iterable[tuple[ir.Node, int, ir.Value]]) -> None:
+        """Give ops that stay their own type."""
+        made: dict[tuple[ir.Value, ir.Graph], ir.Value] = {}
+        for node, index, value in ports:
+            home = node.graph
+            assert isinstance(home, ir.Graph)
+            if (value, home) not in made:
+                cast = self._cast(value, self.source)
+                home.insert_before(node, cast)
+                made[value, home] = cast.outputs[0]
+            node.replace_input_with(index, made[value, home])
+
+    def _cast(self, value: ir.Value, to: ir.DataType) -> ir.Node:
+        name = self._fresh(f"{value.name}_{_LABELS[to]}")
+        result = ir.Value(name=name, shape=value.shape, type=ir.TensorType(to))
+        return ir.node("Cast", [value], {"to": int(to)}, name=f"cast_{name}", outputs=[result])
+
+    def _drop(self, casts: Iterable[ir.Node]) -> None:
+        """Remove those of the model's own casts that now are from fp32 to fp32."""
+        for node in casts:
+            source = node.inputs[0]
+            if source is not None and source.dtype is node.outputs[0].dtype:
+                node.metadata_props[MARK] = ""  # as one of finecast's: it may go
+        merge_casts((self.model.graph, *self.model.graph.subgraphs()))
+
+    def _cast_outputs(self, ends: Iterable[int]) -> None:
+        """Give the model's outputs the types they had; they keep their names."""
+        graph = self.model.graph
+        made: dict[ir.Value, ir.Value] = {}
+        for index in ends:
+            value = graph.outputs[index]
+            if value not in made:
+                cast = self._cast(value, self.source)
+                made[value] = cast.outputs[0]
+                graph.append(cast)
+                named = value.name
+                value.name = self._fresh(f"{named}_{_LABELS[_FLOAT]}")
+                made[value].name = named
+            graph.outputs[index] = made[value]
+
+    def _fresh(self, name: str) -> str:
+        while name in self.names:
+            name += "_"
+        self.names.add(name)
+        return name
+
+
+def _is_cast(node: ir.Node) -> bool:
+    return node.op_type == "Cast" and not normal_domain(node.domain)
+
+
+def _insert(cast: ir.Node, value: ir.Value, main: ir.Graph) -> None:
+    """Put ``cast`` right behind what makes ``value``."""
+    producer = value.producer()
+    if producer is not None and isinstance(producer.graph, ir.Graph):
+        producer.graph.insert_after(producer, cast)
+    elif len(main):
+        main.insert_before(main[0], cast)
+    else:
+        main.append(cast)
+
+
+def _element(kind: ir.TypeProtocol) -> ir.DataType | None:
+    inner = kind.elem_type
+    return inner if isinstance(inner, ir.DataType) else _element(inner)
+
+
+def _with_float(kind: ir.TypeProtocol) -> ir.TypeProtocol:
+    """The same type with fp32 for its elements: of a tensor, or of sequences of them."""
+    inner = kind.elem_type
+    make: Any = type(kind)
+    return make(_FLOAT if isinstance(inner, ir.DataType) else _with_float(inner))
+
+
+def _to_fp32(array: NDArray[np.generic]) -> NDArray[np.float32]:
+    """Rounded to nearest; what is beyond the largest number becomes that, infinities stay."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = array.astype(np.float32)
+    if np.isfinite(rounded).all():
+        return rounded
+    beyond = np.isinf(rounded) & np.isfinite(array)
+    largest = np.float32(Format.FP32.max)
+    return np.where(beyond, np.copysign(largest, rounded), rounded)
+
+
+def _out_of_range(array: NDArray[np.generic]) -> list[str]:
+    """What fp32 cannot hold of a constant: its largest numbers, or any of them at all."""
+    largest = 0.0
+    flat = array.reshape(-1)
+    for start in range(0, flat.size, PIECE):
+        piece = np.abs(flat[start : start + PIECE].astype(np.float64))
+        largest = max(largest, float(piece[np.isfinite(piece)].max(initial=0.0)))
+    fp32 = Format.FP32
+    if largest > fp32.max:
+        return [f"reaches {largest:.3g}, beyond fp32: such numbers become {fp32.max:.3g}"]
+    if 0 < largest < fp32.smallest_subnormal / 2:
+        return [f"is at most {largest:.3g}, below fp32's smallest number: it becomes 0"]
+    return []

@@ -1,0 +1,46 @@
+"""The fp64 model that a model was taken to fp32 from: its accuracy is the one to keep."""
+
+from __future__ import annotations
+
+from finecast.data.criterion import Criterion
+from finecast.engines.base import Session
+from finecast.engines.emulator import exact_session
+from finecast.errors import EngineError, WrongNumbersError
+from finecast.frontends.onnx import OnnxFile
+from finecast.pipeline.workload import Workload
+
+
+def truth_session(file: OnnxFile) -> tuple[Session | None, str]:
+    """The more exact model that ``file`` was taken from, and why it does not run here."""
+    if file.truth is None:
+        return None, ""
+    try:
+        return exact_session(file.truth.path), ""
+    except EngineError as error:
+        note = (
+            f"the {file.from_type} model does not run here, so the error is that against it"
+            f" taken to fp32: {error.what}"
+        )
+        return None, note
+
+
+def baseline_of(
+    workload: Workload, criterion: Criterion, reference: Session, truth: Session | None
+) -> float:
+    """The metric to keep: of ``truth`` where there is one, else of the fp32 model.
+
+    Raises:
+        WrongNumbersError: If fp32 alone misses the criterion.
+    """
+    baseline = workload.evaluate(truth or reference, None)
+    if truth is None:
+        return baseline
+    taken = workload.evaluate(reference, truth)
+    if not criterion.passes(taken, baseline):
+        raise WrongNumbersError(
+            f"taken to fp32 the model misses the criterion by itself: {taken:.6g}, and"
+            f" {baseline:.6g} in fp64",
+            where="--from-type fp64",
+            fix="it needs fp64: leave it as it is, or allow more by --tolerance",
+        )
+    return baseline
