@@ -84,7 +84,7 @@ def convert(
         fold=wanted.scope is not Scope.NONE,
     )
     check_names(wanted, captured.graph)
-    _warn_kept(captured.graph, wanted)
+    warn_kept(captured.graph, wanted)
     args = flat_inputs(example_inputs, example_kwargs)
     device = device_of(captured.module, args)
     followed, obstacle = look_before_leaping(wanted, device)
@@ -117,7 +117,7 @@ def convert(
         unsupported |= missing
 
 
-def _warn_kept(graph: Graph, policy: Policy) -> None:
+def warn_kept(graph: Graph, policy: Policy) -> None:
     """Say of ops in fp64 or a low type that they stay so, and how they would not."""
     if policy.scope is Scope.NONE:
         return

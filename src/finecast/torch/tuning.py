@@ -29,7 +29,7 @@ from finecast.policy import Policy
 from finecast.rules import UserRule
 from finecast.rules.matching import check_names
 from finecast.rules.override import check_overrides
-from finecast.torch.convert import finish
+from finecast.torch.convert import finish, warn_kept
 from finecast.torch.kernel_check import flat_inputs, missing_kernels
 from finecast.torch.planning import (
     Proposal,
@@ -165,6 +165,7 @@ class _Tuning:
             self.source, self.args, self.kwargs, dynamic_shapes=self.options.dynamic_shapes
         )
         check_names(self.policy, captured.graph)
+        warn_kept(captured.graph, self.policy)
         check_overrides(captured.graph)
         baseline = self.known
         if baseline is None:

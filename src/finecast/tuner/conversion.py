@@ -211,11 +211,7 @@ def _warnings(planner: Planner, applied: Applied) -> tuple[str, ...]:
     if unknown:
         found.append(f"ops that are not known here keep their type: {', '.join(unknown)}")
     if policy.scope is not Scope.NONE:
-        kept = kept_types(applied.graph, policy)
-        found += [
-            f"{text}: --from-type {label} (from_type={label!r}) takes them to fp32 first"
-            for label, text in kept.items()
-        ]
+        found += kept_notes(applied.graph, policy)
     found += planner.prepared.file.notes
     was = planner.prepared.file.model.metadata_props.get(frontend.POLICY_KEY, policy.label)
     if was != policy.label:
@@ -223,6 +219,14 @@ def _warnings(planner: Planner, applied: Applied) -> tuple[str, ...]:
     elif not applied.edits and policy.scope is not Scope.NONE:
         found.append("nothing was converted: the rules leave every op in its type")
     return tuple(found)
+
+
+def kept_notes(graph: Graph, policy: Policy) -> list[str]:
+    """Which ops keep a type of their own, and the option that takes them out of it."""
+    return [
+        f"{text}: --from-type {label} (from_type={label!r}) takes them to fp32 first"
+        for label, text in kept_types(graph, policy).items()
+    ]
 
 
 def kept_types(graph: Graph, policy: Policy) -> dict[str, str]:

@@ -22,6 +22,7 @@ from finecast.plan import Plan
 from finecast.policy import Policy
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
+from finecast.tuner.conversion import kept_notes
 from finecast.tuner.device import DeviceModel, PlanSearch, search_plans
 from finecast.tuner.search import Candidate, chain
 from finecast.tuner.study import Study
@@ -82,7 +83,9 @@ def tune_for(
         progress=progress,
     )
     outcome = _Tuning(search=search, trials=trials).outcome()
-    return replace(outcome, target=target.name, seconds=time.perf_counter() - start)
+    kept = tuple(kept_notes(prepared.graph, policy))
+    seconds = time.perf_counter() - start
+    return replace(outcome, target=target.name, seconds=seconds, warnings=kept)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -37,6 +37,7 @@ from finecast.tuner.analysis import (
     profile_ends,
     worthwhile,
 )
+from finecast.tuner.conversion import kept_notes
 from finecast.tuner.proposing import (
     Proposal,
     find_units,
@@ -163,6 +164,7 @@ class _Tuning:
 
     def run(self) -> Outcome:
         prepared = frontend.prepare(self.file, self.policy)  # a slip in a name shows here
+        self.kept = tuple(kept_notes(prepared.graph, self.policy))
         self.progress("baseline", 0, 1)
         baseline = self._baseline()
         self.criterion.check(baseline, self.workload.worst)
@@ -364,6 +366,7 @@ class _Tuning:
             reused=len(self.trials.reused),
             predicted_error=errors[0],
             measured_error=errors[1],
+            warnings=self.kept,
         )
 
 
