@@ -209,11 +209,7 @@ def _warnings(
     if unknown:
         found.append(f"ops that are not known here keep their type: {', '.join(unknown)}")
     if policy.scope is not Scope.NONE:
-        kept = kept_types(applied.graph, policy)
-        found += [
-            f"{text}: --from-type {label} (from_type={label!r}) takes them to fp32 first"
-            for label, text in kept.items()
-        ]
+        found += kept_notes(applied.graph, policy)
     found += file.notes
     was = file.model.metadata_props.get(frontend.POLICY_KEY, policy.label)
     if was != policy.label:
@@ -225,6 +221,14 @@ def _warnings(
         if unused and len(policy.formats) > 1:
             found.append(f"no op is in {' or '.join(unused)}, which was asked for, too")
     return tuple(found)
+
+
+def kept_notes(graph: Graph, policy: Policy) -> list[str]:
+    """Which ops keep a type of their own, and the option that takes them out of it."""
+    return [
+        f"{text}: --from-type {label} (from_type={label!r}) takes them to fp32 first"
+        for label, text in kept_types(graph, policy).items()
+    ]
 
 
 def kept_types(graph: Graph, policy: Policy) -> dict[str, str]:

@@ -103,11 +103,6 @@ class Subject(Protocol):
         ...
 
     @property
-    def notes(self) -> Sequence[str]:
-        """What is to be told of the model, whatever is found."""
-        ...
-
-    @property
     def original(self) -> Any:
         """The fp32 model in its frontend's form."""
         ...
@@ -132,6 +127,10 @@ class Subject(Protocol):
         self, policy: Policy, user_rules: UserRules, workload: Workload, progress: Progress
     ) -> Examined:
         """Look at calibration data, and let the rules judge every op."""
+        ...
+
+    def notes(self, planner: Planner) -> Sequence[str]:
+        """What is to be told of the model under a policy, whatever is found."""
         ...
 
     def build(self, plan: Plan) -> Built:

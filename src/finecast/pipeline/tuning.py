@@ -247,7 +247,7 @@ class _Tuning:
             predicted_error=errors[0],
             measured_error=errors[1],
             target=self.subject.target,
-            warnings=tuple(self.subject.notes),
+            warnings=tuple(self.subject.notes(self.examined.planner)),
             reused=len(self.trials.reused),
             model=self.subject.original if built is None else built.model,
             built=built,

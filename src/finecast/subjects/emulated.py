@@ -21,10 +21,12 @@ from finecast.measure.timing import Latency
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind
 from finecast.pipeline.cached_session import Remembered
+from finecast.pipeline.conversion import kept_notes
 from finecast.pipeline.device import DeviceModel, PlanSearch, search_plans
 from finecast.pipeline.subject import Built, UserRules
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
+from finecast.planning.planner import Planner
 from finecast.planning.proposing import MAX_STEPS
 from finecast.progress import Progress, silent
 from finecast.rules.policy import Policy
@@ -41,7 +43,7 @@ class EmulatedSubject:
     file: OnnxFile
     emulation: Emulation
     truth: Session | None = None
-    notes: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
     max_steps: int = MAX_STEPS
     reference: Session = field(init=False)
     _device: DeviceModel | None = field(default=None, init=False)
@@ -129,6 +131,10 @@ class EmulatedSubject:
             truth=self.truth,
             progress=progress,
         )
+
+    def notes(self, planner: Planner) -> Sequence[str]:
+        """Of the file, and of ops that keep a type of their own."""
+        return (*self.told, *kept_notes(planner.graph, planner.policy))
 
     def build(self, plan: Plan) -> OnnxBuilt:
         """The model that the device's compiler would be handed."""

@@ -18,6 +18,7 @@ from finecast.measure.observe import first_nonfinite, observe
 from finecast.measure.timing import Latency, latency
 from finecast.numbers.formats import Format
 from finecast.pipeline.analysis import make_planner, measured_cost, profile_ends
+from finecast.pipeline.conversion import kept_notes
 from finecast.pipeline.proposing import analysis_of, find_units, probe_sensitivity
 from finecast.pipeline.subject import Built, UserRules
 from finecast.pipeline.workload import Workload, run_all, thinned
@@ -68,7 +69,7 @@ class OnnxSubject:
     engine: Engine
     reference: Session
     truth: Session | None = None
-    notes: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
     target: str = ""
     max_steps: int = MAX_STEPS
     _prepared: tuple[Policy, Prepared] | None = field(default=None, init=False)
@@ -144,6 +145,10 @@ class OnnxSubject:
             workload=workload,
             progress=progress,
         )
+
+    def notes(self, planner: Planner) -> Sequence[str]:
+        """Of the file, and of ops that keep a type of their own."""
+        return (*self.told, *kept_notes(planner.graph, planner.policy))
 
     def build(self, plan: Plan) -> OnnxBuilt:
         """The plan replayed on the native model."""

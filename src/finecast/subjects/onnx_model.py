@@ -104,7 +104,7 @@ class OnnxModel:
                     " not here runs in its emulator",
                     fix="keep one of them",
                 )
-            return EmulatedSubject(file=self.file, emulation=device, truth=truth, notes=notes)
+            return EmulatedSubject(file=self.file, emulation=device, truth=truth, told=notes)
         if engine is not None and get_engine(engine).name == EMULATOR:
             raise UsageError(
                 "the emulator's time says nothing of the device",
@@ -113,7 +113,7 @@ class OnnxModel:
             )
         chosen, session = first_that_loads(self.file.path, engine)
         return OnnxSubject(
-            file=self.file, engine=chosen, reference=session, truth=truth, notes=notes
+            file=self.file, engine=chosen, reference=session, truth=truth, told=notes
         )
 
     def convert(self, output: Destination, policy: Policy, options: RunOptions) -> Conversion:

@@ -33,8 +33,10 @@ from finecast.frontends import torch as frontend
 from finecast.frontends.torch import Captured
 from finecast.frontends.torch.capture import evaluating
 from finecast.frontends.torch.reader import hinted_shapes
+from finecast.graph import Graph
 from finecast.measure.timing import Latency, latency
 from finecast.numbers.formats import Format
+from finecast.pipeline.conversion import kept_types
 from finecast.pipeline.subject import Built, UserRules
 from finecast.pipeline.workload import Workload
 from finecast.planning.edits import cast_count
@@ -44,7 +46,7 @@ from finecast.planning.proposing import Analysis
 from finecast.progress import Progress
 from finecast.rules.matching import check_names
 from finecast.rules.override import check_overrides
-from finecast.rules.policy import Policy
+from finecast.rules.policy import Policy, Scope
 
 # Makes of a module what is deployed: ``torch.compile``, or nothing.
 Prepare = Callable[[torch.nn.Module], Callable[..., Any]]
@@ -150,7 +152,6 @@ class TorchSubject:
     size_bytes: int
     reference: Session
     truth: None = None
-    notes: tuple[str, ...] = ()
     target: str = ""
     runner: str = ENGINE
     _run: Callable[..., Any] | None = field(default=None, init=False)
@@ -243,6 +244,10 @@ class TorchSubject:
                 )
             unsupported |= missing
 
+    def notes(self, planner: Planner) -> Sequence[str]:
+        """Of ops that keep a type of their own."""
+        return kept_advice(planner.graph, planner.policy)
+
     def build(self, plan: Plan) -> TorchBuilt:
         """The plan's module, with the plan attached."""
         edits = frontend.planned_edits(self.captured, plan)
@@ -321,6 +326,14 @@ class TorchExamined:
             probing=self.subject.options.probing,
         )
         return analysis_of(planner, cost, points, errors)
+
+
+def kept_advice(graph: Graph, policy: Policy) -> tuple[str, ...]:
+    """Of ops in fp64 or a low type: that they stay so, and how they would not."""
+    if policy.scope is Scope.NONE:
+        return ()
+    fix = "convert copy.deepcopy(module).float(), with inputs in fp32"
+    return tuple(f"{text}: {fix}" for text in kept_types(graph, policy).values())
 
 
 def planned(captured: Captured, plan: Plan) -> GraphModule:

@@ -31,8 +31,6 @@ from finecast.errors import ModelError, UsageError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch import Captured
 from finecast.frontends.torch.reader import hinted_shapes
-from finecast.graph import Graph
-from finecast.pipeline.conversion import kept_types
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.proposing import frontier_of, proposal
@@ -40,7 +38,7 @@ from finecast.rules import UserRule
 from finecast.rules.matching import check_names
 from finecast.rules.override import check_overrides
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects.torch import planned
+from finecast.subjects.torch import kept_advice, planned
 
 
 def convert(
@@ -90,7 +88,8 @@ def convert(
         fold=wanted.scope is not Scope.NONE,
     )
     check_names(wanted, captured.graph)
-    _warn_kept(captured.graph, wanted)
+    for text in kept_advice(captured.graph, wanted):
+        warnings.warn(text, stacklevel=2)
     args = flat_inputs(example_inputs, example_kwargs)
     device = device_of(captured.module, args)
     followed, obstacle = formats_to_follow(wanted, device)
@@ -120,15 +119,6 @@ def convert(
                 fix="exclude these ops by a rule, and report the module",
             )
         unsupported |= missing
-
-
-def _warn_kept(graph: Graph, policy: Policy) -> None:
-    """Say of ops in fp64 or a low type that they stay so, and how they would not."""
-    if policy.scope is Scope.NONE:
-        return
-    for text in kept_types(graph, policy).values():
-        fix = "convert copy.deepcopy(module).float(), with inputs in fp32"
-        warnings.warn(f"{text}: {fix}", stacklevel=3)
 
 
 def _plan(planner: Planner, captured: Captured, args: Sequence[Any], device: str) -> Plan:
