@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from finecast.emulation import Emulation
 from finecast.engines import EMULATOR, candidates, first_that_loads, get_engine
-from finecast.engines.base import Engine, Feeds, Session
+from finecast.engines.base import Engine, Feeds, Session, TensorSpec
 from finecast.engines.emulator import EmulatorEngine, exact_session
-from finecast.engines.source import read_source
 from finecast.errors import EngineError, UsageError
 from finecast.facts import ValueFacts
 from finecast.files import CommandFiles
@@ -330,21 +329,23 @@ def inspect(
     Raises:
         FinecastError: If the model or the data cannot be read.
     """
-    file = load(model)
-    if dims:
-        FeedMaker(batches=[{}] if data is not None else (), dims=dims).check_dims(file.model)
     with frontend.paused_collection():
-        return _census(file, _data_options(data, labels), batch, dims, low)
+        file = load(model)
+        if dims:
+            feeds = FeedMaker(batches=[{}] if data is not None else (), dims=dims)
+            feeds.check_dims(file.model)
+        prepared = frontend.prepare(file, Policy(scope=Scope.NONE), own=file is not model)
+        return _census(prepared, _data_options(data, labels), batch, dims, low)
 
 
 def _census(
-    file: OnnxFile,
+    prepared: Prepared,
     options: DataOptions | None,
     batch: int,
     dims: Mapping[str, int] | None,
     low: Format,
 ) -> Census:
-    prepared = frontend.prepare(file, Policy(scope=Scope.NONE))
+    file = prepared.file
     facts: dict[int, ValueFacts] = {}
     if options is not None:
         batches = _batches(file, options)
@@ -370,10 +371,13 @@ def _drawn_shapes(
 ) -> dict[int, tuple[int, ...]]:
     """Shapes of float values on one random batch; none where there can be none."""
     try:
-        source = read_source(prepared.file.path)
-        sizes = {**guessed_dims(source.inputs), **(dims or {})}
-        feeds = synthetic_feeds(source.inputs, batch=batch, dims=sizes)
-        return shapes_for(prepared, source, feeds)
+        inputs = [
+            TensorSpec(name=v.name, dtype=v.dtype, shape=v.shape)
+            for v in prepared.graph.inputs
+        ]
+        sizes = {**guessed_dims(inputs), **(dims or {})}
+        feeds = synthetic_feeds(inputs, batch=batch, dims=sizes)
+        return shapes_for(prepared, inputs, feeds)
     except (EngineError, UsageError):
         if dims:
             raise

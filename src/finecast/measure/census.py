@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from finecast.facts import Facts, ValueFacts
-from finecast.flops import Shape, bytes_moved, flops, port_formats
+from finecast.flops import Shape, bytes_moved, flops
 from finecast.formats import Format
 from finecast.graph import Graph, Node, Value
 from finecast.measure.observe import first_nonfinite
@@ -97,10 +97,7 @@ def _count(
                 counted.add(index)
                 parameters += constant.size if graph.values[index].format else 0
     operations = [flops(graph, n, shapes) for n in nodes]
-    moved = [
-        bytes_moved(graph, n, port_formats(graph, n, n.format or Format.FP32), shapes)
-        for n in nodes
-    ]
+    moved = [bytes_moved(graph, n, None, shapes) for n in nodes]
     return ClassCount(
         kind=kind,
         nodes=len(nodes),

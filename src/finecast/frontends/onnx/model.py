@@ -98,6 +98,8 @@ class OnnxFile:
     external: tuple[Path, ...] = ()
     """Files beside it that hold some of its tensors."""
     stage: _Stage | None = None
+    message: onnx.ModelProto | None = None
+    """The file's message, where ``model`` has its nodes in its order."""
 
 
 def from_model(model: object) -> OnnxFile:
@@ -182,7 +184,7 @@ def load(path: Path) -> OnnxFile:
         untyped = next((v.name for v in model.graph.inputs if v.type is None), None)
         if untyped is not None:
             raise _unreadable(path, f"its input {untyped!r} has no type")
-        sort_nodes(model, path)
+        ordered = sort_nodes(model, path)
     return OnnxFile(
         path=path.absolute(),
         model=model,
@@ -190,6 +192,7 @@ def load(path: Path) -> OnnxFile:
         size_bytes=size + sum(f.stat().st_size for f in data),
         name=str(path),
         external=data,
+        message=proto if ordered else None,
     )
 
 

@@ -12,6 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from finecast.errors import ModelError
+from finecast.frontends.onnx.skeleton import size_bytes
 from finecast.frontends.onnx.types import bodies
 
 _AGAIN: Final = "check that the file is complete and was exported as ONNX"
@@ -46,20 +47,23 @@ def check_tensors(model: onnx.ModelProto, path: Path) -> tuple[Path, ...]:
     return tuple(files)
 
 
-def sort_nodes(model: ir.Model, path: Path) -> None:
-    """Bring nodes into topological order where they are not.
+def sort_nodes(model: ir.Model, path: Path) -> bool:
+    """Bring nodes into topological order where they are not; whether all of them were.
 
     Raises:
         ModelError: If values depend on each other in a circle, or on nothing.
     """
+    ordered = True
     for graph in (model.graph, *(f.graph for f in model.functions.values())):
         if not _in_order(graph, set(), path):
+            ordered = False
             try:
                 graph.sort()
             except ValueError as error:
                 raise ModelError(
                     "the graph has a cycle", where=str(path), fix="export the model again"
                 ) from error
+    return ordered
 
 
 def _in_order(graph: ir.Graph, defined: set[ir.Value], path: Path) -> bool:
@@ -141,13 +145,6 @@ _DATA_FIELDS: Final = (
 )
 _ADDRESSABLE: Final = 1 << 59
 _KNOWN: Final = frozenset(int(d) for d in ir.DataType if d is not ir.DataType.UNDEFINED)
-
-
-def size_bytes(tensor: onnx.TensorProto) -> int:
-    """Bytes of its elements as raw data; 0 of strings, which have none."""
-    if tensor.data_type == ir.DataType.STRING:
-        return 0
-    return math.ceil(math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth / 8)
 
 
 def _checked_size(tensor: onnx.TensorProto, path: Path) -> int:
