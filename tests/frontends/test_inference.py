@@ -74,8 +74,10 @@ def branching() -> onnx.ModelProto:
         return helper.make_graph(nodes, op, [], [out])
 
     yes = numpy_helper.from_array(np.array(True), "yes")
-    branches = {"then_branch": body("Relu"), "else_branch": body("Sigmoid")}
-    return model([helper.make_node("If", ["yes"], ["y"], **branches)], [large(), yes])
+    choice = helper.make_node(
+        "If", ["yes"], ["y"], then_branch=body("Relu"), else_branch=body("Sigmoid")
+    )
+    return model([choice], [large(), yes])
 
 
 @pytest.mark.parametrize("make", [plain, old, contributed, branching])

@@ -34,6 +34,8 @@ _FIELDS: Final[Mapping[int, tuple[str, int]]] = {
 def check_tensors(model: onnx.ModelProto, path: Path) -> tuple[Path, ...]:
     """Hold every tensor's declared size against the bytes there are; the external data files.
 
+    These are named as the model names them: some are links.
+
     Raises:
         ModelError: If one lies, or its external data is missing or outside of the folder.
     """
@@ -174,7 +176,6 @@ def _check_inline(tensor: onnx.TensorProto, count: int, path: Path) -> None:
 
 def _external(tensor: onnx.TensorProto, path: Path) -> Path:
     entries = {e.key: e.value for e in tensor.external_data}
-    folder = path.parent.resolve()
     location = entries.get("location", "")
     try:
         file = path.parent / location
@@ -186,7 +187,7 @@ def _external(tensor: onnx.TensorProto, path: Path) -> Path:
     expected = _checked_size(tensor, path)
     offset = max(offset, 0)
     problem = ""
-    if not location or Path(location).is_absolute() or not real.is_relative_to(folder):
+    if not location or Path(location).is_absolute() or not _may_read(file, path):
         problem = "leaves the model's folder"
     elif not is_file:
         problem = "does not exist"
@@ -198,7 +199,22 @@ def _external(tensor: onnx.TensorProto, path: Path) -> Path:
         raise ModelError(
             f"external data of {tensor.name!r} {problem}", where=str(file), fix=_BESIDE
         )
-    return real
+    return file
+
+
+def _may_read(file: Path, path: Path) -> bool:
+    """Whether ``file`` lies in the folder of the model at ``path``, links followed.
+
+    In the caches of Hugging Face's hub both are links, beside each other, and so are the
+    files that they lead to. Such a model reads what it could read where it really lies.
+    """
+    folder, real = path.parent.resolve(), file.resolve()
+    if real.is_relative_to(folder):
+        return True
+    links = path.is_symlink() and file.is_symlink()
+    below = ".." not in file.relative_to(path.parent).parts
+    beside = file.parent.resolve().is_relative_to(folder)
+    return links and below and beside and real.parent == path.resolve().parent
 
 
 def _lies(tensor: onnx.TensorProto, what: str, path: Path) -> ModelError:
