@@ -16,6 +16,7 @@ from finecast.cli.common import (
     NoVerify,
     files_of,
     open_model,
+    telling_stale,
 )
 from finecast.cli.convert import report
 from finecast.cli.data_options import Data, RandomFeeds
@@ -50,7 +51,7 @@ def run(
         )
     files = files_of(model, data, force=force)
     files.read("PLAN", plan)
-    with progress("applying", quiet=as_json):
+    with telling_stale(files), progress("applying", quiet=as_json):
         result = api.apply(
             plan,
             open_model(files, model, output, external_data),

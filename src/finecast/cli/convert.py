@@ -17,6 +17,7 @@ from finecast.cli.common import (
     PlanOut,
     files_of,
     open_model,
+    telling_stale,
 )
 from finecast.cli.data_options import Data, RandomFeeds
 from finecast.cli.exported import Trust, convert_exported, is_exported, refuse
@@ -71,7 +72,7 @@ def run(
     files = files_of(model, data, narrowing, force=force)
     files.write("--plan-out", plan_out)
     rules = narrowing.user_rules()
-    with progress("converting", quiet=as_json):
+    with telling_stale(files), progress("converting", quiet=as_json):
         if is_exported(model):
             refuse({"--engine": engine, "--target": target, "--data": data.given})
             refuse({"--external-data/--one-file": external_data is not None})

@@ -17,6 +17,7 @@ from finecast.cli.common import (
     Model,
     files_of,
     open_model,
+    telling_stale,
     warn_stale,
 )
 from finecast.cli.data_options import Data, Evaluation, Tolerance
@@ -111,7 +112,11 @@ def run(
     if resume and not study_path.exists():
         warn(f"--resume: there is no study at {study_path}: starting anew")
     options, rules = evaluation.options(data), narrowing.user_rules()
-    with _interruptible(study_path), progress("tuning", quiet=as_json) as bar:
+    with (
+        telling_stale(files),
+        _interruptible(study_path),
+        progress("tuning", quiet=as_json) as bar,
+    ):
         if source is None:
             outcome = tune_exported(
                 model,
