@@ -25,6 +25,7 @@ from finecast.frontends.onnx import native, stream
 from finecast.frontends.onnx.constants import ConvertedTensor
 from finecast.frontends.onnx.external import bring_in
 from finecast.frontends.onnx.verify import check_tensors, inner_tensors, sort_nodes
+from finecast.frontends.onnx.wire import parse_model
 
 # A protobuf message ends at 2 GiB; tensors go to a second file a safe distance before.
 EXTERNAL_ABOVE_BYTES: Final = 1_800_000_000
@@ -197,12 +198,10 @@ def load(path: Path) -> OnnxFile:
 
 
 def _parse(path: Path) -> onnx.ModelProto:
-    proto = onnx.ModelProto()
     try:
-        proto.ParseFromString(path.read_bytes())
+        return parse_model(path)
     except (DecodeError, ValueError, OSError) as error:
         raise _unreadable(path, _first_line(error)) from error
-    return proto
 
 
 def _unreadable(path: Path, what: str) -> ModelError:
