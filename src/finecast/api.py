@@ -277,6 +277,7 @@ def inspect(
     dims: Mapping[str, int] | None = None,
     low: Format = Format.BF16,
     from_type: str | None = None,
+    trust: bool = False,
 ) -> Census:
     """Count a model's ops by class; with ``data``, report values that ``low`` cannot hold.
 
@@ -286,8 +287,11 @@ def inspect(
     Raises:
         FinecastError: If the model or the data cannot be read.
     """
-    options = RunOptions(data=_data_options(data, labels), batch=batch, dims=dims or {})
-    return _taken(load(model), from_type).census(options, low)
+    given = load(model, trust=trust)
+    options = RunOptions(
+        data=_data_options(data, labels), batch=batch, dims=dims or {}, own=given is not model
+    )
+    return _taken(given, from_type).census(options, low)
 
 
 def judge(

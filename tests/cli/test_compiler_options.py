@@ -156,7 +156,6 @@ def test_bad_flags_in_the_environment(
         (["--auto-cast-type", "tf32"], "name the device with --target"),
         (["--target", "sm75", "--auto-cast-type", "tf32"], "tf32 with --target sm75"),
         (["--auto-cast-type", "fp8_e4m3"], "name the device with --target"),
-        (["--enable-saturate-infinity", "--target", "trn2"], "--target trn2"),
         (["--stochastic-rounding", "--target", "inf1"], "stochastic rounding"),
         (["--sdk", "new"], "--sdk"),
     ],

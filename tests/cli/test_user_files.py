@@ -192,6 +192,28 @@ def test_the_python_api_refuses_too(here: Path) -> None:
     assert contents(here) == before
 
 
+@pytest.mark.parametrize("verb", ["convert", "apply", "tune"])
+def test_an_older_output_is_called_stale_by_what_fails(
+    finecast: Finecast, net: Path, data: Path, tmp_path: Path, verb: str
+) -> None:
+    old, plan, other = tmp_path / "low.onnx", tmp_path / "plan.json", tmp_path / "other.onnx"
+    assert finecast("convert", net, "-o", old, "--plan-out", plan).code == ExitCode.DONE
+    before, model = old.read_bytes(), onnx.load(net)
+    model.graph.name = "another"
+    onnx.save(model, other)
+    fails = {
+        "convert": ("convert", net, "-o", old, "--exclude", "no such node"),
+        "apply": ("apply", plan, other, "-o", old),
+        "tune": ("tune", net, "-o", old, "--data", data, "--exclude", "no such node"),
+    }
+    answer = finecast(*fails[verb], "--force")
+    assert answer.code not in (ExitCode.DONE, ExitCode.NOT_IMPROVED)
+    assert f"warning: STALE: {old} is there from before" in answer.err
+    assert old.read_bytes() == before
+    fresh = [tmp_path / "new.onnx" if word == old else word for word in fails[verb]]
+    assert "STALE" not in finecast(*fresh, "--force").err
+
+
 def test_an_older_output_is_called_stale(
     finecast: Finecast, net: Path, data: Path, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from finecast.compat.neural_compressor import (  # noqa: E402
 from finecast.compat.neural_compressor.fallback import Fallback  # noqa: E402
 from finecast.data.criterion import Criterion, CriterionKind  # noqa: E402
 from finecast.errors import FinecastError, ModelError, UsageError  # noqa: E402
+from finecast.numbers.formats import Format  # noqa: E402
 
 _FP32 = {"weight": {"dtype": ["fp32"]}, "activation": {"dtype": ["fp32"]}}
 
@@ -425,6 +427,21 @@ def test_what_is_no_accuracy_or_no_setting_is_one_error() -> None:
         mix_precision.fit(net(), eval_func=lambda model: None)  # type: ignore[arg-type,return-value]
     with pytest.raises(UsageError, match="give a MixedPrecisionConfig"):
         mix_precision.fit(net(), {"precision": "bf16"})  # type: ignore[arg-type]
+
+
+def test_a_setting_that_there_is_not_is_one_error() -> None:
+    given: dict[str, Any] = {"strategy": "mse"}
+    with pytest.raises(UsageError, match=r"TuningCriterion\(strategy=") as caught:
+        MixedPrecisionConfig(**given)
+    assert "MixedPrecisionConfig has no setting 'strategy'" in str(caught.value)
+    for settings, name, close in (
+        (MixedPrecisionConfig, "precisoin", "precision"),
+        (TuningCriterion, "time_out", "timeout"),
+        (AccuracyCriterion, "tolerable_los", "tolerable_loss"),
+    ):
+        with pytest.raises(UsageError, match=f"setting {name!r}.*{close}"):
+            settings(**{name: 1})
+    assert MixedPrecisionConfig("cpu", precisions="fp16").low() is Format.FP16
 
 
 def test_models_of_other_frameworks_are_told_the_way(tmp_path: Path) -> None:

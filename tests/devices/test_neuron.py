@@ -160,7 +160,6 @@ def test_fp32_cast_comes_before_fast_math(cast: str, keyword: str) -> None:
         ("--fast-math all --target trn1", ("--fast-math", "trn1")),
         ("--fp32-cast all --target trn2", ("--fp32-cast", "trn2")),
         ("--fast-math all --auto-cast all", ("--auto-cast", "--fast-math")),
-        ("--enable-saturate-infinity --target trn2", ("--enable-saturate-infinity", "trn2")),
         ("--auto-cast auto", ("auto", "none, matmult or all")),
         ("--auto-cast all --auto-cast-type int8", ("int8", "fp8_e4m3")),
         ("--fast-math fast", ("fast", "no-fast-relayout")),
@@ -174,6 +173,16 @@ def test_errors_name_what_conflicts(text: str, named: tuple[str, ...]) -> None:
     with pytest.raises(UsageError) as caught:
         options(text)
     assert all(n in str(caught.value) for n in named), str(caught.value)
+
+
+@pytest.mark.parametrize("target", ["trn2", "inf2"])
+def test_a_switch_of_trn1_is_told_elsewhere_and_does_nothing(target: str) -> None:
+    found = options(f"--enable-saturate-infinity --auto-cast all --target {target}")
+    (note,) = found.notes
+    assert note.startswith(f"--enable-saturate-infinity with --target {target} has no effect")
+    assert not found.saturate_infinity
+    assert not found.emulation().saturate_infinity
+    assert "--enable-saturate-infinity" not in found.arguments
 
 
 def test_a_format_that_the_target_lacks() -> None:

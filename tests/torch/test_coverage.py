@@ -49,7 +49,7 @@ def test_a_recurrent_layer_is_compiled_around_and_named(kind: str) -> None:
     net, ids = Tagger(kind), torch.randint(0, 50, (4, 12))
     compiled = ft.compile(net, "all:bf16")
     (text,) = said(lambda: compiled(ids))
-    assert re.search(r"planned \d+% .*those of recurrent stay fp32.*allow_rnn", text)
+    assert re.search(r"planned \d+% of the FLOPs; recurrent stay fp32.*allow_rnn", text)
     assert said(lambda: compiled(ids)) == []  # once is enough
     decisions = [d for p in compiled.finecast_plans for d in p.decisions]
     formats = {d.format for d in decisions if d.node.startswith("head/")}
@@ -78,7 +78,49 @@ def test_code_that_is_left_out_is_named_with_the_reason() -> None:
     untraced: Callable[..., torch.Tensor] = torch.compiler.disable(net[1])
     compiled = ft.compile(lambda x: untraced(net[0](x)), "all:bf16")
     (text,) = said(lambda: compiled(torch.randn(4, 8)))
-    assert "planned 50% of the weights; those of 1 stay fp32: " in text
+    guessed = " (by the weights of 1, whose code was not captured)"
+    assert f"planned 50% of the FLOPs{guessed}; 1 stay fp32: " in text
+    assert compiled.finecast_coverage.uncounted == ("1",)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_flops_of_a_recurrent_layer_are_counted(kind: str, packed: bool) -> None:
+    """A head over the last step alone: a small share of FLOPs, whatever its weights are."""
+    recurrent = getattr(nn, kind)(16, 16, num_layers=2, bidirectional=True, batch_first=True)
+    head = nn.Linear(32, 1024)
+    nn.ModuleList([recurrent, head]).requires_grad_(False)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        lengths = torch.tensor([12, 12, 6, 6])
+        given = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        states = recurrent(given if packed else x)[1]
+        last = states[0] if kind == "LSTM" else states
+        return head(torch.cat([last[-1], last[-2]], -1))
+
+    compiled = ft.compile(function, "all:bf16")
+    (text,) = said(lambda: compiled(torch.randn(4, 12, 16)))
+    coverage = compiled.finecast_coverage
+    steps = 36 if packed else 48
+    matrices = sum(p.numel() for p in recurrent.parameters() if p.dim() > 1)
+    assert coverage.recurrent_flops == 2 * steps * matrices
+    product = 2 * 4 * 32 * 1024
+    assert product <= coverage.planned_flops < 1.1 * product
+    assert coverage.uncounted == ()
+    counted = coverage.planned_flops + coverage.recurrent_flops
+    assert coverage.share == pytest.approx(coverage.planned_flops / counted)
+    assert f"planned {coverage.share:.0%} of the FLOPs; " in text
+
+
+def test_gradients_of_a_recurrent_layer_count_twice_its_forward_pass() -> None:
+    net = Tagger("GRU")
+    compiled = ft.compile(net, "all:bf16")
+    assert said(lambda: compiled(torch.randint(0, 50, (4, 12))).sum().backward())
+    matrices = sum(p.numel() for p in net.recurrent.parameters() if p.dim() > 1)
+    once = 2 * 4 * 12 * matrices
+    assert compiled.finecast_coverage.recurrent_flops == 3 * once
+    compiled(torch.randint(0, 50, (4, 12)))  # nothing is compiled: nothing is counted
+    assert compiled.finecast_coverage.recurrent_flops == 3 * once
 
 
 def test_warnings_of_planning_are_the_users_to_see() -> None:

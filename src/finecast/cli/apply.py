@@ -17,6 +17,7 @@ from finecast.cli.common import (
     Trust,
     files_of,
     open_model,
+    telling_stale,
 )
 from finecast.cli.convert import report
 from finecast.cli.data_options import Data, RandomFeeds
@@ -46,7 +47,7 @@ def run(
 
     files = files_of(model, data, force=force)
     files.read("PLAN", plan)
-    with progress("applying", quiet=as_json):
+    with telling_stale(files), progress("applying", quiet=as_json):
         result = api.apply(
             plan,
             open_model(files, model, output, external_data, trust=trust),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol
 
@@ -95,6 +96,16 @@ def warn_stale(paths: Sequence[Path]) -> None:
             f"STALE: {path} is there from before, and this run neither made nor checked it;"
             " remove it, or do not take it for the result"
         )
+
+
+@contextmanager
+def telling_stale(files: CommandFiles) -> Generator[None]:
+    """What fails says of an older output, too, that it is not its own."""
+    try:
+        yield
+    except BaseException:
+        warn_stale(files.stale())
+        raise
 
 
 def files_of(model: Path, *groups: Reading, force: bool) -> CommandFiles:

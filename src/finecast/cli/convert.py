@@ -20,6 +20,7 @@ from finecast.cli.common import (
     Trust,
     files_of,
     open_model,
+    telling_stale,
 )
 from finecast.cli.data_options import Data, RandomFeeds
 from finecast.cli.output import add_row, new_table, progress, warn, write_json, write_table
@@ -73,7 +74,7 @@ def run(
     choice = narrowing.narrowed(device.choice(casting, target))
     files = files_of(model, data, narrowing, force=force)
     files.write("--plan-out", plan_out)
-    with progress("converting", quiet=as_json):
+    with telling_stale(files), progress("converting", quiet=as_json):
         result = api.convert(
             open_model(files, model, output, external_data, trust=trust),
             output,

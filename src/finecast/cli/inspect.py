@@ -42,12 +42,13 @@ def run(
     low = low_format(auto_cast_type)
     with progress("inspecting", quiet=as_json):
         census = api.inspect(
-            api.load(model, trust=trust),
+            model,
             data=data.options() if data.given else None,
             batch=data.batch or 1,
             dims=feeds.sizes,
             low=low,
             from_type=from_type,
+            trust=trust,
         )
     if as_json:
         write_json(_to_dict(census))

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finecast.cli.common import Force, Json, Model, files_of, warn_stale
+from finecast.cli.common import (
+    Force,
+    Json,
+    Model,
+    files_of,
+    telling_stale,
+    warn_stale,
+)
 from finecast.cli.data_options import Data, Evaluation, Tolerance
 from finecast.cli.output import (
     add_row,
@@ -83,7 +90,7 @@ def run(
     files.read("MODEL's external data", *file.external)
     rungs = ladder(target, device.given(), sdk=device.sdk)
     workload = evaluation.workload(file, data)
-    with progress("ladder", quiet=as_json) as bar:
+    with telling_stale(files), progress("ladder", quiet=as_json) as bar:
         walk = LadderWalk(
             file=file,
             workload=workload,

@@ -19,6 +19,7 @@ from finecast.cli.common import (
     Trust,
     files_of,
     open_model,
+    telling_stale,
     warn_stale,
 )
 from finecast.cli.data_options import Data, Evaluation, Tolerance
@@ -105,7 +106,11 @@ def run(
     if resume and not study_path.exists():
         warn(f"--resume: there is no study at {study_path}: starting anew")
     options, rules = evaluation.options(data), narrowing.user_rules()
-    with _interruptible(study_path), progress("tuning", quiet=as_json) as bar:
+    with (
+        telling_stale(files),
+        _interruptible(study_path),
+        progress("tuning", quiet=as_json) as bar,
+    ):
         outcome = api.tune(
             source,
             output,

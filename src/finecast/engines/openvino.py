@@ -19,6 +19,7 @@ import numpy as np
 
 from finecast.engines.attribution import attribute
 from finecast.engines.base import Array, Capability, Feeds, KernelTime, TensorSpec
+from finecast.engines.links import without_links
 from finecast.engines.openvino_names import kernels_of, nodes_by_friendly_name
 from finecast.engines.openvino_text import explain
 from finecast.engines.ports import DTYPES, ordered_feeds
@@ -209,9 +210,10 @@ class OpenVinoEngine:
             "PERF_COUNT": profiling,
         }
         try:
-            read = self._core.read_model(model)
-            names = nodes_by_friendly_name(read, source) if profiling else None
-            compiled = self._core.compile_model(read, self._device, config)
+            with without_links(model) as place:
+                read = self._core.read_model(place)
+                names = nodes_by_friendly_name(read, source) if profiling else None
+                compiled = self._core.compile_model(read, self._device, config)
             return OpenVinoSession(compiled, source, where=where, names=names)
         except RuntimeError as error:
             raise EngineError(

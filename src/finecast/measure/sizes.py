@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from finecast.engines.base import Feeds
-from finecast.engines.source import Source
+from collections.abc import Sequence
+
+from finecast.engines.base import Feeds, TensorSpec
 from finecast.frontends.onnx import Prepared
 from finecast.frontends.onnx.shapes import static_shapes
 from finecast.graph import Graph, Value
 from finecast.measure.observe import observe
 
 
-def shapes_for(prepared: Prepared, source: Source, feeds: Feeds) -> dict[int, tuple[int, ...]]:
+def shapes_for(
+    prepared: Prepared, inputs: Sequence[TensorSpec], feeds: Feeds
+) -> dict[int, tuple[int, ...]]:
     """Shapes of float values by id: those stated, else inferred, else those of a run.
 
     Args:
         prepared: The model.
-        source: Its inputs, as its file declares them.
+        inputs: Its inputs, as its file declares them.
         feeds: Of the call.
 
     Raises:
         EngineError: If only a run can tell, and the model does not run.
     """
     floats = [v for v in prepared.graph.values if v.format and v.constant is None]
-    shapes = _stated(prepared.graph, _symbols(source, feeds))
+    shapes = _stated(prepared.graph, _symbols(inputs, feeds))
     if len(shapes) < len(floats):
         given = {name: array.shape for name, array in feeds.items()}
         known = given | static_shapes(prepared.model, given)
@@ -32,11 +35,11 @@ def shapes_for(prepared: Prepared, source: Source, feeds: Feeds) -> dict[int, tu
     return shapes
 
 
-def _symbols(source: Source, feeds: Feeds) -> dict[str, int]:
+def _symbols(inputs: Sequence[TensorSpec], feeds: Feeds) -> dict[str, int]:
     """Sizes of the inputs' free dimensions by name."""
     pairs = (
         (name, size)
-        for spec in source.inputs
+        for spec in inputs
         for name, size in zip(spec.shape or (), feeds[spec.name].shape, strict=False)
     )
     return {name: size for name, size in pairs if isinstance(name, str)}

@@ -119,6 +119,21 @@ def bytes_moved(
     return total
 
 
+def recurrent_flops(steps_times_batch: float, weights: float) -> float:
+    """Operations of recurrent layers: each step multiplies every gate's weights by one vector.
+
+    Args:
+        steps_times_batch: Vectors that go through the layers.
+        weights: Elements of all matrices, those of all gates, directions and layers.
+    """
+    return 2.0 * steps_times_batch * weights
+
+
+def graph_flops(graph: Graph, shapes: Shapes | None = None) -> float:
+    """Operations of all nodes whose shapes and laws are known."""
+    return sum(flops(graph, node, shapes) or 0.0 for node in graph.nodes)
+
+
 def port_formats(graph: Graph, node: Node, fmt: Format) -> dict[int, Format]:
     """Formats of the values around ``node`` if it computes in ``fmt``: those that follow.
 
@@ -257,9 +272,8 @@ def _conv_transpose(s: _Sizes) -> float:
 
 
 def _recurrent(s: _Sizes) -> float:
-    # W and R hold every gate and direction; each step multiplies them by one vector.
     steps_times_batch = math.prod(s.x(0, rank=3)[:2])
-    return 2.0 * steps_times_batch * (math.prod(s.x(1)) + math.prod(s.x(2)))
+    return recurrent_flops(steps_times_batch, math.prod(s.x(1)) + math.prod(s.x(2)))
 
 
 def _contract(*, batch: int, queries: int, keys: int, width: int, v_width: int) -> float:

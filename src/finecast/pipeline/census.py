@@ -12,7 +12,7 @@ from finecast.measure.observe import first_nonfinite
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.ops import by_name
-from finecast.ops.flops import Shape, bytes_moved, flops, port_formats
+from finecast.ops.flops import Shape, bytes_moved, flops
 from finecast.rules.constants import constant_problem
 from finecast.rules.facts import Facts, ValueFacts
 from finecast.rules.observed import divided_by, range_limit
@@ -97,10 +97,7 @@ def _count(
                 counted.add(index)
                 parameters += constant.size if graph.values[index].format else 0
     operations = [flops(graph, n, shapes) for n in nodes]
-    moved = [
-        bytes_moved(graph, n, port_formats(graph, n, n.format or Format.FP32), shapes)
-        for n in nodes
-    ]
+    moved = [bytes_moved(graph, n, None, shapes) for n in nodes]
     return ClassCount(
         kind=kind,
         nodes=len(nodes),

@@ -34,6 +34,7 @@ class RunOptions:
         batch: Samples of random feeds.
         user_rules: Rule functions by name.
         verify: Whether the model has to load and run before it is written.
+        own: Whether the model may be used up: nobody else has it.
     """
 
     engine: str | None = None
@@ -43,6 +44,7 @@ class RunOptions:
     batch: int = 1
     user_rules: Mapping[str, UserRule] = field(default_factory=dict[str, UserRule])
     verify: bool = True
+    own: bool = False
 
 
 class OpenedModel(Protocol):

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from finecast.data.feeds import synthetic_feeds
 from finecast.devices.emulation import Emulation
 from finecast.engines import EMULATOR, candidates, first_that_loads, get_engine
-from finecast.engines.base import Engine, Feeds
+from finecast.engines.base import Engine, Feeds, TensorSpec
 from finecast.engines.emulator import EmulatorEngine
 from finecast.engines.probe import speed_of
-from finecast.engines.source import read_source
 from finecast.errors import EngineError, UsageError
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile, Prepared, from_model
@@ -171,7 +170,7 @@ class OnnxModel:
             return self._census(options, low)
 
     def _census(self, options: RunOptions, low: Format) -> Census:
-        prepared = frontend.prepare(self.file, Policy(scope=Scope.NONE))
+        prepared = frontend.prepare(self.file, Policy(scope=Scope.NONE), own=options.own)
         facts: dict[int, ValueFacts] = {}
         if options.data is not None:
             batches = self._batches(options)
@@ -232,10 +231,13 @@ def _engines(options: RunOptions) -> list[Engine]:
 def _drawn_shapes(prepared: Prepared, options: RunOptions) -> dict[int, tuple[int, ...]]:
     """Shapes of float values on one random batch; none where there can be none."""
     try:
-        source = read_source(prepared.file.path)
-        sizes = {**guessed_dims(source.inputs), **options.dims}
-        feeds = synthetic_feeds(source.inputs, batch=options.batch, dims=sizes)
-        return shapes_for(prepared, source, feeds)
+        inputs = [
+            TensorSpec(name=v.name, dtype=v.dtype, shape=v.shape)
+            for v in prepared.graph.inputs
+        ]
+        sizes = {**guessed_dims(inputs), **options.dims}
+        feeds = synthetic_feeds(inputs, batch=options.batch, dims=sizes)
+        return shapes_for(prepared, inputs, feeds)
     except (EngineError, UsageError):
         if options.dims:
             raise

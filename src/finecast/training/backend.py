@@ -21,6 +21,7 @@ from finecast.engines.torch.planning import (
 )
 from finecast.graph import Graph
 from finecast.naming import look_up, suggestion
+from finecast.ops.flops import graph_flops
 from finecast.planning.plan import Plan
 from finecast.planning.proposing import frontier_of, proposal
 from finecast.rules import UserRule
@@ -69,7 +70,7 @@ def compile(  # noqa: A001 - the name that torch gives the same thing
     Laws: inputs, outputs and gradients of parameters keep their types; parameters stay
     fp32, low copies of them are made as needed; with the scope ``auto`` nothing is rounded
     that ``torch.autocast`` keeps. The plans of what has been compiled so far are
-    ``result.finecast_plans``, the share of weights that they cover is
+    ``result.finecast_plans``, the share of FLOPs that they cover is
     ``result.finecast_coverage.share``. Where the compiler left much as it was, a warning says
     so once, with the reason. Overrides of the blocks around this call hold for good.
 
@@ -149,6 +150,8 @@ class Backend:
         policy, obstacle = self.followed[device]
         self.unmatched = unmatched(self.unmatched, [graph])
         self.ops.update(op_names(graph.nodes))
+        if self.coverage is not None:
+            self.coverage.planned_flops += graph_flops(graph, shapes)
         planner = make_torch_planner(
             graph,
             policy,

@@ -1,8 +1,9 @@
 """How much of a compiled function was planned, and why the rest was not.
 
 Dynamo leaves parts of a function as they are: recurrent layers, code it cannot trace. They run
-op by op and in fp32. FLOPs of what is not captured cannot be known; products take the same
-number for each element of their weights and position, so weights stand for them.
+op by op and in fp32. FLOPs of planned graphs and of recurrent layers are counted. Those of
+code that was not captured cannot be: its weights are taken to cost what planned ones do, and
+what uses no weights that a module of the function holds is not seen at all.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Final
 
 import torch
 from torch import nn
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.utils import counters
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from finecast.ops.flops import recurrent_flops
 
 # Less than this share unplanned is not worth a word.
 _SUBSTANTIAL: Final = 0.1
@@ -30,19 +35,55 @@ _RECURRENT_REASON: Final = (
     "PyTorch's compiler runs recurrent layers as they are (it unrolls them, step by step, "
     "with torch._dynamo.config.allow_rnn = True)"
 )
-_OPAQUE: Final = {
-    kind: torch.compiler.disable(kind.forward, reason="recurrent layers run as they are")
-    for kind in _RECURRENT
-}
+# Gradients of the inputs and of the weights: a product each, like that of the forward pass.
+_WITH_GRADIENTS: Final = 3.0
+
+
+# FLOPs of the recurrent layers that a call went around so far.
+_RAN: ContextVar[list[float] | None] = ContextVar("ran", default=None)
+
+
+def _opaque(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """``forward`` of a recurrent layer, left alone by Dynamo, its FLOPs noted."""
+
+    @functools.wraps(forward)
+    def run(layer: nn.RNNBase, given: Any, *args: Any, **kwargs: Any) -> Any:
+        ran = _RAN.get()
+        if ran is not None:
+            ran.append(_flops(layer, given))
+        return forward(layer, given, *args, **kwargs)
+
+    return torch.compiler.disable(run, reason="recurrent layers run as they are")
+
+
+def _flops(layer: nn.RNNBase, given: torch.Tensor | PackedSequence) -> float:
+    data = given.data if isinstance(given, PackedSequence) else given
+    matrices = [p for p in layer.parameters() if p.dim() > 1]
+    trained = torch.is_grad_enabled() and any(p.requires_grad for p in matrices)
+    forward = recurrent_flops(data.numel() / data.shape[-1], sum(p.numel() for p in matrices))
+    return forward * (_WITH_GRADIENTS if trained else 1.0)
+
+
+_OPAQUE: Final = {kind: _opaque(kind.forward) for kind in _RECURRENT}
 
 
 class Coverage:
-    """The weights of a function's products, and which of them planned graphs read."""
+    """The work of a function, and how much of it is in planned graphs.
+
+    FLOPs are those of calls in which a graph was compiled, of the backward pass too where
+    there is one.
+
+    Attributes:
+        planned_flops: Of planned graphs.
+        recurrent_flops: Of the recurrent layers that were gone around.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.modules = tuple(_modules_of(function))
         self.read = WeakTensorKeyDictionary()
         self.said = False
+        self.planned_flops = 0.0
+        self.recurrent_flops = 0.0
 
     def add(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
         """Note what a graph that is planned reads."""
@@ -52,10 +93,25 @@ class Coverage:
 
     @property
     def share(self) -> float:
-        """Elements of weights in planned graphs over all elements; 1 where there are none."""
-        found = [p for _, _, p in self._weights()]
-        total = sum(p.numel() for p in found)
-        return sum(p.numel() for p in found if p in self.read) / total if total else 1.0
+        """Planned FLOPs over all; what ``uncounted`` names is estimated by its weights."""
+        weights = [(m, p) for _, m, p in self._weights()]
+        read = sum(p.numel() for _, p in weights if p in self.read)
+        if not self.planned_flops or not read:  # nothing to estimate by
+            total = sum(p.numel() for _, p in weights)
+            return read / total if total else 1.0
+        missed = sum(p.numel() for m, p in weights if self._is_uncounted(m, p))
+        estimated = self.planned_flops * missed / read
+        return self.planned_flops / (self.planned_flops + self.recurrent_flops + estimated)
+
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        """Modules whose weights no planned graph reads, in code that was not captured."""
+        return tuple(
+            dict.fromkeys(n for n, m, p in self._weights() if self._is_uncounted(m, p))
+        )
+
+    def _is_uncounted(self, module: nn.Module, weight: nn.Parameter) -> bool:
+        return weight not in self.read and not isinstance(module, _RECURRENT)
 
     def warn(self, reasons: Sequence[str]) -> None:
         """Say once what runs unplanned, if it is much and something stopped the compiler."""
@@ -65,9 +121,13 @@ class Coverage:
         self.said = True
         if any(isinstance(m, _RECURRENT) for m in missed.values()):
             reasons = [_RECURRENT_REASON]
-        names = [*missed][:_NAMED] + (["..."] if len(missed) > _NAMED else [])
+        guessed = (
+            f" (by the weights of {_listed(self.uncounted)}, whose code was not captured)"
+            if self.uncounted
+            else ""
+        )
         warnings.warn(
-            f"finecast planned {self.share:.0%} of the weights; those of {', '.join(names)} "
+            f"finecast planned {self.share:.0%} of the FLOPs{guessed}; {_listed([*missed])} "
             f"stay fp32: {'; '.join(reasons)}",
             stacklevel=3,
         )
@@ -88,6 +148,10 @@ class Coverage:
                         yield name or own, module, parameter
 
 
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join([*names[:_NAMED], *(["..."] if len(names) > _NAMED else [])])
+
+
 def watched(compiled: Callable[..., Any], coverage: Coverage) -> Callable[..., Any]:
     """``compiled``, which goes around recurrent layers and says what else it missed."""
     recurrent = any(isinstance(m, _RECURRENT) for r in coverage.modules for m in r.modules())
@@ -98,9 +162,11 @@ def watched(compiled: Callable[..., Any], coverage: Coverage) -> Callable[..., A
     def call(*args: Any, **kwargs: Any) -> Any:
         if coverage.said and not recurrent:
             return inner(*args, **kwargs)
-        before = _stops()
-        with _around_recurrent_layers(wanted=recurrent):
+        before, planned = _stops(), coverage.planned_flops
+        with _around_recurrent_layers(wanted=recurrent) as ran:
             result = inner(*args, **kwargs)
+        if coverage.planned_flops != planned:
+            coverage.recurrent_flops += sum(ran)
         if not coverage.said:
             coverage.warn([*(_stops() - before)])
         return result
@@ -129,18 +195,24 @@ def _short(text: str) -> str:
 
 
 @contextmanager
-def _around_recurrent_layers(*, wanted: bool) -> Generator[None]:
-    """Compile what is before and after a recurrent layer; Dynamo would leave all of it."""
+def _around_recurrent_layers(*, wanted: bool) -> Generator[list[float]]:
+    """Compile what is before and after a recurrent layer; Dynamo would leave all of it.
+
+    Gives the FLOPs of those that were gone around, one by one as they run.
+    """
     if not wanted or dynamo_config.allow_rnn:
-        yield
+        yield []
         return
+    ran: list[float] = []
+    token = _RAN.set(ran)
     before = {kind: kind.forward for kind in _RECURRENT}
     try:
         for kind, opaque in _OPAQUE.items():
             setattr(kind, "forward", opaque)  # noqa: B010 - the kinds' types differ
         with dynamo_config.patch(allow_rnn=True):
-            yield
+            yield ran
     finally:
+        _RAN.reset(token)
         for kind, forward in before.items():
             setattr(kind, "forward", forward)  # noqa: B010
 

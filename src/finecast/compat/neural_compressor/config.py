@@ -6,15 +6,19 @@ precision is taken, and ``without_effect`` says so.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from finecast.data.criterion import Criterion, CriterionKind
 from finecast.errors import UsageError
 from finecast.naming import unknown_name
 from finecast.numbers.formats import Format
 from finecast.rules.policy import low_format
+
+T = TypeVar("T")
 
 _DEVICES: Final = ("cpu", "gpu", "npu", "xpu")
 _BACKENDS: Final = (
@@ -39,6 +43,33 @@ OpDict = Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]]
 _PARTS: Final = ("weight", "activation")
 
 
+def _naming_strangers(settings: type[T]) -> type[T]:
+    """``settings``, which refuses a name that it does not have as every wrong value is."""
+    init = settings.__init__
+    known = [name for name in inspect.signature(init).parameters if name != "self"]
+
+    @functools.wraps(init)
+    def checked(self: T, *args: Any, **given: Any) -> None:
+        for name in given:
+            if name in known:
+                continue
+            if name in _SEARCH:
+                raise UsageError(
+                    f"{settings.__name__} has no setting {name!r}",
+                    fix=f"give tuning_criterion=TuningCriterion({name}=...)",
+                )
+            raise unknown_name(name, known, what="setting", where=settings.__name__)
+        init(self, *args, **given)
+
+    settings.__init__ = checked
+    return settings
+
+
+# Settings of the search, which INC 1 and its quantization have beside the others.
+_SEARCH: Final = ("strategy", "strategy_kwargs", "timeout", "max_trials", "objective")
+
+
+@_naming_strangers
 @dataclass
 class AccuracyCriterion:
     """The accuracy to keep: a loss relative to the baseline, or absolute."""
@@ -60,6 +91,7 @@ class AccuracyCriterion:
         )
 
 
+@_naming_strangers
 @dataclass
 class TuningCriterion:
     """How long to search: ``timeout`` 0 ends at the first trial that passes."""
@@ -91,6 +123,7 @@ class TuningCriterion:
             )
 
 
+@_naming_strangers
 @dataclass
 class MixedPrecisionConfig:
     """What to convert, and how far.

@@ -13,7 +13,7 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
-from onnx.external_data_helper import load_external_data_for_model, uses_external_data
+from onnx.external_data_helper import uses_external_data
 
 from finecast.errors import FinecastError, UsageError
 from finecast.frontends import onnx as frontend
@@ -56,7 +56,7 @@ class OnnxResult:
     def model(self) -> Any:
         """The ModelProto, its tensors in it; over 2 GB the path of a copy, gone with this."""
         if frontend.fits_one_message(self.converted):
-            return in_memory(self.converted, self.source.file.path.parent)
+            return frontend.to_proto(self.converted)
         path = self._folder.path / "model.onnx"
         frontend.save(self.converted, path)
         return str(path)
@@ -154,10 +154,3 @@ def given_model(model: onnx.ModelProto | str | Path) -> Source:
     except FinecastError as error:  # that folder is not one of the user's
         error.__init__(error.what, where="the given ModelProto", fix=error.fix)
         raise
-
-
-def in_memory(model: ir.Model, folder: Path) -> onnx.ModelProto:
-    """The model with its tensors in it; ``folder`` is where those beside it are."""
-    proto = ir.to_proto(model)
-    load_external_data_for_model(proto, str(folder))
-    return proto

@@ -15,7 +15,6 @@ from finecast.compat.neural_compressor.onnx_result import (
     OnnxResult,
     Source,
     given_model,
-    in_memory,
 )
 from finecast.engines import get_engine
 from finecast.engines.base import Engine
@@ -82,7 +81,7 @@ class OnnxSubject:
         """The model's ModelProto; its path, if it is too large for one message."""
         file = self.source.file
         if frontend.fits_one_message(file.model):
-            return in_memory(file.model, file.path.parent)
+            return frontend.to_proto(file.model)
         return str(file.path)
 
     def build(self, kept: frozenset[str]) -> OnnxResult:

@@ -205,11 +205,10 @@ def _neuronx(given: Given, target: str, sdk: str | None) -> NeuronOptions:
         words.append(f"--{'enable' if mixed else 'disable'}-mixed-precision-accumulation")
     device = load_target(TARGETS.get(target, target))
     saturate = bool(given.saturate_infinity)
-    if saturate and not device.saturate_infinity:
-        raise UsageError(
-            f"--enable-saturate-infinity with --target {target}: only trn1 has it",
-            fix="drop it, or choose --target trn1",
-        )
+    if saturate and not device.saturate_infinity:  # accepted by the compiler, too
+        saturate = False
+        unused = f"--enable-saturate-infinity with --target {target} has no effect"
+        notes = (*notes, f"{unused}: only trn1 has it")
     words += ["--enable-saturate-infinity"] if saturate else []
     # Transposes by product keep their operand's type; in fp32 they are exact but for Inf.
     relayout = Format.FP32 if Relayout.MATMUL in device.relayouts else None

@@ -210,7 +210,7 @@ def prepare(file: frontend.OnnxFile, emulation: Emulation) -> Prepared:
     model = model if change is None else change(model)
     if model is prepared.model:
         return prepared
-    return frontend.prepare(replace(file, model=model), Policy(scope=Scope.NONE))
+    return frontend.prepare(replace(file, model=model, message=None), Policy(scope=Scope.NONE))
 
 
 def _rewriting(emulation: Emulation) -> Callable[[ir.Model], ir.Model] | None:

@@ -6,6 +6,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import onnx
 import onnx_ir as ir
 
 from finecast import ops
@@ -97,34 +98,36 @@ class Applied:
     edits: tuple[Edit, ...]
 
 
-def prepare(file: OnnxFile, policy: Policy) -> Prepared:
+def prepare(file: OnnxFile, policy: Policy, *, own: bool = False) -> Prepared:
     """Name the nodes, raise the opset as far as ``policy`` can need, infer types.
 
     An earlier conversion to another policy is taken back, and local functions are inlined.
-    ``file.model`` itself is left as it was.
+    ``file.model`` itself is left as it was, unless it is the caller's ``own``.
 
     Raises:
         UsageError: If ``policy`` names a node, an op, an input or an output that is not there.
         ModelError: If the model is malformed in a way that shows only now.
     """
     with guarded(file), paused_collection():
-        model = _opened(file, policy.label)
-        own = frozenset(n.name or "" for n in every_node(model.graph))
+        model = _opened(file, policy.label, own=own)
+        names = frozenset(n.name or "" for n in every_node(model.graph))
         if policy.scope is not Scope.NONE:
             candidates = _candidates(policy)
             needed = (needed_opsets(model, fmt, candidates) for fmt in policy.formats)
             model = raise_as_far(model, frozenset[int]().union(*needed))
         read = _read(file, model, shapes=True)
         check_names(policy, read.graph)
-        return replace(read, own_nodes=own, policy=policy.label)
+        return replace(read, own_nodes=names, policy=policy.label)
 
 
-def _opened(file: OnnxFile, policy: str) -> ir.Model:
-    """A copy with unique names, free of other conversions and of local functions.
+def _opened(file: OnnxFile, policy: str, *, own: bool = False) -> ir.Model:
+    """A copy, or the caller's ``own`` model, with unique names.
+
+    It is free of other conversions and of local functions.
 
     What crashes onnx's passes is refused here, once: later they add only what they know.
     """
-    model = file.model.clone()
+    model = file.model if own else file.model.clone()
     name_nodes(model)
     if policy.partition(":")[0] != Scope.NONE.value:
         undo(model, policy)
@@ -155,9 +158,15 @@ def guarded(file: OnnxFile) -> Generator[None]:
 
 def _read(file: OnnxFile, model: ir.Model, *, shapes: bool) -> Prepared:
     name_nodes(model)
-    shaped = infer(model, shapes=shapes)
+    shaped = infer(model, shapes=shapes, message=_message_of(file, model))
     graph, binding = read(model, digest=file.digest)
     return Prepared(file=file, model=model, graph=graph, binding=binding, shaped=shaped)
+
+
+def _message_of(file: OnnxFile, model: ir.Model) -> onnx.ModelProto | None:
+    """The file's message, if ``model`` has its values and ops still."""
+    changed = file.model.functions or POLICY_KEY in file.model.metadata_props
+    return None if changed or opset_of(model) != opset_of(file.model) else file.message
 
 
 def _candidates(policy: Policy) -> frozenset[str] | None:

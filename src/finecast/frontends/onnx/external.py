@@ -8,8 +8,8 @@ from pathlib import Path
 
 import onnx
 
-from finecast.frontends.onnx.skeleton import KEEP_BELOW_BYTES
-from finecast.frontends.onnx.verify import inner_tensors, size_bytes
+from finecast.frontends.onnx.skeleton import KEEP_BELOW_BYTES, size_bytes
+from finecast.frontends.onnx.verify import inner_tensors
 
 
 def bring_in(model: onnx.ModelProto, folder: Path) -> None:

@@ -25,6 +25,7 @@ from finecast.frontends.onnx.constants import ConvertedTensor
 from finecast.frontends.onnx.external import bring_in
 from finecast.frontends.onnx.shapeless import checkable
 from finecast.frontends.onnx.verify import check_tensors, inner_tensors, sort_nodes
+from finecast.frontends.onnx.wire import parse_model
 
 # A protobuf message ends at 2 GiB; tensors go to a second file a safe distance before.
 EXTERNAL_ABOVE_BYTES: Final = 1_800_000_000
@@ -97,6 +98,8 @@ class OnnxFile:
     external: tuple[Path, ...] = ()
     """Files beside it that hold some of its tensors."""
     stage: Stage | None = None
+    message: onnx.ModelProto | None = None
+    """The file's message, where ``model`` has its nodes in its order."""
     from_type: str = ""
     """The type that it was taken to fp32 from; empty for a model as it was given."""
     original: OnnxFile | None = None
@@ -192,7 +195,7 @@ def load(path: Path) -> OnnxFile:
         untyped = next((v.name for v in model.graph.inputs if v.type is None), None)
         if untyped is not None:
             raise _unreadable(path, f"its input {untyped!r} has no type")
-        sort_nodes(model, path)
+        ordered = sort_nodes(model, path)
     return OnnxFile(
         path=path.absolute(),
         model=model,
@@ -200,16 +203,15 @@ def load(path: Path) -> OnnxFile:
         size_bytes=size + sum(f.stat().st_size for f in data),
         name=str(path),
         external=data,
+        message=proto if ordered else None,
     )
 
 
 def _parse(path: Path) -> onnx.ModelProto:
-    proto = onnx.ModelProto()
     try:
-        proto.ParseFromString(path.read_bytes())
+        return parse_model(path)
     except (DecodeError, ValueError, OSError) as error:
         raise _unreadable(path, _first_line(error)) from error
-    return proto
 
 
 def _unreadable(path: Path, what: str) -> ModelError:

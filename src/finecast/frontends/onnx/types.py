@@ -24,7 +24,7 @@ from finecast.frontends.onnx.definitions import (
     definition,
     normal_domain,
 )
-from finecast.frontends.onnx.skeleton import run_without_weights
+from finecast.frontends.onnx.skeleton import message_without_weights, run_without_weights
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,7 +61,9 @@ _LITERALS: Final = {
 }
 
 
-def infer(model: ir.Model, *, shapes: bool) -> tuple[ir.Value, ...]:
+def infer(
+    model: ir.Model, *, shapes: bool, message: onnx.ModelProto | None = None
+) -> tuple[ir.Value, ...]:
     """Give every value of ``model`` the type it has, where that can be known.
 
     And every output a shape: exporters leave it out and engines need none, but ONNX asks for
@@ -73,6 +75,8 @@ def infer(model: ir.Model, *, shapes: bool) -> tuple[ir.Value, ...]:
     Args:
         model: Changed in place.
         shapes: Whether shapes are wanted too.
+        message: What ``model`` was read from, if it has the same values: it need not be
+            written anew.
 
     Returns:
         The values that were given a shape only because shapes were wanted.
@@ -81,7 +85,7 @@ def infer(model: ir.Model, *, shapes: bool) -> tuple[ir.Value, ...]:
     given: list[ir.Value] = []
     outputs = set(model.graph.outputs)
     if shapes or unknown or any(v.shape is None for v in outputs):
-        given = _by_onnx(model)
+        given = _by_onnx(model, message)
         if unknown:
             _Typing(model).run()
     return () if unknown else tuple(v for v in given if v not in outputs)
@@ -205,19 +209,30 @@ def _set(value: ir.Value, kind: ir.TypeProtocol | None) -> None:
         value.type = kind
 
 
-def _by_onnx(model: ir.Model) -> list[ir.Value]:
+def _by_onnx(model: ir.Model, message: onnx.ModelProto | None) -> list[ir.Value]:
     """Fill in types and shapes that ``onnx.shape_inference`` finds; none if it refuses.
+
+    Of ops that onnx does not know the definitions tell more: then the model is written with
+    the types that it has by now, and onnx is asked again.
 
     Returns the values that were given a shape.
     """
     given: list[ir.Value] = []
     try:
-        proto = run_without_weights(model, inferred)
+        found = None if message is None else inferred(message_without_weights(message)).graph
+        if found is None or _tells_less(found, model.graph):
+            found = run_without_weights(model, inferred).graph
     except (native.PassError, ValueError) as error:
         _LOG.debug("onnx infers no shapes: %s", error)
     else:
-        _fill(proto.graph, model.graph, given)
+        _fill(found, model.graph, given)
     return given
+
+
+def _tells_less(proto: onnx.GraphProto, graph: ir.Graph) -> bool:
+    """Whether a value of ``graph`` has a type and, in ``proto``, none."""
+    told = {v.name for v in (*proto.value_info, *proto.output)}
+    return any(v.name not in told for n in graph for v in n.outputs if v.name and v.type)
 
 
 def inferred(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -12,6 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from finecast.errors import ModelError
+from finecast.frontends.onnx.skeleton import size_bytes
 from finecast.frontends.onnx.types import bodies
 
 _AGAIN: Final = "check that the file is complete and was exported as ONNX"
@@ -33,6 +34,8 @@ _FIELDS: Final[Mapping[int, tuple[str, int]]] = {
 def check_tensors(model: onnx.ModelProto, path: Path) -> tuple[Path, ...]:
     """Hold every tensor's declared size against the bytes there are; the external data files.
 
+    These are named as the model names them: some are links.
+
     Raises:
         ModelError: If one lies, or its external data is missing or outside of the folder.
     """
@@ -46,20 +49,23 @@ def check_tensors(model: onnx.ModelProto, path: Path) -> tuple[Path, ...]:
     return tuple(files)
 
 
-def sort_nodes(model: ir.Model, path: Path) -> None:
-    """Bring nodes into topological order where they are not.
+def sort_nodes(model: ir.Model, path: Path) -> bool:
+    """Bring nodes into topological order where they are not; whether all of them were.
 
     Raises:
         ModelError: If values depend on each other in a circle, or on nothing.
     """
+    ordered = True
     for graph in (model.graph, *(f.graph for f in model.functions.values())):
         if not _in_order(graph, set(), path):
+            ordered = False
             try:
                 graph.sort()
             except ValueError as error:
                 raise ModelError(
                     "the graph has a cycle", where=str(path), fix="export the model again"
                 ) from error
+    return ordered
 
 
 def _in_order(graph: ir.Graph, defined: set[ir.Value], path: Path) -> bool:
@@ -143,13 +149,6 @@ _ADDRESSABLE: Final = 1 << 59
 _KNOWN: Final = frozenset(int(d) for d in ir.DataType if d is not ir.DataType.UNDEFINED)
 
 
-def size_bytes(tensor: onnx.TensorProto) -> int:
-    """Bytes of its elements as raw data; 0 of strings, which have none."""
-    if tensor.data_type == ir.DataType.STRING:
-        return 0
-    return math.ceil(math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth / 8)
-
-
 def _checked_size(tensor: onnx.TensorProto, path: Path) -> int:
     if tensor.data_type == ir.DataType.STRING:
         raise _lies(tensor, "strings as raw bytes, which ONNX has only as string_data", path)
@@ -177,7 +176,6 @@ def _check_inline(tensor: onnx.TensorProto, count: int, path: Path) -> None:
 
 def _external(tensor: onnx.TensorProto, path: Path) -> Path:
     entries = {e.key: e.value for e in tensor.external_data}
-    folder = path.parent.resolve()
     location = entries.get("location", "")
     try:
         file = path.parent / location
@@ -189,7 +187,7 @@ def _external(tensor: onnx.TensorProto, path: Path) -> Path:
     expected = _checked_size(tensor, path)
     offset = max(offset, 0)
     problem = ""
-    if not location or Path(location).is_absolute() or not real.is_relative_to(folder):
+    if not location or Path(location).is_absolute() or not _may_read(file, path):
         problem = "leaves the model's folder"
     elif not is_file:
         problem = "does not exist"
@@ -201,7 +199,22 @@ def _external(tensor: onnx.TensorProto, path: Path) -> Path:
         raise ModelError(
             f"external data of {tensor.name!r} {problem}", where=str(file), fix=_BESIDE
         )
-    return real
+    return file
+
+
+def _may_read(file: Path, path: Path) -> bool:
+    """Whether ``file`` lies in the folder of the model at ``path``, links followed.
+
+    In the caches of Hugging Face's hub both are links, beside each other, and so are the
+    files that they lead to. Such a model reads what it could read where it really lies.
+    """
+    folder, real = path.parent.resolve(), file.resolve()
+    if real.is_relative_to(folder):
+        return True
+    links = path.is_symlink() and file.is_symlink()
+    below = ".." not in file.relative_to(path.parent).parts
+    beside = file.parent.resolve().is_relative_to(folder)
+    return links and below and beside and real.parent == path.resolve().parent
 
 
 def _lies(tensor: onnx.TensorProto, what: str, path: Path) -> ModelError:

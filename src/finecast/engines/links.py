@@ -1,0 +1,50 @@
+"""Models whose external data are links, for engines that follow none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from finecast.errors import ModelError
+from finecast.frontends import onnx as frontend
+
+
+@contextmanager
+def without_links(model: Path | bytes) -> Generator[Path | bytes]:
+    """``model``, or files of its names that are no links, as long as the block runs.
+
+    In the caches of Hugging Face's hub a model and its data are links to files beside each
+    other; OpenVINO refuses data outside of the model's folder. Hard links take no room; where
+    there can be none, as to another file system, files are copied.
+    """
+    names = [] if isinstance(model, bytes) or not model.is_symlink() else _names(model)
+    if isinstance(model, bytes) or not any((model.parent / n).is_symlink() for n in names):
+        yield model
+        return
+    with tempfile.TemporaryDirectory(prefix="finecast-") as name:
+        for part in (Path(model.name), *names):
+            there = Path(name) / part
+            there.parent.mkdir(parents=True, exist_ok=True)
+            _place((model.parent / part).resolve(), there)
+        yield Path(name) / model.name
+
+
+def _names(model: Path) -> list[Path]:
+    """External data of a model that may be read, relative to its folder."""
+    try:
+        files = frontend.load(model).external
+    except ModelError:  # the engine has its own words for it
+        return []
+    names = [f.relative_to(model.parent) for f in files]
+    return [n for n in names if ".." not in n.parts]
+
+
+def _place(file: Path, there: Path) -> None:
+    try:
+        os.link(file, there)
+    except OSError:
+        shutil.copyfile(file, there)
