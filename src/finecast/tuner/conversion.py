@@ -203,9 +203,7 @@ def _slow(engines: Sequence[Engine], verified: Verified, low: Format) -> tuple[s
     return (f"{found.text}: the model is smaller, not faster",)
 
 
-def _warnings(
-    planner: Planner, applied: Applied, used: Collection[Format]
-) -> tuple[str, ...]:
+def _warnings(planner: Planner, applied: Applied, used: Collection[Format]) -> tuple[str, ...]:
     policy, nodes = planner.policy, applied.graph.nodes
     found: list[str] = []
     unknown = sorted({n.native for n in nodes if n.op == "unknown" and n.format is not None})
