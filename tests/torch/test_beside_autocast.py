@@ -224,22 +224,18 @@ def test_training_saves_no_more_than_autocast_and_is_as_accurate(
     assert plan.counts["bf16"] > plan.counts["fp32"] / 2
 
 
-@pytest.mark.parametrize(
-    ("options", "saves"),
-    [({}, True), ({"memory": "least"}, False), ({"accumulation": True}, False)],
-    ids=["autocast", "least", "accumulation"],
-)
+@pytest.mark.parametrize("options", [{"memory": "least"}, {"accumulation": True}], ids=str)
 def test_low_copies_of_parameters_are_cast_again_rather_than_saved(
-    options: dict[str, Any], saves: bool, forward_graphs: list[torch.fx.GraphModule]
+    options: dict[str, Any], forward_graphs: list[torch.fx.GraphModule]
 ) -> None:
-    """By default they are saved, as compiled autocast saves them."""
     net, x = nn.Sequential(*(nn.Linear(48, 48) for _ in range(3))), torch.randn(8, 48)
-    ft.compile(net, "matmult:bf16", **options)(x).sum().backward()
+    compiled = ft.compile(net, "matmult:bf16", **options)
+    compiled(x).sum().backward()
+    assert compiled.finecast_plans[0].counts["bf16"] >= 3
     (forward,) = forward_graphs
     (end,) = forward.graph.find_nodes(op="output")
     values = [n.meta["val"] for n in end.args[0] if isinstance(n, torch.fx.Node)]
-    copies = [v for v in values if v.dtype is torch.bfloat16 and v.shape == (48, 48)]
-    assert bool(copies) == saves, [(v.dtype, v.shape) for v in values]
+    assert not [v for v in values if v.dtype is torch.bfloat16 and v.shape == (48, 48)]
 
 
 def test_a_choice_of_memory_that_there_is_not() -> None:
