@@ -211,6 +211,13 @@ def test_transposed_data_gets_the_transpose(
     assert data_set({"x": array.transpose(order)}, [spec]).size == 5
 
 
+def test_samples_are_never_advised_to_change_places_with_another_axis() -> None:
+    spec = TensorSpec(name="x", dtype="fp32", shape=(5, 3, 4))
+    with pytest.raises(UsageError) as caught:
+        data_set({"x": np.zeros((3, 5, 4), np.float32)}, [spec])
+    assert "transpose" not in str(caught.value)
+
+
 def _with_header(path: Path, header: bytes, content: bytes = b"\0" * 16) -> Path:
     """An npz with one compressed array ``x`` whose header is given as it is."""
     start = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header

@@ -89,6 +89,22 @@ def test_top_k() -> None:
     assert score("top1", tokens, np.array([[0, 5], [0, 0]])) == 0.75
 
 
+@pytest.mark.parametrize("name", [n for n, m in METRICS.items() if m.worst is not None])
+def test_the_worst_value_is_that_of_a_model_that_is_always_wrong(name: str) -> None:
+    if name == "spearman":
+        wrong = score(name, -TARGETS[:, 0], TARGETS[:, 0])
+    else:  # the opposite of the reference, and of what is right the least
+        wrong = score(name, -SCORES, SCORES.argmax(axis=1), SCORES)
+    assert wrong == pytest.approx(METRICS[name].worst)
+
+
+@pytest.mark.parametrize("name", ["mse", "mae", "spearman"])
+@pytest.mark.parametrize("count", [11, 13, 24])
+def test_numbers_that_do_not_fit_say_the_shape(name: str, count: int) -> None:
+    with pytest.raises(UsageError, match=r"give labels of shape \[12\]|one number per sample"):
+        score(name, SCORES[:, 0], np.arange(count))
+
+
 def test_labels_that_do_not_fit_say_the_shape() -> None:
     with pytest.raises(UsageError, match=r"give labels of shape \[12\]"):
         score("top1", SCORES, LABELS[:5])

@@ -19,6 +19,7 @@ from finecast.devices.neuron import (
     read,
     resolve,
 )
+from finecast.devices.neuron.ladders import casts_off
 from finecast.devices.neuron.options import CASTS, FAST_MATH_KEYWORDS
 from finecast.errors import UsageError
 from finecast.numbers.formats import Format
@@ -270,6 +271,16 @@ def test_ladders_are_the_guides() -> None:
     assert '"--auto-cast-type", "bf16"' in rungs[-1].snippet
     saturated = ladder("trn1", Given(saturate_infinity=True))
     assert all("--enable-saturate-infinity" in r.command() for r in saturated)
+
+
+@pytest.mark.parametrize("target", ["trn1", "inf2", "trn2", "trn3"])
+def test_flags_for_a_model_of_explicit_casts_add_none(target: str) -> None:
+    assert options(casts_off(target), target=target).scope is Scope.NONE
+
+
+def test_a_device_without_such_a_compiler_needs_no_flags() -> None:
+    assert casts_off("sm80") == ""
+    assert casts_off("inf1") == "--fast-math none"  # the least that neuron-cc casts
 
 
 def test_every_rung_states_itself() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 from finecast.errors import UsageError
@@ -16,6 +18,33 @@ def test_callables_run_in_turns_in_alternating_order() -> None:
     )
     assert calls == ["a", "b", "a", "b", "b", "a", "a", "b"]
     assert found["a"].runs == found["b"].runs == 3
+
+
+def test_a_sample_is_the_time_of_its_own_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("finecast.measure.timing.time", clock)
+    found = latency(
+        {"short": lambda: clock.wait(2.0), "long": lambda: clock.wait(3.0)},
+        min_time_s=0,
+        repeats=2,
+    )
+    assert {name: times.samples_s for name, times in found.items()} == {
+        "short": (2.0, 2.0),
+        "long": (3.0, 3.0),
+    }
+
+
+@dataclass
+class Clock:
+    """Time that only calls move; stands for the module ``time``."""
+
+    now_s: float = 128.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def wait(self, time_s: float) -> None:
+        self.now_s += time_s
 
 
 def test_quantiles() -> None:

@@ -50,6 +50,21 @@ def told(model: Path, policy: str) -> tuple[dict[str, int], tuple[str, ...]]:
     return dict(done.plan.counts), done.warnings
 
 
+def test_ops_in_fp64_are_counted(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    wide (float[4] x) => (float[4] y) {
+      d = Cast<to = 11>(x)
+      [one] e = Exp(d)
+      [two] f = Neg(e)
+      g = Cast<to = 1>(f)
+      [three] y = Neg(g)
+    }"""
+    path = tmp_path / "wide.onnx"
+    onnx.save(onnx.parser.parse_model(text), path)
+    assert any("3 ops compute in fp64" in w for w in told(path, "all:bf16")[1])
+    assert not any("fp64" in w for w in told(path, "none:bf16")[1])
+
+
 SLOW = "in openvino: the model is smaller, not faster"
 
 

@@ -114,6 +114,16 @@ def test_another_file_is_no_study(tmp_path: Path) -> None:
         Study(path)
 
 
+def test_another_program_s_database_is_no_study(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("CREATE TABLE photos (name TEXT)")
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match=r"not a finecast study.*another program"):
+        Study(path)
+    assert path.read_bytes() == before
+
+
 def test_a_folder_that_is_missing_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"study cannot be used: No such file.*s\.db"):
         Study(tmp_path / "missing" / "s.db")

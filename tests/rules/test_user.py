@@ -44,11 +44,11 @@ def test_no_opinion(judged: Judged) -> None:
 
 
 def test_several_functions_all_count(judged: Judged) -> None:
-    both = rules(lambda _: ["fp32", "bf16"], lambda _: "fp32", lambda _: None)
+    both = rules(lambda _: ["fp32", "bf16"], lambda _: None, lambda _: "fp32")
     verdict = judged(USER, GRAPH, user_rules=both)["mul"]
     assert verdict is not None
     assert verdict.permits == {Format.FP32}
-    assert "rule0, rule1" in verdict.text
+    assert "rule0, rule2" in verdict.text
 
 
 def test_what_a_function_sees(judged: Judged) -> None:

@@ -23,6 +23,7 @@ from finecast.frontends import torch as frontend  # noqa: E402
 from finecast.numbers.formats import Format  # noqa: E402
 from finecast.planning.choices import Choice  # noqa: E402
 from finecast.rules.policy import Policy  # noqa: E402
+from tests.torch.uncompiled import OpByOp  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"
@@ -169,12 +170,7 @@ def forward_graphs(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.GraphModule
     def inner(module: Any, inputs: Sequence[Any], **options: Any) -> Any:
         if not options.get("is_backward"):
             found.append(module)
-
-        def call(args: list[Any]) -> Any:
-            return module.forward(*args)
-
-        call._boxed_call = True  # type: ignore[attr-defined]
-        return call
+        return OpByOp(module)
 
     def autocast(module: Any, inputs: Sequence[Any]) -> Any:
         return compile_fx.compile_fx(module, inputs, inner_compile=inner)
@@ -226,6 +222,20 @@ def test_training_saves_no_more_than_autocast_and_is_as_accurate(
     assert off["least"] <= BAR * off["autocast"]
     plan = calls["finecast"].finecast_plans[0]
     assert plan.counts["bf16"] > plan.counts["fp32"] / 2
+
+
+@pytest.mark.parametrize("options", [{"memory": "least"}, {"accumulation": True}], ids=str)
+def test_low_copies_of_parameters_are_cast_again_rather_than_saved(
+    options: dict[str, Any], forward_graphs: list[torch.fx.GraphModule]
+) -> None:
+    net, x = nn.Sequential(*(nn.Linear(48, 48) for _ in range(3))), torch.randn(8, 48)
+    compiled = ft.compile(net, "matmult:bf16", **options)
+    compiled(x).sum().backward()
+    assert compiled.finecast_plans[0].counts["bf16"] >= 3
+    (forward,) = forward_graphs
+    (end,) = forward.graph.find_nodes(op="output")
+    values = [n.meta["val"] for n in end.args[0] if isinstance(n, torch.fx.Node)]
+    assert not [v for v in values if v.dtype is torch.bfloat16 and v.shape == (48, 48)]
 
 
 def test_a_choice_of_memory_that_there_is_not() -> None:

@@ -1,0 +1,34 @@
+"""Times of a device that is not here: how it transposes is the compiler's choice."""
+
+from __future__ import annotations
+
+from finecast.devices.emulation import Emulation
+from finecast.devices.neuron import read, resolve
+from finecast.graph.text import from_text
+from finecast.numbers.formats import Format
+from finecast.pipeline.modelled import plan_time_s
+from finecast.planning.cost import RooflineCost
+
+TRANSPOSE = from_text(
+    "input %0 x fp32[512, 512]\n"
+    "node turn transpose onnx::Transpose fp32 (%0) -> (%1 y fp32[512, 512])"
+    ' {"perm": [1, 0]}\noutput %1\n'
+)
+
+
+def of(text: str) -> Emulation:
+    return resolve(read(text.split()), target="inf1").emulation()
+
+
+def test_moving_bytes_takes_longer_than_a_product_with_the_identity() -> None:
+    """Neuron's guide: ``fast-relayout`` rounds and is fast, ``no-fast-relayout`` is exact."""
+
+    def time_s(emulation: Emulation) -> float:
+        cost = RooflineCost(target=emulation.target)
+        return plan_time_s(TRANSPOSE, cost, emulation, {0: Format.FP32})
+
+    fast = of("--fast-math fp32-cast-matmult fast-relayout")
+    exact = of("--fast-math fp32-cast-matmult no-fast-relayout")
+    assert fast.relayout is not None
+    assert exact.relayout is None
+    assert 0 < time_s(fast) < time_s(exact)
