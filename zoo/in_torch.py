@@ -19,13 +19,16 @@ from zoo.network import float_outputs, relative_error
 from zoo.outcome import StageError, Status, during
 
 SCOPES: Final = ("all", "auto")
+_DTYPES: Final = {Format.BF16: torch.bfloat16, Format.FP16: torch.float16}
 
 
-def under_autocast(call: Callable[..., Any]) -> Callable[..., Any]:
-    """``call`` inside bf16 autocast on the CPU."""
+def under_autocast(
+    call: Callable[..., Any], dtype: torch.dtype = torch.bfloat16
+) -> Callable[..., Any]:
+    """``call`` inside autocast on the CPU."""
 
     def run(**inputs: torch.Tensor) -> Any:
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", dtype):
             return call(**inputs)
 
     return run
@@ -35,18 +38,19 @@ def under_autocast(call: Callable[..., Any]) -> Callable[..., Any]:
 class Peer:
     """What an error is held against: autocast's, or the format's where autocast fails."""
 
-    error: float = Format.BF16.epsilon
-    name: str = "bf16's epsilon"
+    error: float
+    name: str
     note: str = ""
 
     @classmethod
-    def autocast(cls, error: Callable[[], float]) -> Peer:
+    def autocast(cls, error: Callable[[], float], fmt: Format = Format.BF16) -> Peer:
         """The error that ``error`` finds under autocast; autocast's failure is a note."""
         try:
             with during(Status.ENGINE, "torch.autocast"):
                 return cls(error=error(), name="autocast's")
         except StageError as failure:
-            return cls(note=failure.cause)
+            name = f"{fmt.label}'s epsilon"
+            return cls(error=fmt.epsilon, name=name, note=failure.cause)
 
     @property
     def figures(self) -> dict[str, float]:
@@ -69,16 +73,22 @@ class Peer:
             raise StageError(Status.FINECAST, cause)
 
 
+def autocast_peer(job: Job, fmt: Format = Format.BF16) -> Peer:
+    """The error of the network's outputs under autocast in ``fmt``."""
+
+    def error() -> float:
+        run = under_autocast(job.net, _DTYPES[fmt])
+        with torch.no_grad():
+            return relative_error(float_outputs(run(**job.inputs)), job.reference())
+
+    return Peer.autocast(error, fmt)
+
+
 def convert(job: Job) -> Found:
     """Outputs of the converted network, under ``all`` and ``auto``, beside autocast's."""
     with during(Status.NETWORK, "fp32"):
         want = job.reference()
-
-    def error_of(call: Callable[..., Any]) -> float:
-        with torch.no_grad():
-            return relative_error(float_outputs(call(**job.inputs)), want)
-
-    peer = Peer.autocast(lambda: error_of(under_autocast(job.net)))
+    peer = autocast_peer(job)
     figures = dict(peer.figures)
     for scope in SCOPES:
         way = f"{scope}:bf16"

@@ -20,7 +20,7 @@ from torch import nn
 from finecast.cli import main
 from finecast.measure.timing import latency, ratio
 from finecast.numbers.formats import Format
-from zoo.in_torch import Peer
+from zoo.in_torch import Peer, autocast_peer
 from zoo.job import Found, Job
 from zoo.network import relative_error
 from zoo.outcome import StageError, Status, during
@@ -123,12 +123,16 @@ def convert(job: Job, *, exporter: str, low: str) -> Found:
 def _compare(
     job: Job, name: str, low: str, source: Path, want: Tensors, figures: dict[str, float]
 ) -> None:
-    """Hold the error against OpenVINO's own in that format, if it has one."""
-    peer = Peer(error=Format.parse(low).epsilon, name=f"{low}'s epsilon")
+    """Hold the error against OpenVINO's own in that format; without one, autocast's.
+
+    A network may amplify each rounding, random deep ones above all, and its peer shows that.
+    """
+    peer: Peer | None = None
     if name == "openvino":
         with contextlib.suppress(StageError), during(Status.ENGINE, "openvino's hint"):
             figures["hint"] = relative_error(run_openvino(source, job, low), want)
             peer = Peer(error=figures["hint"], name="the hint's")
+    peer = peer or autocast_peer(job, Format.parse(low))
     peer.check(figures[name], f"{low} in {name}")
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
 from finecast.measure.environment import environment
+from zoo.left import LEFT
 from zoo.networks import NETWORKS
 from zoo.outcome import Outcome, Status
 from zoo.stages import STAGES
@@ -36,12 +38,16 @@ _TITLES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A figure of a stage, under a title; ``beside`` is what it is held against."""
+    """A figure of a stage, under a title; ``beside`` is what it is held against.
+
+    It is not to be more than ``bar`` times that.
+    """
 
     title: str
     stage: str
     figure: str
     beside: str = ""
+    bar: float = math.inf
     spec: str = ".2g"
 
     def cell(self, row: Row) -> str:
@@ -60,16 +66,18 @@ class Column:
 
 
 _TORCH: Final = (
-    Column(title="`all`", stage="convert", figure="all", beside="autocast"),
-    Column(title="`auto`", stage="convert", figure="auto", beside="autocast"),
+    Column(title="`all`", stage="convert", figure="all", beside="autocast", bar=1.5),
+    Column(title="`auto`", stage="convert", figure="auto", beside="autocast", bar=1.5),
     Column(title="autocast", stage="convert", figure="autocast"),
 )
+_BARS: Final = {"gradient `auto`": 1.1, "MB `all`": 1.0, "MB `auto`": 1.0}
 _TRAINING: Final = tuple(
     Column(
         title=f"{what}, {way}",
         stage="compile",
         figure=f"{figure} {way.strip('`')}",
         beside=f"{figure} autocast" if way != "autocast" else "",
+        bar=_BARS.get(f"{figure} {way}", math.inf),
         spec=spec,
     )
     for what, figure, spec in (("gradient", "gradient", ".2g"), ("MB", "MB", ".2f"))
@@ -116,6 +124,7 @@ def render(outcomes: Sequence[Outcome]) -> str:
         _section("ONNX, exported without dynamo: errors", _onnx("legacy"), rows),
         _section("Speed", _SPEED, rows),
         _failures(rows),
+        LEFT,
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -130,9 +139,13 @@ def _summary(rows: Rows) -> str:
     cells = {
         stage: [row[stage].status for row in rows.values() if stage in row] for stage in STAGES
     }
-    body = [[stage, *(str(f.count(s) or "") for s in Status)] for stage, f in cells.items()]
-    head = f"{len(rows)} of {len(NETWORKS)} architectures; the failures are listed below."
-    return f"## Outcomes\n\n{head}\n\n" + _table(["stage", *(s.value for s in Status)], body)
+    body = [
+        [stage, f"{len(f)} of {len(NETWORKS)}", *(str(f.count(s) or "") for s in Status)]
+        for stage, f in cells.items()
+    ]
+    head = "How many architectures each stage was run with. The failures are listed below."
+    titles = ["stage", "run", *(s.value for s in Status)]
+    return f"## Outcomes\n\n{head}\n\n" + _table(titles, body)
 
 
 def _section(title: str, columns: Sequence[Column], rows: Rows) -> str:
@@ -156,10 +169,13 @@ def _ratios(column: Column, rows: Rows) -> str:
     worst = max(found, key=lambda name: found[name])
     middle = median(found.values())
     beside = f"{column.beside.rpartition(' ')[2]}'s"
-    return (
+    line = (
         f"- {column.title}, over {beside}: median {middle:.2f}, "
-        f"most {found[worst]:.2f} ({worst})."
+        f"most {found[worst]:.2f} ({worst})"
     )
+    above = [f"{name} {found[name]:.2f}" for name in found if found[name] > column.bar]
+    bar = f"; above the bar of {column.bar:g}: {', '.join(above) or 'none'}"
+    return f"{line}{bar if column.bar < math.inf else ''}."
 
 
 def _failures(rows: Rows) -> str:

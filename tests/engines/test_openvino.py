@@ -9,6 +9,8 @@ import finecast
 from finecast.engines import get_engine, installed
 from finecast.engines.openvino_text import explain
 from finecast.errors import EngineError
+from finecast.numbers.formats import Format
+from finecast.numbers.rounding import round_to
 
 pytestmark = pytest.mark.skipif(not installed("openvino"), reason="openvino is not installed")
 
@@ -153,3 +155,24 @@ def test_an_input_that_is_only_passed_on_keeps_its_name() -> None:
     assert [s.name for s in session.outputs] == ["y"]
     done = finecast.convert(net, policy="all:fp16", engine="openvino")
     assert done.verified.relative_error is not None
+
+
+def test_casts_to_bf16_of_open_shapes_round_half_of_the_numbers_down() -> None:
+    """The README's advice to fix shapes stands as long as this does: 2026.4 was the first."""
+    to_bf16 = helper.make_node("Cast", ["x"], ["low"], to=TensorProto.BFLOAT16)
+    back = helper.make_node("Cast", ["low"], ["y"], to=TensorProto.FLOAT)
+    graph = helper.make_graph(
+        [to_bf16, back],
+        "casts",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])],
+    )
+    opset = [helper.make_opsetid("", 18)]
+    model = helper.make_model(graph, opset_imports=opset, ir_version=10)
+    session = get_engine("openvino").load(model.SerializeToString())
+    x = np.random.default_rng(0).standard_normal(4096).astype(np.float32)
+    rounded = round_to(x, Format.BF16)
+    got = session.run({"x": x})["y"]
+    too_low = np.abs(got) < np.abs(rounded)
+    assert 0.2 < too_low.mean() < 0.3
+    assert (got == rounded)[~too_low].all()

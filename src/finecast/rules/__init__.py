@@ -16,6 +16,7 @@ from finecast.rules.coordinates import COORDINATES
 from finecast.rules.definition import DEFINITION
 from finecast.rules.depth import DEPTH
 from finecast.rules.equality import EQUALITY
+from finecast.rules.folded import FOLDED
 from finecast.rules.guarded import GUARDED
 from finecast.rules.kernel import KERNEL
 from finecast.rules.names import NAMES
@@ -52,6 +53,7 @@ RULES: Final[tuple[Rule, ...]] = (
     CONSTANTS,
     CARRIED,
     GUARDED,
+    FOLDED,
     EQUALITY,
     STATE,
     COORDINATES,

@@ -1,0 +1,48 @@
+"""What is computed from constants alone keeps fp32: a standardized weight, a scaled table.
+
+Engines compute it once, when they load the model, so that a low format gains no time at all,
+and each of its ops would add a rounding to the weight that comes out of them. What only moves
+a constant rounds it once wherever it stands, and may be low, unless such an op reads it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from finecast.graph import ByIdentity, Graph, Node
+from finecast.ops import by_name
+from finecast.rules.base import KEEP, Context, Rule, Verdict
+
+
+def _judge(node: Node, context: Context) -> Verdict | None:
+    if node.id not in _folded(ByIdentity(context.graph)):
+        return None
+    return Verdict(
+        permits=KEEP, text="it reads constants alone: computed once, when the model is loaded"
+    )
+
+
+@lru_cache(maxsize=1)
+def _folded(key: ByIdentity) -> frozenset[int]:
+    """Ids of the nodes that compute from float constants, or move what those read."""
+    graph = key.graph
+    fixed = {v.id for v in graph.values if v.constant is not None}
+    computed = [n for n in graph.nodes if _is_fixed(graph, n, fixed)]
+    found: set[int] = set()
+    for node in reversed(computed):
+        readers = {n for v in graph.following_outputs(node) for n in v.uses}
+        if not by_name(node.op).exact or readers & found:
+            found.add(node.id)
+    return frozenset(found)
+
+
+def _is_fixed(graph: Graph, node: Node, fixed: set[int]) -> bool:
+    """Whether ``node`` computes floats from ``fixed`` values alone; its results join them."""
+    reads = [i for i in node.inputs if i is not None]
+    if not any(graph.following_inputs(node)) or not all(i in fixed for i in reads):
+        return False
+    fixed.update(i for i in node.outputs if i is not None)
+    return True
+
+
+FOLDED = Rule(name="folded", judge=_judge)

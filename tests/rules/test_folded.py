@@ -1,0 +1,54 @@
+"""What is computed from constants alone keeps fp32; what only moves one does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from finecast.rules import Verdict
+from finecast.rules.folded import FOLDED
+
+Judged = Callable[..., dict[str, Verdict | None]]
+
+
+def kept(judged: Judged, graph: str) -> set[str]:
+    found = judged(FOLDED, graph, policy="all:bf16")
+    return {name for name, verdict in found.items() if verdict is not None}
+
+
+def test_a_standardized_weight(judged: Judged) -> None:
+    graph = """
+    input %0 x fp32[4, 8]
+    constant %1 w fp32[8, 8] size=64 largest=1.0 smallest_nonzero=0.1
+    node flat reshape onnx::Reshape fp32 (%1) -> (%2 a fp32[64])
+    node mean reduce_mean onnx::ReduceMean fp32 (%2) -> (%3 b fp32[1])
+    node centred sub onnx::Sub fp32 (%2, %3) -> (%4 c fp32[64])
+    node back reshape onnx::Reshape fp32 (%4) -> (%5 d fp32[8, 8])
+    node product matmul onnx::MatMul fp32 (%0, %5) -> (%6 e fp32[4, 8])
+    output %6
+    """
+    assert kept(judged, graph) == {"flat", "mean", "centred"}
+
+
+def test_what_reads_data_may_be_low(judged: Judged) -> None:
+    graph = """
+    input %0 x fp32[8, 8]
+    constant %1 w fp32[8, 8] size=64 largest=1.0 smallest_nonzero=0.1
+    node turned transpose onnx::Transpose fp32 (%1) -> (%2 a fp32[8, 8])
+    node product matmul onnx::MatMul fp32 (%0, %2) -> (%3 b fp32[8, 8])
+    node scaled mul onnx::Mul fp32 (%3, %1) -> (%4 c fp32[8, 8])
+    output %4
+    """
+    assert kept(judged, graph) == set()
+
+
+def test_integers_made_float_are_not_floats_computed_from_constants(judged: Judged) -> None:
+    graph = """
+    input %0 x fp32[8, 8]
+    constant %1 w int8[8, 8] size=64
+    constant %2 scale fp32[1] size=1 largest=0.5 smallest_nonzero=0.5
+    node unpacked cast onnx::Cast fp32 (~%1) -> (%3 a fp32[8, 8])
+    node scaled mul onnx::Mul fp32 (%3, %2) -> (%4 b fp32[8, 8])
+    node product matmul onnx::MatMul fp32 (%0, %4) -> (%5 c fp32[8, 8])
+    output %5
+    """
+    assert kept(judged, graph) == set()
