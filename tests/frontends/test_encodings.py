@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper, parser
 
+from finecast import api
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Prepared
 from finecast.measure.observe import observe
@@ -239,3 +240,17 @@ def test_without_data_there_is_no_scale_and_the_op_keeps_fp32(model: Path) -> No
     assert set(plan.formats.values()) == {Format.FP32}
     texts = {r.text for r in plan.reasons if r.rule == "calibration"}
     assert any("has no toy8 scale: nothing was observed of it" in text for text in texts)
+
+
+def test_the_pipeline_converts_to_it_for_an_engine(
+    model: Path, toy: Format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(frontend.DATA_TYPES, toy, frontend.DATA_TYPES[Format.FP32])
+    out = model.with_name("out.onnx")
+    data = [{"x": X[:40]}, {"x": X[40:]}]
+    done = api.convert(model, out, POLICY, data=data, engine="openvino")
+    plan = planned(model)[1]
+    assert done.plan.encodings == plan.encodings != {}
+    assert done.verified.relative_error is not None
+    assert 0 < done.verified.relative_error < 0.2
+    assert np.array_equal(run(out)["y"], run(written(model, plan))["y"])

@@ -4,8 +4,8 @@ A float format is an encoding without parameters. A scaled format stores whole n
 codes: ``x`` as ``x / scale + zero point``, rounded to nearest even and kept within the codes
 there are. The parameters belong to one tensor, or to each channel along one of its axes.
 
-A new encoding is a row of ``formats.Format`` and, if it has parameters, one of ``SCALED``,
-one of the rows by which each frontend states it, and nothing else.
+A new encoding is a row of ``formats.Format``, one of ``SCALED`` if it has parameters, one in
+each frontend that states it, and one in each engine that computes with it.
 """
 
 from __future__ import annotations
