@@ -24,7 +24,12 @@ _MAKE_ANEW: Final = "make a plan for this model with this version of finecast"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The format of one op and why it has it; if it has parameters, those of each input."""
+    """The format of one op and why it has it.
+
+    It is the encoding of the op's operands, constants and result; where it has parameters,
+    ``encodings`` has those of each operand and constant. Formats for operands alone leave the
+    result in the op's own type.
+    """
 
     node: str
     op: str

@@ -45,10 +45,9 @@ class ValueFacts:
     @classmethod
     def of(cls, array: NDArray[np.generic]) -> ValueFacts:
         """Facts of one array."""
-        signed = np.asarray(array, dtype=np.float32).ravel()
-        x = np.abs(signed)
-        within = np.isfinite(x)
-        finite, ends = x[within], signed[within]
+        x = np.asarray(array, dtype=np.float32).ravel()
+        within = x[np.isfinite(x)]
+        finite = np.abs(within)
         nonzero = finite[finite > 0]
         exponents = np.frexp(nonzero)[1].astype(np.int64) - _LOWEST
         return cls(
@@ -59,8 +58,8 @@ class ValueFacts:
             infs=int(np.isinf(x).sum()),
             largest=float(nonzero.max()) if nonzero.size else 0.0,
             smallest_nonzero=float(nonzero.min()) if nonzero.size else math.inf,
-            lowest=float(ends.min(initial=math.inf)),
-            highest=float(ends.max(initial=-math.inf)),
+            lowest=float(within.min(initial=math.inf)),
+            highest=float(within.max(initial=-math.inf)),
             binades=np.bincount(exponents, minlength=_BINADES),
         )
 
