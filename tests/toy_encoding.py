@@ -16,8 +16,9 @@ import pytest
 from finecast.frontends.onnx.constants import constant_tensor
 from finecast.frontends.onnx.statements import STATEMENTS, Maker, Statement
 from finecast.numbers import formats
-from finecast.numbers.encodings import SCALED, Encoding, Grid, Scaled, ScaledFormat
+from finecast.numbers.encodings import SCALED, Encoding, ScaledFormat
 from finecast.numbers.formats import Format
+from finecast.numbers.scaled import Grid, Scaled
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from finecast import api
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Prepared
 from finecast.measure.observe import observe
-from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
+from finecast.numbers.scaled import Scaled
 from finecast.planning.assign import lowest, make_plan
 from finecast.planning.plan import Plan
 from finecast.rules import Context, permit

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.graph import Graph, Node
-from finecast.numbers.encodings import SCALED, Encodings, Scaled
+from finecast.numbers.encodings import SCALED, Encodings
 from finecast.numbers.formats import Format
+from finecast.numbers.scaled import Scaled
 from finecast.rules.base import KEEP, Context, Rule, Verdict
 from finecast.rules.facts import Facts, ValueFacts
 

@@ -12,8 +12,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from finecast.frontends.onnx.definitions import normal_domain
-from finecast.numbers.encodings import Encoding, Scaled, encoded
+from finecast.numbers.encodings import Encoding, encoded
 from finecast.numbers.formats import Format
+from finecast.numbers.scaled import Scaled
 
 # Elements converted at a time: what conversion holds beside the file itself.
 PIECE: Final = 1 << 22

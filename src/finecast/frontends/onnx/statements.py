@@ -15,8 +15,9 @@ import onnx_ir as ir
 from finecast.frontends.onnx.arithmetic import Arithmetic
 from finecast.frontends.onnx.constants import DATA_TYPES, MARK
 from finecast.frontends.onnx.schema import signature
-from finecast.numbers.encodings import Encoding, Scaled
+from finecast.numbers.encodings import Encoding
 from finecast.numbers.formats import Format
+from finecast.numbers.scaled import Scaled
 
 # The opset from which Clip's bounds, with which arithmetic ends, are inputs.
 _CLIP_TO_INPUTS: Final = 11
