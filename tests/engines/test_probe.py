@@ -76,6 +76,7 @@ def test_formats_that_onnx_lacks_are_not_tried() -> None:
     assert not FakeEngine("three").capabilities()[Format.FP8_E4M3].runs
     assert admitted("MatMul", Format.BF16)
     assert not admitted("MatMul", Format.FP8_E5M2)
+    assert not admitted("MatMul", Format.FP8_E3M4)  # no type at all
 
 
 @pytest.mark.parametrize("fmt", [Format.FP32, Format.BF16, Format.FP16])

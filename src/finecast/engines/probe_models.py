@@ -78,7 +78,7 @@ def admitted(op: str, fmt: Format) -> bool:
     (constraint,) = (
         c for c in defs.get_schema(op, _OPSET).type_constraints if c.type_param_str == "T"
     )
-    return f"tensor({_TYPE_STRINGS[fmt]})" in constraint.allowed_type_strs
+    return f"tensor({_TYPE_STRINGS.get(fmt)})" in constraint.allowed_type_strs
 
 
 def build(probe: Probe, fmt: Format) -> bytes:

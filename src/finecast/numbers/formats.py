@@ -12,8 +12,10 @@ from enum import Enum
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
 from finecast.errors import UsageError
+from finecast.numbers.rounding import convert_constant, round_to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +115,19 @@ class Format(Enum):
     def dtype(self) -> np.dtype[np.generic]:
         """The numpy (or ml_dtypes) type that stores this format."""
         return _DTYPES[self]
+
+    @property
+    def format(self) -> Format:
+        """Itself: a float format is an encoding without parameters."""
+        return self
+
+    def round(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """``x`` as it is read back: ``rounding.round_to``."""
+        return round_to(x, self)
+
+    def encode(self, x: NDArray[np.generic]) -> NDArray[np.generic]:
+        """The constant ``x`` as it is stored: ``rounding.convert_constant``."""
+        return convert_constant(x, self)
 
     @classmethod
     def parse(cls, name: str) -> Format:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.numbers.formats import Format
+if TYPE_CHECKING:  # a format rounds by these functions
+    from finecast.numbers.formats import Format
+
+_FP32_FRACTION: Final = np.finfo(np.float32).nmant
 
 
 def round_to(x: NDArray[np.float32], fmt: Format) -> NDArray[np.float32]:
@@ -17,10 +21,9 @@ def round_to(x: NDArray[np.float32], fmt: Format) -> NDArray[np.float32]:
     Values beyond the largest become Inf (NaN in finite-only formats); subnormals are kept.
     """
     x = np.asarray(x, dtype=np.float32)
-    if fmt is Format.FP32:
-        return x
-    if fmt is Format.TF32:
-        return _round_mantissa(x, Format.FP32.mantissa_bits - fmt.mantissa_bits)
+    if fmt.dtype == np.float32:  # fp32 itself, or one that rests in it
+        dropped = _FP32_FRACTION - fmt.mantissa_bits
+        return _round_mantissa(x, dropped) if dropped else x
     with np.errstate(over="ignore", invalid="ignore"):
         return x.astype(fmt.dtype).astype(np.float32)
 
@@ -34,8 +37,8 @@ def convert_constant(x: NDArray[np.generic], fmt: Format) -> NDArray[np.generic]
     """
     exact = np.asarray(x, dtype=np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        tf32 = fmt is Format.TF32  # its type alone would keep all digits
-        rounded = round_to(exact, fmt) if tf32 else exact.astype(fmt.dtype)
+        in_fp32 = fmt.dtype == np.float32  # tf32's type alone would keep all digits
+        rounded = round_to(exact, fmt) if in_fp32 else exact.astype(fmt.dtype)
     if np.isfinite(rounded).all():  # the usual case, without a second look at each element
         return rounded
     magnitude = np.abs(exact.astype(np.float64))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from finecast.graph import Graph
+from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
 from finecast.planning.choices import Choice
 from finecast.planning.plan import Decision, Plan
@@ -63,8 +64,15 @@ def make_plan(
         known = (evidence or {}).get(node.id, {})
         chosen = Reason(rule="decision", text=because, permits=(fmt.label,), evidence=known)
         free = len(permissions[node.id].formats) > 1
-        reasons = permissions[node.id].reasons + ((chosen,) if free else ())
-        decisions.append(Decision(node=node.name, op=node.op, format=fmt, reasons=reasons))
+        decisions.append(
+            Decision(
+                node=node.name,
+                op=node.op,
+                format=fmt,
+                reasons=permissions[node.id].reasons + ((chosen,) if free else ()),
+                encodings=permissions[node.id].encodings.get(fmt, Encodings()),
+            )
+        )
     return Plan(
         model=graph.digest,
         policy=policy.label,

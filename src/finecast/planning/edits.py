@@ -3,8 +3,8 @@
 Laws: at most one cast per value and format, serving all its consumers; constants are
 converted, never cast; the plan that changes nothing gives no edits. Hardly an op is defined
 for 8-bit formats, and tf32 is no type: there a node computes in its own type on operands that
-were rounded to the format and are stored as before. Engines with such products take a cast to
-an 8-bit format and back for one of them.
+were rounded to the format, each by its own parameters where it has some, and are stored as
+before. Engines with such products take a cast to an 8-bit format and back for one of them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from finecast.graph import ROUNDS, Graph
+from finecast.numbers.encodings import Encoding, Encodings
 from finecast.numbers.formats import Format
 from finecast.ops import READS_ANY_FORMAT
 
@@ -65,7 +66,7 @@ class RoundTrip:
     """Round ``value`` to ``to`` and back once, for all of ``uses``; a constant rests in it."""
 
     value: int
-    to: Format
+    to: Encoding
     uses: tuple[Use, ...]
 
 
@@ -73,7 +74,10 @@ Edit: TypeAlias = InsertCast | ConvertConstant | SetFormat | SetPort | RoundTrip
 
 
 def edits(
-    graph: Graph, formats: Mapping[int, Format], io: Mapping[int, Format] | None = None
+    graph: Graph,
+    formats: Mapping[int, Format],
+    io: Mapping[int, Format] | None = None,
+    encodings: Mapping[int, Encodings] | None = None,
 ) -> tuple[Edit, ...]:
     """The edits that give node i the format ``formats[i]``; other nodes keep theirs.
 
@@ -81,6 +85,7 @@ def edits(
         graph: The graph.
         formats: Format by node id.
         io: Declared format by value id of inputs and outputs that change type.
+        encodings: Those of the inputs of nodes whose format has parameters.
     """
     io = io or {}
     around = {n: f for n, f in formats.items() if f.operands_only}
@@ -99,25 +104,29 @@ def edits(
         constant = graph.values[value_id].constant is not None
         kind = ConvertConstant if constant else InsertCast
         changed.append(kind(value=value_id, to=fmt, uses=tuple(uses)))
-    return (*changed, *_round_trips(graph, around, stored))
+    return (*changed, *_round_trips(graph, around, stored, encodings or {}))
 
 
 def _round_trips(
-    graph: Graph, around: Mapping[int, Format], stored: Mapping[int, Format]
+    graph: Graph,
+    around: Mapping[int, Format],
+    stored: Mapping[int, Format],
+    encodings: Mapping[int, Encodings],
 ) -> list[RoundTrip]:
-    wanted: dict[tuple[int, Format], list[Use]] = {}
+    wanted: dict[tuple[int, Encoding], list[Use]] = {}
     for number, fmt in around.items():
-        node = graph.nodes[number]
+        node, scaled = graph.nodes[number], encodings.get(number)
         for index, (source, follows) in enumerate(
             zip(node.inputs, node.follows_in, strict=True)
         ):
             if source is None or not follows or _holds(fmt, stored.get(source)):
                 continue
-            if not _came_from(graph, source, fmt):
-                wanted.setdefault((source, fmt), []).append(Use(node=number, index=index))
+            to = scaled.at(index) if scaled is not None else fmt
+            if to is not None and not _came_from(graph, source, fmt):
+                wanted.setdefault((source, to), []).append(Use(node=number, index=index))
     return [
-        RoundTrip(value=v, to=f, uses=tuple(uses))
-        for (v, f), uses in sorted(wanted.items(), key=lambda w: w[0][0])
+        RoundTrip(value=v, to=e, uses=tuple(uses))
+        for (v, e), uses in sorted(wanted.items(), key=lambda w: w[0][0])
     ]
 
 

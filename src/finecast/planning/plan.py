@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from finecast.errors import ModelError, UsageError
-from finecast.graph import Graph
+from finecast.graph import Graph, Node
+from finecast.numbers.encodings import SCALED, Encodings
 from finecast.numbers.formats import Format
 from finecast.rules.reason import Reason
 
@@ -23,12 +24,18 @@ _MAKE_ANEW: Final = "make a plan for this model with this version of finecast"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The format of one op and why it has it."""
+    """The format of one op and why it has it.
+
+    It is the encoding of the op's operands, constants and result; where it has parameters,
+    ``encodings`` has those of each operand and constant. Formats for operands alone leave the
+    result in the op's own type.
+    """
 
     node: str
     op: str
     format: Format
     reasons: tuple[Reason, ...] = ()
+    encodings: Encodings = field(default_factory=Encodings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +72,11 @@ class Plan:
         return {d.node: d.format for d in self.decisions}
 
     @property
+    def encodings(self) -> dict[str, Encodings]:
+        """Encodings of inputs, by name of the nodes whose format has parameters."""
+        return {d.node: d.encodings for d in self.decisions if d.format in SCALED}
+
+    @property
     def counts(self) -> dict[str, int]:
         """Number of ops per format, most frequent first."""
         return dict(Counter(d.format.label for d in self.decisions).most_common())
@@ -77,13 +89,16 @@ class Plan:
     @property
     def digest(self) -> str:
         """Identifies what the plan does: reasons and engine do not enter."""
-        content = {
+        content: dict[str, Any] = {
             "model": self.model,
             "opset": self.opset,
             "formats": sorted((n, f.label) for n, f in self.formats.items()),
             "io": sorted((n, f.label) for n, f in self.io.items()),
             **self._from_type,
         }
+        if self.encodings:
+            named = sorted(self.encodings.items())
+            content["encodings"] = {name: e.to_dict() for name, e in named}
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
     @property
@@ -98,7 +113,8 @@ class Plan:
         """Hold the plan against the graph that it is to be replayed on.
 
         Raises:
-            ModelError: If it names a node that the graph lacks, or another op for one.
+            ModelError: If it names a node that the graph lacks, or another op for one, or
+                encodes inputs that the op has not.
         """
         nodes = {n.name: n for n in graph.nodes}
         fix = _MAKE_ANEW
@@ -109,6 +125,10 @@ class Plan:
                 raise ModelError(what, where=where, fix=fix)
             if node.op != one.op:
                 what = f"the plan takes {one.node!r} for {one.op!r}, and it is {node.op!r}"
+                raise ModelError(what, where=where, fix=fix)
+            wrong = _wrong_input(graph, node, one.encodings)
+            if wrong is not None:
+                what = f"the plan encodes input {wrong} of {one.node!r} as what it is not"
                 raise ModelError(what, where=where, fix=fix)
 
     def check_complete(self, graph: Graph, *, where: str) -> None:
@@ -213,11 +233,29 @@ def _check_version(content: dict[str, Any], where: str) -> None:
         )
 
 
+def _wrong_input(graph: Graph, node: Node, encodings: Encodings) -> int | None:
+    """The first input that is not of the role or shape that it is encoded in."""
+    follows = dict(enumerate(zip(node.inputs, node.follows_in, strict=True)))
+    for constant, named in ((False, encodings.operands), (True, encodings.constants)):
+        for index, encoding in named.items():
+            source, own = follows.get(index, (None, False))
+            value = graph.values[source] if source is not None and own else None
+            if value is None or (value.constant is not None) is not constant:
+                return index
+            if value.constant is not None:
+                try:
+                    encoding.along(value.constant.read().shape)
+                except ValueError:
+                    return index
+    return None
+
+
 def _decision_to_dict(decision: Decision) -> dict[str, Any]:
     return {
         "node": decision.node,
         "op": decision.op,
         "format": decision.format.label,
+        **(decision.encodings.to_dict() if decision.format in SCALED else {}),
         "reasons": [
             {
                 "rule": r.rule,
@@ -231,10 +269,12 @@ def _decision_to_dict(decision: Decision) -> dict[str, Any]:
 
 
 def _decision_from_dict(content: dict[str, Any]) -> Decision:
+    fmt = Format.parse(str(content["format"]))
     return Decision(
         node=str(content["node"]),
         op=str(content["op"]),
-        format=Format.parse(str(content["format"])),
+        format=fmt,
+        encodings=Encodings.from_dict(fmt, content),
         reasons=tuple(
             Reason(
                 rule=str(r["rule"]),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from finecast.errors import RuleConflictError
 from finecast.graph import Node
+from finecast.numbers.encodings import SCALED, Encodings
 from finecast.numbers.formats import Format
 from finecast.rules.base import ANY, Context, NodeView, Rule, UserRule, Verdict
+from finecast.rules.calibration import CALIBRATION, calibrated
 from finecast.rules.carried import CARRIED
 from finecast.rules.constants import CONSTANTS
 from finecast.rules.coordinates import COORDINATES
@@ -46,6 +48,7 @@ __all__ = [
 RULES: Final[tuple[Rule, ...]] = (
     DEFINITION,
     KERNEL,
+    CALIBRATION,
     SCOPE,
     TIER,
     NAMES,
@@ -67,10 +70,14 @@ RULES: Final[tuple[Rule, ...]] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permission:
-    """The formats left to a node, and every verdict that had a say."""
+    """The formats left to a node, and every verdict that had a say.
+
+    ``encodings`` are those of its inputs in each format that has parameters.
+    """
 
     formats: frozenset[Format]
     reasons: tuple[Reason, ...]
+    encodings: Mapping[Format, Encodings] = field(default_factory=dict[Format, Encodings])
 
 
 def permit(context: Context, rules: Sequence[Rule] = RULES) -> dict[int, Permission]:
@@ -104,7 +111,13 @@ def _judge(node: Node, context: Context, rules: Sequence[Rule]) -> Permission:
         if rule.hard or verdict.waives or not waived:
             formats &= verdict.permits
     return Permission(
-        formats=formats, reasons=tuple(_reason(r, v, waived=waived) for r, v in found)
+        formats=formats,
+        reasons=tuple(_reason(r, v, waived=waived) for r, v in found),
+        encodings={
+            fmt: calibrated(context.graph, node, fmt, context.facts)
+            for fmt in formats & SCALED.keys()
+            if node.format is Format.FP32
+        },
     )
 
 
@@ -132,7 +145,8 @@ def _united(node: Node, found: Sequence[Permission], lows: Sequence[Format]) -> 
             where="; ".join(f"{rule}: {text}" for rule, text in reasons),
             fix="drop one of the options that force a format",
         )
-    return Permission(formats=formats, reasons=tuple(reasons.values()))
+    encodings = {fmt: one for p in found for fmt, one in p.encodings.items()}
+    return Permission(formats=formats, reasons=tuple(reasons.values()), encodings=encodings)
 
 
 def _reason(rule: Rule, verdict: Verdict, *, waived: bool) -> Reason:

@@ -23,8 +23,10 @@ _BINADES: Final = 128 - _LOWEST + 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueFacts:
-    """Magnitudes of one value over all observed elements.
+    """Magnitudes of one value over all observed elements, and its range.
 
+    ``lowest`` and ``highest`` are of the finite elements, with their signs; infinities of the
+    other sign where there are none.
     ``binades[k]`` counts finite nonzero elements with frexp exponent ``k - 148``: those in
     [2**(k-149), 2**(k-148)).
     """
@@ -36,13 +38,16 @@ class ValueFacts:
     infs: int
     largest: float
     smallest_nonzero: float
+    lowest: float
+    highest: float
     binades: NDArray[np.int64]
 
     @classmethod
     def of(cls, array: NDArray[np.generic]) -> ValueFacts:
         """Facts of one array."""
-        x = np.abs(np.asarray(array, dtype=np.float32)).ravel()
-        finite = x[np.isfinite(x)]
+        x = np.asarray(array, dtype=np.float32).ravel()
+        within = x[np.isfinite(x)]
+        finite = np.abs(within)
         nonzero = finite[finite > 0]
         exponents = np.frexp(nonzero)[1].astype(np.int64) - _LOWEST
         return cls(
@@ -53,6 +58,8 @@ class ValueFacts:
             infs=int(np.isinf(x).sum()),
             largest=float(nonzero.max()) if nonzero.size else 0.0,
             smallest_nonzero=float(nonzero.min()) if nonzero.size else math.inf,
+            lowest=float(within.min(initial=math.inf)),
+            highest=float(within.max(initial=-math.inf)),
             binades=np.bincount(exponents, minlength=_BINADES),
         )
 
@@ -66,6 +73,8 @@ class ValueFacts:
             infs=self.infs + other.infs,
             largest=max(self.largest, other.largest),
             smallest_nonzero=min(self.smallest_nonzero, other.smallest_nonzero),
+            lowest=min(self.lowest, other.lowest),
+            highest=max(self.highest, other.highest),
             binades=self.binades + other.binades,
             shape=max(self.shape, other.shape, key=math.prod),
         )

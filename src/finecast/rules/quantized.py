@@ -13,7 +13,7 @@ from enum import Enum, auto
 from functools import lru_cache
 from typing import Final
 
-from finecast.graph import ByIdentity, Graph, Node
+from finecast.graph import ROUNDS, ByIdentity, Graph, Node
 from finecast.ops import OpKind, by_name
 from finecast.rules.base import KEEP, Context, Rule, Verdict
 
@@ -45,18 +45,23 @@ def _judge(node: Node, context: Context) -> Verdict | None:
 def _regions(key: ByIdentity) -> frozenset[int]:
     """Ids of the float nodes that run on integers, or scale them."""
     graph = key.graph
-    if not any(by_name(n.op).kind is OpKind.QUANTIZE for n in graph.nodes):
+    if not any(_quantizes(n) for n in graph.nodes):
         return frozenset()
     found: dict[int, _From] = {}
     scaling = frozenset(n.id for n in graph.nodes if _scales(graph, n, found))
     return scaling | _fused(graph, found)
 
 
+def _quantizes(node: Node) -> bool:
+    """Whether the model's author quantized or dequantized here, and not a conversion."""
+    return by_name(node.op).kind is OpKind.QUANTIZE and ROUNDS not in node.attributes
+
+
 def _scales(graph: Graph, node: Node, found: dict[int, _From]) -> bool:
     """Whether the node makes floats of integer sums or scales them; records what it gives."""
     info = by_name(node.op)
     outputs = [i for i in node.outputs if i is not None and graph.values[i].format is not None]
-    if info.kind is OpKind.QUANTIZE:
+    if _quantizes(node):
         kind = _From.TENSOR if node.op == "dequantize" else _From.SCALE
         found.update(dict.fromkeys(outputs, kind))
         return False
@@ -78,7 +83,7 @@ def _scales(graph: Graph, node: Node, found: dict[int, _From]) -> bool:
 def _sums_integers(graph: Graph, inputs: Iterable[int | None]) -> bool:
     producers = (graph.values[i].producer for i in inputs if i is not None)
     nodes = (graph.nodes[p] for p in producers if p is not None)
-    return any(by_name(n.op).kind is OpKind.QUANTIZE for n in nodes)
+    return any(_quantizes(n) for n in nodes)
 
 
 def _fused(graph: Graph, found: dict[int, _From]) -> frozenset[int]:
@@ -88,7 +93,7 @@ def _fused(graph: Graph, found: dict[int, _From]) -> frozenset[int]:
     for node in graph.nodes:
         data = _data(graph, node)
         info = by_name(node.op)
-        if info.kind is OpKind.QUANTIZE or not data:
+        if _quantizes(node) or not data:
             continue
         kinds = {found.get(i) for i in data}
         if info.matmul_engine and _From.TENSOR in kinds:
@@ -110,7 +115,7 @@ def _fused(graph: Graph, found: dict[int, _From]) -> frozenset[int]:
 def _leads_to(graph: Graph, node: Node, kept: set[int]) -> bool:
     """Whether all that read the node quantize, or belong to a region."""
     readers = {n for i in node.outputs if i is not None for n in graph.values[i].uses}
-    kinds = (by_name(graph.nodes[n].op).kind is OpKind.QUANTIZE or n in kept for n in readers)
+    kinds = (_quantizes(graph.nodes[n]) or n in kept for n in readers)
     return bool(readers) and all(kinds)
 
 

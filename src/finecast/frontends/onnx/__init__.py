@@ -28,9 +28,10 @@ from finecast.frontends.onnx.model import (
 from finecast.frontends.onnx.native import PassDiedError
 from finecast.frontends.onnx.opset import needed_opsets, opset_of, raise_as_far, raise_opset
 from finecast.frontends.onnx.reader import PHI, Binding, name_nodes, read
-from finecast.frontends.onnx.schema import cast_since, signature
+from finecast.frontends.onnx.schema import signature
 from finecast.frontends.onnx.shapeless import shapeless_ports
 from finecast.frontends.onnx.source_types import SOURCE_TYPES, take_to_fp32
+from finecast.frontends.onnx.statements import stated_since
 from finecast.frontends.onnx.stream import size_bytes, to_proto
 from finecast.frontends.onnx.types import check_inferable, every_node, infer
 from finecast.frontends.onnx.undo import PLAN_KEY, POLICY_KEY, undo
@@ -180,7 +181,7 @@ def _candidates(policy: Policy) -> frozenset[str] | None:
 def can_cast(prepared: Prepared, fmt: Format) -> bool:
     """Whether the model's opset, as far as it was raised, has what rounds to ``fmt``."""
     opset = opset_of(prepared.model)
-    return cast_since(fmt, opset) == opset
+    return stated_since(fmt, opset) == opset
 
 
 def minimal_opset(prepared: Prepared, formats: Mapping[int, Format]) -> int:
@@ -198,13 +199,13 @@ def minimal_opset(prepared: Prepared, formats: Mapping[int, Format]) -> int:
         if fmt is node.format or fmt is Format.FP32:
             continue
         if fmt.operands_only:
-            if cast_since(fmt, own) > own:
+            if stated_since(fmt, own) > own:
                 return raised
             continue
         native = prepared.binding.nodes[node.id] or prepared.binding.owners[node.id]
         found = signature(native.op_type, native.domain, own)
         since = dict(found.since).get(fmt, raised) if found else raised
-        if max(since, cast_since(fmt, own)) > own:
+        if max(since, stated_since(fmt, own)) > own:
             return raised
     return own
 
@@ -269,7 +270,8 @@ def _replay(prepared: Prepared, plan: Plan) -> tuple[Edit, ...]:
     by_name = {n.name: n.id for n in graph.nodes}
     plan.check(graph, where=prepared.file.name)
     formats = {by_name[name]: fmt for name, fmt in plan.formats.items()}
-    done = edits(graph, formats, resolve_io(graph, plan.io))
+    encodings = {by_name[name]: found for name, found in plan.encodings.items()}
+    done = edits(graph, formats, resolve_io(graph, plan.io), encodings)
     apply_edits(graph, prepared.binding, done)
     return done
 

@@ -12,8 +12,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from finecast.frontends.onnx.definitions import normal_domain
+from finecast.numbers.encodings import Encoding, encoded
 from finecast.numbers.formats import Format
-from finecast.numbers.rounding import convert_constant
+from finecast.numbers.scaled import Scaled
 
 # Elements converted at a time: what conversion holds beside the file itself.
 PIECE: Final = 1 << 22
@@ -21,8 +22,8 @@ PIECE: Final = 1 << 22
 # Set on every node whose format an edit changed (to the format before), and on every node that
 # an edit put in (to nothing): a second conversion can tell them from what the author wrote.
 MARK: Final = "finecast.was"
-# Set besides on the nodes that round one value by arithmetic: the format's label, a space, and
-# a name that no other rounding has.
+# Set besides on the nodes that round one value by more than casts: the format's label, a
+# space, and a name that no other rounding has.
 ROUNDING: Final = f"{MARK}.rounding"
 
 DATA_TYPES: Final = {
@@ -32,6 +33,13 @@ DATA_TYPES: Final = {
     Format.FP8_E4M3: ir.DataType.FLOAT8E4M3FN,
     Format.FP8_E5M2: ir.DataType.FLOAT8E5M2,
 }
+
+
+def data_type(encoding: Encoding) -> ir.DataType:
+    """The type of a constant that is stored in ``encoding``."""
+    if isinstance(encoding, Scaled):
+        return ir.DataType.from_numpy(encoding.dtype)
+    return DATA_TYPES[encoding.storage]
 
 
 def constant_tensor(value: ir.Value) -> ir.TensorProtocol | None:
@@ -95,20 +103,34 @@ def _mapped(tensor: ir.ExternalTensor) -> NDArray[np.generic]:
 
 @final
 class ConvertedTensor(ir.LazyTensor):
-    """A constant in another format, converted when it is written and never held."""
+    """A constant in another encoding, converted when it is written and never held."""
 
-    def __init__(self, source: ir.TensorProtocol, fmt: Format, name: str) -> None:
+    def __init__(self, source: ir.TensorProtocol, encoding: Encoding, name: str) -> None:
         self.source = source
-        self.format = fmt
-        dtype = DATA_TYPES[fmt.storage]
+        self.encoding = encoding
+        dtype = data_type(encoding)
         super().__init__(self._whole, dtype=dtype, shape=shape_of(source), name=name)
 
     def _whole(self) -> ir.TensorProtocol:
-        array: NDArray[Any] = convert_constant(constant_reader(self.source)(), self.format)
+        array: NDArray[Any] = self.encoding.encode(constant_reader(self.source)())
         return ir.Tensor(array, dtype=self.dtype, name=self.name)
 
     def pieces(self) -> Iterator[bytes | memoryview]:
         """The converted bytes, a few MB at a time."""
-        flat = constant_reader(self.source)().reshape(-1)
-        for start in range(0, flat.size, PIECE):
-            yield convert_constant(flat[start : start + PIECE], self.format).tobytes()
+        array = constant_reader(self.source)()
+        return (part.tobytes() for part in encoded(array, self.encoding, piece=PIECE))
+
+
+@final
+class DecodedTensor(ir.LazyTensor):
+    """The fp32 numbers that a constant's codes stand for, made when they are written."""
+
+    def __init__(self, source: ir.TensorProtocol, encoding: Scaled, name: str) -> None:
+        self.source = source
+        self.encoding = encoding
+        dtype = ir.DataType.FLOAT
+        super().__init__(self._whole, dtype=dtype, shape=shape_of(source), name=name)
+
+    def _whole(self) -> ir.TensorProtocol:
+        array: NDArray[Any] = self.encoding.decode(constant_reader(self.source)())
+        return ir.Tensor(array, dtype=self.dtype, name=self.name)

@@ -12,8 +12,9 @@ import onnx_ir as ir
 from finecast.errors import ModelError
 from finecast.frontends.onnx import native
 from finecast.frontends.onnx.definitions import normal_domain
-from finecast.frontends.onnx.schema import cast_since, signature
+from finecast.frontends.onnx.schema import signature
 from finecast.frontends.onnx.skeleton import restored, run_without_weights
+from finecast.frontends.onnx.statements import stated_since
 from finecast.frontends.onnx.types import every_node
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, Tier, lookup
@@ -62,9 +63,9 @@ def _lowered_since(op_type: str, domain: str, fmt: Format, current: int) -> int:
         return 0
     found = signature(op_type, domain, current)
     if found is not None and fmt.operands_only:
-        return cast_since(fmt, current)
+        return stated_since(fmt, current)
     since = dict(found.since).get(fmt) if found else None
-    return 0 if since is None else max(since, cast_since(fmt, current))
+    return 0 if since is None else max(since, stated_since(fmt, current))
 
 
 def _carries_fp32(node: ir.Node) -> bool:

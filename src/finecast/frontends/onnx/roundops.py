@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from finecast.frontends.onnx.reader import DATA_TYPES
+from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Conversion, Rounding, draws
 

@@ -37,8 +37,6 @@ _ALSO_FOLLOWING: Final[dict[str, frozenset[str]]] = {
 # that the definition's lower types cannot be used.
 _FP32_EXPANSION: Final = frozenset({"MeanVarianceNormalization"})
 
-_CLIP_TO_INPUTS: Final = 11
-
 # Float to float conversions have no type of their own: they are read in any format.
 CAST_OPS: Final = frozenset({"Cast"})
 
@@ -105,17 +103,6 @@ def signature(op_type: str, domain: str, opset: int) -> Signature | None:
         least=(found.inputs.least, found.outputs.least),
         since=_admitted_since(op_type, domain, opset),
     )
-
-
-def cast_since(fmt: Format, opset: int) -> int:
-    """The first opset, from ``opset`` up, at which values can be cast to ``fmt`` and back.
-
-    What is no type is rounded to by arithmetic, which clips to bounds that are inputs.
-    """
-    if fmt is Format.TF32:
-        return max(opset, _CLIP_TO_INPUTS)
-    found = signature("Cast", "", opset)
-    return dict(found.since).get(fmt, opset) if found else opset
 
 
 def _float_variables(found: Definition) -> dict[str, frozenset[Format]]:

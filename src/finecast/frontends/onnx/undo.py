@@ -6,11 +6,18 @@ lost do not come back: an fp16 weight becomes the fp32 number that it is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
-from finecast.frontends.onnx.arithmetic import take_back
-from finecast.frontends.onnx.constants import MARK
+from finecast.frontends.onnx.constants import (
+    MARK,
+    ROUNDING,
+    DecodedTensor,
+    constant_tensor,
+)
 from finecast.frontends.onnx.reader import Binding, read
+from finecast.frontends.onnx.statements import STATEMENTS
 from finecast.frontends.onnx.types import every_node, infer
 from finecast.frontends.onnx.writer import apply_edits, phi_mark
 from finecast.graph import Node
@@ -50,3 +57,74 @@ def _mark_of(node: Node, binding: Binding) -> str | None:
     if native is not None:
         return native.metadata_props.get(MARK)
     return binding.owners[node.id].metadata_props.get(phi_mark(node))
+
+
+def take_back(model: ir.Model) -> None:
+    """Let readers of rounded values read what was rounded, or what its codes stand for.
+
+    A rounding that another tool changed or reads from inside stays.
+    """
+    roundings: dict[str, list[ir.Node]] = {}
+    for node in every_node(model.graph):
+        label = node.metadata_props.get(ROUNDING)
+        if label is not None:
+            roundings.setdefault(label, []).append(node)
+    for nodes in roundings.values():
+        _take_out(nodes)
+
+
+def _take_out(nodes: Sequence[ir.Node]) -> None:
+    if not (nodes[0].inputs and nodes[-1].outputs):
+        return
+    graph, source, result = nodes[0].graph, nodes[0].inputs[0], nodes[-1].outputs[0]
+    steps = [v for n in nodes for v in n.outputs]
+    read = dict.fromkeys(v for n in nodes for v in n.inputs if v is not None)
+    scalars = [v for v in read if v is not source and v not in steps]
+    inner = [u.node for v in steps if v is not result for u in v.uses()]
+    whole = (
+        graph is not None
+        and all(n.graph is graph for n in nodes)
+        and all(n in nodes for n in inner)
+        and not any(v.is_graph_output() for v in steps)
+        and all(constant_tensor(v) is not None for v in scalars)
+    )
+    kept = (
+        source if source is None or source.dtype == result.dtype else _decoded(nodes, source)
+    )
+    if not whole or graph is None or source is None or kept is None:
+        return
+    if kept is not source:
+        graph.register_initializer(kept)
+        scalars.append(source)
+    result.replace_all_uses_with(kept)
+    graph.remove(nodes, safe=True)
+    for value in scalars:
+        home = value.graph
+        if value.uses() or value.is_graph_output() or not isinstance(home, ir.Graph):
+            continue
+        if value.is_initializer():
+            home.initializers.pop(value.name or "")
+            if value in home.inputs:
+                home.inputs.remove(value)
+
+
+def _decoded(nodes: Sequence[ir.Node], source: ir.Value) -> ir.Value | None:
+    """What ``nodes`` make of the codes ``source``; None if they do not say what that is."""
+    label = nodes[0].metadata_props[ROUNDING].partition(" ")[0]
+    read = next((row.read for f, row in STATEMENTS.items() if f.label == label), None)
+    tensor = constant_tensor(source)
+    if read is None or tensor is None:
+        return None
+    try:
+        encoding = read(nodes)
+        encoding.along(tuple(tensor.shape.numpy()))
+    except ValueError:
+        return None
+    name = nodes[-1].outputs[0].name or ""
+    numbers = DecodedTensor(tensor, encoding, name)
+    return ir.Value(
+        name=name,
+        shape=numbers.shape,
+        type=ir.TensorType(ir.DataType.FLOAT),
+        const_value=numbers,
+    )

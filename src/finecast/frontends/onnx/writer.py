@@ -8,21 +8,23 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from finecast.frontends.onnx.arithmetic import Arithmetic
 from finecast.frontends.onnx.casts import merge_casts
 from finecast.frontends.onnx.constants import (
     DATA_TYPES,
     MARK,
+    ROUNDING,
     ConvertedTensor,
     constant_tensor,
+    data_type,
     shape_of,
 )
 from finecast.frontends.onnx.opset import FREE_INITIALIZERS
 from finecast.frontends.onnx.port_formats import dtype_label
 from finecast.frontends.onnx.reader import Binding, Port
+from finecast.frontends.onnx.statements import STATEMENTS, Maker
 from finecast.graph import Graph, Node
+from finecast.numbers.encodings import Encoding
 from finecast.numbers.formats import Format
-from finecast.numbers.rounding import convert_constant
 from finecast.planning.edits import (
     ConvertConstant,
     Edit,
@@ -85,9 +87,7 @@ class _Writer:
         self.names = _taken_names(binding.model)
         self.replaced: list[ir.Value] = []
         self.list_initializers = (binding.model.ir_version or 0) < FREE_INITIALIZERS
-        self.arithmetic = Arithmetic(
-            self._fresh, lambda v: self._register(v, binding.model.graph)
-        )
+        self.maker = Maker(self._fresh, lambda v: self._register(v, binding.model.graph))
 
     def set_format(self, edit: SetFormat) -> None:
         node = self.graph.nodes[edit.node]
@@ -127,7 +127,7 @@ class _Writer:
         for use in outer:
             port = self._body_end(use)
             if port.owner not in ends:
-                node = self._new_cast(value, edit.to)
+                node = self.maker.cast(value, edit.to)
                 port.owner.append(node)
                 ends[port.owner] = node.outputs[0]
             port.owner.outputs[port.index] = ends[port.owner]
@@ -149,7 +149,7 @@ class _Writer:
     def _cast_at_source(
         self, value: ir.Value, home: ir.Graph, to: Format, uses: Sequence[Use]
     ) -> None:
-        node = self._new_cast(value, to)
+        node = self.maker.cast(value, to)
         _place([node], value.producer(), home)
         for use in uses:
             self._give(use, value, node.outputs[0])
@@ -162,20 +162,6 @@ class _Writer:
             port.owner.outputs[port.index] = new
         else:
             port.owner.replace_input_with(port.index, new)
-
-    def _new_cast(self, value: ir.Value, to: Format) -> ir.Node:
-        name = self._fresh(f"{value.name}_{to.label}")
-        node = ir.node(
-            "Cast",
-            [value],
-            {"to": int(DATA_TYPES[to])},
-            name=self._fresh(f"cast_{name}"),
-            outputs=[
-                ir.Value(name=name, shape=value.shape, type=ir.TensorType(DATA_TYPES[to]))
-            ],
-        )
-        node.metadata_props[MARK] = ""
-        return node
 
     def _give_output(self, old: ir.Value, new: ir.Value) -> None:
         """The model's output keeps its name; what it is cast from is named by its own type."""
@@ -207,11 +193,10 @@ class _Writer:
         self.replaced.append(value)
 
     def _initializer(
-        self, value: ir.Value, tensor: ir.TensorProtocol, to: Format, home: ir.Graph
+        self, value: ir.Value, tensor: ir.TensorProtocol, to: Encoding, home: ir.Graph
     ) -> ir.Value:
         name = self._fresh(f"{value.name}_{to.label}")
-        dtype = DATA_TYPES[to.storage]
-        new = ir.Value(name=name, shape=shape_of(tensor), type=ir.TensorType(dtype))
+        new = ir.Value(name=name, shape=shape_of(tensor), type=ir.TensorType(data_type(to)))
         new.const_value = ConvertedTensor(tensor, to, name)
         self._register(new, home)
         return new
@@ -256,28 +241,31 @@ class _Writer:
                 )
             port.owner.replace_input_with(port.index, made[id(seen)])
 
-    def _rest_in(self, value: ir.Value, to: Format) -> ir.Value:
+    def _rest_in(self, value: ir.Value, to: Encoding) -> ir.Value:
         """The constant ``value`` stored in ``to``, as an fp32 value."""
         tensor = constant_tensor(value)
         assert tensor is not None
         main = self.binding.model.graph
         self.replaced.append(value)
         low = self._initializer(value, tensor, to, main)
-        if to.storage is Format.FP32:
-            return low
-        back = self._new_cast(low, Format.FP32)
-        _place([back], None, main)
-        return back.outputs[0]
+        nodes = STATEMENTS[to.format].back(self.maker, low, to)
+        _place(nodes, None, main)
+        return self._rounding(nodes, to) if nodes else low
 
-    def _round(self, value: ir.Value, to: Format) -> ir.Value:
+    def _round(self, value: ir.Value, to: Encoding) -> ir.Value:
         """``value`` rounded to ``to``, in fp32."""
-        if to.storage is Format.FP32:
-            nodes, out = self.arithmetic.rounded(value, to)
-        else:
-            low = self._new_cast(value, to)
-            nodes = [low, self._new_cast(low.outputs[0], Format.FP32)]
-            out = nodes[1].outputs[0]
+        row = STATEMENTS[to.format]
+        nodes = row.into(self.maker, value, to)
+        nodes += row.back(self.maker, nodes[-1].outputs[0], to)
         _place(nodes, value.producer(), _home(value, self.binding.model.graph))
+        return self._rounding(nodes, to)
+
+    def _rounding(self, nodes: Sequence[ir.Node], to: Encoding) -> ir.Value:
+        """What the ``nodes`` of one rounding give; marks them where they are not casts."""
+        out = nodes[-1].outputs[0]
+        if not STATEMENTS[to.format].by_casts:
+            for node in nodes:
+                node.metadata_props[ROUNDING] = f"{to.label} {out.name}"
         return out
 
     def drop_dead_constants(self) -> None:
@@ -335,7 +323,7 @@ def _set_type(value: ir.Value, fmt: Format) -> None:
 
 
 def _tensor(array: np.ndarray, fmt: Format, name: str) -> ir.TensorProtocol:
-    return ir.tensor(convert_constant(array, fmt), dtype=DATA_TYPES[fmt], name=name)
+    return ir.tensor(fmt.encode(array), dtype=DATA_TYPES[fmt], name=name)
 
 
 def phi_mark(phi: Node) -> str:

@@ -1,0 +1,124 @@
+"""How ONNX states that an operand is rounded to an encoding: a row for each format.
+
+Around the op stand nodes that lead into the encoding and back to fp32; a constant rests in the
+encoding, and takes the way back alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import onnx_ir as ir
+
+from finecast.frontends.onnx.arithmetic import Arithmetic
+from finecast.frontends.onnx.constants import DATA_TYPES, MARK
+from finecast.frontends.onnx.schema import signature
+from finecast.numbers.encodings import Encoding
+from finecast.numbers.formats import Format
+from finecast.numbers.scaled import Scaled
+
+# The opset from which Clip's bounds, with which arithmetic ends, are inputs.
+_CLIP_TO_INPUTS: Final = 11
+
+
+class Maker:
+    """Makes nodes that an edit puts in: each has a name of its own, and the mark.
+
+    ``fresh`` gives names; ``register`` takes new initializers of the main graph.
+    """
+
+    def __init__(
+        self, fresh: Callable[[str], str], register: Callable[[ir.Value], None]
+    ) -> None:
+        self.fresh = fresh
+        self.register = register
+        self.arithmetic = Arithmetic(fresh, register)
+
+    def node(
+        self,
+        kind: str,
+        inputs: list[ir.Value],
+        attributes: dict[str, int],
+        *,
+        label: str,
+        dtype: ir.DataType,
+    ) -> ir.Node:
+        """A node on the elements of the first of ``inputs``, whose result is of ``dtype``."""
+        name = self.fresh(f"{inputs[0].name}_{label}")
+        result = ir.Value(name=name, shape=inputs[0].shape, type=ir.TensorType(dtype))
+        node = ir.node(
+            kind,
+            inputs,
+            attributes,
+            name=self.fresh(f"{kind.lower()}_{name}"),
+            outputs=[result],
+        )
+        node.metadata_props[MARK] = ""
+        return node
+
+    def cast(self, value: ir.Value, to: Format) -> ir.Node:
+        """A cast of ``value``."""
+        dtype = DATA_TYPES[to]
+        return self.node("Cast", [value], {"to": int(dtype)}, label=to.label, dtype=dtype)
+
+
+# Nodes, in order, of which the last gives what became of the value; none where it stays.
+Nodes: TypeAlias = Callable[[Maker, ir.Value, Encoding], list[ir.Node]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statement:
+    """The nodes into an encoding and back.
+
+    Attributes:
+        into: From fp32 to what stores the encoding.
+        back: From what stores the encoding to fp32.
+        since: The first opset that has these nodes; None if Cast's definition tells.
+        read: The encoding that the nodes back from a constant state, which a later conversion
+            reads it by; raises ValueError if they state none. None where it rests in floats.
+        by_casts: Whether a later conversion finds the nodes as casts between floats; else
+            they are marked, and taken out together.
+    """
+
+    into: Nodes
+    back: Nodes
+    since: int | None = None
+    read: Callable[[Sequence[ir.Node]], Scaled] | None = None
+    by_casts: bool = False
+
+
+def _cast(maker: Maker, value: ir.Value, to: Encoding) -> list[ir.Node]:
+    return [maker.cast(value, to.format)]
+
+
+def _cast_back(maker: Maker, value: ir.Value, to: Encoding) -> list[ir.Node]:
+    return [maker.cast(value, Format.FP32)]
+
+
+def _arithmetic(maker: Maker, value: ir.Value, to: Encoding) -> list[ir.Node]:
+    return maker.arithmetic.rounded(value, to.format)
+
+
+def _stay(maker: Maker, value: ir.Value, to: Encoding) -> list[ir.Node]:
+    return []
+
+
+_CASTS: Final = Statement(into=_cast, back=_cast_back, by_casts=True)
+
+STATEMENTS: Final[Mapping[Format, Statement]] = {
+    Format.FP8_E4M3: _CASTS,
+    Format.FP8_E5M2: _CASTS,
+    # No type of ONNX: its numbers rest in fp32.
+    Format.TF32: Statement(into=_arithmetic, back=_stay, since=_CLIP_TO_INPUTS),
+}
+
+
+def stated_since(fmt: Format, opset: int) -> int:
+    """The first opset, from ``opset`` up, at which values can be rounded to ``fmt``."""
+    row = STATEMENTS.get(fmt)
+    if row is not None and row.since is not None:
+        return max(opset, row.since)
+    found = signature("Cast", "", opset)
+    return dict(found.since).get(fmt, opset) if found else opset

@@ -1,0 +1,93 @@
+"""Encodings: how numbers are stored and read back, and which formats have parameters.
+
+A float format is an encoding without. A new encoding is a row of ``formats.Format``, one of
+``SCALED`` if it has parameters, one in each frontend that states it, and one in each engine
+that computes with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finecast.numbers.formats import Format
+from finecast.numbers.scaled import Grid, Scaled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaledFormat:
+    """The codes of a format's values and constants; constants are scaled by channel."""
+
+    values: Grid
+    constants: Grid
+
+
+SCALED: Final[Mapping[Format, ScaledFormat]] = {}
+"""Formats whose encodings have parameters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encodings:
+    """Those of an op's operands and constants, by input, where its format has parameters."""
+
+    operands: Mapping[int, Scaled] = field(default_factory=dict[int, Scaled])
+    constants: Mapping[int, Scaled] = field(default_factory=dict[int, Scaled])
+
+    def at(self, index: int) -> Scaled | None:
+        """The encoding of input ``index``; None if it is not encoded."""
+        return self.operands.get(index) or self.constants.get(index)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What JSON keeps of them beside the format."""
+        roles = {"operands": self.operands, "constants": self.constants}
+        return {
+            role: {str(index): e.to_dict() for index, e in sorted(named.items())}
+            for role, named in roles.items()
+        }
+
+    @classmethod
+    def from_dict(cls, fmt: Format, content: Mapping[str, Any]) -> Encodings:
+        """Read what ``to_dict`` gave; a format without parameters has none.
+
+        Raises:
+            ValueError, TypeError, KeyError, AttributeError: If it is not that.
+        """
+        row = SCALED.get(fmt)
+        if row is None:
+            stray = {"operands", "constants"} & content.keys()
+            if stray:
+                raise ValueError(f"{fmt.label} has no parameters for {min(stray)}")
+            return cls()
+
+        def read(role: str, grid: Grid) -> dict[int, Scaled]:
+            named: dict[str, dict[str, Any]] = content[role]
+            return {int(i): Scaled.from_dict(fmt, grid, e) for i, e in named.items()}
+
+        found = cls(
+            operands=read("operands", row.values), constants=read("constants", row.constants)
+        )
+        if not (found.operands or found.constants):
+            raise ValueError(f"{fmt.label} needs the parameters of an input")
+        return found
+
+
+Encoding: TypeAlias = Format | Scaled
+
+
+def encoded(
+    x: NDArray[np.generic], encoding: Encoding, *, piece: int
+) -> Iterator[NDArray[np.generic]]:
+    """What stores the constant ``x``, flat and in order, ``piece`` elements at a time."""
+    flat = x.reshape(-1)
+    scale = None if isinstance(encoding, Format) else encoding.along(x.shape).flat
+    for start in range(0, flat.size, piece):
+        part = slice(start, start + piece)
+        if isinstance(encoding, Format):
+            yield encoding.encode(flat[part])
+        else:
+            assert scale is not None
+            yield encoding.codes(flat[part], scale[part])

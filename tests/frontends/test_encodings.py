@@ -1,0 +1,256 @@
+"""An encoding with a scale, from a policy's words to a written model's numbers, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper, parser
+
+from finecast import api
+from finecast.frontends import onnx as frontend
+from finecast.frontends.onnx import Prepared
+from finecast.measure.observe import observe
+from finecast.numbers.formats import Format
+from finecast.numbers.scaled import Scaled
+from finecast.planning.assign import lowest, make_plan
+from finecast.planning.plan import Plan
+from finecast.rules import Context, permit
+from finecast.rules.policy import Policy
+from tests import toy_encoding
+
+SHARED = """<ir_version: 7, opset_import: ["" : 12]>
+shared (float[n, 3] x) => (float[n, 2] y, float[n, 2] z)
+<float[3, 2] w = {1.1, 0.3, -0.7, 2, 5, 0.01}, float[2, 2] v = {0.1, 4, 0.2, -3}> {
+  [first] h = MatMul(x, w)
+  [act] r = Relu(h)
+  [one] a = MatMul(r, v)
+  [two] b = MatMul(r, v)
+  [plus] y = Add(a, r)
+  [less] z = Sub(b, r)
+}"""
+CONV = """<ir_version: 8, opset_import: ["" : 17]>
+conv (float[n, 3] x) => (float[n, 2, 2] y)
+<float[2, 1, 2] w = {0.3, -4, 9, 0.7}, int64[3] at = {-1, 1, 3}> {
+  [grow] h = Reshape(x, at)
+  [conv] y = Conv(h, w)
+}"""
+BRANCH = """<ir_version: 8, opset_import: ["" : 17]>
+branch (float[n, 3] x) => (float[n, 2] y)
+<float[3, 2] w = {1.1, 0.3, -0.7, 2, 0.4, 1}, bool c = {1}> {
+  [choose] y = If (c) <
+    then_branch = left () => (float[n, 2] p) { [inner] p = MatMul(x, w) },
+    else_branch = right () => (float[n, 2] q) { [other] q = MatMul(x, w) }
+  >
+}"""
+X = (np.random.default_rng(0).standard_normal((64, 3)) * [1, 3, 0.1]).astype(np.float32)
+POLICY = f"matmult:{toy_encoding.LABEL}"
+Arrays = dict[str, NDArray[np.float32]]
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> Format:
+    return toy_encoding.install(monkeypatch)
+
+
+@pytest.fixture(params=[SHARED, CONV, BRANCH], ids=["shared", "conv", "branch"])
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / "model.onnx"
+    onnx.save(parser.parse_model(request.param), path)
+    return path
+
+
+def planned(path: Path, *, data: bool = True) -> tuple[Prepared, Plan]:
+    policy = Policy.parse(POLICY)
+    prepared = frontend.prepare(frontend.load(path), policy)
+    context = Context(
+        graph=prepared.graph,
+        policy=policy,
+        facts=observe(prepared, lambda: [{"x": X[:40]}, {"x": X[40:]}]) if data else {},
+        casts_around=frozenset(f for f in policy.formats if frontend.can_cast(prepared, f)),
+    )
+    permissions = permit(context)
+    formats = lowest(permissions, *policy.formats)
+    opset = frontend.minimal_opset(prepared, formats)
+    made = make_plan(
+        prepared.graph, formats, permissions, policy, opset=opset, engine="", because=""
+    )
+    return prepared, made
+
+
+def written(path: Path, plan: Plan) -> Path:
+    out = path.with_name("low.onnx")
+    frontend.save(frontend.apply(frontend.load(path), plan).model, out)
+    frontend.check(out)
+    return out
+
+
+def run(path: Path, names: list[str] | None = None, *, exactly: bool = True) -> Arrays:
+    """All outputs, and the values called ``names``."""
+    loaded = onnx.load(path)
+    for name in names or []:
+        value = helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
+        loaded.graph.output.append(value)
+    options = onnxruntime.SessionOptions()
+    if exactly:
+        level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.graph_optimization_level = level
+    session: Any = onnxruntime.InferenceSession(
+        loaded.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    outputs = [o.name for o in session.get_outputs()]
+    return dict(zip(outputs, session.run(outputs, {"x": X}), strict=True))
+
+
+def constants(path: Path) -> Arrays:
+    return {t.name: numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
+
+
+def kinds(path: Path) -> list[str]:
+    nodes = list(onnx.load(path).graph.node)
+    nodes += [n for m in nodes for a in m.attribute for n in a.g.node]
+    return sorted(n.op_type for n in nodes if n.op_type != "Constant")
+
+
+def encodings(prepared: Prepared, plan: Plan) -> dict[str, Scaled]:
+    """By the name of the value."""
+    found: dict[str, Scaled] = {}
+    for name, one in plan.encodings.items():
+        node = prepared.graph.find(name)
+        for index, encoding in (*one.operands.items(), *one.constants.items()):
+            source = node.inputs[index]
+            assert source is not None
+            found[prepared.graph.values[source].name] = encoding
+    return found
+
+
+def test_the_written_model_has_the_encoding_s_own_numbers(model: Path, toy: Format) -> None:
+    prepared, plan = planned(model)
+    assert Plan.from_json(plan.to_json()) == plan
+    products = {n.name for n in prepared.graph.nodes if n.op in ("matmul", "conv")}
+    assert {name for name, fmt in plan.formats.items() if fmt is toy} == products
+    found = encodings(prepared, plan)
+    low = written(model, plan)
+    numbers = run(low, [f"{name}_{toy.label}_fp32" for name in found])
+    own = constants(model) | {"x": X}
+    own |= run(model, [name for name in found if name not in own])
+    for name, encoding in found.items():
+        got = numbers[f"{name}_{toy.label}_fp32"]
+        # What is behind another rounding is not what the fp32 model has.
+        exact = own[name] if name != "r" else run(low, ["r"])["r"]
+        assert np.array_equal(got, encoding.round(exact)), name
+        assert not np.array_equal(got, exact)
+        assert (encoding.axis is not None) == (name in constants(model))
+        if name in constants(model):
+            stored = constants(low)[f"{name}_{toy.label}"]
+            assert stored.dtype == np.int8
+            assert np.array_equal(stored, encoding.encode(exact))
+            assert len(encoding.scale) == 2  # the channels of every one
+    assert set(constants(model)) - {"at", "c"} <= set(found)
+
+
+def test_engines_give_the_same_with_their_own_kernels(model: Path) -> None:
+    low = written(model, planned(model)[1])
+    exact, fused = run(low), run(low, exactly=False)
+    fp32 = run(model)
+    for name, array in exact.items():
+        scale = np.abs(array).max()
+        # Sums of at most three products, in another order or of integers.
+        assert np.abs(fused[name] - array).max() <= 8 * Format.FP32.epsilon * scale
+        assert 0 < np.abs(fp32[name] - array).max() < 0.2 * scale
+
+
+def test_one_rounding_serves_all_readers(model: Path) -> None:
+    prepared, plan = planned(model)
+    made = kinds(written(model, plan))
+    rounded = encodings(prepared, plan)
+    assert made.count("DequantizeLinear") == len(rounded)
+    assert made.count("QuantizeLinear") == len(rounded.keys() - constants(model).keys())
+
+
+def test_converting_again_finds_the_encoding(model: Path, tmp_path: Path, toy: Format) -> None:
+    low = written(model, planned(model)[1])
+    prepared, plan = planned(low)
+    assert toy in plan.formats.values()
+    assert frontend.apply(prepared.file, plan).edits == ()
+
+
+def test_another_policy_starts_from_the_original(model: Path, tmp_path: Path) -> None:
+    prepared, plan = planned(model)
+    low = written(model, plan)
+    other = frontend.prepare(frontend.load(low), Policy.parse("all:bf16"))
+    back = tmp_path / "back.onnx"
+    frontend.save(other.model, back)
+    frontend.check(back)
+    assert kinds(back) == kinds(model)
+    # Digits that constants lost do not come back; nothing else of the encoding stays.
+    rounded = {
+        name: encoding.round(constants(model)[name])
+        for name, encoding in encodings(prepared, plan).items()
+        if encoding.axis is not None
+    }
+    kept = {name: constants(model)[name] for name in constants(model).keys() - rounded.keys()}
+    assert len(constants(back)) == len(constants(model))
+    for array in (*rounded.values(), *kept.values()):
+        assert any(np.array_equal(array, one) for one in constants(back).values())
+
+
+def test_a_scale_that_another_tool_changed_is_left_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(parser.parse_model(SHARED), path)
+    low = written(path, planned(path)[1])
+    changed = onnx.load(low)
+    for tensor in changed.graph.initializer:
+        if tensor.name == "w_toy8_scale":
+            tensor.CopyFrom(numpy_helper.from_array(-np.ones(2, np.float32), tensor.name))
+    onnx.save(changed, low)
+    other = frontend.prepare(frontend.load(low), Policy.parse("all:bf16"))
+    frontend.save(other.model, tmp_path / "back.onnx")
+    assert kinds(tmp_path / "back.onnx").count("DequantizeLinear") == 1
+    assert "w_toy8" in constants(tmp_path / "back.onnx")
+
+
+def test_an_external_file_is_converted_in_pieces_and_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("finecast.frontends.onnx.constants.PIECE", 1001)
+    path, low, back = (tmp_path / f"{n}.onnx" for n in ("model", "apart", "back"))
+    large = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        large (float[n, 3] x) => (float[n, 3000] y) { [one] y = MatMul(x, w) }""")
+    weight = np.random.default_rng(1).standard_normal((3, 3000)).astype(np.float32)
+    large.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    onnx.save(large, path)
+    prepared, plan = planned(path)
+    frontend.save(frontend.apply(prepared.file, plan).model, low, external_data=True)
+    assert np.array_equal(run(low)["y"], run(written(path, plan))["y"])
+    other = frontend.prepare(frontend.load(low), Policy.parse("all:bf16"))
+    assert frontend.came_external(other.model)
+    frontend.save(other.model, back, external_data=True)
+    (kept,) = constants(back).values()
+    assert np.array_equal(kept, encodings(prepared, plan)["w"].round(weight))
+
+
+def test_without_data_there_is_no_scale_and_the_op_keeps_fp32(model: Path) -> None:
+    _, plan = planned(model, data=False)
+    assert set(plan.formats.values()) == {Format.FP32}
+    texts = {r.text for r in plan.reasons if r.rule == "calibration"}
+    assert any("has no toy8 scale: nothing was observed of it" in text for text in texts)
+
+
+def test_the_pipeline_converts_to_it_for_an_engine(
+    model: Path, toy: Format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(frontend.DATA_TYPES, toy, frontend.DATA_TYPES[Format.FP32])
+    out = model.with_name("out.onnx")
+    data = [{"x": X[:40]}, {"x": X[40:]}]
+    done = api.convert(model, out, POLICY, data=data, engine="openvino")
+    plan = planned(model)[1]
+    assert done.plan.encodings == plan.encodings != {}
+    assert done.verified.relative_error is not None
+    assert 0 < done.verified.relative_error < 0.2
+    assert np.array_equal(run(out)["y"], run(written(model, plan))["y"])

@@ -1,0 +1,42 @@
+"""Float formats are encodings without parameters; constants are encoded piece by piece."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from finecast.numbers.encodings import SCALED, Encoding, Encodings, encoded
+from finecast.numbers.formats import Format
+from finecast.numbers.scaled import Scaled
+from tests import toy_encoding
+
+BY_CHANNEL = Scaled(
+    format=Format.FP8_E4M3, grid=toy_encoding.VALUES, scale=(0.5, 0.25, 4.0), axis=1
+)
+
+
+@pytest.mark.parametrize("fmt", Format)
+def test_a_float_format_is_an_encoding_without_parameters(fmt: Format) -> None:
+    x = np.array([1.0001, -1e-9, 1e9, np.inf, np.nan], np.float32)
+    assert fmt.format is fmt
+    assert np.array_equal(fmt.round(x), fmt.encode(x).astype(np.float32), equal_nan=True)
+    assert fmt not in SCALED
+    assert Encodings.from_dict(fmt, {}) == Encodings()
+
+
+@given(st.integers(1, 40), st.sampled_from([Format.BF16, Format.TF32, BY_CHANNEL]))
+def test_pieces_are_the_codes_in_order(piece: int, encoding: Encoding) -> None:
+    x = np.random.default_rng(0).standard_normal((2, 3, 5)).astype(np.float32)
+    parts = list(encoded(x, encoding, piece=piece))
+    assert all(p.size <= piece for p in parts)
+    whole = encoding.encode(x)
+    assert np.concatenate(parts).tobytes() == whole.tobytes()
+    assert {p.dtype for p in parts} == {encoding.dtype} == {whole.dtype}
+
+
+def test_one_number_is_a_piece() -> None:
+    one = Scaled(format=Format.FP8_E4M3, grid=toy_encoding.VALUES, scale=(0.5,))
+    (part,) = encoded(np.array(1.2, np.float32), one, piece=4)
+    assert part.tolist() == [2]

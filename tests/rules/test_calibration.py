@@ -1,0 +1,120 @@
+"""Scales come from what was observed; an op without keeps fp32, and says of which value."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from finecast.graph import ConstantStats, Graph, Node, Value
+from finecast.numbers.formats import Format
+from finecast.rules import Context, permit
+from finecast.rules.calibration import calibrated
+from finecast.rules.facts import ValueFacts
+from finecast.rules.policy import Policy, Scope
+from tests import toy_encoding
+
+X = np.array([[-1, 0.5], [3, 0]], np.float32)
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> Format:
+    return toy_encoding.install(monkeypatch)
+
+
+def product(weight: NDArray[np.float32], op: str = "matmul") -> Graph:
+    stats = ConstantStats(size=weight.size, read=lambda: weight)
+    fp32 = Format.FP32
+    return Graph(
+        nodes=(
+            Node(
+                id=0,
+                name="product",
+                op=op,
+                native="onnx::MatMul",
+                inputs=(0, 1),
+                outputs=(2,),
+                follows_in=(True, True),
+                follows_out=(True,),
+                format=fp32,
+                admits=frozenset({fp32}),
+            ),
+        ),
+        values=(
+            Value(id=0, name="x", dtype="fp32", is_input=True, uses=(0,)),
+            Value(id=1, name="w", dtype="fp32", constant=stats, uses=(0,)),
+            Value(id=2, name="y", dtype="fp32", producer=0, is_output=True),
+        ),
+    )
+
+
+def test_values_are_fitted_as_a_whole_and_weights_by_channel(toy: Format) -> None:
+    weight = np.array([[1, -7, 0], [-3.5, 2, 0]], np.float32)
+    found = calibrated(product(weight), _only(product(weight)), toy, {0: ValueFacts.of(X)})
+    x, w = found.operands[0], found.constants[1]
+    assert x.axis is None
+    assert x.range == pytest.approx((-1, 3), abs=x.scale[0])
+    assert (w.axis, w.zero_point) == (1, 0)
+    assert w.scale == (0.5, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "axis"),
+    [
+        ("conv", (4, 3, 2), 0),
+        ("matmul", (5, 3, 2), 2),
+        ("matmul", (3,), None),  # its one axis is summed over
+        ("add", (3, 2), None),
+    ],
+)
+def test_only_channels_of_results_have_scales_of_their_own(
+    op: str, shape: tuple[int, ...], axis: int | None, toy: Format
+) -> None:
+    weight = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    graph = product(weight, op)
+    found = calibrated(graph, _only(graph), toy, {0: ValueFacts.of(X)}).constants[1]
+    assert found.axis == axis
+    assert len(found.scale) == (1 if axis is None else shape[axis])
+
+
+@pytest.mark.parametrize(
+    ("seen", "weight", "says"),
+    [
+        (None, [[1.0]], "x has no toy8 scale: nothing was observed of it"),
+        ([np.nan, 1], [[1.0]], "x has no toy8 scale: NaN or Inf was observed"),
+        ([np.inf, 1], [[1.0]], "x has no toy8 scale: NaN or Inf was observed"),
+        ([], [[1.0]], "x has no toy8 scale: nothing was observed of it"),
+        ([1], [[np.inf]], "w has no toy8 scale: a range that is not finite"),
+        ([1], [[np.nan]], "w has no toy8 scale: a range that is not finite"),
+        ([1], [[]], "w has no toy8 scale: it is empty"),
+    ],
+)
+def test_what_cannot_be_scaled_keeps_fp32_whatever_the_user_says(
+    seen: list[float] | None, weight: list[list[float]], says: str, toy: Format
+) -> None:
+    facts = {} if seen is None else {0: ValueFacts.of(np.array(seen, np.float32))}
+    graph = product(np.array(weight, np.float32))
+    policy = Policy(scope=Scope.ALL, formats=(toy,))
+    context = Context(graph=graph, policy=policy, facts=facts, casts_around=frozenset({toy}))
+    found = permit(context)[0]
+    assert found.formats == {Format.FP32}
+    assert found.encodings == {}
+    assert any(r.text.startswith(says) for r in found.reasons if r.rule == "calibration")
+
+
+def test_each_format_of_a_policy_is_judged_by_itself(toy: Format) -> None:
+    graph = product(np.ones((2, 2), np.float32))
+    policy = Policy.parse("all:toy8,fp8_e4m3")
+    assert policy.label == "all:toy8,fp8_e4m3"
+    both = frozenset(policy.formats)
+    facts = {0: ValueFacts.of(X)}
+    seen = permit(Context(graph=graph, policy=policy, facts=facts, casts_around=both))[0]
+    assert both < seen.formats
+    assert seen.encodings.keys() == {toy}
+    unseen = permit(Context(graph=graph, policy=policy, casts_around=both))[0]
+    assert unseen.formats == {Format.FP32, Format.FP8_E4M3}
+    assert unseen.encodings == {}
+
+
+def _only(graph: Graph) -> Node:
+    return graph.nodes[0]
