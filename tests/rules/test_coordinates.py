@@ -159,3 +159,13 @@ def test_what_a_grid_is_made_of(kept: Callable[..., set[str]]) -> None:
     assert kept(text, c=np.float32(0.1), base=np.full((1, 4, 4, 2), 0.3)) == {
         *("scaled", "moved", "sampled")
     }
+
+
+def test_a_constant_that_fills_a_mask_counts_nothing(kept: Callable[..., set[str]]) -> None:
+    text = """g (float[2,4] x) => (float[2,4] y) {
+      [masked] y = Add(x, m)
+    }"""
+    lowest = np.finfo(np.float32).min
+    assert not kept(text, m=np.array([0, 0, lowest, lowest], np.float32))
+    assert not kept(text, m=np.array([0, 0, -1e9, 0], np.float32))
+    assert kept(text, m=np.array([0, 1, 2, 2047], np.float32)) == {"masked"}

@@ -29,6 +29,9 @@ from finecast.rules.constants import scalars
 _MASK_FILLER: Final = 1e4
 """Masks multiply by -1e4 and beyond; no slope or scale of positions is as large."""
 
+_LARGEST_COUNT: Final = 2.0**24
+"""From here on fp32 has no whole numbers in a row: what is larger fills a mask."""
+
 _MOVES: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT, OpKind.RESIZE, OpKind.CAST})
 _LINEAR: Final = frozenset(
     (
@@ -252,7 +255,8 @@ def _whole_beyond(value: Value, low: Format) -> bool:
     constant = value.constant
     if constant is None or value.format is not Format.FP32 or constant.size < 2:
         return False
-    return constant.whole and not constant.all_in(low)
+    counts = constant.whole and constant.largest < _LARGEST_COUNT
+    return counts and not constant.all_in(low)
 
 
 COORDINATES: Final = Rule(name="coordinates", judge=_judge)
