@@ -180,9 +180,16 @@ def test_converting_again_finds_the_encoding(model: Path, tmp_path: Path, toy: F
     assert frontend.apply(prepared.file, plan).edits == ()
 
 
-def test_another_policy_starts_from_the_original(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stripped", [False, True])
+def test_another_policy_starts_from_the_original(
+    model: Path, tmp_path: Path, stripped: bool
+) -> None:
     prepared, plan = planned(model)
     low = written(model, plan)
+    if stripped:  # of what another tool may drop
+        opened = onnx.load(low)
+        del opened.graph.value_info[:]
+        onnx.save(opened, low)
     other = frontend.prepare(frontend.load(low), Policy.parse("all:bf16"))
     back = tmp_path / "back.onnx"
     frontend.save(other.model, back)

@@ -88,10 +88,10 @@ def _take_out(nodes: Sequence[ir.Node]) -> None:
         and not any(v.is_graph_output() for v in steps)
         and all(constant_tensor(v) is not None for v in scalars)
     )
-    kept = (
-        source if source is None or source.dtype == result.dtype else _decoded(nodes, source)
-    )
-    if not whole or graph is None or source is None or kept is None:
+    if not whole or graph is None or source is None:
+        return
+    kept = _original(nodes, source)
+    if kept is None:
         return
     if kept is not source:
         graph.register_initializer(kept)
@@ -108,12 +108,17 @@ def _take_out(nodes: Sequence[ir.Node]) -> None:
                 home.inputs.remove(value)
 
 
-def _decoded(nodes: Sequence[ir.Node], source: ir.Value) -> ir.Value | None:
-    """What ``nodes`` make of the codes ``source``; None if they do not say what that is."""
+def _original(nodes: Sequence[ir.Node], source: ir.Value) -> ir.Value | None:
+    """What readers read instead: ``source``, or what its codes stand for if it is a constant.
+
+    None if the ``nodes`` do not say what that is.
+    """
+    tensor = constant_tensor(source)
+    if tensor is None or tensor.dtype == ir.DataType.FLOAT:
+        return source
     label = nodes[0].metadata_props[ROUNDING].partition(" ")[0]
     read = next((row.read for f, row in STATEMENTS.items() if f.label == label), None)
-    tensor = constant_tensor(source)
-    if read is None or tensor is None:
+    if read is None:
         return None
     try:
         encoding = read(nodes)
