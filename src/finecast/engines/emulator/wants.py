@@ -255,8 +255,14 @@ class RoundWants:
 
     def reads(self, node: Node, index: int) -> dict[Into, frozenset[Bit]]:
         """What ``node`` rounds to at input ``index``, which follows its format, and when."""
+        return self._reads(node, parameter=is_parameter(node, index))
+
+    def scalars(self, node: Node) -> dict[Into, frozenset[Bit]]:
+        """What ``node`` rounds numbers to that are operands and no values of the graph."""
+        return {} if node.format is not Format.FP32 else self._reads(node, parameter=False)
+
+    def _reads(self, node: Node, *, parameter: bool) -> dict[Into, frozenset[Bit]]:
         found: dict[Into, frozenset[Bit]] = {}
-        parameter = is_parameter(node, index)
         own = Format.FP32 if parameter else self.own(node)
         if own is not Format.FP32:
             into = Into(own, self.emulation.flushes(node, own), own=self.stated(node) is None)

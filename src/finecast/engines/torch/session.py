@@ -78,15 +78,19 @@ class Signature:
 
     def arguments(self, feeds: Feeds) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments that carry ``feeds``."""
+        spec = self.program.call_spec.in_spec
+        assert spec is not None
+        args, kwargs = tree_unflatten(self.leaves(feeds), spec)
+        return tuple(args), dict(kwargs)
+
+    def leaves(self, feeds: Feeds) -> list[Any]:
+        """The same, flat, in the order of the program's placeholders."""
         arrays = ordered_feeds(feeds, self.inputs)
         # Copies: torch takes no read-only arrays, and a program may write to its inputs.
         leaves: list[Any] = [torch.from_numpy(np.array(a, order="C")) for a in arrays]
         for number, value in self.constants:
             leaves.insert(number, value)
-        spec = self.program.call_spec.in_spec
-        assert spec is not None
-        args, kwargs = tree_unflatten(leaves, spec)
-        return tuple(args), dict(kwargs)
+        return leaves
 
 
 def _spec(name: str, fake: Any) -> TensorSpec:
@@ -117,7 +121,7 @@ class ModuleSession:
         with torch.no_grad():
             leaves = tree_leaves(self.module(*args, **kwargs))
         return {
-            spec.name: _array(leaf)
+            spec.name: output_array(leaf)
             for spec, leaf in zip(self.signature.outputs, leaves, strict=True)
             if spec is not None
         }
@@ -128,7 +132,8 @@ class ModuleSession:
         return []
 
 
-def _array(leaf: torch.Tensor) -> Array:
+def output_array(leaf: torch.Tensor) -> Array:
+    """A result as an array: low floats in fp32."""
     plain = leaf.detach().cpu()
     low = plain.is_floating_point() and plain.dtype is not torch.float64
     array: Array = (plain.float() if low else plain).numpy()
