@@ -8,6 +8,7 @@ import typer
 
 from finecast.cli.common import Json, Model
 from finecast.cli.data_options import Data, Evaluation
+from finecast.cli.exported import Trust, is_exported, open_exported
 from finecast.cli.output import add_row, new_table, progress, warn, write_json, write_table
 from finecast.cli.policy_options import Casting, Device, NeededTarget
 
@@ -25,6 +26,7 @@ def run(
     data: Data,
     evaluation: Evaluation,
     ops: Annotated[int, typer.Option(min=0, help="Ops to show.")] = _MOST_OPS,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Metric and output error on a device, and the ops that bring the error.
@@ -38,15 +40,22 @@ def run(
 
       finecast emulate model.onnx --target inf1 --fast-math fp32-cast-matmult
       no-fast-relayout --data val.npz
+
+      finecast emulate model.pt2 --target trn1 --auto-cast matmult --data val.npz
     """
     from finecast import api
     from finecast.pipeline.emulating import emulate
+    from finecast.pipeline.program import reference_session
 
     emulation, options = device.emulation(casting, target)
-    workload = evaluation.workload(api.load(model), data)
+    exported = is_exported(model)
+    file = open_exported(model, trust=trust) if exported else api.load(model)
+    loaded = reference_session(file)
+    workload = evaluation.workload(loaded, data)
     with progress("emulating", quiet=as_json) as bar:
         report = emulate(
-            model,
+            file,
+            loaded,
             emulation,
             workload,
             progress=lambda stage, done, total: bar(done, total, stage),

@@ -12,6 +12,7 @@ from finecast.errors import UsageError
 
 if TYPE_CHECKING:
     from finecast.cli.data_options import Tolerance
+    from finecast.frontends.torch.file import ExportedFile
     from finecast.graph import Graph
     from finecast.pipeline.census import Census
     from finecast.pipeline.conversion import Conversion
@@ -43,6 +44,25 @@ def refuse(options: Mapping[str, object]) -> None:
     for name, value in options.items():
         if value:
             raise UsageError(f"{name} does not apply to .pt2 files", fix="leave it out")
+
+
+def open_exported(model: Path, *, trust: bool) -> ExportedFile:
+    """The program in ``model``.
+
+    Raises:
+        FinecastError: One of its kinds, with what is wrong, where, and what to do.
+    """
+    from finecast.frontends.torch.file import load_file
+
+    return load_file(model, trust=trust)
+
+
+def write_planned(file: ExportedFile, plan: Plan, output: Path) -> None:
+    """Write the program that ``plan`` makes of ``file``."""
+    from finecast.frontends import torch as frontend
+    from finecast.torch import export, save
+
+    save(export(frontend.apply(file.captured, plan), file.program), output, plan=plan)
 
 
 def convert_exported(

@@ -13,6 +13,7 @@ import typer
 
 from finecast.cli.common import Force, Json, Model, files_of, open_model, warn_stale
 from finecast.cli.data_options import Data, Evaluation, Tolerance
+from finecast.cli.exported import Trust, is_exported, open_exported, write_planned
 from finecast.cli.output import (
     add_row,
     new_table,
@@ -27,8 +28,10 @@ from finecast.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from finecast.devices.neuron import Rung
+    from finecast.files import CommandFiles
     from finecast.pipeline.ladder import LadderOutcome
     from finecast.pipeline.per_op import PlanResult
+    from finecast.planning.plan import Plan
 
 _COMPILED = ".neff"
 
@@ -52,6 +55,7 @@ def run(
             "--compile", metavar="HLO", help="Compile this program at the recommended rung."
         ),
     ] = None,
+    trust: Trust = False,
     force: Force = False,
     as_json: Json = False,
 ) -> int:
@@ -62,13 +66,13 @@ def run(
 
     Examples:
       finecast ladder model.onnx --target trn1 --data val.npz --metric top1 --tolerance 0.005
+
+      finecast ladder model.pt2 --target trn1 --data val.npz --metric top1 -o low.pt2
     """
     from finecast.devices.neuron import ladder
-    from finecast.frontends import onnx as frontend
-    from finecast.pipeline.artefact import Destination, write
     from finecast.pipeline.ladder import LadderWalk
     from finecast.pipeline.per_op import beyond
-    from finecast.pipeline.sources import FeedMaker
+    from finecast.pipeline.program import reference_session
 
     start = time.perf_counter()
     _check_target(target)
@@ -76,27 +80,23 @@ def run(
     files.read("--compile", compile_with)
     if compile_with is not None:
         files.write("the compiled program", compile_with.with_suffix(_COMPILED))
-    if output is not None:
-        file = open_model(files, model, output, None)
-    else:
-        file = frontend.load(model)
+    file = _open(files, model, output, trust=trust)
     rungs = ladder(target, device.given(), sdk=device.sdk)
-    workload = evaluation.workload(file, data)
+    loaded = reference_session(file)
+    workload = evaluation.workload(loaded, data)
     with progress("ladder", quiet=as_json) as bar:
         walk = LadderWalk(
             file=file,
             workload=workload,
             criterion=tolerance.of(workload),
             rungs=rungs,
+            loaded=loaded,
             progress=lambda stage, done, total: bar(done, total, stage),
         )
         outcome = walk.walk()
         plan, why = beyond(walk, outcome) if per_op else (None, "not asked for")
     if plan is not None and output is not None:
-        # No engine here runs it as the device does: the emulation has judged the plan.
-        destination = Destination(path=output, force=force)
-        applied = frontend.apply(file, plan.plan)
-        write(file, plan.plan, applied, destination, (), FeedMaker())
+        _write(file, plan.plan, output, force=force)
     for note in workload.warnings:
         warn(note)
     best = outcome.best
@@ -114,6 +114,30 @@ def run(
         _print_advice(outcome, plan, why, output, compiled)
     done = best is not None and not stale
     return ExitCode.DONE if done else ExitCode.NOT_IMPROVED
+
+
+def _open(files: CommandFiles, model: Path, output: Path | None, *, trust: bool) -> Any:
+    """The model, when it is known that ``output`` destroys nothing of it."""
+    from finecast.frontends import onnx as frontend
+
+    if is_exported(model):
+        if output is not None:
+            files.write("--output", output)
+        return open_exported(model, trust=trust)
+    return open_model(files, model, output, None) if output else frontend.load(model)
+
+
+def _write(file: Any, plan: Plan, output: Path, *, force: bool) -> None:
+    """The plan's model. No engine here runs it as the device: the emulation has judged it."""
+    from finecast.frontends import onnx as frontend
+    from finecast.pipeline.artefact import Destination, write
+    from finecast.pipeline.sources import FeedMaker
+
+    if is_exported(file.path):
+        write_planned(file, plan, output)
+        return
+    applied = frontend.apply(file, plan)
+    write(file, plan, applied, Destination(path=output, force=force), (), FeedMaker())
 
 
 def _check_target(target: str) -> None:

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from finecast.devices.emulation import Emulation
 from finecast.engines.base import Array, Feeds
-from finecast.engines.emulator import EmulatorSession
-from finecast.engines.emulator.setting import Setting
+from finecast.engines.emulator.setting import EmulatedSession, Setting
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
@@ -43,7 +42,7 @@ class Contribution:
 
 def contributions(
     graph: Graph,
-    session: EmulatorSession,
+    session: EmulatedSession,
     emulation: Emulation,
     setting: Setting,
     feeds: Sequence[Feeds],

@@ -8,44 +8,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from finecast.data.criterion import Criterion
 from finecast.devices.emulation import Emulation
 from finecast.engines.base import Array, Feeds, Session
-from finecast.engines.emulator import (
-    EmulatorEngine,
-    EmulatorSession,
-    exact_session,
-    prepare,
-    setting_of_plan,
-)
-from finecast.engines.emulator.model import Setting
-from finecast.engines.loading import load_model
+from finecast.engines.emulator.setting import EmulatedSession, Setting
 from finecast.errors import ModelError
-from finecast.frontends import onnx as frontend
-from finecast.frontends.onnx import OnnxFile, Prepared
-from finecast.measure.observe import first_nonfinite, observe
+from finecast.frontends.onnx import Prepared
+from finecast.graph import Graph
+from finecast.measure.observe import first_nonfinite
 from finecast.numbers.formats import Format
-from finecast.ops.patterns import activation_kernels, bias_kernels, merged, norm_kernels
-from finecast.pipeline.analysis import Planner, make_planner
 from finecast.pipeline.cached_session import Remembered
 from finecast.pipeline.modelled import modelled_time_s, plan_time_s
-from finecast.pipeline.proposing import lowest, probe_sensitivity, probes, propose
+from finecast.pipeline.program import Asked, Program, program_of, reference_session
 from finecast.pipeline.search import Candidate
 from finecast.pipeline.workload import Workload
 from finecast.planning.choices import Proposal
 from finecast.planning.cost import RooflineCost
-from finecast.planning.edits import cast_count
 from finecast.planning.plan import Plan
 from finecast.planning.sensitivity import squared_error
-from finecast.planning.units import make_units, rounding_points
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.rules.facts import ValueFacts
-from finecast.rules.policy import Policy, Scope
+from finecast.rules.policy import Policy
 
 CALIBRATION_FEEDS: Final = 8
 """Batches that sensitivities are measured on: each op is run on all of them."""
@@ -53,14 +41,29 @@ CALIBRATION_FEEDS: Final = 8
 
 @dataclass(slots=True, kw_only=True)
 class DeviceModel:
-    """A model on a target; ``emulation`` states how accumulations are computed there."""
+    """A model on a target.
 
-    file: OnnxFile
+    Attributes:
+        file: What was loaded: an ``OnnxFile``, or an ``ExportedFile`` of PyTorch.
+        workload: The data.
+        criterion: The accuracy to keep.
+        emulation: States how accumulations are computed on the target.
+        loaded: The fp32 model, where it is loaded already.
+        program: The model as the emulator takes it.
+        reference: The fp32 model.
+        baseline: Its metric.
+        feeds: Calibration data.
+        facts: What the fp32 model's values are, by id in ``graph``.
+        exact: Its outputs on ``feeds``.
+    """
+
+    file: Any
     workload: Workload
     criterion: Criterion
     emulation: Emulation
+    loaded: Session | None = None
     progress: Progress = silent
-    prepared: Prepared = field(init=False)
+    program: Program = field(init=False)
     reference: Session = field(init=False)
     baseline: float = field(init=False)
     feeds: Sequence[Feeds] = field(init=False)
@@ -74,14 +77,14 @@ class DeviceModel:
             ModelError: If its metric is NaN.
         """
         self.progress("fp32", 0, 1)
-        self.prepared = prepare(self.file, self.emulation)
-        self.reference = Remembered(exact_session(self.file.path))
+        self.program = program_of(self.file, self.emulation)
+        self.reference = Remembered(self.loaded or reference_session(self.file))
         self.baseline = self.workload.evaluate(self.reference, None)
         self.feeds = list(islice(self.workload.calibration(), CALIBRATION_FEEDS))
         self.exact = [a for f in self.feeds for a in self.reference.run(f).values()]
-        self.facts = observe(self.prepared, lambda: self.feeds)
+        self.facts = self.program.observe(self.feeds)
         if math.isnan(self.baseline):
-            node = first_nonfinite(self.prepared.graph, dict(self.facts))
+            node = first_nonfinite(self.graph, dict(self.facts))
             raise ModelError(
                 "the fp32 model gives NaN" + (f", first at {node}" if node else ""),
                 where=self.file.name,
@@ -90,11 +93,16 @@ class DeviceModel:
         self.criterion.check(self.baseline, self.workload.worst)
         self.progress("fp32", 1, 1)
 
-    def session(self, emulation: Emulation, setting: Setting) -> EmulatorSession:
-        """The model as the device runs it under ``setting``."""
-        return EmulatorEngine(emulation=emulation).session(self.prepared, fixed=setting)
+    @property
+    def graph(self) -> Graph:
+        """The graph that is emulated."""
+        return self.program.graph
 
-    def evaluate(self, session: EmulatorSession) -> tuple[float, float]:
+    def session(self, emulation: Emulation, setting: Setting) -> EmulatedSession:
+        """The model as the device runs it under ``setting``."""
+        return self.program.session(emulation, setting)
+
+    def evaluate(self, session: EmulatedSession) -> tuple[float, float]:
         """Metric on all data, and relative output error on calibration data."""
         error = self.error(session)
         return self.workload.evaluate(session.restart(), self.reference), error
@@ -114,46 +122,41 @@ class DeviceModel:
         reads = dict.fromkeys(setting.reads, emulation.format)
         writes = dict.fromkeys(setting.writes, emulation.format)
         cost = self.cost(emulation)
-        return modelled_time_s(self.prepared.graph, cost, emulation, reads, writes)
+        return modelled_time_s(self.graph, cost, emulation, reads, writes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSearch:
     """Plans by op on a device: what its compiler would be handed.
 
-    Plans of one format are settings of the model that ``device`` prepared; others are
-    emulated by their own casts.
+    ``planner`` made the ``proposals``, by the library that the model is of.
     """
 
     device: DeviceModel
     emulation: Emulation
-    planner: Planner
-    ids: Mapping[str, int]
+    planner: Any
     proposals: Sequence[Proposal]
     probes: int
 
     def candidates(self) -> list[Candidate]:
         """The proposals with their modelled times; those of one plan once."""
         unique = {p.plan.digest: p for p in reversed(self.proposals)}
-        found: list[Candidate] = []
-        for proposal in unique.values():
-            applied = frontend.apply(self.device.file, proposal.plan)
-            found.append(
-                Candidate(
-                    name=proposal.name,
-                    plan=proposal.plan,
-                    error=proposal.error,
-                    latency_s=self.time_s(proposal.plan),
-                    casts=cast_count(applied.graph, applied.edits),
-                )
+        return [
+            Candidate(
+                name=proposal.name,
+                plan=proposal.plan,
+                error=proposal.error,
+                latency_s=self.time_s(proposal.plan),
+                casts=self.device.program.casts(proposal.plan),
             )
-        return found
+            for proposal in unique.values()
+        ]
 
     def time_s(self, plan: Plan) -> float:
         """Modelled time of the plan's model."""
         device, emulation = self.device, self.emulation
-        cost, formats = device.cost(emulation), self._formats(plan)
-        return plan_time_s(device.prepared.graph, cost, emulation, formats)
+        formats: dict[int, Format] = device.program.formats(plan)
+        return plan_time_s(device.graph, device.cost(emulation), emulation, formats)
 
     def evaluate(self, plan: Plan) -> tuple[float, float]:
         """Metric on all data, and relative output error on calibration data."""
@@ -163,20 +166,8 @@ class PlanSearch:
         """Relative output error on calibration data."""
         return self.device.error(self._session(plan))
 
-    def _formats(self, plan: Plan) -> dict[int, Format]:
-        return {self.ids[n]: f for n, f in plan.formats.items() if n in self.ids}
-
-    def _session(self, plan: Plan) -> EmulatorSession:
-        """A plan of one low format is the same whatever others were to choose from."""
-        formats, device = self._formats(plan), self.device
-        low = set(formats.values()) - {Format.FP32}
-        if len(low) <= 1:
-            emulation = replace(self.emulation, format=next(iter(low), self.emulation.format))
-            return device.session(emulation, setting_of_plan(formats, emulation))
-        engine = EmulatorEngine(emulation=replace(self.emulation, scope=Scope.NONE))
-        session = load_model(engine, frontend.apply(device.file, plan).model)
-        assert isinstance(session, EmulatorSession)
-        return session
+    def _session(self, plan: Plan) -> EmulatedSession:
+        return self.device.program.plan_session(plan, self.emulation)
 
 
 def search_plans(
@@ -188,37 +179,22 @@ def search_plans(
 ) -> PlanSearch:
     """The frontier of plans under ``policy``, and the plan of everything that may be low.
 
-    ``prepared`` is the device's model prepared for ``policy``, where that is done already.
+    ``prepared`` is the device's ONNX model prepared for ``policy``, where that is done.
     """
-    engine = EmulatorEngine(emulation=replace(emulation, scope=Scope.NONE))
-    prepared = prepared or frontend.prepare(device.file, policy)
-    facts = _by_name(device, prepared)
-    planner = make_planner(
-        prepared, policy, engine, facts=facts, user_rules=user_rules, measured=True
+    asked = Asked(
+        policy=policy,
+        emulation=emulation,
+        feeds=device.feeds,
+        facts=device.facts,
+        progress=device.progress,
+        user_rules=user_rules,
+        prepared=prepared,
     )
-    graph = planner.graph
-    kernels = merged(bias_kernels(graph) + activation_kernels(graph) + norm_kernels(graph))
-    units = make_units(graph, planner.permissions, policy.formats, kernels)
-    points = dict.fromkeys(policy.formats, rounding_points(graph, units, kernels))
-    rounded = probe_sensitivity(planner, points, device.feeds, device.progress)
-    cost = replace(device.cost(emulation), shapes={i: f.shape for i, f in facts.items()})
+    found = device.program.propose(asked)
     return PlanSearch(
         device=device,
         emulation=emulation,
-        planner=planner,
-        ids={n.name: n.id for n in device.prepared.graph.nodes},
-        proposals=[
-            *propose(planner, units, rounded, cost),
-            *lowest(planner, rounded, math.inf),
-        ],
-        probes=probes(rounded),
+        planner=found.planner,
+        proposals=found.proposals,
+        probes=found.probes,
     )
-
-
-def _by_name(device: DeviceModel, prepared: Prepared) -> dict[int, ValueFacts]:
-    """Facts of the emulated model's values, by the ids of the planner's."""
-    values = device.prepared.graph.values
-    names = {v.name: v.id for v in prepared.graph.values}
-    return {
-        names[values[i].name]: f for i, f in device.facts.items() if values[i].name in names
-    }

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from finecast.data.criterion import Criterion
 from finecast.devices.emulation import Emulation
 from finecast.devices.neuron import Rung
-from finecast.engines.emulator import setting_of
-from finecast.engines.emulator.model import Setting
-from finecast.frontends.onnx import OnnxFile
+from finecast.engines.base import Session
+from finecast.engines.emulator.setting import Setting, setting_of
 from finecast.numbers.formats import Format
 from finecast.pipeline.device import DeviceModel
 from finecast.pipeline.workload import Workload
@@ -55,12 +54,17 @@ class LadderOutcome:
 
 @dataclass(slots=True, kw_only=True)
 class LadderWalk:
-    """A model on one target, rung by rung."""
+    """A model on one target, rung by rung.
 
-    file: OnnxFile
+    ``file`` is an ``OnnxFile`` or an ``ExportedFile``; ``loaded`` the fp32 model, where it is
+    loaded already.
+    """
+
+    file: Any
     workload: Workload
     criterion: Criterion
     rungs: Sequence[Rung]
+    loaded: Session | None = None
     progress: Progress = silent
     device: DeviceModel = field(init=False)
 
@@ -76,6 +80,7 @@ class LadderWalk:
             workload=self.workload,
             criterion=self.criterion,
             emulation=self.rungs[0].options.emulation(),
+            loaded=self.loaded,
             progress=self.progress,
         )
 
@@ -92,7 +97,7 @@ class LadderWalk:
 
     def _judge(self, rung: Rung, emulation: Emulation) -> RungResult:
         device = self.device
-        setting = setting_of(device.prepared.graph, emulation)
+        setting = setting_of(device.graph, emulation)
         same = self._leaves_alone(emulation, setting)
         metric, error = device.baseline, 0.0
         if not same:
@@ -109,7 +114,7 @@ class LadderWalk:
         """Whether the device computes just what fp32 does: there is nothing to evaluate."""
         if setting.reads or emulation.relayout not in (None, Format.FP32):
             return False
-        graph = self.device.prepared.graph
+        graph = self.device.graph
         exact = all(emulation.own_read(n) is Format.FP32 for n in graph.float_nodes)
         transposed = emulation.relayout is not None and any(
             f.infs for f in self.device.facts.values()
