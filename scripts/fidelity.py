@@ -100,7 +100,7 @@ def emulate(path: str, compiled: Any, *, whole: bool) -> Run:
     setting = setting_of(prepared.graph, emulation)
     if not whole:
         low, stored = low_kernels(compiled, prepared)
-        setting = Setting(reads=low, writes=stored)
+        setting = Setting(reads=low, parameters=low, writes=stored)
     session = EmulatorEngine(emulation=emulation).session(
         prepared, kernels=kernels_of(compiled, prepared), fixed=setting
     )

@@ -200,7 +200,7 @@ def test_ladder_keeps_no_model_that_fails_its_check(
         raise ModelError("the model is not valid ONNX", where=str(path))
 
     def found(walk: LadderWalk, outcome: object) -> tuple[PlanResult, str]:
-        _, plan = judge(walk.file.path, Policy.parse("all:bf16"))
+        _, plan = judge(walk.model.path, Policy.parse("all:bf16"))
         return PlanResult(plan=plan, metric=1.0, error=0.0, time_s=1e-6), ""
 
     monkeypatch.setattr("finecast.frontends.onnx.check", refuse)

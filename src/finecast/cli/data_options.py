@@ -14,7 +14,7 @@ from finecast.naming import spelled
 
 if TYPE_CHECKING:
     from finecast.data.criterion import Criterion
-    from finecast.frontends.onnx import OnnxFile
+    from finecast.engines.base import Session
     from finecast.pipeline.sources import DataOptions
     from finecast.pipeline.workload import Workload
 
@@ -157,12 +157,11 @@ class Evaluation:
             lower_is_better=self.lower_is_better,
         )
 
-    def workload(self, file: OnnxFile, data: Data) -> Workload:
-        """The workload for the model in ``file``."""
-        from finecast import api
-        from finecast.engines.emulator import exact_session
+    def workload(self, session: Session, data: Data) -> Workload:
+        """The workload for a model loaded as ``session``."""
+        from finecast.pipeline.sources import workload_of
 
-        return api.workload_of(self.options(data), exact_session(file.path))
+        return workload_of(self.options(data), session)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finecast.cli.common import Json, Model
+from finecast.cli.common import Json, Model, Trust
 from finecast.cli.data_options import Data, Evaluation
 from finecast.cli.output import add_row, new_table, progress, warn, write_json, write_table
 from finecast.cli.policy_options import Casting, Device, NeededTarget
@@ -25,6 +25,7 @@ def run(
     data: Data,
     evaluation: Evaluation,
     ops: Annotated[int, typer.Option(min=0, help="Ops to show.")] = _MOST_OPS,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Metric and output error on a device, and the ops that bring the error.
@@ -38,15 +39,20 @@ def run(
 
       finecast emulate model.onnx --target inf1 --fast-math fp32-cast-matmult
       no-fast-relayout --data val.npz
+
+      finecast emulate model.pt2 --target trn1 --auto-cast matmult --data val.npz
     """
-    from finecast.frontends import onnx as frontend
+    from finecast import api
     from finecast.pipeline.emulating import emulate
 
     emulation, options = device.emulation(casting, target)
-    workload = evaluation.workload(frontend.load(model), data)
+    file = api.load(model, trust=trust)
+    loaded = file.reference()
+    workload = evaluation.workload(loaded, data)
     with progress("emulating", quiet=as_json) as bar:
         report = emulate(
-            model,
+            file,
+            loaded,
             emulation,
             workload,
             progress=lambda stage, done, total: bar(done, total, stage),

@@ -15,7 +15,9 @@ from finecast.cli.common import (
     Force,
     Json,
     Model,
+    Trust,
     files_of,
+    open_model,
     telling_stale,
     warn_stale,
 )
@@ -31,7 +33,6 @@ from finecast.cli.output import (
 )
 from finecast.cli.policy_options import Device
 from finecast.errors import ExitCode, UsageError
-from finecast.files import DATA_SUFFIX
 
 if TYPE_CHECKING:
     from finecast.devices.neuron import Rung
@@ -60,6 +61,7 @@ def run(
             "--compile", metavar="HLO", help="Compile this program at the recommended rung."
         ),
     ] = None,
+    trust: Trust = False,
     force: Force = False,
     as_json: Json = False,
 ) -> int:
@@ -70,13 +72,13 @@ def run(
 
     Examples:
       finecast ladder model.onnx --target trn1 --data val.npz --metric top1 --tolerance 0.005
+
+      finecast ladder model.pt2 --target trn1 --data val.npz --metric top1 -o low.pt2
     """
+    from finecast import api
     from finecast.devices.neuron import ladder
-    from finecast.frontends import onnx as frontend
-    from finecast.pipeline.artefact import Destination, write
     from finecast.pipeline.ladder import LadderWalk
     from finecast.pipeline.per_op import beyond
-    from finecast.pipeline.sources import FeedMaker
 
     start = time.perf_counter()
     _check_target(target)
@@ -84,15 +86,18 @@ def run(
     files.read("--compile", compile_with)
     if compile_with is not None:
         files.write("the compiled program", compile_with.with_suffix(_COMPILED))
-    if output is not None:
-        files.write("--output", output, beside=(DATA_SUFFIX,))
-    file = frontend.load(model)
-    files.read("MODEL's external data", *file.external)
+    file = (
+        open_model(files, model, output, None, trust=trust)
+        if output is not None
+        else api.load(model, trust=trust)
+    )
     rungs = ladder(target, device.given(), sdk=device.sdk)
-    workload = evaluation.workload(file, data)
+    loaded = file.reference()
+    workload = evaluation.workload(loaded, data)
     with telling_stale(files), progress("ladder", quiet=as_json) as bar:
         walk = LadderWalk(
-            file=file,
+            model=file,
+            reference=loaded,
             workload=workload,
             criterion=tolerance.of(workload),
             rungs=rungs,
@@ -101,10 +106,8 @@ def run(
         outcome = walk.walk()
         plan, why = beyond(walk, outcome) if per_op else (None, "not asked for")
     if plan is not None and output is not None:
-        # No engine here runs it as the device does: the emulation has judged the plan.
-        destination = Destination(path=output, force=force)
-        applied = frontend.apply(file, plan.plan)
-        write(file, plan.plan, applied, destination, (), FeedMaker())
+        # No engine here runs it as the device: the emulation has judged it.
+        api.apply(plan.plan, file, output, verify=False, force=force)
     for note in workload.warnings:
         warn(note)
     best = outcome.best

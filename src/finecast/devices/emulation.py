@@ -13,6 +13,7 @@ it depends on their order, which no device documents).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from finecast.devices.targets import Target
 from finecast.errors import UsageError
@@ -151,6 +152,29 @@ def check(emulation: Emulation) -> None:
 def is_relayout(node: Node) -> bool:
     """Whether ``node`` reorders numbers in a way that a matmul engine could do."""
     return by_name(node.op).kind is OpKind.RELAYOUT
+
+
+# What is added to the sum of a product, by the input's index.
+_ADDENDS: Final = {
+    "gemm": 2,
+    "fused_gemm": 2,
+    "linear": 2,
+    "addmm": 0,
+    "conv": 2,
+    "fused_conv": 2,
+    "nhwc_conv": 2,
+    "conv_transpose": 2,
+}
+
+
+def is_parameter(node: Node, index: int) -> bool:
+    """Whether input ``index`` is no operand, but added to a sum or the scale of a norm.
+
+    Compilers that cast operands of products leave it; a graph in which the bias is a node of
+    its own computes the same.
+    """
+    kind = by_name(node.op).kind
+    return _ADDENDS.get(node.op) == index or (kind is OpKind.NORM and index > 0)
 
 
 def cast_nodes(graph: Graph, emulation: Emulation) -> frozenset[int]:

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from finecast.devices.emulation import Emulation
 from finecast.engines.base import Array, Feeds
-from finecast.engines.emulator import EmulatorSession
-from finecast.engines.emulator.model import Setting
+from finecast.engines.emulator.setting import EmulatedSession, Setting
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
@@ -43,7 +42,7 @@ class Contribution:
 
 def contributions(
     graph: Graph,
-    session: EmulatorSession,
+    session: EmulatedSession,
     emulation: Emulation,
     setting: Setting,
     feeds: Sequence[Feeds],
@@ -61,8 +60,7 @@ def contributions(
 
     def probe(bits: NDArray[np.bool_]) -> list[Array]:
         chosen = frozenset(n for n, on in zip(nodes, bits, strict=True) if on)
-        one = Setting(reads=chosen & setting.reads, writes=chosen & setting.writes)
-        session.apply(one)
+        session.apply(setting.only(chosen))
         return [a for f in feeds for a in session.run(f).values()]
 
     found = measure(points, probe, on_probe=lambda d, t: progress("ops", d, t)).values

@@ -6,15 +6,14 @@ import math
 import time
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 from finecast.devices.emulation import Emulation
-from finecast.engines.emulator import EmulatorEngine, exact_session, prepare, setting_of
-from finecast.frontends import onnx as frontend
-from finecast.measure.observe import observe
+from finecast.engines.base import Session
+from finecast.engines.emulator.setting import setting_of
 from finecast.pipeline.cached_session import Remembered
 from finecast.pipeline.contributions import Contribution, contributions
 from finecast.pipeline.device import CALIBRATION_FEEDS
+from finecast.pipeline.model import OpenedModel
 from finecast.pipeline.workload import Workload
 from finecast.planning.sensitivity import squared_error
 from finecast.progress import Progress, silent
@@ -33,30 +32,46 @@ class EmulationReport:
 
 
 def emulate(
-    model: Path, emulation: Emulation, workload: Workload, *, progress: Progress = silent
+    model: OpenedModel,
+    loaded: Session,
+    emulation: Emulation,
+    workload: Workload,
+    *,
+    progress: Progress = silent,
 ) -> EmulationReport:
-    """Evaluate ``model`` as the target would run it.
+    """Evaluate a model as the target would run it.
+
+    Args:
+        model: The model.
+        loaded: The fp32 model.
+        emulation: The target and its options.
+        workload: The data.
+        progress: Told of long work.
 
     Raises:
-        ModelError: If it cannot be read.
+        ModelError: If it cannot be emulated.
         EngineError: If it cannot be run.
     """
     start = time.perf_counter()
-    reference = Remembered(exact_session(model))
+    reference = Remembered(loaded)
     progress("fp32", 0, 1)
     baseline = workload.evaluate(reference, None)
-    prepared = prepare(frontend.load(model), emulation)
-    engine = EmulatorEngine(emulation=emulation)
-    setting = setting_of(prepared.graph, emulation)
+    program = model.program(emulation)
+    setting = setting_of(program.graph, emulation)
     progress("emulated", 0, 1)
-    metric = workload.evaluate(engine.session(prepared, fixed=setting), reference)
+    metric = workload.evaluate(program.session(emulation, setting), reference)
     feeds = list(islice(workload.calibration(), CALIBRATION_FEEDS))
     exact = [a for f in feeds for a in reference.run(f).values()]
-    switched = engine.session(prepared)
-    outputs = [a for f in feeds for a in switched.apply(setting).run(f).values()]
-    facts = observe(prepared, lambda: feeds)
+    switched = program.session(emulation, setting, switched=True)
+    outputs = [a for f in feeds for a in switched.run(f).values()]
     found = contributions(
-        prepared.graph, switched, emulation, setting, feeds, facts, progress=progress
+        program.graph,
+        switched,
+        emulation,
+        setting,
+        feeds,
+        program.observe(feeds),
+        progress=progress,
     )
     return EmulationReport(
         baseline=baseline,

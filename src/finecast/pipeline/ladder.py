@@ -16,12 +16,12 @@ from typing import Final
 from finecast.data.criterion import Criterion
 from finecast.devices.emulation import Emulation
 from finecast.devices.neuron import Rung
-from finecast.engines.emulator import exact_session, setting_of
-from finecast.engines.emulator.model import Setting
-from finecast.frontends.onnx import OnnxFile
+from finecast.engines.base import Session
+from finecast.engines.emulator.setting import Setting, setting_of
 from finecast.numbers.formats import Format
 from finecast.pipeline.cached_session import Remembered
 from finecast.pipeline.device import DeviceModel
+from finecast.pipeline.model import OpenedModel
 from finecast.pipeline.trials import nan_baseline
 from finecast.pipeline.workload import Workload
 from finecast.progress import Progress, silent
@@ -58,9 +58,10 @@ class LadderOutcome:
 
 @dataclass(slots=True, kw_only=True)
 class LadderWalk:
-    """A model on one target, rung by rung."""
+    """A model on one target, rung by rung; ``reference`` is the fp32 model."""
 
-    file: OnnxFile
+    model: OpenedModel
+    reference: Session
     workload: Workload
     criterion: Criterion
     rungs: Sequence[Rung]
@@ -75,18 +76,17 @@ class LadderWalk:
             ModelError: If its metric is NaN.
         """
         self.progress("fp32", 0, 1)
-        reference = Remembered(exact_session(self.file.path))
+        reference = Remembered(self.reference)
         self.baseline = self.workload.evaluate(reference, None)
         # What rewrites the model (accumulation) is the same on all rungs.
         self.device = DeviceModel(
-            file=self.file,
+            program=self.model.program(self.rungs[0].options.emulation()),
             workload=self.workload,
-            emulation=self.rungs[0].options.emulation(),
             reference=reference,
             progress=self.progress,
         )
         if math.isnan(self.baseline):
-            raise nan_baseline(self.file.name, self.device.first_nonfinite)
+            raise nan_baseline(self.model.name, self.device.first_nonfinite)
         self.criterion.check(self.baseline, self.workload.worst)
         self.progress("fp32", 1, 1)
 
@@ -103,7 +103,7 @@ class LadderWalk:
 
     def _judge(self, rung: Rung, emulation: Emulation) -> RungResult:
         device = self.device
-        setting = setting_of(device.prepared.graph, emulation)
+        setting = setting_of(device.graph, emulation)
         same = self._leaves_alone(emulation, setting)
         metric, error = self.baseline, 0.0
         if not same:
@@ -120,7 +120,7 @@ class LadderWalk:
         """Whether the device computes just what fp32 does: there is nothing to evaluate."""
         if setting.reads or emulation.relayout not in (None, Format.FP32):
             return False
-        graph = self.device.prepared.graph
+        graph = self.device.graph
         exact = all(emulation.own_read(n) is Format.FP32 for n in graph.float_nodes)
         transposed = emulation.relayout is not None and any(
             f.infs for f in self.device.facts.values()

@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from finecast.devices.emulation import Emulation
+from finecast.engines.base import Session
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.census import Census
 from finecast.pipeline.conversion import Conversion
 from finecast.pipeline.outcome import Outcome
+from finecast.pipeline.program import Program
 from finecast.pipeline.sources import DataOptions
-from finecast.pipeline.subject import Subject
+from finecast.pipeline.subject import Built, Subject
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
+from finecast.planning.planner import Planner
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy
 
@@ -56,6 +59,16 @@ class OpenedModel(Protocol):
         ...
 
     @property
+    def name(self) -> str:
+        """What messages call it."""
+        ...
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its files."""
+        ...
+
+    @property
     def digest(self) -> str:
         """Identifies its content, in plans and studies."""
         ...
@@ -80,6 +93,30 @@ class OpenedModel(Protocol):
 
     def check(self, output: Destination) -> None:
         """Raise UsageError unless the model, converted, may be written there."""
+        ...
+
+    def reference(self) -> Session:
+        """The model's own numbers in fp32; no time of it counts."""
+        ...
+
+    def program(self, emulation: Emulation) -> Program:
+        """The model as a device's emulation takes it.
+
+        Raises:
+            ModelError: If it cannot be emulated.
+        """
+        ...
+
+    def check_policy(self, policy: Policy) -> None:
+        """Raise UsageError for what of a policy does not fit the model."""
+        ...
+
+    def build(self, plan: Plan) -> Built:
+        """The model of ``plan``."""
+        ...
+
+    def notes(self, planner: Planner) -> Sequence[str]:
+        """What is to be told of the model under a policy."""
         ...
 
     def subject(self, engine: str | None, device: Emulation | None) -> Subject:

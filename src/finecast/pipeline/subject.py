@@ -32,6 +32,11 @@ class Built(Protocol):
         ...
 
     @property
+    def plan(self) -> Plan:
+        """What it was built by."""
+        ...
+
+    @property
     def casts(self) -> int:
         """Casts inside, those of inputs and outputs left out."""
         ...

@@ -58,7 +58,7 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
     FrontendEntry(
         suffixes=(".pt2",),
         packages=("torch",),
-        module="finecast.subjects.torch_program",
+        module="finecast.subjects.torch_model",
         requires="torch",
         install="pip install 'finecast[torch]'",
     ),

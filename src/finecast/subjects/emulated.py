@@ -1,4 +1,4 @@
-"""An ONNX model on a device that is not here: accuracy by its emulator, time by its roofline.
+"""A model on a device that is not here: accuracy by its emulator, time by its roofline.
 
 Law: nothing of what is said of the device was measured on it.
 """
@@ -7,22 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 from finecast.devices.emulation import Emulation
 from finecast.engines.base import Feeds, Session
-from finecast.engines.emulator import exact_session
-from finecast.engines.emulator.model import Setting
+from finecast.engines.emulator.setting import Setting
 from finecast.engines.probe import Speed
 from finecast.errors import UsageError
-from finecast.frontends import onnx as frontend
-from finecast.frontends.onnx import OnnxFile
 from finecast.measure.timing import Latency
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind
 from finecast.pipeline.cached_session import Remembered
-from finecast.pipeline.conversion import kept_notes
 from finecast.pipeline.device import DeviceModel, PlanSearch, search_plans
+from finecast.pipeline.model import OpenedModel
 from finecast.pipeline.subject import Built, UserRules
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
@@ -30,53 +27,48 @@ from finecast.planning.planner import Planner
 from finecast.planning.proposing import MAX_STEPS
 from finecast.progress import Progress, silent
 from finecast.rules.policy import Policy
-from finecast.subjects.onnx import OnnxBuilt
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 
 @dataclass(slots=True, kw_only=True)
 class EmulatedSubject:
-    """An ONNX model on the device of ``emulation``."""
+    """A model on the device of ``emulation``."""
 
-    file: OnnxFile
+    model: OpenedModel
     emulation: Emulation
     truth: Session | None = None
     told: tuple[str, ...] = ()
     max_steps: int = MAX_STEPS
     reference: Session = field(init=False)
-    _device: DeviceModel | None = field(default=None, init=False)
     _search: PlanSearch | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         """Load the fp32 model; metrics that compare with it run it on the same data again."""
-        self.reference = Remembered(exact_session(self.file.path))
+        self.reference = Remembered(self.model.reference())
 
     @property
     def name(self) -> str:
         """The file as it was named."""
-        return self.file.name
+        return self.model.name
 
     @property
     def digest(self) -> str:
-        """Of the file and its external data."""
-        return self.file.digest
+        """The model's."""
+        return self.model.digest
 
     @property
     def size_bytes(self) -> int:
-        """Of the file and its external data."""
-        return self.file.size_bytes
+        """The model's."""
+        return self.model.size_bytes
+
+    @property
+    def original(self) -> Any:
+        """The fp32 model."""
+        return self.model.model
 
     @property
     def target(self) -> str:
         """The device."""
         return self.emulation.target.name
-
-    @property
-    def original(self) -> ir.Model:
-        """The fp32 model."""
-        return self.file.model
 
     @property
     def runner(self) -> str:
@@ -100,7 +92,7 @@ class EmulatedSubject:
                     where="--auto-cast-type",
                     fix=f"use one of {', '.join(f.label for f in rates.rates_tflops)}",
                 )
-        frontend.prepare(self.file, policy)
+        self.model.check_policy(policy)
 
     def speed(self, fmt: Format) -> Speed:
         """By the data sheet."""
@@ -113,10 +105,9 @@ class EmulatedSubject:
     def examine(
         self, policy: Policy, user_rules: UserRules, workload: Workload, progress: Progress
     ) -> PlanSearch:
-        """Facts by the fp32 model, then the rules; ``low`` ops compute as the device does."""
+        """Facts by the fp32 model, then the rules; low ops compute as the device does."""
         emulation = replace(self.emulation, format=policy.format)
         device = self._model(workload, emulation, progress)
-        self._device = device
         self._search = search_plans(device, emulation, policy, tuple(user_rules))
         return self._search
 
@@ -124,9 +115,8 @@ class EmulatedSubject:
         self, workload: Workload, emulation: Emulation, progress: Progress
     ) -> DeviceModel:
         return DeviceModel(
-            file=self.file,
+            program=self.model.program(emulation),
             workload=workload,
-            emulation=emulation,
             reference=self.reference,
             truth=self.truth,
             progress=progress,
@@ -134,15 +124,14 @@ class EmulatedSubject:
 
     def notes(self, planner: Planner) -> Sequence[str]:
         """Of the file, and of ops that keep a type of their own."""
-        return (*self.told, *kept_notes(planner.graph, planner.policy))
+        return (*self.told, *self.model.notes(planner))
 
-    def build(self, plan: Plan) -> OnnxBuilt:
+    def build(self, plan: Plan) -> Built:
         """The model that the device's compiler would be handed."""
-        return OnnxBuilt(plan=plan, applied=frontend.apply(self.file, plan))
+        return self.model.build(plan)
 
     def session(self, built: Built) -> Session:
         """As the device would run it."""
-        assert isinstance(built, OnnxBuilt)
         assert self._search is not None
         return self._search.session(built.plan).restart()
 
@@ -151,21 +140,14 @@ class EmulatedSubject:
     ) -> dict[str, Latency]:
         """By the roofline: one sample each."""
         del workload, min_time_s
-        search, device = self._search, self._device
+        search = self._search
         assert search is not None
-        assert device is not None
-        found: dict[str, Latency] = {}
-        for name, built in models.items():
-            if built is None:
-                seconds = device.time_s(search.emulation, Setting())
-            else:
-                assert isinstance(built, OnnxBuilt)
-                seconds = search.time_s(built.plan)
-            found[name] = Latency(samples_s=(seconds,))
-        return found
+        exact = search.device.time_s(search.emulation, Setting())
+        seconds = {n: exact if b is None else search.time_s(b.plan) for n, b in models.items()}
+        return {name: Latency(samples_s=(s,)) for name, s in seconds.items()}
 
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
         """Those that the errors of single roundings are taken on."""
         del workload
-        assert self._device is not None
-        return self._device.feeds
+        assert self._search is not None
+        return self._search.device.feeds

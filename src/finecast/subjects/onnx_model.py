@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from finecast.data.feeds import synthetic_feeds
 from finecast.devices.emulation import Emulation
 from finecast.engines import EMULATOR, candidates, first_that_loads, get_engine
-from finecast.engines.base import Engine, Feeds, TensorSpec
-from finecast.engines.emulator import EmulatorEngine
+from finecast.engines.base import Engine, Feeds, Session, TensorSpec
+from finecast.engines.emulator import EmulatorEngine, exact_session
 from finecast.engines.probe import speed_of
 from finecast.errors import EngineError, UsageError
 from finecast.frontends import onnx as frontend
@@ -24,19 +24,22 @@ from finecast.pipeline import artefact, conversion
 from finecast.pipeline.analysis import make_planner
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.census import Census, count_classes, notes, risks
-from finecast.pipeline.conversion import Conversion
+from finecast.pipeline.conversion import Conversion, kept_notes
 from finecast.pipeline.model import RunOptions
 from finecast.pipeline.narrowing import worthwhile
 from finecast.pipeline.outcome import Outcome
+from finecast.pipeline.program import Program
 from finecast.pipeline.sources import FeedMaker, calibration_batches, guessed_dims
 from finecast.pipeline.subject import Subject
 from finecast.pipeline.truth import truth_session
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
+from finecast.planning.planner import Planner
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.emulated import EmulatedSubject
 from finecast.subjects.onnx import OnnxBuilt, OnnxSubject
+from finecast.subjects.onnx_program import OnnxProgram
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -70,6 +73,16 @@ class OnnxModel:
         return self.file.path
 
     @property
+    def name(self) -> str:
+        """The file as it was named."""
+        return self.file.name
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the file and its external data."""
+        return self.file.size_bytes
+
+    @property
     def digest(self) -> str:
         """Of the file and its external data."""
         return self.file.digest
@@ -92,6 +105,26 @@ class OnnxModel:
         """Raise UsageError unless the model, converted, may be written there."""
         output.check(self.file)
 
+    def reference(self) -> Session:
+        """In the engine that computes for numbers alone."""
+        return exact_session(self.file.path)
+
+    def program(self, emulation: Emulation) -> Program:
+        """The model with its accumulations written out as the device computes them."""
+        return OnnxProgram(file=self.file, emulation=emulation)
+
+    def check_policy(self, policy: Policy) -> None:
+        """Names that match nothing are refused as the model is prepared."""
+        frontend.prepare(self.file, policy)
+
+    def build(self, plan: Plan) -> OnnxBuilt:
+        """The plan replayed on the native model."""
+        return OnnxBuilt(plan=plan, applied=frontend.apply(self.file, plan))
+
+    def notes(self, planner: Planner) -> Sequence[str]:
+        """Of ops that keep a type of their own."""
+        return kept_notes(planner.graph, planner.policy)
+
     def subject(self, engine: str | None, device: Emulation | None) -> Subject:
         """In the engine asked for, else the first that loads it; or on ``device``."""
         truth, note = truth_session(self.file)
@@ -103,7 +136,7 @@ class OnnxModel:
                     " not here runs in its emulator",
                     fix="keep one of them",
                 )
-            return EmulatedSubject(file=self.file, emulation=device, truth=truth, told=notes)
+            return EmulatedSubject(model=self, emulation=device, truth=truth, told=notes)
         if engine is not None and get_engine(engine).name == EMULATOR:
             raise UsageError(
                 "the emulator's time says nothing of the device",

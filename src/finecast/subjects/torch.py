@@ -27,7 +27,7 @@ from finecast.engines.torch.planning import (
     sensitivities,
     speed_here,
 )
-from finecast.engines.torch.session import ModuleSession, Signature, array, runnable
+from finecast.engines.torch.session import ModuleSession, Signature, output_array, runnable
 from finecast.errors import UsageError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch import Captured
@@ -111,7 +111,7 @@ class ExampleSession:
         with torch.no_grad(), evaluating(self.module), unwritten([self.module]):
             leaves = tree_leaves(self.module(*args, **kwargs))
         tensors = (x for x in leaves if isinstance(x, torch.Tensor))
-        return {str(number): array(x) for number, x in enumerate(tensors)}
+        return {str(number): output_array(x) for number, x in enumerate(tensors)}
 
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
         """Empty: compiled kernels do not carry the names of ops."""
@@ -141,7 +141,6 @@ class TorchSubject:
     ``examples`` are positional and keyword inputs; None for the workload's first feeds.
     """
 
-    source: torch.nn.Module | ExportedProgram
     original: torch.nn.Module
     captured: Captured
     options: TuneOptions
@@ -173,7 +172,6 @@ class TorchSubject:
         captured = frontend.capture(module, *examples, dynamic_shapes=options.dynamic_shapes)
         original = runnable(module) if isinstance(module, ExportedProgram) else module
         return cls(
-            source=module,
             original=original,
             captured=captured,
             options=options,
@@ -204,11 +202,7 @@ class TorchSubject:
 
     def check(self, policy: Policy) -> None:
         """Refuse formats that no op computes in, and names of nothing."""
-        if policy.io or policy.io_low:
-            raise UsageError("--io does not apply to PyTorch models", fix="leave it out")
-        check_formats(policy)
-        check_names(policy, self.captured.graph)
-        check_overrides(self.captured.graph)
+        check_policy(policy, self.captured.graph)
 
     def speed(self, fmt: Format) -> Speed:
         """By timed products."""
@@ -250,12 +244,7 @@ class TorchSubject:
 
     def build(self, plan: Plan) -> TorchBuilt:
         """The plan's module, with the plan attached."""
-        edits = frontend.planned_edits(self.captured, plan)
-        return TorchBuilt(
-            model=planned(self.captured, plan),
-            plan=plan,
-            casts=cast_count(self.captured.graph, edits),
-        )
+        return built_of(self.captured, plan)
 
     def session(self, built: Built) -> Session:
         """The module, run as it is."""
@@ -326,6 +315,23 @@ class TorchExamined:
             probing=self.subject.options.probing,
         )
         return analysis_of(planner, cost, points, errors)
+
+
+def check_policy(policy: Policy, graph: Graph) -> None:
+    """Raise UsageError for types of ports, formats no op computes in, names of nothing."""
+    if policy.io or policy.io_low:
+        raise UsageError("--io does not apply to PyTorch models", fix="leave it out")
+    check_formats(policy)
+    check_names(policy, graph)
+    check_overrides(graph)
+
+
+def built_of(captured: Captured, plan: Plan) -> TorchBuilt:
+    """The module that ``plan`` gives."""
+    edits = frontend.planned_edits(captured, plan)
+    return TorchBuilt(
+        model=planned(captured, plan), plan=plan, casts=cast_count(captured.graph, edits)
+    )
 
 
 def kept_advice(graph: Graph, policy: Policy) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +13,12 @@ from torch.utils._pytree import tree_leaves
 
 from finecast.engines.torch.session import Signature, examples
 from finecast.errors import UsageError
-from finecast.files import digest
 from finecast.frontends.torch.archive import load_program
 from finecast.frontends.torch.capture import quiet
 from finecast.planning.plan import Plan
 
 PLAN_FILE = "finecast.plan.json"
 """The plan's name among the extra files of a saved program."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramFile:
-    """An exported program as it was read; ``digest`` is the file's."""
-
-    path: Path
-    program: ExportedProgram
-    digest: str
-    size_bytes: int
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        return str(self.path)
 
 
 def load(path: str | Path, *, trust: bool = False) -> ExportedProgram:
@@ -47,17 +30,6 @@ def load(path: str | Path, *, trust: bool = False) -> ExportedProgram:
     """
     with quiet():
         return load_program(Path(path), trust=trust)
-
-
-def load_file(path: Path, *, trust: bool = False) -> ProgramFile:
-    """As ``load``, with what identifies the file."""
-    program = load(path, trust=trust)
-    return ProgramFile(
-        path=path.resolve(),
-        program=program,
-        digest=digest(path),
-        size_bytes=path.stat().st_size,
-    )
 
 
 def export(module: GraphModule, program: ExportedProgram) -> ExportedProgram:

@@ -12,7 +12,7 @@ from finecast import api
 from finecast.data.criterion import Criterion, CriterionKind
 from finecast.devices.neuron import Given, ladder
 from finecast.engines import get_engine
-from finecast.frontends import onnx as frontend
+from finecast.engines.emulator import exact_session
 from finecast.pipeline.ladder import LadderOutcome, LadderWalk
 from finecast.pipeline.per_op import beyond
 from tests.engines.emulator import models
@@ -36,7 +36,8 @@ def walk(
     options = api.DataOptions(data=data, metric="top1")
     workload = api.workload_of(options, get_engine("onnxruntime").load(model))
     return LadderWalk(
-        file=frontend.load(model),
+        model=api.load(model),
+        reference=exact_session(model),
         workload=workload,
         criterion=Criterion(kind=CriterionKind.ABSOLUTE, tolerance=tolerance),
         rungs=ladder(target, base),

@@ -103,10 +103,9 @@ def searched(
         asked = replace(asked, op_formats={"MatMul": forced})
     workload = api.workload_of(data, get_engine("onnxruntime").load(model))
     device = DeviceModel(
-        file=frontend.load(model),
+        program=api.load(model).program(replace(emulation, format=asked.format)),
         workload=workload,
         reference=exact_session(model),
-        emulation=replace(emulation, format=asked.format),
     )
     return search_plans(device, replace(emulation, format=asked.format), asked)
 
@@ -129,7 +128,7 @@ def test_a_plan_of_one_format_is_what_it_is_beside_others(
 def test_stored_fp8_is_that_of_the_device(tmp_path: Path) -> None:
     found = searched(tmp_path, "auto:fp8_e4m3,bf16", Format.FP8_E4M3)
     plan = found.planner.lowest(Format.FP8_E4M3)
-    model = frontend.apply(found.device.file, plan).model
+    model = frontend.apply(frontend.load(tmp_path / "m.onnx"), plan).model
     session = load_model(EmulatorEngine(emulation=explicit_casts("trn1")), model)
     (y,) = session.run(found.device.feeds[0]).values()
     assert not np.isfinite(y).any(), "its e4m3 ends at 240"

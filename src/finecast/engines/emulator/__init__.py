@@ -12,15 +12,15 @@ from typing import Final, final
 import numpy as np
 import onnx_ir as ir
 
-from finecast.devices.emulation import Emulation, cast_nodes
+from finecast.devices.emulation import Emulation
 from finecast.devices.targets import load_target
 from finecast.engines.base import Array, Capability, Feeds, KernelTime, Session, TensorSpec
-from finecast.engines.emulator.model import (
-    EMULATION_SWITCH,
-    OFFSET,
-    Emulated,
+from finecast.engines.emulator.model import EMULATION_SWITCH, OFFSET, Emulated, emulated
+from finecast.engines.emulator.setting import (
     Setting,
-    emulated,
+    device_kernels,
+    setting_of,
+    setting_of_plan,
 )
 from finecast.engines.loading import exact_engine, load_model
 from finecast.errors import EngineError, ModelError, naming
@@ -29,46 +29,22 @@ from finecast.frontends.onnx import Prepared
 from finecast.frontends.onnx.expand import expand_accumulations, split_norms
 from finecast.frontends.onnx.opset import raise_opset
 from finecast.frontends.onnx.widen import widen
-from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind
-from finecast.ops.patterns import (
-    activation_kernels,
-    affine_kernels,
-    bias_kernels,
-    merged,
-    norm_kernels,
-)
 from finecast.rules.policy import Policy, Scope
+
+__all__ = [
+    "EmulatorEngine",
+    "EmulatorSession",
+    "device_kernels",
+    "exact_session",
+    "prepare",
+    "setting_of",
+    "setting_of_plan",
+]
 
 # That of casts to bf16; clipping to bounds that are inputs came before.
 _OPSET: Final = 13
-
-
-def device_kernels(graph: Graph, emulation: Emulation) -> list[frozenset[int]]:
-    """Nodes that the device runs as one, so that nothing is rounded between them."""
-    kernels = bias_kernels(graph) + activation_kernels(graph) + affine_kernels(graph)
-    if emulation.mixed_accumulation:
-        kernels += norm_kernels(graph)
-    return merged(kernels)
-
-
-def setting_of(graph: Graph, emulation: Emulation) -> Setting:
-    """What the options of ``emulation`` set."""
-    cast = cast_nodes(graph, emulation)
-    stores = emulation.scope is Scope.ALL or emulation.stores_matmult
-    return Setting(
-        reads=cast,
-        writes=cast if stores else frozenset(),
-        relayout=emulation.relayout is not None,
-    )
-
-
-def setting_of_plan(formats: Mapping[int, Format], emulation: Emulation) -> Setting:
-    """What a plan's explicit casts set: its low ops read low, and store low where they can."""
-    low = frozenset(i for i, f in formats.items() if f is emulation.format)
-    writes = frozenset[int]() if emulation.format.operands_only else low
-    return Setting(reads=low, writes=writes, relayout=emulation.relayout is not None)
 
 
 @final

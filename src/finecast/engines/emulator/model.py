@@ -11,7 +11,7 @@ does to fp32 itself); rounding a value for one reader leaves it exact for the ot
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,26 +19,17 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from finecast.devices.emulation import Emulation, is_relayout
-from finecast.engines.emulator.setting import (
-    ALWAYS,
-    EMULATION_SWITCH,
-    OFFSET,
-    READ,
-    RELAYOUT,
-    Bit,
-    Emulated,
-    Setting,
-    SwitchedWeight,
-)
+from finecast.devices.emulation import Emulation
+from finecast.engines.emulator.setting import ALWAYS, RELAYOUT, Bit, Setting, kernel_numbers
+from finecast.engines.emulator.switch import EMULATION_SWITCH, OFFSET, Emulated, SwitchedWeight
 from finecast.engines.emulator.views import RoundedViews
-from finecast.engines.emulator.wants import RoundWants, Wants, joined
+from finecast.engines.emulator.wants import Into, RoundWants
 from finecast.frontends.onnx.reader import Binding, constant_tensor, read
 from finecast.frontends.onnx.roundops import RoundOps
+from finecast.frontends.onnx.widen import stored_format
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import convert
-from finecast.ops import OpKind, by_name
 
 __all__ = ["EMULATION_SWITCH", "OFFSET", "Emulated", "Setting", "emulated"]
 
@@ -66,14 +57,13 @@ def emulated(
     """
     copy = model.clone()
     graph, binding = read(copy)
-    leaders = {n: min(nodes) for nodes in together for n in nodes}
-    kernel_of = {n: k for k, nodes in enumerate(kernels) for n in nodes}
+    stored = ((i, stored_format(v)) for i, v in enumerate(binding.values))
     wants = RoundWants(
         graph=graph,
-        binding=binding,
         emulation=emulation,
-        kernel_of=kernel_of,
-        leaders=leaders,
+        kernel_of=kernel_numbers(kernels),
+        leaders={n: min(nodes) for nodes in together for n in nodes},
+        low={i: fmt for i, fmt in stored if fmt is not None},
     )
     return _Builder(graph, binding, emulation, wants, fixed).build()
 
@@ -115,92 +105,50 @@ class _Builder:
         return self.binding.model.graph
 
     def _round_value(self, value: Value, ops: RoundOps) -> None:
-        if self.wants.deferred(value):
-            return
-        inside = self.wants.inside(value)
-        stored = self.wants.stored.get(value.id, {})
-        if inside:  # the engine's own sums are what they are
-            maker = value.producer
-            stored = {} if maker is None else self.wants.sums(self.graph.nodes[maker])
-        readers = {
-            n: joined(stored, self._reads(n, value, inside=inside))
-            for n in value.uses
-            if self.binding.nodes[n] is not None  # a phi only joins names
-            and (not inside or stored or by_name(self.graph.nodes[n].op).matmul_engine)
-        }
+        wants = self.wants.value(value)
         native = self.binding.values[value.id]
-        uses = list(native.uses())
-        views = RoundedViews(
-            native=native,
-            emulation=self.emulation,
-            ops=ops,
-            fixed=self.fixed,
-            condition=self.condition,
-            standalone=self._standalone(value),
-        )
-        by_reader = {n: views.of(wants) for n, wants in readers.items()}
-        kept = native
-        if self._kept_matters(value, native, len(uses), readers, stored):
-            kept = views.of(stored)
-        self._place(native, views.nodes)
-        self._redirect(value, native, uses, kept, by_reader)
-
-    def _reads(self, reader: int, value: Value, *, inside: bool) -> Wants:
-        node = self.graph.nodes[reader]
-        if inside and not by_name(node.op).matmul_engine:
-            return {}
-        return self.wants.reads(node, value)
-
-    def _standalone(self, value: Value) -> bool:
-        """Whether converting ``value`` is a kernel of its own."""
-        if value.producer is None:
-            return True
-        norm = by_name(self.graph.nodes[value.producer].op).kind is OpKind.NORM
-        return norm and self.emulation.rounds_normalized
-
-    def _kept_matters(
-        self,
-        value: Value,
-        native: ir.Value,
-        uses: int,
-        readers: Mapping[int, Wants],
-        stored: Wants,
-    ) -> bool:
-        """Whether anything reads the value as it is stored, without a rounding of its own."""
-        if value.is_output or native.is_graph_output() or len(readers) < len(value.uses):
-            return True
-        if stored in readers.values():
-            return True
-        direct = sum(
-            index == value.id and follows
-            for reader in readers
-            for index, follows in zip(
-                self.graph.nodes[reader].inputs,
-                self.graph.nodes[reader].follows_in,
-                strict=True,
-            )
-        )
-        return direct < uses
-
-    def _redirect(
-        self,
-        value: Value,
-        native: ir.Value,
-        uses: Iterable[tuple[ir.Node, int]],
-        kept: ir.Value,
-        by_reader: Mapping[int, ir.Value],
-    ) -> None:
+        made: list[ir.Node] = []
+        views = self._views(value, native, ops, made)
         owners = {
             id(node): n for n in value.uses if (node := self.binding.nodes[n]) is not None
         }
-        for node, index in uses:
-            reader = owners.get(id(node))
-            follows = reader is not None and self.graph.nodes[reader].follows_in[index]
-            new = by_reader.get(reader, kept) if follows and reader is not None else kept
+        changed: list[tuple[ir.Node, int, ir.Value]] = []
+        for node, index in native.uses():
+            port = owners.get(id(node), -1), index
+            changed.append((node, index, views.of(wants.ports.get(port, wants.stored))))
+        ended = value.is_output or native.is_graph_output()
+        kept = views.of(wants.stored) if ended else native
+        self._place(native, made)
+        for node, index, new in changed:
             if new is not native:
                 node.replace_input_with(index, new)
-        if kept is native:
-            return
+        if kept is not native:
+            self._end_in(native, kept)
+
+    def _views(
+        self, value: Value, native: ir.Value, ops: RoundOps, made: list[ir.Node]
+    ) -> RoundedViews[ir.Value]:
+        """``native`` as its readers see it; the nodes for that are added to ``made``."""
+
+        def name() -> str:
+            return f"{native.name}_view{len(made)}"
+
+        def rounding(base: ir.Value, into: Into) -> ir.Value:
+            how = self.wants.conversion(value, into)
+            nodes, out = ops.round(base, how, f"{name()}_{into.format.label}")
+            made.extend(nodes)
+            return out
+
+        def choice(bits: frozenset[Bit], out: ir.Value, otherwise: ir.Value) -> ir.Value:
+            result = _float(f"{name()}_chosen", native.shape)
+            inputs = [self.condition(bits), out, otherwise]
+            made.append(ir.node("Where", inputs, outputs=[result]))
+            return result
+
+        return RoundedViews(native=native, rounding=rounding, choice=choice, fixed=self.fixed)
+
+    def _end_in(self, native: ir.Value, kept: ir.Value) -> None:
+        """Graphs that end in ``native`` end in ``kept``, under the same name."""
         for graph in (self.main, *self.main.subgraphs()):
             for index, end in enumerate(graph.outputs):
                 if end is native:
@@ -222,41 +170,39 @@ class _Builder:
 
     def _round_constants(self, node: Node) -> None:
         native = self.binding.nodes[node.id]
-        if native is None or self.wants.picks_constants(node):
+        if native is None:
             return
-        own = self.wants.own(node)
-        wanted: list[tuple[Format, Bit]] = [(own, ALWAYS)] if own is not Format.FP32 else []
-        if node.id in self.wants.ports and self.wants.ports[node.id].read is not own:
-            wanted.append((self.wants.ports[node.id].read, self.wants.bit(READ, node)))
-        for index, (value_id, follows) in enumerate(
-            zip(node.inputs, node.follows_in, strict=True)
-        ):
-            if value_id is None or not follows or node.format is not Format.FP32:
+        for index, value_id in enumerate(node.inputs):
+            tensor = None
+            if value_id is not None:
+                tensor = constant_tensor(self.binding.values[value_id])
+            if value_id is None or tensor is None:
                 continue
-            tensor = constant_tensor(self.binding.values[value_id])
-            uncast = None if tensor is None else tensor.numpy().astype(np.float32)
-            for fmt, bit in wanted if tensor is not None else []:
-                bits = frozenset({bit})
-                if fmt is Format.FP32 or (self.fixed is not None and not self.fixed.on(bits)):
-                    continue
-                exact = native.inputs[index]
-                assert tensor is not None
+            value = self.graph.values[value_id]
+            wants = {
+                into: bits
+                for into, bits in self.wants.constant(node, index).items()
+                if self.fixed is None or self.fixed.on(bits)
+            }
+            exact = tensor.numpy().astype(np.float32) if wants else None
+            uncast = exact
+            for into, bits in wants.items():
                 assert exact is not None
-                flush = self.emulation.flushes(node, fmt)
-                how = self.emulation.conversion(fmt, flush=flush)
-                array = tensor.numpy().astype(np.float32)
-                name = f"{self.binding.values[value_id].name}_{fmt.label}{'_flushed' * flush}"
-                rounded = convert(array, how)
-                if self.fixed is None and bit is not ALWAYS and array.size >= _FED_SIZE:
-                    assert uncast is not None
+                assert uncast is not None
+                name = f"{value.name}_{into.format.label}{'_flushed' * into.flush}"
+                rounded = convert(exact, self.wants.conversion(value, into))
+                switched = self.fixed is None and ALWAYS not in bits
+                if switched and exact.size >= _FED_SIZE:
                     native.replace_input_with(index, self._fed(uncast, rounded, name, bits))
                     continue
                 uncast = rounded
                 low = self._constant(rounded, f"{name}_constant")
-                if self.fixed is None and bit is not ALWAYS:
+                if switched:
+                    before = native.inputs[index]
+                    assert before is not None
                     out = _float(f"{low.name}_{node.id}_{index}", low.shape)
                     choose = ir.node(
-                        "Where", [self.condition(bits), low, exact], outputs=[out]
+                        "Where", [self.condition(bits), low, before], outputs=[out]
                     )
                     native.prepend([choose])
                     low = out
@@ -288,10 +234,10 @@ class _Builder:
     def _spoil_infinities(self, node: Node, ops: RoundOps) -> None:
         """Inf times the identity's zeros is NaN along the whole vector, unless clamped."""
         native = self.binding.nodes[node.id]
-        if native is None or not is_relayout(node) or not self.wants.infinities_matter:
+        if native is None or not self.wants.spoils_infinities(node):
             return
         source = native.inputs[0]
-        if source is None or node.format is not Format.FP32:
+        if source is None:
             return
         if self.fixed is not None and not self.fixed.relayout:
             return

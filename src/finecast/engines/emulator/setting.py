@@ -1,20 +1,28 @@
-"""What a setting of the emulator casts, and what an instrumented model is fed for it."""
+"""What a setting of the emulator casts, by the options of a compiler or by a plan."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
-import numpy as np
-import onnx_ir as ir
-from numpy.typing import NDArray
-
-EMULATION_SWITCH: Final = "finecast_emulation"
-OFFSET: Final = "finecast_offset"
+from finecast.devices.emulation import Emulation, cast_nodes
+from finecast.engines.base import Session
+from finecast.graph import Graph
+from finecast.numbers.formats import Format
+from finecast.ops.patterns import (
+    activation_kernels,
+    affine_kernels,
+    bias_kernels,
+    merged,
+    norm_kernels,
+)
+from finecast.rules.policy import Scope
 
 # A bit: a node's reading or storing (by its id), or all transposes at once.
 Bit = tuple[str, int]
 READ: Final = "read"
+PARAMETER: Final = "parameter"
 WRITE: Final = "write"
 RELAYOUT: Final[Bit] = ("relayout", 0)
 ALWAYS: Final[Bit] = ("always", 0)
@@ -22,52 +30,98 @@ ALWAYS: Final[Bit] = ("always", 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Which nodes are cast (by id), which of them store low results, and the relayout."""
+    """Which nodes are cast, by id.
+
+    Attributes:
+        reads: Nodes whose operands are cast.
+        parameters: Nodes whose bias, scale and shift are cast as well.
+        writes: Nodes that store low results.
+        relayout: Whether transposes run on the matmul engine.
+    """
 
     reads: frozenset[int] = frozenset()
+    parameters: frozenset[int] = frozenset()
     writes: frozenset[int] = frozenset()
     relayout: bool = False
 
     def on(self, bits: frozenset[Bit]) -> bool:
         """Whether any of ``bits`` is set."""
-        sets = {READ: self.reads, WRITE: self.writes}
+        sets = {READ: self.reads, PARAMETER: self.parameters, WRITE: self.writes}
         return any(
             kind == ALWAYS[0] or (self.relayout if kind == RELAYOUT[0] else i in sets[kind])
             for kind, i in bits
         )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SwitchedWeight:
-    """A constant that is an input of the instrumented model: which array it is fed when."""
-
-    name: str
-    exact: NDArray[np.float32]
-    rounded: NDArray[np.float32]
-    bits: frozenset[Bit]
+    def only(self, nodes: frozenset[int]) -> Setting:
+        """The same for ``nodes`` alone, without the relayout."""
+        return Setting(
+            reads=self.reads & nodes,
+            parameters=self.parameters & nodes,
+            writes=self.writes & nodes,
+        )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Emulated:
-    """The instrumented model and what the elements of its switch stand for.
+class EmulatedSession(Session, Protocol):
+    """A model as a device computes it; what is cast can be changed.
 
-    ``needs_offset`` says that it has the input ``finecast_offset`` too, for draws.
+    Law: with stochastic rounding, draws depend on the index of the sample since ``apply`` or
+    ``restart``, not on how samples were split into batches.
     """
 
-    model: ir.Model
-    conditions: tuple[frozenset[Bit], ...]
-    needs_offset: bool
-    weights: tuple[SwitchedWeight, ...] = ()
+    def apply(self, setting: Setting) -> EmulatedSession:
+        """Cast what ``setting`` says from now on; the stream of samples starts anew."""
+        ...
 
-    def feeds(self, setting: Setting) -> dict[str, NDArray[np.generic]]:
-        """What the inputs that are not the model's own are fed for a setting."""
-        found: dict[str, NDArray[np.generic]] = {
-            w.name: w.rounded if setting.on(w.bits) else w.exact for w in self.weights
-        }
-        if self.conditions:
-            found[EMULATION_SWITCH] = self.switch(setting)
-        return found
+    def restart(self) -> EmulatedSession:
+        """The next sample is the first of the stream."""
+        ...
 
-    def switch(self, setting: Setting) -> NDArray[np.bool_]:
-        """The switch input for a setting."""
-        return np.array([setting.on(bits) for bits in self.conditions], dtype=bool)
+
+def device_kernels(graph: Graph, emulation: Emulation) -> list[frozenset[int]]:
+    """Nodes that the device runs as one, so that nothing is rounded between them."""
+    kernels = bias_kernels(graph) + activation_kernels(graph) + affine_kernels(graph)
+    if emulation.mixed_accumulation:
+        kernels += norm_kernels(graph)
+    return merged(kernels)
+
+
+def kernel_numbers(kernels: Sequence[frozenset[int]]) -> dict[int, int]:
+    """The kernel, by number, of each node that runs with others as one."""
+    return {n: k for k, nodes in enumerate(kernels) for n in nodes}
+
+
+def setting_of(graph: Graph, emulation: Emulation) -> Setting:
+    """What the options of ``emulation`` set."""
+    cast = cast_nodes(graph, emulation)
+    everything = emulation.scope is Scope.ALL
+    stores = everything or emulation.stores_matmult
+    return Setting(
+        reads=cast,
+        # A compiler that casts products casts their operands: a bias is an op of its own.
+        parameters=cast if everything else frozenset(),
+        writes=cast if stores else frozenset(),
+        relayout=emulation.relayout is not None,
+    )
+
+
+def setting_of_plan(
+    formats: Mapping[int, Format],
+    emulation: Emulation,
+    *,
+    fp32_parameters: frozenset[int] = frozenset(),
+) -> Setting:
+    """What a plan's explicit casts set: its low ops read low, and store low where they can.
+
+    Args:
+        formats: Format by node id.
+        emulation: The target; its format is the plan's low one.
+        fp32_parameters: Nodes whose scale and shift the plan's model keeps in fp32.
+    """
+    low = frozenset(i for i, f in formats.items() if f is emulation.format)
+    writes = frozenset[int]() if emulation.format.operands_only else low
+    return Setting(
+        reads=low,
+        parameters=low - fp32_parameters,
+        writes=writes,
+        relayout=emulation.relayout is not None,
+    )

@@ -4,36 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-import onnx_ir as ir
-
-from finecast.devices.emulation import Emulation
 from finecast.engines.emulator.setting import ALWAYS, Bit, Setting
 from finecast.engines.emulator.wants import Into, Wants
-from finecast.frontends.onnx.roundops import RoundOps
+
+V = TypeVar("V")
 
 
 @dataclass(slots=True, kw_only=True)
-class RoundedViews:
-    """``native`` as its readers see it; ``nodes`` make the views.
+class RoundedViews(Generic[V]):
+    """A value as its readers see it: a tensor, or what stands for one in a model.
 
-    ``condition`` gives the switch's value for bits; with a ``fixed`` setting nothing is
-    chosen. ``standalone``: converting the value is a kernel of its own.
+    Attributes:
+        native: The value itself.
+        rounding: Rounds one.
+        choice: The first where the bits are on, else the second; not asked with ``fixed``.
+        fixed: The one setting, where there is one.
     """
 
-    native: ir.Value
-    emulation: Emulation
-    ops: RoundOps
+    native: V
+    rounding: Callable[[V, Into], V]
+    choice: Callable[[frozenset[Bit], V, V], V] | None = None
     fixed: Setting | None
-    condition: Callable[[frozenset[Bit]], ir.Value]
-    standalone: bool
-    nodes: list[ir.Node] = field(default_factory=list[ir.Node])
-    rounded: dict[Into, ir.Value] = field(default_factory=dict[Into, ir.Value])
-    views: dict[tuple[tuple[Into, frozenset[Bit]], ...], ir.Value] = field(
-        default_factory=dict[tuple[tuple[Into, frozenset[Bit]], ...], ir.Value]
+    rounded: dict[Into, V] = field(default_factory=dict[Into, V])
+    views: dict[tuple[tuple[Into, frozenset[Bit]], ...], V] = field(
+        default_factory=dict[tuple[tuple[Into, frozenset[Bit]], ...], V]
     )
 
-    def of(self, wants: Wants) -> ir.Value:
+    def of(self, wants: Wants) -> V:
         """The value under ``wants``; where formats differ, one after the other.
 
         What an engine does on its ``own`` is not under what comes ``instead`` of it.
@@ -48,34 +47,17 @@ class RoundedViews:
             self.views[key] = view
         return self.views[key]
 
-    def _chosen(
-        self, base: ir.Value, into: Into, bits: frozenset[Bit], *, otherwise: ir.Value
-    ) -> ir.Value:
+    def _chosen(self, base: V, into: Into, bits: frozenset[Bit], *, otherwise: V) -> V:
         if self.fixed is not None and not self.fixed.on(bits):
             return otherwise
         out = self._rounding(base, into)
-        if self.fixed is not None or ALWAYS in bits:
+        if self.choice is None or self.fixed is not None or ALWAYS in bits:
             return out
-        result = ir.Value(
-            name=f"{self._name()}_chosen",
-            type=ir.TensorType(ir.DataType.FLOAT),
-            shape=self.native.shape,
-        )
-        node = ir.node("Where", [self.condition(bits), out, otherwise], outputs=[result])
-        self.nodes.append(node)
-        return result
+        return self.choice(bits, out, otherwise)
 
-    def _rounding(self, base: ir.Value, into: Into) -> ir.Value:
-        if base is self.native and into in self.rounded:
-            return self.rounded[into]
-        how = self.emulation.conversion(
-            into.format, standalone=self.standalone, flush=into.flush
-        )
-        made, out = self.ops.round(base, how, f"{self._name()}_{into.format.label}")
-        self.nodes += made
-        if base is self.native:
-            self.rounded[into] = out
-        return out
-
-    def _name(self) -> str:
-        return f"{self.native.name}_view{len(self.nodes)}"
+    def _rounding(self, base: V, into: Into) -> V:
+        if base is not self.native:
+            return self.rounding(base, into)
+        if into not in self.rounded:
+            self.rounded[into] = self.rounding(base, into)
+        return self.rounded[into]

@@ -1,22 +1,32 @@
-"""What emulation rounds: by value and reader, to which format and on which bits.
+"""What a device rounds: by value and reader, to which format and on which bits.
 
-Law: rounding is asked for once where it commutes with ops that only move numbers: after the
-last of a chain of them.
+It is said here once, on the neutral graph, for models of every library: ONNX models are
+rewritten by it (``model``), PyTorch programs interpreted by it (``torch_session``).
+
+Laws: rounding is asked for once where it commutes with ops that only move numbers: after the
+last of a chain of them. What is added to a product (a bias) is no operand of it: the sum
+leaves the engine in fp32, and the addend is cast with the parameters of norms.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from finecast.devices.emulation import Emulation, Ports, is_relayout
-from finecast.engines.emulator.setting import ALWAYS, READ, RELAYOUT, WRITE, Bit
-from finecast.frontends.onnx.reader import Binding
-from finecast.frontends.onnx.widen import stored_format
+from finecast.devices.emulation import Emulation, Ports, is_parameter, is_relayout
+from finecast.engines.emulator.setting import (
+    ALWAYS,
+    PARAMETER,
+    READ,
+    RELAYOUT,
+    WRITE,
+    Bit,
+)
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
-from finecast.ops import by_name
+from finecast.numbers.roundmodes import Conversion
+from finecast.ops import OpKind, by_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +44,43 @@ class Into:
 
 
 Wants = Mapping[Into, frozenset[Bit]]
+Port = tuple[int, int]
+"""A node's id and the index of one of its inputs."""
 _NO_FLOAT_RESULT: Final = frozenset({"shape", "size"})
+_JOINS: Final = "phi"  # only joins names: there is nothing to run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueWants:
+    """What one value is rounded to: where it is stored, and at each port that reads it.
+
+    Ports that are not in ``ports`` read it as it is stored.
+    """
+
+    stored: Wants
+    ports: Mapping[Port, Wants]
 
 
 @dataclass(slots=True, kw_only=True)
 class RoundWants:
     """Answers for one graph under one emulation.
 
-    ``stored`` holds what storing each value rounds to, filled in the graph's order.
+    Attributes:
+        graph: The model.
+        emulation: The target and its options; what is cast is a matter of the setting.
+        kernel_of: The kernel, by number, of each node that runs with others as one.
+        leaders: The node that stands for a set that every setting casts together.
+        low: Formats in which the model itself stores values, by id.
+        formats: Formats of nodes for which ``emulation.format`` is not meant.
+        stored: What storing each value rounds to, filled in the graph's order.
     """
 
     graph: Graph
-    binding: Binding
     emulation: Emulation
-    kernel_of: Mapping[int, int]
-    leaders: Mapping[int, int]
+    kernel_of: Mapping[int, int] = field(default_factory=dict[int, int])
+    leaders: Mapping[int, int] = field(default_factory=dict[int, int])
+    low: Mapping[int, Format] = field(default_factory=dict[int, Format])
+    formats: Mapping[int, Format] = field(default_factory=dict[int, Format])
     ports: dict[int, Ports] = field(init=False)
     stored: dict[int, dict[Into, frozenset[Bit]]] = field(init=False)
 
@@ -57,17 +89,62 @@ class RoundWants:
         self.ports = {
             n.id: p
             for n in self.graph.float_nodes
-            if (p := self.emulation.ports(n)) is not None
+            if (p := self._emulation_of(n).ports(n)) is not None
         }
         self.stored = {
             value.id: {Into(fmt): frozenset({ALWAYS})}
             for value in self.graph.inputs
-            if (fmt := stored_format(self.binding.values[value.id])) is not None
+            if (fmt := self.low.get(value.id)) is not None
         }
         for node in self.graph.nodes:
             for index in node.outputs:
                 if index is not None:
                     self.stored[index] = self.stores(self.graph.values[index], node)
+
+    def _emulation_of(self, node: Node) -> Emulation:
+        fmt = self.formats.get(node.id)
+        return self.emulation if fmt is None else replace(self.emulation, format=fmt)
+
+    def value(self, value: Value) -> ValueWants:
+        """Where ``value`` is rounded; nowhere if that waits until after its only reader."""
+        if self.deferred(value):
+            return ValueWants(stored={}, ports={})
+        inside = self.inside(value)
+        stored = self.stored.get(value.id, {})
+        if inside:  # the engine's own sums are what they are
+            maker = value.producer
+            stored = {} if maker is None else self.sums(self.graph.nodes[maker])
+        ports: dict[Port, Wants] = {}
+        for node in (self.graph.nodes[n] for n in value.uses):
+            if node.op == _JOINS or (inside and not by_name(node.op).matmul_engine):
+                continue
+            for index, source in enumerate(node.inputs):
+                if source == value.id and node.follows_in[index]:
+                    ports[node.id, index] = joined(stored, self.reads(node, index))
+        return ValueWants(stored=stored, ports=ports)
+
+    def constant(self, node: Node, index: int) -> Wants:
+        """What ``node`` rounds the constant at input ``index`` to."""
+        if node.op == _JOINS or self.picks_constants(node) or node.format is not Format.FP32:
+            return {}
+        return self.reads(node, index) if node.follows_in[index] else {}
+
+    def conversion(self, value: Value, into: Into) -> Conversion:
+        """How ``value`` comes into a format."""
+        return self.emulation.conversion(
+            into.format, standalone=self.standalone(value), flush=into.flush
+        )
+
+    def standalone(self, value: Value) -> bool:
+        """Whether converting ``value`` is a kernel of its own."""
+        if value.producer is None:
+            return value.constant is None
+        norm = by_name(self.graph.nodes[value.producer].op).kind is OpKind.NORM
+        return norm and self.emulation.rounds_normalized
+
+    def spoils_infinities(self, node: Node) -> bool:
+        """Whether ``node`` is a transpose by product, which Inf does not get through."""
+        return is_relayout(node) and node.format is Format.FP32 and self.infinities_matter
 
     def bit(self, kind: str, node: Node) -> Bit:
         """The node's bit, or that of the set it is cast together with."""
@@ -75,7 +152,7 @@ class RoundWants:
 
     def stores(self, value: Value, producer: Node) -> dict[Into, frozenset[Bit]]:
         """What storing ``value`` rounds to, and when."""
-        given = stored_format(self.binding.values[value.id])
+        given = self.low.get(value.id)
         if given is not None:
             held = {Into(self.emulation.held(given)): frozenset({ALWAYS})}
             return joined(self.sums(producer), held)
@@ -118,7 +195,7 @@ class RoundWants:
         """The one value that ``node`` only moves, where rounding commutes with it."""
         if not by_name(node.op).exact or (is_relayout(node) and self._relayout_acts):
             return None
-        if self.binding.nodes[node.id] is None:
+        if node.op == _JOINS:
             return None
         floats = list(self.graph.following_inputs(node))
         if len(floats) != 1 or floats[0].constant is not None or node.op in _NO_FLOAT_RESULT:
@@ -127,7 +204,7 @@ class RoundWants:
 
     def picks_constants(self, node: Node) -> bool:
         """Whether ``node`` only picks from constants: cheaper to round what it picked."""
-        if not by_name(node.op).exact or self.binding.nodes[node.id] is None:
+        if not by_name(node.op).exact or node.op == _JOINS:
             return False
         floats = list(self.graph.following_inputs(node))
         return bool(floats) and all(v.constant is not None for v in floats)
@@ -163,8 +240,8 @@ class RoundWants:
 
     def stated(self, node: Node) -> Format | None:
         """The low format that the model itself has ``node`` compute in."""
-        kept = (self.binding.values[v.id] for v in self.graph.following_outputs(node))
-        return next((f for v in kept if (f := stored_format(v)) is not None), None)
+        kept = (self.low.get(v.id) for v in self.graph.following_outputs(node))
+        return next((f for f in kept if f is not None), None)
 
     def own(self, node: Node) -> Format:
         """To what operands of ``node`` are rounded though nothing casts it."""
@@ -176,21 +253,27 @@ class RoundWants:
         # They are in that format already; what is left to do is to flush.
         return stated if self.emulation.flushes(node, stated) else Format.FP32
 
-    def reads(self, node: Node, value: Value) -> dict[Into, frozenset[Bit]]:
-        """What ``node`` rounds ``value`` to at its port, and when."""
+    def reads(self, node: Node, index: int) -> dict[Into, frozenset[Bit]]:
+        """What ``node`` rounds to at input ``index``, which follows its format, and when."""
+        return self._reads(node, parameter=is_parameter(node, index))
+
+    def scalars(self, node: Node) -> dict[Into, frozenset[Bit]]:
+        """What ``node`` rounds numbers to that are operands and no values of the graph."""
+        return {} if node.format is not Format.FP32 else self._reads(node, parameter=False)
+
+    def _reads(self, node: Node, *, parameter: bool) -> dict[Into, frozenset[Bit]]:
         found: dict[Into, frozenset[Bit]] = {}
-        if not any(v.id == value.id for v in self.graph.following_inputs(node)):
-            return found
-        own = self.own(node)
+        own = Format.FP32 if parameter else self.own(node)
         if own is not Format.FP32:
             into = Into(own, self.emulation.flushes(node, own), own=self.stated(node) is None)
             found[into] = frozenset({ALWAYS})
         if node.id in self.ports and node.op not in _NO_FLOAT_RESULT:
             wanted = self.ports[node.id].read
             if wanted is not Format.FP32 and wanted is not own:
-                flush = self.emulation.flushes(node, wanted)
+                flush = self.emulation.flushes(node, wanted) and not parameter
                 into = Into(wanted, flush, instead=any(i.own for i in found))
-                found = joined(found, {into: frozenset({self.bit(READ, node)})})
+                bit = self.bit(PARAMETER if parameter else READ, node)
+                found = joined(found, {into: frozenset({bit})})
         relayout = self.emulation.relayout
         if is_relayout(node) and relayout is not None and relayout is not Format.FP32:
             found = joined(found, {Into(relayout): frozenset({RELAYOUT})})

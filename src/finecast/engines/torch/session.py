@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,15 +78,27 @@ class Signature:
 
     def arguments(self, feeds: Feeds) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments that carry ``feeds``."""
+        spec = self.program.call_spec.in_spec
+        assert spec is not None
+        args, kwargs = tree_unflatten(self.leaves(feeds), spec)
+        return tuple(args), dict(kwargs)
+
+    def leaves(self, feeds: Feeds) -> list[Any]:
+        """The same, flat, in the order of the program's placeholders."""
         arrays = ordered_feeds(feeds, self.inputs)
         # Copies: torch takes no read-only arrays, and a program may write to its inputs.
         leaves: list[Any] = [torch.from_numpy(np.array(a, order="C")) for a in arrays]
         for number, value in self.constants:
             leaves.insert(number, value)
-        spec = self.program.call_spec.in_spec
-        assert spec is not None
-        args, kwargs = tree_unflatten(leaves, spec)
-        return tuple(args), dict(kwargs)
+        return leaves
+
+    def feeds(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Array]:
+        """The arrays that arguments carry, by the inputs' names."""
+        leaves = (x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
+        return {
+            spec.name: leaf.detach().cpu().numpy()
+            for spec, leaf in zip(self.inputs, leaves, strict=True)
+        }
 
 
 def _spec(name: str, fake: Any) -> TensorSpec:
@@ -98,7 +110,7 @@ def _spec(name: str, fake: Any) -> TensorSpec:
 class ModuleSession:
     """A module with the signature of the program it was made from."""
 
-    module: Callable[..., Any]
+    module: torch.nn.Module
     signature: Signature
 
     @property
@@ -117,7 +129,7 @@ class ModuleSession:
         with torch.no_grad():
             leaves = tree_leaves(self.module(*args, **kwargs))
         return {
-            spec.name: array(leaf)
+            spec.name: output_array(leaf)
             for spec, leaf in zip(self.signature.outputs, leaves, strict=True)
             if spec is not None
         }
@@ -128,8 +140,8 @@ class ModuleSession:
         return []
 
 
-def array(leaf: torch.Tensor) -> Array:
-    """Its numbers; low formats as fp32."""
+def output_array(leaf: torch.Tensor) -> Array:
+    """A result as an array: low floats in fp32."""
     plain = leaf.detach().cpu()
     low = plain.is_floating_point() and plain.dtype is not torch.float64
     found: Array = (plain.float() if low else plain).numpy()

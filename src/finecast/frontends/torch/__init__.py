@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch.fx import GraphModule
 
 from finecast.errors import ModelError
 from finecast.frontends.torch.aten import native_name
-from finecast.frontends.torch.capture import Captured, capture, quiet
-from finecast.frontends.torch.reader import attribute, read, written
+from finecast.frontends.torch.capture import Captured, capture, shared_copy
+from finecast.frontends.torch.reader import read
 from finecast.frontends.torch.writer import apply_edits
 from finecast.planning.edits import Edit, edits
 from finecast.planning.plan import Plan
@@ -41,16 +39,7 @@ def apply(captured: Captured, plan: Plan) -> GraphModule:
     Parameters that stay fp32 are shared with the module that was captured; what the graph
     writes to (running statistics, caches) is not.
     """
-    original = captured.module
-    # Tensors are shared, not copied: the memo tells deepcopy that they are done already.
-    own = {str(n.target) for n in written(original) if n.op == "get_attr"}
-    kept = {id(attribute(original, path)) for path in own}
-    tensors = (*original.parameters(), *original.buffers())
-    memo = {id(t): t for t in tensors if id(t) not in kept}
-    with quiet():
-        module = copy.deepcopy(original, memo)
-    for old, new in zip(original.graph.nodes, module.graph.nodes, strict=True):
-        new.meta = dict(old.meta)
+    module = shared_copy(captured.module)
     graph, binding = read(module)
     by_name = {n.name: n.id for n in graph.nodes}
     planned_edits(captured, plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from torch.fx import GraphModule
 
 from finecast.errors import ModelError
 from finecast.frontends.torch.fold import fold_batch_norms
-from finecast.frontends.torch.reader import Binding, read
+from finecast.frontends.torch.reader import Binding, attribute, read, written
 from finecast.graph import Graph
 
 
@@ -62,6 +63,20 @@ def capture(
         fold_batch_norms(unlifted)
     graph, binding = read(unlifted)
     return Captured(program=program, module=unlifted, graph=graph, binding=binding)
+
+
+def shared_copy(original: GraphModule) -> GraphModule:
+    """A copy of the graph; tensors are shared, but for those that the graph writes to."""
+    own = {str(n.target) for n in written(original) if n.op == "get_attr"}
+    kept = {id(attribute(original, path)) for path in own}
+    # The memo tells deepcopy that they are done already.
+    tensors = (*original.parameters(), *original.buffers())
+    memo = {id(t): t for t in tensors if id(t) not in kept}
+    with quiet():
+        module = copy.deepcopy(original, memo)
+    for old, new in zip(original.graph.nodes, module.graph.nodes, strict=True):
+        new.meta = dict(old.meta)
+    return module
 
 
 def _drop_assertions(module: GraphModule) -> None:

@@ -65,6 +65,17 @@ def read(module: GraphModule) -> tuple[Graph, Binding]:
     return reader.finish(), reader.binding
 
 
+def value_ids(binding: Binding) -> dict[FxNode, int]:
+    """The value that each FX node stands for; a ``getitem`` for one of a tuple."""
+    ids = {(s.node, s.index): number for number, s in enumerate(binding.values)}
+    found = {node: number for (node, index), number in ids.items() if index is None}
+    for node in binding.module.graph.find_nodes(op="call_function", target=operator.getitem):
+        key = cast("tuple[FxNode, int]", node.args)
+        if key in ids:
+            found[node] = ids[key]
+    return found
+
+
 def hinted_shapes(binding: Binding) -> dict[int, tuple[int, ...]]:
     """Sizes of every value; a symbolic dimension has that of the example inputs."""
     found: dict[int, tuple[int, ...]] = {}

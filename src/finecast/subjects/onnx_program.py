@@ -1,0 +1,139 @@
+"""An ONNX model for the emulation of a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from finecast.devices.emulation import Emulation
+from finecast.engines.base import Feeds
+from finecast.engines.emulator import (
+    EmulatorEngine,
+    EmulatorSession,
+    prepare,
+    setting_of_plan,
+)
+from finecast.engines.emulator.setting import Setting
+from finecast.engines.loading import load_model
+from finecast.frontends import onnx as frontend
+from finecast.frontends.onnx import OnnxFile, Prepared
+from finecast.graph import Graph
+from finecast.measure.observe import observe
+from finecast.numbers.formats import Format
+from finecast.ops.patterns import activation_kernels, bias_kernels, merged, norm_kernels
+from finecast.pipeline.analysis import make_planner
+from finecast.pipeline.program import Asked
+from finecast.pipeline.proposing import analysis_of, probe_sensitivity
+from finecast.planning.cost import RooflineCost
+from finecast.planning.edits import cast_count
+from finecast.planning.plan import Plan
+from finecast.planning.planner import Planner
+from finecast.planning.proposing import Analysis
+from finecast.planning.units import make_units, rounding_points
+from finecast.rules.facts import ValueFacts
+from finecast.rules.policy import Scope
+
+
+@dataclass(slots=True, kw_only=True)
+class OnnxProgram:
+    """A ``Program`` of an ONNX file; ``emulation`` states how accumulations are computed."""
+
+    file: OnnxFile
+    emulation: Emulation
+    prepared: Prepared = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Write out what the device computes in steps."""
+        self.prepared = prepare(self.file, self.emulation)
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that is emulated."""
+        return self.prepared.graph
+
+    def observe(self, feeds: Sequence[Feeds]) -> dict[int, ValueFacts]:
+        """Facts of all float values outside of bodies."""
+        return observe(self.prepared, lambda: feeds)
+
+    def session(
+        self, emulation: Emulation, setting: Setting, *, switched: bool = False
+    ) -> EmulatorSession:
+        """Built for the setting, which runs faster, or switched."""
+        engine = EmulatorEngine(emulation=emulation)
+        session = engine.session(self.prepared, fixed=None if switched else setting)
+        return session.apply(setting)
+
+    def formats(self, plan: Plan) -> dict[int, Format]:
+        """The plan's formats by id; the steps of an op are named after it."""
+        given = plan.formats
+        found = {n.id: given.get(n.name, given.get(_op_of(n.name))) for n in self.graph.nodes}
+        return {i: f for i, f in found.items() if f is not None}
+
+    def plan_session(self, plan: Plan, emulation: Emulation) -> EmulatorSession:
+        """A setting where the plan has one low format, else a session of the plan's model.
+
+        A plan of one low format is the same whatever others were to choose from.
+        """
+        formats = self.formats(plan)
+        low = set(formats.values()) - {Format.FP32}
+        if len(low) <= 1:
+            emulation = replace(emulation, format=next(iter(low), emulation.format))
+            return self.session(emulation, setting_of_plan(formats, emulation))
+        engine = EmulatorEngine(emulation=replace(emulation, scope=Scope.NONE))
+        session = load_model(engine, frontend.apply(self.file, plan).model)
+        assert isinstance(session, EmulatorSession)
+        return session
+
+    def examine(self, asked: Asked) -> OnnxOnDevice:
+        """The rules judge the model that the device's compiler is handed."""
+        engine = EmulatorEngine(emulation=replace(asked.emulation, scope=Scope.NONE))
+        prepared = frontend.prepare(self.file, asked.policy)
+        facts = self._facts_in(prepared.graph, asked.facts)
+        planner = make_planner(
+            prepared,
+            asked.policy,
+            engine,
+            facts=facts,
+            user_rules=asked.user_rules,
+            measured=True,
+        )
+        return OnnxOnDevice(planner=planner, prepared=prepared, facts=facts, asked=asked)
+
+    def casts(self, plan: Plan) -> int:
+        """The casts in the plan's model."""
+        applied = frontend.apply(self.file, plan)
+        return cast_count(applied.graph, applied.edits)
+
+    def _facts_in(
+        self, graph: Graph, facts: Mapping[int, ValueFacts]
+    ) -> dict[int, ValueFacts]:
+        """Facts of the emulated model's values, by the ids of the planner's graph."""
+        values = self.graph.values
+        names = {v.name: v.id for v in graph.values}
+        return {names[values[i].name]: f for i, f in facts.items() if values[i].name in names}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxOnDevice:
+    """An ONNX model examined for a device."""
+
+    planner: Planner
+    prepared: Prepared
+    facts: Mapping[int, ValueFacts]
+    asked: Asked
+
+    def analysis(self) -> Analysis:
+        """Times by the roofline, errors by probing."""
+        asked, graph, low = self.asked, self.planner.graph, self.planner.policy.formats
+        kernels = merged(bias_kernels(graph) + activation_kernels(graph) + norm_kernels(graph))
+        units = make_units(graph, self.planner.permissions, low, kernels)
+        points = dict.fromkeys(low, rounding_points(graph, units, kernels))
+        errors = probe_sensitivity(self.prepared, points, asked.feeds, asked.progress)
+        shapes = {i: f.shape for i, f in self.facts.items()}
+        cost = RooflineCost(target=asked.emulation.target, shapes=shapes)
+        return analysis_of(self.planner, units, points, errors, cost)
+
+
+def _op_of(step: str) -> str:
+    """The name of the op that ``step`` is of, if it is one."""
+    return step.rpartition("/")[0]

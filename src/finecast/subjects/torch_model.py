@@ -1,0 +1,386 @@
+"""An exported program, opened: each verb's work on it."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+from torch.utils._pytree import tree_leaves
+
+from finecast.data.deviation import LIMIT
+from finecast.devices.emulation import Emulation
+from finecast.engines import EMULATOR
+from finecast.engines.base import Session
+from finecast.engines.torch.planning import make_torch_planner
+from finecast.engines.torch.session import ModuleSession, Signature, examples, runnable
+from finecast.errors import UsageError, WrongNumbersError
+from finecast.files import check_writable
+from finecast.frontends import torch as frontend
+from finecast.frontends.torch.file import ExportedFile, load_file
+from finecast.frontends.torch.reader import hinted_shapes
+from finecast.graph import Graph
+from finecast.numbers.formats import Format
+from finecast.pipeline.artefact import Destination, Verified, compare
+from finecast.pipeline.census import Census, count_classes, notes
+from finecast.pipeline.conversion import Conversion
+from finecast.pipeline.model import RunOptions
+from finecast.pipeline.modelled import plan_time_s
+from finecast.pipeline.outcome import Outcome
+from finecast.pipeline.program import Asked, Program
+from finecast.pipeline.subject import Subject
+from finecast.pipeline.workload import Workload
+from finecast.planning.cost import RooflineCost
+from finecast.planning.edits import cast_count
+from finecast.planning.plan import Plan
+from finecast.planning.planner import Planner
+from finecast.planning.proposing import lowest, propose
+from finecast.progress import silent
+from finecast.rules.policy import Policy, Scope
+from finecast.subjects.emulated import EmulatedSubject
+from finecast.subjects.torch import (
+    TorchBuilt,
+    TorchSubject,
+    TuneOptions,
+    built_of,
+    check_policy,
+    kept_advice,
+    planned,
+)
+from finecast.subjects.torch_convert import convert
+from finecast.subjects.torch_files import export, save
+from finecast.subjects.torch_lengths import Inputs, longest
+from finecast.subjects.torch_program import TorchProgram
+
+
+def read(path: Path, *, trust: bool = False) -> TorchModel:
+    """The program in a ``.pt2`` file."""
+    return TorchModel(file=load_file(path, trust=trust))
+
+
+def take(model: Any) -> TorchModel:
+    """An exported program.
+
+    Raises:
+        UsageError: If it is a module: what it is called with is not known.
+    """
+    if isinstance(model, ExportedProgram):
+        raise UsageError(
+            "an exported program in memory goes to finecast.torch",
+            fix="finecast.torch.convert(program), or save it with torch.export.save",
+        )
+    raise UsageError(
+        f"a {type(model).__name__} is converted by finecast.torch",
+        fix="finecast.torch.convert(module, example_inputs)",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchModel:
+    """A ``.pt2`` file, opened."""
+
+    file: ExportedFile
+    external: tuple[Path, ...] = ()
+
+    @property
+    def path(self) -> Path:
+        """Its file."""
+        return self.file.path
+
+    @property
+    def name(self) -> str:
+        """The file as it was named."""
+        return self.file.name
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the file."""
+        return self.file.size_bytes
+
+    @property
+    def digest(self) -> str:
+        """Of the file."""
+        return self.file.digest
+
+    @property
+    def model(self) -> ExportedProgram:
+        """The program."""
+        return self.file.program
+
+    def taken(self, from_type: str) -> TorchModel:
+        """Refused: a module is taken to fp32 before it is exported."""
+        raise UsageError(
+            "--from-type does not apply to .pt2 files",
+            where=from_type,
+            fix="export the module in fp32: copy.deepcopy(module).float()",
+        )
+
+    def check(self, output: Destination) -> None:
+        """Raise UsageError unless the program, converted, may be written there."""
+        _refuse({"--external-data/--one-file": output.external_data is not None})
+        if output.path is not None:
+            check_writable(output.path, force=output.force)
+
+    def reference(self) -> Session:
+        """The program as it was exported."""
+        program = self.file.program
+        return ModuleSession(module=runnable(program), signature=Signature.of(program))
+
+    def program(self, emulation: Emulation) -> Program:
+        """The program as the emulator takes it."""
+        return TorchProgram(file=self.file, emulation=emulation)
+
+    def check_policy(self, policy: Policy) -> None:
+        """Refuse formats that no op computes in, types of ports, and names of nothing."""
+        check_policy(policy, self.file.captured.graph)
+
+    def build(self, plan: Plan) -> TorchBuilt:
+        """The plan's module."""
+        return built_of(self.file.captured, plan)
+
+    def notes(self, planner: Planner) -> Sequence[str]:
+        """Of ops that keep a type of their own."""
+        return kept_advice(planner.graph, planner.policy)
+
+    def subject(self, engine: str | None, device: Emulation | None) -> Subject:
+        """Compiled where there is a compiler, else as it is; or on ``device``."""
+        _refuse({"--engine": engine})
+        if device is not None:
+            return EmulatedSubject(model=self, emulation=device)
+        reference = self.reference()
+        assert isinstance(reference, ModuleSession)
+        return TorchSubject(
+            original=reference.module,
+            captured=self.file.captured,
+            options=TuneOptions(),
+            examples=None,
+            signature=reference.signature,
+            name=self.file.name,
+            digest=self.file.digest,
+            size_bytes=self.file.size_bytes,
+            reference=reference,
+        )
+
+    def convert(self, output: Destination, policy: Policy, options: RunOptions) -> Conversion:
+        """Verified on the program's own example inputs, or emulated on them."""
+        start = time.perf_counter()
+        _refuse_run(options)
+        self.check_policy(policy)
+        program = self.file.program
+        args, kwargs = examples(program)
+        if options.device is not None:
+            plan = self._plan_for(policy, options, options.device)
+            low = planned(self.file.captured, plan)
+            return self._write(low, plan, output, options, start)
+        with _heard() as said:
+            low = convert(
+                program, args, policy, example_kwargs=kwargs, user_rules=options.user_rules
+            )
+        stated: Plan = low.finecast_plan  # type: ignore[assignment]
+        done = self._write(low, stated, output, options, start)
+        told = dict.fromkeys(str(one.message) for one in said)
+        return replace(done, warnings=tuple(told))
+
+    def _plan_for(self, policy: Policy, options: RunOptions, device: Emulation) -> Plan:
+        """What the policy asks for; of ``auto`` the fastest by the device's roofline."""
+        program = self.program(device)
+        feeds = [Signature.of(self.file.program).feeds(*examples(self.file.program))]
+        asked = Asked(
+            policy=policy,
+            emulation=device,
+            feeds=feeds,
+            facts=program.observe(feeds),
+            progress=silent,
+            user_rules=tuple(options.user_rules.items()),
+        )
+        examined = program.examine(asked)
+        planner = examined.planner
+        if policy.scope is not Scope.AUTO or not planner.is_free:
+            return planner.lowest()
+        shapes = {i: f.shape for i, f in asked.facts.items()}
+        cost = RooflineCost(target=device.target, shapes=shapes)
+
+        def time_s(plan: Plan) -> float:
+            return plan_time_s(program.graph, cost, device, program.formats(plan))
+
+        analysis = examined.analysis()
+        proposals = (*reversed(propose(planner, analysis)), *lowest(planner, analysis))
+        return min((p.plan for p in proposals), key=time_s)
+
+    def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Conversion:
+        """Verified on the program's own example inputs."""
+        start = time.perf_counter()
+        _refuse_run(options)
+        captured = self.file.captured
+        low = planned(captured, plan)
+        plan.check_complete(captured.graph, where=self.file.name)
+        return self._write(low, plan, output, options, start)
+
+    def _write(
+        self,
+        low: GraphModule,
+        plan: Plan,
+        output: Destination,
+        options: RunOptions,
+        start: float,
+    ) -> Conversion:
+        result = export(low, self.file.program)
+        verified = Verified(engine=None, note="not run: no engine was asked to")
+        if options.verify:
+            verified = self._verified(result, plan, options.device)
+        captured = self.file.captured
+        edits = frontend.planned_edits(captured, plan)
+        size = save(result, output.path, plan=plan) if output.path is not None else 0
+        return Conversion(
+            plan=plan,
+            nodes=len(captured.graph.nodes),
+            casts=cast_count(captured.graph, edits),
+            size_bytes=(self.file.size_bytes, size),
+            seconds=time.perf_counter() - start,
+            verified=verified,
+            model=result if output.path is None else None,
+        )
+
+    def _verified(
+        self, result: ExportedProgram, plan: Plan, device: Emulation | None
+    ) -> Verified:
+        inputs = examples(self.file.program)
+        if device is None:
+            return _verified(self.file.program, result, inputs)
+        feeds = Signature.of(self.file.program).feeds(*inputs)
+        emulated = self.program(device).plan_session(plan, device).run(feeds)
+        name = f"{EMULATOR}:{device.target.name}"
+        return compare(name, [*emulated.values()], [*self.reference().run(feeds).values()])
+
+    def write(
+        self, outcome: Outcome, output: Destination, subject: Subject, workload: Workload
+    ) -> tuple[int, Verified]:
+        """Verified on the feeds that were timed."""
+        assert isinstance(outcome.built, TorchBuilt)
+        result = export(outcome.built.model, self.file.program)
+        inputs = Signature.of(self.file.program).arguments(workload.timing()[0])
+        verified = _verified(self.file.program, result, inputs)
+        assert output.path is not None
+        return save(result, output.path, plan=outcome.plan), verified
+
+    def census(self, options: RunOptions, low: Format) -> Census:
+        """With the sizes of the program's example inputs."""
+        del low
+        _refuse_run(options)
+        _refuse({"--batch": options.batch != 1})
+        captured = frontend.capture(self.file.program, (), fold=False)
+        classes = count_classes(captured.graph, hinted_shapes(captured.binding))
+        return Census(
+            name=self.file.name,
+            opset=0,
+            nodes=len(captured.graph.nodes),
+            parameters=sum(c.parameters for c in classes),
+            size_bytes=self.file.size_bytes,
+            classes=classes,
+            notes=notes(captured.graph, {}),
+            warnings=(),
+        )
+
+    def judge(self, policy: Policy, options: RunOptions) -> tuple[Graph, Plan]:
+        """By the rules alone."""
+        _refuse_run(options)
+        captured = self.file.captured
+        self.check_policy(policy)
+        if options.device is not None:
+            return captured.graph, self._plan_for(policy, options, options.device)
+        rules = tuple(options.user_rules.items())
+        planner = make_torch_planner(captured.graph, policy, user_rules=rules, measured=False)
+        return captured.graph, planner.lowest()
+
+    def graph_for(self, plan: Plan) -> Graph:
+        """The captured graph."""
+        captured = self.file.captured
+        frontend.planned_edits(captured, plan)
+        plan.check_complete(captured.graph, where=self.file.name)
+        return captured.graph
+
+
+def _refuse_run(options: RunOptions) -> None:
+    _refuse({"--engine": options.engine, "--data": options.data, "--dim": options.dims})
+
+
+def _refuse(options: Mapping[str, object]) -> None:
+    """Raise UsageError for an option that says nothing of an exported program."""
+    for name, value in options.items():
+        if value:
+            raise UsageError(f"{name} does not apply to .pt2 files", fix="leave it out")
+
+
+_TOLD: Final = r".*(on this.*measured|ops compute in)"
+
+
+@contextmanager
+def _heard() -> Generator[list[warnings.WarningMessage]]:
+    """What is said of the formats asked for: that one is slow here, and by how much."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("always", category=UserWarning, message=_TOLD)
+        yield said
+
+
+def _verified(
+    program: ExportedProgram,
+    result: ExportedProgram,
+    inputs: Inputs,
+) -> Verified:
+    """How far the result is from the program on ``inputs``, and where free sizes are largest.
+
+    Raises:
+        WrongNumbersError: If there are NaN or Inf where the program has none, or no digit is
+            right at the largest sizes alone.
+    """
+    found = _compared(program, result, inputs)
+    long = longest(program, inputs)
+    if long is None:
+        return found
+    larger, sizes = long
+    at = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    try:
+        with torch.no_grad():
+            runnable(program)(*larger[0], **larger[1])
+    except (RuntimeError, IndexError, ValueError) as error:
+        first = (str(error).strip().splitlines() or [""])[0][:200]
+        return replace(found, note=f"the program does not run at {at}: {first}")
+    with _at_sizes(at):
+        there = _compared(program, result, larger)
+    before, after = found.relative_error or 0.0, there.relative_error or 0.0
+    if after >= LIMIT > before:
+        raise WrongNumbersError(
+            f"at {at} the outputs have a relative error of {after:.3g}: no digit is right",
+            fix="exclude ops with --exclude or --op NAME=fp32, or use `tune`",
+        )
+    return replace(max(found, there, key=lambda v: v.relative_error or 0.0), sizes=sizes)
+
+
+@contextmanager
+def _at_sizes(at: str) -> Generator[None]:
+    try:
+        yield
+    except WrongNumbersError as error:
+        raise WrongNumbersError(f"at {at} {error.what}", fix=error.fix) from error
+
+
+def _compared(program: ExportedProgram, result: ExportedProgram, inputs: Inputs) -> Verified:
+    args, kwargs = inputs
+    with torch.no_grad():
+        got, wanted = (
+            [
+                x.detach().cpu().float().numpy()
+                for x in tree_leaves(runnable(p)(*args, **kwargs))
+                if isinstance(x, torch.Tensor)
+            ]
+            for p in (result, program)
+        )
+    return compare("torch", got, wanted)
