@@ -12,13 +12,14 @@ Where three figures are given, they are of three random nets of the architecture
   for minutes, for three ways each. `make zoo ZOO_ARGS=--resume` goes on.
 - **`auto`**: on this machine (no AMX, and busy) PyTorch's bf16 was measured to be slower than
   fp32, so `auto` plans fp32 throughout. Its errors are those of fp32, and what it saves for
-  the backward pass is fp32's: more than autocast's in vit and resnet. Given rates that were
-  made up, of a bf16 16 times faster, and run op by op, `auto` has 0.89, 1.01 and 0.93 times
-  autocast's error of gradients in vit, resnet and bert, and the forward pass saves 0.88, 1.19
-  and 0.31 MB beside autocast's 1.02, 10.28 and 0.31.
-- **graph_net and resnet, MB of `all`**: 1.10 and 1.01 times autocast's. In graph_net it is
-  5 KB of temporaries, which the order of the kernels decides: what the forward pass saves is
-  24 KB beside autocast's 25. In resnet it saves as much as under autocast.
+  the backward pass is fp32's: more than autocast's in resnet, vit and llama. Given rates that
+  were made up, of a bf16 16 times faster, and run op by op, `auto` has 0.89, 1.01 and 0.93
+  times autocast's error of gradients in vit, resnet and bert, and the forward pass saves 0.88,
+  1.19 and 0.31 MB beside autocast's 1.02, 10.28 and 0.31.
+- **MB of `all`** in graph_net, llama and resnet: 1.10, 1.13 and 1.01 times autocast's. What
+  their forward passes save is no more than autocast's (24 KB beside 25, 418 KB both, 10.3 MB
+  both); llama's logits are fp32, as the module gives them, where autocast gives bf16. The rest
+  is the peak of temporaries, which the order of the kernels decides; it was not looked into.
 - **Gradients of `all`** are above autocast's, which no bar forbids: `all` rounds those of
   norms and residuals as well. bart's are 12 times autocast's (op by op, not compiled): 98% of
   their norm are the embeddings', which hardly see a rounding under autocast. The median over
