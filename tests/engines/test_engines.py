@@ -55,8 +55,8 @@ def test_the_default_is_the_first_that_is_installed(monkeypatch: pytest.MonkeyPa
 
 def test_importing_engines_imports_no_library() -> None:
     code = (
-        "import sys, finecast.engines, finecast.measure.data, finecast.measure.memory, "
-        "finecast.measure.metrics, finecast.measure.timing\n"
+        "import sys, finecast.engines, finecast.data.datasets, finecast.measure.memory, "
+        "finecast.data.metrics, finecast.measure.timing\n"
         "print([m for m in ('onnx', 'openvino', 'onnxruntime', 'scipy') if m in sys.modules])"
     )
     done = subprocess.run(
