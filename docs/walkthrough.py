@@ -23,10 +23,7 @@ from finecast.engines import get_engine
 from finecast.frontends import onnx as frontend
 from finecast.graph import Graph
 from finecast.graph.text import to_text
-from finecast.measure.observe import observe
 from finecast.numbers.formats import Format
-from finecast.pipeline.analysis import Planner, make_planner
-from finecast.pipeline.proposing import probe_sensitivity, propose
 from finecast.planning.choices import Proposal
 from finecast.planning.cost import RooflineCost
 from finecast.planning.edits import ConvertConstant, Edit, InsertCast, SetFormat, SetPort
@@ -36,6 +33,9 @@ from finecast.progress import silent
 from finecast.rules import Permission
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy
+from finecast.subjects.onnx.observing import observe
+from finecast.subjects.onnx.planning import Planner, make_planner
+from finecast.subjects.onnx.roundings import probe_sensitivity, propose
 
 PAGE = Path(__file__).with_name("architecture.md")
 POLICY = Policy.parse("auto:bf16")

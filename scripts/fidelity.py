@@ -29,8 +29,8 @@ from finecast.frontends.onnx import Prepared
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounding
 from finecast.ops.patterns import affine_kernels, merged
-from finecast.pipeline.analysis import make_planner
 from finecast.rules.policy import Policy, Scope
+from finecast.subjects.onnx.planning import make_planner
 
 Feeds = Mapping[str, np.ndarray]
 Run = Callable[[Feeds], np.ndarray]

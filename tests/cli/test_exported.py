@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from finecast.cli import main  # noqa: E402
-from finecast.subjects import torch as subject  # noqa: E402
+from finecast.subjects.torch import subject  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 

@@ -15,13 +15,13 @@ from onnx import helper, numpy_helper, parser
 from finecast import api
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Prepared
-from finecast.measure.observe import observe
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
 from finecast.planning.assign import lowest, make_plan
 from finecast.planning.plan import Plan
 from finecast.rules import Context, permit
 from finecast.rules.policy import Policy
+from finecast.subjects.onnx.observing import observe
 from tests import toy_encoding
 
 SHARED = """<ir_version: 7, opset_import: ["" : 12]>

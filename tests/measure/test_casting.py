@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from finecast.engines.base import Capability, KernelTime
-from finecast.measure import casting
 from finecast.numbers.formats import Format
+from finecast.subjects.onnx import casting
 
 
 @dataclass

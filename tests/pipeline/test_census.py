@@ -9,10 +9,10 @@ import onnx
 from onnx import helper
 
 from finecast.frontends import onnx as frontend
-from finecast.measure.observe import observe
 from finecast.numbers.formats import Format
 from finecast.pipeline.census import notes, risks
 from finecast.rules.policy import Policy
+from finecast.subjects.onnx.observing import observe
 from tests.frontends.tools import Array, model, tensor
 
 

@@ -13,7 +13,8 @@ import finecast
 from finecast.engines.base import Engine
 from finecast.engines.probe import Speed
 from finecast.numbers.formats import Format
-from finecast.pipeline import analysis, conversion
+from finecast.subjects.onnx import conversion
+from finecast.subjects.onnx import model as opened
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> set[Format]:
     def speed(engine: Engine, fmt: Format) -> Speed:
         return Speed(gains=fmt in gaining, text=f"{fmt.label} in {engine.name}")
 
-    monkeypatch.setattr(analysis, "speed_of", speed)
+    monkeypatch.setattr(opened, "speed_of", speed)
     monkeypatch.setattr(conversion, "speed_of", speed)
     return gaining
 

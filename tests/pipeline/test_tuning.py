@@ -25,7 +25,7 @@ from finecast.pipeline.outcome import Outcome, Verdict
 from finecast.pipeline.study import Study
 from finecast.pipeline.workload import EvalFunction, Run
 from finecast.rules.policy import Policy
-from finecast.subjects.onnx import OnnxSubject
+from finecast.subjects.onnx.subject import OnnxSubject
 
 _LABELS: dict[int, str] = {
     TensorProto.FLOAT: "fp32",

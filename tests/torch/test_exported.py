@@ -21,7 +21,7 @@ from finecast.errors import ModelError, UsageError  # noqa: E402
 from finecast.numbers.formats import Format  # noqa: E402
 from finecast.pipeline.outcome import Verdict  # noqa: E402
 from finecast.pipeline.sources import DataOptions  # noqa: E402
-from finecast.subjects import torch as subject  # noqa: E402
+from finecast.subjects.torch import subject  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 

@@ -13,7 +13,7 @@ from torch.export import Dim  # noqa: E402
 
 import finecast.torch as ft  # noqa: E402
 from finecast.errors import WrongNumbersError  # noqa: E402
-from finecast.subjects.torch_lengths import longest  # noqa: E402
+from finecast.subjects.torch.lengths import longest  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 

@@ -10,6 +10,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from finecast.devices.setting import Setting
 from finecast.numbers.formats import Format
 
 Array: TypeAlias = NDArray[np.generic]
@@ -72,6 +73,22 @@ class Session(Protocol):
 
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
         """Median time of each kernel over ``repeats`` runs; empty if the engine cannot."""
+        ...
+
+
+class EmulatedSession(Session, Protocol):
+    """A model as a device computes it; what is cast can be changed.
+
+    Law: with stochastic rounding, draws depend on the index of the sample since ``apply`` or
+    ``restart``, not on how samples were split into batches.
+    """
+
+    def apply(self, setting: Setting) -> EmulatedSession:
+        """Cast what ``setting`` says from now on; the stream of samples starts anew."""
+        ...
+
+    def restart(self) -> EmulatedSession:
+        """The next sample is the first of the stream."""
         ...
 
 

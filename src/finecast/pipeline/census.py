@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from finecast.graph import Graph, Node, Value
-from finecast.measure.observe import first_nonfinite
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.ops import by_name
 from finecast.ops.flops import Shape, bytes_moved, flops
 from finecast.rules.constants import constant_problem
-from finecast.rules.facts import Facts, ValueFacts
+from finecast.rules.facts import Facts, ValueFacts, first_nonfinite
 from finecast.rules.observed import divided_by, range_limit
 
 # Inputs at which an op gives a finite number for Inf, so that no NaN or Inf shows the error.

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.devices.emulation import Emulation
-from finecast.engines.base import Array, Feeds
-from finecast.engines.emulator.setting import EmulatedSession, Setting
+from finecast.devices.setting import Setting
+from finecast.engines.base import Array, EmulatedSession, Feeds
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit

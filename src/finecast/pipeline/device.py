@@ -12,10 +12,9 @@ from itertools import islice
 from typing import Final
 
 from finecast.devices.emulation import Emulation
-from finecast.engines.base import Array, Feeds, Session
-from finecast.engines.emulator.setting import EmulatedSession, Setting
+from finecast.devices.setting import Setting
+from finecast.engines.base import Array, EmulatedSession, Feeds, Session
 from finecast.graph import Graph
-from finecast.measure.observe import first_nonfinite
 from finecast.pipeline.modelled import modelled_time_s, plan_time_s
 from finecast.pipeline.program import Asked, Program
 from finecast.pipeline.search import Candidate
@@ -28,7 +27,7 @@ from finecast.planning.proposing import Analysis, lowest, propose
 from finecast.planning.sensitivity import squared_error
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
-from finecast.rules.facts import ValueFacts
+from finecast.rules.facts import ValueFacts, first_nonfinite
 from finecast.rules.policy import Policy
 
 CALIBRATION_FEEDS: Final = 8

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from finecast.devices.emulation import Emulation
+from finecast.devices.setting import setting_of
 from finecast.engines.base import Session
-from finecast.engines.emulator.setting import setting_of
 from finecast.pipeline.cached_session import Remembered
 from finecast.pipeline.contributions import Contribution, contributions
 from finecast.pipeline.device import CALIBRATION_FEEDS

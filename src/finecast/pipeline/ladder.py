@@ -16,8 +16,8 @@ from typing import Final
 from finecast.data.criterion import Criterion
 from finecast.devices.emulation import Emulation
 from finecast.devices.neuron import Rung
+from finecast.devices.setting import Setting, setting_of
 from finecast.engines.base import Session
-from finecast.engines.emulator.setting import Setting, setting_of
 from finecast.numbers.formats import Format
 from finecast.pipeline.cached_session import Remembered
 from finecast.pipeline.device import DeviceModel

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from finecast.devices.emulation import Emulation
-from finecast.engines.base import Feeds
-from finecast.engines.emulator.setting import EmulatedSession, Setting
+from finecast.devices.setting import Setting
+from finecast.engines.base import EmulatedSession, Feeds
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline.subject import Examined

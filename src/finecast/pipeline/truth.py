@@ -4,24 +4,8 @@ from __future__ import annotations
 
 from finecast.data.criterion import Criterion
 from finecast.engines.base import Session
-from finecast.engines.emulator import exact_session
-from finecast.errors import EngineError, WrongNumbersError
-from finecast.frontends.onnx import OnnxFile
+from finecast.errors import WrongNumbersError
 from finecast.pipeline.workload import Workload
-
-
-def truth_session(file: OnnxFile) -> tuple[Session | None, str]:
-    """The more exact model that ``file`` was taken from, and why it does not run here."""
-    if file.truth is None:
-        return None, ""
-    try:
-        return exact_session(file.truth.path), ""
-    except EngineError as error:
-        note = (
-            f"the {file.from_type} model does not run here, so the error is that against it"
-            f" taken to fp32: {error.what}"
-        )
-        return None, note
 
 
 def baseline_of(

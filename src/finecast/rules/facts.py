@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from finecast.graph import Graph
 from finecast.numbers.formats import Format
 
 # frexp exponents of fp32: from the smallest subnormal, 2**-149, to below 2**128.
@@ -103,3 +104,13 @@ def merge(a: Facts, b: Facts) -> dict[int, ValueFacts]:
     for key, facts in b.items():
         merged[key] = merged[key].merge(facts) if key in merged else facts
     return merged
+
+
+def first_nonfinite(graph: Graph, facts: Mapping[int, ValueFacts]) -> str | None:
+    """The first op, in the graph's order, that gives NaN or Inf; None if none does."""
+    for node in graph.nodes:
+        for index in node.outputs:
+            seen = facts.get(index) if index is not None else None
+            if seen is not None and seen.nans + seen.infs:
+                return node.name
+    return None

@@ -51,14 +51,14 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
     FrontendEntry(
         suffixes=(".onnx",),
         packages=("onnx", "onnx_ir", "finecast.frontends.onnx"),
-        module="finecast.subjects.onnx_model",
+        module="finecast.subjects.onnx.model",
         requires="onnx",
         install="pip install finecast",
     ),
     FrontendEntry(
         suffixes=(".pt2",),
         packages=("torch",),
-        module="finecast.subjects.torch_model",
+        module="finecast.subjects.torch.model",
         requires="torch",
         install="pip install 'finecast[torch]'",
     ),

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from finecast.devices.emulation import Emulation
+from finecast.devices.setting import Setting
 from finecast.engines.base import Feeds, Session
-from finecast.engines.emulator.setting import Setting
 from finecast.engines.probe import Speed
 from finecast.errors import UsageError
 from finecast.measure.timing import Latency

@@ -10,9 +10,9 @@ if importlib.util.find_spec("torch") is None:
     raise EngineError("finecast.torch needs PyTorch", fix="pip install 'finecast[torch]'")
 
 from finecast.pipeline.outcome import Outcome
-from finecast.subjects.torch import TuneOptions
-from finecast.subjects.torch_convert import convert
-from finecast.subjects.torch_files import export, load, save
+from finecast.subjects.torch.convert import convert
+from finecast.subjects.torch.files import export, load, save
+from finecast.subjects.torch.subject import TuneOptions
 from finecast.torch.profiling import (
     Profile,
     activation_bytes,

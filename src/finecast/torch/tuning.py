@@ -16,7 +16,7 @@ from finecast.pipeline.outcome import Outcome
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy
-from finecast.subjects.torch import TorchSubject, TuneOptions
+from finecast.subjects.torch.subject import TorchSubject, TuneOptions
 from finecast.usercode import guarded
 
 Evaluate = Callable[[torch.nn.Module], float]

@@ -29,8 +29,8 @@ from finecast.frontends import onnx as frontend
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
 from finecast.numbers.roundmodes import Rounding
-from finecast.pipeline.analysis import make_planner
 from finecast.rules.policy import Policy, Scope
+from finecast.subjects.onnx.planning import make_planner
 from tests.engines.emulator import models
 
 Floats = NDArray[np.float32]

@@ -16,11 +16,11 @@ from finecast.engines.emulator import EmulatorEngine, exact_session
 from finecast.engines.loading import load_model
 from finecast.frontends import onnx as frontend
 from finecast.numbers.formats import Format
-from finecast.pipeline.analysis import make_planner
 from finecast.pipeline.device import DeviceModel, PlanSearch, search_plans
 from finecast.pipeline.tuning import Outcome, Verdict
 from finecast.pipeline.workload import Run
 from finecast.rules.policy import Policy
+from finecast.subjects.onnx.planning import make_planner
 from tests.engines.emulator import models
 
 SIZE, SAMPLES = 256, 32

@@ -15,6 +15,7 @@ torch: Any = pytest.importorskip("torch")
 
 from finecast.devices.emulation import Emulation  # noqa: E402
 from finecast.devices.neuron import Given, ladder  # noqa: E402
+from finecast.devices.setting import Setting  # noqa: E402
 from finecast.devices.targets import load_target  # noqa: E402
 from finecast.engines.base import Array  # noqa: E402
 from finecast.engines.emulator import (  # noqa: E402
@@ -23,7 +24,6 @@ from finecast.engines.emulator import (  # noqa: E402
     setting_of,
     setting_of_plan,
 )
-from finecast.engines.emulator.setting import Setting  # noqa: E402
 from finecast.engines.emulator.torch_program import (  # noqa: E402
     observe_program,
     prepare_program,

@@ -23,7 +23,7 @@ from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.plan import Plan
 from finecast.rules.policy import low_format
-from finecast.subjects import torch_files
+from finecast.subjects.torch import files as torch_files
 
 STATE: Final = "best_model.pt"
 PROGRAM: Final = "best_model.pt2"

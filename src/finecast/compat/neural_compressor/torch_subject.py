@@ -23,7 +23,7 @@ from finecast.frontends.torch.aten import DTYPES
 from finecast.numbers.formats import Format
 from finecast.rules import NodeView
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects.torch_convert import convert
+from finecast.subjects.torch.convert import convert
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -13,15 +13,10 @@ import numpy as np
 import onnx_ir as ir
 
 from finecast.devices.emulation import Emulation
+from finecast.devices.setting import Setting, device_kernels, setting_of, setting_of_plan
 from finecast.devices.targets import load_target
 from finecast.engines.base import Array, Capability, Feeds, KernelTime, Session, TensorSpec
 from finecast.engines.emulator.model import EMULATION_SWITCH, OFFSET, Emulated, emulated
-from finecast.engines.emulator.setting import (
-    Setting,
-    device_kernels,
-    setting_of,
-    setting_of_plan,
-)
 from finecast.engines.loading import exact_engine, load_model
 from finecast.errors import EngineError, ModelError, naming
 from finecast.frontends import onnx as frontend

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from finecast.devices.emulation import Emulation
-from finecast.engines.emulator.setting import ALWAYS, RELAYOUT, Bit, Setting, kernel_numbers
+from finecast.devices.setting import ALWAYS, RELAYOUT, Bit, Setting, kernel_numbers
 from finecast.engines.emulator.switch import EMULATION_SWITCH, OFFSET, Emulated, SwitchedWeight
 from finecast.engines.emulator.views import RoundedViews
 from finecast.engines.emulator.wants import Into, RoundWants

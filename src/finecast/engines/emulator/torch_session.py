@@ -17,8 +17,8 @@ from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
 
 from finecast.devices.emulation import Emulation
+from finecast.devices.setting import Setting, device_kernels, kernel_numbers
 from finecast.engines.base import Array, Feeds, KernelTime, TensorSpec
-from finecast.engines.emulator.setting import Setting, device_kernels, kernel_numbers
 from finecast.engines.emulator.torch_program import PreparedProgram, ProgramRun
 from finecast.engines.emulator.torch_rounding import convert_tensor
 from finecast.engines.emulator.views import RoundedViews

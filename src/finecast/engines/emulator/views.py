@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from finecast.engines.emulator.setting import ALWAYS, Bit, Setting
+from finecast.devices.setting import ALWAYS, Bit, Setting
 from finecast.engines.emulator.wants import Into, Wants
 
 V = TypeVar("V")

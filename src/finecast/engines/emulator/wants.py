@@ -15,14 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from finecast.devices.emulation import Emulation, Ports, is_parameter, is_relayout
-from finecast.engines.emulator.setting import (
-    ALWAYS,
-    PARAMETER,
-    READ,
-    RELAYOUT,
-    WRITE,
-    Bit,
-)
+from finecast.devices.setting import ALWAYS, PARAMETER, READ, RELAYOUT, WRITE, Bit
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Conversion

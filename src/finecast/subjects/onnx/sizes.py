@@ -8,7 +8,7 @@ from finecast.engines.base import Feeds, TensorSpec
 from finecast.frontends.onnx import Prepared
 from finecast.frontends.onnx.shapes import static_shapes
 from finecast.graph import Graph, Value
-from finecast.measure.observe import observe
+from finecast.subjects.onnx.observing import observe
 
 
 def shapes_for(

@@ -14,12 +14,8 @@ from finecast.engines.probe import Speed, speed_of
 from finecast.errors import EngineError
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile, Prepared
-from finecast.measure.observe import first_nonfinite, observe
 from finecast.measure.timing import Latency, latency
 from finecast.numbers.formats import Format
-from finecast.pipeline.analysis import make_planner, measured_cost, profile_ends
-from finecast.pipeline.conversion import kept_notes
-from finecast.pipeline.proposing import analysis_of, find_units, probe_sensitivity
 from finecast.pipeline.subject import Built, UserRules
 from finecast.pipeline.workload import Workload, run_all, thinned
 from finecast.planning.edits import cast_count
@@ -27,8 +23,12 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.proposing import MAX_STEPS, Analysis
 from finecast.progress import Progress
-from finecast.rules.facts import ValueFacts
+from finecast.rules.facts import ValueFacts, first_nonfinite
 from finecast.rules.policy import Policy, Scope
+from finecast.subjects.onnx.conversion import kept_notes
+from finecast.subjects.onnx.observing import observe
+from finecast.subjects.onnx.planning import make_planner, measured_cost, profile_ends
+from finecast.subjects.onnx.roundings import analysis_of, find_units, probe_sensitivity
 
 if TYPE_CHECKING:
     import onnx_ir as ir

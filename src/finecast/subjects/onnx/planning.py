@@ -16,7 +16,6 @@ from finecast.errors import EngineError, UsageError
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile, Prepared
 from finecast.graph import Graph
-from finecast.measure.casting import measure_casts
 from finecast.numbers.formats import Format
 from finecast.planning.cost import MeasuredCost
 from finecast.planning.plan import Plan
@@ -25,6 +24,7 @@ from finecast.rules import Context
 from finecast.rules.facts import ValueFacts
 from finecast.rules.override import active, check_overrides
 from finecast.rules.policy import Policy
+from finecast.subjects.onnx.casting import measure_casts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,13 +128,3 @@ def switched_probe(
         return [a for f in feeds for a in session.run({**f, SWITCH: switch}).values()]
 
     return probe
-
-
-def first_nonfinite(graph: Graph, facts: dict[int, ValueFacts]) -> str | None:
-    """The first op, in the graph's order, that gives NaN or Inf; None if none does."""
-    for node in graph.nodes:
-        for index in node.outputs:
-            seen = facts.get(index) if index is not None else None
-            if seen is not None and seen.nans + seen.infs:
-                return node.name
-    return None

@@ -17,29 +17,30 @@ from finecast.errors import EngineError, UsageError
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile, Prepared, from_model
 from finecast.graph import Graph
-from finecast.measure.observe import observe
-from finecast.measure.sizes import shapes_for
 from finecast.numbers.formats import Format
-from finecast.pipeline import artefact, conversion
-from finecast.pipeline.analysis import make_planner
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.census import Census, count_classes, notes, risks
-from finecast.pipeline.conversion import Conversion, kept_notes
+from finecast.pipeline.conversion import Conversion
 from finecast.pipeline.model import RunOptions
 from finecast.pipeline.narrowing import worthwhile
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.program import Program
 from finecast.pipeline.sources import FeedMaker, calibration_batches, guessed_dims
 from finecast.pipeline.subject import Subject
-from finecast.pipeline.truth import truth_session
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.emulated import EmulatedSubject
-from finecast.subjects.onnx import OnnxBuilt, OnnxSubject
-from finecast.subjects.onnx_program import OnnxProgram
+from finecast.subjects.onnx import artefact, conversion
+from finecast.subjects.onnx.artefact import check_output, truth_session
+from finecast.subjects.onnx.conversion import kept_notes
+from finecast.subjects.onnx.observing import observe
+from finecast.subjects.onnx.planning import make_planner
+from finecast.subjects.onnx.program import OnnxProgram
+from finecast.subjects.onnx.sizes import shapes_for
+from finecast.subjects.onnx.subject import OnnxBuilt, OnnxSubject
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -103,7 +104,7 @@ class OnnxModel:
 
     def check(self, output: Destination) -> None:
         """Raise UsageError unless the model, converted, may be written there."""
-        output.check(self.file)
+        check_output(self.file, output)
 
     def reference(self) -> Session:
         """In the engine that computes for numbers alone."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from finecast.devices.emulation import Emulation
+from finecast.devices.setting import Setting
 from finecast.engines.base import Feeds
 from finecast.engines.emulator import (
     EmulatorEngine,
@@ -13,17 +14,13 @@ from finecast.engines.emulator import (
     prepare,
     setting_of_plan,
 )
-from finecast.engines.emulator.setting import Setting
 from finecast.engines.loading import load_model
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile, Prepared
 from finecast.graph import Graph
-from finecast.measure.observe import observe
 from finecast.numbers.formats import Format
 from finecast.ops.patterns import activation_kernels, bias_kernels, merged, norm_kernels
-from finecast.pipeline.analysis import make_planner
 from finecast.pipeline.program import Asked
-from finecast.pipeline.proposing import analysis_of, probe_sensitivity
 from finecast.planning.cost import RooflineCost
 from finecast.planning.edits import cast_count
 from finecast.planning.plan import Plan
@@ -32,6 +29,9 @@ from finecast.planning.proposing import Analysis
 from finecast.planning.units import make_units, rounding_points
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Scope
+from finecast.subjects.onnx.observing import observe
+from finecast.subjects.onnx.planning import make_planner
+from finecast.subjects.onnx.roundings import analysis_of, probe_sensitivity
 
 
 @dataclass(slots=True, kw_only=True)

@@ -38,7 +38,7 @@ from finecast.rules import UserRule
 from finecast.rules.matching import check_names
 from finecast.rules.override import check_overrides
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects.torch import kept_advice, planned
+from finecast.subjects.torch.subject import kept_advice, planned
 
 
 def convert(

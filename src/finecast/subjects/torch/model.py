@@ -45,7 +45,11 @@ from finecast.planning.proposing import lowest, propose
 from finecast.progress import silent
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.emulated import EmulatedSubject
-from finecast.subjects.torch import (
+from finecast.subjects.torch.convert import convert
+from finecast.subjects.torch.files import export, save
+from finecast.subjects.torch.lengths import Inputs, longest
+from finecast.subjects.torch.program import TorchProgram
+from finecast.subjects.torch.subject import (
     TorchBuilt,
     TorchSubject,
     TuneOptions,
@@ -54,10 +58,6 @@ from finecast.subjects.torch import (
     kept_advice,
     planned,
 )
-from finecast.subjects.torch_convert import convert
-from finecast.subjects.torch_files import export, save
-from finecast.subjects.torch_lengths import Inputs, longest
-from finecast.subjects.torch_program import TorchProgram
 
 
 def read(path: Path, *, trust: bool = False) -> TorchModel:

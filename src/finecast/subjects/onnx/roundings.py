@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 from finecast.engines.base import Feeds
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Prepared
-from finecast.measure.observe import switched_probe
 from finecast.numbers.formats import Format
-from finecast.pipeline.analysis import Profiles, kernel_nodes
 from finecast.planning.cost import CostModel
 from finecast.planning.planner import Planner
 from finecast.planning.problem import pins, roundings
@@ -18,6 +16,8 @@ from finecast.planning.proposing import Analysis
 from finecast.planning.sensitivity import Sensitivity, measure
 from finecast.planning.units import RoundingPoints, Units, make_units, rounding_points
 from finecast.progress import Progress
+from finecast.subjects.onnx.observing import switched_probe
+from finecast.subjects.onnx.planning import Profiles, kernel_nodes
 
 Points = Mapping[Format, RoundingPoints]
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from finecast.devices.emulation import Emulation, cast_nodes
-from finecast.engines.base import Session
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.ops.patterns import (
@@ -59,22 +58,6 @@ class Setting:
             parameters=self.parameters & nodes,
             writes=self.writes & nodes,
         )
-
-
-class EmulatedSession(Session, Protocol):
-    """A model as a device computes it; what is cast can be changed.
-
-    Law: with stochastic rounding, draws depend on the index of the sample since ``apply`` or
-    ``restart``, not on how samples were split into batches.
-    """
-
-    def apply(self, setting: Setting) -> EmulatedSession:
-        """Cast what ``setting`` says from now on; the stream of samples starts anew."""
-        ...
-
-    def restart(self) -> EmulatedSession:
-        """The next sample is the first of the stream."""
-        ...
 
 
 def device_kernels(graph: Graph, emulation: Emulation) -> list[frozenset[int]]:

@@ -8,9 +8,9 @@ from typing import Any
 
 from finecast import rules
 from finecast.devices.emulation import Emulation
+from finecast.devices.setting import Setting, setting_of_plan
 from finecast.engines.base import Feeds
 from finecast.engines.emulator import EmulatorEngine
-from finecast.engines.emulator.setting import Setting, setting_of_plan
 from finecast.engines.emulator.torch_program import (
     PreparedProgram,
     observe_program,

@@ -1,0 +1,1 @@
+"""ONNX models as subjects of the pipeline."""

@@ -1,0 +1,255 @@
+"""Writing a converted model: checked, loaded and run before it takes its name.
+
+Law: at the output path there is either nothing new or a model that passes onnx.checker with
+full check and that the engine loads; nothing half-written stays.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from finecast.data.feeds import last_indices
+from finecast.data.lengths import affordable, length_limits
+from finecast.engines import EMULATOR
+from finecast.engines.base import Array, Engine, Feeds, Session
+from finecast.engines.emulator import exact_emulator, exact_session
+from finecast.errors import EngineError, UsageError, naming
+from finecast.files import check_writable
+from finecast.frontends import onnx as frontend
+from finecast.frontends.onnx import Applied, OnnxFile
+from finecast.graph import Graph
+from finecast.pipeline.artefact import Destination, Verified, compared
+from finecast.pipeline.sources import FeedMaker
+from finecast.planning.plan import Plan
+from finecast.subjects.onnx.acceptance import Case, accept, accept_taken, feeds_for, nudge
+
+# Models above this are not run in a second engine to find out what their formats explain:
+# that takes several times their size in memory.
+_EMULATED_BYTES: Final = 1 << 30
+
+
+def write(
+    file: OnnxFile,
+    plan: Plan,
+    applied: Applied,
+    output: Destination,
+    engines: Sequence[Engine],
+    feeds: FeedMaker,
+) -> tuple[int, Verified]:
+    """Put the model at its destination; returns its bytes on disk and how it was verified.
+
+    The first of ``engines`` that runs both models verifies it; with no engines it is only
+    checked.
+
+    Raises:
+        UsageError: If the output cannot be written.
+        ModelError: If the model is not valid.
+        WrongNumbersError: If its formats do not explain what it gives.
+        EngineError: If no engine can load it.
+    """
+    check_output(file, output)
+    place = output.path.parent if output.path is not None else None
+    with tempfile.TemporaryDirectory(dir=place, prefix=".finecast-") as folder:
+        staged = Path(folder) / (output.path.name if output.path is not None else "model.onnx")
+        with naming(staged, f"{file.name}, converted"):
+            size = frontend.save(applied.model, staged, external_data=output.external_data)
+            # Data before the model that names it.
+            parts = sorted(Path(folder).iterdir(), key=lambda p: p.name, reverse=True)
+            if place is not None:
+                for part in parts:
+                    check_writable(place / part.name, force=output.force)
+            frontend.check(staged, shapeless=frontend.shapeless_ports(file.model))
+            verified = verify(file, plan, applied, staged, engines, feeds)
+        if place is not None:
+            _publish(parts, place, str(output.path))
+    return size, verified
+
+
+def truth_session(file: OnnxFile) -> tuple[Session | None, str]:
+    """The more exact model that ``file`` was taken from, and why it does not run here."""
+    if file.truth is None:
+        return None, ""
+    try:
+        return exact_session(file.truth.path), ""
+    except EngineError as error:
+        note = (
+            f"the {file.from_type} model does not run here, so the error is that against it"
+            f" taken to fp32: {error.what}"
+        )
+        return None, note
+
+
+def check_output(file: OnnxFile, output: Destination) -> None:
+    """Raise UsageError unless ``file``, converted, may be written to ``output``."""
+    apart = output.external_data
+    came = frontend.came_external(file.model)
+    output.check(apart=came if apart is None else apart)
+
+
+def _publish(parts: Sequence[Path], place: Path, where: str) -> None:
+    try:
+        for part in parts:
+            part.replace(place / part.name)
+    except OSError as error:
+        raise UsageError(f"cannot write the output: {error.strerror}", where=where) from error
+
+
+def verify(
+    file: OnnxFile,
+    plan: Plan,
+    applied: Applied,
+    path: Path,
+    engines: Sequence[Engine],
+    feeds: FeedMaker,
+) -> Verified:
+    """Load and run the fp32 model and the one at ``path`` in the first engine that can."""
+    if not engines:
+        return Verified(engine=None, note="not run: no engine was asked to")
+    feeds.check(file.model)
+    failures: list[str] = []
+    for engine in engines:
+        try:
+            return _verify_in(file, plan, applied, path, engine, feeds)
+        except EngineError as error:
+            failures.append(f"{engine.name}: {error.what}")
+    if shapeless := [v.name for v in file.model.graph.inputs if v.shape is None]:
+        # Engines that compile for a rank take no such model, and in fp32 neither.
+        with suppress(EngineError):
+            found = _verify_in(file, plan, applied, path, exact_emulator(), feeds)
+            text = f"input {shapeless[0]!r} has no shape: {'; '.join(failures)}"
+            return replace(found, note="; ".join(filter(None, (found.note, text))))
+    raise EngineError(
+        "no engine here can run the converted model",
+        where="; ".join(failures),
+        fix="choose another format or engine, or write it unverified with --no-verify",
+    )
+
+
+def _verify_in(
+    file: OnnxFile,
+    plan: Plan,
+    applied: Applied,
+    path: Path,
+    engine: Engine,
+    feeds: FeedMaker,
+) -> Verified:
+    # A device may have no fp32 products of its own: its emulator is held against fp32.
+    emulated = engine.name == EMULATOR
+    name = f"{EMULATOR}:{engine.device}" if emulated else engine.name
+    reference = exact_session(file.path) if emulated else engine.load(file.path)
+    given, wanted, note = _reference_run(reference, feeds, applied.graph)
+    sizes = {} if given is None else _sizes(reference, given)
+    del reference  # one large model at a time
+    session = engine.load(path)
+    if given is None or note:
+        return Verified(engine=name, note=note)
+    got = session.run(feeds_for(session, given))
+    del session
+
+    def elsewhere() -> Mapping[str, Array]:
+        other = exact_session(path)
+        return other.run(feeds_for(other, given))
+
+    ids = {n.name: n.id for n in applied.graph.nodes}
+    small = file.size_bytes <= _EMULATED_BYTES
+    accept(
+        Case(
+            engine=engine,
+            applied=applied,
+            original=lambda: frontend.apply(file, replace(plan, decisions=(), io={})),
+            formats={ids[n]: f for n, f in plan.formats.items()},
+            feeds=given,
+            exact=lambda nudged: exact_session(file.path).run(nudged),
+            emulated=elsewhere if small and not emulated else None,
+        ),
+        got,
+        wanted,
+    )
+    found = compared(name, list(got.values()), list(wanted.values()))
+    found = replace(found, sizes=sizes)
+    return found if file.truth is None else _against(file, applied, given, got, wanted, found)
+
+
+def _against(
+    file: OnnxFile,
+    applied: Applied,
+    feeds: Feeds,
+    got: Mapping[str, Array],
+    taken: Mapping[str, Array],
+    found: Verified,
+) -> Verified:
+    """How far the written model is from the fp64 one, and if fp32 is what makes it so.
+
+    Raises:
+        WrongNumbersError: If fp32 cannot hold what the model computes.
+    """
+    session, note = truth_session(file)
+    if session is None:
+        return replace(found, note="; ".join(filter(None, (found.note, note))))
+    exact = session.run(feeds)
+    nudged = session.run({name: nudge(array) for name, array in feeds.items()})
+    accept_taken(applied.graph, taken, exact, nudged)
+    wanted = list(exact.values())
+    return replace(
+        compared(found.engine or "", list(got.values()), wanted),
+        sizes=found.sizes,
+        reference="fp64",
+        taken_error=compared("", list(taken.values()), wanted).relative_error,
+    )
+
+
+def _sizes(session: Session, feeds: Feeds) -> dict[str, int]:
+    """Sizes of the free dimensions that have a name."""
+    return {
+        dim: size
+        for spec in session.inputs
+        if spec.name in feeds
+        for dim, size in zip(spec.shape or (), feeds[spec.name].shape, strict=False)
+        if isinstance(dim, str) and dim
+    }
+
+
+def _reference_run(
+    reference: Session, feeds: FeedMaker, graph: Graph
+) -> tuple[Feeds | None, Mapping[str, Array], str]:
+    """Feeds, what the fp32 model gives for them, and why there is nothing."""
+    note = "loaded, not run: give --data to compare outputs"
+    for lengths, last in _extremes(graph, feeds):
+        try:
+            given = feeds.draw(reference, last, lengths)
+        except UsageError as error:
+            if feeds.dims:
+                raise
+            note = f"loaded, not run: {error.what}: {error.fix}"
+            continue
+        try:
+            return given, reference.run(given), ""
+        except EngineError as error:
+            # The fp32 model refuses these feeds: they say nothing about the converted one.
+            note = f"loaded, not run: {error.what}"
+    return None, {}, note
+
+
+def _extremes(
+    graph: Graph, feeds: FeedMaker
+) -> Iterator[tuple[dict[str, int], dict[str, int]]]:
+    """Lengths and indices to run at, until the fp32 model takes them.
+
+    The ends of tables first; where the model wants others for a reason that cannot be seen,
+    small ones. Positions may start at 2, as RoBERTa's do.
+    """
+    if not feeds.batches:  # data is taken as it is
+        last = last_indices(graph)
+        limits = length_limits(graph)
+        for spare in (0, 2):
+            lengths = {name: max(rows - spare, 1) for name, rows in limits.items()}
+            if lengths:
+                yield affordable(lengths, graph), last
+        if last:
+            yield {}, last
+    yield {}, {}

@@ -1,0 +1,213 @@
+"""From a model and a policy to a converted model, without tuning."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
+
+from finecast.devices.emulation import Emulation
+from finecast.devices.targets import load_target
+from finecast.engines.base import Engine, Feeds
+from finecast.engines.probe import speed_of
+from finecast.errors import EngineError, UsageError
+from finecast.frontends import onnx as frontend
+from finecast.frontends.onnx import Applied, OnnxFile
+from finecast.graph import Graph
+from finecast.measure.environment import local_target
+from finecast.numbers.formats import Format
+from finecast.pipeline.artefact import Destination, Verified
+from finecast.pipeline.conversion import Conversion, kept_types
+from finecast.pipeline.modelled import plan_time_s
+from finecast.pipeline.narrowing import worthwhile
+from finecast.pipeline.sources import FeedMaker
+from finecast.planning.cost import RooflineCost
+from finecast.planning.edits import cast_count
+from finecast.planning.plan import Plan
+from finecast.planning.planner import Planner
+from finecast.planning.proposing import lowest, propose
+from finecast.planning.units import make_units, pattern_kernels, rounding_points
+from finecast.rules import UserRule
+from finecast.rules.policy import Policy, Scope
+from finecast.subjects.onnx.artefact import check_output, write
+from finecast.subjects.onnx.observing import observe
+from finecast.subjects.onnx.planning import make_planner, measured_cost, profile_ends
+from finecast.subjects.onnx.roundings import analysis_of, find_units, free
+
+
+def convert(
+    file: OnnxFile,
+    output: Destination,
+    policy: Policy,
+    engines: Sequence[Engine],
+    *,
+    feeds: FeedMaker,
+    target: Emulation | None = None,
+    data: Sequence[Feeds] = (),
+    user_rules: tuple[tuple[str, UserRule], ...] = (),
+    verify: bool = True,
+) -> Conversion:
+    """Convert ``file`` by ``policy`` and write it to ``output``.
+
+    Args:
+        file: The model.
+        output: Where the converted model goes.
+        policy: What to lower.
+        engines: In order of preference; the first also judges which kernels exist.
+        feeds: Makes feeds to verify the model with.
+        target: A device that is not here: its roofline decides where costs do.
+        data: Batches whose observed ranges the rules may use.
+        user_rules: The user's rule functions.
+        verify: Whether the model must load and run in one of the engines.
+
+    Raises:
+        UsageError, ModelError, EngineError: As ``artefact.write``.
+    """
+    start = time.perf_counter()
+    check_output(file, output)
+    left_out: tuple[str, ...] = ()
+    if target is None:
+        policy, left_out = worthwhile(policy, partial(speed_of, engines[0]), user_rules)
+    with frontend.paused_collection():  # graph and plan live on until all is written
+        prepared = frontend.prepare(file, policy)
+        facts = observe(prepared, lambda: data) if data else {}
+        planner = make_planner(
+            prepared, policy, engines[0], facts=facts, user_rules=user_rules
+        )
+        if policy.scope is not Scope.AUTO:
+            plan = planner.lowest()
+        elif target is not None:
+            shapes = {i: f.shape for i, f in facts.items()}
+            cost = RooflineCost(target=target.target, shapes=shapes)
+            plan = _modelled_plan(planner, cost, target)
+        else:
+            plan = _auto_plan(file, planner, engines[0], feeds)
+        applied = frontend.apply(file, plan, prepared)
+    judges = engines if verify else ()
+    done = _write(file, plan, applied, output, judges, feeds, start=start)
+    used = set(plan.formats.values())
+    warnings = (*left_out, *_warnings(file, policy, applied, used))
+    if target is None and applied.edits:
+        for fmt in policy.formats:
+            warnings += _slow(engines, done.verified, fmt) if fmt in used else ()
+    return replace(done, warnings=warnings)
+
+
+def replay(
+    file: OnnxFile,
+    plan: Plan,
+    output: Destination,
+    engines: Sequence[Engine],
+    *,
+    feeds: FeedMaker,
+    verify: bool = True,
+) -> Conversion:
+    """Write the model that ``plan``, which decides every op, gives."""
+    start = time.perf_counter()
+    applied = frontend.apply(file, plan)
+    plan.check_complete(applied.graph, where=file.name)
+    judges = engines if verify else ()
+    return _write(file, plan, applied, output, judges, feeds, start=start)
+
+
+def _write(
+    file: OnnxFile,
+    plan: Plan,
+    applied: Applied,
+    output: Destination,
+    engines: Sequence[Engine],
+    feeds: FeedMaker,
+    *,
+    start: float,
+) -> Conversion:
+    """Write what ``plan`` gave, and say what it is; ``start`` is when the work began."""
+    size, verified = write(file, plan, applied, output, engines, feeds)
+    return Conversion(
+        plan=plan,
+        nodes=len(applied.graph.nodes),
+        casts=cast_count(applied.graph, applied.edits),
+        size_bytes=(file.size_bytes, size),
+        seconds=time.perf_counter() - start,
+        verified=verified,
+        model=frontend.to_proto(applied.model) if output.path is None else None,
+    )
+
+
+def _auto_plan(file: OnnxFile, planner: Planner, engine: Engine, feeds: FeedMaker) -> Plan:
+    """The fastest plan that the rules allow: by profile where the model can be run."""
+    try:
+        feeds.check(file.model)
+        given = feeds.make(engine.load(file.path))
+        profiles = profile_ends(file, planner, engine, given) if given is not None else None
+    except (EngineError, UsageError):
+        profiles = None  # nothing can be run here: the roofline of this machine decides
+    if profiles is None or not (profiles.high and any(profiles.low.values())):
+        return _modelled_plan(planner, RooflineCost(target=load_target(local_target())))
+    units, points = find_units(planner, profiles)
+    cost = measured_cost(planner.graph, profiles, engine, {})
+    return propose(planner, analysis_of(planner, units, points, free(points), cost))[-1].plan
+
+
+def _modelled_plan(
+    planner: Planner, cost: RooflineCost, device: Emulation | None = None
+) -> Plan:
+    """The fastest plan that the rules allow, by a roofline.
+
+    Of several formats the choice is not exact: on a device it is held against the plans of
+    everything in one of them.
+    """
+    graph, formats = planner.graph, planner.policy.formats
+    units = make_units(graph, planner.permissions, formats, pattern_kernels(graph))
+    points = dict.fromkeys(formats, rounding_points(graph, units))
+    analysis = analysis_of(planner, units, points, free(points), cost)
+    proposed = propose(planner, analysis)
+    if device is None or len(formats) == 1:
+        return proposed[-1].plan
+    ids = {n.name: n.id for n in graph.nodes}
+
+    def time_s(plan: Plan) -> float:
+        return plan_time_s(graph, cost, device, {ids[n]: f for n, f in plan.formats.items()})
+
+    candidates = (*reversed(proposed), *lowest(planner, analysis))
+    return min((p.plan for p in candidates), key=time_s)
+
+
+def _slow(engines: Sequence[Engine], verified: Verified, low: Format) -> tuple[str, ...]:
+    """Whether the engine that runs the model here gains nothing by the format."""
+    engine = next((e for e in engines if e.name == verified.engine), None)
+    found = speed_of(engine, low) if engine else None
+    if found is None or found.gains:
+        return ()
+    return (f"{found.text}: the model is smaller, not faster",)
+
+
+def _warnings(
+    file: OnnxFile, policy: Policy, applied: Applied, used: Collection[Format]
+) -> tuple[str, ...]:
+    nodes = applied.graph.nodes
+    found: list[str] = []
+    unknown = sorted({n.native for n in nodes if n.op == "unknown" and n.format is not None})
+    if unknown:
+        found.append(f"ops that are not known here keep their type: {', '.join(unknown)}")
+    if policy.scope is not Scope.NONE:
+        found += kept_notes(applied.graph, policy)
+    found += file.notes
+    was = file.model.metadata_props.get(frontend.POLICY_KEY, policy.label)
+    if was != policy.label:
+        found.append(f"an earlier conversion to {was} was taken back")
+    elif not applied.edits and policy.scope is not Scope.NONE:
+        found.append("nothing was converted: the rules leave every op in its type")
+    else:
+        unused = [f.label for f in policy.formats if f not in used]
+        if unused and len(policy.formats) > 1:
+            found.append(f"no op is in {' or '.join(unused)}, which was asked for, too")
+    return tuple(found)
+
+
+def kept_notes(graph: Graph, policy: Policy) -> list[str]:
+    """Which ops keep a type of their own, and the option that takes them out of it."""
+    return [
+        f"{text}: --from-type {label} (from_type={label!r}) takes them to fp32 first"
+        for label, text in kept_types(graph, policy).items()
+    ]
