@@ -27,6 +27,8 @@ from finecast.numbers.formats import Format
 from finecast.planning.choices import Proposal
 from finecast.planning.cost import RooflineCost
 from finecast.planning.edits import ConvertConstant, Edit, InsertCast, SetFormat, SetPort
+from finecast.planning.planner import Planner
+from finecast.planning.proposing import propose
 from finecast.planning.sensitivity import Sensitivity
 from finecast.planning.units import RoundingPoints, Units, make_units, rounding_points
 from finecast.progress import silent
@@ -34,8 +36,8 @@ from finecast.rules import Permission
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy
 from finecast.subjects.onnx.observing import observe
-from finecast.subjects.onnx.planning import Planner, make_planner
-from finecast.subjects.onnx.roundings import probe_sensitivity, propose
+from finecast.subjects.onnx.planning import make_planner
+from finecast.subjects.onnx.roundings import analysis_of, probe_sensitivity
 
 PAGE = Path(__file__).with_name("architecture.md")
 POLICY = Policy.parse("auto:bf16")
@@ -86,11 +88,12 @@ def _stages(path: Path) -> dict[str, str]:
     )
     units = make_units(prepared.graph, measured.permissions, POLICY.formats)
     points = rounding_points(prepared.graph, units)
-    rounded = probe_sensitivity(measured, {POLICY.format: points}, [feeds], silent)
-    sensitivity = rounded[POLICY.format].sensitivity
+    where = {POLICY.format: points}
+    errors = probe_sensitivity(prepared, where, [feeds], silent)
+    sensitivity = errors[POLICY.format]
     shapes = {i: f.shape for i, f in facts.items()}
     cost = RooflineCost(target=load_target(TARGET), shapes=shapes)
-    proposals = propose(measured, units, rounded, cost)
+    proposals = propose(measured, analysis_of(measured, units, where, errors, cost))
     chosen = proposals[-1]
     applied = frontend.apply(file, chosen.plan)
     return {

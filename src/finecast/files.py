@@ -94,19 +94,28 @@ class CommandFiles:
             self._before[path] = state
 
     def stale(self) -> tuple[Path, ...]:
-        """Outputs that were there before the command and that it did not replace."""
-        return tuple(path for path, was in self._before.items() if _state(path) == was)
+        """Outputs that were there before the command and that it did not replace.
+
+        What the command reads as well is the user's own, and no output of before.
+        """
+        read = {claim.identity for claim in self._claims if not claim.written}
+        return tuple(
+            path
+            for path, was in self._before.items()
+            if _state(path) == was and _identity(path) not in read
+        )
 
     def _claim(self, role: str, path: Path, *, written: bool) -> None:
-        identity = _identity(path)
-        for other in self._claims:
-            if other.identity == identity and (written or other.written):
+        claim = _Claim(role=role, identity=_identity(path), written=written)
+        others = [c for c in self._claims if c.identity == claim.identity]
+        self._claims.append(claim)
+        for other in others:
+            if written or other.written:
                 raise UsageError(
                     f"{role} and {other.role} are the same file",
                     where=str(path),
                     fix=f"give {role if written else other.role} another name",
                 )
-        self._claims.append(_Claim(role=role, identity=identity, written=written))
 
 
 def _identity(path: Path) -> Hashable:

@@ -196,7 +196,7 @@ def test_ladder_keeps_no_model_that_fails_its_check(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(path: Path) -> None:
+    def refuse(path: Path, **_: object) -> None:
         raise ModelError("the model is not valid ONNX", where=str(path))
 
     def found(walk: LadderWalk, outcome: object) -> tuple[PlanResult, str]:

@@ -118,9 +118,9 @@ def test_options_that_do_not_apply_are_refused(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(model.with_name("low.pt2"))
-    for option in (["--engine", "openvino"], ["--io", "low"], ["--no-verify"]):
+    for option in (["--engine", "openvino"], ["--io", "low"]):
         assert main(["convert", str(model), "-o", out, *option]) == 2
-        assert f"{option[0]} does not apply to .pt2 files" in capsys.readouterr().err
+        assert f"{option[0]} does not apply to" in capsys.readouterr().err
     data = ["--data", str(model.with_name("d.npz"))]
     for option in (["--engine", "openvino"], ["--io", "low"]):
         assert main(["tune", str(model), "-o", out, *data, *option]) == 2

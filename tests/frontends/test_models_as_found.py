@@ -412,15 +412,17 @@ def _dims(proto: onnx.ModelProto) -> list[onnx.TensorShapeProto.Dimension]:
     return list(proto.graph.output[0].type.tensor_type.shape.dim)
 
 
-def test_errors_name_the_users_file(tmp_path: Path) -> None:
-    proto = model([node("Relu", "x", "y")], {"x": ["N", 4]}, {"y": ["N", 4]})
-    proto.graph.input[0].type.tensor_type.ClearField("shape")
-    onnx.save(proto, tmp_path / "m.onnx")
+def test_errors_name_the_users_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx.save(model([node("Relu", "x", "y")], {"x": [4]}, {"y": [4]}), tmp_path / "m.onnx")
+
+    def refuse(path: Path, **_: object) -> None:
+        raise ModelError("the model is not valid ONNX", where=str(path))
+
+    monkeypatch.setattr(frontend, "check", refuse)
     with pytest.raises(ModelError) as caught:
         api.convert(tmp_path / "m.onnx", tmp_path / "o.onnx", "all:fp16")
     assert caught.value.where == f"{tmp_path / 'm.onnx'}, converted"
     assert ".finecast-" not in str(caught.value)
-    assert "give every input and output a shape" in caught.value.fix
 
 
 def test_a_value_named_by_its_type_has_it(tmp_path: Path) -> None:

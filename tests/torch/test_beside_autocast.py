@@ -130,7 +130,7 @@ def test_autocast_s_plan_follows_the_types_that_ops_read() -> None:
 
     captured = frontend.capture(Net().eval(), (torch.randn(4, 8),))
     policy = Policy.parse("auto:bf16")
-    planner = make_torch_planner(captured.graph, policy, "cpu", measured=True)
+    planner = make_torch_planner(captured.graph, policy, measured=True)
     found = autocast_formats(captured.graph, planner.permissions, policy.formats)
     formats = {captured.graph.nodes[n].op: f for n, f in found.items()}
     low, high = Format.BF16, Format.FP32

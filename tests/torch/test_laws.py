@@ -51,7 +51,7 @@ def test_a_mask_stays_finite(kind: str) -> None:
                 self.mask = nn.Parameter(mask)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.weight(x) * 0.0 + self.mask * 0.0 + self.mask
+            return self.weight(x) * 0.0 + x * 0.0 * self.mask + self.mask
 
     net, x = Masked().eval(), torch.randn(4, 8)
     low = ft.convert(net, (x,), "all:bf16")

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.export import Dim  # noqa: E402
 
-import finecast.torch as ft  # noqa: E402
+import finecast  # noqa: E402
 from finecast.errors import WrongNumbersError  # noqa: E402
 from finecast.subjects.torch.lengths import longest  # noqa: E402
 
@@ -60,14 +60,14 @@ def test_what_breaks_near_the_bound_alone_is_refused(tmp_path: Path) -> None:
     torch.manual_seed(0)
     for last in (1, 400):
         torch.export.save(program(last, LENGTH), tmp_path / f"{last}.pt2")
-    done = ft.convert_file(tmp_path / "1.pt2", tmp_path / "low.pt2", "all:fp16")
+    done = finecast.convert(tmp_path / "1.pt2", tmp_path / "low.pt2", "all:fp16")
     assert done.verified.sizes == {"x.1": LENGTH}
     with pytest.raises(WrongNumbersError, match=f"at .*={LENGTH} .*NaN or Inf"):
-        ft.convert_file(tmp_path / "400.pt2", tmp_path / "bad.pt2", "all:fp16")
+        finecast.convert(tmp_path / "400.pt2", tmp_path / "bad.pt2", "all:fp16")
     assert not (tmp_path / "bad.pt2").exists()
 
 
 def test_a_bound_that_the_program_itself_misses_is_said(tmp_path: Path) -> None:
     torch.export.save(program(1, 2 * LENGTH), tmp_path / "m.pt2")
-    done = ft.convert_file(tmp_path / "m.pt2", tmp_path / "low.pt2", "all:bf16")
+    done = finecast.convert(tmp_path / "m.pt2", tmp_path / "low.pt2", "all:bf16")
     assert f"does not run at x.1={2 * LENGTH}" in done.verified.note

@@ -281,7 +281,7 @@ def lowest_under(held: Overrides, rule_set: str = "finecast") -> dict[str, str]:
     captured, policy = frontend.capture(body, (x,)), Policy.parse("all:bf16")
     with rules.override(held):
         planner = make_torch_planner(
-            captured.graph, policy, "cpu", measured=False, rule_set=RuleSet.parse(rule_set)
+            captured.graph, policy, measured=False, rule_set=RuleSet.parse(rule_set)
         )
     return {d.op: d.format.label for d in planner.lowest().decisions}
 

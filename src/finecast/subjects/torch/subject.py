@@ -365,11 +365,12 @@ def copied(arguments: Arguments) -> Arguments:
 def unwritten(modules: Iterable[torch.nn.Module]) -> Generator[None]:
     """Buffers that are written to inside have their numbers again after."""
     buffers = {id(b): b for module in modules for b in module.buffers()}
-    before = [(b, b._version, b.detach().clone()) for b in buffers.values()]
+    before = [(b, b.detach().clone()) for b in buffers.values()]
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, version, was in before:
-                if buffer._version != version:
+            for buffer, was in before:
+                # Batch norms do not count their writes as new versions.
+                if not torch.equal(buffer, was):
                     buffer.copy_(was)
