@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from finecast.devices.emulation import Emulation
-from finecast.devices.neuron import Choice, Given, choose, explicit_casts, read, resolve
+from finecast.devices.neuron import (
+    CompilerChoice,
+    Given,
+    choose,
+    explicit_casts,
+    read,
+    resolve,
+)
 from finecast.devices.targets import list_targets, load_target
 from finecast.errors import UsageError
 from finecast.numbers.formats import Format
@@ -14,11 +21,11 @@ from finecast.ops import OpKind
 from finecast.rules.policy import Scope
 
 
-def chosen(text: str, sdk: str | None = None) -> Choice:
+def chosen(text: str, sdk: str | None = None) -> CompilerChoice:
     return choose(read(text.split()), sdk=sdk)
 
 
-def device(choice: Choice) -> Emulation:
+def device(choice: CompilerChoice) -> Emulation:
     assert choice.emulation is not None
     return choice.emulation
 

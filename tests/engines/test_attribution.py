@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 
 from finecast.engines.attribution import Kernel, attribute, node_of, split_names
-from finecast.engines.source import Step
+from finecast.engines.source import ModelStep
 
 
-def step(name: str, reads: str, op: str = "Op") -> Step:
-    return Step(name=name, op=op, inputs=tuple(reads.split()), outputs=(f"{name}_out",))
+def step(name: str, reads: str, op: str = "Op") -> ModelStep:
+    return ModelStep(name=name, op=op, inputs=tuple(reads.split()), outputs=(f"{name}_out",))
 
 
 CHAIN = [step("a", "x"), step("b", "a_out"), step("c", "b_out"), step("d", "c_out")]

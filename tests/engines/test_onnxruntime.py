@@ -7,15 +7,17 @@ import pytest
 
 from finecast.engines.onnxruntime import explain
 from finecast.engines.onnxruntime_profile import kernel_times
-from finecast.engines.source import Source, Step
+from finecast.engines.source import ModelSource, ModelStep
 
 
-def step(name: str, reads: str, writes: str, op: str = "Op") -> Step:
-    return Step(name=name, op=op, inputs=tuple(reads.split()), outputs=tuple(writes.split()))
+def step(name: str, reads: str, writes: str, op: str = "Op") -> ModelStep:
+    return ModelStep(
+        name=name, op=op, inputs=tuple(reads.split()), outputs=tuple(writes.split())
+    )
 
 
-def source(*steps: Step) -> Source:
-    return Source(inputs=(), outputs=(), steps=steps)
+def source(*steps: ModelStep) -> ModelSource:
+    return ModelSource(inputs=(), outputs=(), steps=steps)
 
 
 def event(name: str, microseconds: int, kind: str = "float") -> dict[str, object]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
-from finecast.numbers.roundmodes import Conversion, Rounding, _by_steps, convert, draws
+from finecast.numbers.roundmodes import Rounder, Rounding, _by_steps, convert, draws
 
 Floats = NDArray[np.float32]
 NARROW = [f for f in Format if f.storage_bytes <= 2]
@@ -39,7 +39,7 @@ def bits(numbers: list[int]) -> Floats:
     return np.array(numbers, dtype=np.uint32).view(np.float32)
 
 
-def one(x: float, how: Conversion) -> float:
+def one(x: float, how: Rounder) -> float:
     return float(convert(np.array([x], dtype=np.float32), how)[0])
 
 
@@ -54,14 +54,14 @@ def test_to_nearest_equals_ml_dtypes_around_every_code(fmt: Format) -> None:
     x = np.concatenate([x, -x])
     with np.errstate(over="ignore", invalid="ignore"):
         expected = x.astype(fmt.dtype).astype(np.float32)
-    assert same(_by_steps(x, Conversion(format=fmt), 0, 0), expected)
-    assert same(convert(x, Conversion(format=fmt)), expected)
+    assert same(_by_steps(x, Rounder(format=fmt), 0, 0), expected)
+    assert same(convert(x, Rounder(format=fmt)), expected)
 
 
 @given(ANY_BITS, st.sampled_from(list(Format)))
 def test_to_nearest_is_round_to(numbers: list[int], fmt: Format) -> None:
     x = bits(numbers)
-    assert same(_by_steps(x, Conversion(format=fmt), 0, 0), round_to(x, fmt))
+    assert same(_by_steps(x, Rounder(format=fmt), 0, 0), round_to(x, fmt))
 
 
 @pytest.mark.parametrize("fmt", NARROW, ids=lambda f: f.label)
@@ -72,7 +72,7 @@ def test_every_code_is_a_fixed_point_of_every_mode(
 ) -> None:
     x = codes(fmt)
     x = x[np.isfinite(x)]
-    assert same(convert(x, Conversion(format=fmt, rounding=mode, saturate=saturate)), x)
+    assert same(convert(x, Rounder(format=fmt, rounding=mode, saturate=saturate)), x)
 
 
 @pytest.mark.parametrize("fmt", NARROW, ids=lambda f: f.label)
@@ -82,12 +82,10 @@ def test_toward_zero_and_stochastic_take_a_neighbour(fmt: Format) -> None:
     between = (lower.astype(np.float64) * 0.75 + upper.astype(np.float64) * 0.25).astype(
         np.float32
     )
-    down = convert(between, Conversion(format=fmt, rounding=Rounding.TOWARD_ZERO))
+    down = convert(between, Rounder(format=fmt, rounding=Rounding.TOWARD_ZERO))
     assert same(down, lower)
-    assert same(
-        convert(-between, Conversion(format=fmt, rounding=Rounding.TOWARD_ZERO)), -lower
-    )
-    drawn = convert(between, Conversion(format=fmt, rounding=Rounding.STOCHASTIC, seed=1))
+    assert same(convert(-between, Rounder(format=fmt, rounding=Rounding.TOWARD_ZERO)), -lower)
+    drawn = convert(between, Rounder(format=fmt, rounding=Rounding.STOCHASTIC, seed=1))
     assert np.all((drawn == lower) | (drawn == upper))
     # bf16's lowest subnormals: a quarter step is no fp32 number and comes out as none or half
     if len(lower) > 1000:
@@ -101,14 +99,14 @@ def test_tf32_toward_zero_cuts_the_bits(numbers: list[int]) -> None:
     cut = (x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
     expected = np.where(np.isnan(x), x, cut)
     assert same(
-        convert(x, Conversion(format=Format.TF32, rounding=Rounding.TOWARD_ZERO)), expected
+        convert(x, Rounder(format=Format.TF32, rounding=Rounding.TOWARD_ZERO)), expected
     )
 
 
 @pytest.mark.parametrize("fmt", LOW, ids=lambda f: f.label)
 @pytest.mark.parametrize("mode", Rounding)
 def test_saturation(fmt: Format, mode: Rounding) -> None:
-    how = Conversion(format=fmt, rounding=mode, saturate=True)
+    how = Rounder(format=fmt, rounding=mode, saturate=True)
     assert one(math.inf, how) == fmt.max
     assert one(-math.inf, how) == -fmt.max
     assert one(Format.FP32.max, how) == fmt.max
@@ -118,27 +116,27 @@ def test_saturation(fmt: Format, mode: Rounding) -> None:
 @pytest.mark.parametrize("fmt", LOW, ids=lambda f: f.label)
 def test_overflow_without_saturation(fmt: Format) -> None:
     far = min(4 * fmt.max, Format.FP32.max)
-    infinity = one(math.inf, Conversion(format=fmt))
+    infinity = one(math.inf, Rounder(format=fmt))
     assert math.isnan(infinity) if fmt.finite_only else infinity == math.inf
-    near = one(far, Conversion(format=fmt))
+    near = one(far, Rounder(format=fmt))
     assert not math.isfinite(near)
-    assert one(far, Conversion(format=fmt, rounding=Rounding.TOWARD_ZERO)) == fmt.max
+    assert one(far, Rounder(format=fmt, rounding=Rounding.TOWARD_ZERO)) == fmt.max
 
 
 @pytest.mark.parametrize("fmt", Format, ids=lambda f: f.label)
 def test_flush(fmt: Format) -> None:
-    how = Conversion(format=fmt, flush_subnormals=True)
+    how = Rounder(format=fmt, flush_subnormals=True)
     small = fmt.smallest_normal / 2
     assert one(small, how) == 0
     assert math.copysign(1, one(-small, how)) == -1
     assert one(fmt.smallest_normal, how) == fmt.smallest_normal
-    assert one(small, Conversion(format=fmt)) == small
+    assert one(small, Rounder(format=fmt)) == small
 
 
 @given(st.integers(1, 60), st.integers(0, 60), st.integers(0, 1 << 40), st.integers(0, 5))
 def test_batch_splits_reproduce(count: int, cut: int, start: int, stream: int) -> None:
     x = np.linspace(-3, 3, count, dtype=np.float32)
-    how = Conversion(format=Format.FP8_E5M2, rounding=Rounding.STOCHASTIC, seed=7)
+    how = Rounder(format=Format.FP8_E5M2, rounding=Rounding.STOCHASTIC, seed=7)
     whole = convert(x, how, offset=start, stream=stream)
     cut = min(cut, count)
     parts = [
@@ -158,8 +156,8 @@ def test_draws_differ_by_seed_and_stream() -> None:
 
 def test_neurons_reference_test_of_stochastic_rounding() -> None:
     # fp16 1024 plus 0.5, 2048 times: to nearest never leaves 1024, stochastic does.
-    nearest = Conversion(format=Format.FP16)
-    drawn = Conversion(format=Format.FP16, rounding=Rounding.STOCHASTIC, seed=0)
+    nearest = Rounder(format=Format.FP16)
+    drawn = Rounder(format=Format.FP16, rounding=Rounding.STOCHASTIC, seed=0)
     a = b = np.array([1024], dtype=np.float32)
     for i in range(2048):
         a = convert(a + np.float32(0.5), nearest)
@@ -175,6 +173,6 @@ def test_up_from_odd_is_openvinos_bit_trick(numbers: list[int]) -> None:
     x = words.view(np.float32)
     carried = words.astype(np.uint64) + ((words & np.uint32(0x10000)) >> np.uint32(1))
     expected = (carried & 0xFFFF0000).astype(np.uint32).view(np.float32)
-    how = Conversion(format=Format.BF16, rounding=Rounding.UP_FROM_ODD)
+    how = Rounder(format=Format.BF16, rounding=Rounding.UP_FROM_ODD)
     keep = np.isfinite(x) & np.isfinite(expected)
     assert same(convert(x[keep], how), expected[keep])

@@ -9,17 +9,17 @@ import pytest
 
 from finecast.graph import Graph
 from finecast.graph.text import from_text
-from finecast.rules import Context, Rule, Verdict
+from finecast.rules import Context, Rule, Ruling
 from finecast.rules.policy import Policy
 
 
 @pytest.fixture
-def judged() -> Callable[..., dict[str, Verdict | None]]:
+def judged() -> Callable[..., dict[str, Ruling | None]]:
     """``judged(rule, graph, policy="all:fp16", facts=...)``: verdicts by node name."""
 
     def judge(
         rule: Rule, graph: Graph | str, *, policy: str | Policy = "auto:bf16", **context: Any
-    ) -> dict[str, Verdict | None]:
+    ) -> dict[str, Ruling | None]:
         read = from_text(graph) if isinstance(graph, str) else graph
         asked = Policy.parse(policy) if isinstance(policy, str) else policy
         whole = Context(graph=read, policy=asked, **context)

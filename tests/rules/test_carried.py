@@ -9,11 +9,11 @@ import pytest
 
 from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
-from finecast.rules import Verdict
+from finecast.rules import Ruling
 from finecast.rules.carried import CARRIED
 from finecast.rules.facts import ValueFacts
 
-Judged = Callable[..., dict[str, Verdict | None]]
+Judged = Callable[..., dict[str, Ruling | None]]
 MASK = 3.0e38
 GRAPH = from_text(f"""\
 input %0 x fp32[4]

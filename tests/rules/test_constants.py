@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from finecast.numbers.formats import Format
-from finecast.rules import Verdict
+from finecast.rules import Ruling
 from finecast.rules.carried import CARRIED
 from finecast.rules.constants import CONSTANTS
 from tests.frontends import tools
 
-Judged = Callable[..., dict[str, Verdict | None]]
+Judged = Callable[..., dict[str, Ruling | None]]
 LOWEST = float(np.finfo(np.float32).max)
 
 

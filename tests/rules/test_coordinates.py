@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from finecast.graph import Graph
-from finecast.rules import Verdict
+from finecast.rules import Ruling
 from finecast.rules.coordinates import COORDINATES
 from tests.frontends import tools
 
-Judged = Callable[..., dict[str, Verdict | None]]
+Judged = Callable[..., dict[str, Ruling | None]]
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from finecast.numbers.formats import Format
-from finecast.rules import Verdict
+from finecast.rules import Ruling
 from finecast.rules.definition import DEFINITION
 
-Judged = Callable[..., dict[str, Verdict | None]]
+Judged = Callable[..., dict[str, Ruling | None]]
 GRAPH = """\
 input %0 x fp32[4]
 input %1 h bf16[4]

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from finecast.numbers.formats import Format
-from finecast.rules import Verdict
+from finecast.rules import Ruling
 from finecast.rules.depth import DEPTH
 from finecast.rules.facts import ValueFacts
 
-Judged = Callable[..., dict[str, Verdict | None]]
+Judged = Callable[..., dict[str, Ruling | None]]
 
 
 def graph(op: str, native: str, taken: str, given: str) -> str:

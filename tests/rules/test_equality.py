@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from finecast.rules import Verdict
+from finecast.rules import Ruling
 from finecast.rules.equality import EQUALITY
 
-Judged = Callable[..., dict[str, Verdict | None]]
+Judged = Callable[..., dict[str, Ruling | None]]
 
 GRAPH = """
 input %0 x fp32[4, 8]

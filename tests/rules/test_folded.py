@@ -10,11 +10,11 @@ from onnx import helper
 
 import finecast
 from finecast.numbers.formats import Format
-from finecast.rules import Verdict
+from finecast.rules import Ruling
 from finecast.rules.folded import FOLDED
 from tests.frontends.tools import model, run, tensor
 
-Judged = Callable[..., dict[str, Verdict | None]]
+Judged = Callable[..., dict[str, Ruling | None]]
 
 
 def kept(judged: Judged, graph: str) -> set[str]:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from finecast.rules import Verdict
+from finecast.rules import Ruling
 from finecast.rules.guarded import GUARDED
 
-Judged = Callable[..., dict[str, Verdict | None]]
+Judged = Callable[..., dict[str, Ruling | None]]
 
 
 def normalized(floor: str, division: str) -> str:

@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable
 
 from finecast.numbers.formats import Format
-from finecast.rules import Verdict
+from finecast.rules import Ruling
 from finecast.rules.names import NAMES
 from finecast.rules.policy import Policy
 
-Judged = Callable[..., dict[str, Verdict | None]]
+Judged = Callable[..., dict[str, Ruling | None]]
 GRAPH = """\
 input %0 x fp32[4]
 node enc/0/relu relu onnx::Relu fp32 (%0) -> (%1 a fp32[4])
@@ -19,7 +19,7 @@ node head/relu relu onnx::Relu fp32 (%2) -> (%3 c fp32[4])
 """
 
 
-def kept(found: dict[str, Verdict | None]) -> set[str]:
+def kept(found: dict[str, Ruling | None]) -> set[str]:
     assert all(v is None or v.permits == {Format.FP32} for v in found.values())
     return {name for name, v in found.items() if v is not None}
 

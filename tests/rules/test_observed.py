@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from finecast.numbers.formats import Format
-from finecast.rules import Verdict
+from finecast.rules import Ruling
 from finecast.rules.facts import ValueFacts
 from finecast.rules.observed import OBSERVED, range_limit
 
-Judged = Callable[..., dict[str, Verdict | None]]
+Judged = Callable[..., dict[str, Ruling | None]]
 GRAPH = "input %0 x fp32[4]\nnode n exp onnx::Exp fp32 (%0) -> (%1 y fp32[4])\n"
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from finecast.numbers.formats import Format
-from finecast.rules import Verdict
+from finecast.rules import Ruling
 from finecast.rules.op_formats import OP_FORMATS
 from finecast.rules.policy import Policy
 
-Judged = Callable[..., dict[str, Verdict | None]]
+Judged = Callable[..., dict[str, Ruling | None]]
 GRAPH = """\
 input %0 x fp32[4]
 node a softmax onnx::Softmax fp32 (%0) -> (%1 p fp32[4])

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from finecast.engines import installed
-from finecast.rules import Verdict
+from finecast.rules import Ruling
 from finecast.rules.coordinates import COORDINATES
 from finecast.rules.quantized import QUANTIZED
 from tests.frontends import tools
 
-Judged = Callable[..., dict[str, Verdict | None]]
+Judged = Callable[..., dict[str, Ruling | None]]
 
 SCALES = "float s = {0.05}, int8 z = {0}"
 

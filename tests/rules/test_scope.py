@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from finecast.numbers.formats import Format
-from finecast.rules import Verdict
+from finecast.rules import Ruling
 from finecast.rules.scope import SCOPE
 
-Judged = Callable[..., dict[str, Verdict | None]]
+Judged = Callable[..., dict[str, Ruling | None]]
 GRAPH = """\
 input %0 x fp32[4, 4]
 node mm matmul onnx::MatMul fp32 (%0, %0) -> (%1 a fp32[4, 4])

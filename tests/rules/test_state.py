@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from finecast.rules import Verdict
+from finecast.rules import Ruling
 from finecast.rules.state import STATE
 
-Judged = Callable[..., dict[str, Verdict | None]]
+Judged = Callable[..., dict[str, Ruling | None]]
 
 # p <- p - lr * (0.9 m + grad), and m with it; the loss beside it is no state.
 OPTIMIZER = """
@@ -45,7 +45,7 @@ node keep_b assign aten::copy_ - (~%1, ~%9) -> (~%11 b2 fp32[8])
 """
 
 
-def kept(found: dict[str, Verdict | None]) -> set[str]:
+def kept(found: dict[str, Ruling | None]) -> set[str]:
     return {name for name, verdict in found.items() if verdict is not None}
 
 

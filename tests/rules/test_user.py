@@ -9,11 +9,11 @@ import pytest
 
 from finecast.errors import UsageError
 from finecast.numbers.formats import Format
-from finecast.rules import NodeView, UserRule, Verdict
+from finecast.rules import NodeView, Ruling, UserRule
 from finecast.rules.facts import ValueFacts
 from finecast.rules.user import USER
 
-Judged = Callable[..., dict[str, Verdict | None]]
+Judged = Callable[..., dict[str, Ruling | None]]
 GRAPH = """\
 input %0 x fp32[4]
 constant %1 w fp32[4] size=4 largest=2.0 smallest_nonzero=1.0

@@ -11,7 +11,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backend:
+class BackendRow:
     """One row: what those tools document for it, and what to do to have it.
 
     ``engine`` is finecast's own (name, device), where there is one.
@@ -26,7 +26,7 @@ class Backend:
 
 
 BACKENDS = (
-    Backend(
+    BackendRow(
         framework="ONNX",
         backend="OpenVINO",
         device="CPU",
@@ -34,7 +34,7 @@ BACKENDS = (
         install="pip install openvino",
         engine=("openvino", "CPU"),
     ),
-    Backend(
+    BackendRow(
         framework="ONNX",
         backend="OpenVINO",
         device="GPU",
@@ -42,7 +42,7 @@ BACKENDS = (
         install="an Intel GPU and its compute runtime (driver)",
         engine=("openvino", "GPU"),
     ),
-    Backend(
+    BackendRow(
         framework="ONNX",
         backend="CPUExecutionProvider",
         device="CPU",
@@ -50,7 +50,7 @@ BACKENDS = (
         install="pip install onnxruntime",
         engine=("onnxruntime", "CPU"),
     ),
-    Backend(
+    BackendRow(
         framework="ONNX",
         backend="CUDAExecutionProvider",
         device="GPU",
@@ -58,7 +58,7 @@ BACKENDS = (
         install="pip install onnxruntime-gpu (an NVIDIA GPU with CUDA)",
         engine=("onnxruntime", "CUDA"),
     ),
-    Backend(
+    BackendRow(
         framework="ONNX",
         backend="TensorrtExecutionProvider",
         device="GPU",
@@ -66,7 +66,7 @@ BACKENDS = (
         install="pip install onnxruntime-gpu tensorrt (an NVIDIA GPU)",
         engine=("onnxruntime", "Tensorrt"),
     ),
-    Backend(
+    BackendRow(
         framework="ONNX",
         backend="DnnlExecutionProvider",
         device="CPU",
@@ -74,7 +74,7 @@ BACKENDS = (
         install="build ONNX Runtime with --use_dnnl",
         engine=("onnxruntime", "Dnnl"),
     ),
-    Backend(
+    BackendRow(
         framework="PyTorch",
         backend="default",
         device="CPU",
@@ -82,7 +82,7 @@ BACKENDS = (
         install="pip install 'finecast[torch]'",
         engine=("torch", "CPU"),
     ),
-    Backend(
+    BackendRow(
         framework="PyTorch",
         backend="default",
         device="GPU",
@@ -90,21 +90,21 @@ BACKENDS = (
         install="a build of PyTorch with CUDA (an NVIDIA GPU)",
         engine=("torch", "CUDA"),
     ),
-    Backend(
+    BackendRow(
         framework="PyTorch",
         backend="ipex",
         device="CPU",
         formats=("bf16",),
         install="nothing to gain: retired, its kernels are in PyTorch",
     ),
-    Backend(
+    BackendRow(
         framework="TensorFlow",
         backend="default, itex",
         device="CPU, GPU",
         formats=("bf16",),
         install="no engine of finecast's: export to ONNX with tf2onnx",
     ),
-    Backend(
+    BackendRow(
         framework="MXNet",
         backend="default",
         device="CPU",

@@ -32,7 +32,7 @@ def run(
     from finecast.cli.backends import absent_backends
     from finecast.measure.environment import environment
 
-    rows: list[Row] = []
+    rows: list[EngineRow] = []
     failures: list[str] = []
     probes = _probes()
     with progress("probing", quiet=as_json) as report:
@@ -51,7 +51,7 @@ def run(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class EngineRow:
     """An engine on a device, for the models of one framework."""
 
     framework: str
@@ -60,11 +60,11 @@ class Row:
     formats: Mapping[Format, Capability]
 
 
-def _probes() -> dict[str, Callable[[], Row]]:
+def _probes() -> dict[str, Callable[[], EngineRow]]:
     """What measures a row, by engine and device; importing PyTorch takes seconds."""
     from importlib.util import find_spec
 
-    found: dict[str, Callable[[], Row]] = {s: partial(_onnx, s) for s in engine_specs()}
+    found: dict[str, Callable[[], EngineRow]] = {s: partial(_onnx, s) for s in engine_specs()}
     if find_spec("torch") is not None:
         import torch
 
@@ -74,11 +74,11 @@ def _probes() -> dict[str, Callable[[], Row]]:
     return found
 
 
-def _onnx(spec: str) -> Row:
+def _onnx(spec: str) -> EngineRow:
     from finecast.engines import get_engine
 
     engine = get_engine(spec)
-    return Row(
+    return EngineRow(
         framework="ONNX",
         engine=engine.name,
         device=engine.device,
@@ -86,11 +86,11 @@ def _onnx(spec: str) -> Row:
     )
 
 
-def _torch(device: str) -> Row:
+def _torch(device: str) -> EngineRow:
     from finecast.engines.torch.rates import capabilities
 
     formats = capabilities(device.lower())
-    return Row(framework="PyTorch", engine="torch", device=device, formats=formats)
+    return EngineRow(framework="PyTorch", engine="torch", device=device, formats=formats)
 
 
 def engine_specs() -> list[str]:
@@ -113,7 +113,7 @@ def cell(capability: Capability) -> str:
 
 def _json(
     machine: Environment,
-    rows: list[Row],
+    rows: list[EngineRow],
     absent: list[dict[str, Any]],
     failures: list[str],
 ) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def _json(
 
 def _print(
     machine: Environment,
-    rows: list[Row],
+    rows: list[EngineRow],
     absent: list[dict[str, Any]],
     failures: list[str],
 ) -> None:

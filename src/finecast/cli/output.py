@@ -26,7 +26,7 @@ _UNSAFE = re.compile(
 )
 
 
-class Progress(Protocol):
+class ProgressBar(Protocol):
     """Says how far a long job is."""
 
     def __call__(self, done: int, total: int, what: str = "") -> None:
@@ -118,7 +118,7 @@ def add_row(table: Table, *cells: str) -> None:
 
 
 @contextmanager
-def progress(title: str, *, quiet: bool = False) -> Generator[Progress]:
+def progress(title: str, *, quiet: bool = False) -> Generator[ProgressBar]:
     """A progress bar on stderr where that is a terminal; else nothing."""
     if quiet or not sys.stderr.isatty():
         yield _silent

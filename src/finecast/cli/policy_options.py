@@ -14,7 +14,7 @@ from finecast.cli.output import warn
 
 if TYPE_CHECKING:
     from finecast.devices.emulation import Emulation
-    from finecast.devices.neuron import Choice, Given
+    from finecast.devices.neuron import CompilerChoice, Given
     from finecast.rules import UserRule
 
 
@@ -142,7 +142,7 @@ class Device:
             warn(note)
         return options.emulation(), options.label
 
-    def choice(self, casting: Casting, target: str | None) -> Choice:
+    def choice(self, casting: Casting, target: str | None) -> CompilerChoice:
         """What to cast, for which device.
 
         Raises:
@@ -192,7 +192,7 @@ class Narrowing:
         """The files that the options name, each with its option."""
         return [("--rules", file) for file in self.rules or ()]
 
-    def narrowed(self, choice: Choice) -> Choice:
+    def narrowed(self, choice: CompilerChoice) -> CompilerChoice:
         """``choice`` with its policy narrowed.
 
         Raises:

@@ -19,13 +19,13 @@ from finecast.devices.targets import Target
 from finecast.errors import UsageError
 from finecast.graph import Graph, Node
 from finecast.numbers.formats import Format
-from finecast.numbers.roundmodes import Conversion, Rounding
+from finecast.numbers.roundmodes import Rounder, Rounding
 from finecast.ops import OpKind, Tier, by_name
 from finecast.rules.policy import Scope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ports:
+class EmulatedPorts:
     """Formats to which an op's inputs and results are rounded when it is cast."""
 
     read: Format
@@ -69,10 +69,10 @@ class Emulation:
 
     def conversion(
         self, fmt: Format, *, standalone: bool = False, flush: bool = False
-    ) -> Conversion:
+    ) -> Rounder:
         """How values come into ``fmt`` on this target; with ``flush``, at an engine's port."""
         alone = self.standalone if standalone else None
-        return Conversion(
+        return Rounder(
             format=fmt,
             rounding=alone or self.rounding,
             saturate=fmt.storage_bytes == 1 and self.target.saturating_fp8,
@@ -89,7 +89,7 @@ class Emulation:
             return info.matmul_engine
         return self.scope is not Scope.NONE
 
-    def ports(self, node: Node) -> Ports | None:
+    def ports(self, node: Node) -> EmulatedPorts | None:
         """What a cast of ``node`` rounds; None if the target cannot cast it."""
         real = self.target.engine_for(by_name(node.op).kind).computes_in(self.format)
         if real is None or node.format is not Format.FP32:
@@ -97,7 +97,7 @@ class Emulation:
         # An engine that computes in more than was asked still takes what the cast left.
         narrow = min(self.format, real, key=lambda f: (f.mantissa_bits, f.max))
         stored = self.format.storage is not Format.FP32 or narrow is not Format.FP32
-        return Ports(read=narrow, write=narrow if stored else Format.FP32)
+        return EmulatedPorts(read=narrow, write=narrow if stored else Format.FP32)
 
     def held(self, fmt: Format) -> Format:
         """What numbers stored in ``fmt`` are on the target: its e4m3 may end at 240."""

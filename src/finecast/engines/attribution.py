@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from finecast.engines.source import Step
+from finecast.engines.source import ModelStep
 
 _JOINTS = "/_.:"
 
@@ -55,7 +55,9 @@ def node_of(name: str, nodes: Collection[str]) -> str | None:
     return None
 
 
-def attribute(steps: Sequence[Step], kernels: Sequence[Kernel]) -> dict[str, tuple[str, ...]]:
+def attribute(
+    steps: Sequence[ModelStep], kernels: Sequence[Kernel]
+) -> dict[str, tuple[str, ...]]:
     """The nodes that run in each kernel, in model order."""
     steps = [step for step in steps if step.op != "Constant"]
     members: dict[str, set[str]] = {k.name: set(k.named) for k in kernels}
@@ -70,7 +72,7 @@ def attribute(steps: Sequence[Step], kernels: Sequence[Kernel]) -> dict[str, tup
 
 
 def _claim(
-    steps: Sequence[Step],
+    steps: Sequence[ModelStep],
     kernels: Sequence[Kernel],
     members: dict[str, set[str]],
     mentioned: set[str],
@@ -112,7 +114,7 @@ def _named_readers(kernel: Kernel, by_name: Mapping[str, Kernel]) -> set[str]:
 
 
 def _absorb(
-    steps: Sequence[Step], members: Mapping[str, set[str]], mentioned: Collection[str]
+    steps: Sequence[ModelStep], members: Mapping[str, set[str]], mentioned: Collection[str]
 ) -> None:
     homes: dict[str, set[str]] = defaultdict(set)
     for kernel, nodes in members.items():

@@ -16,7 +16,7 @@ import numpy as np
 from finecast.engines.base import Array, Capability, Feeds, KernelTime, TensorSpec
 from finecast.engines.onnxruntime_profile import kernel_times
 from finecast.engines.ports import DTYPES, ordered_feeds
-from finecast.engines.source import Source, read_source
+from finecast.engines.source import ModelSource, read_source
 from finecast.errors import EngineError, UsageError
 from finecast.numbers.formats import Format
 
@@ -54,7 +54,7 @@ class OnnxRuntimeSession:
     def __init__(
         self,
         session: onnxruntime.InferenceSession,
-        source: Source,
+        source: ModelSource,
         *,
         where: str,
         profile: _Profile | None,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from finecast.engines.attribution import Kernel, attribute, node_of
 from finecast.engines.base import KernelTime
-from finecast.engines.source import Source, Step
+from finecast.engines.source import ModelSource, ModelStep
 
 _SUFFIX = "_kernel_time"
 _LABELS = {"float": "fp32", "float16": "fp16", "bfloat16": "bf16", "double": "fp64"}
@@ -21,7 +21,7 @@ _ADDED = frozenset({"ReorderInput", "ReorderOutput", "MemcpyFromHost", "MemcpyTo
 
 
 def kernel_times(
-    trace: Path, optimized: Source, original: Source, *, repeats: int
+    trace: Path, optimized: ModelSource, original: ModelSource, *, repeats: int
 ) -> list[KernelTime]:
     """The median time of each kernel over the last ``repeats`` runs, slowest first."""
     times: dict[str, list[float]] = defaultdict(list)
@@ -59,7 +59,7 @@ def _per_run(series: list[float], repeats: int) -> float:
     return statistics.median(runs)
 
 
-def _kernels(optimized: Source, original: Source) -> list[Kernel]:
+def _kernels(optimized: ModelSource, original: ModelSource) -> list[Kernel]:
     producers = original.producers
     nodes = {step.name for step in original.steps}
     readers: dict[str, list[str]] = defaultdict(list)
@@ -77,7 +77,7 @@ def _kernels(optimized: Source, original: Source) -> list[Kernel]:
     ]
 
 
-def _named(step: Step, producers: dict[str, str], nodes: set[str]) -> tuple[str, ...]:
+def _named(step: ModelStep, producers: dict[str, str], nodes: set[str]) -> tuple[str, ...]:
     if step.op.rsplit(".", 1)[-1] in _ADDED:
         return ()
     by_value = {producers[value] for value in step.outputs if value in producers}

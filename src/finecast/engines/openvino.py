@@ -23,7 +23,7 @@ from finecast.engines.links import without_links
 from finecast.engines.openvino_names import kernels_of, nodes_by_friendly_name
 from finecast.engines.openvino_text import explain
 from finecast.engines.ports import DTYPES, ordered_feeds
-from finecast.engines.source import Source, read_source
+from finecast.engines.source import ModelSource, read_source
 from finecast.errors import EngineError, UsageError
 from finecast.numbers.formats import Format
 
@@ -55,7 +55,7 @@ class OpenVinoSession:
     def __init__(
         self,
         compiled: openvino.CompiledModel,
-        source: Source,
+        source: ModelSource,
         *,
         where: str,
         names: Mapping[str, tuple[str, ...]] | None,

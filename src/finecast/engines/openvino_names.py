@@ -19,13 +19,13 @@ from finecast.engines.attribution import Kernel, node_of, split_names
 if TYPE_CHECKING:
     import openvino
 
-    from finecast.engines.source import Source
+    from finecast.engines.source import ModelSource
 
 _ADDED = frozenset({"Reorder", "Input", "Output"})
 
 
 def nodes_by_friendly_name(
-    model: openvino.Model, source: Source
+    model: openvino.Model, source: ModelSource
 ) -> dict[str, tuple[str, ...]]:
     """The ONNX nodes behind each op of a model that was read, not yet compiled.
 

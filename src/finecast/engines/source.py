@@ -26,7 +26,7 @@ _TYPES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class ModelStep:
     """One node of the main graph; ``inputs`` counts what its bodies capture."""
 
     name: str
@@ -36,7 +36,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class ModelSource:
     """Ports and nodes of an ONNX model; nodes in file order (topological by ONNX's law).
 
     ``depth`` is how deep bodies of control flow nest in each other.
@@ -44,7 +44,7 @@ class Source:
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[ModelStep, ...]
     depth: int = 0
 
     @property
@@ -53,7 +53,7 @@ class Source:
         return {value: step.name for step in self.steps for value in step.outputs}
 
 
-def read_source(model: Path | bytes) -> Source:
+def read_source(model: Path | bytes) -> ModelSource:
     """Read names and ports; weights in external files stay there.
 
     Raises:
@@ -81,7 +81,7 @@ def read_source(model: Path | bytes) -> Source:
         raise EngineError(
             "not an ONNX model: it has no graph", where=where, fix="export the model again"
         )
-    return Source(
+    return ModelSource(
         inputs=tuple(_spec(v) for v in proto.graph.input if v.name not in initialized),
         outputs=tuple(_spec(v) for v in proto.graph.output),
         steps=tuple(_step(node) for node in proto.graph.node),
@@ -121,10 +121,10 @@ def _dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
     return dim.dim_param or None
 
 
-def _step(node: onnx.NodeProto) -> Step:
+def _step(node: onnx.NodeProto) -> ModelStep:
     outputs = tuple(value for value in node.output if value)
     domain = f"{node.domain}." if node.domain else ""
-    return Step(
+    return ModelStep(
         name=node.name or (outputs[0] if outputs else ""),
         op=domain + node.op_type,
         inputs=tuple(value for value in _reads(node) if value),

@@ -37,7 +37,7 @@ class Rounding(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversion:
+class Rounder:
     """How numbers come into ``format``.
 
     Attributes:
@@ -57,7 +57,7 @@ class Conversion:
 
 
 def convert(
-    x: NDArray[np.float32], how: Conversion, *, offset: int = 0, stream: int = 0
+    x: NDArray[np.float32], how: Rounder, *, offset: int = 0, stream: int = 0
 ) -> NDArray[np.float32]:
     """Convert ``x`` and return the results as float32, in the same shape.
 
@@ -76,7 +76,7 @@ def convert(
 
 
 def _by_steps(
-    x: NDArray[np.float32], how: Conversion, offset: int, stream: int
+    x: NDArray[np.float32], how: Rounder, offset: int, stream: int
 ) -> NDArray[np.float32]:
     fmt = how.format
     magnitude = np.abs(x.astype(np.float64))
@@ -104,7 +104,7 @@ def draws(count: int, *, seed: int, offset: int = 0, stream: int = 0) -> NDArray
 
 
 def _whole(
-    steps: NDArray[np.float64], how: Conversion, offset: int, stream: int
+    steps: NDArray[np.float64], how: Rounder, offset: int, stream: int
 ) -> NDArray[np.float64]:
     if how.rounding is Rounding.NEAREST_EVEN:
         return np.rint(steps)
@@ -118,7 +118,7 @@ def _whole(
 
 
 def _limit(
-    rounded: NDArray[np.float64], finite: NDArray[np.bool_], how: Conversion
+    rounded: NDArray[np.float64], finite: NDArray[np.bool_], how: Rounder
 ) -> NDArray[np.float64]:
     fmt = how.format
     beyond = rounded > fmt.max

@@ -10,7 +10,7 @@ from finecast.errors import RuleConflictError
 from finecast.graph import Node
 from finecast.numbers.encodings import SCALED, Encodings
 from finecast.numbers.formats import Format
-from finecast.rules.base import ANY, Context, NodeView, Rule, UserRule, Verdict
+from finecast.rules.base import ANY, Context, NodeView, Rule, Ruling, UserRule
 from finecast.rules.calibration import CALIBRATION, calibrated
 from finecast.rules.carried import CARRIED
 from finecast.rules.constants import CONSTANTS
@@ -39,8 +39,8 @@ __all__ = [
     "NodeView",
     "Permission",
     "Rule",
+    "Ruling",
     "UserRule",
-    "Verdict",
     "override",
     "permit",
 ]
@@ -149,7 +149,7 @@ def _united(node: Node, found: Sequence[Permission], lows: Sequence[Format]) -> 
     return Permission(formats=formats, reasons=tuple(reasons.values()), encodings=encodings)
 
 
-def _reason(rule: Rule, verdict: Verdict, *, waived: bool) -> Reason:
+def _reason(rule: Rule, verdict: Ruling, *, waived: bool) -> Reason:
     dropped = waived and not rule.hard and not verdict.waives
     return Reason(
         rule=rule.name,

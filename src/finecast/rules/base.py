@@ -50,7 +50,7 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Ruling:
     """Formats that a rule leaves to a node, why, and on what evidence.
 
     ``waives`` marks a user's explicit choice: it sets aside verdicts of rules that are not
@@ -72,7 +72,7 @@ class Rule:
     """
 
     name: str
-    judge: Callable[[Node, Context], Verdict | None]
+    judge: Callable[[Node, Context], Ruling | None]
     hard: bool = False
 
 

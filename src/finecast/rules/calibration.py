@@ -12,7 +12,7 @@ from finecast.graph import Graph, Node
 from finecast.numbers.encodings import SCALED, Encodings
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
-from finecast.rules.base import KEEP, Context, Rule, Verdict
+from finecast.rules.base import KEEP, Context, Rule, Ruling
 from finecast.rules.facts import Facts, ValueFacts
 
 # Channels of results along the axes of an op's weights, its second input: each has a scale.
@@ -63,13 +63,13 @@ def _of_constant(array: NDArray[np.generic], fmt: Format, axis: int | None) -> S
     return Scaled.fitted(fmt, SCALED[fmt].constants, *ends, axis=own)
 
 
-def _judge(node: Node, context: Context) -> Verdict | None:
+def _judge(node: Node, context: Context) -> Ruling | None:
     if context.low not in SCALED or node.format is not Format.FP32:
         return None
     try:
         calibrated(context.graph, node, context.low, context.facts)
     except ValueError as error:
-        return Verdict(permits=KEEP, text=str(error))
+        return Ruling(permits=KEEP, text=str(error))
     return None
 
 

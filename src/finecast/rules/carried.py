@@ -15,20 +15,20 @@ from finecast.graph import ByIdentity, Node
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.ops import OpKind, by_name
-from finecast.rules.base import KEEP, Context, Rule, Verdict
+from finecast.rules.base import KEEP, Context, Rule, Ruling
 from finecast.rules.constants import scalars
 
 _KINDS: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT, OpKind.CONSTANT})
 _OPS: Final = frozenset({"add", "sub", "mul", "sum", "neg", "abs", "where", "cast", "phi"})
 
 
-def _judge(node: Node, context: Context) -> Verdict | None:
+def _judge(node: Node, context: Context) -> Ruling | None:
     carrying = _carrying(ByIdentity(context.graph), context.low)
     if not carrying:
         return None
     for value in context.graph.following_inputs(node):
         if value.id in carrying and value.id not in context.facts:
-            return Verdict(
+            return Ruling(
                 permits=KEEP,
                 text=f"{value.name} carries a constant beyond the largest {context.low.label}",
                 evidence={"limit": context.low.max},

@@ -14,7 +14,7 @@ from typing import Final
 from finecast.graph import SCALARS, Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
-from finecast.rules.base import KEEP, Context, Rule, Verdict
+from finecast.rules.base import KEEP, Context, Rule, Ruling
 
 # A weight matrix may hold a few tiny elements that vanish without harm; a scalar may not.
 _FEW = 16
@@ -89,12 +89,12 @@ def first_problem(graph: Graph, node: Node, low: Format) -> tuple[str, ConstantP
     return None
 
 
-def _judge(node: Node, context: Context) -> Verdict | None:
+def _judge(node: Node, context: Context) -> Ruling | None:
     found = first_problem(context.graph, node, context.low)
     if found is None:
         return None
     name, problem = found
-    return Verdict(
+    return Ruling(
         permits=KEEP,
         text=f"constant {name} is {_SAYS[problem.what]} {context.low.label}",
         evidence={problem.what: problem.number, "limit": problem.limit},

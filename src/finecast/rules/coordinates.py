@@ -23,7 +23,7 @@ from typing import Final
 from finecast.graph import ByIdentity, Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
-from finecast.rules.base import KEEP, Context, Rule, Verdict
+from finecast.rules.base import KEEP, Context, Rule, Ruling
 from finecast.rules.constants import scalars
 
 _MASK_FILLER: Final = 1e4
@@ -75,9 +75,9 @@ class _Kind(IntEnum):
     SURE = 2
 
 
-def _judge(node: Node, context: Context) -> Verdict | None:
+def _judge(node: Node, context: Context) -> Ruling | None:
     why = _kept(ByIdentity(context.graph), context.low).get(node.id)
-    return Verdict(permits=KEEP, text=why) if why is not None else None
+    return Ruling(permits=KEEP, text=why) if why is not None else None
 
 
 @lru_cache(maxsize=4)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from finecast.graph import Node
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
-from finecast.rules.base import Context, Rule, Verdict, only
+from finecast.rules.base import Context, Rule, Ruling, only
 
 
-def _judge(node: Node, context: Context) -> Verdict | None:
+def _judge(node: Node, context: Context) -> Ruling | None:
     own = node.format
     if own is None:
         return None
     if own is not Format.FP32:
-        return Verdict(permits=only(own), text=f"already {own.label} in the model; kept")
+        return Ruling(permits=only(own), text=f"already {own.label} in the model; kept")
     permits = (node.admits | only(own)) & frozenset({own, context.low})
     if context.low.operands_only:
         around = context.low in context.casts_around and not by_name(node.op).exact
@@ -23,7 +23,7 @@ def _judge(node: Node, context: Context) -> Verdict | None:
     text = f"{node.native} has no {context.low.label} in its definition"
     if context.low.operands_only and context.low not in context.casts_around:
         text += ", and the model's opset nothing that rounds to it"
-    return Verdict(permits=permits, text=text)
+    return Ruling(permits=permits, text=text)
 
 
 DEFINITION = Rule(name="definition", judge=_judge, hard=True)

@@ -11,12 +11,12 @@ import math
 
 from finecast.graph import Node
 from finecast.ops import OpKind, by_name
-from finecast.rules.base import KEEP, Context, Rule, Verdict
+from finecast.rules.base import KEEP, Context, Rule, Ruling
 
 _REDUCTIONS = frozenset({OpKind.REDUCTION, OpKind.LOSS})
 
 
-def _judge(node: Node, context: Context) -> Verdict | None:
+def _judge(node: Node, context: Context) -> Ruling | None:
     info = by_name(node.op)
     if not info.accumulates or info.kind not in _REDUCTIONS or context.measured:
         return None
@@ -24,7 +24,7 @@ def _judge(node: Node, context: Context) -> Verdict | None:
     bound = depth * context.low.unit_roundoff
     if bound < 1:
         return None
-    return Verdict(
+    return Ruling(
         permits=KEEP,
         text=f"sums {depth} terms: n*u of {context.low.label} is {bound:.3g}",
         evidence={"depth": depth, "unit_roundoff": context.low.unit_roundoff},

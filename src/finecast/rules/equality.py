@@ -13,19 +13,19 @@ from typing import Final
 
 from finecast.graph import ByIdentity, Graph, Node
 from finecast.ops import by_name
-from finecast.rules.base import KEEP, Context, Rule, Verdict
+from finecast.rules.base import KEEP, Context, Rule, Ruling
 
 _COMPARISONS: Final = frozenset({"equal", "not_equal"})
 # They select where their reduction does; whether it does is the frontend's to know.
 _SELECTIONS: Final = frozenset({"reduce_max", "reduce_min", "scatter_elements"})
 
 
-def _judge(node: Node, context: Context) -> Verdict | None:
+def _judge(node: Node, context: Context) -> Ruling | None:
     comparison = _compared(ByIdentity(context.graph)).get(node.id)
     if comparison is None:
         return None
     name = context.graph.nodes[comparison].name
-    return Verdict(
+    return Ruling(
         permits=KEEP,
         text=f"{name} compares what it selects for equality: rounded, no value need be equal",
     )

@@ -11,13 +11,13 @@ from functools import lru_cache
 
 from finecast.graph import ByIdentity, Graph, Node
 from finecast.ops import by_name
-from finecast.rules.base import KEEP, Context, Rule, Verdict
+from finecast.rules.base import KEEP, Context, Rule, Ruling
 
 
-def _judge(node: Node, context: Context) -> Verdict | None:
+def _judge(node: Node, context: Context) -> Ruling | None:
     if node.id not in _folded(ByIdentity(context.graph)):
         return None
-    return Verdict(
+    return Ruling(
         permits=KEEP, text="it reads constants alone: computed once, when the model is loaded"
     )
 

@@ -12,15 +12,15 @@ from functools import lru_cache
 from finecast.graph import ByIdentity, Graph, Node
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
-from finecast.rules.base import KEEP, Context, Rule, Verdict
+from finecast.rules.base import KEEP, Context, Rule, Ruling
 from finecast.rules.constants import DIVISORS, first_problem
 
 
-def _judge(node: Node, context: Context) -> Verdict | None:
+def _judge(node: Node, context: Context) -> Ruling | None:
     guard = _guarded(ByIdentity(context.graph), context.low).get(node.id)
     if guard is None:
         return None
-    return Verdict(
+    return Ruling(
         permits=KEEP,
         text=f"{context.graph.nodes[guard].name} keeps a divisor from 0 by a constant below "
         f"the normal range of {context.low.label}",

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from finecast.graph import Node
-from finecast.rules.base import KEEP, Context, Rule, Verdict
+from finecast.rules.base import KEEP, Context, Rule, Ruling
 
 
-def _judge(node: Node, context: Context) -> Verdict | None:
+def _judge(node: Node, context: Context) -> Ruling | None:
     fault = context.faults.get(context.low, {}).get(node.id)
     if fault is not None:
-        return Verdict(permits=KEEP, text=fault)
+        return Ruling(permits=KEEP, text=fault)
     if context.kernels(node, context.low) is not False:
         return None
-    return Verdict(
+    return Ruling(
         permits=KEEP,
         text=f"{context.engine} has no working {context.low.label} kernel for {node.native}",
     )

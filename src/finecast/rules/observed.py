@@ -6,7 +6,7 @@ from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.ops import by_name
-from finecast.rules.base import KEEP, Context, Rule, Verdict
+from finecast.rules.base import KEEP, Context, Rule, Ruling
 from finecast.rules.constants import DIVISORS
 
 # Where more than half of what is nonzero would become subnormal or zero, the format's
@@ -40,14 +40,14 @@ def divided_by(graph: Graph, value: Value) -> Node | None:
     return None
 
 
-def _judge(node: Node, context: Context) -> Verdict | None:
+def _judge(node: Node, context: Context) -> Ruling | None:
     graph, low = context.graph, context.low
     for value in (*graph.following_inputs(node), *graph.following_outputs(node)):
         facts = context.facts.get(value.id)
         if facts is None:
             continue
         if facts.largest >= range_limit(low):
-            return Verdict(
+            return Ruling(
                 permits=KEEP,
                 text=f"{value.name} comes too close to the largest {low.label}",
                 evidence={"largest": facts.largest, "limit": range_limit(low)},
@@ -55,7 +55,7 @@ def _judge(node: Node, context: Context) -> Verdict | None:
         share = facts.flushed_share(low)
         divides = divided_by(graph, value) if share else None
         if divides is not None:
-            return Verdict(
+            return Ruling(
                 permits=KEEP,
                 text=f"some of {value.name} becomes 0 in {low.label}, and {divides.name} "
                 "divides by it",
@@ -64,7 +64,7 @@ def _judge(node: Node, context: Context) -> Verdict | None:
         nonzero = facts.count - facts.zeros
         lost = share * facts.count
         if nonzero and lost / nonzero > _UNDERFLOW_SHARE:
-            return Verdict(
+            return Ruling(
                 permits=KEEP,
                 text=f"most of {value.name} vanishes in {low.label}",
                 evidence={"share": lost / nonzero, "limit": low.smallest_subnormal},

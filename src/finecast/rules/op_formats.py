@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from finecast.graph import Node
-from finecast.rules.base import Context, Rule, Verdict, only
+from finecast.rules.base import Context, Rule, Ruling, only
 
 
 def matches(name: str, node: Node) -> bool:
@@ -11,10 +11,10 @@ def matches(name: str, node: Node) -> bool:
     return name in (node.op, node.native, node.native.rpartition("::")[2])
 
 
-def _judge(node: Node, context: Context) -> Verdict | None:
+def _judge(node: Node, context: Context) -> Ruling | None:
     for name, fmt in context.policy.op_formats.items():
         if matches(name, node):
-            return Verdict(
+            return Ruling(
                 permits=only(fmt), text=f"the user chose {name}={fmt.label}", waives=True
             )
     return None

@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Final
 
 from finecast.graph import Node
-from finecast.rules.base import KEEP, Context, Rule, Verdict
+from finecast.rules.base import KEEP, Context, Rule, Ruling
 
 
-def _judge(node: Node, context: Context) -> Verdict | None:
+def _judge(node: Node, context: Context) -> Ruling | None:
     source = node.inputs[0] if node.op == "cast" and node.inputs else None
     if source is None or context.graph.values[source].format is None:
         return None
-    return Verdict(permits=KEEP, text="a cast of the model's own states the type it gives")
+    return Ruling(permits=KEEP, text="a cast of the model's own states the type it gives")
 
 
 OWN_CASTS: Final = Rule(name="own_casts", judge=_judge)

@@ -15,7 +15,7 @@ from typing import Final
 
 from finecast.graph import ROUNDS, ByIdentity, Graph, Node
 from finecast.ops import OpKind, by_name
-from finecast.rules.base import KEEP, Context, Rule, Verdict
+from finecast.rules.base import KEEP, Context, Rule, Ruling
 
 _MOVES: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT})
 _FUSED: Final = _MOVES | {OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL}
@@ -35,10 +35,10 @@ class _From(Enum):
     OP = auto()
 
 
-def _judge(node: Node, context: Context) -> Verdict | None:
+def _judge(node: Node, context: Context) -> Ruling | None:
     if node.id not in _regions(ByIdentity(context.graph)):
         return None
-    return Verdict(permits=KEEP, text="it belongs to a quantized region, which stays as it is")
+    return Ruling(permits=KEEP, text="it belongs to a quantized region, which stays as it is")
 
 
 @lru_cache(maxsize=2)

@@ -16,7 +16,7 @@ from finecast.errors import ModelError
 from finecast.graph import Graph, Node
 from finecast.numbers.formats import Format
 from finecast.ops import Tier, by_name
-from finecast.rules import Context, Rule, Verdict
+from finecast.rules import Context, Rule, Ruling
 from finecast.rules.base import only
 from finecast.rules.definition import DEFINITION
 from finecast.rules.hints import Hint
@@ -121,12 +121,12 @@ def raf_rules(
     """
     formats = propagate(graph, low, overrides)
 
-    def judge(node: Node, context: Context) -> Verdict | None:
+    def judge(node: Node, context: Context) -> Ruling | None:
         del context
         fmt = formats.get(node.id)
         if fmt is None:
             return None
-        return Verdict(permits=only(fmt), text=f"RAF's rule for {node.op}: {fmt.label}")
+        return Ruling(permits=only(fmt), text=f"RAF's rule for {node.op}: {fmt.label}")
 
     return (DEFINITION, KERNEL, Rule(name="raf", judge=judge))
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from finecast.graph import ByIdentity, Dim, Graph, Node, Value
 from finecast.ops import OpKind, by_name
-from finecast.rules.base import KEEP, Context, Rule, Verdict
+from finecast.rules.base import KEEP, Context, Rule, Ruling
 
 # Results have the elements of their operands, or some of them.
 _ALONG: Final = frozenset(
@@ -28,11 +28,11 @@ _ALONG: Final = frozenset(
 )
 
 
-def _judge(node: Node, context: Context) -> Verdict | None:
+def _judge(node: Node, context: Context) -> Ruling | None:
     state = _leading(ByIdentity(context.graph)).get(node.id)
     if state is None:
         return None
-    return Verdict(
+    return Ruling(
         permits=KEEP,
         text=f"computes what is written to {context.graph.values[state].name}, which is kept "
         "from call to call: roundings would add up",

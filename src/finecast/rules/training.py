@@ -13,7 +13,7 @@ from typing import Final
 
 from finecast.graph import Node
 from finecast.numbers.formats import Format
-from finecast.rules import RULES, Context, Rule, Verdict
+from finecast.rules import RULES, Context, Rule, Ruling
 
 _SUMS_IN_FP32: Final = frozenset(
     {
@@ -27,7 +27,7 @@ _OF_THUMB: Final = frozenset({"tier", "reduction_depth"})
 
 
 def _but_for_sums(rule: Rule) -> Rule:
-    def judge(node: Node, context: Context) -> Verdict | None:
+    def judge(node: Node, context: Context) -> Ruling | None:
         wide = context.low.exponent_bits == Format.FP32.exponent_bits
         if wide and node.op in _SUMS_IN_FP32:
             return None

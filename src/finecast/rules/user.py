@@ -8,14 +8,14 @@ from typing import Final
 from finecast.errors import UsageError
 from finecast.graph import Node
 from finecast.numbers.formats import Format
-from finecast.rules.base import Context, NodeView, Rule, Verdict
+from finecast.rules.base import Context, NodeView, Rule, Ruling
 from finecast.rules.reason import Reason
 from finecast.usercode import guarded
 
 _SAID: Final = "user rule "
 
 
-def _judge(node: Node, context: Context) -> Verdict | None:
+def _judge(node: Node, context: Context) -> Ruling | None:
     verdicts: list[tuple[str, frozenset[Format]]] = []
     view = NodeView(node=node, context=context)
     for name, function in context.user_rules:
@@ -37,7 +37,7 @@ def _judge(node: Node, context: Context) -> Verdict | None:
         return None
     permits = frozenset[Format].intersection(*(p for _, p in verdicts))
     names = ", ".join(n for n, _ in verdicts)
-    return Verdict(permits=permits, text=f"{_SAID}{names}", waives=True)
+    return Ruling(permits=permits, text=f"{_SAID}{names}", waives=True)
 
 
 USER = Rule(name="user", judge=_judge)

@@ -152,7 +152,7 @@ class Solution:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class ChainProfile:
     """Time, error and number of casts at each step of a growing chain of low sets."""
 
     time_s: Floats
@@ -180,7 +180,7 @@ def total_by(label: Ints, amount: Floats | Bools, count: int) -> Floats:
     return np.bincount(label, amount, count).astype(np.float64, copy=False)
 
 
-def chain_profile(problem: Problem, order: Ints, steps: int) -> Profile:
+def chain_profile(problem: Problem, order: Ints, steps: int) -> ChainProfile:
     """Cost of a chain: unit u is low from step ``order[u]`` on (``steps``: never)."""
     first, never = order == 0, order >= steps
     switch = ~(first | never)
@@ -205,7 +205,7 @@ def chain_profile(problem: Problem, order: Ints, steps: int) -> Profile:
         for at, sign in ((begin[cast], 1.0), (end[cast], -1.0)):
             time += sign * total_by(at, cost[cast], steps + 1)
             casts += sign * np.bincount(at, minlength=steps + 1)
-    return Profile(
+    return ChainProfile(
         time_s=np.cumsum(time[:steps]),
         error=np.cumsum(error[:steps]),
         casts=np.cumsum(casts[:steps]).astype(np.int64),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from finecast.frontends.onnx.roundops import RoundOps
 from finecast.numbers.formats import Format
-from finecast.numbers.roundmodes import Conversion, Rounding, convert
+from finecast.numbers.roundmodes import Rounder, Rounding, convert
 
 Floats = NDArray[np.float32]
 LOW = [f for f in Format if f is not Format.FP32]
@@ -20,7 +20,7 @@ LOW = [f for f in Format if f is not Format.FP32]
 LIMIT = 2.0**100
 
 
-def in_graph(x: Floats, how: Conversion, offset: int = 0) -> Floats:
+def in_graph(x: Floats, how: Rounder, offset: int = 0) -> Floats:
     value = ir.Value(name="x", shape=ir.Shape([None]), type=ir.TensorType(ir.DataType.FLOAT))
     start = ir.Value(name="o", shape=ir.Shape(()), type=ir.TensorType(ir.DataType.INT64))
     constants: list[ir.Value] = []
@@ -58,7 +58,7 @@ def numbers() -> Floats:
 @pytest.mark.parametrize("mode", [m for m in Rounding if m is not Rounding.STOCHASTIC])
 def test_equals_the_arrays_function(fmt: Format, mode: Rounding, saturate: bool) -> None:
     x = numbers()
-    how = Conversion(format=fmt, rounding=mode, saturate=saturate)
+    how = Rounder(format=fmt, rounding=mode, saturate=saturate)
     got, expected = in_graph(x, how), convert(x, how)
     magnitude = np.abs(x)
     inside = (magnitude >= fmt.smallest_normal) & (magnitude < LIMIT)
@@ -69,8 +69,8 @@ def test_equals_the_arrays_function(fmt: Format, mode: Rounding, saturate: bool)
 
 @pytest.mark.parametrize("fmt", LOW, ids=lambda f: f.label)
 def test_stochastic_takes_a_neighbour_and_is_unbiased(fmt: Format) -> None:
-    how = Conversion(format=fmt, rounding=Rounding.STOCHASTIC, seed=3)
-    down = Conversion(format=fmt, rounding=Rounding.TOWARD_ZERO)
+    how = Rounder(format=fmt, rounding=Rounding.STOCHASTIC, seed=3)
+    down = Rounder(format=fmt, rounding=Rounding.TOWARD_ZERO)
     exact = convert(numbers()[(1 << 15) : (1 << 16)], down)
     exact = exact[np.isfinite(exact) & (np.abs(exact) < fmt.max)]
     assert np.array_equal(in_graph(exact, how), exact)
@@ -82,7 +82,7 @@ def test_stochastic_takes_a_neighbour_and_is_unbiased(fmt: Format) -> None:
 
 
 def test_stochastic_draws_go_by_the_index_in_the_stream() -> None:
-    how = Conversion(format=Format.BF16, rounding=Rounding.STOCHASTIC, seed=3)
+    how = Rounder(format=Format.BF16, rounding=Rounding.STOCHASTIC, seed=3)
     x = np.linspace(1, 2, 1000, dtype=np.float32)
     whole = in_graph(x, how)
     parts = [in_graph(x[:300], how), in_graph(x[300:], how, offset=300)]
@@ -92,5 +92,5 @@ def test_stochastic_draws_go_by_the_index_in_the_stream() -> None:
 @pytest.mark.parametrize("fmt", [Format.FP16, Format.FP8_E5M2], ids=lambda f: f.label)
 def test_flush(fmt: Format) -> None:
     x = np.array([1, -0.5, 0.25, -2], dtype=np.float32) * np.float32(fmt.smallest_normal)
-    got = in_graph(x, Conversion(format=fmt, flush_subnormals=True))
+    got = in_graph(x, Rounder(format=fmt, flush_subnormals=True))
     assert got.tolist() == [x[0], 0, 0, x[3]]

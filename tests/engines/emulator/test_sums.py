@@ -19,7 +19,7 @@ from finecast.engines.emulator.model import Setting
 from finecast.frontends import onnx as frontend
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
-from finecast.numbers.roundmodes import Conversion, convert
+from finecast.numbers.roundmodes import Rounder, convert
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.onnx.planning import make_planner
 
@@ -80,13 +80,13 @@ def numbers(fmt: Format) -> Floats:
 def test_subnormal_operands_are_zero(one: Path, fmt: Format, fixed: bool) -> None:
     x = numbers(fmt)
     how = Emulation(target=flushing(fmt), scope=Scope.MATMULT, format=fmt)
-    expected = convert(x, Conversion(format=fmt, flush_subnormals=True))
+    expected = convert(x, Rounder(format=fmt, flush_subnormals=True))
     assert np.array_equal(run(one, how, fixed=fixed, x=x[:, None]), expected)
     kept = replace(how, target=load_target("trn2"))
     assert np.array_equal(
-        run(one, kept, fixed=fixed, x=x[:, None]), convert(x, Conversion(format=fmt))
+        run(one, kept, fixed=fixed, x=x[:, None]), convert(x, Rounder(format=fmt))
     )
-    assert np.any(expected != convert(x, Conversion(format=fmt)))
+    assert np.any(expected != convert(x, Rounder(format=fmt)))
 
 
 @pytest.mark.parametrize("fixed", [False, True])

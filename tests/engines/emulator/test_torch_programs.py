@@ -35,7 +35,7 @@ from finecast.frontends import onnx as onnx_frontend  # noqa: E402
 from finecast.frontends.torch import Captured, capture  # noqa: E402
 from finecast.numbers.formats import Format  # noqa: E402
 from finecast.numbers.rounding import round_to  # noqa: E402
-from finecast.numbers.roundmodes import Conversion, Rounding, convert  # noqa: E402
+from finecast.numbers.roundmodes import Rounder, Rounding, convert  # noqa: E402
 from finecast.rules.policy import Scope  # noqa: E402
 from tests.engines.emulator import exported_pairs as pairs  # noqa: E402
 
@@ -236,7 +236,7 @@ def test_stochastic_rounding_is_the_numbers_own(fmt: Format) -> None:
     (whole,) = session.run({"x": x}).values()
     low = np.asarray(whole, np.float32)
     assert np.array_equal(round_to(low, fmt), low)
-    below = convert(x, Conversion(format=fmt, rounding=Rounding.TOWARD_ZERO))
+    below = convert(x, Rounder(format=fmt, rounding=Rounding.TOWARD_ZERO))
     # Two steps: of the operand, and of the sum that is stored, which is exact already.
     step = np.maximum(np.abs(below) * fmt.epsilon, fmt.smallest_subnormal)
     assert np.all(np.abs(low - below) <= step)
@@ -265,7 +265,7 @@ def test_tensors_convert_as_arrays_do(
     small = fmt.smallest_normal * np.exp2(rng.uniform(-14, 2, 4000))
     edges = np.array([0, -0.0, np.inf, -np.inf, np.nan], np.float32)
     x = np.concatenate([bits.view(np.float32), near, small, edges], dtype=np.float32)
-    how = Conversion(
+    how = Rounder(
         format=fmt, rounding=rounding, saturate=saturate, flush_subnormals=flush, seed=3
     )
     expected = convert(x, how, offset=5, stream=2)

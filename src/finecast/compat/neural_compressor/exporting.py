@@ -11,7 +11,7 @@ from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves, tree_map
 
-from finecast.engines.torch.session import Signature, examples, runnable
+from finecast.engines.torch.session import ProgramSignature, examples, runnable
 from finecast.errors import ModelError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch.capture import quiet
@@ -35,7 +35,7 @@ def export_freely(
     named: dict[str, Any] = tree_map(_doubled, dict(kwargs)) if single else dict(kwargs)
     free = _all_free(module, given, named)
     program = frontend.capture(module, given, named, dynamic_shapes=free).program
-    for spec in Signature.of(program).inputs:
+    for spec in ProgramSignature.of(program).inputs:
         if spec.shape and isinstance(spec.shape[0], int):
             raise ModelError(f"the first size of its input {spec.name} cannot vary")
     if _shapes(runnable(program), args, kwargs) != _shapes(module, args, kwargs):

@@ -33,7 +33,7 @@ class Folder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class GivenModel:
     """A model as a file, and the folder that was made for it, if one was."""
 
     file: OnnxFile
@@ -47,7 +47,7 @@ class OnnxResult:
     The methods with INC's names give what ``model`` holds.
     """
 
-    source: Source
+    source: GivenModel
     converted: ir.Model
     lowered: int
     products: int
@@ -125,11 +125,11 @@ def load_model(path: Path) -> OnnxResult:
     low = [n.op for n in graph.float_nodes if n.format is not Format.FP32]
     products = sum(by_name(op).matmul_engine for op in low)
     return OnnxResult(
-        source=Source(file=file), converted=file.model, lowered=len(low), products=products
+        source=GivenModel(file=file), converted=file.model, lowered=len(low), products=products
     )
 
 
-def given_model(model: onnx.ModelProto | str | Path) -> Source:
+def given_model(model: onnx.ModelProto | str | Path) -> GivenModel:
     """The model as a file; one in memory is written to a folder of its own.
 
     Raises:
@@ -137,7 +137,7 @@ def given_model(model: onnx.ModelProto | str | Path) -> Source:
         ModelError: If it is not a valid model.
     """
     if not isinstance(model, onnx.ModelProto):
-        return Source(file=frontend.load(Path(model)))
+        return GivenModel(file=frontend.load(Path(model)))
     folder = Folder()
     path = folder.path / "model.onnx"
     try:
@@ -150,7 +150,7 @@ def given_model(model: onnx.ModelProto | str | Path) -> Source:
             path.write_bytes(model.SerializeToString())
         else:
             frontend.save(ir.from_proto(model), path)
-        return Source(file=frontend.load(path), folder=folder)
+        return GivenModel(file=frontend.load(path), folder=folder)
     except FinecastError as error:  # that folder is not one of the user's
         error.__init__(error.what, where="the given ModelProto", fix=error.fix)
         raise

@@ -12,8 +12,8 @@ import onnx
 
 from finecast.compat.neural_compressor.config import MixedPrecisionConfig
 from finecast.compat.neural_compressor.onnx_result import (
+    GivenModel,
     OnnxResult,
-    Source,
     given_model,
 )
 from finecast.engines import get_engine
@@ -43,7 +43,7 @@ _ENGINES: Final[Mapping[tuple[str, str], str]] = {
 class OnnxSubject:
     """An ONNX file with its planner: ``types`` are the nodes that rules leave a low format."""
 
-    source: Source
+    source: GivenModel
     planner: Planner
     engine: Engine
     types: Mapping[str, str]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from finecast.devices.neuron.choice import TF32_NOTE, Choice, choose, explicit_casts
+from finecast.devices.neuron.choice import TF32_NOTE, CompilerChoice, choose, explicit_casts
 from finecast.devices.neuron.ladders import LADDERS, NEURON_TARGETS, Rung, casts_off, ladder
 from finecast.devices.neuron.options import Compiler, NeuronOptions, compiler_for, resolve
 from finecast.devices.neuron.reading import Given, from_environment, read
@@ -11,8 +11,8 @@ __all__ = [
     "LADDERS",
     "NEURON_TARGETS",
     "TF32_NOTE",
-    "Choice",
     "Compiler",
+    "CompilerChoice",
     "Given",
     "NeuronOptions",
     "Rung",

@@ -47,7 +47,7 @@ _DEVICE_OPTIONS: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class CompilerChoice:
     """A policy; and what its target does to numbers, None where the device is this machine.
 
     ``emulation`` is that of a model whose casts are explicit: its compiler adds none.
@@ -66,7 +66,7 @@ class Choice:
         return (*self.notes, *(t for f, t in self.format_notes.items() if f in used))
 
 
-def choose(given: Given, *, sdk: str | None = None, compiler: bool = False) -> Choice:
+def choose(given: Given, *, sdk: str | None = None, compiler: bool = False) -> CompilerChoice:
     """What ``given`` asks for.
 
     Args:
@@ -81,7 +81,7 @@ def choose(given: Given, *, sdk: str | None = None, compiler: bool = False) -> C
     """
     device = any(getattr(given, o) is not None for o in _DEVICE_OPTIONS)
     if not (device or compiler or sdk is not None):
-        return Choice(policy=_local(given))
+        return CompilerChoice(policy=_local(given))
     stated = given.fast_math is not None or given.fp32_cast is not None
     own = given.auto_cast is None and not (stated or compiler or sdk is not None)
     if own or _is_auto(given) or len(_labels(given)) > 1:
@@ -99,7 +99,7 @@ def choose(given: Given, *, sdk: str | None = None, compiler: bool = False) -> C
             f"fast-relayout rounds transposes to {options.relayout_format.label} in the"
             " compiler: no cast states it"
         )
-    return Choice(
+    return CompilerChoice(
         policy=options.policy,
         emulation=replace(explicit_casts(options.target), **_numerics(emulation)),
         label=options.label,
@@ -194,7 +194,7 @@ def _is_auto(given: Given) -> bool:
     return given.auto_cast is not None and Scope.parse(given.auto_cast) is Scope.AUTO
 
 
-def _planned(given: Given) -> Choice:
+def _planned(given: Given) -> CompilerChoice:
     """Scope ``auto``, or several formats, on a target."""
     scope = Scope.AUTO if given.auto_cast is None else Scope.parse(given.auto_cast)
     what = f"--auto-cast-type {given.auto_cast_type}"
@@ -215,7 +215,7 @@ def _planned(given: Given) -> Choice:
         _check_gain(emulation.format, emulation.target.name)
         check(replace(emulation, scope=Scope.ALL))
     formats = ",".join(f.label for f in policy.formats)
-    return Choice(
+    return CompilerChoice(
         policy=policy,
         emulation=emulations[0],
         label=f"--auto-cast {scope.value} --auto-cast-type {formats}",

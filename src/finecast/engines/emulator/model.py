@@ -24,7 +24,7 @@ from finecast.devices.setting import ALWAYS, RELAYOUT, Bit, Setting, kernel_numb
 from finecast.engines.emulator.switch import EMULATION_SWITCH, OFFSET, Emulated, SwitchedWeight
 from finecast.engines.emulator.views import RoundedViews
 from finecast.engines.emulator.wants import Into, RoundWants
-from finecast.frontends.onnx.reader import Binding, constant_tensor, read
+from finecast.frontends.onnx.reader import OnnxBinding, constant_tensor, read
 from finecast.frontends.onnx.roundops import RoundOps
 from finecast.frontends.onnx.widen import stored_format
 from finecast.graph import Graph, Node, Value
@@ -71,7 +71,7 @@ def emulated(
 @dataclass(slots=True)
 class _Builder:
     graph: Graph
-    binding: Binding
+    binding: OnnxBinding
     emulation: Emulation
     wants: RoundWants
     fixed: Setting | None

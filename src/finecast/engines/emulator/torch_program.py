@@ -13,7 +13,7 @@ from torch.fx import Node as FxNode
 
 from finecast.devices.emulation import Emulation, is_parameter
 from finecast.engines.base import Feeds
-from finecast.engines.torch.session import Signature
+from finecast.engines.torch.session import ProgramSignature
 from finecast.errors import ModelError
 from finecast.frontends.torch import Captured
 from finecast.frontends.torch.capture import shared_copy
@@ -25,7 +25,7 @@ from finecast.frontends.torch.expand import (
     free_of_strides,
 )
 from finecast.frontends.torch.probing import Isolated
-from finecast.frontends.torch.reader import Binding, read
+from finecast.frontends.torch.reader import FxBinding, read
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.rules.facts import ValueFacts, merge
@@ -47,8 +47,8 @@ class PreparedProgram:
 
     module: GraphModule
     graph: Graph
-    binding: Binding
-    signature: Signature
+    binding: FxBinding
+    signature: ProgramSignature
     steps: Mapping[str, tuple[int, ...]]
     fp32_parameters: frozenset[int]
 
@@ -60,7 +60,7 @@ def prepare_program(captured: Captured, emulation: Emulation) -> PreparedProgram
         ModelError: If the program has control flow, whose bodies are not emulated, or an
             input that is neither a tensor nor a constant.
     """
-    signature = Signature.of(captured.program)
+    signature = ProgramSignature.of(captured.program)
     module = shared_copy(captured.module)
     for node in module.graph.nodes:
         if node.op == "get_attr" and isinstance(

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from finecast.numbers.formats import Format
-from finecast.numbers.roundmodes import Conversion, Rounding, convert
+from finecast.numbers.roundmodes import Rounder, Rounding, convert
 
 # Types whose conversions round to nearest even and overflow to infinity. Torch's fp8 is not
 # Neuron's, and saturates or not by the kind of processor.
@@ -19,7 +19,7 @@ _CASTS: Final = {Format.BF16: torch.bfloat16, Format.FP16: torch.float16}
 
 
 def convert_tensor(
-    x: torch.Tensor, how: Conversion, *, offset: int = 0, stream: int = 0
+    x: torch.Tensor, how: Rounder, *, offset: int = 0, stream: int = 0
 ) -> torch.Tensor:
     """Convert an fp32 tensor; the results are fp32, in the same shape."""
     plain = how.rounding is Rounding.NEAREST_EVEN and not how.saturate

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from finecast.devices.emulation import Emulation, Ports, is_parameter, is_relayout
+from finecast.devices.emulation import EmulatedPorts, Emulation, is_parameter, is_relayout
 from finecast.devices.setting import ALWAYS, PARAMETER, READ, RELAYOUT, WRITE, Bit
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
-from finecast.numbers.roundmodes import Conversion
+from finecast.numbers.roundmodes import Rounder
 from finecast.ops import OpKind, by_name
 
 
@@ -74,7 +74,7 @@ class RoundWants:
     leaders: Mapping[int, int] = field(default_factory=dict[int, int])
     low: Mapping[int, Format] = field(default_factory=dict[int, Format])
     formats: Mapping[int, Format] = field(default_factory=dict[int, Format])
-    ports: dict[int, Ports] = field(init=False)
+    ports: dict[int, EmulatedPorts] = field(init=False)
     stored: dict[int, dict[Into, frozenset[Bit]]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -122,7 +122,7 @@ class RoundWants:
             return {}
         return self.reads(node, index) if node.follows_in[index] else {}
 
-    def conversion(self, value: Value, into: Into) -> Conversion:
+    def conversion(self, value: Value, into: Into) -> Rounder:
         """How ``value`` comes into a format."""
         return self.emulation.conversion(
             into.format, standalone=self.standalone(value), flush=into.flush

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import (
 
 from finecast.engines.torch.rates import one_thread
 from finecast.frontends.torch.aten import DTYPES
-from finecast.frontends.torch.reader import Binding, hint, tensor_inputs
+from finecast.frontends.torch.reader import FxBinding, hint, tensor_inputs
 from finecast.graph import Graph, Node
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
@@ -53,7 +53,7 @@ class KernelTimes:
     """
 
     graph: Graph
-    binding: Binding
+    binding: FxBinding
     device: str
     formats: tuple[Format, ...]
     threads: int

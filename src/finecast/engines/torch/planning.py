@@ -23,7 +23,7 @@ from finecast.frontends.torch import Captured
 from finecast.frontends.torch.aten import has_kernel
 from finecast.frontends.torch.points import Point, find_points
 from finecast.frontends.torch.probing import Errors, first_order, probe_all
-from finecast.frontends.torch.reader import Binding
+from finecast.frontends.torch.reader import FxBinding
 from finecast.graph import Graph
 from finecast.naming import look_up
 from finecast.numbers.formats import Format
@@ -129,7 +129,7 @@ def compiled_cost(
     device: str,
     *,
     shapes: Shapes | None = None,
-    binding: Binding | None = None,
+    binding: FxBinding | None = None,
 ) -> CompiledCost:
     """What ops and casts cost; with ``binding``, the FX nodes, single kernels are measured."""
     formats = (Format.FP32, *policy.formats)

@@ -25,7 +25,7 @@ from finecast.frontends.torch.aten import dtype_label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signature:
+class ProgramSignature:
     """What a program takes and gives, flat: ``constants`` are arguments that are no tensors.
 
     Its ``inputs`` are in the order of the arguments, which ``constants`` lie between.
@@ -37,7 +37,7 @@ class Signature:
     program: ExportedProgram
 
     @classmethod
-    def of(cls, program: ExportedProgram) -> Signature:
+    def of(cls, program: ExportedProgram) -> ProgramSignature:
         """Read a program's signature.
 
         Raises:
@@ -111,7 +111,7 @@ class ModuleSession:
     """A module with the signature of the program it was made from."""
 
     module: torch.nn.Module
-    signature: Signature
+    signature: ProgramSignature
 
     @property
     def inputs(self) -> Sequence[TensorSpec]:

@@ -27,7 +27,7 @@ from finecast.frontends.onnx.model import (
 )
 from finecast.frontends.onnx.native import PassDiedError
 from finecast.frontends.onnx.opset import needed_opsets, opset_of, raise_as_far, raise_opset
-from finecast.frontends.onnx.reader import PHI, Binding, name_nodes, read
+from finecast.frontends.onnx.reader import PHI, OnnxBinding, name_nodes, read
 from finecast.frontends.onnx.schema import signature
 from finecast.frontends.onnx.shapeless import shapeless_ports
 from finecast.frontends.onnx.source_types import SOURCE_TYPES, take_to_fp32
@@ -81,7 +81,7 @@ class Prepared:
     file: OnnxFile
     model: ir.Model
     graph: Graph
-    binding: Binding
+    binding: OnnxBinding
     own_nodes: frozenset[str] = frozenset()
     """Names of the nodes before the opset was raised."""
     policy: str = ""

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from finecast.frontends.onnx.constants import MARK
 from finecast.frontends.onnx.roundops import RoundOps
 from finecast.numbers.formats import Format
-from finecast.numbers.roundmodes import Conversion
+from finecast.numbers.roundmodes import Rounder
 
 
 class Arithmetic:
@@ -29,7 +29,7 @@ class Arithmetic:
     def rounded(self, value: ir.Value, fmt: Format) -> list[ir.Node]:
         """Nodes, in order, of which the last gives ``value`` rounded to nearest even."""
         name = self.fresh(f"{value.name}_{fmt.label}")
-        nodes, out = self.ops.round(value, Conversion(format=fmt), name)
+        nodes, out = self.ops.round(value, Rounder(format=fmt), name)
         for node in nodes:
             step = node.outputs[0]
             step.name = name if step is out else self.fresh(step.name or name)

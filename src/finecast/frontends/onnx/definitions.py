@@ -20,7 +20,7 @@ CONTRIB_DOMAIN: Final = "com.microsoft"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ports:
+class TypedPorts:
     """Type strings of formal inputs or outputs; the last repeats if ``variadic``.
 
     ``mixed`` says that the repeats of a variadic port may differ in type; ``least`` is how
@@ -48,8 +48,8 @@ class Definition:
     """What an op's schema says of types."""
 
     name: str
-    inputs: Ports
-    outputs: Ports
+    inputs: TypedPorts
+    outputs: TypedPorts
     constraints: Mapping[str, frozenset[str]]
     deprecated: bool = False
 
@@ -93,9 +93,9 @@ def attribute_types(op_type: str, domain: str, version: int) -> Mapping[str, int
     return {n: number(str(a.type).rpartition(".")[2]) for n, a in schema.attributes.items()}
 
 
-def _ports(formal: Sequence[onnx.defs.OpSchema.FormalParameter], least: int) -> Ports:
+def _ports(formal: Sequence[onnx.defs.OpSchema.FormalParameter], least: int) -> TypedPorts:
     variadic = bool(formal) and str(formal[-1].option).endswith("Variadic")
-    return Ports(
+    return TypedPorts(
         types=tuple(p.type_str for p in formal),
         least=least,
         variadic=variadic,
@@ -122,8 +122,8 @@ def _contrib() -> dict[str, Definition]:
     }
 
 
-def _contrib_ports(row: Mapping[str, Any], side: int) -> Ports:
-    return Ports(
+def _contrib_ports(row: Mapping[str, Any], side: int) -> TypedPorts:
+    return TypedPorts(
         types=tuple(row[("inputs", "outputs")[side]]),
         least=row["least"][side],
         variadic=row["variadic"][side],

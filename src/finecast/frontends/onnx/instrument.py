@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from finecast.frontends.onnx.reader import (
     DATA_TYPES,
-    Binding,
+    OnnxBinding,
     constant_tensor,
     read,
 )
@@ -18,7 +18,7 @@ from finecast.frontends.onnx.roundops import RoundOps
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_constant
-from finecast.numbers.roundmodes import Conversion
+from finecast.numbers.roundmodes import Rounder
 
 SWITCH: Final = "finecast_switch"
 
@@ -74,7 +74,7 @@ def with_switches(
 
 
 class _Inserter:
-    def __init__(self, graph: Graph, binding: Binding, fmt: Format, switches: int) -> None:
+    def __init__(self, graph: Graph, binding: OnnxBinding, fmt: Format, switches: int) -> None:
         self.graph = graph
         self.binding = binding
         self.fmt = fmt
@@ -126,7 +126,7 @@ class _Inserter:
 
     def _rounding(self, value: ir.Value, name: str) -> tuple[list[ir.Node], ir.Value]:
         if self.fmt.storage is Format.FP32:  # ONNX has no type to cast to
-            return self.ops.round(value, Conversion(format=self.fmt), name)
+            return self.ops.round(value, Rounder(format=self.fmt), name)
         low = ir.node("Cast", [value], {"to": int(DATA_TYPES[self.fmt])})
         back = ir.node("Cast", [low.outputs[0]], {"to": int(ir.DataType.FLOAT)})
         for number, node in enumerate((low, back)):

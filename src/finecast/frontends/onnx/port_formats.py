@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from finecast import ops
 from finecast.errors import ModelError
-from finecast.frontends.onnx.schema import Signature, signature
+from finecast.frontends.onnx.schema import OpSignature, signature
 from finecast.numbers.formats import Format
 
 _DTYPE_LABELS: Final = {d: d.name.lower() for d in ir.DataType} | {
@@ -41,7 +41,7 @@ class Described:
 
     op: str
     native: str
-    signature: Signature | None
+    signature: OpSignature | None
     admits: frozenset[Format]
 
 
@@ -105,7 +105,7 @@ def following(
 
 
 def _flags(
-    inputs: Sequence[str], outputs: Sequence[str], found: Signature
+    inputs: Sequence[str], outputs: Sequence[str], found: OpSignature
 ) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
     """Which ports follow; none if one that could has a type that is not known."""
     kept = (False,) * len(inputs), (False,) * len(outputs)
@@ -123,7 +123,7 @@ def _flags(
 
 
 def _computes_in_float(
-    inputs: Sequence[str], outputs: Sequence[str], found: Signature
+    inputs: Sequence[str], outputs: Sequence[str], found: OpSignature
 ) -> bool:
     labels = outputs if found.anchor_is_output else inputs
     if found.anchor is None or found.anchor >= len(labels):

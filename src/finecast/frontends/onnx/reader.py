@@ -34,7 +34,7 @@ from finecast.numbers.formats import Format
 __all__ = [
     "DATA_TYPES",
     "PHI",
-    "Binding",
+    "OnnxBinding",
     "Port",
     "constant_tensor",
     "name_nodes",
@@ -62,7 +62,7 @@ _LIST_ATTRIBUTES: Final = {
 
 
 @dataclass(slots=True, kw_only=True)
-class Binding:
+class OnnxBinding:
     """Which ONNX objects the ids of a Graph stand for.
 
     ``nodes[i]`` is None for a phi, whose If, Loop or Scan is ``owners[i]``; ``ports[i]`` has
@@ -98,7 +98,7 @@ def name_nodes(model: ir.Model) -> None:
 
 def read(
     model: ir.Model, *, digest: str = "", own_casts: bool = False
-) -> tuple[Graph, Binding]:
+) -> tuple[Graph, OnnxBinding]:
     """Build the neutral graph of ``model``; bodies of If, Loop and Scan are opened.
 
     Law: every float tensor of the model is a Value, every node that may change type a Node.
@@ -116,7 +116,7 @@ def read(
 class _Reader:
     def __init__(self, model: ir.Model, *, own_casts: bool) -> None:
         self.own_casts = own_casts
-        self.binding = Binding(model=model)
+        self.binding = OnnxBinding(model=model)
         self.opset = opset_of(model)
         self.ids: dict[ir.Value, int] = {}
         self.nodes: list[Node] = []

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.numbers.formats import Format
-from finecast.numbers.roundmodes import Conversion, Rounding, draws
+from finecast.numbers.roundmodes import Rounder, Rounding, draws
 
 # A prime, so that values of different sizes walk through the table at different strides.
 _TABLE: Final = 1_048_573
@@ -50,7 +50,7 @@ class RoundOps:
     count: int = 0
 
     def round(
-        self, value: ir.Value, how: Conversion, label: str
+        self, value: ir.Value, how: Rounder, label: str
     ) -> tuple[list[ir.Node], ir.Value]:
         """Nodes, in order, and the value they end in: ``value`` rounded."""
         self.made, self.label, self.count = [], label, 0
@@ -101,14 +101,14 @@ class RoundOps:
         self.made.append(ir.node(kind, list(inputs), attributes, outputs=[out]))
         return out
 
-    def _by_cast(self, value: ir.Value, how: Conversion) -> ir.Value:
+    def _by_cast(self, value: ir.Value, how: Rounder) -> ir.Value:
         if how.saturate:
             value = self._clipped(value, how.format.max)
         dtype = DATA_TYPES[how.format]
         low = self.op("Cast", value, dtype=dtype, to=int(dtype))
         return self.op("Cast", low, to=int(ir.DataType.FLOAT))
 
-    def _by_split(self, value: ir.Value, how: Conversion) -> ir.Value:
+    def _by_split(self, value: ir.Value, how: Rounder) -> ir.Value:
         """Dekker's splitting rounds to nearest even; what would overflow is scaled before."""
         drop = _FRACTION - how.format.mantissa_bits
         near = self._clipped(value, _SPLIT_LIMIT)
@@ -119,7 +119,7 @@ class RoundOps:
         out = self.op("Sub", rounded, self.op("Sub", near, value))
         return self._clipped(out, how.format.max) if how.saturate else out
 
-    def _by_grid(self, value: ir.Value, how: Conversion) -> ir.Value:
+    def _by_grid(self, value: ir.Value, how: Rounder) -> ir.Value:
         """Add and subtract 1.5 * 2^23 quanta of the value's binade."""
         fmt = how.format
         magnitude = self.op("Abs", value)
@@ -160,7 +160,7 @@ class RoundOps:
         keeps = self.op("Or", is_even, stays, dtype=_BOOL)
         return self.op("Where", keeps, nearest, self.op("Sub", nearest, quantum))
 
-    def _limited(self, rounded: ir.Value, magnitude: ir.Value, how: Conversion) -> ir.Value:
+    def _limited(self, rounded: ir.Value, magnitude: ir.Value, how: Rounder) -> ir.Value:
         fmt = how.format
         if fmt.max > _SPLIT_LIMIT:
             large = self.op("Greater", magnitude, self.scalar(_SPLIT_LIMIT), dtype=_BOOL)

@@ -13,7 +13,7 @@ from typing import Final
 from finecast.frontends.onnx.definitions import (
     CONTRIB_DOMAIN,
     Definition,
-    Ports,
+    TypedPorts,
     definition,
     normal_domain,
 )
@@ -50,7 +50,7 @@ _FORMAT_OF_TYPE: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signature:
+class OpSignature:
     """Following flags of an op's formal ports and the first opset that admits each format.
 
     The last flag of a variadic op repeats for all further ports. ``anchor`` is a port, an
@@ -78,7 +78,7 @@ class Signature:
 
 
 @lru_cache(maxsize=4096)
-def signature(op_type: str, domain: str, opset: int) -> Signature | None:
+def signature(op_type: str, domain: str, opset: int) -> OpSignature | None:
     """The op's signature at ``opset``; None if no definition is known.
 
     Other domains than ONNX's default and ONNX Runtime's have none: their ops keep their type.
@@ -93,7 +93,7 @@ def signature(op_type: str, domain: str, opset: int) -> Signature | None:
     main = _main_variable(found)
     anchor_is_output = main in found.outputs.types
     anchored = found.outputs.types if anchor_is_output else found.inputs.types
-    return Signature(
+    return OpSignature(
         anchor=anchored.index(main) if main is not None else None,
         anchor_is_output=anchor_is_output,
         inputs=_flags(found.inputs, following) if op_type not in CAST_OPS else (False,),
@@ -130,7 +130,7 @@ def _following_variables(found: Definition) -> frozenset[str]:
     return frozenset({main}) | (also & floats.keys())
 
 
-def _flags(ports: Ports, following: frozenset[str]) -> tuple[bool, ...]:
+def _flags(ports: TypedPorts, following: frozenset[str]) -> tuple[bool, ...]:
     return tuple(t in following for t in ports.types)
 
 

@@ -18,7 +18,12 @@ from numpy.typing import NDArray
 from finecast.errors import ModelError, UsageError, naming
 from finecast.frontends.onnx.casts import merge_casts
 from finecast.frontends.onnx.constants import MARK, PIECE, constant_reader, shape_of
-from finecast.frontends.onnx.definitions import Definition, Ports, definition, normal_domain
+from finecast.frontends.onnx.definitions import (
+    Definition,
+    TypedPorts,
+    definition,
+    normal_domain,
+)
 from finecast.frontends.onnx.functions import inline_functions
 from finecast.frontends.onnx.model import OnnxFile, Stage, came_external, load, save
 from finecast.frontends.onnx.reader import name_nodes
@@ -172,7 +177,7 @@ class _Rewriting:
         )
 
     def _admits(
-        self, values: Iterable[ir.Value | None], ports: Ports, found: Definition
+        self, values: Iterable[ir.Value | None], ports: TypedPorts, found: Definition
     ) -> bool:
         own = f"({_NAMES[self.source]})"
         for index, value in enumerate(values):

@@ -19,7 +19,7 @@ from finecast.frontends.onnx import native
 from finecast.frontends.onnx.constants import shape_of
 from finecast.frontends.onnx.definitions import (
     Definition,
-    Ports,
+    TypedPorts,
     attribute_types,
     definition,
     normal_domain,
@@ -192,7 +192,7 @@ def _unify(node: ir.Node, found: Definition) -> None:
 
 
 def _known(
-    index: int, ports: Ports, bound: Mapping[str, ir.TypeProtocol], found: Definition
+    index: int, ports: TypedPorts, bound: Mapping[str, ir.TypeProtocol], found: Definition
 ) -> ir.TypeProtocol | None:
     variable = ports.type_of(index)
     if variable is None:

@@ -16,7 +16,7 @@ from finecast.frontends.onnx.constants import (
     DecodedTensor,
     constant_tensor,
 )
-from finecast.frontends.onnx.reader import Binding, read
+from finecast.frontends.onnx.reader import OnnxBinding, read
 from finecast.frontends.onnx.statements import STATEMENTS
 from finecast.frontends.onnx.types import every_node, infer
 from finecast.frontends.onnx.writer import apply_edits, phi_mark
@@ -52,7 +52,7 @@ def undo(model: ir.Model, policy: str) -> None:
         model.metadata_props.pop(key, None)
 
 
-def _mark_of(node: Node, binding: Binding) -> str | None:
+def _mark_of(node: Node, binding: OnnxBinding) -> str | None:
     native = binding.nodes[node.id]
     if native is not None:
         return native.metadata_props.get(MARK)

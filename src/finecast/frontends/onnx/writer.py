@@ -20,7 +20,7 @@ from finecast.frontends.onnx.constants import (
 )
 from finecast.frontends.onnx.opset import FREE_INITIALIZERS
 from finecast.frontends.onnx.port_formats import dtype_label
-from finecast.frontends.onnx.reader import Binding, Port
+from finecast.frontends.onnx.reader import OnnxBinding, Port
 from finecast.frontends.onnx.statements import STATEMENTS, Maker
 from finecast.graph import Graph, Node
 from finecast.numbers.encodings import Encoding
@@ -49,7 +49,7 @@ _TYPE_ATTRIBUTES = {
 }
 
 
-def apply_edits(graph: Graph, binding: Binding, edits: Sequence[Edit]) -> None:
+def apply_edits(graph: Graph, binding: OnnxBinding, edits: Sequence[Edit]) -> None:
     """Change the model behind ``binding`` as ``edits`` say.
 
     The graph describes the model as it was before; read it anew to go on.
@@ -81,7 +81,7 @@ class _BodyEnd:
 
 
 class _Writer:
-    def __init__(self, graph: Graph, binding: Binding) -> None:
+    def __init__(self, graph: Graph, binding: OnnxBinding) -> None:
         self.graph = graph
         self.binding = binding
         self.names = _taken_names(binding.model)

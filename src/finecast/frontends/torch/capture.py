@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 
 from finecast.errors import ModelError
 from finecast.frontends.torch.fold import fold_batch_norms
-from finecast.frontends.torch.reader import Binding, attribute, read, written
+from finecast.frontends.torch.reader import FxBinding, attribute, read, written
 from finecast.graph import Graph
 
 
@@ -26,7 +26,7 @@ class Captured:
     program: ExportedProgram
     module: GraphModule
     graph: Graph
-    binding: Binding
+    binding: FxBinding
 
 
 def capture(

@@ -36,7 +36,7 @@ _FLOATS: Final = frozenset({"fp32", "bf16", "fp16"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class ValueSource:
     """Where a value comes from: an FX node, or one element of its tuple."""
 
     node: FxNode
@@ -44,15 +44,15 @@ class Source:
 
 
 @dataclass(slots=True, kw_only=True)
-class Binding:
+class FxBinding:
     """Which FX objects the ids of a Graph stand for."""
 
     module: GraphModule
     nodes: list[FxNode] = field(default_factory=list[FxNode])
-    values: list[Source] = field(default_factory=list[Source])
+    values: list[ValueSource] = field(default_factory=list[ValueSource])
 
 
-def read(module: GraphModule) -> tuple[Graph, Binding]:
+def read(module: GraphModule) -> tuple[Graph, FxBinding]:
     """Build the neutral graph of ``module``; every FX node needs ``meta["val"]``.
 
     Law: every tensor is a Value, every call of an ATen op a Node. The module's attributes are
@@ -65,7 +65,7 @@ def read(module: GraphModule) -> tuple[Graph, Binding]:
     return reader.finish(), reader.binding
 
 
-def value_ids(binding: Binding) -> dict[FxNode, int]:
+def value_ids(binding: FxBinding) -> dict[FxNode, int]:
     """The value that each FX node stands for; a ``getitem`` for one of a tuple."""
     ids = {(s.node, s.index): number for number, s in enumerate(binding.values)}
     found = {node: number for (node, index), number in ids.items() if index is None}
@@ -76,7 +76,7 @@ def value_ids(binding: Binding) -> dict[FxNode, int]:
     return found
 
 
-def hinted_shapes(binding: Binding) -> dict[int, tuple[int, ...]]:
+def hinted_shapes(binding: FxBinding) -> dict[int, tuple[int, ...]]:
     """Sizes of every value; a symbolic dimension has that of the example inputs."""
     found: dict[int, tuple[int, ...]] = {}
     for number, source in enumerate(binding.values):
@@ -121,7 +121,7 @@ def _clean(path: str) -> str:
 class _Reader:
     def __init__(self, module: GraphModule) -> None:
         self.module = module
-        self.binding = Binding(module=module)
+        self.binding = FxBinding(module=module)
         self.nodes: list[Node] = []
         self.ids: dict[tuple[FxNode, int | None], int] = {}
         self.constants: dict[int, torch.Tensor] = {}
@@ -154,7 +154,7 @@ class _Reader:
         key = (node, index)
         if key not in self.ids:
             self.ids[key] = len(self.binding.values)
-            self.binding.values.append(Source(node=node, index=index))
+            self.binding.values.append(ValueSource(node=node, index=index))
         return self.ids[key]
 
     def _all(self, node: FxNode) -> list[int]:

@@ -18,7 +18,7 @@ from torch.fx.node import map_arg
 from finecast.errors import ModelError
 from finecast.frontends.torch.aten import DTYPES, is_number, named_arguments, scalar_names
 from finecast.frontends.torch.casts import simplify_casts
-from finecast.frontends.torch.reader import Binding, Source, attribute, forget_unused
+from finecast.frontends.torch.reader import FxBinding, ValueSource, attribute, forget_unused
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_scalar, overflow_limit
@@ -48,7 +48,7 @@ def convert_element_type(graph: torch.fx.Graph, value: FxNode, dtype: torch.dtyp
 
 def apply_edits(
     graph: Graph,
-    binding: Binding,
+    binding: FxBinding,
     edits: Sequence[Edit],
     *,
     convert: Converter = to_copy,
@@ -74,7 +74,7 @@ def apply_edits(
 @dataclass(slots=True, kw_only=True)
 class _Writer:
     graph: Graph
-    binding: Binding
+    binding: FxBinding
     convert: Converter
     low_paths: dict[tuple[int, Format], str] = field(
         default_factory=dict[tuple[int, Format], str]
@@ -118,7 +118,7 @@ class _Writer:
         for value in self.graph.following_outputs(self.graph.nodes[node_id]):
             self._set_type(self.binding.values[value.id], DTYPES[fmt])
 
-    def _set_type(self, source: Source, dtype: torch.dtype) -> None:
+    def _set_type(self, source: ValueSource, dtype: torch.dtype) -> None:
         node, index = source.node, source.index
         val = node.meta["val"]
         if index is None:
@@ -179,7 +179,7 @@ class _Writer:
                 _replace(node, use.index, lambda n: _is(n, source), new)
 
 
-def _is(node: FxNode, source: Source) -> bool:
+def _is(node: FxNode, source: ValueSource) -> bool:
     if source.index is None:
         return node is source.node
     return (

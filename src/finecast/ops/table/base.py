@@ -119,7 +119,7 @@ class OpInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class OpRow:
     """An op within a family: canonical name, native names separated by spaces."""
 
     name: str
@@ -127,15 +127,15 @@ class Row:
     aten: str
 
 
-def row(name: str, onnx: str = "", aten: str = "") -> Row:
+def row(name: str, onnx: str = "", aten: str = "") -> OpRow:
     """A row; ONNX names without a domain are the default domain's, ``ms::`` is ORT's."""
-    return Row(name=name, onnx=onnx, aten=aten)
+    return OpRow(name=name, onnx=onnx, aten=aten)
 
 
 def family(
     kind: OpKind,
     tier: Tier,
-    *rows: Row,
+    *rows: OpRow,
     exact: bool = False,
     accumulates: bool = False,
     flops: FlopRule | None = None,

@@ -11,7 +11,7 @@ from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
-from finecast.engines.torch.session import Signature, examples
+from finecast.engines.torch.session import ProgramSignature, examples
 from finecast.errors import UsageError
 from finecast.frontends.torch.archive import load_program
 from finecast.frontends.torch.capture import quiet
@@ -42,7 +42,7 @@ def export(module: GraphModule, program: ExportedProgram) -> ExportedProgram:
     """
     args, kwargs = examples(program)
     shapes = ShapesCollection()
-    signature = Signature.of(program)
+    signature = ProgramSignature.of(program)
     tensors = (x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
     fakes = {n.name: n.meta.get("val") for n in program.graph.nodes}
     for spec, tensor in zip(signature.inputs, tensors, strict=True):

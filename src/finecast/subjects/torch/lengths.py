@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from finecast.data.lengths import MOST_LENGTH, MOST_PRODUCTS
-from finecast.engines.torch.session import Signature
+from finecast.engines.torch.session import ProgramSignature
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -26,7 +26,7 @@ def longest(program: ExportedProgram, inputs: Inputs) -> tuple[Inputs, dict[str,
     leaves, tree = tree_flatten(inputs)
     tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     fakes = {n.name: n.meta.get("val") for n in program.graph.nodes}
-    specs = Signature.of(program).inputs
+    specs = ProgramSignature.of(program).inputs
     shapes = [fakes[spec.name].shape for spec in specs]
     have: dict[Any, int] = {}
     names: dict[Any, str] = {}

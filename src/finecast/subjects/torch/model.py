@@ -20,7 +20,7 @@ from finecast.devices.emulation import Emulation
 from finecast.engines import EMULATOR
 from finecast.engines.base import Session
 from finecast.engines.torch.planning import make_torch_planner
-from finecast.engines.torch.session import ModuleSession, Signature, examples, runnable
+from finecast.engines.torch.session import ModuleSession, ProgramSignature, examples, runnable
 from finecast.errors import UsageError, WrongNumbersError
 from finecast.files import check_writable
 from finecast.frontends import torch as frontend
@@ -131,7 +131,7 @@ class TorchModel:
     def reference(self) -> Session:
         """The program as it was exported."""
         program = self.file.program
-        return ModuleSession(module=runnable(program), signature=Signature.of(program))
+        return ModuleSession(module=runnable(program), signature=ProgramSignature.of(program))
 
     def program(self, emulation: Emulation) -> Program:
         """The program as the emulator takes it."""
@@ -191,7 +191,7 @@ class TorchModel:
     def _plan_for(self, policy: Policy, options: RunOptions, device: Emulation) -> Plan:
         """What the policy asks for; of ``auto`` the fastest by the device's roofline."""
         program = self.program(device)
-        feeds = [Signature.of(self.file.program).feeds(*examples(self.file.program))]
+        feeds = [ProgramSignature.of(self.file.program).feeds(*examples(self.file.program))]
         asked = Asked(
             policy=policy,
             emulation=device,
@@ -254,7 +254,7 @@ class TorchModel:
         inputs = examples(self.file.program)
         if device is None:
             return _verified(self.file.program, result, inputs)
-        feeds = Signature.of(self.file.program).feeds(*inputs)
+        feeds = ProgramSignature.of(self.file.program).feeds(*inputs)
         emulated = self.program(device).plan_session(plan, device).run(feeds)
         name = f"{EMULATOR}:{device.target.name}"
         return compare(name, [*emulated.values()], [*self.reference().run(feeds).values()])
@@ -265,7 +265,7 @@ class TorchModel:
         """Verified on the feeds that were timed."""
         assert isinstance(outcome.built, TorchBuilt)
         result = export(outcome.built.model, self.file.program)
-        inputs = Signature.of(self.file.program).arguments(workload.timing()[0])
+        inputs = ProgramSignature.of(self.file.program).arguments(workload.timing()[0])
         verified = _verified(self.file.program, result, inputs)
         assert output.path is not None
         return save(result, output.path, plan=outcome.plan), verified

@@ -25,7 +25,7 @@ from finecast.engines.torch.planning import (
     points_of,
     sensitivities,
 )
-from finecast.engines.torch.session import Signature
+from finecast.engines.torch.session import ProgramSignature
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch import Captured
 from finecast.frontends.torch.file import ExportedFile
@@ -56,7 +56,7 @@ class TorchProgram:
         """Write out what the device computes in steps."""
         prepared = prepare_program(self.file.captured, self.emulation)
         # Outputs have the names that the file gives them.
-        signature = Signature.of(self.file.program)
+        signature = ProgramSignature.of(self.file.program)
         self.prepared = replace(prepared, signature=signature)
 
     @property

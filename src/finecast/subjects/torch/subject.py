@@ -27,7 +27,12 @@ from finecast.engines.torch.planning import (
     sensitivities,
     speed_here,
 )
-from finecast.engines.torch.session import ModuleSession, Signature, output_array, runnable
+from finecast.engines.torch.session import (
+    ModuleSession,
+    ProgramSignature,
+    output_array,
+    runnable,
+)
 from finecast.errors import UsageError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch import Captured
@@ -145,7 +150,7 @@ class TorchSubject:
     captured: Captured
     options: TuneOptions
     examples: Arguments | None
-    signature: Signature | None
+    signature: ProgramSignature | None
     name: str
     digest: str
     size_bytes: int
