@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Generator
@@ -14,6 +15,9 @@ from typing import Any, Final
 
 _CHANNEL: Final = "ZOO_CHANNEL"
 """The environment variable with the file descriptor that ``say`` writes to."""
+
+# What libraries colour their errors with.
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 BUILD: Final = "build"
@@ -115,5 +119,6 @@ def traceback_of(error: StageError) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    plain = _COLOURS.sub("", str(error))
+    lines = [line.strip() for line in plain.splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
