@@ -174,13 +174,13 @@ def test_op_dicts_and_ports() -> None:
 
 
 def test_the_gate_measures_and_force_bf16_opens_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from finecast.compat.neural_compressor.onnx_subject import OnnxSubject
+    from finecast.compat.neural_compressor.onnx_fit import OnnxFit
 
-    def slow(subject: OnnxSubject, low: Format) -> str:
+    def slow(subject: OnnxFit, low: Format) -> str:
         del subject, low
         return "0.50 of fp32's speed (measured)"
 
-    monkeypatch.setattr(OnnxSubject, "slow", slow)
+    monkeypatch.setattr(OnnxFit, "slow", slow)
     assert mix_precision.fit(model()) is not None
     monkeypatch.delenv("FORCE_BF16")
     with pytest.raises(EngineError, match=r"0\.50 of fp32's speed.*FORCE_BF16=1"):

@@ -14,8 +14,8 @@ from finecast.compat.neural_compressor.config import (
     keeps_fp32,
 )
 from finecast.compat.neural_compressor.fallback import Fallback
+from finecast.compat.neural_compressor.fit_subject import FitSubject, Result
 from finecast.compat.neural_compressor.frameworks import Kind, kind_of
-from finecast.compat.neural_compressor.subjects import Result, Subject
 from finecast.errors import EngineError, ModelError, UsageError
 from finecast.naming import unknown_name
 from finecast.numbers.formats import Format
@@ -152,17 +152,17 @@ def _subject(
     settings: MixedPrecisionConfig,
     low: Format,
     dataloader: Iterable[Any] | None,
-) -> Subject:
+) -> FitSubject:
     if kind_of(model) is Kind.ONNX:
-        from finecast.compat.neural_compressor.onnx_subject import OnnxSubject
+        from finecast.compat.neural_compressor.onnx_fit import OnnxFit
 
-        return OnnxSubject.of(model, settings, low)
-    from finecast.compat.neural_compressor.torch_subject import TorchSubject
+        return OnnxFit.of(model, settings, low)
+    from finecast.compat.neural_compressor.torch_fit import TorchFit
 
-    return TorchSubject.of(model, settings, low, dataloader)
+    return TorchFit.of(model, settings, low, dataloader)
 
 
-def _check_speed(settings: MixedPrecisionConfig, low: Format, subject: Subject) -> None:
+def _check_speed(settings: MixedPrecisionConfig, low: Format, subject: FitSubject) -> None:
     """The hardware gate: by running, not by CPUID; ``FORCE_BF16=1`` opens it."""
     if os.environ.get(f"FORCE_{low.name}") == "1":
         return
@@ -175,7 +175,9 @@ def _check_speed(settings: MixedPrecisionConfig, low: Format, subject: Subject) 
         )
 
 
-def _selected(subject: Subject, settings: MixedPrecisionConfig, low: Format) -> dict[str, str]:
+def _selected(
+    subject: FitSubject, settings: MixedPrecisionConfig, low: Format
+) -> dict[str, str]:
     """Ops that neither dict keeps in fp32.
 
     Raises:
@@ -215,7 +217,7 @@ def _kept(
 
 
 def _evaluation(
-    subject: Subject,
+    subject: FitSubject,
     eval_func: EvalFunc | None,
     dataloader: Iterable[Any] | None,
     metric: Any,

@@ -29,7 +29,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TorchSubject:
+class TorchFit:
     """A module; ``program`` is None where it is converted module by module."""
 
     original: nn.Module
@@ -45,7 +45,7 @@ class TorchSubject:
         settings: MixedPrecisionConfig,
         low: Format,
         dataloader: Iterable[Any] | None,
-    ) -> TorchSubject:
+    ) -> TorchFit:
         """Look at ``model``; example inputs come from the settings or the first batch.
 
         Raises:

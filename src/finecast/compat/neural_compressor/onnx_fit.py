@@ -40,7 +40,7 @@ _ENGINES: Final[Mapping[tuple[str, str], str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnnxSubject:
+class OnnxFit:
     """An ONNX file with its planner: ``types`` are the nodes that rules leave a low format."""
 
     source: GivenModel
@@ -50,7 +50,7 @@ class OnnxSubject:
     known: Mapping[str, str]
 
     @classmethod
-    def of(cls, model: Any, settings: MixedPrecisionConfig, low: Format) -> OnnxSubject:
+    def of(cls, model: Any, settings: MixedPrecisionConfig, low: Format) -> OnnxFit:
         """Read the model.
 
         Raises:

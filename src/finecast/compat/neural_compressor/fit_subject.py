@@ -32,7 +32,7 @@ class Result(Protocol):
         ...
 
 
-class Subject(Protocol):
+class FitSubject(Protocol):
     """A model with named ops that can be converted, each alone."""
 
     @property
