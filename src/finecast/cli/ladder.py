@@ -108,8 +108,6 @@ def run(
     if plan is not None and output is not None:
         # No engine here runs it as the device: the emulation has judged it.
         api.apply(plan.plan, file, output, verify=False, force=force)
-    for note in workload.warnings:
-        warn(note)
     best = outcome.best
     compiled = _compile(compile_with, best.rung) if compile_with and best else None
     report = to_dict(outcome, plan, why, written=output if plan else None)
@@ -117,6 +115,8 @@ def run(
     report["compiled"] = compiled
     stale = files.stale() if plan is None else ()
     report["stale"] = [str(path) for path in stale]
+    for note in workload.warnings:
+        warn(note)
     warn_stale(stale)
     if as_json:
         write_json(report)

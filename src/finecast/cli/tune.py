@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -128,23 +129,28 @@ def run(
             from_type=from_type,
             progress=lambda stage, done, total: bar(done, total, stage),
         )
-    for note in (*choice.told(set(outcome.plan.formats.values())), *outcome.warnings):
-        warn(note)
-    improved = outcome.verdict.value == "improved"
-    if improved:
+    if outcome.improved:
         write_text(plan_path, outcome.plan.to_json())
-    stale = files.stale()
-    warn_stale(stale)
-    if resume and study_path.exists() and not outcome.reused:
-        warn(
-            f"--resume: no trial in {study_path} was of use: it has none of this model, data,"
-            " code and baseline, or they no longer hold"
-        )
+    outcome = replace(outcome, stale=files.stale())
+    told = choice.told(set(outcome.plan.formats.values()))
+    _warn(outcome, told, study_path if resume else None)
     if as_json:
-        write_json(to_dict(outcome) | {"stale": [str(p) for p in stale]})
+        write_json(to_dict(outcome))
     else:
         _print(outcome, evaluation.label, output, plan_path)
-    return ExitCode.DONE if improved else ExitCode.NOT_IMPROVED
+    return ExitCode.DONE if outcome.improved else ExitCode.NOT_IMPROVED
+
+
+def _warn(outcome: Outcome, told: Sequence[str], resumed: Path | None) -> None:
+    """What makes the answer weak, what is stale, and what a study was not good for."""
+    for note in (*told, *outcome.warnings):
+        warn(note)
+    warn_stale(outcome.stale)
+    if resumed is not None and resumed.exists() and not outcome.reused:
+        warn(
+            f"--resume: no trial in {resumed} was of use: it has none of this model, data,"
+            " code and baseline, or they no longer hold"
+        )
 
 
 @contextmanager
@@ -187,6 +193,7 @@ def to_dict(outcome: Outcome) -> dict[str, Any]:
             "measured": outcome.measured_error,
         },
         "warnings": list(outcome.warnings),
+        "stale": [str(path) for path in outcome.stale],
         "trials": [
             {
                 "plan": t.key.plan,
