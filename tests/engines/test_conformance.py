@@ -1,4 +1,4 @@
-"""What every engine must do. A new engine subclasses ``EngineConformance`` and gives it."""
+"""What every engine must do. A new engine is listed in ``NAMES`` and changes nothing else."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, numpy_helper, parser
 
-from finecast.engines import get_engine, installed
+from finecast.engines import ENGINES, get_engine, installed
 from finecast.engines.base import Engine
 from finecast.errors import EngineError, UsageError
 from finecast.numbers.formats import Format
+from tests.engines import toy
 
+NAMES = (*ENGINES, "toy")
 HEADER = '<ir_version: 10, opset_import: ["" : 22, "no.such.domain" : 1]>'
 MLP = f"""{HEADER}
 net (float[N,4] x) => (float[N,3] second, float[N,3] first)
@@ -61,11 +63,18 @@ SECOND = X @ np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 1]], np.float32) 
 ]
 
 
-class EngineConformance:
-    @pytest.fixture
-    def engine(self) -> Engine:
-        raise NotImplementedError
+@pytest.fixture(params=NAMES)
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """Each engine that is installed; the toy is what a newcomer writes."""
+    name: str = request.param
+    if name == "toy":
+        toy.install(monkeypatch)
+    if not installed(name):
+        pytest.skip(f"{name} is not installed")
+    return get_engine(name)
 
+
+class TestEngine:
     def test_states_its_ports_in_model_order_with_symbols(self, engine: Engine) -> None:
         session = engine.load(model(MLP))
         (x,) = session.inputs
@@ -208,21 +217,3 @@ class EngineConformance:
             assert capability.runs or capability.reason
             assert capability.speed is None or capability.speed > 0
         assert engine.capabilities() == found  # measured once
-
-
-class TestOpenVino(EngineConformance):
-    @pytest.fixture
-    def engine(self) -> Engine:
-        return _engine("openvino")
-
-
-class TestOnnxRuntime(EngineConformance):
-    @pytest.fixture
-    def engine(self) -> Engine:
-        return _engine("onnxruntime")
-
-
-def _engine(name: str) -> Engine:
-    if not installed(name):
-        pytest.skip(f"{name} is not installed")
-    return get_engine(name)

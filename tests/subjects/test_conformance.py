@@ -1,0 +1,247 @@
+"""What every frontend must do. A new one is listed in ``networks``; nothing changes here."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import finecast
+from finecast import Policy, api
+from finecast.data.feeds import synthetic_feeds
+from finecast.engines.base import Array
+from finecast.errors import FinecastError, ModelError, UsageError
+from finecast.numbers.formats import Format
+from finecast.pipeline import tuning
+from finecast.pipeline.workload import Run
+from finecast.planning.plan import Plan
+from finecast.planning.sensitivity import squared_error
+from tests.subjects import toy
+from tests.subjects.networks import FRONTENDS, Frontend
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+RNG = np.random.default_rng(0)
+WEIGHTS = [(RNG.normal(size=(8, 8)) / 4).astype(np.float32) for _ in range(3)]
+X = RNG.normal(size=(64, 8)).astype(np.float32)
+UNKNOWN = (
+    replace(Policy.parse("all:bf16"), op_formats={"NoSuchOp": Format.FP32}),
+    replace(Policy.parse("all:bf16"), exclude=(re.compile("no_such_node"),)),
+)
+
+
+@pytest.fixture(params=FRONTENDS, ids=lambda f: f.suffix)
+def frontend(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, fast_bf16: None
+) -> Frontend:
+    found: Frontend = request.param
+    pytest.importorskip(found.needs)
+    toy.install(monkeypatch)
+    return found
+
+
+@pytest.fixture
+def net(frontend: Frontend, tmp_path: Path) -> Path:
+    path = tmp_path / f"net{frontend.suffix}"
+    frontend.write(path, WEIGHTS)
+    return path
+
+
+@pytest.fixture
+def low(net: Path) -> Path:
+    """Where a result goes."""
+    return net.with_stem("low")
+
+
+def numbers(path: Path) -> list[Array]:
+    """What a file's model gives on the same feeds each time."""
+    session = finecast.load(path).reference()
+    return [*session.run(synthetic_feeds(session.inputs, batch=4)).values()]
+
+
+def test_a_converted_model_opens_and_keeps_its_ports(net: Path, low: Path) -> None:
+    done = finecast.convert(net, low, "all:bf16")
+    assert set(done.plan.formats.values()) == {Format.BF16}
+    before, after = (finecast.load(path).reference() for path in (net, low))
+    for one, other in ((before.inputs, after.inputs), (before.outputs, after.outputs)):
+        assert [(s.dtype, s.shape and len(s.shape)) for s in one] == [
+            (s.dtype, s.shape and len(s.shape)) for s in other
+        ]
+    assert [s.name for s in before.inputs] == [s.name for s in after.inputs]
+    (wanted,), (got,) = numbers(net), numbers(low)
+    error = math.sqrt(squared_error([got], [wanted]))
+    assert 0 < error < 8 * Format.BF16.unit_roundoff
+
+
+def test_the_policy_that_changes_nothing_changes_no_number(net: Path, low: Path) -> None:
+    finecast.convert(net, low, "none:bf16")
+    np.testing.assert_array_equal(numbers(net), numbers(low))
+
+
+def test_a_saved_plan_gives_what_convert_gave(net: Path, low: Path, tmp_path: Path) -> None:
+    done = finecast.convert(net, low, "matmult:bf16")
+    assert len(set(done.plan.formats.values())) == 2
+    saved = tmp_path / "saved.plan.json"
+    saved.write_text(done.plan.to_json(), encoding="utf-8")
+    again = net.with_stem("again")
+    replayed = finecast.apply(saved, net, again)
+    assert replayed.plan.digest == done.plan.digest
+    assert (replayed.casts, replayed.size_bytes[0]) == (done.casts, done.size_bytes[0])
+    np.testing.assert_array_equal(numbers(low), numbers(again))
+
+
+def test_every_float_op_is_judged_with_a_reason(net: Path) -> None:
+    graph, plan = api.judge(net, Policy.parse("all:bf16"))
+    assert graph.float_nodes
+    assert set(plan.formats) == {n.name for n in graph.float_nodes}
+    assert all(d.reasons and all(r.text for r in d.reasons) for d in plan.decisions)
+    named = api.graph_for(net, plan)
+    assert [n.name for n in named.float_nodes] == [n.name for n in graph.float_nodes]
+
+
+def test_inspect_counts_all_of_it(net: Path) -> None:
+    census = finecast.inspect(net)
+    assert census.parameters == sum(w.size for w in WEIGHTS)
+    assert census.size_bytes == net.stat().st_size
+    assert {"matmul", "relu"} & {op for c in census.classes for op in c.ops}
+
+
+def test_a_plan_of_another_model_is_refused(
+    frontend: Frontend, net: Path, low: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / f"other{frontend.suffix}"
+    for weights in ([*WEIGHTS, *WEIGHTS], WEIGHTS[:1]):  # it names too many ops, or too few
+        frontend.write(other, weights)
+        _, plan = api.judge(other, Policy.parse("all:bf16"))
+        for call in (
+            lambda p: finecast.apply(p, net, low),
+            lambda p: api.graph_for(net, p),
+        ):
+            with pytest.raises(ModelError):
+                call(plan)
+    assert sorted(tmp_path.iterdir()) == sorted((net, other))
+
+
+@pytest.mark.parametrize("policy", UNKNOWN, ids=["op", "node"])
+def test_unknown_names_are_refused_before_any_work(
+    frontend: Frontend, net: Path, low: Path, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Run] = []
+
+    def evaluate(run: Run) -> float:
+        calls.append(run)
+        return 1.0
+
+    engine = frontend.state_times(monkeypatch)
+    verbs: tuple[Callable[[], object], ...] = (
+        lambda: finecast.convert(net, low, policy),
+        lambda: api.judge(net, policy),
+        lambda: finecast.tune(
+            net, low, policy=policy, evaluate=evaluate, calib=[{"x": X}], engine=engine
+        ),
+    )
+    for verb in verbs:
+        with pytest.raises(UsageError, match=r"(?i)no_?such"):
+            verb()
+    assert not calls
+    assert not low.exists()
+
+
+def test_the_digest_is_of_the_content(frontend: Frontend, net: Path, tmp_path: Path) -> None:
+    copy, other = (tmp_path / f"{name}{frontend.suffix}" for name in ("copy", "other"))
+    copy.write_bytes(net.read_bytes())
+    frontend.write(other, [WEIGHTS[0] + np.float32(1), *WEIGHTS[1:]])
+    digests = [finecast.load(path).digest for path in (net, copy, other)]
+    assert digests[0] == digests[1]
+    assert digests[0] != digests[2]
+
+
+def test_outputs_that_collide_are_refused(net: Path, low: Path) -> None:
+    content = net.read_bytes()
+    low.write_text("mine", encoding="utf-8")
+    for output, force in ((net, True), (net, False), (low, False), (net.parent, True)):
+        with pytest.raises(UsageError):
+            finecast.convert(net, output, "all:bf16", force=force)
+        with pytest.raises(UsageError):
+            finecast.tune(net, output, data={"x": X}, force=force)
+    assert net.read_bytes() == content
+    assert low.read_text(encoding="utf-8") == "mine"
+    finecast.convert(net, low, "all:bf16", force=True)
+    assert numbers(low)
+
+
+def _stated(frontend: Frontend, monkeypatch: pytest.MonkeyPatch) -> str | None:
+    for name in ("_RANK_TIME_S", "_FINAL_TIME_S", "_BASELINE_TIME_S"):
+        monkeypatch.setattr(tuning, name, 0.0)
+    return frontend.state_times(monkeypatch)
+
+
+def test_tune_keeps_the_criterion_or_changes_nothing(
+    frontend: Frontend, net: Path, low: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = _stated(frontend, monkeypatch)
+    (scores,) = finecast.load(net).reference().run({"x": X}).values()
+    data = {"x": X, "label": scores.argmax(axis=1)}
+    outcome = finecast.tune(
+        net, low, data=data, metric="top1", criterion="absolute", tolerance=0.1, engine=engine
+    )
+    assert outcome.baseline.metric == 1.0
+    assert outcome.improved == frontend.gains
+    assert outcome.improved == low.exists() == outcome.plan.lowers
+    assert outcome.tuned.metric >= 0.9
+    assert outcome.tuned.latency_s <= outcome.baseline.latency_s
+    if outcome.improved:
+        again = finecast.apply(outcome.plan, net, net.with_stem("again"))
+        assert again.plan.digest == outcome.plan.digest
+        np.testing.assert_array_equal(numbers(low), numbers(net.with_stem("again")))
+
+
+def test_tune_writes_nothing_where_no_plan_keeps_the_criterion(
+    frontend: Frontend, net: Path, low: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = _stated(frontend, monkeypatch)
+    scores = iter([1.0])
+
+    def evaluate(run: Run) -> float:
+        run({"x": X})
+        return next(scores, 0.0)
+
+    outcome = finecast.tune(net, low, evaluate=evaluate, calib=[{"x": X}], engine=engine)
+    assert not outcome.improved
+    assert not outcome.plan.lowers
+    assert outcome.tuned == outcome.baseline
+    assert list(net.parent.iterdir()) == [net]
+
+
+def test_a_failure_leaves_nothing_behind(
+    net: Path, low: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device", str(target))
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(UsageError, match="No space left on device"):
+        finecast.convert(net, low, "all:bf16")
+    assert list(net.parent.iterdir()) == [net]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"garbage", b"{}"])
+def test_what_is_no_model_is_one_error(net: Path, content: bytes | None) -> None:
+    net.unlink()
+    if content is not None:
+        net.write_bytes(content)
+    with pytest.raises(FinecastError) as caught:
+        finecast.convert(net, net.with_stem("low"))
+    assert str(net) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_plans_come_back_from_their_files(net: Path) -> None:
+    plans = [api.judge(net, Policy.parse("all:bf16"))[1] for _ in range(2)]
+    assert plans[0] == plans[1]
+    assert Plan.from_json(plans[0].to_json()) == plans[0]

@@ -1,0 +1,166 @@
+"""A frontend in as few lines as one takes: ``.toy`` files, JSON of a chain of ops.
+
+Rules judge its ops, costs are stated and errors of rounding are the format's; no engine runs
+it and no device emulates it, and it says so.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from finecast import files, subjects
+from finecast.data.feeds import synthetic_feeds
+from finecast.devices.emulation import Emulation
+from finecast.engines.base import Feeds
+from finecast.errors import ModelError, UsageError
+from finecast.graph import Graph
+from finecast.numbers.formats import Format
+from finecast.pipeline.artefact import Destination, Verified, compare
+from finecast.pipeline.census import Census, count_classes
+from finecast.pipeline.conversion import Conversion
+from finecast.pipeline.model import RunOptions
+from finecast.pipeline.outcome import Outcome
+from finecast.pipeline.program import Program
+from finecast.pipeline.workload import Workload
+from finecast.planning.plan import Plan
+from finecast.planning.planner import Planner
+from finecast.rules.policy import Policy
+from tests.subjects.toy_chain import Chain, ToySession, graph_of
+from tests.subjects.toy_subject import ToyBuilt, ToySubject, built_of, check_policy, planner_of
+
+ROW: Final = subjects.FrontendEntry(
+    suffixes=(".toy",), packages=("toy",), module=__name__, requires="json", install="python"
+)
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``.toy`` files are known to the whole package until the test ends."""
+    monkeypatch.setattr(subjects, "FRONTENDS", (*subjects.FRONTENDS, ROW))
+
+
+def read(path: Path, *, trust: bool = False) -> ToyModel:
+    del trust  # nothing in a file is ever executed
+    try:
+        chain: Chain = json.loads(path.read_text(encoding="utf-8"))["ops"]
+        graph = graph_of(chain, files.digest(path))
+    except OSError as error:
+        raise UsageError(
+            f"cannot read the model: {error.strerror}", where=str(path)
+        ) from error
+    except (ValueError, LookupError, TypeError, StopIteration) as error:
+        raise ModelError(f"no toy: {error}", where=str(path), fix="write it again") from error
+    return ToyModel(path=path, model=chain, graph=graph, size_bytes=path.stat().st_size)
+
+
+def take(model: object) -> ToyModel:
+    raise UsageError("a toy is a file", where=type(model).__name__, fix="give its path")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyModel:
+    path: Path
+    model: Chain
+    graph: Graph
+    size_bytes: int
+    external: tuple[Path, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    @property
+    def digest(self) -> str:
+        return self.graph.digest
+
+    def taken(self, from_type: str) -> ToyModel:
+        raise UsageError("--from-type does not apply to .toy files", where=from_type)
+
+    def check(self, output: Destination) -> None:
+        output.check()
+
+    def reference(self) -> ToySession:
+        return ToySession.of(self.model)
+
+    def program(self, emulation: Emulation) -> Program:
+        raise ModelError("a toy is not emulated", where=emulation.target.name)
+
+    def check_policy(self, policy: Policy) -> None:
+        check_policy(self.graph, policy)
+
+    def build(self, plan: Plan) -> ToyBuilt:
+        return built_of(self.model, self.graph, plan, self.name)
+
+    def notes(self, planner: Planner) -> Sequence[str]:
+        return ()
+
+    def subject(self, engine: str | None, device: Emulation | None) -> ToySubject:
+        if engine is not None or device is not None:
+            raise UsageError("a toy runs by itself", fix="leave out --engine and --target")
+        return ToySubject(
+            graph=self.graph,
+            name=self.name,
+            digest=self.digest,
+            size_bytes=self.size_bytes,
+            original=self.model,
+            reference=self.reference(),
+        )
+
+    def convert(self, output: Destination, policy: Policy, options: RunOptions) -> Conversion:
+        _, plan = self.judge(policy, options)
+        return self.apply(output, plan, options)
+
+    def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Conversion:
+        start = time.perf_counter()
+        graph, built = self.graph_for(plan), self.build(plan)
+        verified = self._verified(built, synthetic_feeds(self.reference().inputs, batch=4))
+        if output.path is not None:
+            files.write_bytes(output.path, built.content)
+        return Conversion(
+            plan=plan,
+            nodes=len(graph.nodes),
+            casts=built.casts,
+            size_bytes=(self.size_bytes, built.size_bytes),
+            seconds=time.perf_counter() - start,
+            verified=verified,
+            model=built.model,
+        )
+
+    def _verified(self, built: ToyBuilt, feeds: Feeds) -> Verified:
+        got, wanted = (s.run(feeds) for s in (ToySession.of(built.model), self.reference()))
+        return compare("toy", [*got.values()], [*wanted.values()])
+
+    def write(
+        self, outcome: Outcome, output: Destination, subject: object, workload: Workload
+    ) -> tuple[int, Verified]:
+        assert isinstance(outcome.built, ToyBuilt)
+        assert output.path is not None
+        verified = self._verified(outcome.built, workload.timing()[0])
+        files.write_bytes(output.path, outcome.built.content)
+        return outcome.built.size_bytes, verified
+
+    def census(self, options: RunOptions, low: Format) -> Census:
+        classes = count_classes(self.graph, {})
+        return Census(
+            name=self.name,
+            opset=0,
+            nodes=len(self.graph.nodes),
+            parameters=sum(c.parameters for c in classes),
+            size_bytes=self.size_bytes,
+            classes=classes,
+        )
+
+    def judge(self, policy: Policy, options: RunOptions) -> tuple[Graph, Plan]:
+        rules = [*options.user_rules.items()]
+        return self.graph, planner_of(self.graph, policy, rules, measured=False).lowest()
+
+    def graph_for(self, plan: Plan) -> Graph:
+        plan.check(self.graph, where=self.name)
+        plan.check_complete(self.graph, where=self.name)
+        return self.graph

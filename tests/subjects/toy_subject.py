@@ -1,0 +1,141 @@
+"""The toy on this machine, for ``tune``: plans by rules, stated times, modelled errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from finecast import rules
+from finecast.engines.base import Feeds
+from finecast.engines.probe import Speed
+from finecast.errors import UsageError
+from finecast.graph import Graph
+from finecast.measure.timing import Latency
+from finecast.numbers.formats import Format
+from finecast.pipeline.subject import Built, UserRules
+from finecast.pipeline.workload import Workload
+from finecast.planning.cost import MeasuredCost
+from finecast.planning.plan import Plan
+from finecast.planning.planner import Planner
+from finecast.planning.problem import roundings
+from finecast.planning.proposing import MAX_STEPS, Analysis
+from finecast.planning.sensitivity import Sensitivity
+from finecast.planning.units import make_units, rounding_points
+from finecast.progress import Progress
+from finecast.rules.matching import check_names
+from finecast.rules.policy import Policy
+from tests.subjects.toy_chain import FORMATS, Chain, ToySession, lowered, time_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyBuilt:
+    model: Chain
+    plan: Plan
+
+    @property
+    def casts(self) -> int:
+        inner = self.model[1:-1]  # those of the input and the output are at the ends
+        return sum(op["op"] == "cast" for op in inner)
+
+    @property
+    def content(self) -> bytes:
+        return json.dumps({"ops": self.model, "plan": self.plan.digest}).encode()
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.content)
+
+
+def check_policy(graph: Graph, policy: Policy) -> None:
+    wrong = [f.label for f in policy.formats if f not in FORMATS]
+    if wrong or policy.io or policy.io_low:
+        raise UsageError(f"a toy has no {wrong[0] if wrong else 'other ports'}")
+    check_names(policy, graph)
+
+
+def planner_of(
+    graph: Graph, policy: Policy, user_rules: UserRules, *, measured: bool
+) -> Planner:
+    check_policy(graph, policy)
+    context = rules.Context(
+        graph=graph, policy=policy, user_rules=tuple(user_rules), measured=measured
+    )
+    permissions = rules.permit(context)
+    return Planner(graph=graph, policy=policy, permissions=permissions, engine="toy")
+
+
+def built_of(chain: Chain, graph: Graph, plan: Plan, name: str) -> ToyBuilt:
+    plan.check(graph, where=name)
+    return ToyBuilt(model=lowered(chain, plan), plan=plan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToySubject:
+    graph: Graph
+    name: str
+    digest: str
+    size_bytes: int
+    original: Chain
+    reference: ToySession
+    truth: None = None
+    runner: str = "toy"
+    target: str = ""
+    max_steps: int = MAX_STEPS
+
+    def check(self, policy: Policy) -> None:
+        check_policy(self.graph, policy)
+
+    def speed(self, fmt: Format) -> Speed:
+        return Speed(gains=True, text=f"{fmt.label} takes a quarter of fp32's time")
+
+    def first_nan(self, workload: Workload) -> str:
+        return ""
+
+    def examine(
+        self, policy: Policy, user_rules: UserRules, workload: Workload, progress: Progress
+    ) -> ToyExamined:
+        return ToyExamined(planner=planner_of(self.graph, policy, user_rules, measured=True))
+
+    def notes(self, planner: Planner) -> Sequence[str]:
+        return ()
+
+    def build(self, plan: Plan) -> ToyBuilt:
+        return built_of(self.original, self.graph, plan, self.name)
+
+    def session(self, built: Built) -> ToySession:
+        return ToySession.of(built.model)
+
+    def times(
+        self, models: Mapping[str, Built | None], workload: Workload, min_time_s: float
+    ) -> dict[str, Latency]:
+        chains = {n: self.original if b is None else b.model for n, b in models.items()}
+        return {n: Latency(samples_s=(sum(map(time_s, c)),)) for n, c in chains.items()}
+
+    def feeds(self, workload: Workload) -> Sequence[Feeds]:
+        return workload.timing()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyExamined:
+    planner: Planner
+
+    def analysis(self) -> Analysis:
+        graph, formats = self.planner.graph, self.planner.policy.formats
+        units = make_units(graph, self.planner.permissions, formats)
+        points = rounding_points(graph, units)
+        named = {
+            f: {n.name: time_s({"op": n.op, "format": f.label}) for n in graph.nodes}
+            for f in (Format.FP32, *formats)
+        }
+        errors = {
+            f: Sensitivity(
+                values=np.full(len(points.classes), f.unit_roundoff**2),
+                weights=np.full(len(points.weights), f.unit_roundoff**2),
+            )
+            for f in formats
+        }
+        rounded = {f: roundings(graph, units, points, e, f, {}) for f, e in errors.items()}
+        return Analysis.of(graph, units, MeasuredCost(times_s=named), rounded)
