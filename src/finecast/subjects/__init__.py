@@ -65,6 +65,29 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
 )
 
 
+def check_output_name(model: Path, output: Path) -> None:
+    """Raise UsageError unless the frontend that writes ``output`` is the one that reads it.
+
+    Args:
+        model: The file of the model that is converted.
+        output: Where the result goes.
+    """
+    writer = _entry_of(model)
+    if _entry_of(output) is not writer:
+        suffix = writer.suffixes[0]
+        raise UsageError(
+            f"what {model} is converted to is of the kind {suffix}",
+            where=str(output),
+            fix=f"name it {output.with_suffix(suffix)}",
+        )
+
+
+def _entry_of(path: Path) -> FrontendEntry:
+    """The frontend of a file, by its name; letters in any case."""
+    suffix = path.suffix.lower()
+    return next((e for e in FRONTENDS if suffix in e.suffixes), FRONTENDS[0])
+
+
 def opened(model: Any, *, trust: bool = False) -> OpenedModel:
     """A model by its path, or as an object of its library; an opened one stays as it is.
 
@@ -78,8 +101,9 @@ def opened(model: Any, *, trust: bool = False) -> OpenedModel:
     """
     if isinstance(model, str | Path):
         path = Path(model)
-        entry = next((e for e in FRONTENDS if path.suffix in e.suffixes), FRONTENDS[0])
-        found: OpenedModel = entry.load().read(path, trust=trust)
+        if path.is_dir():
+            raise UsageError("the model is a directory", where=str(path), fix="give a file")
+        found: OpenedModel = _entry_of(path).load().read(path, trust=trust)
         return found
     if hasattr(model, "graph_for"):
         given: OpenedModel = model
