@@ -76,7 +76,7 @@ def test_an_output_of_another_kind_is_refused_before_any_work(
             assert main([*verb, str(given), "-o", str(out)]) == 2
             assert f"name it {out.with_suffix(given.suffix)}" in capsys.readouterr().err
         assert not out.exists()
-    with pytest.raises(UsageError, match=r"of the kind \.pt2"):
+    with pytest.raises(UsageError, match=r"of the kind \.pt2 "):
         finecast.convert(finecast.load(model), model.with_name("low.onnx"))
 
 
@@ -216,3 +216,17 @@ def test_names_that_match_nothing_are_errors(
     assert offered in shown
     assert not out.exists()
     assert not ran.exists()
+
+
+def test_it_is_said_that_nothing_was_converted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = torch.export.export(nn.Linear(4, 4).double(), (torch.ones(2, 4).double(),))
+    path, low = tmp_path / "fp64.pt2", tmp_path / "low.pt2"
+    torch.export.save(program, path)
+    for number, options in enumerate(([], ["--target", "trn1"])):
+        out = low.with_stem(f"low{number}")
+        assert (
+            main(["convert", str(path), "-o", str(out), "--auto-cast", "all", *options]) == 0
+        )
+        assert "nothing was converted" in capsys.readouterr().err

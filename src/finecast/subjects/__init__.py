@@ -76,7 +76,7 @@ def check_output_name(model: Path, output: Path) -> None:
     if _entry_of(output) is not writer:
         suffix = writer.suffixes[0]
         raise UsageError(
-            f"what {model} is converted to is of the kind {suffix}",
+            f"a model of the kind {suffix} gives a file of that kind",
             where=str(output),
             fix=f"name it {output.with_suffix(suffix)}",
         )
@@ -115,5 +115,5 @@ def opened(model: Any, *, trust: bool = False) -> OpenedModel:
             return taken
     raise UsageError(
         f"a {type(model).__name__} is not a model",
-        fix="give a path, an onnx.ModelProto, an onnx_ir.Model or a torch ExportedProgram",
+        fix="give a path, an onnx.ModelProto or an onnx_ir.Model; PyTorch's: finecast.torch",
     )
