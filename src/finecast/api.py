@@ -35,7 +35,7 @@ from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy
 from finecast.rules.user import without_opinion
-from finecast.subjects import opened
+from finecast.subjects import check_output_name, opened
 
 if TYPE_CHECKING:
     import onnx
@@ -105,8 +105,6 @@ def convert(
             are more than fit one file, or came in that form.
         from_type: Take the model's ops in this type (fp64, fp16, bf16) to fp32 first; inputs
             and outputs keep theirs.
-        from_type: ``fp64``, ``fp16`` or ``bf16``: the model's ops in it are taken to fp32
-            before the policy sees them.
 
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
@@ -262,6 +260,8 @@ def _claim(
                 files.read(f"the {role}", source)
     files.read("the plan", plan)
     if output is not None:
+        if output.path is not None:
+            check_output_name(model.path, output.path)
         files.write("the output", output.path, beside=output.beside)
         model.check(output)
     files.write("the study", study, beside=(JOURNAL_SUFFIX,), replaces=False)

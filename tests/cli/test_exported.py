@@ -13,7 +13,9 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+import finecast  # noqa: E402
 from finecast.cli import main  # noqa: E402
+from finecast.errors import UsageError  # noqa: E402
 from finecast.subjects.torch import subject  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -62,6 +64,32 @@ def test_tune_keeps_its_exit_codes(model: Path, capsys: pytest.CaptureFixture[st
     report = json.loads(capsys.readouterr().out)
     assert (code == 0) == (report["verdict"] == "improved") == out.exists()
     assert report["baseline"]["metric"] == 1.0
+
+
+def test_an_output_of_another_kind_is_refused_before_any_work(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = model.with_name("m.onnx")  # refused by its name, before it is read
+    for given, named in ((model, "low.onnx"), (model, "low"), (other, "low.pt2")):
+        out = given.with_name(named)
+        for verb in (["convert"], ["tune"], ["ladder", "--target", "trn1"]):
+            assert main([*verb, str(given), "-o", str(out)]) == 2
+            assert f"name it {out.with_suffix(given.suffix)}" in capsys.readouterr().err
+        assert not out.exists()
+    with pytest.raises(UsageError, match=r"of the kind \.pt2 "):
+        finecast.convert(finecast.load(model), model.with_name("low.onnx"))
+
+
+def test_suffixes_count_in_any_case(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    upper = model.rename(model.with_name("NET.PT2"))
+    assert main(["convert", str(upper), "-o", str(upper.with_name("LOW.Pt2"))]) == 0
+    assert "verified in" in capsys.readouterr().out
+
+
+def test_a_directory_is_called_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "folder.pt2").mkdir()
+    assert main(["inspect", str(tmp_path / "folder.pt2")]) == 2
+    assert "is a directory" in capsys.readouterr().err
 
 
 def test_tune_keeps_a_study_and_takes_it_up(
@@ -188,3 +216,17 @@ def test_names_that_match_nothing_are_errors(
     assert offered in shown
     assert not out.exists()
     assert not ran.exists()
+
+
+def test_it_is_said_that_nothing_was_converted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = torch.export.export(nn.Linear(4, 4).double(), (torch.ones(2, 4).double(),))
+    path, low = tmp_path / "fp64.pt2", tmp_path / "low.pt2"
+    torch.export.save(program, path)
+    for number, options in enumerate(([], ["--target", "trn1"])):
+        out = low.with_stem(f"low{number}")
+        assert (
+            main(["convert", str(path), "-o", str(out), "--auto-cast", "all", *options]) == 0
+        )
+        assert "nothing was converted" in capsys.readouterr().err

@@ -17,6 +17,8 @@ import finecast.torch as ft  # noqa: E402
 from finecast.data.criterion import Criterion, CriterionKind  # noqa: E402
 from finecast.numbers.formats import Format  # noqa: E402
 from finecast.pipeline import tuning  # noqa: E402
+from finecast.subjects.torch.subject import TorchSubject  # noqa: E402
+from finecast.torch.tuning import ModuleWorkload  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -178,3 +180,14 @@ def test_a_slower_format_is_not_kept(device: Device, monkeypatch: pytest.MonkeyP
     low = ft.convert(net, (X,), "auto:bf16")
     assert {d.format for d in low.finecast_plan.decisions} == {Format.FP32}
     assert torch.equal(low(X), net(X))
+
+
+def test_compiled_modules_are_timed_again_and_again() -> None:
+    """What torch.compile gives must not be asked whether it is true: it refuses."""
+    net = Branches().eval()
+    options = ft.TuneOptions(prepare=lambda m: torch.compile(m, backend="eager"))
+    subject = TorchSubject.of_module(net, (X,), None, options)
+    built = subject.build(ft.convert(net, (X,), "all:bf16").finecast_plan)
+    workload = ModuleWorkload(function=lambda _: 1.0, known=None, criterion=Criterion())
+    for _ in range(2):
+        assert set(subject.times({"": None, "low": built}, workload, 0.0)) == {"", "low"}

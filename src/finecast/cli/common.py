@@ -81,7 +81,9 @@ def open_model(
 ) -> OpenedModel:
     """The model, when it is known that ``output`` destroys nothing of it."""
     from finecast import api
+    from finecast.subjects import check_output_name
 
+    check_output_name(model, output)
     beside = () if external_data is False else (DATA_SUFFIX,)
     files.write("--output", output, beside=beside)
     file = api.load(model, trust=trust)

@@ -13,6 +13,7 @@ from finecast.rules.policy import Policy
 
 _OWN_TYPES: Final = ("fp64", "fp16", "bf16")
 """Of ops that no policy changes, because they are not fp32."""
+NOTHING_CONVERTED: Final = "nothing was converted: the rules leave every op in its type"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

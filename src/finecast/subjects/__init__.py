@@ -65,6 +65,29 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
 )
 
 
+def check_output_name(model: Path, output: Path) -> None:
+    """Raise UsageError unless the frontend that writes ``output`` is the one that reads it.
+
+    Args:
+        model: The file of the model that is converted.
+        output: Where the result goes.
+    """
+    writer = _entry_of(model)
+    if _entry_of(output) is not writer:
+        suffix = writer.suffixes[0]
+        raise UsageError(
+            f"a model of the kind {suffix} gives a file of that kind",
+            where=str(output),
+            fix=f"name it {output.with_suffix(suffix)}",
+        )
+
+
+def _entry_of(path: Path) -> FrontendEntry:
+    """The frontend of a file, by its name; letters in any case."""
+    suffix = path.suffix.lower()
+    return next((e for e in FRONTENDS if suffix in e.suffixes), FRONTENDS[0])
+
+
 def opened(model: Any, *, trust: bool = False) -> OpenedModel:
     """A model by its path, or as an object of its library; an opened one stays as it is.
 
@@ -78,8 +101,9 @@ def opened(model: Any, *, trust: bool = False) -> OpenedModel:
     """
     if isinstance(model, str | Path):
         path = Path(model)
-        entry = next((e for e in FRONTENDS if path.suffix in e.suffixes), FRONTENDS[0])
-        found: OpenedModel = entry.load().read(path, trust=trust)
+        if path.is_dir():
+            raise UsageError("the model is a directory", where=str(path), fix="give a file")
+        found: OpenedModel = _entry_of(path).load().read(path, trust=trust)
         return found
     if hasattr(model, "graph_for"):
         given: OpenedModel = model
@@ -91,5 +115,5 @@ def opened(model: Any, *, trust: bool = False) -> OpenedModel:
             return taken
     raise UsageError(
         f"a {type(model).__name__} is not a model",
-        fix="give a path, an onnx.ModelProto, an onnx_ir.Model or a torch ExportedProgram",
+        fix="give a path, an onnx.ModelProto or an onnx_ir.Model; PyTorch's: finecast.torch",
     )

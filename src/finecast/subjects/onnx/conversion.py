@@ -18,7 +18,7 @@ from finecast.graph import Graph
 from finecast.measure.environment import local_target
 from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified
-from finecast.pipeline.conversion import Conversion, kept_types
+from finecast.pipeline.conversion import NOTHING_CONVERTED, Conversion, kept_types
 from finecast.pipeline.modelled import plan_time_s
 from finecast.pipeline.narrowing import worthwhile
 from finecast.pipeline.sources import FeedMaker
@@ -197,7 +197,7 @@ def _warnings(
     if was != policy.label:
         found.append(f"an earlier conversion to {was} was taken back")
     elif not applied.edits and policy.scope is not Scope.NONE:
-        found.append("nothing was converted: the rules leave every op in its type")
+        found.append(NOTHING_CONVERTED)
     else:
         unused = [f.label for f in policy.formats if f not in used]
         if unused and len(policy.formats) > 1:

@@ -30,7 +30,7 @@ from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified, compare
 from finecast.pipeline.census import Census, count_classes, notes
-from finecast.pipeline.conversion import Conversion
+from finecast.pipeline.conversion import NOTHING_CONVERTED, Conversion
 from finecast.pipeline.model import RunOptions
 from finecast.pipeline.modelled import plan_time_s
 from finecast.pipeline.outcome import Outcome
@@ -177,15 +177,19 @@ class TorchModel:
         args, kwargs = examples(program)
         if options.device is not None:
             plan = self._plan_for(policy, options, options.device)
-            low = planned(self.file.captured, plan)
-            return self._write(low, plan, output, options, start)
-        with _heard() as said:
-            low = convert(
-                program, args, policy, example_kwargs=kwargs, user_rules=options.user_rules
-            )
-        stated: Plan = low.finecast_plan  # type: ignore[assignment]
-        done = self._write(low, stated, output, options, start)
-        told = dict.fromkeys(str(one.message) for one in said)
+            low, told = planned(self.file.captured, plan), {}
+        else:
+            with _heard() as said:
+                low = convert(
+                    program, args, policy, example_kwargs=kwargs, user_rules=options.user_rules
+                )
+            plan: Plan = low.finecast_plan  # type: ignore[assignment]
+            told = dict.fromkeys(str(one.message) for one in said)
+        if policy.scope is not Scope.NONE and not frontend.planned_edits(
+            self.file.captured, plan
+        ):
+            told[NOTHING_CONVERTED] = None
+        done = self._write(low, plan, output, options, start)
         return replace(done, warnings=tuple(told))
 
     def _plan_for(self, policy: Policy, options: RunOptions, device: Emulation) -> Plan:

@@ -279,10 +279,13 @@ class TorchSubject:
     def _prepared(self, built: Built | None) -> Callable[..., Any]:
         prepare = self.options.prepare or deployed()
         if built is None:
-            self._run = self._run or prepare(self.original)
+            # Not by truth: a compiled module refuses to be asked for its length.
+            if self._run is None:
+                self._run = prepare(self.original)
             return self._run
         assert isinstance(built, TorchBuilt)
-        built.run = built.run or prepare(built.model)
+        if built.run is None:
+            built.run = prepare(built.model)
         return built.run
 
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
