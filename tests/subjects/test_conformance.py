@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from finecast.pipeline import tuning
 from finecast.pipeline.workload import Run
 from finecast.planning.plan import Plan
 from finecast.planning.sensitivity import squared_error
-from tests.subjects import toy
+from tests.subjects import toy, toy_chain, toy_subject
 from tests.subjects.networks import FRONTENDS, Frontend
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -245,3 +246,8 @@ def test_plans_come_back_from_their_files(net: Path) -> None:
     plans = [api.judge(net, Policy.parse("all:bf16"))[1] for _ in range(2)]
     assert plans[0] == plans[1]
     assert Plan.from_json(plans[0].to_json()) == plans[0]
+
+
+@pytest.mark.parametrize("part", [toy, toy_chain, toy_subject], ids=lambda p: p.__name__)
+def test_a_frontend_s_parts_are_short(part: ModuleType) -> None:
+    assert len(Path(part.__file__ or "").read_text(encoding="utf-8").splitlines()) < 150
