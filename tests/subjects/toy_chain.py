@@ -43,7 +43,8 @@ def graph_of(chain: Chain, digest: str) -> Graph:
             values[-1] = replace(values[-1], constant=stats)
         for index in inputs:
             values[index] = replace(values[index], uses=(i,))
-        result = new(f"{op['name']}.y", op, ("n", width)).id
+        name = "y" if op is chain[-1] else f"{op['name']}.y"
+        result = new(name, op, ("n", width)).id
         values[result] = replace(values[result], producer=i, is_output=op is chain[-1])
         fmt = None if op["op"] == "cast" else Format.parse(op["format"])
         node = Node(
