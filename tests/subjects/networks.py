@@ -33,6 +33,7 @@ class Frontend:
             returns the engine to tune in, None where the frontend names none.
         gains: Whether a low format is faster by these times.
         needs: What has to be installed.
+        output: What the network's output is called; empty where torch.export names it anew.
     """
 
     suffix: str
@@ -40,6 +41,7 @@ class Frontend:
     state_times: Callable[[pytest.MonkeyPatch], str | None]
     gains: bool
     needs: str
+    output: str = "y"
 
 
 def _write_onnx(path: Path, weights: Weights) -> None:
@@ -115,7 +117,12 @@ FRONTENDS: Final = (
         needs="onnxruntime",
     ),
     Frontend(
-        suffix=".pt2", write=_write_pt2, state_times=_op_by_op, gains=False, needs="torch"
+        suffix=".pt2",
+        write=_write_pt2,
+        state_times=_op_by_op,
+        gains=False,
+        needs="torch",
+        output="",
     ),
     Frontend(
         suffix=".toy", write=_write_toy, state_times=lambda _: None, gains=True, needs="json"

@@ -18,12 +18,11 @@ import pytest
 from finecast import files, subjects
 from finecast.data.feeds import synthetic_feeds
 from finecast.devices.emulation import Emulation
-from finecast.engines.base import Feeds
 from finecast.errors import ModelError, UsageError
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
-from finecast.pipeline.artefact import Destination, Verified, compare
-from finecast.pipeline.census import Census, count_classes
+from finecast.pipeline.artefact import Destination, Verified
+from finecast.pipeline.census import Census
 from finecast.pipeline.conversion import Conversion
 from finecast.pipeline.model import RunOptions
 from finecast.pipeline.outcome import Outcome
@@ -32,7 +31,7 @@ from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy
-from tests.subjects.toy_chain import Chain, ToySession, graph_of
+from tests.subjects.toy_chain import Chain, ToySession, graph_of, verify
 from tests.subjects.toy_subject import ToyBuilt, ToySubject, built_of, check_policy, planner_of
 
 ROW: Final = subjects.FrontendEntry(
@@ -51,12 +50,11 @@ def read(path: Path, *, trust: bool = False) -> ToyModel:
         chain: Chain = json.loads(path.read_text(encoding="utf-8"))["ops"]
         graph = graph_of(chain, files.digest(path))
     except OSError as error:
-        raise UsageError(
-            f"cannot read the model: {error.strerror}", where=str(path)
-        ) from error
+        raise UsageError(f"cannot read: {error.strerror}", where=str(path)) from error
     except (ValueError, LookupError, TypeError, StopIteration) as error:
         raise ModelError(f"no toy: {error}", where=str(path), fix="write it again") from error
-    return ToyModel(path=path, model=chain, graph=graph, size_bytes=path.stat().st_size)
+    size = path.stat().st_size
+    return ToyModel(path=path, name=str(path), model=chain, graph=graph, size_bytes=size)
 
 
 def take(model: object) -> ToyModel:
@@ -66,14 +64,11 @@ def take(model: object) -> ToyModel:
 @dataclass(frozen=True, kw_only=True)
 class ToyModel:
     path: Path
+    name: str
     model: Chain
     graph: Graph
     size_bytes: int
     external: tuple[Path, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return str(self.path)
 
     @property
     def digest(self) -> str:
@@ -113,18 +108,17 @@ class ToyModel:
         )
 
     def convert(self, output: Destination, policy: Policy, options: RunOptions) -> Conversion:
-        _, plan = self.judge(policy, options)
-        return self.apply(output, plan, options)
+        return self.apply(output, self.judge(policy, options)[1], options)
 
     def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Conversion:
         start = time.perf_counter()
-        graph, built = self.graph_for(plan), self.build(plan)
-        verified = self._verified(built, synthetic_feeds(self.reference().inputs, batch=4))
+        nodes, built = self.graph_for(plan).nodes, self.build(plan)
+        verified = verify(self.model, built.model, synthetic_feeds(self.reference().inputs))
         if output.path is not None:
             files.write_bytes(output.path, built.content)
         return Conversion(
             plan=plan,
-            nodes=len(graph.nodes),
+            nodes=len(nodes),
             casts=built.casts,
             size_bytes=(self.size_bytes, built.size_bytes),
             seconds=time.perf_counter() - start,
@@ -132,29 +126,17 @@ class ToyModel:
             model=built.model,
         )
 
-    def _verified(self, built: ToyBuilt, feeds: Feeds) -> Verified:
-        got, wanted = (s.run(feeds) for s in (ToySession.of(built.model), self.reference()))
-        return compare("toy", [*got.values()], [*wanted.values()])
-
     def write(
         self, outcome: Outcome, output: Destination, subject: object, workload: Workload
     ) -> tuple[int, Verified]:
         assert isinstance(outcome.built, ToyBuilt)
         assert output.path is not None
-        verified = self._verified(outcome.built, workload.timing()[0])
+        verified = verify(self.model, outcome.built.model, workload.timing()[0])
         files.write_bytes(output.path, outcome.built.content)
         return outcome.built.size_bytes, verified
 
     def census(self, options: RunOptions, low: Format) -> Census:
-        classes = count_classes(self.graph, {})
-        return Census(
-            name=self.name,
-            opset=0,
-            nodes=len(self.graph.nodes),
-            parameters=sum(c.parameters for c in classes),
-            size_bytes=self.size_bytes,
-            classes=classes,
-        )
+        return Census.of(self.graph, {}, name=self.name, size_bytes=self.size_bytes)
 
     def judge(self, policy: Policy, options: RunOptions) -> tuple[Graph, Plan]:
         rules = [*options.user_rules.items()]

@@ -17,6 +17,7 @@ from finecast.engines.ports import ordered_feeds
 from finecast.graph import ConstantStats, Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_constant, round_to
+from finecast.pipeline.artefact import Verified, compare
 from finecast.planning.plan import Plan
 
 Chain = list[dict[str, Any]]
@@ -42,7 +43,8 @@ def graph_of(chain: Chain, digest: str) -> Graph:
             values[-1] = replace(values[-1], constant=stats)
         for index in inputs:
             values[index] = replace(values[index], uses=(i,))
-        result = new(f"{op['name']}.y", op, ("n", width)).id
+        name = "y" if op is chain[-1] else f"{op['name']}.y"
+        result = new(name, op, ("n", width)).id
         values[result] = replace(values[result], producer=i, is_output=op is chain[-1])
         fmt = None if op["op"] == "cast" else Format.parse(op["format"])
         node = Node(
@@ -121,3 +123,8 @@ def lowered(chain: Chain, plan: Plan) -> Chain:
         stored = fmt.label
     cast("fp32", "end")
     return found
+
+
+def verify(before: Chain, after: Chain, feeds: Feeds) -> Verified:
+    wanted, got = (ToySession.of(chain).run(feeds) for chain in (before, after))
+    return compare("toy", [*got.values()], [*wanted.values()])

@@ -262,6 +262,7 @@ def _print(outcome: Outcome, metric: str, output: Path, plan: Path) -> None:
     reused = f", {outcome.reused} trials of the study reused" if outcome.reused else ""
     note = (
         f"{ops or 'no op in fp32'}; {outcome.casts} casts inside;"
-        f" {outcome.evaluations} evaluations on all data{reused}, {outcome.probes} probes, {outcome.seconds:.1f} s on {environment().cpu}"
+        f" {outcome.evaluations} evaluations on all data{reused}, {outcome.probes} probes,"
+        f" {outcome.seconds:.1f} s on {environment().cpu}"
     )
     write_table(table, note, *lines)

@@ -70,6 +70,29 @@ class Census:
     notes: dict[str, str] = field(default_factory=dict[str, str])
     warnings: tuple[Risk, ...] = ()
 
+    @classmethod
+    def of(
+        cls,
+        graph: Graph,
+        shapes: Mapping[int, Shape],
+        facts: Facts | None = None,
+        *,
+        name: str,
+        size_bytes: int,
+        opset: int = 0,
+    ) -> Census:
+        """Of a graph whose values have ``shapes``, and ``facts`` where it was observed."""
+        classes = count_classes(graph, shapes)
+        return cls(
+            name=name,
+            opset=opset,
+            nodes=len(graph.nodes),
+            parameters=sum(c.parameters for c in classes),
+            size_bytes=size_bytes,
+            classes=classes,
+            notes=notes(graph, facts or {}),
+        )
+
 
 def count_classes(graph: Graph, shapes: Mapping[int, Shape]) -> tuple[ClassCount, ...]:
     """Count nodes by class, the classes with most FLOPs first."""

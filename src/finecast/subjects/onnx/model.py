@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from finecast.frontends.onnx import OnnxFile, Prepared, from_model
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified
-from finecast.pipeline.census import Census, count_classes, notes, risks
+from finecast.pipeline.census import Census, risks
 from finecast.pipeline.conversion import Conversion
 from finecast.pipeline.model import RunOptions
 from finecast.pipeline.narrowing import worthwhile
@@ -212,17 +212,17 @@ class OnnxModel:
             shapes = {i: f.shape for i, f in facts.items()}
         else:
             shapes = _drawn_shapes(prepared, options)
-        classes = count_classes(prepared.graph, shapes)
-        return Census(
+        found = Census.of(
+            prepared.graph,
+            shapes,
+            facts,
             name=self.file.name,
-            opset=frontend.opset_of(self.file.model),
-            nodes=len(prepared.graph.nodes),
-            parameters=sum(c.parameters for c in classes),
             size_bytes=self.file.size_bytes,
-            classes=classes,
-            notes=notes(prepared.graph, facts),
-            warnings=risks(prepared.graph, facts, low) if options.data is not None else (),
+            opset=frontend.opset_of(self.file.model),
         )
+        if options.data is None:
+            return found
+        return replace(found, warnings=risks(prepared.graph, facts, low))
 
     def judge(self, policy: Policy, options: RunOptions) -> tuple[Graph, Plan]:
         """With data the rules see the ranges that values have, as ``convert`` does."""

@@ -29,7 +29,7 @@ from finecast.frontends.torch.reader import hinted_shapes
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified, compare
-from finecast.pipeline.census import Census, count_classes, notes
+from finecast.pipeline.census import Census
 from finecast.pipeline.conversion import NOTHING_CONVERTED, Conversion
 from finecast.pipeline.model import RunOptions
 from finecast.pipeline.modelled import plan_time_s
@@ -280,16 +280,11 @@ class TorchModel:
         _refuse_run(options)
         _refuse({"--batch": options.batch != 1})
         captured = frontend.capture(self.file.program, (), fold=False)
-        classes = count_classes(captured.graph, hinted_shapes(captured.binding))
-        return Census(
+        return Census.of(
+            captured.graph,
+            hinted_shapes(captured.binding),
             name=self.file.name,
-            opset=0,
-            nodes=len(captured.graph.nodes),
-            parameters=sum(c.parameters for c in classes),
             size_bytes=self.file.size_bytes,
-            classes=classes,
-            notes=notes(captured.graph, {}),
-            warnings=(),
         )
 
     def judge(self, policy: Policy, options: RunOptions) -> tuple[Graph, Plan]:
