@@ -260,9 +260,9 @@ def _claim(
                 files.read(f"the {role}", source)
     files.read("the plan", plan)
     if output is not None:
+        files.write("the output", output.path, beside=output.beside)
         if output.path is not None:
             check_output_name(model.path, output.path)
-        files.write("the output", output.path, beside=output.beside)
         model.check(output)
     files.write("the study", study, beside=(JOURNAL_SUFFIX,), replaces=False)
     return files

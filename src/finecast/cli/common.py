@@ -83,9 +83,9 @@ def open_model(
     from finecast import api
     from finecast.subjects import check_output_name
 
-    check_output_name(model, output)
     beside = () if external_data is False else (DATA_SUFFIX,)
     files.write("--output", output, beside=beside)
+    check_output_name(model, output)
     file = api.load(model, trust=trust)
     files.read("MODEL's external data", *file.external)
     return file
