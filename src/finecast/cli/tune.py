@@ -254,7 +254,8 @@ def _print(outcome: Outcome, metric: str, output: Path, plan: Path) -> None:
     lines += run.splitlines()
     reused = f", {outcome.reused} trials of the study reused" if outcome.reused else ""
     note = (
-        f"{ops or 'no op in fp32'}; {outcome.casts} casts inside; {outcome.evaluations} evaluations on all data"
+        f"{ops or 'no op in fp32'}; {outcome.casts} casts inside;"
+        f" {outcome.evaluations} evaluations on all data"
         f"{reused}, {outcome.probes} probes, {outcome.seconds:.1f} s on {environment().cpu}"
     )
     write_table(table, note, *lines)
