@@ -292,3 +292,20 @@ def test_tuning_keeps_the_accuracy_of_the_fp64_model(tmp_path: Path) -> None:
         )
         assert outcome.plan.from_type == "fp64"
         assert outcome.baseline.metric == 0
+
+
+def test_ends_in_fp64_that_engines_do_not_take_are_emulated(tmp_path: Path) -> None:
+    """OpenVINO has no kernel of a Softmax that ends in fp64, ONNX Runtime none in bf16."""
+    text = """net (TYPE[4,64] x) => (TYPE[4,64] y) <TYPE[64,64] v, TYPE[64,64] w> {
+      [first] a = MatMul(x, v)
+      [bend] b = Relu(a)
+      [second] c = MatMul(b, w)
+      [soft] y = Softmax(c)
+    }"""
+    rng = np.random.default_rng(0)
+    weights = {name: rng.normal(size=(64, 64)) / 8 for name in ("v", "w")}
+    onnx.save(net(text, "fp64", **weights), tmp_path / "m.onnx")
+    done = api.convert(tmp_path / "m.onnx", tmp_path / "o.onnx", "all:bf16", from_type="fp64")
+    assert done.verified.engine is not None
+    assert done.verified.relative_error is not None
+    assert 1e-5 < done.verified.relative_error < 0.05

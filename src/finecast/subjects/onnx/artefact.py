@@ -117,17 +117,24 @@ def verify(
             return _verify_in(file, plan, applied, path, engine, feeds)
         except EngineError as error:
             failures.append(f"{engine.name}: {error.what}")
-    if shapeless := [v.name for v in file.model.graph.inputs if v.shape is None]:
-        # Engines that compile for a rank take no such model, and in fp32 neither.
+    if why := _hard_to_run(file):
         with suppress(EngineError):
             found = _verify_in(file, plan, applied, path, exact_emulator(), feeds)
-            text = f"input {shapeless[0]!r} has no shape: {'; '.join(failures)}"
+            text = f"{why}: {'; '.join(failures)}"
             return replace(found, note="; ".join(filter(None, (found.note, text))))
     raise EngineError(
         "no engine here can run the converted model",
         where="; ".join(failures),
         fix="choose another format or engine, or write it unverified with --no-verify",
     )
+
+
+def _hard_to_run(file: OnnxFile) -> str:
+    """What engines that are right in refusing a model, in fp32 too, may stumble over."""
+    shapeless = [v.name for v in file.model.graph.inputs if v.shape is None]
+    if shapeless:
+        return f"input {shapeless[0]!r} has no shape"
+    return "inputs and outputs stay fp64" if file.from_type == "fp64" else ""
 
 
 def _verify_in(
