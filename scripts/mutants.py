@@ -55,10 +55,18 @@ GROUPS: Final[Mapping[str, Group]] = {
     "devices": room("devices"),
     "data": room("data"),
     "measure": room("measure"),
-    "pipeline": room("pipeline", "tests/cli/test_tune.py"),
-    "onnx": room("frontends/onnx", "tests/frontends"),
+    "pipeline": room(
+        "pipeline", "tests/cli/test_tune.py", "tests/cli/test_emulation_verbs.py"
+    ),
+    "onnx": Group(
+        modules=("frontends/onnx/*.py", "subjects/onnx/*.py"),
+        tests=("tests/frontends", "tests/subjects", "tests/pipeline"),
+    ),
     "torch": Group(
-        modules=("frontends/torch/*.py", "engines/torch/*.py", "torch/*.py", "training/*.py"),
+        modules=(
+            *("frontends/torch/*.py", "engines/torch/*.py", "subjects/torch/*.py"),
+            *("torch/*.py", "training/*.py"),
+        ),
         tests=("tests/torch",),
         timeout_s=600.0,
     ),

@@ -257,8 +257,9 @@ def _print(outcome: Outcome, metric: str, output: Path, plan: Path) -> None:
         lines.append(_TF32_TIMES)
     where = f"wrote {output} and {plan}" if improved else "nothing written: use the fp32 model"
     lines.append(where)
-    run = how_to_run(output, outcome.plan.engine, outcome.plan.counts) if improved else ""
-    lines += run.splitlines()
+    if improved and not outcome.target:
+        run = how_to_run(output, outcome.plan.engine, outcome.plan.counts)
+        lines += run.splitlines()
     reused = f", {outcome.reused} trials of the study reused" if outcome.reused else ""
     note = (
         f"{ops or 'no op in fp32'}; {outcome.casts} casts inside;"
