@@ -58,11 +58,6 @@ class Policy:
         return f"{self.scope.value}:{','.join(f.label for f in self.formats)}"
 
     @property
-    def names_nodes(self) -> bool:
-        """Whether it names nodes or ops, which a model may lack."""
-        return bool(self.include or self.exclude or self.op_formats)
-
-    @property
     def format(self) -> Format:
         """The first of the formats."""
         return self.formats[0]

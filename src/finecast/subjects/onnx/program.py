@@ -27,7 +27,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.proposing import Analysis
 from finecast.planning.units import make_units, rounding_points
-from finecast.rules.facts import ValueFacts
+from finecast.rules.facts import ValueFacts, facts_in
 from finecast.rules.policy import Scope
 from finecast.subjects.onnx.observing import observe
 from finecast.subjects.onnx.planning import make_planner
@@ -88,7 +88,7 @@ class OnnxProgram:
         """The rules judge the model that the device's compiler is handed."""
         engine = EmulatorEngine(emulation=replace(asked.emulation, scope=Scope.NONE))
         prepared = frontend.prepare(self.file, asked.policy)
-        facts = self._facts_in(prepared.graph, asked.facts)
+        facts = facts_in(prepared.graph, asked.facts, self.graph)
         planner = make_planner(
             prepared,
             asked.policy,
@@ -103,14 +103,6 @@ class OnnxProgram:
         """The casts in the plan's model."""
         applied = frontend.apply(self.file, plan)
         return cast_count(applied.graph, applied.edits)
-
-    def _facts_in(
-        self, graph: Graph, facts: Mapping[int, ValueFacts]
-    ) -> dict[int, ValueFacts]:
-        """Facts of the emulated model's values, by the ids of the planner's graph."""
-        values = self.graph.values
-        names = {v.name: v.id for v in graph.values}
-        return {names[values[i].name]: f for i, f in facts.items() if values[i].name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

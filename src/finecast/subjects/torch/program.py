@@ -39,7 +39,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.proposing import Analysis
 from finecast.rules import Context
-from finecast.rules.facts import ValueFacts
+from finecast.rules.facts import ValueFacts, facts_in
 from finecast.rules.matching import check_names
 from finecast.rules.override import active, check_overrides
 
@@ -109,7 +109,7 @@ class TorchProgram:
         captured = self.file.captured
         check_names(asked.policy, captured.graph)
         check_overrides(captured.graph)
-        facts = self._facts_in(captured.graph, asked.facts)
+        facts = facts_in(captured.graph, asked.facts, self.graph)
         context = Context(
             graph=captured.graph,
             policy=asked.policy,
@@ -137,14 +137,6 @@ class TorchProgram:
         """The casts in the plan's module."""
         captured = self.file.captured
         return cast_count(captured.graph, frontend.planned_edits(captured, plan))
-
-    def _facts_in(
-        self, graph: Graph, facts: Mapping[int, ValueFacts]
-    ) -> dict[int, ValueFacts]:
-        """Facts of the emulated program's values, by the ids of the captured graph."""
-        values = self.graph.values
-        names = {v.name: v.id for v in graph.values}
-        return {names[values[i].name]: f for i, f in facts.items() if values[i].name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
