@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -136,3 +137,20 @@ def test_what_would_run_code_needs_the_users_word(finecast: Finecast, tmp_path: 
         assert answer.code == ExitCode.FAILED
         assert answer.err.count("\n") == 1
         assert "m.pt2" in answer.err
+
+
+def test_what_was_not_measured_is_judged_by_reputation(
+    finecast: Finecast, tmp_path: Path
+) -> None:
+    """As for ONNX: without data a softmax keeps fp32 under auto, converted or explained."""
+    net = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Softmax(dim=-1)).eval()
+    torch.export.save(torch.export.export(net, (torch.randn(4, 16),)), tmp_path / "m.pt2")
+    options = ["--target", "trn1", "--auto-cast-type", "bf16", "--json"]
+    plan = tmp_path / "p.json"
+    given = ["-o", tmp_path / "low.pt2", "--plan-out", plan]
+    assert finecast("convert", tmp_path / "m.pt2", *options, *given).code == ExitCode.DONE
+    decisions = {d["op"]: d for d in json.loads(plan.read_text())["decisions"]}
+    assert decisions["softmax"]["format"] == "fp32"
+    assert "nothing was measured" in json.dumps(decisions["softmax"]["reasons"])
+    told = finecast("explain", tmp_path / "m.pt2", decisions["softmax"]["node"], *options)
+    assert told.json["format"] == "fp32"

@@ -21,7 +21,10 @@ from finecast.rules.policy import Policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What plans are wanted for: a policy, a device, and what calibration data showed."""
+    """What plans are wanted for: a policy, a device, and what calibration data showed.
+
+    ``measured`` if a plan will be evaluated: then an op's reputation does not count.
+    """
 
     policy: Policy
     emulation: Emulation
@@ -29,6 +32,7 @@ class Asked:
     facts: Mapping[int, ValueFacts]
     progress: Progress
     user_rules: tuple[tuple[str, UserRule], ...] = ()
+    measured: bool = True
 
 
 class Program(Protocol):

@@ -119,7 +119,7 @@ def first_nonfinite(graph: Graph, facts: Mapping[int, ValueFacts]) -> str | None
 def facts_in(
     graph: Graph, facts: Mapping[int, ValueFacts], seen_in: Graph
 ) -> dict[int, ValueFacts]:
-    """Facts of ``seen_in``'s values, by the ids that values of their names have in ``graph``."""
+    """Facts of ``seen_in``'s values, by the ids of what has their names in ``graph``."""
     names = {v.name: v.id for v in graph.values}
     values = seen_in.values
     return {names[values[i].name]: f for i, f in facts.items() if values[i].name in names}

@@ -95,7 +95,7 @@ class OnnxProgram:
             engine,
             facts=facts,
             user_rules=asked.user_rules,
-            measured=True,
+            measured=asked.measured,
         )
         return OnnxOnDevice(planner=planner, prepared=prepared, facts=facts, asked=asked)
 

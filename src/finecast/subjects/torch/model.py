@@ -192,18 +192,25 @@ class TorchModel:
         done = self._write(low, plan, output, options, start)
         return replace(done, warnings=tuple(told))
 
-    def _plan_for(self, policy: Policy, options: RunOptions, device: Emulation) -> Plan:
-        """What the policy asks for; of ``auto`` the fastest by the device's roofline."""
-        program = self.program(device)
+    def _asked(
+        self, program: Program, policy: Policy, options: RunOptions, device: Emulation
+    ) -> Asked:
+        """The policy on a device, with what the program's own example inputs show."""
         feeds = [ProgramSignature.of(self.file.program).feeds(*examples(self.file.program))]
-        asked = Asked(
+        return Asked(
             policy=policy,
             emulation=device,
             feeds=feeds,
             facts=program.observe(feeds),
             progress=silent,
             user_rules=tuple(options.user_rules.items()),
+            measured=False,
         )
+
+    def _plan_for(self, policy: Policy, options: RunOptions, device: Emulation) -> Plan:
+        """What the policy asks for; of ``auto`` the fastest by the device's roofline."""
+        program = self.program(device)
+        asked = self._asked(program, policy, options, device)
         examined = program.examine(asked)
         planner = examined.planner
         if policy.scope is not Scope.AUTO or not planner.is_free:
@@ -293,7 +300,9 @@ class TorchModel:
         captured = self.file.captured
         self.check_policy(policy)
         if options.device is not None:
-            return captured.graph, self._plan_for(policy, options, options.device)
+            program = self.program(options.device)
+            asked = self._asked(program, policy, options, options.device)
+            return captured.graph, program.examine(asked).planner.lowest()
         rules = tuple(options.user_rules.items())
         planner = make_torch_planner(captured.graph, policy, user_rules=rules, measured=False)
         return captured.graph, planner.lowest()

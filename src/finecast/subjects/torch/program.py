@@ -117,7 +117,7 @@ class TorchProgram:
             kernels=kernel_query(EmulatorEngine(emulation=asked.emulation)),
             engine=ENGINE,
             user_rules=(*asked.user_rules, *active()),
-            measured=True,
+            measured=asked.measured,
         )
         planner = Planner(
             graph=captured.graph,
