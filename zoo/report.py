@@ -27,8 +27,8 @@ configurations, taken through all that finecast does with a model. Written by `m
 - **Hint** is OpenVINO's precision hint on the fp32 model.
 - **Gradient**: the error of all gradients of one compiled forward and backward pass.
 - **MB**: the peak of what that pass allocates and frees again, in 2**20 bytes.
-- **Where bf16 pays**: plans such as a CPU gets that takes a quarter of fp32's time for products
-  in bf16. Graphs run op by op, without kernels, and MB is what the forward pass leaves."""
+- **Where bf16 pays**: plans such as a CPU gets that does products in bf16 in a quarter of the
+  time. Graphs run op by op, without kernels, and MB is what the forward pass leaves."""
 
 _TITLES: Final = {
     Status.FINECAST: "finecast's",
