@@ -16,7 +16,6 @@ import finecast.torch as ft
 from finecast.engines.torch import rates
 from finecast.measure.timing import latency, ratio
 from finecast.numbers.formats import Format
-from finecast.training import inductor
 from tests.torch.uncompiled import compile_op_by_op
 from zoo.job import Found, Job, is_wrong
 from zoo.network import float_outputs, relative_error
@@ -157,7 +156,7 @@ def train_where_bf16_pays(job: Job) -> Found:
     for scope in SCOPES:
         with (
             patch.object(rates, "rate", _fast_bf16),
-            patch.object(inductor, "compile_inner", compile_op_by_op),
+            patch("finecast.training.inductor.compile_inner", compile_op_by_op),
             during(Status.FINECAST, f"finecast.torch.compile, {scope}:bf16"),
         ):
             mine = way(lambda net, s=scope: ft.compile(net, f"{s}:bf16"))
