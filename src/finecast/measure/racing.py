@@ -5,9 +5,9 @@ disturbance hits all of them. Speeds are medians of ratios within rounds, beside
 that is in every round. After some rounds of all only those go on whose order is not settled:
 neighbours, by speed, that may be either way round and may differ by more than matters.
 
-The interval of a median is 2.5 IQR / sqrt(n) to each side: of normal noise 2.7 standard errors.
-That is wider than the notches of box plots (1.57; McGill, Tukey and Larsen, 1978), because it
-is looked at again and again, and chance would settle an order sooner or later.
+The interval of a median is 2.5 IQR / sqrt(n) to each side: 2.7 standard errors of normal
+noise, more than the notches of box plots (1.57; McGill, Tukey and Larsen, 1978), because it is
+looked at again and again, and chance would settle an order sooner or later.
 """
 
 from __future__ import annotations
@@ -60,6 +60,13 @@ class Race:
         """Nothing was timed yet."""
         self._samples = {name: {} for name in self.calls}
 
+    @classmethod
+    def stated(cls, seconds: Mapping[str, float], anchor: str) -> Race:
+        """Of times that are known: nothing is open, and nothing will be called."""
+        made = cls(calls={name: _never_called for name in seconds}, anchor=anchor)
+        made._samples = {name: {0: time_s} for name, time_s in seconds.items()}
+        return made
+
     def run(self, *, rounds: int, min_time_s: float, warmup: int = 0) -> None:
         """Time all, ``rounds`` times at least and ``min_time_s`` in all at least."""
         for call in self.calls.values():
@@ -85,6 +92,17 @@ class Race:
             if not self._between(*pair).settles(self.matters)
             for name in pair
         }
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What is timed."""
+        return frozenset(self.calls)
+
+    def speed(self, name: str) -> Interval:
+        """How many times as fast as the anchor ``name`` is."""
+        slow = self.slowdown(name)
+        low = max(slow.low, slow.median / 2)  # few rounds on a busy machine tell little
+        return Interval(low=1 / slow.high, median=1 / slow.median, high=1 / low)
 
     def slowdown(self, name: str) -> Interval:
         """The time of ``name`` over the anchor's."""
@@ -117,3 +135,7 @@ class Race:
                 self._samples[name][self._rounds] = time.perf_counter() - start
             self._rounds += 1
             done += 1
+
+
+def _never_called() -> None:
+    raise AssertionError("these times are stated")

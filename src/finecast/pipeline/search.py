@@ -13,8 +13,8 @@ from typing import Final
 
 from finecast.planning.plan import Plan
 
-# Two latencies within this ratio are one: what interleaved medians resolve on a quiet machine.
-_SAME_TIME: Final = 1.02
+# Of plans within this ratio of one another the most accurate is taken.
+SAME_TIME: Final = 1.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +33,12 @@ def chain(candidates: Sequence[Candidate], baseline_s: float) -> list[Candidate]
     kept: list[Candidate] = []
     since = 0.0  # latency of the first candidate that the last one kept stands for
     for one in sorted(candidates, key=lambda c: (c.latency_s, c.error)):
-        if one.latency_s * _SAME_TIME >= baseline_s:
+        if one.latency_s * SAME_TIME >= baseline_s:
             continue
         if kept and one.error >= kept[-1].error:
             continue
         # As fast as the one before and more accurate: the one before has nothing to offer.
-        if kept and one.latency_s <= since * _SAME_TIME:
+        if kept and one.latency_s <= since * SAME_TIME:
             kept[-1] = one
             continue
         since = one.latency_s
