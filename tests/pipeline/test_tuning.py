@@ -25,6 +25,7 @@ from finecast.pipeline.outcome import Outcome, Verdict
 from finecast.pipeline.study import Study
 from finecast.pipeline.workload import EvalFunction, Run
 from finecast.rules.policy import Policy
+from finecast.subjects.onnx.source import OnnxSource
 from finecast.subjects.onnx.subject import OnnxSubject
 
 _LABELS: dict[int, str] = {
@@ -140,8 +141,8 @@ class Bench:
             tolerance=tolerance,
             higher_is_better=workload.higher_is_better,
         )
-        file = frontend.load(self.model)
-        subject = OnnxSubject(file=file, engine=chosen, reference=chosen.load(self.model))
+        model = OnnxSource(file=frontend.load(self.model))
+        subject = OnnxSubject(model=model, engine=chosen, reference=chosen.load(self.model))
         return tuning.tune(subject, workload, criterion, Policy.parse(policy), study=study)
 
 

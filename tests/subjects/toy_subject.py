@@ -15,7 +15,7 @@ from finecast.errors import UsageError
 from finecast.graph import Graph
 from finecast.measure.timing import Latency
 from finecast.numbers.formats import Format
-from finecast.pipeline.subject import Built, UserRules
+from finecast.pipeline.subject import Built, SourceModel, UserRules
 from finecast.pipeline.workload import Workload
 from finecast.planning.cost import MeasuredCost
 from finecast.planning.plan import Plan
@@ -74,19 +74,17 @@ def built_of(chain: Chain, graph: Graph, plan: Plan, name: str) -> ToyBuilt:
 
 @dataclass(frozen=True, kw_only=True)
 class ToySubject:
+    model: SourceModel
     graph: Graph
-    name: str
-    digest: str
-    size_bytes: int
-    original: Chain
     reference: ToySession
     truth: None = None
+    told: tuple[str, ...] = ()
     runner: str = "toy"
     target: str = ""
     max_steps: int = MAX_STEPS
 
-    def check(self, policy: Policy) -> None:
-        check_policy(self.graph, policy)
+    def check_formats(self, policy: Policy) -> None:
+        pass  # a model has those that it computes in
 
     def speed(self, fmt: Format) -> Speed:
         return Speed(gains=True, text=f"{fmt.label} takes a quarter of fp32's time")
@@ -99,19 +97,13 @@ class ToySubject:
     ) -> ToyExamined:
         return ToyExamined(planner=planner_of(self.graph, policy, user_rules, measured=True))
 
-    def notes(self, planner: Planner) -> Sequence[str]:
-        return ()
-
-    def build(self, plan: Plan) -> ToyBuilt:
-        return built_of(self.original, self.graph, plan, self.name)
-
     def session(self, built: Built) -> ToySession:
         return ToySession.of(built.model)
 
     def times(
         self, models: Mapping[str, Built | None], workload: Workload, min_time_s: float
     ) -> dict[str, Latency]:
-        chains = {n: self.original if b is None else b.model for n, b in models.items()}
+        chains = {n: self.model.model if b is None else b.model for n, b in models.items()}
         return {n: Latency(samples_s=(sum(map(time_s, c)),)) for n, c in chains.items()}
 
     def feeds(self, workload: Workload) -> Sequence[Feeds]:

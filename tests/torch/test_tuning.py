@@ -187,7 +187,7 @@ def test_compiled_modules_are_timed_again_and_again() -> None:
     net = Branches().eval()
     options = ft.TuneOptions(prepare=lambda m: torch.compile(m, backend="eager"))
     subject = TorchSubject.of_module(net, (X,), None, options)
-    built = subject.build(ft.convert(net, (X,), "all:bf16").finecast_plan)
+    built = subject.model.build(ft.convert(net, (X,), "all:bf16").finecast_plan)
     workload = ModuleWorkload(function=lambda _: 1.0, known=None, criterion=Criterion())
     for _ in range(2):
         assert set(subject.times({"": None, "low": built}, workload, 0.0)) == {"", "low"}

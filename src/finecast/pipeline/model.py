@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from finecast.devices.emulation import Emulation
 from finecast.engines.base import Session
@@ -17,10 +17,9 @@ from finecast.pipeline.conversion import Conversion
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.program import Program
 from finecast.pipeline.sources import DataOptions
-from finecast.pipeline.subject import Built, Subject
+from finecast.pipeline.subject import SourceModel, Subject
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
-from finecast.planning.planner import Planner
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy
 
@@ -50,32 +49,12 @@ class RunOptions:
     own: bool = False
 
 
-class OpenedModel(Protocol):
+class OpenedModel(SourceModel, Protocol):
     """A model of one format, read."""
 
     @property
     def path(self) -> Path:
         """Its file."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        ...
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of its files."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """Identifies its content, in plans and studies."""
-        ...
-
-    @property
-    def model(self) -> Any:
-        """The model in its frontend's form."""
         ...
 
     @property
@@ -105,18 +84,6 @@ class OpenedModel(Protocol):
         Raises:
             ModelError: If it cannot be emulated.
         """
-        ...
-
-    def check_policy(self, policy: Policy) -> None:
-        """Raise UsageError for what of a policy does not fit the model."""
-        ...
-
-    def build(self, plan: Plan) -> Built:
-        """The model of ``plan``."""
-        ...
-
-    def notes(self, planner: Planner) -> Sequence[str]:
-        """What is to be told of the model under a policy."""
         ...
 
     def subject(self, engine: str | None, device: Emulation | None) -> Subject:

@@ -64,22 +64,52 @@ class Examined(Protocol):
         ...
 
 
-class Subject(Protocol):
-    """A model, through its frontend, on what runs it here or would run it elsewhere."""
+class SourceModel(Protocol):
+    """The fp32 model that plans are made for, and that they are built of."""
+
+    @property
+    def model(self) -> Any:
+        """The model in its frontend's form."""
+        ...
 
     @property
     def name(self) -> str:
-        """The model, as messages call it."""
+        """What messages call it."""
         ...
 
     @property
     def digest(self) -> str:
-        """Identifies its content."""
+        """Identifies its content, in plans and studies."""
         ...
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the fp32 model."""
+        """Bytes of the model where it is stored."""
+        ...
+
+    def check_policy(self, policy: Policy) -> None:
+        """Raise UsageError for what of a policy does not fit the model, as unknown names."""
+        ...
+
+    def build(self, plan: Plan) -> Built:
+        """The model of ``plan``.
+
+        Raises:
+            ModelError: If the plan was made for another model.
+        """
+        ...
+
+    def notes(self, planner: Planner) -> Sequence[str]:
+        """What is to be told of the model under a policy, whatever is found."""
+        ...
+
+
+class Subject(Protocol):
+    """A model, through its frontend, on what runs it here or would run it elsewhere."""
+
+    @property
+    def model(self) -> SourceModel:
+        """The model."""
         ...
 
     @property
@@ -108,16 +138,12 @@ class Subject(Protocol):
         ...
 
     @property
-    def original(self) -> Any:
-        """The fp32 model in its frontend's form."""
+    def told(self) -> Sequence[str]:
+        """What is to be told of how the model was taken, whatever is found."""
         ...
 
-    def check(self, policy: Policy) -> None:
-        """Refuse what can be told before any work: names of nothing, formats of no kernel.
-
-        Raises:
-            UsageError: If the policy does not fit the model or the device.
-        """
+    def check_formats(self, policy: Policy) -> None:
+        """Raise UsageError for a format that what runs the model has no arithmetic for."""
         ...
 
     def speed(self, fmt: Format) -> Speed:
@@ -132,14 +158,6 @@ class Subject(Protocol):
         self, policy: Policy, user_rules: UserRules, workload: Workload, progress: Progress
     ) -> Examined:
         """Look at calibration data, and let the rules judge every op."""
-        ...
-
-    def notes(self, planner: Planner) -> Sequence[str]:
-        """What is to be told of the model under a policy, whatever is found."""
-        ...
-
-    def build(self, plan: Plan) -> Built:
-        """The model of ``plan``."""
         ...
 
     def session(self, built: Built) -> Session:

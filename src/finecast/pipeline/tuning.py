@@ -57,7 +57,8 @@ def tune(
         EngineError: If the fp32 model cannot be run.
     """
     start = time.perf_counter()
-    subject.check(policy)  # a slip in a name shows here
+    subject.check_formats(policy)
+    subject.model.check_policy(policy)  # a slip in a name shows here
     progress("baseline", 0, 1)
     baseline = _baseline(subject, workload, criterion)
     criterion.check(baseline, workload.worst)
@@ -72,7 +73,7 @@ def tune(
         examined=subject.examine(narrowed, user_rules, workload, progress),
         start=start,
         trials=Trials(
-            model=subject.digest,
+            model=subject.model.digest,
             workload=workload,
             criterion=criterion,
             baseline=baseline,
@@ -87,7 +88,7 @@ def tune(
 def _baseline(subject: Subject, workload: Workload, criterion: Criterion) -> float:
     value = baseline_of(workload, criterion, subject.reference, subject.truth)
     if math.isnan(value):
-        raise nan_baseline(subject.name, subject.first_nan(workload))
+        raise nan_baseline(subject.model.name, subject.first_nan(workload))
     return value
 
 
@@ -135,7 +136,7 @@ class _Tuning:
         """Time every proposal beside fp32: predictions only choose which."""
         unique = {p.plan.digest: p for p in reversed(proposals)}
         for done, (digest, proposal) in enumerate(unique.items()):
-            self.built[digest] = self.subject.build(proposal.plan)
+            self.built[digest] = self.subject.model.build(proposal.plan)
             self.progress("convert", done + 1, len(unique))
         models = {"": None, **self.built}
         times = self.subject.times(models, self.workload, _RANK_TIME_S)
@@ -211,7 +212,7 @@ class _Tuning:
         return Measured(
             metric=self.trials.baseline,
             latency_s=latency_s,
-            size_bytes=self.subject.size_bytes,
+            size_bytes=self.subject.model.size_bytes,
         )
 
     def _unchanged(self, why: str) -> Outcome:
@@ -231,6 +232,7 @@ class _Tuning:
         speed: tuple[float, float] = (1.0, 0.0),
         errors: tuple[float, float] = (0.0, 0.0),
     ) -> Outcome:
+        subject = self.subject
         return Outcome(
             verdict=Verdict.UNCHANGED if built is None else Verdict.IMPROVED,
             why=why,
@@ -246,9 +248,9 @@ class _Tuning:
             probes=self.probes,
             predicted_error=errors[0],
             measured_error=errors[1],
-            target=self.subject.target,
-            warnings=tuple(self.subject.notes(self.examined.planner)),
+            target=subject.target,
+            warnings=(*subject.told, *subject.model.notes(self.examined.planner)),
             reused=len(self.trials.reused),
-            model=self.subject.original if built is None else built.model,
+            model=subject.model.model if built is None else built.model,
             built=built,
         )

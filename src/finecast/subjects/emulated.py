@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from finecast.devices.emulation import Emulation
 from finecast.devices.setting import Setting
@@ -22,8 +21,6 @@ from finecast.pipeline.device import DeviceModel, PlanSearch, search_plans
 from finecast.pipeline.model import OpenedModel
 from finecast.pipeline.subject import Built, UserRules
 from finecast.pipeline.workload import Workload
-from finecast.planning.plan import Plan
-from finecast.planning.planner import Planner
 from finecast.planning.proposing import MAX_STEPS
 from finecast.progress import Progress, silent
 from finecast.rules.policy import Policy
@@ -46,26 +43,6 @@ class EmulatedSubject:
         self.reference = Remembered(self.model.reference())
 
     @property
-    def name(self) -> str:
-        """The file as it was named."""
-        return self.model.name
-
-    @property
-    def digest(self) -> str:
-        """The model's."""
-        return self.model.digest
-
-    @property
-    def size_bytes(self) -> int:
-        """The model's."""
-        return self.model.size_bytes
-
-    @property
-    def original(self) -> Any:
-        """The fp32 model."""
-        return self.model.model
-
-    @property
     def target(self) -> str:
         """The device."""
         return self.emulation.target.name
@@ -82,8 +59,8 @@ class EmulatedSubject:
         )
         return ":".join(("emulator", *map(str, parts)))
 
-    def check(self, policy: Policy) -> None:
-        """Refuse formats that the device has no arithmetic for, and names of nothing."""
+    def check_formats(self, policy: Policy) -> None:
+        """Those that the device computes in."""
         rates = self.emulation.target.engine_for(OpKind.MATMUL)
         for low in policy.formats:
             if rates.computes_in(low) is None:
@@ -92,7 +69,6 @@ class EmulatedSubject:
                     where="--auto-cast-type",
                     fix=f"use one of {', '.join(f.label for f in rates.rates_tflops)}",
                 )
-        self.model.check_policy(policy)
 
     def speed(self, fmt: Format) -> Speed:
         """By the data sheet."""
@@ -121,14 +97,6 @@ class EmulatedSubject:
             truth=self.truth,
             progress=progress,
         )
-
-    def notes(self, planner: Planner) -> Sequence[str]:
-        """Of the file, and of ops that keep a type of their own."""
-        return (*self.told, *self.model.notes(planner))
-
-    def build(self, plan: Plan) -> Built:
-        """The model that the device's compiler would be handed."""
-        return self.model.build(plan)
 
     def session(self, built: Built) -> Session:
         """As the device would run it."""

@@ -12,6 +12,7 @@ import torch
 from torch.fx import GraphModule
 
 from finecast.engines.torch.planning import (
+    Followed,
     RuleSet,
     analysis_of,
     as_autocast,
@@ -126,7 +127,7 @@ class Backend:
         self.overrides = current()
         self.unmatched = list(self.overrides)
         self.ops: dict[str, None] = {}
-        self.followed: dict[str, tuple[Policy, str]] = {}
+        self.followed: dict[str, Followed] = {}
         self.coverage: Coverage | None = None
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
@@ -145,9 +146,11 @@ class Backend:
 
     def plan(self, graph: Graph, shapes: Mapping[int, tuple[int, ...]], device: str) -> Plan:
         """The plan of one graph; costs alone decide among what the rules permit."""
-        if device not in self.followed:  # once: it may warn, and graphs are many
+        if device not in self.followed:  # once: graphs are many
             self.followed[device] = formats_to_follow(self.policy, device)
-        policy, obstacle = self.followed[device]
+            for text in self.followed[device].told:
+                warnings.warn(text, stacklevel=2)
+        policy, obstacle = self.followed[device].policy, self.followed[device].obstacle
         self.unmatched = unmatched(self.unmatched, [graph])
         self.ops.update(op_names(graph.nodes))
         if self.coverage is not None:

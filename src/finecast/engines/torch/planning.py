@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
@@ -238,29 +237,43 @@ def speed_here(device: str, fmt: Format) -> Speed:
     )
 
 
-def formats_to_follow(policy: Policy, device: str) -> tuple[Policy, str]:
-    """The policy without what is slower here, and why none of it should be followed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Followed:
+    """What a policy comes to on a device.
+
+    Attributes:
+        policy: The policy, without what is slower there.
+        obstacle: Why none of it should be followed; empty if it should.
+        told: What the user should know of slow formats.
+    """
+
+    policy: Policy
+    obstacle: str = ""
+    told: tuple[str, ...] = ()
+
+
+def formats_to_follow(policy: Policy, device: str) -> Followed:
+    """The policy without what is slower here.
 
     Without trials a format that is slower than fp32 is not chosen for speed: ``auto`` leaves
     it out and says so, unless nothing else is left. Asked for by name (``all:fp16``), it is
-    given, with a warning of the measured ratio.
+    given, and the measured ratio is told.
 
     Raises:
         UsageError: If PyTorch's ops do not compute in a format at all.
     """
     if policy.scope is Scope.NONE:
-        return policy, "scope none changes nothing"
+        return Followed(policy=policy, obstacle="scope none changes nothing")
     check_formats(policy)
     speeds = {fmt: speed_here(device, fmt) for fmt in policy.formats}
     slow = {fmt: s.text for fmt, s in speeds.items() if not s.gains}
     if policy.scope is Scope.AUTO and len(slow) == len(speeds):
-        return policy, "; ".join(slow.values())
+        return Followed(policy=policy, obstacle="; ".join(slow.values()))
     left = tuple(fmt for fmt in speeds if fmt not in slow)
     narrowed = replace(policy, formats=left) if policy.scope is Scope.AUTO else policy
     then = "left out" if policy.scope is Scope.AUTO else "converting all the same, as asked"
-    for text in slow.values():
-        warnings.warn(f"{text}; {then}", stacklevel=3)
-    return narrowed, ""
+    told = tuple(f"{text}; {then}" for text in slow.values())
+    return Followed(policy=narrowed, told=told)
 
 
 def device_of(module: torch.nn.Module, args: Sequence[Any]) -> str:

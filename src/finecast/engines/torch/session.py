@@ -23,6 +23,9 @@ from finecast.engines.ports import ordered_feeds
 from finecast.errors import ModelError
 from finecast.frontends.torch.aten import dtype_label
 
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""What a module is called with: in order, and by keyword."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramSignature:
@@ -76,7 +79,7 @@ class ProgramSignature:
             program=program,
         )
 
-    def arguments(self, feeds: Feeds) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self, feeds: Feeds) -> Arguments:
         """Positional and keyword arguments that carry ``feeds``."""
         spec = self.program.call_spec.in_spec
         assert spec is not None
@@ -158,7 +161,7 @@ def runnable(program: ExportedProgram) -> GraphModule:
     return module
 
 
-def examples(program: ExportedProgram) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def examples(program: ExportedProgram) -> Arguments:
     """Positional and keyword arguments that the program was exported with.
 
     Raises:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.fx import GraphModule
 
@@ -33,17 +35,14 @@ def planned_edits(captured: Captured, plan: Plan) -> tuple[Edit, ...]:
     return edits(captured.graph, {by_name[n]: f for n, f in plan.formats.items()})
 
 
-def apply(captured: Captured, plan: Plan) -> GraphModule:
-    """A module that computes as ``plan`` states; ``captured`` is left as it was.
+def apply(captured: Captured, edits: Sequence[Edit]) -> GraphModule:
+    """A module with a plan's edits made; ``captured`` is left as it was.
 
     Parameters that stay fp32 are shared with the module that was captured; what the graph
     writes to (running statistics, caches) is not.
     """
     module = shared_copy(captured.module)
     graph, binding = read(module)
-    by_name = {n.name: n.id for n in graph.nodes}
-    planned_edits(captured, plan)
-    formats = {by_name[n]: f for n, f in plan.formats.items()}
     with torch.no_grad():
-        apply_edits(graph, binding, edits(graph, formats))
+        apply_edits(graph, binding, edits)
     return module

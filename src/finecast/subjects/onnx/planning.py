@@ -59,7 +59,7 @@ def make_planner(
         UsageError: If the model can state none of a format's numbers, or an override names
             no op of it.
     """
-    _check_stated(policy, engine)
+    check_stated(policy, engine)
     check_overrides(prepared.graph)
     name = f"{EMULATOR}:{engine.device}" if engine.name == EMULATOR else engine.name
     context = Context(
@@ -83,7 +83,7 @@ def make_planner(
     )
 
 
-def _check_stated(policy: Policy, engine: Engine) -> None:
+def check_stated(policy: Policy, engine: Engine) -> None:
     """Raise UsageError for a format that no type and no arithmetic here stands for."""
     for fmt in policy.formats:
         if fmt is Format.TF32 and engine.name != EMULATOR:
