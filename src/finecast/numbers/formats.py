@@ -129,6 +129,10 @@ class Format(Enum):
         """The constant ``x`` as it is stored: ``rounding.convert_constant``."""
         return convert_constant(x, self)
 
+    def decode(self, codes: NDArray[np.generic]) -> NDArray[np.float32]:
+        """The numbers that a stored constant, as ``encode`` gives it, stands for."""
+        return codes.astype(np.float32, copy=False)
+
     @classmethod
     def parse(cls, name: str) -> Format:
         """Read a format's label, or what frameworks call it: ``bfloat16``, ``half``.
