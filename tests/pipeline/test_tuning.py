@@ -19,6 +19,7 @@ from finecast.engines import get_engine
 from finecast.engines.base import Array, Capability, Engine, Feeds, KernelTime, Session
 from finecast.errors import EngineError, ModelError
 from finecast.frontends import onnx as frontend
+from finecast.measure.racing import Effort
 from finecast.numbers.formats import Format
 from finecast.pipeline import tuning
 from finecast.pipeline.outcome import Outcome, Verdict
@@ -50,8 +51,8 @@ class ToySession:
     """A real engine's numbers at stated times."""
 
     inner: Session
-    kernels: list[KernelTime]
-    clock: Clock
+    engine: ToyEngine
+    proto: onnx.ModelProto
 
     @property
     def inputs(self) -> Any:
@@ -62,12 +63,12 @@ class ToySession:
         return self.inner.outputs
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
-        self.clock.now_s += sum(k.time_s for k in self.kernels)
+        self.engine.clock.now_s += sum(k.time_s for k in self.engine.kernels(self.proto))
         return self.inner.run(feeds)
 
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
         del feeds, repeats
-        return self.kernels
+        return self.engine.kernels(self.proto)
 
 
 @dataclass(eq=False)
@@ -87,13 +88,12 @@ class ToyEngine:
     def load(self, model: Path | bytes, *, profiling: bool = False) -> Session:
         del profiling
         proto = onnx.load(model) if isinstance(model, Path) else onnx.load_from_string(model)
-        kernels = self._kernels(proto)
-        formats = {k.format for k in kernels if k.kind != "Cast"}
+        formats = {k.format for k in self.kernels(proto) if k.kind != "Cast"}
         if self.refuses_mixes and len(formats) > 1:
             raise EngineError("no kernel for this mix")
-        return ToySession(get_engine(self.inner).load(model), kernels, self.clock)
+        return ToySession(get_engine(self.inner).load(model), self, proto)
 
-    def _kernels(self, proto: onnx.ModelProto) -> list[KernelTime]:
+    def kernels(self, proto: onnx.ModelProto) -> list[KernelTime]:
         graph = onnx.shape_inference.infer_shapes(proto, strict_mode=True).graph
         infos = (*graph.value_info, *graph.output)
         types = {v.name: _LABELS.get(v.type.tensor_type.elem_type, "other") for v in infos}
@@ -174,9 +174,9 @@ def conv_net(path: Path, *, middle: str = "Relu") -> None:
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     clock = Clock()
-    monkeypatch.setattr("finecast.measure.timing.time", clock)
-    for name in ("_RANK_TIME_S", "_FINAL_TIME_S"):
-        monkeypatch.setattr(tuning, name, 0.0)
+    monkeypatch.setattr("finecast.measure.racing.time", clock)
+    for name in ("_RANKING", "_FINAL"):
+        monkeypatch.setattr(tuning, name, Effort(min_time_s=0.0))
     model, data = tmp_path / "net.onnx", tmp_path / "data.npz"
     conv_net(model)
     x = np.random.default_rng(1).standard_normal((40, 3, 8, 8)).astype(np.float32)
@@ -243,7 +243,7 @@ def test_what_is_fast_at_first_only_is_not_returned(bench: Bench) -> None:
         run({"x": np.ones((2, 3, 8, 8), np.float32)})
         calls.append(0.0)
         if len(calls) > 1:
-            bench.engine.gain = 0.9  # of all that is loaded from here on
+            bench.engine.gain = 0.9  # from here on
         return 1.0
 
     outcome = bench.tune(evaluate=score)

@@ -13,7 +13,7 @@ from finecast.engines.base import Feeds
 from finecast.engines.probe import Speed
 from finecast.errors import UsageError
 from finecast.graph import Graph
-from finecast.measure.timing import Latency
+from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
 from finecast.pipeline.subject import Built, SourceModel, UserRules
 from finecast.pipeline.workload import Workload
@@ -47,6 +47,9 @@ class ToyBuilt:
     @property
     def size_bytes(self) -> int:
         return len(self.content)
+
+    def release(self) -> None:
+        """Nothing was loaded."""
 
 
 def check_policy(graph: Graph, policy: Policy) -> None:
@@ -100,11 +103,9 @@ class ToySubject:
     def session(self, built: Built) -> ToySession:
         return ToySession.of(built.model)
 
-    def times(
-        self, models: Mapping[str, Built | None], workload: Workload, min_time_s: float
-    ) -> dict[str, Latency]:
-        chains = {n: self.model.model if b is None else b.model for n, b in models.items()}
-        return {n: Latency(samples_s=(sum(map(time_s, c)),)) for n, c in chains.items()}
+    def times(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
+        seconds = {n: sum(map(time_s, one.model)) for n, one in built.items()}
+        return Race.stated(sum(map(time_s, self.model.model)), seconds)
 
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
         return workload.timing()

@@ -15,6 +15,7 @@ from torch import nn  # noqa: E402
 
 import finecast.torch as ft  # noqa: E402
 from finecast.data.criterion import Criterion, CriterionKind  # noqa: E402
+from finecast.measure.racing import Effort  # noqa: E402
 from finecast.numbers.formats import Format  # noqa: E402
 from finecast.pipeline import tuning  # noqa: E402
 from finecast.subjects.torch.subject import TorchSubject  # noqa: E402
@@ -85,9 +86,9 @@ def products(module: Any) -> int:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     clock = Clock()
-    monkeypatch.setattr("finecast.measure.timing.time", clock)
-    for name in ("_RANK_TIME_S", "_FINAL_TIME_S", "_BASELINE_TIME_S"):
-        monkeypatch.setattr(tuning, name, 0.0)
+    monkeypatch.setattr("finecast.measure.racing.time", clock)
+    for name in ("_RANKING", "_FINAL", "_BASELINE"):
+        monkeypatch.setattr(tuning, name, Effort(min_time_s=0.0))
     return Device(clock)
 
 
@@ -164,7 +165,7 @@ def test_the_gain_is_that_of_the_rounds_not_of_the_medians(device: Device) -> No
     found = tuned(device, 1.0, net)
     assert not found.improved
     assert found.model is net
-    assert "is not faster" in found.why
+    assert "no plan is faster" in found.why
 
 
 def test_a_slower_format_is_not_kept(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,4 +191,4 @@ def test_compiled_modules_are_timed_again_and_again() -> None:
     built = subject.model.build(ft.convert(net, (X,), "all:bf16").finecast_plan)
     workload = ModuleWorkload(function=lambda _: 1.0, known=None, criterion=Criterion())
     for _ in range(2):
-        assert set(subject.times({"": None, "low": built}, workload, 0.0)) == {"", "low"}
+        assert subject.times({"low": built}, workload, Effort(min_time_s=0.0)).names == {"low"}

@@ -21,6 +21,8 @@ import numpy as np
 
 from finecast.measure.timing import Latency
 
+ANCHOR = "fp32"
+"""The name of what is in every round."""
 _INTERVAL = 2.5
 # Rounds between two looks at what is settled.
 _STEP = 5
@@ -40,18 +42,33 @@ class Interval:
         return apart or (self.low * matters >= 1 and self.high <= matters)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How long to time.
+
+    Attributes:
+        min_time_s: At least so many seconds in all, and ``rounds``.
+        settle_s: At most so many more for those whose order is open.
+        rounds: Of all.
+        warmup: Calls of each that are not counted.
+    """
+
+    min_time_s: float
+    settle_s: float = 0.0
+    rounds: int = 7
+    warmup: int = 3
+
+
 @dataclass(slots=True, kw_only=True)
 class Race:
-    """Callables that are timed beside ``anchor``, one of them.
+    """Callables that are timed beside ``ANCHOR``, one of them.
 
     Attributes:
         calls: What is timed.
-        anchor: The name of the callable that runs in every round.
         matters: Two whose times have a lower ratio than this are equals.
     """
 
     calls: Mapping[str, Callable[[], object]]
-    anchor: str
     matters: float = 1.02
     _samples: dict[str, dict[int, float]] = field(init=False)
     _rounds: int = field(init=False, default=0)
@@ -61,27 +78,34 @@ class Race:
         self._samples = {name: {} for name in self.calls}
 
     @classmethod
-    def stated(cls, seconds: Mapping[str, float], anchor: str) -> Race:
-        """Of times that are known: nothing is open, and nothing will be called."""
-        made = cls(calls={name: _never_called for name in seconds}, anchor=anchor)
-        made._samples = {name: {0: time_s} for name, time_s in seconds.items()}
+    def of(
+        cls,
+        anchor: Callable[[], object],
+        calls: Mapping[str, Callable[[], object]],
+        effort: Effort,
+    ) -> Race:
+        """Time ``calls`` beside ``anchor``."""
+        made = cls(calls={ANCHOR: anchor, **calls})
+        made.run(effort)
         return made
 
-    def run(self, *, rounds: int, min_time_s: float, warmup: int = 0) -> None:
-        """Time all, ``rounds`` times at least and ``min_time_s`` in all at least."""
-        for call in self.calls.values():
-            for _ in range(warmup):
-                call()
-        self._go_on(self.calls, rounds, min_time_s)
+    @classmethod
+    def stated(cls, anchor_s: float, seconds: Mapping[str, float]) -> Race:
+        """Of times that are known: nothing is open, and nothing will be called."""
+        known = {ANCHOR: anchor_s, **seconds}
+        made = cls(calls=dict.fromkeys(known, _never_called))
+        made._samples = {name: {0: time_s} for name, time_s in known.items()}
+        return made
 
-    def settle(self, *, most_s: float) -> None:
-        """Go on with those whose order is open, for ``most_s`` seconds at most."""
-        end = time.perf_counter() + most_s
-        while time.perf_counter() < end:
-            names = self.unsettled()
-            if not names:
-                return
-            self._go_on({*names, self.anchor}, _STEP, 0.0)
+    def run(self, effort: Effort) -> None:
+        """Time all, then those whose order is open."""
+        for call in self.calls.values():
+            for _ in range(effort.warmup):
+                call()
+        self._go_on(self.calls, effort.rounds, effort.min_time_s)
+        end = time.perf_counter() + effort.settle_s
+        while time.perf_counter() < end and (names := self.unsettled()):
+            self._go_on({*names, ANCHOR}, _STEP, 0.0)
 
     def unsettled(self) -> set[str]:
         """Names whose order with a neighbour is open."""
@@ -95,18 +119,16 @@ class Race:
 
     @property
     def names(self) -> frozenset[str]:
-        """What is timed."""
-        return frozenset(self.calls)
-
-    def speed(self, name: str) -> Interval:
-        """How many times as fast as the anchor ``name`` is."""
-        slow = self.slowdown(name)
-        low = max(slow.low, slow.median / 2)  # few rounds on a busy machine tell little
-        return Interval(low=1 / slow.high, median=1 / slow.median, high=1 / low)
+        """What is timed beside the anchor."""
+        return frozenset(self.calls) - {ANCHOR}
 
     def slowdown(self, name: str) -> Interval:
         """The time of ``name`` over the anchor's."""
-        return self._between(name, self.anchor)
+        return self._between(name, ANCHOR)
+
+    def speed(self, name: str) -> Interval:
+        """How many times as fast as the anchor ``name`` is."""
+        return self._between(ANCHOR, name)
 
     def latency(self, name: str) -> Latency:
         """All times of ``name``, in the order of the rounds."""
@@ -114,7 +136,7 @@ class Race:
 
     def latency_s(self, name: str) -> float:
         """The time of a call: the anchor's, and how many times that ``name`` takes."""
-        return self.latency(self.anchor).median_s * self.slowdown(name).median
+        return self.latency(ANCHOR).median_s * self.slowdown(name).median
 
     def _between(self, one: str, other: str) -> Interval:
         """The time of ``one`` over that of ``other``, in the rounds that both ran in."""
@@ -128,7 +150,7 @@ class Race:
         ordered = [name for name in self.calls if name in names]
         end = time.perf_counter() + min_time_s
         done = 0
-        while ordered and (done < rounds or time.perf_counter() < end):
+        while done < rounds or time.perf_counter() < end:
             for name in ordered if self._rounds % 2 == 0 else reversed(ordered):
                 start = time.perf_counter()
                 self.calls[name]()

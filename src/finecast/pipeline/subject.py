@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from finecast.engines.base import Feeds, Session
 from finecast.engines.probe import Speed
-from finecast.measure.timing import Latency
+from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
@@ -44,6 +44,10 @@ class Built(Protocol):
     @property
     def size_bytes(self) -> int:
         """Bytes of the model where it is stored."""
+        ...
+
+    def release(self) -> None:
+        """Free what was loaded to run it."""
         ...
 
 
@@ -168,12 +172,10 @@ class Subject(Protocol):
         """
         ...
 
-    def times(
-        self, models: Mapping[str, Built | None], workload: Workload, min_time_s: float
-    ) -> dict[str, Latency]:
-        """Each model's latency, in turns; None is the fp32 model.
+    def times(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
+        """Each model timed in turns with the fp32 model, the anchor of the race.
 
-        Models that cannot be loaded are left out.
+        Models that cannot be loaded are left out. Modelled times are stated.
         """
         ...
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from finecast.data.criterion import Criterion
 from finecast.errors import ModelError
+from finecast.pipeline.goal import Budget, Goal
 from finecast.pipeline.search import Candidate, fastest_passing, none_passes
 from finecast.pipeline.study import Study, Trial, TrialKey
 from finecast.pipeline.workload import Workload
@@ -33,6 +34,7 @@ class Trials:
         runner: What runs the plans, with all of it that touches numbers.
         study: Where trials are kept; None for nowhere.
         progress: Told of each.
+        budget: How many there may be.
         tried: The trials by their plan's digest.
         reused: Digests of the plans whose trial of an earlier run was of use.
         evaluations: Of the whole data in this run.
@@ -45,6 +47,7 @@ class Trials:
     runner: str
     study: Study | None
     progress: Progress
+    budget: Budget = field(default_factory=lambda: Budget(goal=Goal()))
     tried: dict[str, Trial] = field(default_factory=dict[str, Trial])
     reused: set[str] = field(default_factory=set[str])
     evaluations: int = 1
@@ -65,7 +68,7 @@ class Trials:
         that fails the memory is of other code or data, and all is evaluated anew.
         """
         self._measure = measure
-        found = fastest_passing(chained, self.passes)
+        found = fastest_passing(chained, self.passes, self.may_go_on)
         if found is None or found.plan.digest not in self.reused:
             return found
         if self._judge(found, self._evaluate(found)):
@@ -74,7 +77,11 @@ class Trials:
         self.tried = {kept: self.tried[kept]}
         self.reused.clear()
         self._resume = False
-        return fastest_passing(chained, self.passes)
+        return fastest_passing(chained, self.passes, self.may_go_on)
+
+    def may_go_on(self) -> bool:
+        """Whether the budget has room for another evaluation."""
+        return not self.budget.spent(self.evaluations - 1)
 
     def passes(self, candidate: Candidate) -> bool:
         """Evaluate one candidate, or take the trial of it that there is."""
@@ -94,7 +101,9 @@ class Trials:
     def none_passes(self, proposed: int) -> str:
         """Why nothing was found, of ``proposed`` plans."""
         target = self.criterion.target(self.baseline)
-        return none_passes(len(self.tried), proposed, target, reused=len(self.reused))
+        why = none_passes(len(self.tried), proposed, target, reused=len(self.reused))
+        spent = self.budget.spent(self.evaluations - 1)
+        return f"{why}; {spent}" if spent else why
 
     def _key(self, candidate: Candidate) -> TrialKey:
         return TrialKey(

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.planning.assign import chosen
@@ -94,6 +96,16 @@ def propose(
     """Plans along the frontier of predicted time and error, fastest last."""
     found = frontier_of(planner, analysis, most=max_steps)
     return [proposal(planner, analysis, choice) for choice in found]
+
+
+def between(
+    planner: Planner, analysis: Analysis, errors: tuple[float, float], *, most: int
+) -> list[Proposal]:
+    """At most ``most`` plans of the whole frontier whose squared errors lie between two."""
+    low, high = errors
+    steps = [c for c in frontier_of(planner, analysis) if c.lowers and low < c.error < high]
+    places = sorted({round(i) for i in np.linspace(0, len(steps) - 1, min(most, len(steps)))})
+    return [proposal(planner, analysis, steps[i]) for i in places]
 
 
 def lowest(planner: Planner, analysis: Analysis) -> list[Proposal]:

@@ -13,7 +13,7 @@ from finecast.devices.setting import Setting
 from finecast.engines.base import Feeds, Session
 from finecast.engines.probe import Speed
 from finecast.errors import UsageError
-from finecast.measure.timing import Latency
+from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind
 from finecast.pipeline.cached_session import Remembered
@@ -103,16 +103,13 @@ class EmulatedSubject:
         assert self._search is not None
         return self._search.session(built.plan).restart()
 
-    def times(
-        self, models: Mapping[str, Built | None], workload: Workload, min_time_s: float
-    ) -> dict[str, Latency]:
-        """By the roofline: one sample each."""
-        del workload, min_time_s
+    def times(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
+        """By the roofline."""
+        del workload, effort
         search = self._search
         assert search is not None
         exact = search.device.time_s(search.emulation, Setting())
-        seconds = {n: exact if b is None else search.time_s(b.plan) for n, b in models.items()}
-        return {name: Latency(samples_s=(s,)) for name, s in seconds.items()}
+        return Race.stated(exact, {n: search.time_s(one.plan) for n, one in built.items()})
 
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
         """Those that the errors of single roundings are taken on."""

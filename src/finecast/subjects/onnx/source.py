@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from finecast.engines.base import Session
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile, Prepared
 from finecast.planning.edits import cast_count
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class OnnxBuilt:
-    """An ONNX model that a plan gives."""
+    """An ONNX model that a plan gives; ``loaded`` in an engine once it has been run there."""
 
     plan: Plan
     applied: Applied
+    loaded: Session | None = field(default=None, repr=False)
 
     @property
     def model(self) -> ir.Model:
@@ -39,6 +41,10 @@ class OnnxBuilt:
     def size_bytes(self) -> int:
         """Bytes of the model and its tensors."""
         return frontend.size_bytes(self.applied.model)
+
+    def release(self) -> None:
+        """Unload it."""
+        self.loaded = None
 
 
 @dataclass(slots=True, kw_only=True)

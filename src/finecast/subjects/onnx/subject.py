@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -12,7 +13,7 @@ from finecast.engines.loading import load_model
 from finecast.engines.probe import Speed, speed_of
 from finecast.errors import EngineError
 from finecast.frontends.onnx import Prepared
-from finecast.measure.timing import Latency, latency
+from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
 from finecast.pipeline.subject import Built, UserRules
 from finecast.pipeline.workload import Workload, run_all, thinned
@@ -29,10 +30,7 @@ from finecast.subjects.onnx.planning import (
     profile_ends,
 )
 from finecast.subjects.onnx.roundings import analysis_of, find_units, probe_sensitivity
-from finecast.subjects.onnx.source import OnnxSource
-
-_REPEATS = 7
-_WARMUP = 3
+from finecast.subjects.onnx.source import OnnxBuilt, OnnxSource
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,22 +92,20 @@ class OnnxSubject:
         )
 
     def session(self, built: Built) -> Session:
-        """Loaded in the engine."""
-        return load_model(self.engine, built.model)
+        """Loaded in the engine, once."""
+        assert isinstance(built, OnnxBuilt)
+        if built.loaded is None:
+            built.loaded = load_model(self.engine, built.model)
+        return built.loaded
 
-    def times(
-        self, models: Mapping[str, Built | None], workload: Workload, min_time_s: float
-    ) -> dict[str, Latency]:
-        """All in turns, on the workload's timing feeds."""
+    def times(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
+        """All on the workload's timing feeds."""
         timing = workload.timing()
         calls: dict[str, Callable[[], object]] = {}
-        for name, built in models.items():
-            try:
-                session = self.reference if built is None else self.session(built)
-            except EngineError:
-                continue
-            calls[name] = partial(run_all, session, timing)
-        return latency(calls, min_time_s=min_time_s, repeats=_REPEATS, warmup=_WARMUP)
+        for name, one in built.items():
+            with suppress(EngineError):
+                calls[name] = partial(run_all, self.session(one), timing)
+        return Race.of(partial(run_all, self.reference, timing), calls, effort)
 
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
         """Those that are timed."""

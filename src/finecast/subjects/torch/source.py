@@ -38,6 +38,10 @@ class TorchBuilt:
         """Bytes of its state."""
         return state_bytes(self.model)
 
+    def release(self) -> None:
+        """Forget the prepared module."""
+        self.run = None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchSource:

@@ -36,7 +36,7 @@ from finecast.engines.torch.session import (
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch.capture import evaluating
 from finecast.frontends.torch.reader import hinted_shapes
-from finecast.measure.timing import Latency, latency
+from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
 from finecast.pipeline.subject import Built, UserRules
 from finecast.pipeline.workload import Workload
@@ -230,9 +230,7 @@ class TorchSubject:
         assert self.examples is not None
         return ExampleSession(module=module, arguments=self.examples)
 
-    def times(
-        self, models: Mapping[str, Built | None], workload: Workload, min_time_s: float
-    ) -> dict[str, Latency]:
+    def times(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
         """Each prepared as it is deployed, once, and called in turns."""
         args, kwargs = copied(self.arguments(workload))
 
@@ -241,10 +239,10 @@ class TorchSubject:
                 return run(*args, **kwargs)
 
         original = self.model.model
-        modules = [original, *(b.model for b in models.values() if b is not None)]
+        modules = [original, *(one.model for one in built.values())]
         with evaluating(original), unwritten(modules):
-            calls = {n: partial(call, self._prepared(b)) for n, b in models.items()}
-            return latency(calls, min_time_s=min_time_s, repeats=_REPEATS)
+            calls = {n: partial(call, self._prepared(one)) for n, one in built.items()}
+            return Race.of(partial(call, self._prepared(None)), calls, effort)
 
     def _prepared(self, built: Built | None) -> Callable[..., Any]:
         prepare = self.options.prepare or deployed()
