@@ -24,7 +24,6 @@ from finecast.cli.common import (
     warn_stale,
 )
 from finecast.cli.data_options import Data, Evaluation, Tolerance
-from finecast.cli.deployment import how_to_run
 from finecast.cli.output import (
     add_row,
     new_table,
@@ -222,6 +221,7 @@ def _measured(one: Measured) -> dict[str, Any]:
 
 def _print(outcome: Outcome, metric: str, output: Path, plan: Path) -> None:
     from finecast.devices.neuron import casts_off
+    from finecast.engines.usage import how_to_run
     from finecast.measure.environment import environment
 
     improved = outcome.verdict.value == "improved"

@@ -19,14 +19,13 @@ from finecast.measure.environment import local_target
 from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.conversion import NOTHING_CONVERTED, Conversion, kept_types
-from finecast.pipeline.modelled import plan_time_s
+from finecast.pipeline.modelled import fastest_plan, plan_time_s
 from finecast.pipeline.narrowing import worthwhile
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.cost import RooflineCost
 from finecast.planning.edits import cast_count
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.proposing import lowest, propose
 from finecast.planning.units import make_units, pattern_kernels, rounding_points
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy, Scope
@@ -146,31 +145,25 @@ def _auto_plan(file: OnnxFile, planner: Planner, engine: Engine, feeds: FeedMake
         return _modelled_plan(planner, RooflineCost(target=load_target(local_target())))
     units, points = find_units(planner, profiles)
     cost = measured_cost(planner.graph, profiles, engine, {})
-    return propose(planner, analysis_of(planner, units, points, free(points), cost))[-1].plan
+    return fastest_plan(planner, analysis_of(planner, units, points, free(points), cost))
 
 
 def _modelled_plan(
     planner: Planner, cost: RooflineCost, device: Emulation | None = None
 ) -> Plan:
-    """The fastest plan that the rules allow, by a roofline.
-
-    Of several formats the choice is not exact: on a device it is held against the plans of
-    everything in one of them.
-    """
+    """The fastest plan by a roofline; of several formats on a device by its whole time."""
     graph, formats = planner.graph, planner.policy.formats
     units = make_units(graph, planner.permissions, formats, pattern_kernels(graph))
     points = dict.fromkeys(formats, rounding_points(graph, units))
     analysis = analysis_of(planner, units, points, free(points), cost)
-    proposed = propose(planner, analysis)
     if device is None or len(formats) == 1:
-        return proposed[-1].plan
+        return fastest_plan(planner, analysis)
     ids = {n.name: n.id for n in graph.nodes}
 
     def time_s(plan: Plan) -> float:
         return plan_time_s(graph, cost, device, {ids[n]: f for n, f in plan.formats.items()})
 
-    candidates = (*reversed(proposed), *lowest(planner, analysis))
-    return min((p.plan for p in candidates), key=time_s)
+    return fastest_plan(planner, analysis, time_s)
 
 
 def _slow(engines: Sequence[Engine], verified: Verified, low: Format) -> tuple[str, ...]:
