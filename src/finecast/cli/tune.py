@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,19 +12,15 @@ import typer
 
 from finecast.cli.common import (
     EngineName,
-    ExternalData,
-    Force,
-    FromType,
     Json,
-    Model,
-    Trust,
+    Output,
+    Source,
     files_of,
     open_model,
     telling_stale,
     warn_stale,
 )
 from finecast.cli.data_options import Data, Evaluation, Tolerance
-from finecast.cli.deployment import how_to_run
 from finecast.cli.output import (
     add_row,
     new_table,
@@ -36,8 +32,10 @@ from finecast.cli.output import (
 )
 from finecast.cli.policy_options import Casting, Device, Narrowing, Target
 from finecast.errors import ExitCode, InterruptedRunError
+from finecast.files import CommandFiles, write_text
 
 if TYPE_CHECKING:
+    from finecast.pipeline.model import OpenedModel, TuneRequest
     from finecast.pipeline.outcome import Measured, Outcome
 
 _TF32_TIMES = (
@@ -46,30 +44,57 @@ _TF32_TIMES = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """What is kept of a search beside the model."""
+
+    plan_out: Annotated[
+        Path | None, typer.Option(help="The plan; default OUTPUT with .plan.json.")
+    ] = None
+    study: Annotated[
+        Path | None, typer.Option(help="Keep trials here; default OUTPUT with .study.db.")
+    ] = None
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Take up the study where it was cut off.")
+    ] = False
+
+    def plan_of(self, output: Path) -> Path:
+        """Where the plan of ``output`` goes."""
+        return self.plan_out or output.with_suffix(".plan.json")
+
+    def study_of(self, output: Path) -> Path:
+        """Where the trials go."""
+        return self.study or output.with_suffix(".study.db")
+
+    def finished(self, model: Path, written: Output) -> bool:
+        """Whether the run to take up wrote all: the plan, which is last, is of ``model``.
+
+        Raises:
+            UsageError: If what is at the plan's place is no plan.
+        """
+        from finecast.planning.plan import Plan
+
+        plan, study = self.plan_of(written.output), self.study_of(written.output)
+        there = all(path.is_file() for path in (written.output, plan, study))
+        if not (self.resume and there) or written.force:
+            return False
+        from finecast import api
+
+        return Plan.load(plan).model == api.load(model).digest
+
+
 def run(
-    model: Model,
-    output: Annotated[Path, typer.Option("-o", "--output", help="The tuned model.")],
+    source: Source,
+    written: Output,
     data: Data,
     evaluation: Evaluation,
     tolerance: Tolerance,
     casting: Casting,
     narrowing: Narrowing,
     device: Device,
+    records: Records,
     target: Target = None,
     engine: EngineName = None,
-    from_type: FromType = None,
-    plan_out: Annotated[
-        Path | None, typer.Option(help="The plan; default OUTPUT with .plan.json.")
-    ] = None,
-    study: Annotated[
-        Path | None, typer.Option(help="Keep trials here; default OUTPUT with .study.db.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Take up the study where it was cut off.")
-    ] = False,
-    trust: Trust = False,
-    external_data: ExternalData = None,
-    force: Force = False,
     as_json: Json = False,
 ) -> int:
     """Find the fastest mixed-precision model that keeps your accuracy.
@@ -93,62 +118,91 @@ def run(
 
       finecast tune model.pt2 -o tuned.pt2 --data val.npz --metric top1
     """
-    from finecast import api
-    from finecast.files import write_text
-    from finecast.pipeline.study import JOURNAL_SUFFIX
+    from finecast.pipeline.model import TuneRequest
 
     choice = narrowing.narrowed(device.choice(casting, target))
-    plan_path = plan_out or output.with_suffix(".plan.json")
-    study_path = study or output.with_suffix(".study.db")
-    files = files_of(model, data, evaluation, narrowing, force=force)
-    files.write("--plan-out", plan_path)
-    source = open_model(files, model, output, external_data, trust=trust)
-    files.write("--study", study_path, beside=(JOURNAL_SUFFIX,), replaces=False)
-    if resume and not study_path.exists():
-        warn(f"--resume: there is no study at {study_path}: starting anew")
-    options, rules = evaluation.options(data), narrowing.user_rules()
-    with (
-        telling_stale(files),
-        _interruptible(study_path),
-        progress("tuning", quiet=as_json) as bar,
-    ):
-        outcome = api.tune(
-            source,
-            output,
-            data=options,
-            criterion=tolerance.criterion,
-            tolerance=tolerance.tolerance,
-            policy=choice.policy,
-            engine=engine,
-            target=choice.emulation,
-            user_rules=rules,
-            study=study_path,
-            resume=resume,
-            force=force,
-            external_data=external_data,
-            from_type=from_type,
-            progress=lambda stage, done, total: bar(done, total, stage),
-        )
+    files = files_of(source.model, data, evaluation, narrowing, force=written.force)
+    if records.finished(source.model, written):
+        return _say_finished(records, written.output, as_json=as_json)
+    model = _claimed(files, source, written, records)
+    request = TuneRequest(
+        data=evaluation.options(data),
+        criterion=tolerance.stated(),
+        policy=choice.policy,
+        engine=engine,
+        device=choice.emulation,
+        user_rules=narrowing.user_rules(),
+        study=records.study_of(written.output),
+        resume=records.resume,
+        from_type=source.from_type,
+    )
+    outcome = _searched(files, model, written, request, quiet=as_json)
+    plan = records.plan_of(written.output)
     if outcome.improved:
-        write_text(plan_path, outcome.plan.to_json())
-    outcome = replace(outcome, stale=files.stale())
-    told = choice.told(set(outcome.plan.formats.values()))
-    _warn(outcome, told, study_path if resume else None)
-    if as_json:
-        write_json(to_dict(outcome))
-    else:
-        _print(outcome, evaluation.label, output, plan_path)
+        write_text(plan, outcome.plan.to_json())
+    _warn(outcome, choice.told(set(outcome.plan.formats.values())), request)
+    _report(outcome, evaluation.label, written.output, plan, as_json=as_json)
     return ExitCode.DONE if outcome.improved else ExitCode.NOT_IMPROVED
 
 
-def _warn(outcome: Outcome, told: Sequence[str], resumed: Path | None) -> None:
+def _claimed(
+    files: CommandFiles, source: Source, written: Output, records: Records
+) -> OpenedModel:
+    """The model, when it is known that no output destroys anything."""
+    from finecast.pipeline.study import JOURNAL_SUFFIX
+
+    files.write("--plan-out", records.plan_of(written.output))
+    model = open_model(files, source, written)
+    study = records.study_of(written.output)
+    files.write("--study", study, beside=(JOURNAL_SUFFIX,), replaces=False)
+    if records.resume and not study.exists():
+        warn(f"--resume: there is no study at {study}: starting anew")
+    return model
+
+
+def _searched(
+    files: CommandFiles,
+    model: OpenedModel,
+    written: Output,
+    request: TuneRequest,
+    *,
+    quiet: bool,
+) -> Outcome:
+    from finecast import api
+
+    assert request.study is not None
+    with (
+        telling_stale(files),
+        _interruptible(request.study),
+        progress("tuning", quiet=quiet) as bar,
+    ):
+        told = replace(request, progress=lambda stage, done, total: bar(done, total, stage))
+        outcome = api.tuned(model, written.destination, told)
+    return replace(outcome, stale=files.stale())
+
+
+def _say_finished(records: Records, output: Path, *, as_json: bool) -> int:
+    """An earlier run wrote all that this one would."""
+    plan, study = records.plan_of(output), records.study_of(output)
+    if as_json:
+        write_json({"verdict": "finished", "output": str(output), "plan": str(plan)})
+    else:
+        write_line(
+            f"finished already: an earlier run wrote {output} and {plan}, its trials are in"
+            f" {study}; nothing to do (--force searches again)"
+        )
+    return ExitCode.DONE
+
+
+def _warn(outcome: Outcome, told: Sequence[str], request: TuneRequest) -> None:
     """What makes the answer weak, what is stale, and what a study was not good for."""
     for note in (*told, *outcome.warnings):
         warn(note)
     warn_stale(outcome.stale)
-    if resumed is not None and resumed.exists() and not outcome.reused:
+    study = request.study
+    if request.resume and study is not None and study.exists() and not outcome.reused:
         warn(
-            f"--resume: no trial in {resumed} was of use: it has none of this model, data,"
+            f"--resume: no trial in {study} was of use: it has none of this model, data,"
             " code and baseline, or they no longer hold"
         )
 
@@ -220,8 +274,12 @@ def _measured(one: Measured) -> dict[str, Any]:
     }
 
 
-def _print(outcome: Outcome, metric: str, output: Path, plan: Path) -> None:
+def _report(outcome: Outcome, metric: str, output: Path, plan: Path, *, as_json: bool) -> None:
+    if as_json:
+        write_json(to_dict(outcome))
+        return
     from finecast.devices.neuron import casts_off
+    from finecast.engines.usage import how_to_run
     from finecast.measure.environment import environment
 
     improved = outcome.verdict.value == "improved"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from finecast.data.criterion import Criterion
 from finecast.devices.emulation import Emulation
 from finecast.engines.base import Session
 from finecast.graph import Graph
@@ -20,6 +21,7 @@ from finecast.pipeline.sources import DataOptions
 from finecast.pipeline.subject import SourceModel, Subject
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
+from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy
 
@@ -47,6 +49,35 @@ class RunOptions:
     user_rules: Mapping[str, UserRule] = field(default_factory=dict[str, UserRule])
     verify: bool = True
     own: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneRequest:
+    """What is tuned for, and where.
+
+    Attributes:
+        data: Data, and what accuracy is on it.
+        criterion: The accuracy to keep; its direction is the metric's.
+        policy: What may be lowered.
+        engine: ``NAME[:DEVICE]``; None for the first installed one that runs the model.
+        device: A device that is not here.
+        user_rules: Rule functions by name.
+        study: Where trials are kept.
+        resume: Whether trials that are there count.
+        from_type: The type whose ops are taken to fp32 first.
+        progress: Told of each step.
+    """
+
+    data: DataOptions
+    criterion: Criterion
+    policy: Policy
+    engine: str | None = None
+    device: Emulation | None = None
+    user_rules: Mapping[str, UserRule] = field(default_factory=dict[str, UserRule])
+    study: Path | None = None
+    resume: bool = False
+    from_type: str | None = None
+    progress: Progress = silent
 
 
 class OpenedModel(SourceModel, Protocol):

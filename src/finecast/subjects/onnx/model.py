@@ -32,8 +32,9 @@ from finecast.planning.plan import Plan
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.emulated import EmulatedSubject
-from finecast.subjects.onnx import artefact, conversion
+from finecast.subjects.onnx import artefact
 from finecast.subjects.onnx.artefact import check_output, truth_session
+from finecast.subjects.onnx.conversion import Converter
 from finecast.subjects.onnx.observing import observe
 from finecast.subjects.onnx.planning import make_planner
 from finecast.subjects.onnx.program import OnnxProgram
@@ -118,27 +119,34 @@ class OnnxModel(OnnxSource):
         if device is None and isinstance(first, EmulatorEngine):
             device = first.emulation
         batches = self._batches(options)
-        return conversion.convert(
-            self.file,
-            output,
+        return self._converter(output, engines, batches, options).convert(
             policy,
-            engines,
             target=device,
-            feeds=self._feeds(batches, options),
             data=batches,
             user_rules=tuple(options.user_rules.items()),
-            verify=options.verify,
         )
 
     def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Conversion:
         """Verified as a converted model is."""
         taken = OnnxModel(file=frontend.planned(self.file, plan))
-        return conversion.replay(
-            taken.file,
-            plan,
-            output,
-            _engines(options),
-            feeds=taken._feeds(taken._batches(options), options),
+        engines, batches = _engines(options), taken._batches(options)
+        return taken._converter(output, engines, batches, options).replay(plan)
+
+    def _converter(
+        self,
+        output: Destination,
+        engines: Sequence[Engine],
+        batches: Sequence[Feeds],
+        options: RunOptions,
+    ) -> Converter:
+        """What writes the converted model, and verifies it on ``batches`` if there are any."""
+        feeds = FeedMaker(batches=batches, dims=options.dims)
+        feeds.check_dims(self.file.model)
+        return Converter(
+            file=self.file,
+            output=output,
+            engines=engines,
+            feeds=feeds,
             verify=options.verify,
         )
 
@@ -209,12 +217,6 @@ class OnnxModel(OnnxSource):
         if options.data is None:
             return []
         return calibration_batches(first_that_loads(self.file.path, None)[1], options.data)
-
-    def _feeds(self, batches: Sequence[Feeds], options: RunOptions) -> FeedMaker:
-        """What the converted model is verified on."""
-        feeds = FeedMaker(batches=batches, dims=options.dims)
-        feeds.check_dims(self.file.model)
-        return feeds
 
 
 def _engines(options: RunOptions) -> list[Engine]:

@@ -29,14 +29,13 @@ from finecast.pipeline.artefact import Destination, Verified, compare
 from finecast.pipeline.census import Census
 from finecast.pipeline.conversion import NOTHING_CONVERTED, Conversion
 from finecast.pipeline.model import RunOptions
-from finecast.pipeline.modelled import plan_time_s
+from finecast.pipeline.modelled import fastest_plan, plan_time_s
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.program import Asked, Program
 from finecast.pipeline.subject import Subject
 from finecast.pipeline.workload import Workload
 from finecast.planning.cost import RooflineCost
 from finecast.planning.plan import Plan
-from finecast.planning.proposing import lowest, propose
 from finecast.progress import silent
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.emulated import EmulatedSubject
@@ -185,9 +184,7 @@ class TorchModel(TorchSource):
         def time_s(plan: Plan) -> float:
             return plan_time_s(program.graph, cost, device, program.formats(plan))
 
-        analysis = examined.analysis()
-        proposals = (*reversed(propose(planner, analysis)), *lowest(planner, analysis))
-        return min((p.plan for p in proposals), key=time_s)
+        return fastest_plan(planner, examined.analysis(), time_s)
 
     def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Conversion:
         """Verified on the program's own example inputs."""
