@@ -69,7 +69,7 @@ def make_planner(
         facts=facts or {},
         kernels=kernel_query(engine),
         engine=name,
-        faults={f: faults(engine, prepared.graph, f) for f in policy.formats},
+        faults=faults(engine.name, engine.device, prepared.graph, policy.formats),
         user_rules=(*user_rules, *active()),
         measured=measured,
         casts_around=frozenset(f for f in policy.formats if frontend.can_cast(prepared, f)),
