@@ -24,8 +24,10 @@ from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination
 from finecast.pipeline.census import Census
 from finecast.pipeline.conversion import Conversion
+from finecast.pipeline.goal import Goal
 from finecast.pipeline.model import OpenedModel, RunOptions, TuneRequest
 from finecast.pipeline.outcome import Outcome
+from finecast.pipeline.search import MIN_SPEEDUP
 from finecast.pipeline.sources import DEFAULT_BATCH, Data, DataOptions, workload_of
 from finecast.pipeline.study import JOURNAL_SUFFIX, Study
 from finecast.pipeline.tuning import tune as search
@@ -174,6 +176,9 @@ def tune(
     target: Emulation | str | None = None,
     batch: int = DEFAULT_BATCH,
     user_rules: Mapping[str, UserRule] | None = None,
+    min_speedup: float = MIN_SPEEDUP,
+    max_trials: int | None = None,
+    timeout_s: float | None = None,
     study: str | Path | None = None,
     resume: bool = False,
     force: bool = False,
@@ -189,24 +194,21 @@ def tune(
     DataOptions that stands for metric, labels, calib and the like too. With a ``target``
     accuracy is emulated and times are modelled. Trials are kept in ``study``; ``resume`` takes
     those of an earlier run of the same model, data, code and baseline for granted, but for the
-    winner's. ``from_type`` is as for ``convert``: of an fp64 model its own accuracy is kept.
+    winner's. A plan is to be ``min_speedup`` times as fast as fp32. At most ``max_trials`` are
+    evaluated on all data, none is begun after ``timeout_s`` seconds, and what is left of such a
+    budget goes into faster plans. ``from_type`` is as for ``convert``.
 
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
     """
     if not isinstance(data, DataOptions):
-        data = DataOptions(
-            data=data,
-            labels=labels,
-            metric=metric,
-            evaluate=evaluate,
-            calib=calib,
-            batch=batch,
-            lower_is_better=lower_is_better,
-        )
+        data = DataOptions(data=data, labels=labels, metric=metric, evaluate=evaluate)
+        data = replace(data, calib=calib, batch=batch, lower_is_better=lower_is_better)
+    kept = Criterion(kind=CriterionKind.parse(criterion), tolerance=tolerance)
+    goal = Goal(criterion=kept, min_speedup=min_speedup, max_trials=max_trials)
     options = TuneRequest(
         data=data,
-        criterion=Criterion(kind=CriterionKind.parse(criterion), tolerance=tolerance),
+        goal=replace(goal, timeout_s=timeout_s),
         policy=_policy(policy),
         engine=engine,
         device=_device(target),
@@ -232,10 +234,12 @@ def tuned(model: OpenedModel, output: Destination, options: TuneRequest) -> Outc
     study = None
     if options.study is not None:
         study = Study(options.study, resume=options.resume)
+    better = workload.higher_is_better
+    criterion = replace(options.goal.criterion, higher_is_better=better)
     outcome = search(
         subject,
         workload,
-        replace(options.criterion, higher_is_better=workload.higher_is_better),
+        replace(options.goal, criterion=criterion),
         options.policy,
         user_rules=tuple(options.user_rules.items()),
         study=study,

@@ -22,7 +22,9 @@ from finecast.frontends import onnx as frontend
 from finecast.measure.racing import Effort
 from finecast.numbers.formats import Format
 from finecast.pipeline import tuning
+from finecast.pipeline.goal import Goal
 from finecast.pipeline.outcome import Outcome, Verdict
+from finecast.pipeline.search import MIN_SPEEDUP
 from finecast.pipeline.study import Study
 from finecast.pipeline.workload import EvalFunction, Run
 from finecast.rules.policy import Policy
@@ -130,6 +132,8 @@ class Bench:
         study: Study | None = None,
         engine: Engine | None = None,
         evaluate: EvalFunction | None = None,
+        max_trials: int | None = None,
+        min_speedup: float = MIN_SPEEDUP,
     ) -> Outcome:
         chosen = engine or self.engine
         options = DataOptions(data=self.data, metric=metric, batch=16)
@@ -143,7 +147,8 @@ class Bench:
         )
         model = OnnxSource(file=frontend.load(self.model))
         subject = OnnxSubject(model=model, engine=chosen, reference=chosen.load(self.model))
-        return tuning.tune(subject, workload, criterion, Policy.parse(policy), study=study)
+        goal = Goal(criterion=criterion, max_trials=max_trials, min_speedup=min_speedup)
+        return tuning.tune(subject, workload, goal, Policy.parse(policy), study=study)
 
 
 def conv_net(path: Path, *, middle: str = "Relu") -> None:
@@ -387,3 +392,46 @@ def test_never_worse_in_a_real_engine(bench: Bench, gain: float) -> None:
     assert outcome.tuned.metric >= 0.95
     assert outcome.speedup > 1.0
     assert outcome.tuned.latency_s < outcome.baseline.latency_s
+
+
+def test_a_budget_is_kept_and_said(bench: Bench) -> None:
+    free = bench.tune(metric="max_abs", tolerance=0.0)
+    assert free.evaluations > 2
+    outcome = bench.tune(metric="max_abs", tolerance=0.0, max_trials=1)
+    assert outcome.evaluations == 2  # the baseline's, and one
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert "the limit of 1 trials is reached" in outcome.why
+
+
+def test_a_plan_that_is_not_fast_enough(bench: Bench) -> None:
+    fast = bench.tune()
+    assert fast.speedup > 2
+    outcome = bench.tune(min_speedup=fast.speedup * 1.5)
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert "no plan is faster here" in outcome.why or "not fast enough" in outcome.why
+
+
+def test_what_passes_between_two_steps_is_found(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One candidate at first, of everything low, misses: steps of the frontier are tried."""
+    worst = max(t.metric for t in bench.tune(metric="max_abs", tolerance=0.0).trials)
+    monkeypatch.setattr(tuning, "propose", lambda *_, **__: [])
+    outcome = bench.tune(metric="max_abs", tolerance=worst * 0.9)
+    assert outcome.improved
+    assert set(outcome.plan.formats.values()) == {Format.FP16, Format.FP32}
+
+
+def test_a_budget_finds_a_faster_plan(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the frontier only the most accurate step and all low are candidates at first."""
+    tolerance = 0.9 * max(t.metric for t in bench.tune(metric="max_abs", tolerance=0.0).trials)
+    every = tuning.propose
+    monkeypatch.setattr(tuning, "propose", lambda *a, **k: every(*a, **k)[:2])
+    first = bench.tune(metric="max_abs", tolerance=tolerance)
+    more = bench.tune(metric="max_abs", tolerance=tolerance, max_trials=8)
+    assert first.improved
+    assert more.improved
+    assert more.tuned.metric <= tolerance
+    assert more.speedup >= first.speedup
+    assert more.evaluations <= 9
+    assert more.evaluations > first.evaluations

@@ -20,11 +20,11 @@ from finecast.graph import Graph  # noqa: E402
 from finecast.graph.text import from_text  # noqa: E402
 from finecast.numbers.formats import Format  # noqa: E402
 from finecast.planning.edits import InsertCast, edits  # noqa: E402
+from finecast.planning.plan import Plan  # noqa: E402
 from finecast.rules import NodeView  # noqa: E402
 from finecast.rules.override import Overrides, active  # noqa: E402
 from finecast.rules.policy import Policy  # noqa: E402
 from finecast.rules.raf import never, propagate  # noqa: E402
-from finecast.training import backend as training  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -382,11 +382,20 @@ def test_an_override_held_when_a_net_is_compiled_holds_for_good() -> None:
 
 @pytest.mark.usefixtures("op_by_op")
 @pytest.mark.parametrize("by_name", [False, True])
-def test_an_override_around_a_call_holds_for_what_is_compiled_in_it(by_name: bool) -> None:
-    """Also of the backend by its name, which was made when finecast was imported."""
+def test_an_override_around_a_call_holds_for_what_is_compiled_in_it(
+    by_name: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of the backend by its name, which knows nothing of earlier calls."""
     net, x = nn.Sequential(nn.Linear(64, 64), nn.GELU()), torch.randn(64, 64)
     compiled = torch.compile(net, backend="finecast") if by_name else ft.compile(net)
-    plans = training.finecast.plans if by_name else compiled.finecast_plans
+    plans: list[Plan] = []
+    plan_of = ft.Backend.plan
+
+    def noted(self: ft.Backend, *args: Any) -> Plan:
+        plans.append(plan_of(self, *args))
+        return plans[-1]
+
+    monkeypatch.setattr(ft.Backend, "plan", noted)
 
     def format_of_addmm() -> str:
         torch._dynamo.reset()

@@ -7,6 +7,7 @@ are about what the graphs compute, and run op by op.
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import finecast.torch as ft  # noqa: E402
 from finecast import rules  # noqa: E402
+from finecast.planning.plan import Plan  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,
@@ -264,6 +266,21 @@ def test_the_backend_by_its_name_and_tied_weights() -> None:
     other, ids = copy.deepcopy(net), torch.randint(0, 50, (256,))
     compiled = torch.compile(net, backend="finecast")
     close(gradients(net, compiled, ids), gradients(other, other, ids))
+
+
+def plans_alive() -> int:
+    gc.collect()
+    return sum(isinstance(o, Plan) for o in gc.get_objects())
+
+
+@pytest.mark.usefixtures("op_by_op")
+def test_plans_of_the_backend_by_its_name_go_with_what_was_compiled() -> None:
+    before = plans_alive()
+    compiled = torch.compile(Mlp(), backend="finecast")
+    compiled(torch.randn(128, 64)).backward()
+    del compiled
+    torch._dynamo.reset()
+    assert plans_alive() == before
 
 
 @pytest.mark.usefixtures("op_by_op")

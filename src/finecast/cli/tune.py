@@ -35,6 +35,8 @@ from finecast.errors import ExitCode, InterruptedRunError
 from finecast.files import CommandFiles, write_text
 
 if TYPE_CHECKING:
+    from finecast.data.criterion import Criterion
+    from finecast.pipeline.goal import Goal
     from finecast.pipeline.model import OpenedModel, TuneRequest
     from finecast.pipeline.outcome import Measured, Outcome
 
@@ -42,6 +44,38 @@ _TF32_TIMES = (
     "times are those of tf32 products, which the compiler or runtime has to switch on; the"
     " arithmetic that gives the model their numbers is not counted"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """What makes a plan worth having, and what its search may cost."""
+
+    min_speedup: Annotated[
+        float, typer.Option(help="How many times as fast as fp32 a plan has to be.")
+    ] = 1.02
+    max_trials: Annotated[
+        int | None,
+        typer.Option(help="Plans evaluated on all data; all of them are used for more speed."),
+    ] = None
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="After so long no other plan is evaluated."),
+    ] = None
+
+    def goal(self, criterion: Criterion) -> Goal:
+        """The same for the search.
+
+        Raises:
+            UsageError: If a speed is below 1, or there is no budget.
+        """
+        from finecast.pipeline.goal import Goal
+
+        return Goal(
+            criterion=criterion,
+            min_speedup=self.min_speedup,
+            max_trials=self.max_trials,
+            timeout_s=self.timeout,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,21 +100,23 @@ class Records:
         """Where the trials go."""
         return self.study or output.with_suffix(".study.db")
 
-    def finished(self, model: Path, written: Output) -> bool:
-        """Whether the run to take up wrote all: the plan, which is last, is of ``model``.
+    def replacing(self, model: Path, written: Output) -> Output:
+        """``written``; a run that is resumed may replace what it made of ``model``.
 
         Raises:
             UsageError: If what is at the plan's place is no plan.
         """
+        from finecast import api
         from finecast.planning.plan import Plan
 
         plan, study = self.plan_of(written.output), self.study_of(written.output)
         there = all(path.is_file() for path in (written.output, plan, study))
         if not (self.resume and there) or written.force:
-            return False
-        from finecast import api
-
-        return Plan.load(plan).model == api.load(model).digest
+            return written
+        if Plan.load(plan).model != api.load(model).digest:
+            return written
+        warn(f"--resume: an earlier run finished: {written.output} is made anew")
+        return replace(written, force=True)
 
 
 def run(
@@ -93,6 +129,7 @@ def run(
     narrowing: Narrowing,
     device: Device,
     records: Records,
+    search: Search,
     target: Target = None,
     engine: EngineName = None,
     as_json: Json = False,
@@ -121,13 +158,12 @@ def run(
     from finecast.pipeline.model import TuneRequest
 
     choice = narrowing.narrowed(device.choice(casting, target))
+    written = records.replacing(source.model, written)
     files = files_of(source.model, data, evaluation, narrowing, force=written.force)
-    if records.finished(source.model, written):
-        return _say_finished(records, written.output, as_json=as_json)
     model = _claimed(files, source, written, records)
     request = TuneRequest(
         data=evaluation.options(data),
-        criterion=tolerance.stated(),
+        goal=search.goal(tolerance.stated()),
         policy=choice.policy,
         engine=engine,
         device=choice.emulation,
@@ -179,19 +215,6 @@ def _searched(
         told = replace(request, progress=lambda stage, done, total: bar(done, total, stage))
         outcome = api.tuned(model, written.destination, told)
     return replace(outcome, stale=files.stale())
-
-
-def _say_finished(records: Records, output: Path, *, as_json: bool) -> int:
-    """An earlier run wrote all that this one would."""
-    plan, study = records.plan_of(output), records.study_of(output)
-    if as_json:
-        write_json({"verdict": "finished", "output": str(output), "plan": str(plan)})
-    else:
-        write_line(
-            f"finished already: an earlier run wrote {output} and {plan}, its trials are in"
-            f" {study}; nothing to do (--force searches again)"
-        )
-    return ExitCode.DONE
 
 
 def _warn(outcome: Outcome, told: Sequence[str], request: TuneRequest) -> None:

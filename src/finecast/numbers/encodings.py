@@ -8,7 +8,7 @@ that computes with it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -32,10 +32,15 @@ SCALED: Final[Mapping[Format, ScaledFormat]] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encodings:
-    """Those of an op's operands and constants, by input, where its format has parameters."""
+    """Those of an op whose format has parameters: of operands and constants, by input.
+
+    ``result`` is what stores the op's result. It is none of the format's: an op computes in
+    its own type on what was read back, and a scale belongs to what is read.
+    """
 
     operands: Mapping[int, Scaled] = field(default_factory=dict[int, Scaled])
     constants: Mapping[int, Scaled] = field(default_factory=dict[int, Scaled])
+    result: Format = Format.FP32
 
     def at(self, index: int) -> Scaled | None:
         """The encoding of input ``index``; None if it is not encoded."""
@@ -44,10 +49,11 @@ class Encodings:
     def to_dict(self) -> dict[str, Any]:
         """What JSON keeps of them beside the format."""
         roles = {"operands": self.operands, "constants": self.constants}
-        return {
+        inputs = {
             role: {str(index): e.to_dict() for index, e in sorted(named.items())}
             for role, named in roles.items()
         }
+        return {**inputs, "result": self.result.label}
 
     @classmethod
     def from_dict(cls, fmt: Format, content: Mapping[str, Any]) -> Encodings:
@@ -58,7 +64,7 @@ class Encodings:
         """
         row = SCALED.get(fmt)
         if row is None:
-            stray = {"operands", "constants"} & content.keys()
+            stray = {f.name for f in fields(cls)} & content.keys()
             if stray:
                 raise ValueError(f"{fmt.label} has no parameters for {min(stray)}")
             return cls()
@@ -70,6 +76,10 @@ class Encodings:
         found = cls(
             operands=read("operands", row.values), constants=read("constants", row.constants)
         )
+        if content["result"] != found.result.label:
+            raise ValueError(
+                f"{fmt.label} ops give {found.result.label}, not {content['result']!r}"
+            )
         if not (found.operands or found.constants):
             raise ValueError(f"{fmt.label} needs the parameters of an input")
         return found

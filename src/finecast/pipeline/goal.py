@@ -1,25 +1,28 @@
-"""What is wanted of a tuned model beside its accuracy, and what the search may cost."""
+"""What is wanted of a tuned model, and what the search for it may cost."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
 
+from finecast.data.criterion import Criterion
 from finecast.errors import UsageError
 from finecast.pipeline.search import MIN_SPEEDUP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """The gain that makes a plan worth having, and the budget of its search.
+    """The accuracy to keep, the gain that is worth it, and the budget of the search.
 
     Attributes:
+        criterion: The accuracy to keep; its direction is the metric's.
         min_speedup: How many times as fast as fp32 a plan has to be.
         max_trials: Evaluations of plans on all data at most; None for as many as it takes.
             A given number is used: faster plans are looked for until it is spent.
         timeout_s: Seconds after which no evaluation is begun.
     """
 
+    criterion: Criterion
     min_speedup: float = MIN_SPEEDUP
     max_trials: int | None = None
     timeout_s: float | None = None

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from finecast.data.criterion import Criterion
 from finecast.devices.emulation import Emulation
 from finecast.engines.base import Session
 from finecast.graph import Graph
@@ -15,6 +14,7 @@ from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.census import Census
 from finecast.pipeline.conversion import Conversion
+from finecast.pipeline.goal import Goal
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.program import Program
 from finecast.pipeline.sources import DataOptions
@@ -57,7 +57,7 @@ class TuneRequest:
 
     Attributes:
         data: Data, and what accuracy is on it.
-        criterion: The accuracy to keep; its direction is the metric's.
+        goal: The accuracy to keep, the gain that is worth it, and what it may cost.
         policy: What may be lowered.
         engine: ``NAME[:DEVICE]``; None for the first installed one that runs the model.
         device: A device that is not here.
@@ -69,7 +69,7 @@ class TuneRequest:
     """
 
     data: DataOptions
-    criterion: Criterion
+    goal: Goal
     policy: Policy
     engine: str | None = None
     device: Emulation | None = None

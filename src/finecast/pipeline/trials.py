@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from finecast.data.criterion import Criterion
 from finecast.errors import ModelError
-from finecast.pipeline.goal import Budget, Goal
+from finecast.pipeline.goal import Budget
 from finecast.pipeline.search import Candidate, fastest_passing, none_passes
 from finecast.pipeline.study import Study, Trial, TrialKey
 from finecast.pipeline.workload import Workload
@@ -29,12 +29,11 @@ class Trials:
     Attributes:
         model: The model's digest.
         workload: The data.
-        criterion: What is to be kept.
         baseline: The fp32 model's metric; its evaluation is counted.
         runner: What runs the plans, with all of it that touches numbers.
         study: Where trials are kept; None for nowhere.
         progress: Told of each.
-        budget: How many there may be.
+        budget: What is to be kept, and how many trials there may be.
         tried: The trials by their plan's digest.
         reused: Digests of the plans whose trial of an earlier run was of use.
         evaluations: Of the whole data in this run.
@@ -42,12 +41,11 @@ class Trials:
 
     model: str
     workload: Workload
-    criterion: Criterion
     baseline: float
     runner: str
     study: Study | None
     progress: Progress
-    budget: Budget = field(default_factory=lambda: Budget(goal=Goal()))
+    budget: Budget
     tried: dict[str, Trial] = field(default_factory=dict[str, Trial])
     reused: set[str] = field(default_factory=set[str])
     evaluations: int = 1
@@ -79,6 +77,10 @@ class Trials:
         self._resume = False
         return fastest_passing(chained, self.passes, self.may_go_on)
 
+    @property
+    def _criterion(self) -> Criterion:
+        return self.budget.goal.criterion
+
     def may_go_on(self) -> bool:
         """Whether the budget has room for another evaluation."""
         return not self.budget.spent(self.evaluations - 1)
@@ -100,7 +102,7 @@ class Trials:
 
     def none_passes(self, proposed: int) -> str:
         """Why nothing was found, of ``proposed`` plans."""
-        target = self.criterion.target(self.baseline)
+        target = self._criterion.target(self.baseline)
         why = none_passes(len(self.tried), proposed, target, reused=len(self.reused))
         spent = self.budget.spent(self.evaluations - 1)
         return f"{why}; {spent}" if spent else why
@@ -120,7 +122,7 @@ class Trials:
             key=self._key(candidate),
             name=candidate.name,
             metric=metric,
-            passed=self.criterion.passes(metric, self.baseline),
+            passed=self._criterion.passes(metric, self.baseline),
             latency_s=candidate.latency_s,
             plan_json=candidate.plan.to_json(),
         )
@@ -129,7 +131,7 @@ class Trials:
         return trial
 
     def _judge(self, candidate: Candidate, trial: Trial) -> bool:
-        passed = self.criterion.passes(trial.metric, self.baseline)
+        passed = self._criterion.passes(trial.metric, self.baseline)
         self.tried[candidate.plan.digest] = replace(trial, passed=passed)
         self.progress("evaluation", len(self.tried), len(self.tried))
         return passed

@@ -43,27 +43,26 @@ _MORE_STEPS: Final = 7
 def tune(
     subject: Subject,
     workload: Workload,
-    criterion: Criterion,
+    goal: Goal,
     policy: Policy,
     *,
-    goal: Goal | None = None,
     user_rules: UserRules = (),
     study: Study | None = None,
     progress: Progress = silent,
 ) -> Outcome:
-    """Find the fastest plan that keeps ``criterion`` on all of the workload's data.
+    """Find the fastest plan that keeps ``goal`` on all of the workload's data.
 
     Raises:
         UsageError: If the policy does not fit the model or the device.
         ModelError: If the fp32 model gives NaN, or the model cannot be converted.
         EngineError: If the fp32 model cannot be run.
     """
-    budget = Budget(goal=goal or Goal())
+    budget = Budget(goal=goal)
     subject.check_formats(policy)
     subject.model.check_policy(policy)  # a slip in a name shows here
     progress("baseline", 0, 1)
-    baseline = _baseline(subject, workload, criterion)
-    criterion.check(baseline, workload.worst)
+    baseline = _baseline(subject, workload, goal.criterion)
+    goal.criterion.check(baseline, workload.worst)
     progress("baseline", 1, 1)
     narrowed, left_out = worthwhile(policy, subject.speed, user_rules)
     tuning = _Tuning(
@@ -76,7 +75,6 @@ def tune(
         trials=Trials(
             model=subject.model.digest,
             workload=workload,
-            criterion=criterion,
             baseline=baseline,
             runner=subject.runner,
             study=study,

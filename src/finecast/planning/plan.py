@@ -26,9 +26,9 @@ _MAKE_ANEW: Final = "make a plan for this model with this version of finecast"
 class Decision:
     """The format of one op and why it has it.
 
-    It is the encoding of the op's operands, constants and result; where it has parameters,
-    ``encodings`` has those of each operand and constant. Formats for operands alone leave the
-    result in the op's own type.
+    Where the format has no parameters it is the encoding of the op's operands, constants and
+    result, but for formats for operands alone: they leave the result in the op's own type.
+    Where it has, ``encodings`` names that of each.
     """
 
     node: str

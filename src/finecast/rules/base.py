@@ -30,7 +30,8 @@ class Context:
     facts: Facts = field(default_factory=dict[int, ValueFacts])
     kernels: KernelQuery = _no_kernel_knowledge
     engine: str = ""
-    # Why the engine computes a node wrongly in a format: by node id.
+    # Why the engine computes a node wrongly in a format, by node id; empty where its kernel
+    # does not work.
     faults: Mapping[Format, Mapping[int, str]] = field(
         default_factory=dict[Format, Mapping[int, str]]
     )

@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 from finecast.data.criterion import Criterion
 from finecast.engines.base import Feeds, Session
 from finecast.pipeline import tuning
+from finecast.pipeline.goal import Goal
 from finecast.pipeline.outcome import Outcome
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
@@ -57,13 +58,13 @@ def tune(
         ModelError: If the module cannot be captured, or its own metric is NaN.
         UserCodeError: If ``evaluate`` fails.
     """
-    goal = criterion or Criterion()
+    goal = Goal(criterion=criterion or Criterion())
     subject = TorchSubject.of_module(
         module, example_inputs, example_kwargs, options or TuneOptions()
     )
     return tuning.tune(
         subject,
-        ModuleWorkload(function=evaluate, known=baseline, criterion=goal),
+        ModuleWorkload(function=evaluate, known=baseline, criterion=goal.criterion),
         goal,
         Policy.parse(policy) if isinstance(policy, str) else policy,
         user_rules=tuple((user_rules or {}).items()),

@@ -105,7 +105,11 @@ def compile(  # noqa: A001 - the name that torch gives the same thing
 
 
 class Backend:
-    """A ``torch.compile`` backend: Inductor, with finecast's pass on the joint graph."""
+    """A ``torch.compile`` backend: Inductor, with finecast's pass on the joint graph.
+
+    It keeps the plans of all graphs that it compiled, and low copies of their parameters.
+    ``overrides`` hold for good; by default they are those of the blocks around.
+    """
 
     def __init__(
         self,
@@ -115,6 +119,7 @@ class Backend:
         accumulation: bool = False,
         user_rules: Mapping[str, UserRule] | None = None,
         rule_set: str = "finecast",
+        overrides: Overrides | None = None,
     ) -> None:
         self.policy = Policy.parse(policy) if isinstance(policy, str) else policy
         self.memory = Memory.parse(memory)
@@ -124,7 +129,7 @@ class Backend:
         chosen = RuleSet.parse(rule_set)
         self.rule_set = RuleSet.TRAINING if chosen is RuleSet.FINECAST else chosen
         self.plans: list[Plan] = []
-        self.overrides = current()
+        self.overrides = current() if overrides is None else overrides
         self.unmatched = list(self.overrides)
         self.ops: dict[str, None] = {}
         self.followed: dict[str, Followed] = {}
@@ -208,5 +213,10 @@ class Backend:
         return repr(self.policy)
 
 
-finecast = Backend()
-"""What ``torch.compile(model, backend="finecast")`` finds: the policy ``auto:bf16``."""
+def finecast(module: GraphModule, example_inputs: Sequence[Any]) -> Any:
+    """What ``torch.compile(model, backend="finecast")`` calls: the policy ``auto:bf16``.
+
+    Law: a plan lives as long as the graph that was compiled by it. Overrides of the blocks
+    around the call that compiles hold.
+    """
+    return Backend(overrides={})(module, example_inputs)

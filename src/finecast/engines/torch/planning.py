@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from finecast import rules
+from finecast.engines.faults import faults
 from finecast.engines.probe import Speed
 from finecast.engines.torch.autocast import autocast_formats
 from finecast.engines.torch.costs import CompiledCost
@@ -19,7 +20,6 @@ from finecast.engines.torch.kernels import KernelTimes
 from finecast.engines.torch.rates import rate_here
 from finecast.errors import UsageError
 from finecast.frontends.torch import Captured
-from finecast.frontends.torch.aten import has_kernel
 from finecast.frontends.torch.points import Point, find_points
 from finecast.frontends.torch.probing import Errors, first_order, probe_all
 from finecast.frontends.torch.reader import FxBinding
@@ -161,10 +161,9 @@ def make_torch_planner(
     context = Context(
         graph=graph,
         policy=policy,
-        kernels=lambda node, fmt: (
-            False if node.native in unsupported else has_kernel(node.native, fmt)
-        ),
+        kernels=lambda node, _: False if node.native in unsupported else None,
         engine=ENGINE,
+        faults=faults(ENGINE, "", graph, policy.formats),
         user_rules=(*user_rules, *overriding),
         measured=measured,
     )
