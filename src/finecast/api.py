@@ -195,7 +195,7 @@ def tune(
     accuracy is emulated and times are modelled. Trials are kept in ``study``; ``resume`` takes
     those of an earlier run of the same model, data, code and baseline for granted, but for the
     winner's. A plan is to be ``min_speedup`` times as fast as fp32. At most ``max_trials`` are
-    evaluated on all data, none is begun after ``timeout_s`` seconds, and what is left of such a
+    evaluated on all data, none is begun after ``timeout_s`` seconds; what is left of such a
     budget goes into faster plans. ``from_type`` is as for ``convert``.
 
     Raises:
