@@ -21,7 +21,8 @@ from finecast.pipeline.workload import Workload, run_all, thinned
 from finecast.planning.edits import cast_count
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.proposing import MAX_STEPS, Analysis
+from finecast.planning.problem import Analysis
+from finecast.planning.proposing import MAX_STEPS
 from finecast.progress import Progress
 from finecast.rules.facts import ValueFacts, first_nonfinite
 from finecast.rules.policy import Policy, Scope

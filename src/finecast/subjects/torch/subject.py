@@ -47,7 +47,7 @@ from finecast.pipeline.workload import Workload
 from finecast.planning.edits import cast_count
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.proposing import Analysis
+from finecast.planning.problem import Analysis
 from finecast.progress import Progress
 from finecast.rules.matching import check_names
 from finecast.rules.override import check_overrides
