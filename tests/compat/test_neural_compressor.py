@@ -6,21 +6,22 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
-from finecast.compat.neural_compressor import (  # noqa: E402
+from finecast.compat.neural_compressor import (
     AccuracyCriterion,
     MixedPrecisionConfig,
     TuningCriterion,
     load,
     mix_precision,
 )
-from finecast.compat.neural_compressor.fallback import Fallback  # noqa: E402
-from finecast.data.criterion import Criterion, CriterionKind  # noqa: E402
-from finecast.errors import FinecastError, ModelError, UsageError  # noqa: E402
-from finecast.numbers.formats import Format  # noqa: E402
+from finecast.compat.neural_compressor.fallback import Fallback
+from finecast.data.criterion import Criterion, CriterionKind
+from finecast.errors import FinecastError, ModelError, UsageError
+from finecast.numbers.formats import Format
 
 _FP32 = {"weight": {"dtype": ["fp32"]}, "activation": {"dtype": ["fp32"]}}
 

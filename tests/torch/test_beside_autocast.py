@@ -10,20 +10,21 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
 
-import finecast.torch as ft  # noqa: E402
-from finecast.engines.torch.autocast import autocast_formats  # noqa: E402
-from finecast.engines.torch.planning import choose, make_torch_planner  # noqa: E402
-from finecast.errors import UsageError  # noqa: E402
-from finecast.frontends import torch as frontend  # noqa: E402
-from finecast.numbers.formats import Format  # noqa: E402
-from finecast.planning.choices import Choice  # noqa: E402
-from finecast.rules.policy import Policy  # noqa: E402
-from tests.torch.uncompiled import OpByOp  # noqa: E402
+import finecast.torch as ft
+from finecast.engines.torch.autocast import autocast_formats
+from finecast.engines.torch.planning import choose, make_torch_planner
+from finecast.errors import UsageError
+from finecast.frontends import torch as frontend
+from finecast.numbers.formats import Format
+from finecast.planning.choices import Choice
+from finecast.rules.policy import Policy
+from tests.torch.uncompiled import OpByOp
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"

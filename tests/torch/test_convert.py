@@ -6,19 +6,20 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
-import finecast.torch as ft  # noqa: E402
-from finecast.engines.torch import planning, rates  # noqa: E402
-from finecast.engines.torch.kernel_check import is_wrong  # noqa: E402
-from finecast.errors import ModelError, UsageError  # noqa: E402
-from finecast.frontends import torch as frontend  # noqa: E402
-from finecast.frontends.torch.points import find_points  # noqa: E402
-from finecast.frontends.torch.probing import first_order, probe_all  # noqa: E402
-from finecast.numbers.formats import Format  # noqa: E402
-from finecast.planning.edits import cast_count  # noqa: E402
+import finecast.torch as ft
+from finecast.engines.torch import planning, rates
+from finecast.engines.torch.kernel_check import is_wrong
+from finecast.errors import ModelError, UsageError
+from finecast.frontends import torch as frontend
+from finecast.frontends.torch.points import find_points
+from finecast.frontends.torch.probing import first_order, probe_all
+from finecast.numbers.formats import Format
+from finecast.planning.edits import cast_count
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 

@@ -8,13 +8,14 @@ from collections.abc import Callable
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
-import finecast.torch as ft  # noqa: E402
-from finecast.numbers.formats import Format  # noqa: E402
-from finecast.rules import NodeView  # noqa: E402
+import finecast.torch as ft
+from finecast.numbers.formats import Format
+from finecast.rules import NodeView
 
 
 @pytest.fixture(autouse=True)

@@ -11,17 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
-import finecast  # noqa: E402
-import finecast.torch as ft  # noqa: E402
-from finecast.errors import ModelError, UsageError  # noqa: E402
-from finecast.numbers.formats import Format  # noqa: E402
-from finecast.pipeline.outcome import Verdict  # noqa: E402
-from finecast.pipeline.sources import DataOptions  # noqa: E402
-from finecast.subjects.torch import subject  # noqa: E402
+import finecast
+import finecast.torch as ft
+from finecast.errors import ModelError, UsageError
+from finecast.numbers.formats import Format
+from finecast.pipeline.outcome import Verdict
+from finecast.pipeline.sources import DataOptions
+from finecast.subjects.torch import subject
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
-import finecast.torch as ft  # noqa: E402
-from finecast.frontends.torch.points import find_points  # noqa: E402
-from finecast.graph.text import from_text  # noqa: E402
-from finecast.training import gradients  # noqa: E402
+import finecast.torch as ft
+from finecast.frontends.torch.points import find_points
+from finecast.graph.text import from_text
+from finecast.training import gradients
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 

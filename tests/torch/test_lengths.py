@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
-from torch.export import Dim  # noqa: E402
+import torch
+from torch import nn
+from torch.export import Dim
 
-import finecast  # noqa: E402
-from finecast.errors import WrongNumbersError  # noqa: E402
-from finecast.subjects.torch.lengths import longest  # noqa: E402
+import finecast
+from finecast.errors import WrongNumbersError
+from finecast.subjects.torch.lengths import longest
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 

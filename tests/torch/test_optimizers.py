@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn, optim  # noqa: E402
+import torch
+from torch import nn, optim
 
-import finecast.torch as ft  # noqa: E402
-from finecast.rules import override  # noqa: E402
+import finecast.torch as ft
+from finecast.rules import override
 
 pytestmark = [
     # torch's own code warns about torch's own code.

@@ -8,14 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
-import finecast.torch as ft  # noqa: E402
-from finecast.errors import RuleConflictError  # noqa: E402
-from finecast.numbers.formats import Format  # noqa: E402
-from finecast.rules.policy import Policy  # noqa: E402
+import finecast.torch as ft
+from finecast.errors import RuleConflictError
+from finecast.numbers.formats import Format
+from finecast.rules.policy import Policy
 
 pytestmark = [
     pytest.mark.usefixtures("fast_bf16"),

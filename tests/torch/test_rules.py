@@ -7,24 +7,25 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
-import finecast.torch as ft  # noqa: E402
-from finecast import rules  # noqa: E402
-from finecast.engines.torch.planning import RuleSet, make_torch_planner  # noqa: E402
-from finecast.errors import ModelError, UsageError  # noqa: E402
-from finecast.frontends import torch as frontend  # noqa: E402
-from finecast.graph import Graph  # noqa: E402
-from finecast.graph.text import from_text  # noqa: E402
-from finecast.numbers.formats import Format  # noqa: E402
-from finecast.planning.edits import InsertCast, edits  # noqa: E402
-from finecast.planning.plan import Plan  # noqa: E402
-from finecast.rules import NodeView  # noqa: E402
-from finecast.rules.override import Overrides, active  # noqa: E402
-from finecast.rules.policy import Policy  # noqa: E402
-from finecast.rules.raf import never, propagate  # noqa: E402
+import finecast.torch as ft
+from finecast import rules
+from finecast.engines.torch.planning import RuleSet, make_torch_planner
+from finecast.errors import ModelError, UsageError
+from finecast.frontends import torch as frontend
+from finecast.graph import Graph
+from finecast.graph.text import from_text
+from finecast.numbers.formats import Format
+from finecast.planning.edits import InsertCast, edits
+from finecast.planning.plan import Plan
+from finecast.rules import NodeView
+from finecast.rules.override import Overrides, active
+from finecast.rules.policy import Policy
+from finecast.rules.raf import never, propagate
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 

@@ -13,15 +13,16 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812
-from torch.utils.checkpoint import checkpoint  # noqa: E402
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
 
-import finecast.torch as ft  # noqa: E402
-from finecast import rules  # noqa: E402
-from finecast.planning.plan import Plan  # noqa: E402
+import finecast.torch as ft
+from finecast import rules
+from finecast.planning.plan import Plan
 
 pytestmark = [
     pytest.mark.slow,

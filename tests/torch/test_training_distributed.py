@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import distributed, nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812
+import torch
+from torch import distributed, nn
+from torch.nn import functional as F  # noqa: N812
 
-import finecast.torch as ft  # noqa: E402
-from tests.torch.uncompiled import run_op_by_op  # noqa: E402
+import finecast.torch as ft
+from tests.torch.uncompiled import run_op_by_op
 
 pytestmark = [
     pytest.mark.slow,

@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
-import finecast.torch as ft  # noqa: E402
-from finecast.data.criterion import Criterion, CriterionKind  # noqa: E402
-from finecast.numbers.formats import Format  # noqa: E402
-from finecast.pipeline import tuning  # noqa: E402
-from finecast.subjects.torch.subject import TorchSubject  # noqa: E402
-from finecast.torch.tuning import ModuleWorkload  # noqa: E402
+import finecast.torch as ft
+from finecast.data.criterion import Criterion, CriterionKind
+from finecast.numbers.formats import Format
+from finecast.pipeline import tuning
+from finecast.subjects.torch.subject import TorchSubject
+from finecast.torch.tuning import ModuleWorkload
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
