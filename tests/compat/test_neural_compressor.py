@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -441,7 +441,7 @@ def test_a_setting_that_there_is_not_is_one_error() -> None:
         (AccuracyCriterion, "tolerable_los", "tolerable_loss"),
     ):
         with pytest.raises(UsageError, match=f"setting {name!r}.*{close}"):
-            settings(**{name: 1})
+            settings(**cast("dict[str, Any]", {name: 1}))
     assert MixedPrecisionConfig("cpu", precisions="fp16").low() is Format.FP16
 
 

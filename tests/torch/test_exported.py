@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +61,7 @@ def saved(tmp_path: Path) -> Path:
     return path
 
 
-def edited(path: Path, change: dict[str, bytes | None]) -> Path:
+def edited(path: Path, change: Mapping[str, bytes | None]) -> Path:
     """A copy of the archive with some of its records changed, added or left out."""
     result = path.with_name("edited.pt2")
     reader = torch._C.PyTorchFileReader(str(path))

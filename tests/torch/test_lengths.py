@@ -47,14 +47,16 @@ def program(last: float, bound: int | None) -> torch.export.ExportedProgram:
 
 def test_inputs_reach_the_bound_and_positions_count_on() -> None:
     given = program(1, LENGTH)
-    found = longest(given, given.example_inputs)
+    example = given.example_inputs
+    assert example is not None
+    found = longest(given, example)
     assert found is not None
     (x, ids), kwargs = found[0]
     assert (x.shape, ids.shape, kwargs) == ((2, LENGTH, 8), (2, LENGTH), {})
     assert ids[1].tolist() == list(range(LENGTH))
     assert found[1] == {"x.1": LENGTH}
-    assert longest(program(1, 6), given.example_inputs) is None
-    assert longest(program(1, None), given.example_inputs) is None
+    assert longest(program(1, 6), example) is None
+    assert longest(program(1, None), example) is None
 
 
 def test_what_breaks_near_the_bound_alone_is_refused(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from finecast.rules import NodeView
 from finecast.rules.override import Overrides, active
 from finecast.rules.policy import Policy
 from finecast.rules.raf import never, propagate
+from tests.torch.planned import plan_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -258,8 +259,8 @@ def test_overrides_nest_and_are_restored_on_exceptions() -> None:
 def test_an_override_holds_for_the_conversion_in_the_block() -> None:
     net, x = nn.Sequential(nn.Linear(8, 8), nn.GELU()).eval(), torch.randn(2, 8)
     with rules.override({"aten::linear": keep}):
-        inside = ft.convert(net, (x,), "all:bf16").finecast_plan
-    after = ft.convert(net, (x,), "all:bf16").finecast_plan
+        inside = plan_of(ft.convert(net, (x,), "all:bf16"))
+    after = plan_of(ft.convert(net, (x,), "all:bf16"))
     assert {d.op: d.format.label for d in inside.decisions}["linear"] == "fp32"
     assert {d.op: d.format.label for d in after.decisions}["linear"] == "bf16"
 
@@ -270,7 +271,7 @@ def formats_under(held: Overrides, **options: Any) -> dict[str, str]:
     body = Function(lambda x: net(x) + x)
     body.net = net
     with rules.override(held):
-        plan = ft.convert(body, (x,), "all:bf16", **options).finecast_plan
+        plan = plan_of(ft.convert(body, (x,), "all:bf16", **options))
     return {d.op: d.format.label for d in plan.decisions}
 
 
@@ -428,6 +429,6 @@ def test_raf_s_set_covers_what_a_transformer_layer_trains_with() -> None:
 
 def test_raf_as_a_rule_set() -> None:
     net, x = nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1)).eval(), torch.randn(2, 8)
-    plan = ft.convert(net, (x,), "auto:bf16", rule_set="raf").finecast_plan
+    plan = plan_of(ft.convert(net, (x,), "auto:bf16", rule_set="raf"))
     formats = {d.op: d.format.label for d in plan.decisions}
     assert formats == {"linear": "bf16", "softmax": "fp32"}

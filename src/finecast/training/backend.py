@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -55,6 +55,24 @@ class Memory(Enum):
         )
 
 
+class Compiled(Protocol):
+    """What ``compile`` gives: it is called as the function or module that was compiled.
+
+    Attributes:
+        finecast_plans: The plans of what has been compiled so far.
+        finecast_coverage: How much of the work they cover.
+        finecast_backend: What compiles further graphs.
+    """
+
+    finecast_plans: list[Plan]
+    finecast_coverage: Coverage
+    finecast_backend: Backend
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it."""
+        ...
+
+
 def compile(  # noqa: A001 - the name that torch gives the same thing
     function: Callable[..., Any],
     policy: str | Policy = "auto:bf16",
@@ -64,7 +82,7 @@ def compile(  # noqa: A001 - the name that torch gives the same thing
     user_rules: Mapping[str, UserRule] | None = None,
     rule_set: str = "finecast",
     **options: Any,
-) -> Callable[..., Any]:
+) -> Compiled:
     """``torch.compile`` with mixed precision planned over forward and backward together.
 
     Laws: inputs, outputs and gradients of parameters keep their types; parameters stay
@@ -96,10 +114,10 @@ def compile(  # noqa: A001 - the name that torch gives the same thing
         rule_set=rule_set,
     )
     backend.coverage = coverage = Coverage(function)
-    compiled = watched(torch.compile(function, backend=backend, **options), coverage)
-    compiled.finecast_coverage = coverage  # type: ignore[attr-defined]
-    compiled.finecast_plans = backend.plans  # type: ignore[attr-defined]
-    compiled.finecast_backend = backend  # type: ignore[attr-defined]
+    compiled: Any = watched(torch.compile(function, backend=backend, **options), coverage)
+    compiled.finecast_coverage = coverage
+    compiled.finecast_plans = backend.plans
+    compiled.finecast_backend = backend
     return compiled
 
 
