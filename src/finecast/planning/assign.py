@@ -11,12 +11,12 @@ from finecast.rules import Permission
 
 
 def lowest(permissions: Mapping[int, Permission], *lows: Format) -> dict[int, Format]:
-    """The first of ``lows`` that is permitted, else fp32 or the one format left."""
+    """For each node the first of ``lows`` that is permitted, else fp32, else what is left."""
     return {i: pick(p, *lows, Format.FP32) for i, p in permissions.items()}
 
 
 def highest(permissions: Mapping[int, Permission]) -> dict[int, Format]:
-    """fp32 wherever it is permitted."""
+    """For each node fp32 where it is permitted, else what is left."""
     return {i: pick(p, Format.FP32) for i, p in permissions.items()}
 
 
@@ -29,7 +29,7 @@ def chosen(
 
 
 def pick(permission: Permission, *preferred: Format) -> Format:
-    """The first of ``preferred`` that is permitted, else the smallest of what is."""
+    """The first of ``preferred`` that is permitted, else the smallest permitted format."""
     for fmt in preferred:
         if fmt in permission.formats:
             return fmt

@@ -41,7 +41,7 @@ class Choice:
 
     @property
     def because(self) -> str:
-        """Why, for the plan that it becomes."""
+        """The reason that the plan made of it states."""
         text = (
             f"{self.how}, step {self.index} of the frontier: predicted"
             f" {1e3 * self.time_s:.4g} ms with {self.casts} casts"
@@ -51,7 +51,7 @@ class Choice:
         return text
 
     def proposal(self, plan: Plan) -> Proposal:
-        """What ``plan``, made of this, is predicted to be worth."""
+        """``plan``, made of this choice, with what the choice predicts."""
         name = f"step {self.index}"
         return Proposal(name=name, plan=plan, time_s=self.time_s, error=self.error)
 
@@ -118,5 +118,6 @@ def choices(
     )
 
 
-# Of more than two formats each choice takes several cuts, and their number has no end.
+# Where all choices are asked for: of more than two formats each takes several cuts, and there
+# may be any number of them.
 _MANY = 64

@@ -29,8 +29,8 @@ Times = Mapping[Format, NDArray[np.float64]]
 class Roundings:
     """What rounding to one low format does to the outputs.
 
-    ``units`` is the squared error that each unit's own constants add; of the units, or pins,
-    ``lists[r]`` any one in the format adds ``errors[r]``, once.
+    A unit in the format adds the squared error ``units[u]``, of its own constants. Rounding r
+    adds ``errors[r]``, once, if any of the units or pins ``lists[r]`` has the format.
     """
 
     units: NDArray[np.float64]

@@ -38,7 +38,8 @@ def propose(
 def lowest(planner: Planner, analysis: Analysis) -> list[Proposal]:
     """The plans of everything that may be low, whatever the models predict.
 
-    Of all formats, by preference, and of each by itself: costs of casts are models.
+    One takes the policy's formats in their order, one each format by itself. What a cast costs
+    is predicted, so the frontier may miss them.
     """
     found: list[Proposal] = []
     for formats in dict.fromkeys((planner.policy.formats, *((f,) for f in analysis.rounded))):
@@ -53,7 +54,7 @@ def lowest(planner: Planner, analysis: Analysis) -> list[Proposal]:
 
 
 def _evidence(analysis: Analysis) -> dict[int, dict[str, float | str]]:
-    """What the choice of each op is based on: its unit's times and its weights' errors."""
+    """For each op the times of its unit and the errors of its weights, for the plan."""
     units = analysis.units
     measured = {fmt: r for fmt, r in analysis.rounded.items() if r.units.any()}
     found: dict[int, dict[str, float | str]] = {}

@@ -89,14 +89,14 @@ def compile(  # noqa: A001 - the name that torch gives the same thing
     fp32, low copies of them are made as needed; with the scope ``auto`` nothing is rounded
     that ``torch.autocast`` keeps. The plans of what has been compiled so far are
     ``result.finecast_plans``, the share of FLOPs that they cover is
-    ``result.finecast_coverage.share``. Where the compiler left much as it was, a warning says
-    so once, with the reason. Overrides of the blocks around this call hold for good.
+    ``result.finecast_coverage.share``. Where the compiler left out much, one warning says so,
+    with the reason. Overrides of the blocks around this call hold for good.
 
     Args:
         function: A module, or a function such as a whole training step.
         policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
         memory: ``autocast`` saves for the backward pass what compiled autocast saves;
-            ``least`` saves far less and computes more again.
+            ``least`` saves far less and computes more a second time.
         accumulation: For several backward passes between two optimizer steps. Low copies of
             parameters are kept until these change, so that microbatches cast them once: half
             as much memory again as the parameters take. Gradients are added up inside the
