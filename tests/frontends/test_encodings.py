@@ -17,7 +17,6 @@ from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Prepared
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
-from finecast.planning.assign import lowest, make_plan
 from finecast.planning.plan import Plan
 from finecast.planning.sensitivity import Probe, measure
 from finecast.planning.switches import switches
@@ -26,6 +25,7 @@ from finecast.rules import Context, Permission, permit
 from finecast.rules.policy import Policy
 from finecast.subjects.onnx.observing import observe, switched_probe
 from tests import toy_encoding
+from tests.frontends.tools import planner_of
 
 SHARED = """<ir_version: 7, opset_import: ["" : 12]>
 shared (float[n, 3] x) => (float[n, 2] y, float[n, 2] z)
@@ -83,12 +83,7 @@ def judged(path: Path, *, data: bool = True) -> tuple[Prepared, Policy, Permissi
 
 def planned(path: Path, *, data: bool = True) -> tuple[Prepared, Plan]:
     prepared, policy, permissions = judged(path, data=data)
-    formats = lowest(permissions, *policy.formats)
-    opset = frontend.minimal_opset(prepared, formats)
-    made = make_plan(
-        prepared.graph, formats, permissions, policy, opset=opset, engine="", because=""
-    )
-    return prepared, made
+    return prepared, planner_of(prepared, policy, permissions).lowest()
 
 
 def written(path: Path, plan: Plan) -> Path:

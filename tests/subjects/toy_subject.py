@@ -20,8 +20,8 @@ from finecast.pipeline.workload import Workload
 from finecast.planning.cost import MeasuredCost
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.problem import roundings
-from finecast.planning.proposing import MAX_STEPS, Analysis
+from finecast.planning.problem import Analysis, roundings
+from finecast.planning.proposing import MAX_STEPS
 from finecast.planning.sensitivity import Sensitivity
 from finecast.planning.units import make_units, rounding_points
 from finecast.progress import Progress

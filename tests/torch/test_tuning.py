@@ -9,17 +9,19 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
-import finecast.torch as ft  # noqa: E402
-from finecast.data.criterion import Criterion, CriterionKind  # noqa: E402
-from finecast.measure.racing import Effort  # noqa: E402
-from finecast.numbers.formats import Format  # noqa: E402
-from finecast.pipeline import tuning  # noqa: E402
-from finecast.subjects.torch.subject import TorchSubject  # noqa: E402
-from finecast.torch.tuning import ModuleWorkload  # noqa: E402
+import finecast.torch as ft
+from finecast.data.criterion import Criterion, CriterionKind
+from finecast.measure.racing import Effort
+from finecast.numbers.formats import Format
+from finecast.pipeline import tuning
+from finecast.subjects.torch.subject import TorchSubject
+from finecast.torch.tuning import ModuleWorkload
+from tests.torch.planned import plan_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -79,7 +81,7 @@ def products(module: Any) -> int:
     """Products that a planned module computes in bf16."""
     return sum(
         d.op in ("linear", "matmul", "addmm") and d.format is Format.BF16
-        for d in module.finecast_plan.decisions
+        for d in plan_of(module).decisions
     )
 
 
@@ -179,7 +181,7 @@ def test_a_slower_format_is_not_kept(device: Device, monkeypatch: pytest.MonkeyP
     assert (found.improved, found.trials, found.model) == (False, (), net)
     assert "2.0 times slower" in found.why
     low = ft.convert(net, (X,), "auto:bf16")
-    assert {d.format for d in low.finecast_plan.decisions} == {Format.FP32}
+    assert {d.format for d in plan_of(low).decisions} == {Format.FP32}
     assert torch.equal(low(X), net(X))
 
 
@@ -188,7 +190,7 @@ def test_compiled_modules_are_timed_again_and_again() -> None:
     net = Branches().eval()
     options = ft.TuneOptions(prepare=lambda m: torch.compile(m, backend="eager"))
     subject = TorchSubject.of_module(net, (X,), None, options)
-    built = subject.model.build(ft.convert(net, (X,), "all:bf16").finecast_plan)
+    built = subject.model.build(plan_of(ft.convert(net, (X,), "all:bf16")))
     workload = ModuleWorkload(function=lambda _: 1.0, known=None, criterion=Criterion())
     for _ in range(2):
         assert subject.times({"low": built}, workload, Effort(min_time_s=0.0)).names == {"low"}

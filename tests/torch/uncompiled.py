@@ -16,7 +16,7 @@ class OpByOp:
     """A graph, with the interface of what Inductor makes of it; casts among its ops."""
 
     def __init__(self, module: GraphModule) -> None:
-        from functorch.compile import make_boxed_func
+        from torch._functorch._aot_autograd.utils import make_boxed_func
 
         self._boxed_call = True  # of the instance: torch's wrappers copy its attributes
         self.current_callable: Callable[[list[Any]], Any] = make_boxed_func(module.forward)

@@ -20,7 +20,7 @@ from finecast.numbers.scaled import Grid, Scaled
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaledFormat:
-    """The codes of a format's values and constants; constants are scaled by channel."""
+    """The codes of values, and of constants, which have a scale for each channel."""
 
     values: Grid
     constants: Grid
@@ -32,10 +32,10 @@ SCALED: Final[Mapping[Format, ScaledFormat]] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encodings:
-    """Those of an op whose format has parameters: of operands and constants, by input.
+    """The encodings of an op whose format has parameters: of its inputs, by index.
 
-    ``result`` is what stores the op's result. It is none of the format's: an op computes in
-    its own type on what was read back, and a scale belongs to what is read.
+    ``result`` stores the op's result: its own type, for the op computes on operands that were
+    read back to fp32, and rounds nothing but those.
     """
 
     operands: Mapping[int, Scaled] = field(default_factory=dict[int, Scaled])
@@ -47,7 +47,7 @@ class Encodings:
         return self.operands.get(index) or self.constants.get(index)
 
     def to_dict(self) -> dict[str, Any]:
-        """What JSON keeps of them beside the format."""
+        """The parameters, as JSON has them beside the format."""
         roles = {"operands": self.operands, "constants": self.constants}
         inputs = {
             role: {str(index): e.to_dict() for index, e in sorted(named.items())}
@@ -60,7 +60,7 @@ class Encodings:
         """Read what ``to_dict`` gave; a format without parameters has none.
 
         Raises:
-            ValueError, TypeError, KeyError, AttributeError: If it is not that.
+            ValueError, TypeError, KeyError, AttributeError: If ``content`` has another form.
         """
         row = SCALED.get(fmt)
         if row is None:
@@ -91,7 +91,7 @@ Encoding: TypeAlias = Format | Scaled
 def encoded(
     x: NDArray[np.generic], encoding: Encoding, *, piece: int
 ) -> Iterator[NDArray[np.generic]]:
-    """What stores the constant ``x``, flat and in order, ``piece`` elements at a time."""
+    """The stored elements of the constant ``x``, in order, at most ``piece`` at a time."""
     flat = x.reshape(-1)
     scale = None if isinstance(encoding, Format) else encoding.along(x.shape).flat
     for start in range(0, flat.size, piece):

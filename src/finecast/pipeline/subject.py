@@ -15,7 +15,7 @@ from finecast.numbers.formats import Format
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.proposing import Analysis
+from finecast.planning.problem import Analysis
 from finecast.progress import Progress
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy

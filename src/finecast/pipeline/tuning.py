@@ -27,7 +27,8 @@ from finecast.pipeline.truth import baseline_of
 from finecast.pipeline.workload import Workload
 from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
-from finecast.planning.proposing import Analysis, between, lowest, propose
+from finecast.planning.problem import Analysis
+from finecast.planning.proposing import between, lowest, propose
 from finecast.planning.sensitivity import squared_error
 from finecast.progress import Progress, silent
 from finecast.rules.policy import Policy

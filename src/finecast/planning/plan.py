@@ -63,7 +63,7 @@ class Plan:
 
     @property
     def reasons(self) -> Iterator[Reason]:
-        """Every rule's word on every op."""
+        """The reasons of all decisions."""
         return (reason for decision in self.decisions for reason in decision.reasons)
 
     @property
@@ -110,7 +110,7 @@ class Plan:
         return next((d for d in self.decisions if d.node == node), None)
 
     def check(self, graph: Graph, *, where: str) -> None:
-        """Hold the plan against the graph that it is to be replayed on.
+        """Check that the plan fits the graph that it is to be replayed on.
 
         Raises:
             ModelError: If it names a node that the graph lacks, or another op for one, or
@@ -132,7 +132,7 @@ class Plan:
                 raise ModelError(what, where=where, fix=fix)
 
     def check_complete(self, graph: Graph, *, where: str) -> None:
-        """Hold a plan that was saved against its graph: tuning and converting decide all ops.
+        """Check that a saved plan decides every op of its graph, as tune's and convert's do.
 
         Raises:
             ModelError: If it leaves out an op that has a float type to decide.
@@ -234,7 +234,7 @@ def _check_version(content: dict[str, Any], where: str) -> None:
 
 
 def _wrong_input(graph: Graph, node: Node, encodings: Encodings) -> int | None:
-    """The first input that is not of the role or shape that it is encoded in."""
+    """The first input that is no operand, or no constant, or not of the shape, as encoded."""
     follows = dict(enumerate(zip(node.inputs, node.follows_in, strict=True)))
     for constant, named in ((False, encodings.operands), (True, encodings.constants)):
         for index, encoding in named.items():

@@ -36,7 +36,7 @@ class Context:
         default_factory=dict[Format, Mapping[int, str]]
     )
     user_rules: tuple[tuple[str, UserRule], ...] = ()
-    measured: bool = False  # errors will be measured, so rules of thumb on digits yield
+    measured: bool = False  # errors will be measured: rules of thumb on digits do not count
     # Formats to which the frontend can round operands in this model.
     casts_around: frozenset[Format] = frozenset()
 

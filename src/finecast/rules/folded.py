@@ -1,7 +1,7 @@
 """What is computed from constants alone keeps fp32: a standardized weight, a scaled table.
 
-Engines compute it once, when they load the model, so that a low format gains no time at all,
-and each of its ops would add a rounding to the weight that comes out of them. What only moves
+Engines compute it once, when they load the model, so that a low format gains no time,
+and each of its ops would add a rounding to the weight that they give. What only moves
 a constant rounds it once wherever it stands, and may be low, unless such an op reads it.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -56,6 +56,24 @@ class Memory(Enum):
         )
 
 
+class Compiled(Protocol):
+    """What ``compile`` gives: it is called as the function or module that was compiled.
+
+    Attributes:
+        finecast_plans: The plans of what has been compiled so far.
+        finecast_coverage: How much of the work they cover.
+        finecast_backend: What compiles further graphs.
+    """
+
+    finecast_plans: list[Plan]
+    finecast_coverage: Coverage
+    finecast_backend: Backend
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it."""
+        ...
+
+
 def compile(  # noqa: A001 - the name that torch gives the same thing
     function: Callable[..., Any],
     policy: str | Policy = "auto:bf16",
@@ -65,21 +83,21 @@ def compile(  # noqa: A001 - the name that torch gives the same thing
     user_rules: Mapping[str, UserRule] | None = None,
     rule_set: str = "finecast",
     **options: Any,
-) -> Callable[..., Any]:
+) -> Compiled:
     """``torch.compile`` with mixed precision planned over forward and backward together.
 
     Laws: inputs, outputs and gradients of parameters keep their types; parameters stay
     fp32, low copies of them are made as needed; with the scope ``auto`` nothing is rounded
     that ``torch.autocast`` keeps. The plans of what has been compiled so far are
     ``result.finecast_plans``, the share of FLOPs that they cover is
-    ``result.finecast_coverage.share``. Where the compiler left much as it was, a warning says
-    so once, with the reason. Overrides of the blocks around this call hold for good.
+    ``result.finecast_coverage.share``. Where the compiler left out much, one warning says so,
+    with the reason. Overrides of the blocks around this call hold for good.
 
     Args:
         function: A module, or a function such as a whole training step.
         policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
         memory: ``autocast`` saves for the backward pass what compiled autocast saves;
-            ``least`` saves far less and computes more again.
+            ``least`` saves far less and computes more a second time.
         accumulation: For several backward passes between two optimizer steps. Low copies of
             parameters are kept until these change, so that microbatches cast them once: half
             as much memory again as the parameters take. Gradients are added up inside the
@@ -97,10 +115,10 @@ def compile(  # noqa: A001 - the name that torch gives the same thing
         rule_set=rule_set,
     )
     backend.coverage = coverage = Coverage(function)
-    compiled = watched(torch.compile(function, backend=backend, **options), coverage)
-    compiled.finecast_coverage = coverage  # type: ignore[attr-defined]
-    compiled.finecast_plans = backend.plans  # type: ignore[attr-defined]
-    compiled.finecast_backend = backend  # type: ignore[attr-defined]
+    compiled: Any = watched(torch.compile(function, backend=backend, **options), coverage)
+    compiled.finecast_coverage = coverage
+    compiled.finecast_plans = backend.plans
+    compiled.finecast_backend = backend
     return compiled
 
 

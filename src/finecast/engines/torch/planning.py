@@ -32,8 +32,7 @@ from finecast.planning.assign import lowest
 from finecast.planning.choices import Choice
 from finecast.planning.cost import CostModel
 from finecast.planning.planner import Planner
-from finecast.planning.problem import Roundings
-from finecast.planning.proposing import Analysis
+from finecast.planning.problem import Analysis, Roundings
 from finecast.planning.units import make_units
 from finecast.rules import Context, UserRule
 from finecast.rules.override import Overrides, active

@@ -24,7 +24,7 @@ from finecast.pipeline.program import Asked
 from finecast.planning.cost import RooflineCost
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.proposing import Analysis
+from finecast.planning.problem import Analysis
 from finecast.planning.units import make_units, rounding_points
 from finecast.rules.facts import ValueFacts, facts_in
 from finecast.rules.policy import Scope

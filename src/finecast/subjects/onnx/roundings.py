@@ -11,8 +11,7 @@ from finecast.frontends.onnx import Prepared
 from finecast.numbers.formats import Format
 from finecast.planning.cost import CostModel
 from finecast.planning.planner import Planner
-from finecast.planning.problem import pins, roundings
-from finecast.planning.proposing import Analysis
+from finecast.planning.problem import Analysis, pins, roundings
 from finecast.planning.sensitivity import Sensitivity, measure
 from finecast.planning.switches import switches
 from finecast.planning.units import RoundingPoints, Units, make_units, rounding_points

@@ -18,7 +18,8 @@ from finecast.numbers.formats import Format
 from finecast.pipeline.subject import Built, UserRules
 from finecast.pipeline.workload import Workload, run_all, thinned
 from finecast.planning.planner import Planner
-from finecast.planning.proposing import MAX_STEPS, Analysis
+from finecast.planning.problem import Analysis
+from finecast.planning.proposing import MAX_STEPS
 from finecast.progress import Progress
 from finecast.rules.facts import ValueFacts, first_nonfinite
 from finecast.rules.policy import Policy, Scope

@@ -38,7 +38,7 @@ from finecast.planning.cost import RooflineCost
 from finecast.planning.edits import cast_count
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.proposing import Analysis
+from finecast.planning.problem import Analysis
 from finecast.rules import Context
 from finecast.rules.facts import ValueFacts, facts_in
 from finecast.rules.matching import check_names

@@ -41,7 +41,7 @@ from finecast.numbers.formats import Format
 from finecast.pipeline.subject import Built, UserRules
 from finecast.pipeline.workload import Workload
 from finecast.planning.planner import Planner
-from finecast.planning.proposing import Analysis
+from finecast.planning.problem import Analysis
 from finecast.progress import Progress
 from finecast.rules.policy import Policy
 from finecast.subjects.torch.source import TorchBuilt, TorchSource, state_bytes
