@@ -242,7 +242,8 @@ def mutants(tree: Path, modules: Sequence[str]) -> Iterator[Mutant]:
 def statement(module: ast.AST, row: int) -> int:
     """The first line of the innermost statement around a row."""
     around = (n for n in ast.walk(module) if isinstance(n, ast.stmt))
-    return max(n.lineno for n in around if n.lineno <= row <= (n.end_lineno or n.lineno))
+    lines = [n.lineno for n in around if n.lineno <= row <= (n.end_lineno or n.lineno)]
+    return max(lines, default=row)
 
 
 def sampled(found: Iterable[Mutant], sample: int) -> Iterator[Mutant]:
