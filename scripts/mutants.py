@@ -304,7 +304,8 @@ def without_effect(module: ast.AST) -> Iterator[tuple[tuple[int, int], tuple[int
         ]
         for part in parts:
             if part is not None:
-                yield (part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset)
+                before = part.col_offset - 1  # a decorator's @
+                yield (part.lineno, before), (part.end_lineno, part.end_col_offset)
 
 
 if __name__ == "__main__":
