@@ -112,13 +112,12 @@ class TestFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """A change that Cosmic Ray can make, and the first line of the statement it is in."""
+    """A change that Cosmic Ray can make, and its line."""
 
     module: str
     operator: str
     occurrence: int
     row: int
-    statement: int
 
 
 def run(name: str, group: Group, sample: int, part: str) -> tuple[int, int]:
@@ -131,7 +130,8 @@ def run(name: str, group: Group, sample: int, part: str) -> tuple[int, int]:
     tests.sort(key=lambda t: t.seconds)
     killed = tried = 0
     for mutant in sampled(mutants(tree, modules), sample):
-        reached = [t for t in tests if mutant.statement in t.executed.get(mutant.module, ())]
+        line = statement((tree / mutant.module).read_text(), mutant.row)
+        reached = [t for t in tests if line in t.executed.get(mutant.module, ())]
         start = time.perf_counter()
         changed = survived(tree, mutant, reached)
         tried, killed = tried + 1, killed + (changed is None)
@@ -220,14 +220,10 @@ def mutants(tree: Path, modules: Sequence[str]) -> Iterator[Mutant]:
     dump = subprocess.check_output(["cosmic-ray", "dump", "session.sqlite"], cwd=tree)
     specs = [json.loads(line)[0]["mutations"][0] for line in dump.splitlines()]
     specs.sort(key=lambda s: (s["module_path"], s["operator_name"], s["occurrence"]))
-    parsed = {m: ast.parse((tree / m).read_text()) for m in modules}
-    idle = {m: list(without_effect(parsed[m])) for m in modules}
+    idle = {m: list(without_effect(ast.parse((tree / m).read_text()))) for m in modules}
     for spec in specs:
-        module, operator, start = (
-            spec["module_path"],
-            spec["operator_name"],
-            tuple(spec["start_pos"]),
-        )
+        module, operator = spec["module_path"], spec["operator_name"]
+        start = tuple(spec["start_pos"])
         same = operator.endswith(("_Is_Eq", "_IsNot_NotEq"))
         if not same and not any(first <= start < last for first, last in idle[module]):
             yield Mutant(
@@ -235,13 +231,12 @@ def mutants(tree: Path, modules: Sequence[str]) -> Iterator[Mutant]:
                 operator=operator,
                 occurrence=spec["occurrence"],
                 row=start[0],
-                statement=statement(parsed[module], start[0]),
             )
 
 
-def statement(module: ast.AST, row: int) -> int:
+def statement(source: str, row: int) -> int:
     """The first line of the innermost statement around a row."""
-    around = (n for n in ast.walk(module) if isinstance(n, ast.stmt))
+    around = (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.stmt))
     lines = [n.lineno for n in around if n.lineno <= row <= (n.end_lineno or n.lineno)]
     return max(lines, default=row)
 
