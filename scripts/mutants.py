@@ -64,18 +64,36 @@ GROUPS: Final[Mapping[str, Group]] = {
     "data": room("data"),
     "measure": room("measure"),
     "pipeline": room(
-        "pipeline", "tests/cli/test_tune.py", "tests/cli/test_emulation_verbs.py"
+        "pipeline",
+        "tests/subjects",
+        "tests/cli/test_tune.py",
+        "tests/cli/test_emulation_verbs.py",
+        "tests/cli/test_refusals.py",
+        "tests/engines/emulator/test_torch_programs.py",
     ),
     "onnx": Group(
         modules=("frontends/onnx/*.py", "subjects/onnx/*.py"),
-        tests=("tests/frontends", "tests/subjects", "tests/pipeline"),
+        tests=(
+            "tests/frontends",
+            "tests/subjects",
+            "tests/pipeline",
+            "tests/engines/emulator",
+            "tests/cli/test_refusals.py",
+        ),
     ),
     "torch": Group(
         modules=(
             *("frontends/torch/*.py", "engines/torch/*.py", "subjects/torch/*.py"),
             *("torch/*.py", "training/*.py"),
         ),
-        tests=("tests/torch", "tests/subjects"),
+        tests=(
+            "tests/torch",
+            "tests/subjects",
+            "tests/pipeline/test_torch_program.py",
+            "tests/engines/emulator/test_torch_programs.py",
+            "tests/cli/test_exported.py",
+            "tests/cli/test_exported_emulation.py",
+        ),
     ),
 }
 
