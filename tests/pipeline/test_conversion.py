@@ -88,3 +88,8 @@ def test_a_format_asked_for_and_not_used_is_named(model: Path, fast: set[Format]
     counts, warnings = told(model, "all:bf16,fp16")
     assert counts == {"bf16": 1}
     assert warnings == ("no op is in fp16, which was asked for, too",)
+
+
+def test_who_asks_for_no_format_misses_none(model: Path, fast: set[Format]) -> None:
+    assert not fast
+    assert told(model, "none:bf16") == ({"fp32": 1}, ())
