@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import nn  # noqa: E402
 
 import finecast.torch as ft  # noqa: E402
 from finecast.data.criterion import Criterion, CriterionKind  # noqa: E402
+from finecast.errors import UsageError  # noqa: E402
 from finecast.numbers.formats import Format  # noqa: E402
 from finecast.pipeline import tuning  # noqa: E402
 from finecast.subjects.torch.subject import TorchSubject  # noqa: E402
@@ -191,3 +193,32 @@ def test_compiled_modules_are_timed_again_and_again() -> None:
     workload = ModuleWorkload(function=lambda _: 1.0, known=None, criterion=Criterion())
     for _ in range(2):
         assert set(subject.times({"": None, "low": built}, workload, 0.0)) == {"", "low"}
+
+
+def test_a_program_brings_its_own_inputs() -> None:
+    program = torch.export.export(Branches().eval(), (X,))
+    options = ft.TuneOptions(prepare=lambda module: module)
+    for given in ((), None):
+        outcome = ft.tune(program, given, evaluate=lambda _: 1.0, options=options)
+        assert outcome.baseline.metric == 1.0
+
+
+@pytest.mark.parametrize("verb", [ft.convert, partial(ft.tune, evaluate=lambda _: 1.0)])
+@pytest.mark.parametrize(
+    ("model", "inputs", "said"),
+    [
+        ("m.pt2", (X,), "a str is no module"),
+        (Branches(), X, "example_inputs is a Tensor"),
+        (Branches(), None, "needs example inputs"),
+    ],
+)
+def test_what_is_no_module_or_no_inputs_is_said(
+    verb: Callable[..., object], model: object, inputs: object, said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        verb(model, inputs)
+
+
+def test_compile_takes_no_path() -> None:
+    with pytest.raises(UsageError, match="a str cannot be compiled"):
+        ft.compile("m.pt2")

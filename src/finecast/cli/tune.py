@@ -124,7 +124,7 @@ def run(
     files = files_of(source.model, data, evaluation, narrowing, force=written.force)
     if records.finished(source.model, written):
         return _say_finished(records, written.output, as_json=as_json)
-    model = _claimed(files, source, written, records)
+    model = _claimed(files, source, written, records, engine)
     request = TuneRequest(
         data=evaluation.options(data),
         criterion=tolerance.stated(),
@@ -146,13 +146,17 @@ def run(
 
 
 def _claimed(
-    files: CommandFiles, source: Source, written: Output, records: Records
+    files: CommandFiles,
+    source: Source,
+    written: Output,
+    records: Records,
+    engine: str | None,
 ) -> OpenedModel:
     """The model, when it is known that no output destroys anything."""
     from finecast.pipeline.study import JOURNAL_SUFFIX
 
     files.write("--plan-out", records.plan_of(written.output))
-    model = open_model(files, source, written)
+    model = open_model(files, source, written, engine=engine)
     study = records.study_of(written.output)
     files.write("--study", study, beside=(JOURNAL_SUFFIX,), replaces=False)
     if records.resume and not study.exists():
