@@ -118,7 +118,7 @@ def convert(
     given = _taken(given, from_type)
     done = given.convert(
         written,
-        _policy(policy),
+        Policy.of(policy),
         RunOptions(
             engine=engine,
             device=_device(target),
@@ -209,7 +209,7 @@ def tune(
     options = TuneRequest(
         data=data,
         goal=replace(goal, timeout_s=timeout_s),
-        policy=_policy(policy),
+        policy=Policy.of(policy),
         engine=engine,
         device=_device(target),
         user_rules=user_rules or {},
@@ -311,7 +311,7 @@ def inspect(
 
 def judge(
     model: Model,
-    policy: Policy,
+    policy: Policy | str,
     *,
     engine: str | None = None,
     target: Emulation | str | None = None,
@@ -333,7 +333,7 @@ def judge(
         data=_data_options(data),
         user_rules=user_rules or {},
     )
-    return _taken(load(model), from_type).judge(policy, options)
+    return _taken(load(model), from_type).judge(Policy.of(policy), options)
 
 
 def graph_for(model: Model, plan: Plan) -> Graph:
@@ -352,10 +352,6 @@ def _data_options(
     if data is None or isinstance(data, DataOptions):
         return data
     return DataOptions(data=data, labels=labels)
-
-
-def _policy(policy: Policy | str) -> Policy:
-    return Policy.parse(policy) if isinstance(policy, str) else policy
 
 
 def _destination(

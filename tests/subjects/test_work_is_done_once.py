@@ -52,9 +52,9 @@ def test_an_exported_program_is_edited_once_for_a_plan(
     edited: list[str] = []
     planned_edits = torch_frontend.planned_edits
 
-    def counted(captured: Any, plan: finecast.Plan) -> Any:
+    def counted(captured: Any, plan: finecast.Plan, where: str = "") -> Any:
         edited.append(plan.digest)
-        return planned_edits(captured, plan)
+        return planned_edits(captured, plan, where)
 
     monkeypatch.setattr(torch_frontend, "planned_edits", counted)
     done = finecast.apply(plan, path)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,6 +17,7 @@ from torch import nn
 
 import finecast.torch as ft
 from finecast.data.criterion import Criterion, CriterionKind
+from finecast.errors import UsageError
 from finecast.measure.racing import Effort
 from finecast.numbers.formats import Format
 from finecast.pipeline import tuning
@@ -194,3 +196,32 @@ def test_compiled_modules_are_timed_again_and_again() -> None:
     workload = ModuleWorkload(function=lambda _: 1.0, known=None, criterion=Criterion())
     for _ in range(2):
         assert subject.times({"low": built}, workload, Effort(min_time_s=0.0)).names == {"low"}
+
+
+def test_a_program_brings_its_own_inputs() -> None:
+    program = torch.export.export(Branches().eval(), (X,))
+    options = ft.TuneOptions(prepare=lambda module: module)
+    for given in ((), None):
+        outcome = ft.tune(program, given, evaluate=lambda _: 1.0, options=options)
+        assert outcome.baseline.metric == 1.0
+
+
+@pytest.mark.parametrize("verb", [ft.convert, partial(ft.tune, evaluate=lambda _: 1.0)])
+@pytest.mark.parametrize(
+    ("model", "inputs", "said"),
+    [
+        ("m.pt2", (X,), "a str is no module"),
+        (Branches(), X, "example_inputs is a Tensor"),
+        (Branches(), None, "needs example inputs"),
+    ],
+)
+def test_what_is_no_module_or_no_inputs_is_said(
+    verb: Callable[..., object], model: object, inputs: object, said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        verb(model, inputs)
+
+
+def test_compile_takes_no_path() -> None:
+    with pytest.raises(UsageError, match="a str cannot be compiled"):
+        ft.compile(cast("Any", "m.pt2"))

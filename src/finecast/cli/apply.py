@@ -45,10 +45,11 @@ def run(
 
     files = files_of(model, data, force=written.force)
     files.read("PLAN", plan)
+    source = Source(model=model, trust=trust)
     with telling_stale(files), progress("applying", quiet=as_json):
         result = api.apply(
             plan,
-            open_model(files, Source(model=model, trust=trust), written),
+            open_model(files, source, written, engine=engine, data=data.given, dim=feeds.dim),
             written.output,
             engine=engine,
             data=data.options() if data.given else None,

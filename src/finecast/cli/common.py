@@ -100,14 +100,22 @@ class Reading(Protocol):
         ...
 
 
-def open_model(files: CommandFiles, source: Source, written: Output) -> OpenedModel:
-    """The model, when it is known that the output destroys nothing of it."""
+def open_model(
+    files: CommandFiles, source: Source, written: Output, **given: object
+) -> OpenedModel:
+    """The model, when it is known that the output destroys nothing of it.
+
+    ``given`` are options by name that not every kind of model takes.
+    """
     from finecast import api
-    from finecast.subjects import check_output_name
+    from finecast.subjects import check_options, check_output_name
 
     beside = () if written.external_data is False else (DATA_SUFFIX,)
     files.write("--output", written.output, beside=beside)
     check_output_name(source.model, written.output)
+    apart = written.external_data is not None
+    taken = {"from-type": source.from_type, "external-data/--one-file": apart, **given}
+    check_options(source.model, {f"--{name}": value for name, value in taken.items()})
     file = api.load(source.model, trust=source.trust)
     files.read("MODEL's external data", *file.external)
     return file

@@ -68,7 +68,7 @@ def run(
     files.write("--plan-out", plan_out)
     with telling_stale(files), progress("converting", quiet=as_json):
         result = api.convert(
-            open_model(files, source, written),
+            open_model(files, source, written, engine=engine, data=data.given, dim=feeds.dim),
             written.output,
             choice.policy,
             engine=engine,

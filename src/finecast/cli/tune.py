@@ -160,7 +160,7 @@ def run(
     choice = narrowing.narrowed(device.choice(casting, target))
     written = records.replacing(source.model, written)
     files = files_of(source.model, data, evaluation, narrowing, force=written.force)
-    model = _claimed(files, source, written, records)
+    model = _claimed(files, source, written, records, engine)
     request = TuneRequest(
         data=evaluation.options(data),
         goal=search.goal(tolerance.stated()),
@@ -182,13 +182,17 @@ def run(
 
 
 def _claimed(
-    files: CommandFiles, source: Source, written: Output, records: Records
+    files: CommandFiles,
+    source: Source,
+    written: Output,
+    records: Records,
+    engine: str | None,
 ) -> OpenedModel:
     """The model, when it is known that no output destroys anything."""
     from finecast.pipeline.study import JOURNAL_SUFFIX
 
     files.write("--plan-out", records.plan_of(written.output))
-    model = open_model(files, source, written)
+    model = open_model(files, source, written, engine=engine)
     study = records.study_of(written.output)
     files.write("--study", study, beside=(JOURNAL_SUFFIX,), replaces=False)
     if records.resume and not study.exists():

@@ -78,6 +78,21 @@ class Policy:
         scope, _, names = text.partition(":")
         return cls(scope=Scope.parse(scope), formats=low_formats(names or "bf16"))
 
+    @classmethod
+    def of(cls, given: object) -> Policy:
+        """A policy as users of the Python API give it: one, or its text.
+
+        Raises:
+            UsageError: If it is neither.
+        """
+        if isinstance(given, Policy):
+            return given
+        if not isinstance(given, str):
+            raise UsageError(
+                f"{given!r} is no policy", where="policy", fix="give a Policy, or as all:bf16"
+            )
+        return cls.parse(given)
+
 
 def low_formats(names: str) -> tuple[Format, ...]:
     """``FORMAT[,FORMAT...]``: what may be computed in.

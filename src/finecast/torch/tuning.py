@@ -25,7 +25,7 @@ Evaluate = Callable[[torch.nn.Module], float]
 
 def tune(
     module: torch.nn.Module | ExportedProgram,
-    example_inputs: Sequence[Any],
+    example_inputs: Sequence[Any] | None,
     *,
     evaluate: Evaluate,
     example_kwargs: Mapping[str, Any] | None = None,
@@ -45,6 +45,7 @@ def tune(
     Args:
         module: The module, or an exported program.
         example_inputs: Positional inputs: plans are timed and their errors estimated on them.
+            None, or none, for an exported program, which carries its own.
         evaluate: The accuracy of a module.
         example_kwargs: Keyword inputs.
         baseline: What ``evaluate`` gives for ``module``, where that is known already.
@@ -66,7 +67,7 @@ def tune(
         subject,
         ModuleWorkload(function=evaluate, known=baseline, criterion=goal.criterion),
         goal,
-        Policy.parse(policy) if isinstance(policy, str) else policy,
+        Policy.of(policy),
         user_rules=tuple((user_rules or {}).items()),
         progress=progress,
     )

@@ -20,6 +20,7 @@ from finecast.engines.torch.planning import (
     formats_to_follow,
     make_torch_planner,
 )
+from finecast.errors import UsageError
 from finecast.graph import Graph
 from finecast.naming import look_up, suggestion
 from finecast.ops.flops import graph_flops
@@ -107,6 +108,11 @@ def compile(  # noqa: A001 - the name that torch gives the same thing
         rule_set: ``finecast``, or ``raf`` for RAF's lists.
         options: What else ``torch.compile`` takes (``dynamic``, ``fullgraph``, ...).
     """
+    if not callable(function):
+        raise UsageError(
+            f"a {type(function).__name__} cannot be compiled",
+            fix="give a module or a function; of a file finecast.torch.load(path).module()",
+        )
     backend = Backend(
         policy,
         memory=memory,
@@ -139,7 +145,7 @@ class Backend:
         rule_set: str = "finecast",
         overrides: Overrides | None = None,
     ) -> None:
-        self.policy = Policy.parse(policy) if isinstance(policy, str) else policy
+        self.policy = Policy.of(policy)
         self.memory = Memory.parse(memory)
         self.cache = WeightCache() if accumulation else None
         self.ahead = WeightCache()

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from finecast.engines.base import Array, Feeds, KernelTime, TensorSpec
 from finecast.engines.ports import ordered_feeds
-from finecast.errors import ModelError
+from finecast.errors import ModelError, UsageError
 from finecast.frontends.torch.aten import dtype_label
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -159,6 +159,36 @@ def runnable(program: ExportedProgram) -> GraphModule:
         # Export puts functions there that raise.
         module.__dict__.pop(name, None)
     return module
+
+
+def arguments_of(
+    module: object,
+    args: object,
+    kwargs: Mapping[str, Any] | None,
+) -> Arguments:
+    """What a module, or a program, is called with by what a user gave for ``args``.
+
+    Of a program these are its own example inputs where none are given.
+
+    Raises:
+        UsageError: If it is neither, or ``args`` are not a sequence of inputs.
+        ModelError: If a program carries no example inputs.
+    """
+    if not isinstance(module, torch.nn.Module | ExportedProgram):
+        raise UsageError(
+            f"a {type(module).__name__} is no module and no exported program",
+            fix="give one, as finecast.torch.load(path) of a .pt2 file",
+        )
+    if isinstance(module, ExportedProgram) and not args and not kwargs:
+        return examples(module)
+    if args is None:
+        raise UsageError("a module needs example inputs", fix="give example_inputs")
+    if not isinstance(args, tuple | list):
+        raise UsageError(
+            f"example_inputs is a {type(args).__name__}",
+            fix="give the positional inputs as a tuple, as (x,)",
+        )
+    return tuple(args), dict(kwargs or {})
 
 
 def examples(program: ExportedProgram) -> Arguments:

@@ -18,8 +18,8 @@ from finecast.planning.plan import Plan
 __all__ = ["Captured", "apply", "capture", "native_name", "planned_edits"]
 
 
-def planned_edits(captured: Captured, plan: Plan) -> tuple[Edit, ...]:
-    """The edits that ``plan`` asks for.
+def planned_edits(captured: Captured, plan: Plan, where: str = "") -> tuple[Edit, ...]:
+    """The edits that ``plan`` asks for; errors name ``where``.
 
     Raises:
         ModelError: If the plan was made for another model.
@@ -27,11 +27,12 @@ def planned_edits(captured: Captured, plan: Plan) -> tuple[Edit, ...]:
     by_name = {n.name: n.id for n in captured.graph.nodes}
     if plan.model != captured.graph.digest:
         raise ModelError(
-            "the plan was made for another module",
-            where=plan.model,
-            fix="make a plan for this module with finecast.torch.convert",
+            f"the plan was made for another model: digest {plan.model}, not"
+            f" {captured.graph.digest}",
+            where=where,
+            fix="make a plan for this model, or give the one that the plan was made for",
         )
-    plan.check(captured.graph, where=plan.model)
+    plan.check(captured.graph, where=where)
     return edits(captured.graph, {by_name[n]: f for n, f in plan.formats.items()})
 
 

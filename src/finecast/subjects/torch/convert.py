@@ -26,8 +26,8 @@ from finecast.engines.torch.planning import (
     products_low,
     sensitivities,
 )
-from finecast.engines.torch.session import Arguments, examples
-from finecast.errors import ModelError, UsageError
+from finecast.engines.torch.session import Arguments, arguments_of
+from finecast.errors import ModelError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch import Captured
 from finecast.frontends.torch.reader import hinted_shapes
@@ -76,12 +76,8 @@ def convert(
         UsageError: If the policy cannot be read, a module comes without inputs, or an
             override names no op of the module.
     """
-    if example_inputs is None:
-        if not isinstance(module, ExportedProgram):
-            raise UsageError("a module needs example inputs", fix="give example_inputs")
-        example_inputs, example_kwargs = examples(module)
-    wanted = Policy.parse(policy) if isinstance(policy, str) else policy
-    arguments = tuple(example_inputs), dict(example_kwargs or {})
+    arguments = arguments_of(module, example_inputs, example_kwargs)
+    wanted = Policy.of(policy)
     captured = frontend.capture(
         module,
         *arguments,

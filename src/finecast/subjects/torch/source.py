@@ -63,16 +63,16 @@ class TorchSource:
 
     def build(self, plan: Plan) -> TorchBuilt:
         """The plan's module, with the plan attached."""
-        return built_of(self.captured, plan)
+        return built_of(self.captured, plan, self.name)
 
     def notes(self, planner: Planner) -> Sequence[str]:
         """Of ops that keep a type of their own."""
         return kept_advice(planner.graph, planner.policy)
 
 
-def built_of(captured: Captured, plan: Plan) -> TorchBuilt:
+def built_of(captured: Captured, plan: Plan, where: str = "") -> TorchBuilt:
     """The module that ``plan`` gives, with the plan attached as ``finecast_plan``."""
-    edits = frontend.planned_edits(captured, plan)
+    edits = frontend.planned_edits(captured, plan, where)
     model = frontend.apply(captured, edits)
     model.eval()
     model.finecast_plan = plan  # type: ignore[assignment]

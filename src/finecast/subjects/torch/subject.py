@@ -30,6 +30,7 @@ from finecast.engines.torch.session import (
     Arguments,
     ModuleSession,
     ProgramSignature,
+    arguments_of,
     output_array,
     runnable,
 )
@@ -138,16 +139,17 @@ class TorchSubject:
     def of_module(
         cls,
         module: torch.nn.Module | ExportedProgram,
-        args: Sequence[Any],
+        args: Sequence[Any] | None,
         kwargs: Mapping[str, Any] | None,
         options: TuneOptions,
     ) -> TorchSubject:
-        """A module with example inputs.
+        """A module with example inputs; a program carries its own.
 
         Raises:
+            UsageError: If it is neither.
             ModelError: If the module cannot be captured.
         """
-        examples = (tuple(args), dict(kwargs or {}))
+        examples = arguments_of(module, args, kwargs)
         captured = frontend.capture(module, *examples, dynamic_shapes=options.dynamic_shapes)
         original = runnable(module) if isinstance(module, ExportedProgram) else module
         source = TorchSource(
