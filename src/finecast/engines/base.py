@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,6 +89,30 @@ class EmulatedSession(Session, Protocol):
 
     def restart(self) -> EmulatedSession:
         """The next sample is the first of the stream."""
+        ...
+
+
+class HintedSession(Session, Protocol):
+    """A model whose formats its engine chose."""
+
+    def computed_in(self) -> Mapping[str, str]:
+        """The label of the format that each node of the model is computed in.
+
+        Nodes that the engine left out, or computed when it loaded the model, are not there.
+        """
+        ...
+
+
+@runtime_checkable
+class HintingEngine(Protocol):
+    """An engine that lowers an fp32 model by itself where a setting asks for it."""
+
+    def load_hinted(self, model: Path | bytes, fmt: Format) -> HintedSession:
+        """Load a model as ``load`` does; where it pays, the engine computes in ``fmt``.
+
+        Raises:
+            EngineError: If it has no such setting, or cannot run the model.
+        """
         ...
 
 

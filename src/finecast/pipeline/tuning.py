@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from finecast.data.criterion import Criterion
 from finecast.errors import EngineError
-from finecast.measure.timing import ratio
+from finecast.measure.timing import Latency, ratio
+from finecast.pipeline.hint import Anchor, Hinting
 from finecast.pipeline.narrowing import worthwhile
 from finecast.pipeline.outcome import Measured, Outcome, Verdict
 from finecast.pipeline.search import Candidate, chain
@@ -27,7 +28,8 @@ from finecast.pipeline.truth import baseline_of
 from finecast.pipeline.workload import Workload
 from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
-from finecast.planning.proposing import lowest, propose
+from finecast.planning.predicting import predicted_error
+from finecast.planning.proposing import Analysis, lowest, propose
 from finecast.planning.sensitivity import squared_error
 from finecast.progress import Progress, silent
 from finecast.rules.policy import Policy
@@ -104,6 +106,7 @@ class _Tuning:
     progress: Progress
     start: float
     built: dict[str, Built] = field(default_factory=dict[str, Built])
+    hints: dict[str, Built] = field(default_factory=dict[str, Built])
     probes: int = 0
 
     def run(self) -> Outcome:
@@ -128,8 +131,29 @@ class _Tuning:
         planner, analysis = self.examined.planner, self.examined.analysis()
         self.probes = analysis.probes
         proposals = propose(planner, analysis, max_steps=self.subject.max_steps)
-        found = (*proposals, *lowest(planner, analysis))
+        found = (*self._hinted(analysis), *proposals, *lowest(planner, analysis))
         return [p for p in found if p.plan.lowers]
+
+    def _hinted(self, analysis: Analysis) -> list[Proposal]:
+        """What the engine lowers where it is asked to, as plans."""
+        planner, subject = self.examined.planner, self.subject
+        found = subject.hints(planner) if isinstance(subject, Hinting) else ()
+        alone = len(found) == 1
+        self.hints = {
+            "the hint alone" if alone else f"the {b.plan.policy} hint alone": b for b in found
+        }
+        ids = {n.name: n.id for n in planner.graph.nodes}
+        return [
+            Proposal(
+                name="the hint's choice",
+                plan=one.plan,
+                time_s=math.inf,
+                error=predicted_error(
+                    analysis, {ids[name]: fmt for name, fmt in one.plan.formats.items()}
+                ),
+            )
+            for one in found
+        ]
 
     def _rank(self, proposals: Sequence[Proposal]) -> tuple[list[Candidate], float]:
         """Time every proposal beside fp32: predictions only choose which."""
@@ -176,7 +200,8 @@ class _Tuning:
 
     def _finish(self, found: Candidate) -> Outcome:
         subject, built = self.subject, self.built[found.plan.digest]
-        times = subject.times({"": None, "tuned": built}, self.workload, _FINAL_TIME_S)
+        models = {"": None, "tuned": built, **self.hints}
+        times = subject.times(models, self.workload, _FINAL_TIME_S)
         won = ratio(times[""], times["tuned"])
         if won.median < _MIN_SPEEDUP:
             return self._unchanged(
@@ -195,7 +220,25 @@ class _Tuning:
             built=built,
             speed=(won.median, won.spread),
             errors=(math.sqrt(found.error), self._error(built)),
+            anchors=self._anchors(times),
         )
+
+    def _anchors(self, times: Mapping[str, Latency]) -> tuple[Anchor, ...]:
+        """What the engine's own lowering gives, on all data."""
+        found: list[Anchor] = []
+        for name, built in self.hints.items():
+            session, truth = self.subject.session(built), self.subject.truth
+            metric = self.workload.evaluate(session, truth or self.subject.reference)
+            self.trials.evaluations += 1
+            found.append(
+                Anchor(
+                    name=name,
+                    metric=metric,
+                    passed=self.trials.criterion.passes(metric, self.trials.baseline),
+                    latency_s=times[name].median_s,
+                )
+            )
+        return tuple(found)
 
     def _error(self, built: Built) -> float:
         """Relative error of the outputs, as the square root of the mean square over feeds."""
@@ -215,10 +258,11 @@ class _Tuning:
         )
 
     def _unchanged(self, why: str) -> Outcome:
-        times = self.subject.times({"": None}, self.workload, _BASELINE_TIME_S)
+        times = self.subject.times({"": None, **self.hints}, self.workload, _BASELINE_TIME_S)
         same = self._fp32(times[""].median_s)
         plan = self.examined.planner.unchanged(why)
-        return self._outcome(why, baseline=same, tuned=same, plan=plan)
+        anchors = self._anchors(times)
+        return self._outcome(why, baseline=same, tuned=same, plan=plan, anchors=anchors)
 
     def _outcome(
         self,
@@ -230,6 +274,7 @@ class _Tuning:
         built: Built | None = None,
         speed: tuple[float, float] = (1.0, 0.0),
         errors: tuple[float, float] = (0.0, 0.0),
+        anchors: tuple[Anchor, ...] = (),
     ) -> Outcome:
         return Outcome(
             verdict=Verdict.UNCHANGED if built is None else Verdict.IMPROVED,
@@ -251,4 +296,5 @@ class _Tuning:
             reused=len(self.trials.reused),
             model=self.subject.original if built is None else built.model,
             built=built,
+            anchors=anchors,
         )

@@ -59,7 +59,7 @@ class Planner:
             because=because,
             evidence=evidence,
         )
-        return replace(plan, from_type=self.from_type)
+        return replace(plan, from_type=self.from_type, keep_ops=self.policy.keep_ops)
 
     def lowest(self, *formats: Format) -> Plan:
         """Everything that may have one of ``formats`` (by default the policy's) has it."""

@@ -26,6 +26,7 @@ from finecast.progress import Progress
 from finecast.rules.facts import ValueFacts, first_nonfinite
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.onnx.conversion import kept_notes
+from finecast.subjects.onnx.hint import HintedModel, hinted_models
 from finecast.subjects.onnx.observing import observe
 from finecast.subjects.onnx.planning import make_planner, measured_cost, profile_ends
 from finecast.subjects.onnx.roundings import analysis_of, find_units, probe_sensitivity
@@ -154,8 +155,14 @@ class OnnxSubject:
         """The plan replayed on the native model."""
         return OnnxBuilt(plan=plan, applied=frontend.apply(self.file, plan))
 
+    def hints(self, planner: Planner) -> Sequence[HintedModel]:
+        """Under the precision hints of the engine, where it has some."""
+        return tuple(hinted_models(self.file, self.engine, planner))
+
     def session(self, built: Built) -> Session:
         """Loaded in the engine."""
+        if isinstance(built, HintedModel):
+            return built.loaded
         return load_model(self.engine, built.model)
 
     def times(
