@@ -92,13 +92,22 @@ class EmulatedSession(Session, Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelFormats:
+    """The nodes in one kernel, the format it computes in and that of its result, by label."""
+
+    ops: tuple[str, ...]
+    computed: str
+    stored: str
+
+
 class HintedSession(Session, Protocol):
     """A model whose formats its engine chose."""
 
-    def computed_in(self) -> Mapping[str, str]:
-        """The label of the format that each node of the model is computed in.
+    def kernel_formats(self) -> Sequence[KernelFormats]:
+        """What the engine chose for each of its kernels.
 
-        Nodes that the engine left out, or computed when it loaded the model, are not there.
+        Nodes that it left out, or computed when it loaded the model, are in none.
         """
         ...
 

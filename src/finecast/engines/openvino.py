@@ -18,9 +18,16 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from finecast.engines.attribution import attribute
-from finecast.engines.base import Array, Capability, Feeds, KernelTime, TensorSpec
+from finecast.engines.base import (
+    Array,
+    Capability,
+    Feeds,
+    KernelFormats,
+    KernelTime,
+    TensorSpec,
+)
 from finecast.engines.links import without_links
-from finecast.engines.openvino_names import kernels_of, nodes_by_friendly_name
+from finecast.engines.openvino_names import kernels_of, nodes_by_friendly_name, stored_in
 from finecast.engines.openvino_text import explain
 from finecast.engines.ports import DTYPES, ordered_feeds
 from finecast.engines.source import ModelSource, read_source
@@ -135,8 +142,8 @@ class OpenVinoSession:
         ]
         return sorted((k for k in found if k.time_s > 0), key=lambda k: -k.time_s)
 
-    def computed_in(self) -> Mapping[str, str]:
-        """The label of the format of each node's kernel.
+    def kernel_formats(self) -> Sequence[KernelFormats]:
+        """Of each kernel that runs nodes of the model.
 
         Raises:
             UsageError: If the session was loaded without ``profiling=True``.
@@ -144,7 +151,16 @@ class OpenVinoSession:
         if self._names is None:
             raise UsageError("this session has no profile", fix="load with profiling=True")
         ops, formats = self._attributed(self._names)
-        return {node: _label(formats.get(k, "")) for k, nodes in ops.items() for node in nodes}
+        stored = stored_in(self._compiled)
+        return [
+            KernelFormats(
+                ops=nodes,
+                computed=_label(formats.get(kernel, "")),
+                stored=_label(stored.get(kernel, "")),
+            )
+            for kernel, nodes in ops.items()
+            if nodes
+        ]
 
     def _attributed(
         self, names: Mapping[str, tuple[str, ...]]
