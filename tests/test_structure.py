@@ -18,9 +18,6 @@ KEYWORDS = {
 }
 
 
-# These still take what a dataclass of options would.
-PLANNING = {"planning/assign.py:make_plan", "planning/choices.py:choices"}
-
 # What a process remembers for good, and why. Each is one per process whoever asks.
 KEPT_IN_MODULES = {
     "engines/probe.py: _cache": "what this machine's engines can do: measured once",
@@ -82,7 +79,7 @@ def test_functions_take_few_parameters() -> None:
     counts = {name: len(parameters(node)) for name, node in functions()}
     many = {name for name, count in counts.items() if count > MOST_PARAMETERS}
     verbs = {name for name in many if name.startswith("cli/") and name.endswith(":run")}
-    assert many - verbs <= KEYWORDS | PLANNING
+    assert many - verbs <= KEYWORDS
     assert many >= KEYWORDS  # none is listed for nothing
 
 

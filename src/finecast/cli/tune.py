@@ -273,6 +273,15 @@ def to_dict(outcome: Outcome) -> dict[str, Any]:
             "predicted": outcome.predicted_error,
             "measured": outcome.measured_error,
         },
+        "anchors": [
+            {
+                "name": a.name,
+                "metric": a.metric,
+                "latency_ms": a.latency_s * 1e3,
+                "passed": a.passed,
+            }
+            for a in outcome.anchors
+        ],
         "warnings": list(outcome.warnings),
         "stale": [str(path) for path in outcome.stale],
         "trials": [
@@ -323,6 +332,15 @@ def _report(outcome: Outcome, metric: str, output: Path, plan: Path, *, as_json:
             f"{one.latency_s * 1e3:.3f}",
             f"{one.size_bytes / 1e6:.2f}",
             f"x{speed:.2f}",
+        )
+    for anchor in outcome.anchors:
+        add_row(
+            table,
+            anchor.name if anchor.passed else f"{anchor.name} (misses the criterion)",
+            f"{anchor.metric:.6g}",
+            f"{anchor.latency_s * 1e3:.3f}",
+            f"{outcome.baseline.size_bytes / 1e6:.2f}",
+            f"x{outcome.baseline.latency_s / anchor.latency_s:.2f}",
         )
     ops = ", ".join(f"{n} {fmt}" for fmt, n in outcome.plan.counts.items())
     seen = "emulated" if outcome.target else "measured"

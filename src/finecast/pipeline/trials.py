@@ -81,6 +81,10 @@ class Trials:
     def _criterion(self) -> Criterion:
         return self.budget.goal.criterion
 
+    def passing(self, metric: float) -> bool:
+        """Whether the criterion is kept by what has this metric."""
+        return self._criterion.passes(metric, self.baseline)
+
     def may_go_on(self) -> bool:
         """Whether the budget has room for another evaluation."""
         return not self.budget.spent(self.evaluations - 1)
@@ -122,7 +126,7 @@ class Trials:
             key=self._key(candidate),
             name=candidate.name,
             metric=metric,
-            passed=self._criterion.passes(metric, self.baseline),
+            passed=self.passing(metric),
             latency_s=candidate.latency_s,
             plan_json=candidate.plan.to_json(),
         )
@@ -131,7 +135,7 @@ class Trials:
         return trial
 
     def _judge(self, candidate: Candidate, trial: Trial) -> bool:
-        passed = self._criterion.passes(trial.metric, self.baseline)
+        passed = self.passing(trial.metric)
         self.tried[candidate.plan.digest] = replace(trial, passed=passed)
         self.progress("evaluation", len(self.tried), len(self.tried))
         return passed

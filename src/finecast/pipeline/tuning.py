@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from finecast.data.criterion import Criterion
 from finecast.errors import EngineError
-from finecast.measure.racing import ANCHOR, Effort
+from finecast.measure.racing import ANCHOR, Effort, Race
 from finecast.pipeline.goal import Budget, Goal
+from finecast.pipeline.hint import Anchor, Hinting
 from finecast.pipeline.narrowing import worthwhile
 from finecast.pipeline.outcome import Measured, Outcome, Verdict
 from finecast.pipeline.search import MIN_SPEEDUP, SAME_TIME, Candidate, chain
@@ -27,6 +28,7 @@ from finecast.pipeline.truth import baseline_of
 from finecast.pipeline.workload import Workload
 from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
+from finecast.planning.predicting import predicted_error
 from finecast.planning.problem import Analysis
 from finecast.planning.proposing import between, lowest, propose
 from finecast.planning.sensitivity import squared_error
@@ -106,6 +108,7 @@ class _Tuning:
     progress: Progress
     built: dict[str, Built] = field(default_factory=dict[str, Built])
     analysis: Analysis | None = None
+    hints: dict[str, Built] = field(default_factory=dict[str, Built])
 
     def run(self) -> Outcome:
         if not self.examined.planner.is_free:
@@ -164,8 +167,29 @@ class _Tuning:
         planner, analysis = self.examined.planner, self.examined.analysis()
         self.analysis = analysis
         proposals = propose(planner, analysis, max_steps=self.subject.max_steps)
-        found = (*proposals, *lowest(planner, analysis))
+        found = (*self._hinted(analysis), *proposals, *lowest(planner, analysis))
         return [p for p in found if p.plan.lowers]
+
+    def _hinted(self, analysis: Analysis) -> list[Proposal]:
+        """What the engine lowers where it is asked to, as plans."""
+        planner, subject = self.examined.planner, self.subject
+        found = subject.hints(planner) if isinstance(subject, Hinting) else ()
+        alone = len(found) == 1
+        self.hints = {
+            "the hint alone" if alone else f"the {b.plan.policy} hint alone": b for b in found
+        }
+        ids = {n.name: n.id for n in planner.graph.nodes}
+        return [
+            Proposal(
+                name="the hint's choice",
+                plan=one.plan,
+                time_s=math.inf,
+                error=predicted_error(
+                    analysis, {ids[name]: fmt for name, fmt in one.plan.formats.items()}
+                ),
+            )
+            for one in found
+        ]
 
     def _rank(self, proposals: Sequence[Proposal]) -> tuple[list[Candidate], float]:
         """Time every proposal beside fp32: predictions only choose which."""
@@ -212,7 +236,7 @@ class _Tuning:
 
     def _finish(self, found: Candidate) -> Outcome:
         subject, built = self.subject, self.built[found.plan.digest]
-        times = subject.times({"tuned": built}, self.workload, _FINAL)
+        times = subject.times({"tuned": built, **self.hints}, self.workload, _FINAL)
         speed = times.speed("tuned")
         if speed.median < self._min_speedup:
             wanted = "not faster" if self._min_speedup == MIN_SPEEDUP else "not fast enough"
@@ -220,7 +244,8 @@ class _Tuning:
                 f"the plan {found.name} is {wanted}: {speed.median:.3g}x fp32's speed"
             )
         keeps = "keeps the criterion" + (" in emulation" if subject.target else "")
-        return self._outcome(
+        anchors = self._anchors(times)
+        outcome = self._outcome(
             "; ".join((f"{found.name} {keeps}", *self.left_out)),
             baseline=self._fp32(times.latency_s(ANCHOR)),
             tuned=Measured(
@@ -233,6 +258,24 @@ class _Tuning:
             speed=(speed.median, speed.high - speed.low),
             errors=(math.sqrt(found.error), self._error(built)),
         )
+        return replace(outcome, anchors=anchors)
+
+    def _anchors(self, times: Race) -> tuple[Anchor, ...]:
+        """What the engine's own lowering gives, on all data."""
+        found: list[Anchor] = []
+        for name, built in self.hints.items():
+            session, truth = self.subject.session(built), self.subject.truth
+            metric = self.workload.evaluate(session, truth or self.subject.reference)
+            self.trials.evaluations += 1
+            found.append(
+                Anchor(
+                    name=name,
+                    metric=metric,
+                    passed=self.trials.passing(metric),
+                    latency_s=times.latency_s(name),
+                )
+            )
+        return tuple(found)
 
     def _error(self, built: Built) -> float:
         """Relative error of the outputs, as the square root of the mean square over feeds."""
@@ -252,10 +295,12 @@ class _Tuning:
         )
 
     def _unchanged(self, why: str) -> Outcome:
-        times = self.subject.times({}, self.workload, _BASELINE)
+        times = self.subject.times(self.hints, self.workload, _BASELINE)
         same = self._fp32(times.latency_s(ANCHOR))
         plan = self.examined.planner.unchanged(why)
-        return self._outcome(why, baseline=same, tuned=same, plan=plan)
+        anchors = self._anchors(times)
+        outcome = self._outcome(why, baseline=same, tuned=same, plan=plan)
+        return replace(outcome, anchors=anchors)
 
     def _outcome(
         self,

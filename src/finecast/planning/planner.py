@@ -68,6 +68,7 @@ class Planner:
             io=_declared(self.graph, self.policy),
             engine=self.engine,
             from_type=self.from_type,
+            keep_ops=self.policy.keep_ops,
         )
 
     def _decision(

@@ -23,6 +23,7 @@ from finecast.planning.proposing import MAX_STEPS
 from finecast.progress import Progress
 from finecast.rules.facts import ValueFacts, first_nonfinite
 from finecast.rules.policy import Policy, Scope
+from finecast.subjects.onnx.hint import HintedModel, hinted_models
 from finecast.subjects.onnx.observing import observe
 from finecast.subjects.onnx.planning import (
     check_stated,
@@ -92,8 +93,14 @@ class OnnxSubject:
             progress=progress,
         )
 
+    def hints(self, planner: Planner) -> Sequence[HintedModel]:
+        """Under the precision hints of the engine, where it has some."""
+        return tuple(hinted_models(self.model.file, self.engine, planner))
+
     def session(self, built: Built) -> Session:
         """Loaded in the engine, once."""
+        if isinstance(built, HintedModel):
+            return built.loaded
         assert isinstance(built, OnnxBuilt)
         if built.loaded is None:
             built.loaded = load_model(self.engine, built.model)
