@@ -51,7 +51,6 @@ VERBS = {
 _FAST_MATH = "--fast-math"
 _COMPLETE = "_FINECAST_COMPLETE"
 """Set by a shell whose user pressed Tab."""
-_INTERRUPTED = InterruptedRunError("interrupted", fix="nothing half-written is left")
 # Where the code that imports modules says it is from.
 _IMPORTS = "<frozen importlib._bootstrap>"
 # Of a program whose output nobody reads, as ``finecast formats | head -1``: what shells say.
@@ -106,7 +105,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     del number
     while frame is not None:
         if frame.f_code.co_filename == _IMPORTS:
-            code = _fail(_INTERRUPTED, as_json="--json" in sys.argv)
+            code = _fail(_interrupted(), as_json="--json" in sys.argv)
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
@@ -114,12 +113,16 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def _interrupted() -> FinecastError:
+    return InterruptedRunError("interrupted", fix="nothing half-written is left")
+
+
 def _told(error: BaseException, verb: str | None) -> FinecastError | None:
     """What the user is told of an exception; None of a bug."""
     if isinstance(error, FinecastError):
         return error
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
-        return _INTERRUPTED
+        return _interrupted()
     if isinstance(error, MemoryError):
         return OutOfMemoryError(
             " ".join(("out of memory", *map(str, error.args))),
