@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -27,7 +27,7 @@ class FrontendEntry:
         module: Where ``read`` and ``take`` are: an opened model of a path, of an object.
         requires: The library that it needs.
         install: How to get that.
-        lacks: Options of verbs that say nothing of its models.
+        lacks: Options that say nothing of its models, and what to do instead.
     """
 
     suffixes: tuple[str, ...]
@@ -35,7 +35,7 @@ class FrontendEntry:
     module: str
     requires: str
     install: str
-    lacks: tuple[str, ...] = ()
+    lacks: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def load(self) -> ModuleType:
         """Its module.
@@ -64,7 +64,11 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
         module="finecast.subjects.torch.model",
         requires="torch",
         install="pip install 'finecast[torch]'",
-        lacks=("--engine", "--data", "--dim", "--from-type", "--external-data/--one-file"),
+        lacks={
+            **dict.fromkeys(("--engine", "--data", "--dim", "--batch"), "leave it out"),
+            "--external-data/--one-file": "leave it out",
+            "--from-type": "export the module in fp32: copy.deepcopy(module).float()",
+        },
     ),
 )
 
@@ -96,10 +100,9 @@ def check_options(model: Path, given: Mapping[str, object]) -> None:
         given: What was given for options; what counts as false was not.
     """
     entry = _entry_of(model)
-    for option in entry.lacks:
+    for option, fix in entry.lacks.items():
         if given.get(option):
-            kind = entry.suffixes[0]
-            raise UsageError(f"{option} does not apply to {kind} files", fix="leave it out")
+            raise UsageError(f"{option} does not apply to {entry.suffixes[0]} files", fix=fix)
 
 
 def _entry_of(path: Path) -> FrontendEntry:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,6 +38,7 @@ from finecast.planning.cost import RooflineCost
 from finecast.planning.plan import Plan
 from finecast.progress import silent
 from finecast.rules.policy import Policy, Scope
+from finecast.subjects import check_options
 from finecast.subjects.emulated import EmulatedSubject
 from finecast.subjects.torch.convert import lowered
 from finecast.subjects.torch.files import export, load, save
@@ -92,15 +93,13 @@ class TorchModel(TorchSource):
 
     def taken(self, from_type: str) -> TorchModel:
         """Refused: a module is taken to fp32 before it is exported."""
-        raise UsageError(
-            "--from-type does not apply to .pt2 files",
-            where=from_type,
-            fix="export the module in fp32: copy.deepcopy(module).float()",
-        )
+        check_options(self.path, {"--from-type": from_type})
+        return self
 
     def check(self, output: Destination) -> None:
         """Raise UsageError unless the program, converted, may be written there."""
-        _refuse({"--external-data/--one-file": output.external_data is not None})
+        apart = output.external_data is not None
+        check_options(self.path, {"--external-data/--one-file": apart})
         if output.path is not None:
             check_writable(output.path, force=output.force)
 
@@ -116,7 +115,7 @@ class TorchModel(TorchSource):
 
     def subject(self, engine: str | None, device: Emulation | None) -> Subject:
         """Compiled where there is a compiler, else as it is; or on ``device``."""
-        _refuse({"--engine": engine})
+        check_options(self.path, {"--engine": engine})
         if device is not None:
             return EmulatedSubject(model=self, emulation=device)
         reference = self.reference()
@@ -139,7 +138,7 @@ class TorchModel(TorchSource):
     def convert(self, output: Destination, policy: Policy, options: RunOptions) -> Conversion:
         """Verified on the program's own example inputs, or emulated on them."""
         start = time.perf_counter()
-        _refuse_run(options)
+        self._check_run(options)
         self.check_policy(policy)
         told: tuple[str, ...] = ()
         if options.device is not None:
@@ -154,6 +153,11 @@ class TorchModel(TorchSource):
             told = (*told, NOTHING_CONVERTED)
         done = self._write(built, output, options, start)
         return replace(done, warnings=told)
+
+    def _check_run(self, options: RunOptions) -> None:
+        """A program runs on its own example inputs, as it is or compiled."""
+        given = {"--engine": options.engine, "--data": options.data, "--dim": options.dims}
+        check_options(self.path, given)
 
     def _asked(
         self, program: Program, policy: Policy, options: RunOptions, device: Emulation
@@ -189,7 +193,7 @@ class TorchModel(TorchSource):
     def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Conversion:
         """Verified on the program's own example inputs."""
         start = time.perf_counter()
-        _refuse_run(options)
+        self._check_run(options)
         built = self.build(plan)
         plan.check_complete(self.captured.graph, where=self.name)
         return self._write(built, output, options, start)
@@ -238,8 +242,8 @@ class TorchModel(TorchSource):
     def census(self, options: RunOptions, low: Format) -> Census:
         """With the sizes of the program's example inputs."""
         del low
-        _refuse_run(options)
-        _refuse({"--batch": options.batch != 1})
+        self._check_run(options)
+        check_options(self.path, {"--batch": options.batch != 1})
         captured = frontend.capture(self.model, (), fold=False)
         return Census.of(
             captured.graph,
@@ -250,7 +254,7 @@ class TorchModel(TorchSource):
 
     def judge(self, policy: Policy, options: RunOptions) -> tuple[Graph, Plan]:
         """By the rules alone."""
-        _refuse_run(options)
+        self._check_run(options)
         captured = self.captured
         self.check_policy(policy)
         if options.device is not None:
@@ -267,17 +271,6 @@ class TorchModel(TorchSource):
         frontend.planned_edits(captured, plan)
         plan.check_complete(captured.graph, where=self.name)
         return captured.graph
-
-
-def _refuse_run(options: RunOptions) -> None:
-    _refuse({"--engine": options.engine, "--data": options.data, "--dim": options.dims})
-
-
-def _refuse(options: Mapping[str, object]) -> None:
-    """Raise UsageError for an option that says nothing of an exported program."""
-    for name, value in options.items():
-        if value:
-            raise UsageError(f"{name} does not apply to .pt2 files", fix="leave it out")
 
 
 def _verified(
