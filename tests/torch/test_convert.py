@@ -19,6 +19,7 @@ from finecast.frontends.torch.points import find_points  # noqa: E402
 from finecast.frontends.torch.probing import first_order, probe_all  # noqa: E402
 from finecast.numbers.formats import Format  # noqa: E402
 from finecast.planning.edits import cast_count  # noqa: E402
+from finecast.subjects.torch import convert as converting  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -375,3 +376,22 @@ def test_ops_that_keep_their_own_type_are_told(dtype: torch.dtype, label: str) -
         UserWarning, match=rf"2 ops compute in {label} and keep it: .*float\(\)"
     ):
         ft.convert(net, (torch.zeros(2, 4, dtype=dtype),), "all:bf16")
+
+
+@pytest.mark.parametrize("policy", ["all:bf16", "auto:bf16"])
+def test_ops_without_a_kernel_keep_fp32(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
+    net, x = Block().eval(), torch.randn(4, 32)
+    lowered = ft.convert(net, (x,), policy).finecast_plan.decisions
+    assert {d.format for d in lowered if d.op == "linear"} == {Format.BF16}
+    found = iter([frozenset({"aten::linear"}), frozenset[str]()])
+    monkeypatch.setattr(converting, "missing_kernels", lambda *_: next(found))
+    kept = ft.convert(net, (x,), policy).finecast_plan.decisions
+    assert {d.format for d in kept if d.op == "linear"} == {Format.FP32}
+
+
+def test_a_kernel_that_is_missing_in_fp32_too_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(converting, "missing_kernels", lambda *_: frozenset({"aten::linear"}))
+    with pytest.raises(ModelError, match="does not run: aten::linear"):
+        ft.convert(Block().eval(), (torch.randn(4, 32),), "all:bf16")
