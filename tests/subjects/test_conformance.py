@@ -17,6 +17,7 @@ from finecast import Policy, api
 from finecast.data.feeds import synthetic_feeds
 from finecast.engines.base import Array
 from finecast.errors import FinecastError, ModelError, UsageError
+from finecast.measure.racing import Effort
 from finecast.numbers.formats import Format
 from finecast.pipeline import tuning
 from finecast.pipeline.workload import Run
@@ -180,8 +181,8 @@ def test_outputs_that_collide_are_refused(net: Path, low: Path) -> None:
 
 
 def _stated(frontend: Frontend, monkeypatch: pytest.MonkeyPatch) -> str | None:
-    for name in ("_RANK_TIME_S", "_FINAL_TIME_S", "_BASELINE_TIME_S"):
-        monkeypatch.setattr(tuning, name, 0.0)
+    for name in ("_RANKING", "_FINAL", "_BASELINE"):
+        monkeypatch.setattr(tuning, name, Effort(min_time_s=0.0))
     return frontend.state_times(monkeypatch)
 
 

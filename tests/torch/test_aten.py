@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-torch: Any = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from finecast.frontends.torch.aten import FIXED_IN  # noqa: E402
+import torch
+
+from finecast.frontends.torch.aten import FIXED_IN
 
 STATISTICS = {"weight", "bias", "running_mean", "running_var", "save_mean", "save_invstd"}
 

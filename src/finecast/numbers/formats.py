@@ -38,7 +38,7 @@ class Format(Enum):
     FP8_E5M2 = _Layout(exponent_bits=5, mantissa_bits=2, storage_bits=8)
     FP8_E3M4 = _Layout(exponent_bits=3, mantissa_bits=4, storage_bits=8)
 
-    # Each is one object: enum's own hash, of the name, takes ten times as long.
+    # Members are compared by identity; Enum hashes the name, which takes ten times as long.
     __hash__ = object.__hash__
 
     @property
@@ -63,7 +63,7 @@ class Format(Enum):
 
     @property
     def operands_only(self) -> bool:
-        """Whether ops take it for operands alone: results of 8-bit and tf32 are wider."""
+        """Whether only operands are rounded to it: results of 8-bit and tf32 ops are wider."""
         return self.storage_bytes == 1 or self is Format.TF32
 
     @property
@@ -122,12 +122,16 @@ class Format(Enum):
         return self
 
     def round(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """``x`` as it is read back: ``rounding.round_to``."""
+        """``x`` rounded: ``rounding.round_to``."""
         return round_to(x, self)
 
     def encode(self, x: NDArray[np.generic]) -> NDArray[np.generic]:
         """The constant ``x`` as it is stored: ``rounding.convert_constant``."""
         return convert_constant(x, self)
+
+    def decode(self, codes: NDArray[np.generic]) -> NDArray[np.float32]:
+        """The numbers that a stored constant, as ``encode`` gives it, stands for."""
+        return codes.astype(np.float32, copy=False)
 
     @classmethod
     def parse(cls, name: str) -> Format:

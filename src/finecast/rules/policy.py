@@ -41,7 +41,8 @@ class Policy:
     include only matching nodes may be lowered, and no node that matches an exclude.
     ``op_formats`` forces all ops of a canonical or native name, a waiver of the rules of
     thumb, never of what the op's definition admits. ``io`` declares the format of inputs
-    and outputs by name; ``io_low`` all of them.
+    and outputs by name; ``io_low`` all of them. With ``keep_ops`` no op is stated as another
+    that the engine recognises.
     """
 
     scope: Scope = Scope.AUTO
@@ -51,6 +52,7 @@ class Policy:
     op_formats: Mapping[str, Format] = field(default_factory=dict[str, Format])
     io: Mapping[str, Format] = field(default_factory=dict[str, Format])
     io_low: bool = False
+    keep_ops: bool = False
 
     @property
     def label(self) -> str:
@@ -77,6 +79,21 @@ class Policy:
         """
         scope, _, names = text.partition(":")
         return cls(scope=Scope.parse(scope), formats=low_formats(names or "bf16"))
+
+    @classmethod
+    def of(cls, given: object) -> Policy:
+        """A policy as users of the Python API give it: one, or its text.
+
+        Raises:
+            UsageError: If it is neither.
+        """
+        if isinstance(given, Policy):
+            return given
+        if not isinstance(given, str):
+            raise UsageError(
+                f"{given!r} is no policy", where="policy", fix="give a Policy, or as all:bf16"
+            )
+        return cls.parse(given)
 
 
 def low_formats(names: str) -> tuple[Format, ...]:

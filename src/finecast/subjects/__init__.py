@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +27,7 @@ class FrontendEntry:
         module: Where ``read`` and ``take`` are: an opened model of a path, of an object.
         requires: The library that it needs.
         install: How to get that.
+        lacks: Options of verbs that say nothing of its models.
     """
 
     suffixes: tuple[str, ...]
@@ -33,6 +35,7 @@ class FrontendEntry:
     module: str
     requires: str
     install: str
+    lacks: tuple[str, ...] = ()
 
     def load(self) -> ModuleType:
         """Its module.
@@ -61,6 +64,7 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
         module="finecast.subjects.torch.model",
         requires="torch",
         install="pip install 'finecast[torch]'",
+        lacks=("--engine", "--data", "--dim", "--from-type", "--external-data/--one-file"),
     ),
 )
 
@@ -80,6 +84,22 @@ def check_output_name(model: Path, output: Path) -> None:
             where=str(output),
             fix=f"name it {output.with_suffix(suffix)}",
         )
+
+
+def check_options(model: Path, given: Mapping[str, object]) -> None:
+    """Raise UsageError for an option that says nothing of a model of this kind.
+
+    It needs the model's name alone: no library is loaded to say so.
+
+    Args:
+        model: The file of the model.
+        given: What was given for options; what counts as false was not.
+    """
+    entry = _entry_of(model)
+    for option in entry.lacks:
+        if given.get(option):
+            kind = entry.suffixes[0]
+            raise UsageError(f"{option} does not apply to {kind} files", fix="leave it out")
 
 
 def _entry_of(path: Path) -> FrontendEntry:
