@@ -28,8 +28,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -151,12 +151,16 @@ def run(name: str, group: Group, sample: int, part: str) -> tuple[int, int]:
         line = statement((tree / mutant.module).read_text(), mutant.row)
         reached = [t for t in tests if line in t.executed.get(mutant.module, ())]
         start = time.perf_counter()
-        changed = survived(tree, mutant, reached)
-        tried, killed = tried + 1, killed + (changed is None)
-        verdict = "killed" if changed is None else "survived" if reached else "not executed"
+        with mutated(tree, mutant) as changed:
+            if not changed:
+                print(f"Cosmic Ray fails to make: {mutant}", flush=True)
+                continue
+            noticed = bool(reached) and fails(tree, reached)
+        tried, killed = tried + 1, killed + noticed
+        verdict = "killed" if noticed else "survived" if reached else "not executed"
         seconds = time.perf_counter() - start
         print(f"{verdict}: {mutant.module}:{mutant.row} ({seconds:.0f} s)", flush=True)
-        for line in changed or ():
+        for line in () if noticed else changed:
             print(f"    {line}", flush=True)
     return killed, tried
 
@@ -268,20 +272,22 @@ def sampled(found: Iterable[Mutant], sample: int) -> Iterator[Mutant]:
         yield from random.Random(f"{SEED} {module}").sample(of_it, min(sample, len(of_it)))
 
 
-def survived(tree: Path, mutant: Mutant, tests: Sequence[TestFile]) -> list[str] | None:
-    """The lines that changed if no test notices; None if one fails or the tests never end."""
+@contextmanager
+def mutated(tree: Path, mutant: Mutant) -> Generator[list[str]]:
+    """With the mutant in its module: the lines that it changes, none if it cannot be made."""
     path = tree / mutant.module
     untouched = path.with_suffix(".untouched")
     shutil.copy2(path, untouched)
     before = path.read_text().splitlines()
     command = [mutant.module, mutant.operator, str(mutant.occurrence)]
-    subprocess.run(["cosmic-ray", "apply", *command], cwd=tree, check=True)
     try:
-        changed = list(difflib.ndiff(before, path.read_text().splitlines()))
-        noticed = bool(tests) and fails(tree, tests)
+        subprocess.run(
+            ["cosmic-ray", "apply", *command], cwd=tree, check=False, capture_output=True
+        )
+        after = path.read_text().splitlines()
+        yield [line for line in difflib.ndiff(before, after) if line[0] in "+-"]
     finally:
         shutil.move(untouched, path)  # with its time: what is compiled stays valid
-    return None if noticed else [line for line in changed if line[0] in "+-"]
 
 
 def fails(tree: Path, tests: Sequence[TestFile]) -> bool:

@@ -5,22 +5,44 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 import finecast
-from finecast import Policy, api
+from finecast import api
 from finecast.devices.neuron import explicit_casts
 from finecast.numbers.formats import Format
+from finecast.pipeline.device import DeviceModel, search_plans
+from finecast.pipeline.sources import DataOptions, workload_of
+from finecast.rules.policy import Policy
 from tests.engines.emulator import models
+
+TRN1 = explicit_casts("trn1")
 
 
 def test_the_steps_of_an_op_have_its_format(tmp_path: Path) -> None:
     """A device computes some ops in steps: what a plan says of the op holds for each."""
     path = models.mlp(tmp_path / "m.onnx")
     _, plan = api.judge(path, Policy.parse("all:bf16"))
-    program = finecast.load(path).program(
-        replace(explicit_casts("trn1"), mixed_accumulation=False)
-    )
+    program = finecast.load(path).program(replace(TRN1, mixed_accumulation=False))
     formats = program.formats(plan)
     whole, steps = set(plan.formats), {n.name for n in program.graph.float_nodes}
     assert len(steps - whole) > len(whole - steps) > 0
     assert set(formats) >= {n.id for n in program.graph.float_nodes}
     assert set(formats.values()) == {Format.BF16}
+
+
+def test_what_is_emulated_is_not_judged_by_reputation(tmp_path: Path) -> None:
+    """A softmax may be low where every plan is evaluated; by itself it keeps fp32."""
+    path, policy = models.mlp(tmp_path / "m.onnx"), Policy.parse("auto:bf16")
+    x = np.random.default_rng(0).standard_normal((16, 16)).astype(np.float32)
+    model = finecast.load(path)
+    reference = model.reference()
+    device = DeviceModel(
+        program=model.program(TRN1),
+        workload=workload_of(DataOptions(data={"x": x}, metric="snr_db"), reference),
+        reference=reference,
+    )
+    planner = search_plans(device, TRN1, policy).planner
+    (softmax,) = (n.name for n in planner.graph.nodes if n.op == "softmax")
+    assert planner.lowest().formats[softmax] is Format.BF16
+    assert api.judge(path, policy)[1].formats[softmax] is Format.FP32

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,14 +13,16 @@ import torch
 from torch import nn
 
 import finecast.torch as ft
+from finecast import Policy
 from finecast.engines.torch import planning, rates
 from finecast.engines.torch.kernel_check import is_wrong
-from finecast.errors import ModelError, UsageError
+from finecast.errors import ModelError, RuleConflictError, UsageError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch.points import find_points
 from finecast.frontends.torch.probing import first_order, probe_all
 from finecast.numbers.formats import Format
 from finecast.planning.edits import cast_count
+from finecast.subjects.torch import convert as converting
 from tests.torch.planned import plan_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -352,6 +355,12 @@ def test_a_kernel_that_is_broken_is_not_used(
     if not known:  # found by running it
         monkeypatch.setattr("finecast.engines.faults.FAULTS", ())
     x, grid = torch.randn(1, 8, 64, 64), torch.rand(1, 64, 64, 2) * 2 - 1
+    # By itself the rule on coordinates keeps it in fp32; the user's word sets that aside.
+    forced = replace(Policy.parse("all:bf16"), op_formats={"grid_sample": Format.BF16})
+    with pytest.raises(
+        RuleConflictError, match="no working bf16 kernel for aten::grid_sampler"
+    ):
+        ft.convert(Sampled(), (x, grid), forced)
     low = ft.convert(Sampled(), (x, grid), "all:bf16")
     formats = {d.op: d.format.label for d in plan_of(low).decisions}
     assert formats == {"relu": "bf16", "grid_sample": "fp32"}
@@ -381,3 +390,22 @@ def test_ops_that_keep_their_own_type_are_told(dtype: torch.dtype, label: str) -
         UserWarning, match=rf"2 ops compute in {label} and keep it: .*float\(\)"
     ):
         ft.convert(net, (torch.zeros(2, 4, dtype=dtype),), "all:bf16")
+
+
+@pytest.mark.parametrize("policy", ["all:bf16", "auto:bf16"])
+def test_ops_without_a_kernel_keep_fp32(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
+    net, x = Block().eval(), torch.randn(4, 32)
+    lowered = plan_of(ft.convert(net, (x,), policy)).decisions
+    assert {d.format for d in lowered if d.op == "linear"} == {Format.BF16}
+    found = iter([frozenset({"aten::linear"}), frozenset[str]()])
+    monkeypatch.setattr(converting, "missing_kernels", lambda *_: next(found))
+    kept = plan_of(ft.convert(net, (x,), policy)).decisions
+    assert {d.format for d in kept if d.op == "linear"} == {Format.FP32}
+
+
+def test_a_kernel_that_is_missing_in_fp32_too_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(converting, "missing_kernels", lambda *_: frozenset({"aten::linear"}))
+    with pytest.raises(ModelError, match="does not run: aten::linear"):
+        ft.convert(Block().eval(), (torch.randn(4, 32),), "all:bf16")
