@@ -19,9 +19,12 @@ from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
 from finecast.planning.assign import lowest, make_plan
 from finecast.planning.plan import Plan
-from finecast.rules import Context, permit
+from finecast.planning.sensitivity import Probe, measure
+from finecast.planning.switches import switches
+from finecast.planning.units import RoundingPoints, make_units, rounding_points
+from finecast.rules import Context, Permission, permit
 from finecast.rules.policy import Policy
-from finecast.subjects.onnx.observing import observe
+from finecast.subjects.onnx.observing import observe, switched_probe
 from tests import toy_encoding
 
 SHARED = """<ir_version: 7, opset_import: ["" : 12]>
@@ -51,6 +54,7 @@ branch (float[n, 3] x) => (float[n, 2] y)
 X = (np.random.default_rng(0).standard_normal((64, 3)) * [1, 3, 0.1]).astype(np.float32)
 POLICY = f"matmult:{toy_encoding.LABEL}"
 Arrays = dict[str, NDArray[np.float32]]
+Permissions = dict[int, Permission]
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +69,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return path
 
 
-def planned(path: Path, *, data: bool = True) -> tuple[Prepared, Plan]:
+def judged(path: Path, *, data: bool = True) -> tuple[Prepared, Policy, Permissions]:
     policy = Policy.parse(POLICY)
     prepared = frontend.prepare(frontend.load(path), policy)
     context = Context(
@@ -74,7 +78,11 @@ def planned(path: Path, *, data: bool = True) -> tuple[Prepared, Plan]:
         facts=observe(prepared, lambda: [{"x": X[:40]}, {"x": X[40:]}]) if data else {},
         casts_around=frozenset(f for f in policy.formats if frontend.can_cast(prepared, f)),
     )
-    permissions = permit(context)
+    return prepared, policy, permit(context)
+
+
+def planned(path: Path, *, data: bool = True) -> tuple[Prepared, Plan]:
+    prepared, policy, permissions = judged(path, data=data)
     formats = lowest(permissions, *policy.formats)
     opset = frontend.minimal_opset(prepared, formats)
     made = make_plan(
@@ -171,6 +179,47 @@ def test_one_rounding_serves_all_readers(model: Path) -> None:
     rounded = encodings(prepared, plan)
     assert made.count("DequantizeLinear") == len(rounded)
     assert made.count("QuantizeLinear") == len(rounded.keys() - constants(model).keys())
+
+
+def probed(path: Path, toy: Format) -> tuple[Prepared, RoundingPoints, Probe]:
+    prepared, _, permissions = judged(path)
+    graph = prepared.graph
+    points = rounding_points(graph, make_units(graph, permissions, (toy,)))
+    rounded = switches(graph, points, permissions, toy)
+    return prepared, points, switched_probe(prepared, rounded, [{"x": X}])
+
+
+def test_probes_round_what_the_written_model_rounds(model: Path, toy: Format) -> None:
+    _, points, probe = probed(model, toy)
+    count = len(points.classes) + len(points.weights)
+    low = run(written(model, planned(model)[1]))
+    for on, expected in ((False, run(model)), (True, low)):
+        outputs = probe(np.full(count, on))
+        for got, array in zip(outputs, expected.values(), strict=True):
+            scale = np.abs(array).max()
+            # As above: sums of at most three products.
+            assert (
+                np.abs(got.astype(np.float32) - array).max() <= 8 * Format.FP32.epsilon * scale
+            )
+
+
+def test_a_probe_rounds_only_what_low_ops_read(tmp_path: Path, toy: Format) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(parser.parse_model(SHARED), path)
+    prepared, points, probe = probed(path, toy)
+    ids = {v.name: v.id for v in prepared.graph.values}
+    one = np.zeros(len(points.classes) + len(points.weights), dtype=bool)
+    one[points.class_of[ids["r"]]] = True
+    encoding = encodings(*planned(path))["r"]
+    own = run(path, ["r"])
+    low, exact = encoding.round(own["r"]), own["r"]
+    v = constants(path)["v"]
+    for got, wanted in zip(probe(one), (low @ v + exact, low @ v - exact), strict=True):
+        assert np.allclose(got, wanted, rtol=0, atol=1e-5)
+        assert not np.allclose(got, low @ v + low, rtol=0, atol=1e-5)
+    found = measure(points, probe)
+    assert found.total > 0
+    assert (found.weights > 0).all()
 
 
 def test_converting_again_finds_the_encoding(model: Path, tmp_path: Path, toy: Format) -> None:

@@ -18,6 +18,7 @@ from finecast.frontends.onnx.instrument import SWITCH, with_switches
 from finecast.frontends.onnx.port_formats import following
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
+from finecast.planning.switches import Switch
 from finecast.rules.policy import Policy
 from tests.frontends.tools import convert, convert_file, model, ops, parse, run, tensor
 
@@ -210,9 +211,10 @@ def switched(
     return ir.to_proto(
         with_switches(
             prepared.model,
-            [[ids[name]] for name in values],
-            [{nodes[name]: (1,)} for name in weights],
-            Format.BF16,
+            [
+                *(Switch(values={ids[name]: Format.BF16}) for name in values),
+                *(Switch(ports={(nodes[name], 1): Format.BF16}) for name in weights),
+            ],
         )
     )
 

@@ -44,7 +44,7 @@ def test_tf32_has_the_range_of_fp32_and_the_fraction_of_fp16() -> None:
     assert tf32.dtype == np.dtype(np.float32)
 
 
-@pytest.mark.parametrize("fmt", Format, ids=lambda f: f.label)
+@pytest.mark.parametrize("fmt", FLOATS, ids=lambda f: f.label)
 def test_derived_facts(fmt: Format) -> None:
     assert fmt.unit_roundoff == fmt.epsilon / 2
     assert Format.parse(fmt.label) is fmt

@@ -123,7 +123,7 @@ def test_overflow_without_saturation(fmt: Format) -> None:
     assert one(far, Rounder(format=fmt, rounding=Rounding.TOWARD_ZERO)) == fmt.max
 
 
-@pytest.mark.parametrize("fmt", Format, ids=lambda f: f.label)
+@pytest.mark.parametrize("fmt", FLOATS, ids=lambda f: f.label)
 def test_flush(fmt: Format) -> None:
     how = Rounder(format=fmt, flush_subnormals=True)
     small = fmt.smallest_normal / 2

@@ -41,8 +41,6 @@ class Emulation:
         scope: Which ops are cast: ``none``, ``matmult`` or ``all``.
         format: To what.
         relayout: The format of transposes on the matmul engine; None where bytes are moved.
-        stores_matmult: In scope ``matmult`` results are stored in ``format`` too. The Neuron
-            compilers leave the sum in fp32; a framework's autocast gives low results.
         saturate_infinity: Transposes on the matmul engine take Inf as the largest number;
             without this the zeros of the identity turn it into NaN.
         mixed_accumulation: Softmax, norms and the like keep fp32 inside and round their
@@ -59,7 +57,6 @@ class Emulation:
     scope: Scope = Scope.NONE
     format: Format = Format.BF16
     relayout: Format | None = None
-    stores_matmult: bool = False
     saturate_infinity: bool = False
     mixed_accumulation: bool = True
     rounds_normalized: bool = False

@@ -77,12 +77,12 @@ def setting_of(graph: Graph, emulation: Emulation) -> Setting:
     """What the options of ``emulation`` set."""
     cast = cast_nodes(graph, emulation)
     everything = emulation.scope is Scope.ALL
-    stores = everything or emulation.stores_matmult
     return Setting(
         reads=cast,
         # A compiler that casts products casts their operands: a bias is an op of its own.
         parameters=cast if everything else frozenset(),
-        writes=cast if stores else frozenset(),
+        # Products' sums stay in fp32.
+        writes=cast if everything else frozenset(),
         relayout=emulation.relayout is not None,
     )
 

@@ -144,6 +144,11 @@ class Format(Enum):
         self._check_float()
         return convert_constant(x, self)
 
+    def decode(self, codes: NDArray[np.generic]) -> NDArray[np.float32]:
+        """The numbers that a stored constant, as ``encode`` gives it, stands for."""
+        self._check_float()
+        return codes.astype(np.float32, copy=False)
+
     def _check_float(self) -> None:
         if self.scaled:
             raise ValueError(f"{self.label} has no numbers without a scale")

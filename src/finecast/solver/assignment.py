@@ -40,7 +40,6 @@ class Problem:
         down_cost: float64[m], seconds of one cast high -> low; finite, >= 0.
         up_cost: float64[m], seconds of one cast low -> high; finite, >= 0.
         value_error: float64[m], squared error of rounding the value; finite, >= 0.
-        ties: int64[k, 2], pairs of units that must be on one side.
 
     Raises:
         RuleConflictError: If a unit may be neither high nor low.
@@ -56,7 +55,6 @@ class Problem:
     down_cost: Floats
     up_cost: Floats
     value_error: Floats
-    ties: Ints | None = None
 
     def __post_init__(self) -> None:
         """Check shapes, ranges and that each unit has a permitted side."""
@@ -161,14 +159,11 @@ class ChainProfile:
 
 
 def evaluate(problem: Problem, low: Bools) -> Solution:
-    """What an assignment costs; a side or tie that is not permitted takes infinite time."""
+    """What an assignment costs; a side that is not permitted takes infinite time."""
     profile = chain_profile(problem, np.where(low, 0, 1), 1)
-    split = problem.ties is not None and bool(
-        np.any(low[problem.ties[:, 0]] != low[problem.ties[:, 1]])
-    )
     return Solution(
         low=low,
-        time_s=np.inf if split else float(profile.time_s[0]),
+        time_s=float(profile.time_s[0]),
         error=float(profile.error[0]),
         casts=int(profile.casts[0]),
     )

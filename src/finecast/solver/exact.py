@@ -13,9 +13,6 @@ def solve(problem: Problem, lam: float) -> Solution:
     Law: no assignment costs less, and among those of equal cost this has the fewest low
     units (it is contained in each of them). ``lam = inf`` minimises error first, then time.
     Costs are compared to 2**-50 of the total gain (see ``mincut``). Deterministic.
-
-    Raises:
-        RuleConflictError: If a tie joins a unit that must be high to one that must be low.
     """
     net = build_network(problem)
     low = minimal_cut(node_weights(net, lam), net.tail, net.head, net.cost)

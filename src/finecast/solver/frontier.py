@@ -60,7 +60,6 @@ def frontier(problem: Problem, *, max_steps: int | None = None) -> tuple[Step, .
     so one cut over all of them does one level of the recursion.
 
     Raises:
-        RuleConflictError: If a tie joins a unit that must be high to one that must be low.
         ValueError: If ``max_steps`` is less than 2.
     """
     if max_steps is not None and max_steps < 2:

@@ -9,10 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
 
-from finecast.errors import RuleConflictError
 from finecast.solver.assignment import (
     PINNED_HIGH,
     PINNED_LOW,
@@ -42,11 +39,7 @@ class Network:
 
 
 def build_network(problem: Problem) -> Network:
-    """The cut of a problem: ties contracted, pins folded into weights and constants.
-
-    Raises:
-        RuleConflictError: If a tie joins a unit that must be high to one that must be low.
-    """
+    """The cut of a problem: pins are folded into weights and constants."""
     node, count = _sides(problem)
     build = _Builder(count)
     free = np.flatnonzero(node >= 0)
@@ -87,30 +80,11 @@ def unit_sides(net: Network, low_nodes: Bools) -> Bools:
 
 
 def _sides(problem: Problem) -> tuple[Ints, int]:
-    """Node of each unit after ties are contracted, or its pin; and the number of nodes."""
-    n = len(problem.time_high)
-    must_low, must_high = np.isinf(problem.time_high), np.isinf(problem.time_low)
-    if problem.ties is None or not len(problem.ties):
-        part = np.arange(n)
-    else:
-        pairs = (problem.ties[:, 0], problem.ties[:, 1])
-        graph = csr_array((np.ones(len(problem.ties)), pairs), shape=(n, n))
-        part = connected_components(graph, directed=False)[1].astype(np.int64)
-    count = int(part.max(initial=-1)) + 1
-    low, high = np.zeros(count, dtype=np.bool_), np.zeros(count, dtype=np.bool_)
-    low[part[must_low]] = True
-    high[part[must_high]] = True
-    conflict = np.flatnonzero((low & high)[part] & must_low)
-    if len(conflict):
-        other = np.flatnonzero((part == part[conflict[0]]) & must_high)[0]
-        raise RuleConflictError(
-            f"tied to unit {other}, which must be high, but must be low",
-            where=f"unit {conflict[0]}",
-            fix="permit one common format for both, or drop the tie",
-        )
+    """The node of each unit, or its pin; and the number of nodes."""
+    low, high = np.isinf(problem.time_high), np.isinf(problem.time_low)
     free = ~(low | high)
     number = np.where(low, PINNED_LOW, np.where(high, PINNED_HIGH, np.cumsum(free) - 1))
-    return number[part], int(np.count_nonzero(free))
+    return number, int(np.count_nonzero(free))
 
 
 class _Builder:

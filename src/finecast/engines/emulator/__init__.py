@@ -149,7 +149,6 @@ class EmulatorEngine:
         *,
         kernels: Sequence[frozenset[int]] | None = None,
         fixed: Setting | None = None,
-        together: Sequence[frozenset[int]] = (),
     ) -> EmulatorSession:
         """A session on a prepared model: switched, or built for one setting.
 
@@ -157,13 +156,10 @@ class EmulatorEngine:
             prepared: What ``prepare`` gave.
             kernels: Nodes that run as one; by default those of ``device_kernels``.
             fixed: The one setting to build for.
-            together: Sets of nodes that every setting casts together.
         """
         graph = prepared.graph
         found = device_kernels(graph, self.emulation) if kernels is None else kernels
-        built = emulated(
-            prepared.model, self.emulation, kernels=found, fixed=fixed, together=together
-        )
+        built = emulated(prepared.model, self.emulation, kernels=found, fixed=fixed)
         setting = fixed or setting_of(graph, self.emulation)
         return EmulatorSession(load_model(exact_engine(), built.model), built, setting)
 

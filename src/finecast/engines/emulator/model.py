@@ -43,7 +43,6 @@ def emulated(
     *,
     kernels: Sequence[frozenset[int]] = (),
     fixed: Setting | None = None,
-    together: Sequence[frozenset[int]] = (),
 ) -> Emulated:
     """Instrument a copy of ``model``.
 
@@ -53,7 +52,6 @@ def emulated(
         kernels: Ids of nodes that the device runs as one: between them nothing is rounded
             but the operands of products.
         fixed: Build for this setting alone, without a switch.
-        together: Sets of nodes that every setting will cast together: fewer selections.
     """
     copy = model.clone()
     graph, binding = read(copy)
@@ -62,7 +60,6 @@ def emulated(
         graph=graph,
         emulation=emulation,
         kernel_of=kernel_numbers(kernels),
-        leaders={n: min(nodes) for nodes in together for n in nodes},
         low={i: fmt for i, fmt in stored if fmt is not None},
     )
     return _Builder(graph, binding, emulation, wants, fixed).build()

@@ -62,7 +62,6 @@ class RoundWants:
         graph: The model.
         emulation: The target and its options; what is cast is a matter of the setting.
         kernel_of: The kernel, by number, of each node that runs with others as one.
-        leaders: The node that stands for a set that every setting casts together.
         low: Formats in which the model itself stores values, by id.
         formats: Formats of nodes for which ``emulation.format`` is not meant.
         stored: What storing each value rounds to, filled in the graph's order.
@@ -71,7 +70,6 @@ class RoundWants:
     graph: Graph
     emulation: Emulation
     kernel_of: Mapping[int, int] = field(default_factory=dict[int, int])
-    leaders: Mapping[int, int] = field(default_factory=dict[int, int])
     low: Mapping[int, Format] = field(default_factory=dict[int, Format])
     formats: Mapping[int, Format] = field(default_factory=dict[int, Format])
     ports: dict[int, EmulatedPorts] = field(init=False)
@@ -139,10 +137,6 @@ class RoundWants:
         """Whether ``node`` is a transpose by product, which Inf does not get through."""
         return is_relayout(node) and node.format is Format.FP32 and self.infinities_matter
 
-    def bit(self, kind: str, node: Node) -> Bit:
-        """The node's bit, or that of the set it is cast together with."""
-        return kind, self.leaders.get(node.id, node.id)
-
     def stores(self, value: Value, producer: Node) -> dict[Into, frozenset[Bit]]:
         """What storing ``value`` rounds to, and when."""
         given = self.low.get(value.id)
@@ -156,19 +150,19 @@ class RoundWants:
                 return dict(before)
             return joined(
                 before,
-                {Into(self.ports[producer.id].read): frozenset({self.bit(READ, producer)})},
+                {Into(self.ports[producer.id].read): frozenset({(READ, producer.id)})},
             )
         if producer.id not in self.ports:
             return {}
         if self.picks_constants(producer):
-            return {Into(self.ports[producer.id].read): frozenset({self.bit(READ, producer)})}
+            return {Into(self.ports[producer.id].read): frozenset({(READ, producer.id)})}
         if by_name(producer.op).exact:
             return {}
         wanted = self.ports[producer.id].write
         found = self.sums(producer)
         if wanted is Format.FP32:
             return found
-        return joined(found, {Into(wanted): frozenset({self.bit(WRITE, producer)})})
+        return joined(found, {Into(wanted): frozenset({(WRITE, producer.id)})})
 
     def sums(self, producer: Node) -> dict[Into, frozenset[Bit]]:
         """What the engine does to the sums of ``producer`` before they leave it."""
@@ -176,7 +170,7 @@ class RoundWants:
         if producer.id not in self.ports or not by_name(producer.op).matmul_engine:
             return found
         stated = self.stated(producer)
-        bit = frozenset({self.bit(READ, producer) if stated is None else ALWAYS})
+        bit = frozenset({(READ, producer.id) if stated is None else ALWAYS})
         read = stated or self.ports[producer.id].read
         kept = self.emulation.sums_in(producer, read)
         flush = self.emulation.flushes(producer, read)
@@ -265,7 +259,7 @@ class RoundWants:
             if wanted is not Format.FP32 and wanted is not own:
                 flush = self.emulation.flushes(node, wanted) and not parameter
                 into = Into(wanted, flush, instead=any(i.own for i in found))
-                bit = self.bit(PARAMETER if parameter else READ, node)
+                bit = (PARAMETER if parameter else READ, node.id)
                 found = joined(found, {into: frozenset({bit})})
         relayout = self.emulation.relayout
         if is_relayout(node) and relayout is not None and relayout is not Format.FP32:

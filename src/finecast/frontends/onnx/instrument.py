@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
-from finecast.frontends.onnx.reader import (
-    DATA_TYPES,
-    OnnxBinding,
-    constant_tensor,
-    read,
-)
-from finecast.frontends.onnx.roundops import RoundOps
+from finecast.frontends.onnx.names import FreshNames
+from finecast.frontends.onnx.reader import OnnxBinding, constant_tensor, read
+from finecast.frontends.onnx.statements import Maker, rounding
 from finecast.graph import Graph
-from finecast.numbers.formats import Format
-from finecast.numbers.rounding import convert_constant
-from finecast.numbers.roundmodes import Rounder
+from finecast.numbers.encodings import Encoding
+from finecast.planning.switches import Switch
 
 SWITCH: Final = "finecast_switch"
 
@@ -47,45 +43,37 @@ def with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:
     return copy
 
 
-def with_switches(
-    model: ir.Model,
-    values: Sequence[Iterable[int]],
-    weights: Sequence[Mapping[int, Sequence[int]]],
-    fmt: Format,
-) -> ir.Model:
-    """A copy of ``model`` that rounds to ``fmt`` what its extra input switches on.
+def with_switches(model: ir.Model, switches: Sequence[Switch]) -> ir.Model:
+    """A copy of ``model`` that rounds what its extra input switches on.
 
-    The input ``finecast_switch`` is a bool vector: element k < len(values) rounds the values
-    ``values[k]`` wherever they are read; element len(values) + j rounds the constants that
-    the nodes ``weights[j]`` (node id to input indices) read.
+    The input ``finecast_switch`` is a bool vector: element k rounds what ``switches[k]`` has,
+    each to its encoding and back to fp32. Law: with all of them off it is ``model``.
     """
     copy = model.clone()
     graph, binding = read(copy)
-    inserter = _Inserter(graph, binding, fmt, len(values) + len(weights))
-    for k, ids in enumerate(values):
-        for value_id in ids:
-            inserter.round_value(value_id, k)
-    for j, ports in enumerate(weights):
-        for node_id, indices in ports.items():
-            for index in indices:
-                inserter.round_weight(node_id, index, len(values) + j)
+    inserter = _Inserter(graph, binding, len(switches))
+    for k, switch in enumerate(switches):
+        for value_id, encoding in switch.values.items():
+            inserter.round_value(value_id, encoding, k)
+        for (node_id, index), encoding in switch.ports.items():
+            inserter.round_port(node_id, index, encoding, k)
     inserter.finish()
     return copy
 
 
 class _Inserter:
-    def __init__(self, graph: Graph, binding: OnnxBinding, fmt: Format, switches: int) -> None:
+    def __init__(self, graph: Graph, binding: OnnxBinding, switches: int) -> None:
         self.graph = graph
         self.binding = binding
-        self.fmt = fmt
         self.main = binding.model.graph
         self.input = ir.Value(
             name=SWITCH, shape=ir.Shape([switches]), type=ir.TensorType(ir.DataType.BOOL)
         )
-        self.ops = RoundOps(register=self.main.register_initializer)
+        fresh = FreshNames(binding.model)
+        self.maker = Maker(fresh, self.main.register_initializer)
         self.prologue: list[ir.Node] = []
         self.scalars: dict[int, ir.Value] = {}
-        self.rounded: dict[tuple[int, int], ir.Value] = {}
+        self.at_ports: dict[tuple[int, Encoding, int], ir.Value] = {}
 
     def scalar(self, k: int) -> ir.Value:
         """Element ``k`` of the switch input."""
@@ -99,22 +87,11 @@ class _Inserter:
             self.scalars[k] = out
         return self.scalars[k]
 
-    def round_value(self, value_id: int, k: int) -> None:
+    def round_value(self, value_id: int, encoding: Encoding, k: int) -> None:
+        """Round the value for all that read it, the model's outputs among them."""
         value = self.binding.values[value_id]
         uses = list(value.uses())
-        name = f"{value.name}_rounded"
-        out = _value(name, ir.DataType.FLOAT)
-        out.shape = value.shape
-        nodes, rounded = self._rounding(value, name)
-        nodes.append(ir.node("Where", [self.scalar(k), rounded, value], outputs=[out]))
-        home, producer = value.graph, value.producer()
-        if producer is not None:
-            producer.append(nodes)
-        elif home is self.main or home is None:
-            self.prologue += nodes
-        else:
-            first = next(iter(home))
-            first.prepend(nodes)
+        out = self._rounded(value, encoding, k)
         for node, index in uses:
             node.replace_input_with(index, out)
         for graph in (self.main, *self.main.subgraphs()):
@@ -124,43 +101,57 @@ class _Inserter:
                     if graph is self.main and not value.is_graph_input():
                         value.name, out.name = f"{value.name}_exact", value.name
 
-    def _rounding(self, value: ir.Value, name: str) -> tuple[list[ir.Node], ir.Value]:
-        if self.fmt.storage is Format.FP32:  # ONNX has no type to cast to
-            return self.ops.round(value, Rounder(format=self.fmt), name)
-        low = ir.node("Cast", [value], {"to": int(DATA_TYPES[self.fmt])})
-        back = ir.node("Cast", [low.outputs[0]], {"to": int(ir.DataType.FLOAT)})
-        for number, node in enumerate((low, back)):
-            node.outputs[0].name = f"{name}_{number}"
-        return [low, back], back.outputs[0]
-
-    def round_weight(self, node_id: int, index: int, k: int) -> None:
+    def round_port(self, node_id: int, index: int, encoding: Encoding, k: int) -> None:
+        """Round what the node reads at one input; a constant ahead of time."""
         node = self.binding.nodes[node_id]
         value_id = self.graph.nodes[node_id].inputs[index]
         if node is None or value_id is None:
             return
-        key = (value_id, k)
-        if key not in self.rounded:
-            self.rounded[key] = self._choice(self.binding.values[value_id], k)
-        node.replace_input_with(index, self.rounded[key])
+        key = (value_id, encoding, k)
+        if key not in self.at_ports:
+            constant = self.graph.values[value_id].constant is not None
+            make = self._rounded_constant if constant else self._rounded
+            self.at_ports[key] = make(self.binding.values[value_id], encoding, k)
+        node.replace_input_with(index, self.at_ports[key])
 
-    def _choice(self, value: ir.Value, k: int) -> ir.Value:
+    def _rounded(self, value: ir.Value, encoding: Encoding, k: int) -> ir.Value:
+        """``value``, rounded where element ``k`` of the switch is on."""
+        nodes = rounding(self.maker, value, encoding)
+        out = _value(self.maker.fresh(f"{value.name}_rounded"), ir.DataType.FLOAT)
+        out.shape = value.shape
+        choice = [self.scalar(k), nodes[-1].outputs[0], value]
+        nodes.append(ir.node("Where", choice, outputs=[out]))
+        home, producer = value.graph, value.producer()
+        if producer is not None:
+            producer.append(nodes)
+        elif home is self.main or home is None:
+            self.prologue += nodes
+        else:
+            first = next(iter(home))
+            first.prepend(nodes)
+        return out
+
+    def _rounded_constant(self, value: ir.Value, encoding: Encoding, k: int) -> ir.Value:
         tensor = constant_tensor(value)
         assert tensor is not None
-        exact, rounded = value, ir.Value(name=f"{value.name}_rounded_{k}")
         array = tensor.numpy().astype(np.float32)
-        low = convert_constant(array, self.fmt).astype(np.float32)
-        rounded.const_value = ir.tensor(low, name=rounded.name)
-        rounded.type, rounded.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(low.shape)
-        self.main.register_initializer(rounded)
+        rounded = self._constant(
+            encoding.decode(encoding.encode(array)), f"{value.name}_rounded"
+        )
+        exact = value
         if value.producer() is not None or value.graph is not self.main:
             # Defined in a body or by a Constant node: a copy that the prologue can read.
-            exact = ir.Value(name=f"{value.name}_exact_{k}")
-            exact.const_value = ir.tensor(array, name=exact.name)
-            exact.type, exact.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(low.shape)
-            self.main.register_initializer(exact)
-        out = _value(f"{value.name}_switched_{k}", ir.DataType.FLOAT)
+            exact = self._constant(array, f"{value.name}_exact")
+        out = _value(self.maker.fresh(f"{value.name}_switched"), ir.DataType.FLOAT)
         self.prologue.append(ir.node("Where", [self.scalar(k), rounded, exact], outputs=[out]))
         return out
+
+    def _constant(self, array: NDArray[np.float32], name: str) -> ir.Value:
+        value = _value(self.maker.fresh(name), ir.DataType.FLOAT)
+        value.const_value = ir.tensor(array, name=value.name)
+        value.shape = ir.Shape(array.shape)
+        self.main.register_initializer(value)
+        return value
 
     def finish(self) -> None:
         self.main.inputs.append(self.input)

@@ -26,6 +26,7 @@ from finecast.frontends.onnx.definitions import (
 )
 from finecast.frontends.onnx.functions import inline_functions
 from finecast.frontends.onnx.model import OnnxFile, Stage, came_external, load, save
+from finecast.frontends.onnx.names import FreshNames
 from finecast.frontends.onnx.reader import name_nodes
 from finecast.frontends.onnx.types import bodies, check_inferable, every_node, infer
 from finecast.frontends.onnx.widen import every_value
@@ -122,7 +123,7 @@ class _Rewriting:
         self.model = model
         self.source = source
         self.notes: list[str] = []
-        self.names = {v.name for v in every_value(model)}
+        self.fresh = FreshNames(model)
         touched = [n for n in every_node(model.graph) if self._touches(n)]
         self.kept = {n for n in touched if self._stays(n)}
         computing = (n for n in touched if n.op_type not in _NO_ARITHMETIC)
@@ -285,7 +286,7 @@ class _Rewriting:
             node.replace_input_with(index, made[value, home])
 
     def _cast(self, value: ir.Value, to: ir.DataType) -> ir.Node:
-        name = self._fresh(f"{value.name}_{_LABELS[to]}")
+        name = self.fresh(f"{value.name}_{_LABELS[to]}")
         result = ir.Value(name=name, shape=value.shape, type=ir.TensorType(to))
         return ir.node("Cast", [value], {"to": int(to)}, name=f"cast_{name}", outputs=[result])
 
@@ -308,15 +309,9 @@ class _Rewriting:
                 made[value] = cast.outputs[0]
                 graph.append(cast)
                 named = value.name
-                value.name = self._fresh(f"{named}_{_LABELS[_FLOAT]}")
+                value.name = self.fresh(f"{named}_{_LABELS[_FLOAT]}")
                 made[value].name = named
             graph.outputs[index] = made[value]
-
-    def _fresh(self, name: str) -> str:
-        while name in self.names:
-            name += "_"
-        self.names.add(name)
-        return name
 
 
 def _is_cast(node: ir.Node) -> bool:

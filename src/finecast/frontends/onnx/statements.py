@@ -1,7 +1,7 @@
-"""How ONNX states that an operand is rounded to an encoding: a row for each format.
+"""How ONNX states that a value is rounded to an encoding: a row for each format.
 
-Around the op stand nodes that lead into the encoding and back to fp32; a constant rests in the
-encoding, and takes the way back alone.
+Nodes lead into the encoding and back to fp32; a constant is stored in the encoding, and takes
+the way back alone.
 """
 
 from __future__ import annotations
@@ -109,6 +109,8 @@ def _stay(maker: Maker, value: ir.Value, to: Encoding) -> list[ir.Node]:
 _CASTS: Final = Statement(into=_cast, back=_cast_back, by_casts=True)
 
 STATEMENTS: Final[Mapping[Format, Statement]] = {
+    Format.BF16: _CASTS,
+    Format.FP16: _CASTS,
     Format.FP8_E4M3: _CASTS,
     Format.FP8_E5M2: _CASTS,
     # No type of ONNX: its numbers rest in fp32.
@@ -120,6 +122,13 @@ STATEMENTS: Final[Mapping[Format, Statement]] = {
         read=reader(Format.INT8, SCALED[Format.INT8].constants),
     ),
 }
+
+
+def rounding(maker: Maker, value: ir.Value, to: Encoding) -> list[ir.Node]:
+    """Nodes, in order, of which the last gives ``value`` rounded to ``to``, in fp32."""
+    row = STATEMENTS[to.format]
+    nodes = row.into(maker, value, to)
+    return nodes + row.back(maker, nodes[-1].outputs[0], to)
 
 
 def stated_since(fmt: Format, opset: int) -> int:

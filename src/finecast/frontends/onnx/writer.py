@@ -18,10 +18,11 @@ from finecast.frontends.onnx.constants import (
     data_type,
     shape_of,
 )
+from finecast.frontends.onnx.names import FreshNames
 from finecast.frontends.onnx.opset import FREE_INITIALIZERS
 from finecast.frontends.onnx.port_formats import dtype_label
 from finecast.frontends.onnx.reader import OnnxBinding, Port
-from finecast.frontends.onnx.statements import STATEMENTS, Maker
+from finecast.frontends.onnx.statements import STATEMENTS, Maker, rounding
 from finecast.graph import Graph, Node
 from finecast.numbers.encodings import Encoding
 from finecast.numbers.formats import Format
@@ -84,10 +85,10 @@ class _Writer:
     def __init__(self, graph: Graph, binding: OnnxBinding) -> None:
         self.graph = graph
         self.binding = binding
-        self.names = _taken_names(binding.model)
+        self.fresh = FreshNames(binding.model)
         self.replaced: list[ir.Value] = []
         self.list_initializers = (binding.model.ir_version or 0) < FREE_INITIALIZERS
-        self.maker = Maker(self._fresh, lambda v: self._register(v, binding.model.graph))
+        self.maker = Maker(self.fresh, lambda v: self._register(v, binding.model.graph))
 
     def set_format(self, edit: SetFormat) -> None:
         node = self.graph.nodes[edit.node]
@@ -171,7 +172,7 @@ class _Writer:
                 outputs[index] = new
         if old in self.binding.model.graph.inputs:
             return
-        new.name, old.name = old.name, self._fresh(f"{old.name}_{dtype_label(old.type)}")
+        new.name, old.name = old.name, self.fresh(f"{old.name}_{dtype_label(old.type)}")
 
     def convert(self, edit: ConvertConstant) -> None:
         """Converted constants of bodies live outside: they are the same at every turn."""
@@ -195,7 +196,7 @@ class _Writer:
     def _initializer(
         self, value: ir.Value, tensor: ir.TensorProtocol, to: Encoding, home: ir.Graph
     ) -> ir.Value:
-        name = self._fresh(f"{value.name}_{to.label}")
+        name = self.fresh(f"{value.name}_{to.label}")
         new = ir.Value(name=name, shape=shape_of(tensor), type=ir.TensorType(data_type(to)))
         new.const_value = ConvertedTensor(tensor, to, name)
         self._register(new, home)
@@ -210,7 +211,7 @@ class _Writer:
         self, value: ir.Value, tensor: ir.TensorProtocol, to: Format, home: ir.Graph
     ) -> ir.Value:
         """What a body gives back must be made in it."""
-        name = self._fresh(f"{value.name}_{to.label}")
+        name = self.fresh(f"{value.name}_{to.label}")
         new = ir.Value(name=name, shape=shape_of(tensor), type=ir.TensorType(DATA_TYPES[to]))
         attribute = ir.AttrTensor("value", ConvertedTensor(tensor, to, name))
         node = ir.Node(
@@ -219,7 +220,7 @@ class _Writer:
             [],
             [attribute],
             outputs=[new],
-            name=self._fresh(f"constant_{name}"),
+            name=self.fresh(f"constant_{name}"),
         )
         home.append(node)
         return new
@@ -254,9 +255,7 @@ class _Writer:
 
     def _round(self, value: ir.Value, to: Encoding) -> ir.Value:
         """``value`` rounded to ``to``, in fp32."""
-        row = STATEMENTS[to.format]
-        nodes = row.into(self.maker, value, to)
-        nodes += row.back(self.maker, nodes[-1].outputs[0], to)
+        nodes = rounding(self.maker, value, to)
         _place(nodes, value.producer(), _home(value, self.binding.model.graph))
         return self._rounding(nodes, to)
 
@@ -281,23 +280,6 @@ class _Writer:
                 if value in home.inputs:
                     home.inputs.remove(value)
                 home.initializers.pop(value.name or "")
-
-    def _fresh(self, name: str) -> str:
-        while name in self.names:
-            name += "_"
-        self.names.add(name)
-        return name
-
-
-def _taken_names(model: ir.Model) -> set[str]:
-    names: set[str] = set()
-    for graph in (model.graph, *model.graph.subgraphs()):
-        names.update(v.name or "" for v in graph.inputs)
-        names.update(graph.initializers)
-        for node in graph:
-            names.add(node.name or "")
-            names.update(v.name or "" for v in node.outputs)
-    return names
 
 
 def _home(value: ir.Value, default: ir.Graph) -> ir.Graph:

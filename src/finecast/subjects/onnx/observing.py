@@ -17,8 +17,8 @@ from finecast.frontends.onnx.instrument import SWITCH, observable, with_outputs,
 from finecast.frontends.onnx.shapes import static_shapes
 from finecast.frontends.onnx.widen import widen
 from finecast.graph import Graph
-from finecast.numbers.formats import Format
-from finecast.planning.units import RoundingPoints
+from finecast.planning.sensitivity import Probe
+from finecast.planning.switches import Switch
 from finecast.rules.facts import ValueFacts, merge
 
 # Bytes of values shown by one run: bounds what is held at once.
@@ -118,10 +118,10 @@ def _packed(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
 
 
 def switched_probe(
-    prepared: Prepared, points: RoundingPoints, low: Format, feeds: Sequence[Feeds]
-) -> Callable[[NDArray[np.bool_]], list[Array]]:
+    prepared: Prepared, switches: Sequence[Switch], feeds: Sequence[Feeds]
+) -> Probe:
     """A function from a switch to the outputs on ``feeds``: one session serves every plan."""
-    model = with_switches(widen(prepared.model), points.classes, points.weights, low)
+    model = with_switches(widen(prepared.model), switches)
     session = load_model(exact_engine(), model)
 
     def probe(switch: NDArray[np.bool_]) -> list[Array]:

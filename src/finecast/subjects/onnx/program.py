@@ -120,7 +120,9 @@ class OnnxOnDevice:
         kernels = merged(bias_kernels(graph) + activation_kernels(graph) + norm_kernels(graph))
         units = make_units(graph, self.planner.permissions, low, kernels)
         points = dict.fromkeys(low, rounding_points(graph, units, kernels))
-        errors = probe_sensitivity(self.prepared, points, asked.feeds, asked.progress)
+        errors = probe_sensitivity(
+            self.planner, self.prepared, points, asked.feeds, asked.progress
+        )
         shapes = {i: f.shape for i, f in self.facts.items()}
         cost = RooflineCost(target=asked.emulation.target, shapes=shapes)
         return analysis_of(self.planner, units, points, errors, cost)

@@ -14,6 +14,7 @@ from finecast.planning.planner import Planner
 from finecast.planning.problem import pins, roundings
 from finecast.planning.proposing import Analysis
 from finecast.planning.sensitivity import Sensitivity, measure
+from finecast.planning.switches import switches
 from finecast.planning.units import RoundingPoints, Units, make_units, rounding_points
 from finecast.progress import Progress
 from finecast.subjects.onnx.observing import switched_probe
@@ -32,12 +33,20 @@ def find_units(planner: Planner, profiles: Profiles) -> tuple[Units, Points]:
 
 
 def probe_sensitivity(
-    prepared: Prepared, points: Points, feeds: Sequence[Feeds], progress: Progress
+    planner: Planner,
+    prepared: Prepared,
+    points: Points,
+    feeds: Sequence[Feeds],
+    progress: Progress,
 ) -> dict[Format, Sensitivity]:
-    """Round each point alone in one switched session and compare the outputs."""
+    """Round each point alone in one switched session and compare the outputs.
+
+    Each is rounded to the encoding that a plan would give it.
+    """
     found: dict[Format, Sensitivity] = {}
     for fmt, where in points.items():
-        probe = switched_probe(prepared, where, fmt, feeds)
+        rounded = switches(planner.graph, where, planner.permissions, fmt)
+        probe = switched_probe(prepared, rounded, feeds)
         found[fmt] = measure(
             where, probe, on_probe=lambda done, total: progress("sensitivity", done, total)
         )

@@ -198,5 +198,5 @@ class OnnxExamined:
         self.progress("profile", 1, 1)
         units, points = find_units(planner, profiles)
         few = thinned(next(iter(self.workload.calibration())), subject.reference.inputs)
-        errors = probe_sensitivity(self.prepared, points, [few], self.progress)
+        errors = probe_sensitivity(planner, self.prepared, points, [few], self.progress)
         return analysis_of(planner, units, points, errors, cost, lowest_s=profiles.low_s)
