@@ -24,6 +24,7 @@ from finecast.planning.switches import switches
 from finecast.planning.units import RoundingPoints, make_units, rounding_points
 from finecast.rules import Context, Permission, permit
 from finecast.rules.policy import Policy
+from finecast.rules.scaled_operands import origin
 from finecast.subjects.onnx.observing import observe, switched_probe
 from tests import toy_encoding
 
@@ -126,14 +127,14 @@ def kinds(path: Path) -> list[str]:
 
 
 def encodings(prepared: Prepared, plan: Plan) -> dict[str, Scaled]:
-    """By the name of the value."""
+    """By the name of the value that is rounded: the one that the op's own is moved from."""
     found: dict[str, Scaled] = {}
     for name, one in plan.encodings.items():
         node = prepared.graph.find(name)
         for index, encoding in (*one.operands.items(), *one.constants.items()):
             source = node.inputs[index]
             assert source is not None
-            found[prepared.graph.values[source].name] = encoding
+            found[origin(prepared.graph, prepared.graph.values[source]).name] = encoding
     return found
 
 

@@ -45,7 +45,7 @@ def net() -> Graph:
     def filled(value: Value) -> Value:
         if value.name not in numbers:
             return value
-        stats = ConstantStats(size=1, read=lambda: np.float32(numbers[value.name]))
+        stats = ConstantStats(size=1, read=lambda: np.array(numbers[value.name], np.float32))
         return replace(value, constant=stats)
 
     return replace(found, values=tuple(map(filled, found.values)))

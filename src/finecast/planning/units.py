@@ -36,12 +36,14 @@ class RoundingPoints:
 
     ``classes[k]`` are values rounded together, ``class_of`` leads back; ``weights[j]`` maps
     node ids of unit ``weight_units[j]`` to the inputs at which they read constants.
+    ``readers[k]``, if given, are the only units that round class k: those that read it.
     """
 
     classes: tuple[tuple[int, ...], ...]
     class_of: Mapping[int, int]
     weights: tuple[Mapping[int, tuple[int, ...]], ...]
     weight_units: tuple[int, ...]
+    readers: tuple[tuple[int, ...], ...] | None = None
 
 
 def make_units(
@@ -67,11 +69,20 @@ def make_units(
     for kernel in kernels:
         inside = [i for i in kernel if i in free]
         for other in inside[1:]:
-            if free[other] == free[inside[0]]:
+            if _stored(free[other]) == _stored(free[inside[0]]):
                 sets.merge(inside[0], other)
     members = sorted(tuple(sorted(s)) for s in sets.subsets())
     of = {node: u for u, nodes in enumerate(members) for node in nodes}
     return Units(members=tuple(members), of=of)
+
+
+def _stored(formats: frozenset[Format]) -> frozenset[Format]:
+    """Formats that results are stored in, which ops of one kernel have alike.
+
+    One for operands alone leaves the results as they are: an op of the kernel that may not
+    have it stays fp32 beside one that has.
+    """
+    return frozenset(f for f in formats if not f.operands_only)
 
 
 def pattern_kernels(graph: Graph) -> list[frozenset[int]]:
