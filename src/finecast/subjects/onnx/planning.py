@@ -10,8 +10,10 @@ from finecast import rules
 from finecast.engines import EMULATOR
 from finecast.engines.base import Engine, Feeds, KernelTime
 from finecast.engines.faults import faults
+from finecast.engines.integers import INTEGER_ENGINES
 from finecast.engines.kernels import kernel_query
 from finecast.engines.loading import load_model
+from finecast.engines.probe import probe_one, speed_of
 from finecast.errors import EngineError, UsageError
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile, Prepared
@@ -91,7 +93,14 @@ def _check_stated(policy: Policy, engine: Engine) -> None:
                 f"no engine here computes in {fmt.label}",
                 fix="name the device with --target (target=...), or use bf16 or fp16",
             )
-        if fmt is not Format.TF32 and fmt not in frontend.DATA_TYPES:
+        if fmt.scaled and engine.name != EMULATOR and not probe_one(engine, fmt).runs:
+            raise UsageError(
+                speed_of(engine, fmt).text,
+                where=f"--auto-cast-type {fmt.label}",
+                fix=f"use bf16 or fp16, or {' or '.join(sorted(INTEGER_ENGINES))} on a CPU"
+                " with integer products (VNNI)",
+            )
+        if not (fmt is Format.TF32 or fmt.scaled or fmt in frontend.DATA_TYPES):
             raise UsageError(
                 f"ONNX has no type {fmt.label}: a model cannot state it",
                 fix="use bf16 or fp16",
@@ -133,7 +142,8 @@ def measured_cost(
             inside = [name for name in kernel.ops if name in known]
             for name in inside:
                 shares[name] = shares.get(name, 0.0) + kernel.time_s / len(inside)
-    rate = measure_casts(engine, next(iter(profiles.low)))
+    lows = sorted(profiles.low, key=lambda fmt: fmt.scaled)  # casts between floats, if any
+    rate = measure_casts(engine, lows[0])
     return MeasuredCost(
         times_s=times,
         shapes={i: f.shape for i, f in facts.items()},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -26,6 +27,7 @@ from finecast.progress import Progress
 from finecast.rules.facts import ValueFacts, first_nonfinite
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.onnx.conversion import kept_notes
+from finecast.subjects.onnx.integers import check_on_integers, narrowed
 from finecast.subjects.onnx.observing import observe
 from finecast.subjects.onnx.planning import make_planner, measured_cost, profile_ends
 from finecast.subjects.onnx.roundings import analysis_of, find_units, probe_sensitivity
@@ -73,6 +75,7 @@ class OnnxSubject:
     target: str = ""
     max_steps: int = MAX_STEPS
     _prepared: tuple[Policy, Prepared] | None = field(default=None, init=False)
+    _dropped: dict[str, str] = field(default_factory=dict[str, str], init=False)
 
     @property
     def name(self) -> str:
@@ -137,6 +140,8 @@ class OnnxSubject:
             user_rules=tuple(user_rules),
             measured=True,
         )
+        with suppress(EngineError):  # the analysis meets it again, and says so
+            planner = narrowed(self.file, planner, self.engine, workload.timing()[0])
         return OnnxExamined(
             subject=self,
             prepared=prepared,
@@ -147,8 +152,9 @@ class OnnxSubject:
         )
 
     def notes(self, planner: Planner) -> Sequence[str]:
-        """Of the file, and of ops that keep a type of their own."""
-        return (*self.told, *kept_notes(planner.graph, planner.policy))
+        """Of the file, of ops that keep a type of their own, and of plans that cannot run."""
+        dropped = dict.fromkeys(self._dropped.values())
+        return (*self.told, *kept_notes(planner.graph, planner.policy), *dropped)
 
     def build(self, plan: Plan) -> OnnxBuilt:
         """The plan replayed on the native model."""
@@ -166,8 +172,11 @@ class OnnxSubject:
         calls: dict[str, Callable[[], object]] = {}
         for name, built in models.items():
             try:
+                if isinstance(built, OnnxBuilt):
+                    check_on_integers(self.engine, built.plan, built.applied, timing[0])
                 session = self.reference if built is None else self.session(built)
-            except EngineError:
+            except EngineError as error:
+                self._dropped.setdefault(name, f"a plan was dropped: {error.what}")
                 continue
             calls[name] = partial(run_all, session, timing)
         return latency(calls, min_time_s=min_time_s, repeats=_REPEATS, warmup=_WARMUP)
