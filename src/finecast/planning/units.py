@@ -54,17 +54,21 @@ def make_units(
 ) -> Units:
     """Units of the nodes that may be low; those of one kernel belong to one unit.
 
+    Beside an op on codes so do those of its kernel that stay fp32: they read what it gives.
+
     Args:
         graph: The graph.
         permissions: What the rules left to each node.
         lows: The low formats.
         kernels: Node ids that the engine runs together.
     """
-    free = {
-        i: p.formats
-        for i, p in permissions.items()
-        if graph.nodes[i].format is Format.FP32 and not p.formats.isdisjoint(lows)
+    known = {
+        i: p.formats for i, p in permissions.items() if graph.nodes[i].format is Format.FP32
     }
+    kernels = [[i for i in kernel if i in known] for kernel in kernels]
+    free = {i: f for i, f in known.items() if not f.isdisjoint(lows)}
+    for kernel in kernels:
+        free |= {i: known[i] for i in _beside_codes(kernel, known)}
     sets = DisjointSet(free)
     for kernel in kernels:
         inside = [i for i in kernel if i in free]
@@ -74,6 +78,19 @@ def make_units(
     members = sorted(tuple(sorted(s)) for s in sets.subsets())
     of = {node: u for u, nodes in enumerate(members) for node in nodes}
     return Units(members=tuple(members), of=of)
+
+
+def _beside_codes(
+    kernel: Sequence[int], formats: Mapping[int, frozenset[Format]]
+) -> list[int]:
+    """Ops of a kernel that run on what an op on codes gives, and that store like it.
+
+    They have no choice of their own, but between them and that op nothing is cast.
+    """
+    coded = [i for i in kernel if any(f.scaled for f in formats[i])]
+    return [
+        i for i in kernel if any(_stored(formats[i]) == _stored(formats[c]) for c in coded)
+    ]
 
 
 def _stored(formats: frozenset[Format]) -> frozenset[Format]:
