@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from finecast import rules
 from finecast.engines import EMULATOR
@@ -27,6 +28,10 @@ from finecast.rules.facts import ValueFacts
 from finecast.rules.override import active, check_overrides
 from finecast.rules.policy import Policy
 from finecast.subjects.onnx.casting import measure_casts
+
+# Runs of a profile: enough that each kernel once had a core for itself, on a busy machine too.
+_PROFILE_S: Final = 0.5
+_MOST_REPEATS: Final = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +121,10 @@ def profile_ends(file: OnnxFile, planner: Planner, engine: Engine, feeds: Feeds)
 
     def kernels(plan: Plan) -> Sequence[KernelTime]:
         applied = frontend.apply(file, plan)
-        return load_model(engine, applied.model, profiling=True).profile(feeds)
+        session = load_model(engine, applied.model, profiling=True)
+        once_s = sum(k.time_s for k in session.profile(feeds, repeats=1))
+        repeats = _PROFILE_S / once_s if once_s else _MOST_REPEATS
+        return session.profile(feeds, repeats=min(max(int(repeats), 5), _MOST_REPEATS))
 
     low: dict[Format, Sequence[KernelTime]] = {}
     failed: EngineError | None = None
