@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finecast.numbers.encodings import SCALED, Encoding, Encodings, encoded
-from finecast.numbers.formats import Format
+from finecast.numbers.formats import FLOATS, Format
 from finecast.numbers.scaled import Scaled
 from tests import toy_encoding
 
@@ -17,7 +17,7 @@ BY_CHANNEL = Scaled(
 )
 
 
-@pytest.mark.parametrize("fmt", Format)
+@pytest.mark.parametrize("fmt", FLOATS)
 def test_a_float_format_is_an_encoding_without_parameters(fmt: Format) -> None:
     x = np.array([1.0001, -1e-9, 1e9, np.inf, np.nan], np.float32)
     assert fmt.format is fmt

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finecast.errors import UsageError
-from finecast.numbers.formats import Format
+from finecast.numbers.formats import FLOATS, Format
 from finecast.planning.plan import PLAN_VERSION, Decision, Plan
 from finecast.rules.reason import Reason
 
 SAMPLES = Path(__file__).parent.parent / "samples" / "plans"
 WORDS = st.text(max_size=12)
-FORMATS = st.sampled_from(Format)
+FORMATS = st.sampled_from(FLOATS)
 EVIDENCE = st.dictionaries(WORDS, st.floats(allow_nan=False) | WORDS, max_size=2)
 
 

@@ -42,7 +42,7 @@ def product(weight: NDArray[np.float32], op: str = "matmul") -> Graph:
         ),
         values=(
             Value(id=0, name="x", dtype="fp32", is_input=True, uses=(0,)),
-            Value(id=1, name="w", dtype="fp32", constant=stats, uses=(0,)),
+            Value(id=1, name="w", dtype="fp32", shape=weight.shape, constant=stats, uses=(0,)),
             Value(id=2, name="y", dtype="fp32", producer=0, is_output=True),
         ),
     )
@@ -64,7 +64,7 @@ def test_values_are_fitted_as_a_whole_and_weights_by_channel(toy: Format) -> Non
         ("conv", (4, 3, 2), 0),
         ("matmul", (5, 3, 2), 2),
         ("matmul", (3,), None),  # its one axis is summed over
-        ("add", (3, 2), None),
+        ("gemm", (5, 3), 1),
     ],
 )
 def test_only_channels_of_results_have_scales_of_their_own(

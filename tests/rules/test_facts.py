@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from finecast.numbers.formats import Format
+from finecast.numbers.formats import FLOATS, Format
 from finecast.numbers.rounding import round_to
 from finecast.rules.facts import ValueFacts, merge
 
@@ -23,7 +23,7 @@ FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 # Where the limits of formats lie, and the floats beside them.
 LIMITS = [
     limit
-    for f in Format
+    for f in FLOATS
     if f.storage_bytes < 4
     for limit in (f.smallest_subnormal / 2, f.smallest_subnormal, f.smallest_normal, f.max)
 ]
@@ -38,7 +38,7 @@ EDGES = [
 ]
 NUMBERS = FINITE | SPECIAL | st.sampled_from(EDGES)
 ARRAYS = st.lists(NUMBERS, max_size=20).map(lambda x: np.array(x, np.float32))
-LOW = st.sampled_from([f for f in Format if f.storage_bytes < 4])
+LOW = st.sampled_from([f for f in FLOATS if f.storage_bytes < 4])
 
 
 def same(a: ValueFacts, b: ValueFacts, *, but: frozenset[str] = frozenset()) -> bool:

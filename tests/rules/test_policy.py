@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finecast.errors import UsageError
-from finecast.numbers.formats import Format
+from finecast.numbers.formats import FLOATS, Format
 from finecast.rules.policy import Policy, Scope, assignments, low_format, patterns
 
-LOW = [f for f in Format if f.storage is not Format.FP32]
+LOW = [f for f in FLOATS if f.storage is not Format.FP32]
 
 
 @given(st.sampled_from(Scope), st.lists(st.sampled_from(LOW), min_size=1, unique=True))

@@ -46,15 +46,15 @@ def run(
     Examples:
       finecast formats --values 1e-8,0.1,70000
     """
-    from finecast.numbers.formats import Format
+    from finecast.numbers.formats import FLOATS
 
     numbers = _numbers(values)
     if as_json:
-        write_json([_json(f, numbers) for f in Format])
+        write_json([_json(f, numbers) for f in FLOATS])
         return
-    _print_facts(tuple(Format))
+    _print_facts(FLOATS)
     if numbers:
-        _print_values(tuple(Format), numbers)
+        _print_values(FLOATS, numbers)
 
 
 def strengths(fmt: Format) -> str:

@@ -72,7 +72,7 @@ class Session(Protocol):
         ...
 
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
-        """Median time of each kernel over ``repeats`` runs; empty if the engine cannot."""
+        """Least time of each kernel over ``repeats`` runs; empty if the engine cannot."""
         ...
 
 

@@ -98,7 +98,7 @@ class OnnxRuntimeSession:
             ) from error
 
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
-        """Median time of each kernel, slowest first.
+        """Least time of each kernel, slowest first.
 
         Raises:
             UsageError: If the session was loaded without ``profiling=True``.

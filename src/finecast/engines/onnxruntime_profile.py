@@ -7,7 +7,6 @@ them, so the optimized model's outputs say which of the original's nodes end in 
 from __future__ import annotations
 
 import json
-import statistics
 from collections import defaultdict
 from pathlib import Path
 
@@ -23,7 +22,7 @@ _ADDED = frozenset({"ReorderInput", "ReorderOutput", "MemcpyFromHost", "MemcpyTo
 def kernel_times(
     trace: Path, optimized: ModelSource, original: ModelSource, *, repeats: int
 ) -> list[KernelTime]:
-    """The median time of each kernel over the last ``repeats`` runs, slowest first."""
+    """The least time of each kernel over the last ``repeats`` runs, slowest first."""
     times: dict[str, list[float]] = defaultdict(list)
     kinds: dict[str, str] = {}
     formats: dict[str, str] = {}
@@ -56,7 +55,7 @@ def _per_run(series: list[float], repeats: int) -> float:
     if each == 0 or rest:
         return sum(series) / (repeats + 1)
     runs = [sum(series[i : i + each]) for i in range(each, len(series), each)]
-    return statistics.median(runs)
+    return min(runs)
 
 
 def _kernels(optimized: ModelSource, original: ModelSource) -> list[Kernel]:

@@ -8,7 +8,6 @@ integers in 32 bits.
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -113,7 +112,7 @@ class OpenVinoSession:
             ) from error
 
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
-        """Median time of each executed kernel, slowest first.
+        """Least time of each executed kernel, slowest first: others on the machine only add.
 
         Raises:
             UsageError: If the session was loaded without ``profiling=True``.
@@ -136,7 +135,7 @@ class OpenVinoSession:
                 kind=kinds[name],
                 ops=ops.get(name, ()),
                 format=_label(formats.get(name, "")),
-                time_s=statistics.median(series),
+                time_s=min(series),
             )
             for name, series in times.items()
         ]

@@ -8,9 +8,9 @@ import numpy as np
 
 from finecast.engines.base import Array, Feeds, TensorSpec
 from finecast.errors import UsageError
-from finecast.numbers.formats import Format
+from finecast.numbers.formats import FLOATS
 
-_FLOATS = {f.label: f.dtype for f in Format if f is f.storage}
+_FLOATS = {f.label: f.dtype for f in FLOATS if f is f.storage}
 _OTHERS = {
     "fp64": np.dtype(np.float64),
     "bool": np.dtype(np.bool_),

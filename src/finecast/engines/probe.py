@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.engines.base import Array, Capability, Engine
+from finecast.engines.integers import INTEGER_ENGINES
 from finecast.engines.probe_models import PROBES, Probe, admitted, build
 from finecast.errors import EngineError
 from finecast.numbers.formats import Format
@@ -28,6 +29,7 @@ PROBED = (
     Format.FP16,
     Format.FP8_E4M3,
     Format.FP8_E5M2,
+    Format.INT8,
 )
 _TF32_ENGINES = frozenset({("onnxruntime", "CUDA"), ("onnxruntime", "Tensorrt")})
 """Where fp32 ops may compute in tf32 (ONNX has no such type of its own)."""
@@ -100,6 +102,11 @@ def _judge(engine: Engine, fmt: Format, baseline: Mapping[Probe, _Attempt]) -> C
         return Capability(
             runs=not failed, speed=None if failed else 1.0, reason="; ".join(failed)
         )
+    if fmt.scaled and engine.name not in INTEGER_ENGINES:
+        reason = (
+            f"plans in {fmt.label} are made for {', '.join(sorted(INTEGER_ENGINES))} alone"
+        )
+        return Capability(runs=False, reason=reason)
     speeds: list[float] = []
     reasons: list[str] = []
     emulated = True
@@ -118,7 +125,7 @@ def _judge(engine: Engine, fmt: Format, baseline: Mapping[Probe, _Attempt]) -> C
 
 
 def _attempt(engine: Engine, model: Probe, fmt: Format) -> _Attempt:
-    if not admitted(model.op, fmt):
+    if not fmt.scaled and not admitted(model.op, fmt):
         return _Attempt(run=None, reason=f"ONNX has no {model.op} in {fmt.label}")
     try:
         session = engine.load(build(model, fmt))

@@ -48,10 +48,15 @@ class Probe:
     @cached_property
     def expected(self) -> NDArray[np.float64]:
         """The result in double precision."""
-        value = self.x
+        return self.stages[-1]
+
+    @cached_property
+    def stages(self) -> list[NDArray[np.float64]]:
+        """The input and the result of each turn, in double precision."""
+        found = [self.x]
         for _ in range(self.depth):
-            value = np.maximum(self._step(value), 0)
-        return value
+            found.append(np.maximum(self._step(found[-1]), 0))
+        return found
 
     def _step(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         if self.op == "MatMul":
@@ -85,6 +90,9 @@ def build(probe: Probe, fmt: Format) -> bytes:
     """The probe as an ONNX model: fp32 in and out, everything between in ``fmt``."""
     from onnx import TensorProto, helper
 
+    if fmt.scaled:
+        return build_scaled(probe, fmt)
+
     kinds = {
         Format.FP32: TensorProto.FLOAT,
         Format.BF16: TensorProto.BFLOAT16,
@@ -104,11 +112,57 @@ def build(probe: Probe, fmt: Format) -> bytes:
         nodes.append(helper.make_node("Relu", [f"p{i}"], [f"v{i + 1}"], name=f"relu{i}"))
     last = f"v{probe.depth}"
     nodes.append(helper.make_node("Cast", [last], ["y"], name="out", to=TensorProto.FLOAT))
+    return _finished(probe, nodes, [weights])
+
+
+def build_scaled(probe: Probe, fmt: Format) -> bytes:
+    """The probe whose products read codes, with scales that fit its numbers."""
+    from onnx import helper, numpy_helper
+
+    from finecast.numbers.encodings import SCALED
+    from finecast.numbers.scaled import Scaled
+
+    row = SCALED[fmt]
+    nodes: list[Any] = []
+    constants: list[Any] = []
+
+    def parameters(name: str, encoding: Scaled) -> list[str]:
+        scale = np.float32(encoding.scale[0])
+        zero = np.array(encoding.zero_point, encoding.dtype)
+        constants.append(numpy_helper.from_array(np.asarray(scale), f"{name}_scale"))
+        constants.append(numpy_helper.from_array(zero, f"{name}_zero"))
+        return [f"{name}_scale", f"{name}_zero"]
+
+    def node(kind: str, inputs: list[str], output: str, **attributes: Any) -> None:
+        made = helper.make_node(kind, inputs, [output], name=f"{kind}_{output}", **attributes)
+        nodes.append(made)
+
+    weights = probe.w.astype(np.float32)
+    of_weights = Scaled.fitted(fmt, row.constants, weights.min(), weights.max())
+    constants.append(numpy_helper.from_array(of_weights.encode(weights), "w"))
+    node("DequantizeLinear", ["w", *parameters("w", of_weights)], "w_read")
+    pads: dict[str, Any] = {"pads": [1, 1, 1, 1]} if probe.op == "Conv" else {}
+    value = "x"
+    for i, stage in enumerate(probe.stages[:-1]):
+        of_value = Scaled.fitted(fmt, row.values, stage.min(), stage.max())
+        given = parameters(f"v{i}", of_value)
+        node("QuantizeLinear", [value, *given], f"q{i}")
+        node("DequantizeLinear", [f"q{i}", *given], f"d{i}")
+        node(probe.op, [f"d{i}", "w_read"], f"p{i}", **pads)
+        value = "y" if i + 1 == probe.depth else f"r{i}"
+        node("Relu", [f"p{i}"], value)
+    return _finished(probe, nodes, constants)
+
+
+def _finished(probe: Probe, nodes: list[Any], constants: list[Any]) -> bytes:
+    """The model of ``nodes`` from ``x`` to ``y``."""
+    from onnx import TensorProto, helper
+
     ports = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
         for name, shape in (("x", probe.x_shape), ("y", probe.expected.shape))
     ]
-    graph = helper.make_graph(nodes, "probe", ports[:1], ports[1:], [weights])
+    graph = helper.make_graph(nodes, "probe", ports[:1], ports[1:], constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)])
     model.ir_version = _IR_VERSION
     return model.SerializeToString()

@@ -18,7 +18,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.numbers.formats import Format
+from finecast.numbers.formats import FLOATS, Format
 from finecast.numbers.rounding import round_to
 
 P = ParamSpec("P")
@@ -26,7 +26,8 @@ T = TypeVar("T")
 Dim: TypeAlias = int | str | None
 Attribute: TypeAlias = int | float | str | tuple[int | float | str, ...]
 
-_STORED = {f.label: f for f in Format if f is not Format.TF32}
+# Values of a scaled format are integers of the graph: their sizes are elsewhere.
+_STORED = {f.label: f for f in FLOATS if f is not Format.TF32}
 
 ROUNDS: Final = "finecast.rounds"
 """Attribute of a node that rounds, by arithmetic, what it gives: the label of the format."""

@@ -26,7 +26,13 @@ class ScaledFormat:
     constants: Grid
 
 
-SCALED: Final[Mapping[Format, ScaledFormat]] = {}
+# What x86's integer products take: unsigned values, and signed weights symmetric around 0.
+SCALED: Final[Mapping[Format, ScaledFormat]] = {
+    Format.INT8: ScaledFormat(
+        values=Grid(dtype=np.dtype(np.uint8), lowest=0, highest=255),
+        constants=Grid(dtype=np.dtype(np.int8), lowest=-127, highest=127, symmetric=True),
+    ),
+}
 """Formats whose encodings have parameters."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 import ml_dtypes
 import numpy as np
@@ -24,10 +25,16 @@ class _Layout:
     mantissa_bits: int
     storage_bits: int
     finite_only: bool = False
+    scaled: bool = False
 
 
 class Format(Enum):
-    """A binary floating-point format; ``mantissa_bits`` leaves out the implicit bit."""
+    """A binary floating-point format, or whole numbers that a scale gives sizes.
+
+    ``mantissa_bits`` leaves out the implicit bit. Those of a ``scaled`` format are of numbers
+    near the end of its range, and its exponents are the scale's: how it rounds is told by the
+    parameters of an encoding alone (``scaled.Scaled``).
+    """
 
     FP32 = _Layout(exponent_bits=8, mantissa_bits=23, storage_bits=32)
     TF32 = _Layout(exponent_bits=8, mantissa_bits=10, storage_bits=32)
@@ -37,6 +44,7 @@ class Format(Enum):
     FP8_E4M3_IEEE = _Layout(exponent_bits=4, mantissa_bits=3, storage_bits=8)
     FP8_E5M2 = _Layout(exponent_bits=5, mantissa_bits=2, storage_bits=8)
     FP8_E3M4 = _Layout(exponent_bits=3, mantissa_bits=4, storage_bits=8)
+    INT8 = _Layout(exponent_bits=8, mantissa_bits=7, storage_bits=8, scaled=True)
 
     # Members are compared by identity; Enum hashes the name, which takes ten times as long.
     __hash__ = object.__hash__
@@ -70,6 +78,11 @@ class Format(Enum):
     def finite_only(self) -> bool:
         """Whether the format has no infinities (OCP "fn": only all-ones is NaN)."""
         return self.value.finite_only
+
+    @property
+    def scaled(self) -> bool:
+        """Whether numbers of the format are codes, to which parameters give sizes."""
+        return self.value.scaled
 
     @property
     def bias(self) -> int:
@@ -122,16 +135,23 @@ class Format(Enum):
         return self
 
     def round(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """``x`` rounded: ``rounding.round_to``."""
+        """``x`` as it is read back: ``rounding.round_to``."""
+        self._check_float()
         return round_to(x, self)
 
     def encode(self, x: NDArray[np.generic]) -> NDArray[np.generic]:
         """The constant ``x`` as it is stored: ``rounding.convert_constant``."""
+        self._check_float()
         return convert_constant(x, self)
 
     def decode(self, codes: NDArray[np.generic]) -> NDArray[np.float32]:
         """The numbers that a stored constant, as ``encode`` gives it, stands for."""
+        self._check_float()
         return codes.astype(np.float32, copy=False)
+
+    def _check_float(self) -> None:
+        if self.scaled:
+            raise ValueError(f"{self.label} has no numbers without a scale")
 
     @classmethod
     def parse(cls, name: str) -> Format:
@@ -157,7 +177,10 @@ _DTYPES: dict[Format, np.dtype[np.generic]] = {
     Format.FP8_E4M3_IEEE: np.dtype(ml_dtypes.float8_e4m3),
     Format.FP8_E5M2: np.dtype(ml_dtypes.float8_e5m2),
     Format.FP8_E3M4: np.dtype(ml_dtypes.float8_e3m4),
+    Format.INT8: np.dtype(np.int8),
 }
+FLOATS: Final = tuple(f for f in Format if not f.scaled)
+"""Floating-point formats: each rounds a number by itself, without parameters."""
 _BY_LABEL = {f.label: f for f in Format}
 # What PyTorch, numpy, ONNX and RAF call them.
 _BY_ALIAS = {

@@ -23,9 +23,13 @@ def highest(permissions: Mapping[int, Permission]) -> dict[int, Format]:
 def chosen(
     permissions: Mapping[int, Permission], units: Units, choice: Choice
 ) -> dict[int, Format]:
-    """Units as chosen, all else fp32 where permitted."""
+    """Units as chosen, all else fp32 where permitted.
+
+    So are a unit's ops that may not have a format for operands that others of it have.
+    """
     of = choice.by_node(units)
-    return {i: pick(p, of.get(i, Format.FP32)) for i, p in permissions.items()}
+    fp32 = Format.FP32
+    return {i: pick(p, of.get(i, fp32), fp32) for i, p in permissions.items()}
 
 
 def pick(permission: Permission, *preferred: Format) -> Format:

@@ -17,6 +17,7 @@ from finecast.graph import ROUNDS, Graph
 from finecast.numbers.encodings import Encoding, Encodings
 from finecast.numbers.formats import Format
 from finecast.ops import READS_ANY_FORMAT
+from finecast.rules.scaled_operands import moved_by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,12 +123,49 @@ def _round_trips(
             if source is None or not follows or _holds(fmt, stored.get(source)):
                 continue
             to = scaled.at(index) if scaled is not None else fmt
-            if to is not None and not _came_from(graph, source, fmt):
+            if to is not None:
                 wanted.setdefault((source, to), []).append(Use(node=number, index=index))
+    _hoist(graph, wanted, stored)
+    wanted = {(v, e): u for (v, e), u in wanted.items() if not _came_from(graph, v, e.format)}
     return [
         RoundTrip(value=v, to=e, uses=tuple(uses))
         for (v, e), uses in sorted(wanted.items(), key=lambda w: w[0][0])
     ]
+
+
+def _hoist(
+    graph: Graph, wanted: dict[tuple[int, Encoding], list[Use]], stored: Mapping[int, Format]
+) -> None:
+    """Round before an op that only places numbers where all that read its result round it.
+
+    So one rounding serves the op's own result and others that read the same value, and an
+    engine moves codes. Only codes of a scaled format are moved: all else is cast to and back.
+    """
+    for value, to in sorted(wanted, key=lambda key: -key[0]):
+        while (value, to) in wanted and to.format.scaled:
+            producer = graph.values[value].producer
+            before = None if producer is None else moved_by(graph, graph.nodes[producer])
+            if producer is None or before is None or not _all_round(graph, value, wanted, to):
+                break
+            if (
+                stored.get(value) is not Format.FP32
+                or stored.get(before.id) is not Format.FP32
+            ):
+                break
+            index = graph.nodes[producer].inputs.index(before.id)
+            del wanted[value, to]
+            value = before.id
+            wanted.setdefault((value, to), []).append(Use(node=producer, index=index))
+
+
+def _all_round(
+    graph: Graph, value: int, wanted: Mapping[tuple[int, Encoding], list[Use]], to: Encoding
+) -> bool:
+    """Whether ``value`` is the one result of its op, and all that read it round it alike."""
+    found = graph.values[value]
+    single = found.producer is not None and len(graph.nodes[found.producer].outputs) == 1
+    readers = {use.node for use in wanted[value, to]}
+    return single and not found.is_output and readers == set(found.uses)
 
 
 def _holds(fmt: Format, stored: Format | None) -> bool:

@@ -140,11 +140,19 @@ def _rows(
     io: Mapping[int, Format],
 ) -> Iterator[tuple[int, list[int], Floats]]:
     """The producer, the consumers and the table of casts of each value."""
-    # Results of an op that only reads its operands in a format are stored in fp32.
-    rests = [Format.FP32 if f.operands_only else f for f in formats]
+
+    def price(value: Value, source: Format, to: Format) -> float:
+        """From an op in ``source``: one that only reads its operands in it gives fp32.
+
+        But a kernel on codes gives the next one the codes that it takes.
+        """
+        if source.scaled and to is source:
+            return 0.0
+        return cast_time(value, Format.FP32 if source.operands_only else source, to)
+
     everyone = [-1 - label for label in range(len(formats))]
     for value, producer, consumers in _ports(graph, units, pins(io, formats), stores=True):
-        made, declared = rests, io.get(value.id)
+        made, declared = formats, io.get(value.id)
         if declared is not None and declared not in formats:
             if value.is_output:
                 consumers.pop()  # the output itself, which no label stands for
@@ -153,9 +161,9 @@ def _rows(
             else:
                 # One more cast whatever is chosen: all labels "read" the value, and each
                 # pays for the next one's reading alone.
-                last = [cast_time(value, rest, declared) for rest in rests]
+                last = [price(value, source, declared) for source in formats]
                 yield producer, everyone, np.roll(np.diag(last), 1, axis=1)
-        table = [[cast_time(value, source, to) for to in formats] for source in made]
+        table = [[price(value, source, to) for to in formats] for source in made]
         yield producer, consumers, np.array(table)
 
 
@@ -179,6 +187,8 @@ def roundings(
     """
     error = np.zeros(len(units.members))
     error[list(points.weight_units)] = sensitivity.weights
+    if points.readers is not None:
+        return Roundings(units=error, lists=points.readers, errors=sensitivity.values)
     touched: dict[int, list[int]] = {}
     for value, producer, consumers in _ports(
         graph, units, pinned, stores=not low.operands_only
@@ -202,7 +212,9 @@ def pins(io: Mapping[int, Format], formats: Sequence[Format]) -> dict[int, int]:
 def _forbidden(
     units: Units, permissions: Mapping[int, Permission], fmt: Format
 ) -> NDArray[np.bool_]:
-    found = [fmt not in permissions[nodes[0]].formats for nodes in units.members]
+    # Of a unit's ops those take a format for operands that may; the others stay as they are.
+    some = any if fmt.operands_only else all
+    found = [not some(fmt in permissions[n].formats for n in m) for m in units.members]
     return np.array(found, dtype=bool).reshape(len(units.members))
 
 

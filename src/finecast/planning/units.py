@@ -36,12 +36,14 @@ class RoundingPoints:
 
     ``classes[k]`` are values rounded together, ``class_of`` leads back; ``weights[j]`` maps
     node ids of unit ``weight_units[j]`` to the inputs at which they read constants.
+    ``readers[k]``, if given, are the only units that round class k: those that read it.
     """
 
     classes: tuple[tuple[int, ...], ...]
     class_of: Mapping[int, int]
     weights: tuple[Mapping[int, tuple[int, ...]], ...]
     weight_units: tuple[int, ...]
+    readers: tuple[tuple[int, ...], ...] | None = None
 
 
 def make_units(
@@ -52,26 +54,52 @@ def make_units(
 ) -> Units:
     """Units of the nodes that may be low; those of one kernel belong to one unit.
 
+    Beside an op on codes so do those of its kernel that stay fp32: they read what it gives.
+
     Args:
         graph: The graph.
         permissions: What the rules left to each node.
         lows: The low formats.
         kernels: Node ids that the engine runs together.
     """
-    free = {
-        i: p.formats
-        for i, p in permissions.items()
-        if graph.nodes[i].format is Format.FP32 and not p.formats.isdisjoint(lows)
+    known = {
+        i: p.formats for i, p in permissions.items() if graph.nodes[i].format is Format.FP32
     }
+    kernels = [[i for i in kernel if i in known] for kernel in kernels]
+    free = {i: f for i, f in known.items() if not f.isdisjoint(lows)}
+    for kernel in kernels:
+        free |= {i: known[i] for i in _beside_codes(kernel, known)}
     sets = DisjointSet(free)
     for kernel in kernels:
         inside = [i for i in kernel if i in free]
         for other in inside[1:]:
-            if free[other] == free[inside[0]]:
+            if _stored(free[other]) == _stored(free[inside[0]]):
                 sets.merge(inside[0], other)
     members = sorted(tuple(sorted(s)) for s in sets.subsets())
     of = {node: u for u, nodes in enumerate(members) for node in nodes}
     return Units(members=tuple(members), of=of)
+
+
+def _beside_codes(
+    kernel: Sequence[int], formats: Mapping[int, frozenset[Format]]
+) -> list[int]:
+    """Ops of a kernel that run on what an op on codes gives, and that store like it.
+
+    They have no choice of their own, but between them and that op nothing is cast.
+    """
+    coded = [i for i in kernel if any(f.scaled for f in formats[i])]
+    return [
+        i for i in kernel if any(_stored(formats[i]) == _stored(formats[c]) for c in coded)
+    ]
+
+
+def _stored(formats: frozenset[Format]) -> frozenset[Format]:
+    """Formats that results are stored in, which ops of one kernel have alike.
+
+    One for operands alone leaves the results as they are: an op of the kernel that may not
+    have it stays fp32 beside one that has.
+    """
+    return frozenset(f for f in formats if not f.operands_only)
 
 
 def pattern_kernels(graph: Graph) -> list[frozenset[int]]:

@@ -2,46 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.graph import Graph, Node
+from finecast.graph import Graph, Node, Value
 from finecast.numbers.encodings import SCALED, Encodings
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 from finecast.rules.facts import Facts, ValueFacts
-
-# Channels of results along the axes of an op's weights, its second input: each has a scale.
-_CHANNELS: Final[Mapping[str, int]] = {"conv": 0, "matmul": -1}
+from finecast.rules.scaled_operands import origin, scaled_operands
 
 
 def calibrated(graph: Graph, node: Node, fmt: Format, facts: Facts) -> Encodings:
     """The encodings of what ``node`` reads in ``fmt``, which has parameters.
 
-    Law: they cover what was observed of values, and all of constants.
+    Law: they cover what was observed of values, and all of constants; values that are only
+    moved from one another have the same.
 
     Raises:
-        ValueError: If nothing, or NaN or Inf, was observed of a value; names it.
+        ValueError: If the op does not run on such operands, or nothing, or NaN or Inf, was
+            observed of one; names it.
     """
     operands: dict[int, Scaled] = {}
     constants: dict[int, Scaled] = {}
-    for index, (source, follows) in enumerate(zip(node.inputs, node.follows_in, strict=True)):
-        if source is None or not follows:
-            continue
+    for index, axis in scaled_operands(graph, node).items():
+        source = node.inputs[index]
+        assert source is not None
         value = graph.values[source]
         try:
             if value.constant is None:
-                operands[index] = _of_value(facts.get(source), fmt)
+                operands[index] = _of_value(_seen(graph, value, facts), fmt)
             else:
-                axis = _CHANNELS.get(node.op) if index == 1 else None
                 constants[index] = _of_constant(value.constant.read(), fmt, axis)
         except ValueError as error:
             raise ValueError(f"{value.name} has no {fmt.label} scale: {error}") from error
     return Encodings(operands=operands, constants=constants)
+
+
+def _seen(graph: Graph, value: Value, facts: Facts) -> ValueFacts | None:
+    """What was observed of the value's origin, or else of itself."""
+    return facts.get(origin(graph, value).id) or facts.get(value.id)
 
 
 def _of_value(seen: ValueFacts | None, fmt: Format) -> Scaled:
@@ -57,10 +60,9 @@ def _of_constant(array: NDArray[np.generic], fmt: Format, axis: int | None) -> S
     array = array.astype(np.float32, copy=False)
     if not array.size:
         raise ValueError("it is empty")
-    own = axis % array.ndim if axis is not None and array.ndim > 1 else None
-    others = tuple(i for i in range(array.ndim) if i != own)
+    others = tuple(i for i in range(array.ndim) if i != axis)
     ends = array.min(axis=others), array.max(axis=others)
-    return Scaled.fitted(fmt, SCALED[fmt].constants, *ends, axis=own)
+    return Scaled.fitted(fmt, SCALED[fmt].constants, *ends, axis=axis)
 
 
 def _judge(node: Node, context: Context) -> Ruling | None:

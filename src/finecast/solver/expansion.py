@@ -53,7 +53,7 @@ def envelope(problem: LabelProblem, *, max_steps: int) -> tuple[Labelling, ...]:
     """Labellings along the lower convex envelope of error and time, fastest last.
 
     Law: error grows and time falls strictly. The envelope is that of what moves find: they
-    are exact for two formats only. At most ``max_steps``, evenly spread over time.
+    are exact for two formats only. At most ``max_steps``, evenly spread along it.
     """
     slowest, fastest = highest(problem), label(problem, 0.0)
     found, waiting = [slowest, fastest], [(slowest, fastest)]
@@ -83,7 +83,8 @@ def _pareto(found: Iterable[Labelling]) -> list[Labelling]:
 def _thinned(steps: list[Labelling], count: int) -> tuple[Labelling, ...]:
     if len(steps) <= count:
         return tuple(steps)
-    return tuple(steps[k] for k in spread(np.array([s.time_s for s in steps]), count))
+    time_s, error = (np.array([getattr(s, of) for s in steps]) for of in ("time_s", "error"))
+    return tuple(steps[k] for k in spread(time_s, error, count))
 
 
 def _moved(problem: LabelProblem, at: Labelling, to: int, lam: float) -> Labelling:

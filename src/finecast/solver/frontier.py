@@ -45,7 +45,7 @@ def frontier(problem: Problem, *, max_steps: int | None = None) -> tuple[Step, .
     least time. Each step's low set contains those before it. Error grows and time falls
     strictly, with falling gain per error. Each step is optimal throughout its lam interval,
     and the intervals cover 0..inf (unless ``max_steps``, at least 2, thins the chain to
-    about evenly spaced times; each step then keeps its own interval).
+    about evenly spaced places on its curve; each step then keeps its own interval).
 
     Proof of nesting: lam multiplies weights of nodes only, by errors >= 0. Let S and S' be
     the smallest minimum cuts at lam > lam'. Cut costs are submodular, so
@@ -70,7 +70,7 @@ def frontier(problem: Problem, *, max_steps: int | None = None) -> tuple[Step, .
     bounds = np.append(lams, 0.0)
     chosen = np.arange(len(lams))
     if max_steps is not None and len(lams) > max_steps:
-        chosen = spread(profile.time_s, max_steps)
+        chosen = spread(profile.time_s, profile.error, max_steps)
     return tuple(
         Step(
             index=int(k),
@@ -85,11 +85,18 @@ def frontier(problem: Problem, *, max_steps: int | None = None) -> tuple[Step, .
     )
 
 
-def spread(time_s: Floats, count: int) -> Ints:
-    """Both ends and the steps nearest to evenly spaced times between them."""
-    wanted = np.linspace(time_s[0], time_s[-1], count)
-    after = np.searchsorted(-time_s, -wanted).clip(1, len(time_s) - 1)
-    nearer = np.abs(time_s[after - 1] - wanted) <= np.abs(time_s[after] - wanted)
+def spread(time_s: Floats, error: Floats, count: int) -> Ints:
+    """Both ends and the steps nearest to evenly spaced places along the curve between them.
+
+    A place is told by the share of the time that is won and by that of the error that came
+    in, its square root: among fast plans the time hardly differs, and the error does.
+    """
+    won = (time_s[0] - time_s) / (time_s[0] - time_s[-1])
+    wrong = np.sqrt(error) - np.sqrt(error[0])
+    along = won + wrong / wrong[-1] if wrong[-1] > 0 else won
+    wanted = np.linspace(along[0], along[-1], count)
+    after = np.searchsorted(along, wanted).clip(1, len(along) - 1)
+    nearer = np.abs(along[after - 1] - wanted) <= np.abs(along[after] - wanted)
     return np.unique(after - nearer)
 
 

@@ -11,11 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 from finecast.frontends.onnx.roundops import RoundOps
-from finecast.numbers.formats import Format
+from finecast.numbers.formats import FLOATS, Format
 from finecast.numbers.roundmodes import Rounder, Rounding, convert
 
 Floats = NDArray[np.float32]
-LOW = [f for f in Format if f is not Format.FP32]
+LOW = [f for f in FLOATS if f is not Format.FP32]
 # Beyond it formats of fp32's range may pass unrounded.
 LIMIT = 2.0**100
 

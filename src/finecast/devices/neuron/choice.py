@@ -26,8 +26,9 @@ from finecast.rules.policy import Policy, Scope, low_formats
 DEFAULT_FORMAT: Final = Format.BF16
 # Formats that engines on this machine may compute in, and those that a model can state: by
 # ONNX's types, tf32 by arithmetic.
-_HERE: Final = (Format.BF16, Format.FP16)
-_STATED: Final = (*_HERE, Format.TF32, Format.FP8_E4M3, Format.FP8_E5M2)
+_HERE: Final = (Format.BF16, Format.FP16, Format.INT8)
+_STATED: Final = (Format.BF16, Format.FP16, Format.TF32, Format.FP8_E4M3, Format.FP8_E5M2)
+_NO_TARGET: Final = "TARGET"
 TF32_NOTE: Final = (
     "ONNX has no tf32: fp32 arithmetic in the model rounds the operands, and gives wrong"
     " numbers where something casts it lower (compile with --auto-cast none, run OpenVINO with"
@@ -124,7 +125,7 @@ def explicit_casts(target: str) -> Emulation:
 def _local(given: Given) -> Policy:
     """Finecast's own policy for this machine."""
     scope = Scope.AUTO if given.auto_cast is None else Scope.parse(given.auto_cast)
-    formats = _formats(given, "TARGET")
+    formats = _formats(given, _NO_TARGET)
     for fmt in formats:
         if fmt not in _HERE:
             have = ", ".join(_having(fmt))
@@ -162,6 +163,14 @@ def _format(label: str, given: Given, target: str) -> Format:
         )
     if fmt in _STATED:
         return fmt
+    if fmt.scaled:
+        if target == _NO_TARGET:
+            return fmt
+        raise UsageError(
+            f"--auto-cast-type {fmt.label} with --target {target}: its scales are planned for"
+            " engines that are here alone",
+            fix="drop the target, or use one of its own formats",
+        )
     raise UsageError(
         f"ONNX has no type {fmt.label}: a model's casts cannot state it",
         where="--auto-cast-type",

@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from finecast.frontends.onnx.reader import DATA_TYPES
+from finecast.frontends.onnx.statements import STATEMENTS, Maker
+from finecast.numbers.encodings import SCALED
 from finecast.numbers.formats import Format
+from finecast.numbers.scaled import Scaled
 
 
 def cast_model(low: Format, size: int) -> bytes:
     """X -> Softmax -> Cast to ``low`` -> Softmax -> y: a cast that nothing absorbs.
 
-    ``x`` is fp32 of shape [size / 64, 64].
+    ``x`` is fp32 of shape [size / 64, 64]. A format whose encodings have parameters is cast
+    to and back, at once.
     """
     shape = ir.Shape([size // 64, 64])
     x = ir.Value(name="x", shape=shape, type=ir.TensorType(ir.DataType.FLOAT))
     first = ir.node("Softmax", [x], {"axis": 0}, name="before")
-    cast = ir.node("Cast", [first.outputs[0]], {"to": int(DATA_TYPES[low])}, name="cast")
-    last = ir.node("Softmax", [cast.outputs[0]], {"axis": 0}, name="after")
+    read = first.outputs[0]
+    read.name, read.type, read.shape = "a", ir.TensorType(ir.DataType.FLOAT), shape
+    constants: list[ir.Value] = []
+    casts = _casts(read, low, constants)
+    casts[0].name = "cast"
+    last = ir.node("Softmax", [casts[-1].outputs[0]], {"axis": 0}, name="after")
     y = last.outputs[0]
-    for value, name in ((first.outputs[0], "a"), (cast.outputs[0], "b"), (y, "y")):
-        value.name = name
-    y.shape, y.type = shape, ir.TensorType(DATA_TYPES[low])
-    graph = ir.Graph([x], [y], nodes=[first, cast, last], opset_imports={"": 17}, name="cast")
+    y.name, y.shape, y.type = "y", shape, casts[-1].outputs[0].type
+    nodes = [first, *casts, last]
+    graph = ir.Graph(
+        [x], [y], nodes=nodes, initializers=constants, opset_imports={"": 17}, name="cast"
+    )
     return ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString()
+
+
+def _casts(value: ir.Value, low: Format, constants: list[ir.Value]) -> list[ir.Node]:
+    maker = Maker(lambda name: name, constants.append)
+    if low not in SCALED:
+        dtype = DATA_TYPES[low]
+        return [maker.node("Cast", [value], {"to": int(dtype)}, label=low.label, dtype=dtype)]
+    unit = Scaled.fitted(low, SCALED[low].values, np.zeros(1), np.ones(1))
+    row = STATEMENTS[low]
+    nodes = row.into(maker, value, unit)
+    return nodes + row.back(maker, nodes[-1].outputs[0], unit)

@@ -14,8 +14,9 @@ import onnx_ir as ir
 
 from finecast.frontends.onnx.arithmetic import Arithmetic
 from finecast.frontends.onnx.constants import DATA_TYPES, MARK
+from finecast.frontends.onnx.quantization import SINCE, dequantize, quantize, reader
 from finecast.frontends.onnx.schema import signature
-from finecast.numbers.encodings import Encoding
+from finecast.numbers.encodings import SCALED, Encoding
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
 
@@ -114,6 +115,12 @@ STATEMENTS: Final[Mapping[Format, Statement]] = {
     Format.FP8_E5M2: _CASTS,
     # No type of ONNX: its numbers rest in fp32.
     Format.TF32: Statement(into=_arithmetic, back=_stay, since=_CLIP_TO_INPUTS),
+    Format.INT8: Statement(
+        into=quantize,
+        back=dequantize,
+        since=SINCE,
+        read=reader(Format.INT8, SCALED[Format.INT8].constants),
+    ),
 }
 
 

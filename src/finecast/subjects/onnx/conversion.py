@@ -26,13 +26,14 @@ from finecast.planning.cost import RooflineCost
 from finecast.planning.edits import cast_count
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.units import make_units, pattern_kernels, rounding_points
+from finecast.planning.units import make_units, pattern_kernels
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.onnx.artefact import check_output, write
+from finecast.subjects.onnx.integers import check_calibrated, narrowed
 from finecast.subjects.onnx.observing import observe
 from finecast.subjects.onnx.planning import make_planner, measured_cost, profile_ends
-from finecast.subjects.onnx.roundings import analysis_of, find_units, free
+from finecast.subjects.onnx.roundings import analysis_of, find_units, free, points_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +80,15 @@ class Converter:
         left_out: tuple[str, ...] = ()
         if target is None:
             policy, left_out = worthwhile(policy, partial(speed_of, engine), user_rules)
+        check_calibrated(policy, data, target)
         with frontend.paused_collection():  # graph and plan live on until all is written
             prepared = frontend.prepare(file, policy)
             facts = observe(prepared, lambda: data) if data else {}
             planner = make_planner(
                 prepared, policy, engine, facts=facts, user_rules=user_rules
             )
+            if data:
+                planner = narrowed(file, planner, engine, data[0])
             if policy.scope is not Scope.AUTO:
                 plan = planner.lowest()
             elif target is not None:
@@ -145,7 +149,7 @@ def _modelled_plan(
     """The fastest plan by a roofline; of several formats on a device by its whole time."""
     graph, formats = planner.graph, planner.policy.formats
     units = make_units(graph, planner.permissions, formats, pattern_kernels(graph))
-    points = dict.fromkeys(formats, rounding_points(graph, units))
+    points = points_of(planner, units, dict.fromkeys(formats, ()))
     analysis = analysis_of(planner, units, points, free(points), cost)
     if device is None or len(formats) == 1:
         return fastest_plan(planner, analysis)

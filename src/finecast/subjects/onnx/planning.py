@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from finecast import rules
 from finecast.engines import EMULATOR
 from finecast.engines.base import Engine, Feeds, KernelTime
 from finecast.engines.faults import faults
+from finecast.engines.integers import INTEGER_ENGINES
 from finecast.engines.kernels import kernel_query
 from finecast.engines.loading import load_model
+from finecast.engines.probe import probe_one, speed_of
 from finecast.errors import EngineError, UsageError
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile, Prepared
@@ -26,6 +29,10 @@ from finecast.rules.facts import ValueFacts
 from finecast.rules.override import active, check_overrides
 from finecast.rules.policy import Policy
 from finecast.subjects.onnx.casting import measure_casts
+
+# Runs of a profile: enough that each kernel once had a core for itself, on a busy machine too.
+_PROFILE_S: Final = 0.5
+_MOST_REPEATS: Final = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +99,13 @@ def check_stated(policy: Policy, engine: Engine) -> None:
                 f"no engine here computes in {fmt.label}",
                 fix="name the device with --target (target=...), or use bf16 or fp16",
             )
+        if fmt.scaled and engine.name != EMULATOR and not probe_one(engine, fmt).runs:
+            raise UsageError(
+                speed_of(engine, fmt).text,
+                where=f"--auto-cast-type {fmt.label}",
+                fix=f"use bf16 or fp16, or {' or '.join(sorted(INTEGER_ENGINES))} on a CPU"
+                " with integer products (VNNI)",
+            )
         if fmt not in STATEMENTS:
             raise UsageError(
                 f"ONNX has no type {fmt.label}: a model cannot state it",
@@ -108,7 +122,10 @@ def profile_ends(file: OnnxFile, planner: Planner, engine: Engine, feeds: Feeds)
 
     def kernels(plan: Plan) -> Sequence[KernelTime]:
         applied = frontend.apply(file, plan)
-        return load_model(engine, applied.model, profiling=True).profile(feeds)
+        session = load_model(engine, applied.model, profiling=True)
+        once_s = sum(k.time_s for k in session.profile(feeds, repeats=1))
+        repeats = _PROFILE_S / once_s if once_s else _MOST_REPEATS
+        return session.profile(feeds, repeats=min(max(int(repeats), 5), _MOST_REPEATS))
 
     low: dict[Format, Sequence[KernelTime]] = {}
     failed: EngineError | None = None
@@ -134,7 +151,8 @@ def measured_cost(
             inside = [name for name in kernel.ops if name in known]
             for name in inside:
                 shares[name] = shares.get(name, 0.0) + kernel.time_s / len(inside)
-    rate = measure_casts(engine, next(iter(profiles.low)))
+    lows = sorted(profiles.low, key=lambda fmt: fmt.scaled)  # casts between floats, if any
+    rate = measure_casts(engine, lows[0])
     return MeasuredCost(
         times_s=times,
         shapes={i: f.shape for i, f in facts.items()},

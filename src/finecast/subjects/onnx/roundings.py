@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from finecast.engines.base import Feeds
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Prepared
+from finecast.numbers.encodings import SCALED
 from finecast.numbers.formats import Format
 from finecast.planning.cost import CostModel
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, pins, roundings
+from finecast.planning.scaled_points import scaled_points
 from finecast.planning.sensitivity import Sensitivity, measure
 from finecast.planning.switches import switches
 from finecast.planning.units import RoundingPoints, Units, make_units, rounding_points
@@ -28,7 +30,20 @@ def find_units(planner: Planner, profiles: Profiles) -> tuple[Units, Points]:
     low = {fmt: kernel_nodes(graph, kernels) for fmt, kernels in profiles.low.items()}
     kernels = [*kernel_nodes(graph, profiles.high), *(k for of in low.values() for k in of)]
     units = make_units(graph, planner.permissions, planner.policy.formats, kernels)
-    return units, {fmt: rounding_points(graph, units, of) for fmt, of in low.items()}
+    return units, points_of(planner, units, low)
+
+
+def points_of(
+    planner: Planner, units: Units, fused: Mapping[Format, Sequence[frozenset[int]]]
+) -> Points:
+    """Where plans round to each format; ``fused`` are the kernels of its lowest plan."""
+    graph = planner.graph
+    return {
+        fmt: scaled_points(graph, units, planner.permissions, fmt)
+        if fmt in SCALED
+        else rounding_points(graph, units, kernels)
+        for fmt, kernels in fused.items()
+    }
 
 
 def probe_sensitivity(

@@ -24,6 +24,7 @@ from finecast.progress import Progress
 from finecast.rules.facts import ValueFacts, first_nonfinite
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.onnx.hint import HintedModel, hinted_models
+from finecast.subjects.onnx.integers import check_on_integers, narrowed
 from finecast.subjects.onnx.observing import observe
 from finecast.subjects.onnx.planning import (
     check_stated,
@@ -84,6 +85,8 @@ class OnnxSubject:
             user_rules=tuple(user_rules),
             measured=True,
         )
+        with suppress(EngineError):  # the analysis meets it again, and says so
+            planner = narrowed(self.model.file, planner, self.engine, workload.timing()[0])
         return OnnxExamined(
             subject=self,
             prepared=prepared,
@@ -111,8 +114,13 @@ class OnnxSubject:
         timing = workload.timing()
         calls: dict[str, Callable[[], object]] = {}
         for name, one in built.items():
-            with suppress(EngineError):
+            try:
+                if isinstance(one, OnnxBuilt):
+                    check_on_integers(self.engine, one.plan, one.applied, timing[0])
                 calls[name] = partial(run_all, self.session(one), timing)
+            except EngineError as error:
+                note = f"a plan was dropped: {error.what}"
+                self.told = (*dict.fromkeys((*self.told, note)),)
         return Race.of(partial(run_all, self.reference, timing), calls, effort)
 
     def feeds(self, workload: Workload) -> Sequence[Feeds]:

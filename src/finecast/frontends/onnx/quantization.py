@@ -1,0 +1,78 @@
+"""QuantizeLinear and DequantizeLinear: the nodes that state an encoding with parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import onnx_ir as ir
+
+from finecast.frontends.onnx.constants import constant_tensor
+from finecast.numbers.encodings import Encoding
+from finecast.numbers.formats import Format
+from finecast.numbers.scaled import Grid, Scaled
+
+if TYPE_CHECKING:
+    from finecast.frontends.onnx.statements import Maker
+
+SINCE: Final = 13
+"""The first opset whose nodes take parameters by channel."""
+
+
+def quantize(maker: Maker, value: ir.Value, to: Encoding) -> list[ir.Node]:
+    """A node from fp32 to the codes of ``to``."""
+    assert isinstance(to, Scaled)
+    inputs = [value, *_parameters(maker, value, to)]
+    dtype = ir.DataType.from_numpy(to.dtype)
+    return [maker.node("QuantizeLinear", inputs, _axis(to), label=to.label, dtype=dtype)]
+
+
+def dequantize(maker: Maker, value: ir.Value, to: Encoding) -> list[ir.Node]:
+    """A node from the codes of ``to`` to fp32; it shares the parameters of the way there."""
+    assert isinstance(to, Scaled)
+    before = value.producer()
+    shared = before is not None and before.op_type == "QuantizeLinear"
+    given = before.inputs[1:] if before is not None and shared else ()
+    parameters = [v for v in given if v is not None] or _parameters(maker, value, to)
+    label, dtype = Format.FP32.label, ir.DataType.FLOAT
+    inputs = [value, *parameters]
+    return [maker.node("DequantizeLinear", inputs, _axis(to), label=label, dtype=dtype)]
+
+
+def reader(fmt: Format, grid: Grid) -> Callable[[Sequence[ir.Node]], Scaled]:
+    """A function that gives the encoding in ``fmt`` that ``dequantize``'s node states."""
+
+    def read(nodes: Sequence[ir.Node]) -> Scaled:
+        scale, zero = (constant_tensor(v) for v in nodes[0].inputs[1:] if v is not None)
+        if scale is None or zero is None:
+            raise ValueError("parameters that are not constants")
+        axis = nodes[0].attributes.get("axis")
+        return Scaled(
+            format=fmt,
+            grid=grid,
+            scale=tuple(float(s) for s in scale.numpy().reshape(-1)),
+            zero_point=int(zero.numpy().reshape(-1)[0]),
+            axis=axis.as_int() if axis is not None else None,
+        )
+
+    return read
+
+
+def _axis(to: Scaled) -> dict[str, int]:
+    return {} if to.axis is None else {"axis": to.axis}
+
+
+def _parameters(maker: Maker, value: ir.Value, to: Scaled) -> list[ir.Value]:
+    scale = np.array(to.scale if to.axis is not None else to.scale[0], np.float32)
+    zero = np.full_like(scale, to.zero_point, to.dtype)
+    made: list[ir.Value] = []
+    for what, array in (("scale", scale), ("zero", zero)):
+        name = maker.fresh(f"{value.name}_{what}")
+        tensor = ir.tensor(array, name=name)
+        kind = ir.TensorType(tensor.dtype)
+        new = ir.Value(name=name, shape=ir.Shape(array.shape), type=kind)
+        new.const_value = tensor
+        maker.register(new)
+        made.append(new)
+    return made

@@ -1,0 +1,116 @@
+"""Ops that a plan puts on integers and the engine does not run so.
+
+Engines fuse what quantizes and dequantizes into kernels on integers by patterns of their own,
+and where none fits they compute in fp32 between roundings, without a word: slower than fp32
+and less exact. So every such plan is held against the kernels that ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from finecast.devices.emulation import Emulation
+from finecast.engines.base import Engine, Feeds
+from finecast.engines.integers import not_on_integers
+from finecast.engines.loading import load_model
+from finecast.errors import EngineError, UsageError
+from finecast.frontends import onnx as frontend
+from finecast.frontends.onnx import Applied, OnnxFile
+from finecast.numbers.formats import Format
+from finecast.planning.plan import Plan
+from finecast.planning.planner import Planner
+from finecast.rules import Permission
+from finecast.rules.policy import Policy
+from finecast.rules.reason import Reason
+
+# Each turn takes ops out, and what is left is fused anew: more turns have not been needed.
+_MOST_TURNS: Final = 4
+
+
+def check_calibrated(policy: Policy, data: Sequence[Feeds], target: Emulation | None) -> None:
+    """Return unless a format of ``policy`` needs what is not there.
+
+    Raises:
+        UsageError: If it has scales, and there is no data to take them from, or if it is
+            asked of a device that is not here.
+    """
+    for fmt in (f for f in policy.formats if f.scaled):
+        if target is not None:
+            raise UsageError(
+                f"{fmt.label} is planned for engines that are here, not for"
+                f" {target.target.name}",
+                where="--auto-cast-type",
+                fix="drop the target, or use one of its own formats",
+            )
+        if not data:
+            raise UsageError(
+                f"{fmt.label} needs the ranges of the model's values, and there is no data",
+                where="--auto-cast-type",
+                fix="give some of the model's inputs: --data calib.npz (data=...)",
+            )
+
+
+def narrowed(file: OnnxFile, planner: Planner, engine: Engine, feeds: Feeds) -> Planner:
+    """``planner`` without the ops that the lowest plan in a scaled format fails to put there.
+
+    Raises:
+        EngineError: If the engine cannot run the lowest plan.
+    """
+    for fmt in (f for f in planner.policy.formats if f.scaled):
+        for _ in range(_MOST_TURNS):
+            plan = planner.lowest(fmt)
+            failed = left_out(engine, plan, frontend.apply(file, plan), feeds)
+            if not failed:
+                break
+            planner = _without(planner, fmt, failed, engine.name)
+    return planner
+
+
+def left_out(engine: Engine, plan: Plan, applied: Applied, feeds: Feeds) -> dict[str, str]:
+    """Ops that ``plan`` puts on integers, by name, and in what ``engine`` ran them instead.
+
+    Raises:
+        EngineError: If the engine cannot run the model.
+    """
+    planned = {name for name, fmt in plan.formats.items() if fmt.scaled}
+    if not planned:
+        return {}
+    session = load_model(engine, applied.model, profiling=True)
+    return not_on_integers(session.profile(feeds, repeats=1), planned)
+
+
+def check_on_integers(engine: Engine, plan: Plan, applied: Applied, feeds: Feeds) -> None:
+    """Return if every op that ``plan`` puts on integers ran so.
+
+    Raises:
+        EngineError: If not; names the first op.
+    """
+    for name, ran in left_out(engine, plan, applied, feeds).items():
+        raise EngineError(
+            f"{name!r} is planned in {plan.formats[name].label} and runs in {ran}",
+            fix="keep it in fp32 by --exclude",
+        )
+
+
+def _without(planner: Planner, fmt: Format, failed: Mapping[str, str], engine: str) -> Planner:
+    """``planner`` where the ops ``failed`` may not have ``fmt``."""
+    names = {n.id: n.name for n in planner.graph.nodes}
+    permissions = {
+        i: _deprived(p, fmt, engine, failed[names[i]]) if names[i] in failed else p
+        for i, p in planner.permissions.items()
+    }
+    return replace(planner, permissions=permissions)
+
+
+def _deprived(permission: Permission, fmt: Format, engine: str, ran: str) -> Permission:
+    formats = (permission.formats - {fmt}) or frozenset({Format.FP32})
+    reason = Reason(
+        rule="kernel",
+        text=f"quantized for {fmt.label}, {engine} runs it in {ran} all the same",
+        permits=tuple(sorted(f.label for f in formats)),
+    )
+    kept = {f: e for f, e in permission.encodings.items() if f is not fmt}
+    reasons = (*permission.reasons, reason)
+    return replace(permission, formats=formats, reasons=reasons, encodings=kept)

@@ -1,0 +1,101 @@
+"""Which operands are stored as codes, and which value they are moved from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from finecast.graph import ConstantStats, Graph, Value
+from finecast.graph.text import from_text
+from finecast.rules.scaled_operands import moved_by, origin, scaled_operands
+
+NET = """\
+input %0 x fp32[1, 4, 8, 8]
+constant %1 w fp32[4, 4, 1, 1] size=16
+constant %2 b fp32[4] size=4
+constant %3 m fp32[4, 8] size=32
+constant %4 zero fp32[] size=1
+constant %5 one fp32[] size=1
+node act relu onnx::Relu fp32 (%0) -> (%6 r fp32[1, 4, 8, 8])
+node pool max_pool onnx::MaxPool fp32 (%6) -> (%7 p fp32[1, 4, 8, 8])
+node turn transpose onnx::Transpose fp32 (%7) -> (%8 t fp32[1, 8, 8, 4])
+node pad pad onnx::Pad fp32 (%7, ~_, %4) -> (%9 padded fp32[1, 4, 10, 10])
+node fill pad onnx::Pad fp32 (%7, ~_, %5) -> (%10 filled fp32[1, 4, 10, 10])
+node conv conv onnx::Conv fp32 (%7, %1, %2) -> (%11 c fp32[1, 4, 8, 8])
+node join add onnx::Add fp32 (%11, %7) -> (%12 j fp32[1, 4, 8, 8])
+node bias add onnx::Add fp32 (%11, %2) -> (%13 k fp32[1, 4, 8, 8])
+node sums add onnx::Add fp32 (%12, %7) -> (%14 l fp32[1, 4, 8, 8])
+node mm matmul onnx::MatMul fp32 (%8, %3) -> (%15 y fp32[1, 8, 8, 8])
+node both matmul onnx::MatMul fp32 (%8, %8) -> (%16 z fp32[1, 8, 8, 8])
+node left matmul onnx::MatMul fp32 (%3, %8) -> (%17 v fp32[1, 8, 8, 8])
+node soft softmax onnx::Softmax fp32 (%15) -> (%18 s fp32[1, 8, 8, 8])
+node gemm gemm onnx::Gemm fp32 (%0, %3, %2) -> (%19 g fp32[4, 8])
+node turned gemm onnx::Gemm fp32 (%0, %3, %2) -> (%20 h fp32[4, 4]) {"transB": 1}
+output %14
+output %18
+"""
+
+
+def net() -> Graph:
+    found = from_text(NET.replace("~_", "_"))
+    numbers = {"zero": 0.0, "one": 1.0}
+
+    def filled(value: Value) -> Value:
+        if value.name not in numbers:
+            return value
+        stats = ConstantStats(size=1, read=lambda: np.array(numbers[value.name], np.float32))
+        return replace(value, constant=stats)
+
+    return replace(found, values=tuple(map(filled, found.values)))
+
+
+@pytest.mark.parametrize(
+    ("name", "axes"),
+    [
+        ("conv", {0: None, 1: 0}),  # the bias stays fp32
+        ("mm", {0: None, 1: 1}),
+        ("gemm", {0: None, 1: 1}),
+        ("turned", {0: None, 1: 0}),
+    ],
+)
+def test_products_store_a_value_and_weights_by_channel(
+    name: str, axes: dict[int, int | None]
+) -> None:
+    graph = net()
+    assert scaled_operands(graph, graph.find(name)) == axes
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("both", "weights are no constant"),
+        ("left", "first operand is no value"),
+        ("bias", "adds a constant"),
+        ("sums", "not run in the kernel of a convolution"),
+        ("soft", "no engine here runs softmax on integers"),
+        ("join", "not run in the kernel of a convolution"),  # conv has two readers
+    ],
+)
+def test_other_ops_do_not_run_on_integers(name: str, says: str) -> None:
+    graph = net()
+    with pytest.raises(ValueError, match=says):
+        scaled_operands(graph, graph.find(name))
+
+
+def test_an_addition_to_a_convolution_of_its_own_stores_both_values() -> None:
+    text = NET.replace(
+        "node bias add onnx::Add fp32 (%11,", "node bias add onnx::Add fp32 (%7,"
+    )
+    graph = from_text(text.replace("~_", "_"))
+    assert scaled_operands(graph, graph.find("join")) == {0: None, 1: None}
+
+
+def test_moved_values_have_the_origin_that_their_numbers_come_from() -> None:
+    graph = net()
+    by_name = {v.name: v for v in graph.values}
+    origins = {name: origin(graph, by_name[name]).name for name in ("t", "p", "padded")}
+    assert origins == dict.fromkeys(origins, "r"), "a relu changes the range"
+    assert origin(graph, by_name["filled"]) is by_name["filled"], "it holds a 1 besides"
+    assert moved_by(graph, graph.find("act")) is None
