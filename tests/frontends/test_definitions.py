@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("onnx")
 
 from finecast.frontends.onnx.definitions import definition
+from finecast.frontends.onnx.schema import signature
 
 
 def test_values_that_a_loop_carries_have_types_of_their_own() -> None:
@@ -17,3 +18,17 @@ def test_values_that_a_loop_carries_have_types_of_their_own() -> None:
     joined = definition("Concat", "", 17)
     assert joined is not None
     assert all(joined.inputs.binds(port) for port in range(6))
+
+
+@pytest.mark.parametrize(
+    ("op", "port", "output"),
+    [("GridSample", 1, False), ("Resize", 1, False), ("LayerNormalization", 1, True)],
+)
+def test_a_second_type_of_floats_does_not_follow_the_op(
+    op: str, port: int, output: bool
+) -> None:
+    """Positions, regions and statistics have a type variable of their own."""
+    found = signature(op, "", 21)
+    assert found is not None
+    assert found.follows(0, output=output)
+    assert not found.follows(port, output=output)

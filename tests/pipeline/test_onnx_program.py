@@ -52,6 +52,10 @@ def test_what_is_emulated_is_not_judged_by_reputation(tmp_path: Path) -> None:
 
 def test_what_a_ladder_tells_of_its_work_stays_within_it(tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
+
+    def tell(stage: str, done: int, total: int) -> None:
+        told.append((stage, done, total))
+
     model = finecast.load(models.plain_product(tmp_path / "m.onnx"))
     reference = model.reference()
     workload = workload_of(
@@ -64,7 +68,7 @@ def test_what_a_ladder_tells_of_its_work_stays_within_it(tmp_path: Path) -> None
         workload=workload,
         criterion=Criterion(),
         rungs=rungs,
-        progress=lambda *step: told.append(step),
+        progress=tell,
     ).walk()
     assert {stage for stage, _, _ in told} >= {r.name for r in rungs}
     assert all(stage and 0 <= done <= total >= 1 for stage, done, total in told)

@@ -228,12 +228,16 @@ def test_what_tune_tells_of_its_work_stays_within_it(
     frontend: Frontend, net: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[str, int, int]] = []
+
+    def tell(stage: str, done: int, total: int) -> None:
+        told.append((stage, done, total))
+
     finecast.tune(
         net,
         data={"x": X},
         metric="agreement",
         engine=_stated(frontend, monkeypatch),
-        progress=lambda *step: told.append(step),
+        progress=tell,
     )
     assert told
     assert all(stage and 0 <= done <= total >= 1 for stage, done, total in told)
