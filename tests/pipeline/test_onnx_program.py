@@ -9,9 +9,11 @@ import numpy as np
 
 import finecast
 from finecast import api
-from finecast.devices.neuron import explicit_casts
+from finecast.data.criterion import Criterion
+from finecast.devices.neuron import explicit_casts, ladder
 from finecast.numbers.formats import Format
 from finecast.pipeline.device import DeviceModel, search_plans
+from finecast.pipeline.ladder import LadderWalk
 from finecast.pipeline.sources import DataOptions, workload_of
 from finecast.rules.policy import Policy
 from tests.engines.emulator import models
@@ -46,3 +48,27 @@ def test_what_is_emulated_is_not_judged_by_reputation(tmp_path: Path) -> None:
     (softmax,) = (n.name for n in planner.graph.nodes if n.op == "softmax")
     assert planner.lowest().formats[softmax] is Format.BF16
     assert api.judge(path, policy)[1].formats[softmax] is Format.FP32
+
+
+def test_what_a_ladder_tells_of_its_work_stays_within_it(tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+
+    def tell(stage: str, done: int, total: int) -> None:
+        told.append((stage, done, total))
+
+    model = finecast.load(models.plain_product(tmp_path / "m.onnx"))
+    reference = model.reference()
+    workload = workload_of(
+        DataOptions(data={"x": np.eye(4, dtype=np.float32)}, metric="snr_db"), reference
+    )
+    rungs = ladder("inf1")
+    LadderWalk(
+        model=model,
+        reference=reference,
+        workload=workload,
+        criterion=Criterion(),
+        rungs=rungs,
+        progress=tell,
+    ).walk()
+    assert {stage for stage, _, _ in told} >= {r.name for r in rungs}
+    assert all(stage and 0 <= done <= total >= 1 for stage, done, total in told)

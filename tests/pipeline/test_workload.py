@@ -61,6 +61,14 @@ def test_the_feeds_kept_are_those_of_the_baseline() -> None:
     assert shapes(workload.timing()) == [2, 1]
 
 
+def test_feeds_of_megabytes_are_kept() -> None:
+    rows = [1 << 17, 1 << 18, 1 << 16]
+    workload = evaluating([one(n) for n in rows])
+    session: Any = Session()
+    workload.evaluate(session, None)
+    assert sorted(shapes(workload.timing())) == sorted(rows)
+
+
 def test_kept_feeds_are_copies() -> None:
     feeds = one(2, 1.0)
     workload = evaluating([feeds])

@@ -224,6 +224,25 @@ def test_tune_writes_nothing_where_no_plan_keeps_the_criterion(
     assert list(net.parent.iterdir()) == [net]
 
 
+def test_what_tune_tells_of_its_work_stays_within_it(
+    frontend: Frontend, net: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, int, int]] = []
+
+    def tell(stage: str, done: int, total: int) -> None:
+        told.append((stage, done, total))
+
+    finecast.tune(
+        net,
+        data={"x": X},
+        metric="agreement",
+        engine=_stated(frontend, monkeypatch),
+        progress=tell,
+    )
+    assert told
+    assert all(stage and 0 <= done <= total >= 1 for stage, done, total in told)
+
+
 def test_a_failure_leaves_nothing_behind(
     net: Path, low: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
