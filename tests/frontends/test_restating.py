@@ -35,7 +35,7 @@ def pattern(body: str, *constants: onnx.TensorProto, opset: int = 23) -> onnx.Mo
     return proto
 
 
-ONE, ZERO = tensor("one", 1), tensor("zero", 0)
+ONE, ZERO, SCALE = tensor("one", 1), tensor("zero", 0), tensor("scale", 1.702)
 NORM = (
     tensor("axes", [-1], np.int64),
     tensor("two", 2),
@@ -46,6 +46,7 @@ ROOT = """q = Pow(c, two) m = ReduceMean(q, axes)
   e = Add(m, epsilon) r = Sqrt(e)"""
 PATTERNS = {
     "swish": pattern("d = Mul(c, one) s = Sigmoid(d) y = Mul(c, s)", ONE),
+    "scaled swish": pattern("d = Mul(scale, c) s = Sigmoid(d) y = Mul(c, s)", SCALE),
     "nothing": pattern(
         "a = Add(zero, c) b = Div(a, one) d = Sub(b, zero) y = Relu(d)", ONE, ZERO
     ),
@@ -59,6 +60,7 @@ PATTERNS = {
 }
 EXPECTED = {
     "swish": {"make_d": "Identity"},
+    "scaled swish": {"make_d": "Identity", "make_s": "Swish", "make_y": "Identity"},
     "nothing": {"make_a": "Identity", "make_b": "Identity", "make_d": "Identity"},
     "inverse": {"make_i": "Identity", "make_d": "Div"},
     "one over": {"make_i": "Identity", "make_d": "Div"},

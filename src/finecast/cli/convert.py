@@ -102,6 +102,7 @@ def report(result: Conversion, output: Path, *, as_json: bool) -> None:
         "casts inside": str(result.casts),
         "size": " -> ".join(f"{b / 1e6:.2f} MB" for b in result.size_bytes),
         **({"opset": str(result.plan.opset)} if result.plan.opset else {}),
+        **({"restated": "\n".join(result.restated)} if result.restated else {}),
         "verified in": (verified.engine or "nothing") + _at(verified.sizes),
         f"error against {verified.reference}": _errors(result) or verified.note,
         "time": f"{result.seconds:.2f} s",
@@ -146,5 +147,6 @@ def to_dict(result: Conversion, output: Path) -> dict[str, Any]:
             "sizes": dict(result.verified.sizes),
             "note": result.verified.note,
         },
+        "restated": list(result.restated),
         "warnings": list(result.warnings),
     }

@@ -235,12 +235,13 @@ def apply(file: OnnxFile, plan: Plan, prepared: Prepared | None = None) -> Appli
         for value in prepared.shaped:
             value.shape = None
         done = _replay(prepared, plan)
-        kept = plan.keep_ops or not done
-        restated = () if kept else restate(prepared.model, plan.engine)
+        model, restated = prepared.model, tuple[Restated, ...]()
+        if done and not plan.keep_ops:
+            model, restated = restate(model, plan.engine)
     if done:
-        prepared.model.metadata_props[PLAN_KEY] = plan.digest
-        prepared.model.metadata_props[POLICY_KEY] = plan.policy
-    return Applied(model=prepared.model, graph=prepared.graph, edits=done, restated=restated)
+        model.metadata_props[PLAN_KEY] = plan.digest
+        model.metadata_props[POLICY_KEY] = plan.policy
+    return Applied(model=model, graph=prepared.graph, edits=done, restated=restated)
 
 
 def planned(file: OnnxFile, plan: Plan) -> OnnxFile:

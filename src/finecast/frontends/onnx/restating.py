@@ -16,10 +16,12 @@ from typing import Final, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from finecast.frontends.onnx.constants import MARK, constant_tensor
+from finecast.errors import ModelError
+from finecast.frontends.onnx.constants import MARK, ConvertedTensor, constant_tensor
 from finecast.frontends.onnx.definitions import normal_domain
 from finecast.frontends.onnx.joint_constants import combine_norms
-from finecast.frontends.onnx.types import every_node
+from finecast.frontends.onnx.opset import opset_of, raise_opset
+from finecast.frontends.onnx.types import every_node, infer
 
 # On a node that is stated as another op: the op it was, its inputs and attributes, as JSON.
 STATED: Final = f"{MARK}.op"
@@ -42,27 +44,44 @@ Restatement: TypeAlias = Callable[[ir.Node], Sequence[ir.Node]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """``restate`` changes a low node and those around it; gives back the ones it changed."""
+    """``restate`` changes a low node and those around it; gives back the ones it changed.
+
+    ``since`` is the opset that has the new op, and ``applies`` says of a node, before, whether
+    it would be changed.
+    """
 
     restate: Restatement
     reason: str
+    since: int = 0
+    applies: Callable[[ir.Node], bool] = lambda _: True
 
 
-def restate(model: ir.Model, engine: str) -> tuple[Restated, ...]:
-    """State the low ops of ``model`` as ``engine`` knows them; says what was changed.
+def restate(model: ir.Model, engine: str) -> tuple[ir.Model, tuple[Restated, ...]]:
+    """State the low ops of ``model``, in place, as ``engine`` knows them.
 
     Law: no op is left out, and in exact arithmetic the outputs are the same.
+
+    Returns:
+        The model, another one where its opset had to be raised for it; and what was changed.
     """
     found: list[Restated] = []
     rows = RESTATEMENTS.get(engine, ())
     if rows and (joint := combine_norms(model)):
         found.append(Restated(nodes=joint, reason=_JOINT))
     for row in rows:
-        changed = [m for n in every_node(model.graph) if _is_low(n) for m in row.restate(n)]
+        low = [n for n in every_node(model.graph) if _is_low(n)]
+        if row.since > opset_of(model) and any(row.applies(n) for n in low):
+            try:
+                model = raise_opset(model, row.since)
+            except ModelError:
+                continue  # the ops stay as they are
+            infer(model, shapes=False)
+            low = [n for n in every_node(model.graph) if _is_low(n)]
+        changed = [m for n in low if row.applies(n) for m in row.restate(n)]
         if changed:
             names = tuple(dict.fromkeys(n.name or "" for n in changed))
             found.append(Restated(nodes=names, reason=row.reason))
-    return tuple(found)
+    return model, tuple(found)
 
 
 def take_back_ops(model: ir.Model) -> None:
@@ -219,6 +238,46 @@ def _hard_swish(node: ir.Node) -> Sequence[ir.Node]:
     return _state(node, "HardSwish", [x]), _state(product, "Identity", [gate])
 
 
+def _scaled_swish(node: ir.Node) -> bool:
+    """Whether the Sigmoid ``node`` is that of x * Sigmoid(b * x), b a constant number."""
+    scaled = node.inputs[0] if node.op_type == "Sigmoid" else None
+    product = scaled.producer() if scaled is not None else None
+    if scaled is None or product is None or product.op_type != "Mul":
+        return False
+    uses, gate = list(node.outputs[0].uses()), node.outputs[0]
+    if len(uses) != 1 or len(scaled.uses()) != 1 or gate.is_graph_output():
+        return False
+    x, _ = _scaling(product)
+    return x is not None and _is_product(uses[0].node, gate) and x in uses[0].node.inputs
+
+
+def _scaling(product: ir.Node) -> tuple[ir.Value | None, float]:
+    """The operand beside a constant number, and that number's original digits."""
+    for index in (1, 0):
+        value = product.inputs[index]
+        if _scalar(value) is not None and value is not None:
+            tensor = constant_tensor(value)
+            source = tensor.source if isinstance(tensor, ConvertedTensor) else tensor
+            assert source is not None
+            number = np.asarray(source.numpy()).astype(np.float32)
+            return product.inputs[1 - index], float(number)
+    return None, 1.0
+
+
+def _swish(node: ir.Node) -> Sequence[ir.Node]:
+    """State x * Sigmoid(b * x) as a Swish."""
+    gate, scaled = node.outputs[0], node.inputs[0]
+    product = scaled.producer() if scaled is not None else None
+    assert product is not None
+    x, alpha = _scaling(product)
+    reader = next(iter(gate.uses())).node
+    return (
+        _state(product, "Identity", [x]),
+        _state(node, "Swish", [scaled], alpha=alpha),
+        _state(reader, "Identity", [gate]),
+    )
+
+
 _JOINT: Final = (
     "a batch norm's four vectors are one scale and one shift: combined in fp32, rounded once"
 )
@@ -240,6 +299,12 @@ RESTATEMENTS: Final[Mapping[str, Iterable[_Row]]] = {
             reason="a norm is recognised by its quotient, not by the product with an inverse",
         ),
         _Row(restate=_hard_swish, reason="one kernel, or part of the one before it"),
+        _Row(
+            restate=_swish,
+            reason="a bf16 Swish is recognised without a factor inside, or as an op",
+            since=24,
+            applies=_scaled_swish,
+        ),
     )
 }
 """What is restated for an engine, by its name; for the others ops stay as they are."""

@@ -13,7 +13,7 @@ from finecast.engines.base import Engine, Feeds
 from finecast.engines.probe import speed_of
 from finecast.errors import EngineError, UsageError
 from finecast.frontends import onnx as frontend
-from finecast.frontends.onnx import Applied, OnnxFile
+from finecast.frontends.onnx import Applied, OnnxFile, Restated
 from finecast.graph import Graph
 from finecast.measure.environment import local_target
 from finecast.numbers.formats import Format
@@ -125,7 +125,13 @@ class Converter:
             seconds=time.perf_counter() - self.start,
             verified=verified,
             model=frontend.to_proto(applied.model) if in_memory else None,
+            restated=tuple(_told(one) for one in applied.restated),
         )
+
+
+def _told(restated: Restated) -> str:
+    first, count = restated.nodes[0], len(restated.nodes)
+    return f"{first}{f' and {count - 1} more' if count > 1 else ''}: {restated.reason}"
 
 
 def _auto_plan(file: OnnxFile, planner: Planner, engine: Engine, feeds: FeedMaker) -> Plan:
