@@ -1,0 +1,259 @@
+"""int8 in OpenVINO: from data to a model whose kernels run on integers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import numpy_helper, parser
+
+from finecast import api
+from finecast.engines.base import Feeds, KernelTime
+from finecast.engines.integers import not_on_integers
+from finecast.engines.openvino import OpenVinoEngine
+from finecast.engines.probe import probe_one
+from finecast.errors import EngineError, UsageError
+from finecast.frontends import onnx as frontend
+from finecast.numbers.formats import Format
+from finecast.planning.planner import Planner
+from finecast.rules import Context, permit
+from finecast.rules.policy import Policy
+from finecast.subjects.onnx import integers
+from finecast.subjects.onnx.integers import check_on_integers, left_out, narrowed
+from finecast.subjects.onnx.observing import observe
+
+INT8 = Format.INT8
+# A convolution, a residual block, a pool that only moves, and a classifier with its softmax.
+NET = """<ir_version: 8, opset_import: ["" : 17]>
+net (float[n, 3, 16, 16] x) => (float[n, 10] y)
+<int64[2] flat = {-1, 1024}> {
+  [stem] a = Conv <pads = [1, 1, 1, 1]> (x, w0, b0)
+  [act] r = Relu (a)
+  [one] c = Conv <pads = [1, 1, 1, 1]> (r, w1, b1)
+  [act1] d = Relu (c)
+  [two] e = Conv <pads = [1, 1, 1, 1]> (d, w2, b2)
+  [join] f = Add (e, r)
+  [act2] g = Relu (f)
+  [pool] h = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (g)
+  [flatten] i = Reshape (h, flat)
+  [head] k = MatMul (i, w3)
+  [bias] l = Add (k, b3)
+  [soft] y = Softmax (l)
+}"""
+SHAPES = {
+    "w0": (16, 3, 3, 3),
+    "b0": (16,),
+    "w1": (16, 16, 3, 3),
+    "b1": (16,),
+    "w2": (16, 16, 3, 3),
+    "b2": (16,),
+    "w3": (1024, 10),
+    "b3": (10,),
+}
+X = np.random.default_rng(0).standard_normal((24, 3, 16, 16)).astype(np.float32)
+DATA = {"x": X}
+CODED = ["head", "join", "one", "stem", "two"]
+
+
+@pytest.fixture(scope="module")
+def openvino() -> OpenVinoEngine:
+    engine = OpenVinoEngine()
+    if not probe_one(engine, INT8).runs:
+        pytest.skip("this CPU has no integer products that are right")
+    return engine
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Path:
+    made = parser.parse_model(NET)
+    draw = np.random.default_rng(1)
+    for name, shape in SHAPES.items():
+        array = draw.standard_normal(shape) / np.sqrt(max(np.prod(shape[1:]), 4))
+        made.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
+    path = tmp_path / "net.onnx"
+    onnx.save(made, path)
+    return path
+
+
+def coded(plan: object) -> list[str]:
+    formats: dict[str, Format] = getattr(plan, "formats")  # noqa: B009
+    return sorted(name for name, fmt in formats.items() if fmt is INT8)
+
+
+def kinds(path: Path) -> list[str]:
+    return sorted(n.op_type for n in onnx.load(path).graph.node)
+
+
+def run(path: Path) -> NDArray[np.float32]:
+    return OpenVinoEngine().load(path).run(DATA)["y"].astype(np.float32)
+
+
+def test_all_that_runs_on_integers_is_put_there(net: Path, openvino: OpenVinoEngine) -> None:
+    out = net.with_name("low.onnx")
+    done = api.convert(net, out, "all:int8", data=DATA, engine="openvino")
+    assert coded(done.plan) == CODED
+    applied = frontend.apply(frontend.load(net), done.plan)
+    assert left_out(openvino, done.plan, applied, DATA) == {}
+    assert 0 < np.linalg.norm(run(out) - run(net)) / np.linalg.norm(run(net)) < 0.1
+    made = kinds(out)
+    # x, r (for `one` and `join`), d, e (inside the block) and g (before the pool): once each.
+    assert made.count("QuantizeLinear") == 5
+    assert made.count("DequantizeLinear") == 5 + 4
+    weights = {t.name: numpy_helper.to_array(t) for t in onnx.load(out).graph.initializer}
+    assert weights["w1_int8"].dtype == np.int8
+    assert np.abs(weights["w1_int8"].astype(int)).max() == 127
+    assert weights["b1"].dtype == np.float32
+
+
+def test_what_the_pool_moves_is_coded_before_it(net: Path, openvino: OpenVinoEngine) -> None:
+    out = net.with_name("low.onnx")
+    api.convert(net, out, "all:int8", data=DATA, engine="openvino")
+    nodes = {n.name: n for n in onnx.load(out).graph.node}
+    assert nodes["pool"].input[0] == "g_int8_fp32"
+    assert nodes["head"].input[0] == "i"
+
+
+def test_the_matmult_scope_leaves_the_addition(net: Path, openvino: OpenVinoEngine) -> None:
+    done = api.convert(net, None, "matmult:int8", data=DATA, engine="openvino")
+    assert coded(done.plan) == [name for name in CODED if name != "join"]
+
+
+def test_ops_of_a_second_format_take_it(net: Path, openvino: OpenVinoEngine) -> None:
+    done = api.convert(net, None, "all:int8,bf16", data=DATA, engine="openvino")
+    assert coded(done.plan) == CODED
+    assert done.plan.formats["soft"] is Format.BF16
+
+
+def test_the_user_s_word_counts(net: Path, openvino: OpenVinoEngine) -> None:
+    import re
+
+    base = Policy.parse("all:int8")
+    kept = replace(base, exclude=(re.compile("head"),))
+    done = api.convert(net, None, kept, data=DATA, engine="openvino")
+    assert coded(done.plan) == [name for name in CODED if name != "head"]
+    forced = replace(base, op_formats={"Conv": Format.FP32})
+    done = api.convert(net, None, forced, data=DATA, engine="openvino")
+    assert not {"stem", "one", "two"} & {*coded(done.plan)}
+
+
+def test_every_op_that_is_not_coded_says_why(net: Path, openvino: OpenVinoEngine) -> None:
+    _, plan = api.judge(net, Policy.parse("all:int8"), data=DATA, engine="openvino")
+    said = {d.node: "; ".join(r.text for r in d.reasons) for d in plan.decisions}
+    assert "no engine here runs softmax on integers" in said["soft"]
+    assert "it adds a constant" in said["bias"]
+    _, plan = api.judge(net, Policy.parse("all:int8"), engine="openvino")
+    reasons = "; ".join(r.text for r in plan.reasons)
+    assert "x has no int8 scale: nothing was observed of it" in reasons
+
+
+def test_a_plan_is_replayed_and_taken_back(net: Path, openvino: OpenVinoEngine) -> None:
+    out, again, back = (net.with_name(f"{n}.onnx") for n in ("low", "again", "back"))
+    done = api.convert(net, out, "all:int8", data=DATA, engine="openvino")
+    api.apply(type(done.plan).from_json(done.plan.to_json()), net, again, engine="openvino")
+    assert np.array_equal(run(again), run(out))
+    assert kinds(again) == kinds(out)
+    api.convert(out, back, "none", engine="openvino")
+    assert kinds(back) == kinds(out), "scope none touches nothing"
+    done = api.convert(out, None, "all:int8", data=DATA, engine="openvino")
+    assert done.casts == 0, "what is coded is not coded again"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "int8 needs the ranges of the model's values, and there is no data"),
+        ({"data": DATA, "engine": "onnxruntime"}, "plans in int8 are made for openvino alone"),
+        ({"data": DATA, "target": "trn1"}, "int8 is planned for engines that are here"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: dict[str, object], says: str, net: Path) -> None:
+    with pytest.raises(UsageError, match=says):
+        api.convert(net, None, "all:int8", **options)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_tuner_predicts_what_int8_does(net: Path, openvino: OpenVinoEngine) -> None:
+    found = api.tune(
+        net,
+        None,
+        data=DATA,
+        metric="cosine",
+        policy="auto:int8",
+        engine="openvino",
+        tolerance=0.5,
+    )
+    if not found.improved:  # times decide that
+        assert "faster" in found.why
+        return
+    assert coded(found.plan)
+    # Of one sample that was probed, and of those that were timed.
+    assert 0.25 < found.predicted_error / found.measured_error < 4
+
+
+# ------------------------------------------------------- plans against kernels that ran
+
+
+def kernel(format: str, *ops: str) -> KernelTime:  # noqa: A002
+    return KernelTime(kernel="k", kind="Convolution", ops=ops, format=format, time_s=1.0)
+
+
+def test_an_op_ran_on_integers_if_one_of_its_kernels_did() -> None:
+    kernels = [kernel("uint8", "a", "b"), kernel("fp32", "b", "c"), kernel("bf16", "c")]
+    assert not_on_integers(kernels, ["a", "b", "c", "d"]) == {"c": "bf16 and fp32"}
+
+
+@dataclass
+class FusesSome:
+    """An engine that runs only the ops ``fused`` on integers, and ``two`` beside ``one``."""
+
+    fused: set[str]
+    name: str = "openvino"
+    device: str = "CPU"
+    inputs: Sequence[object] = ()
+
+    def load(self, model: Path | bytes, *, profiling: bool = False) -> FusesSome:
+        assert profiling
+        assert isinstance(model, bytes)
+        read = {v for n in onnx.load_from_string(model).graph.node for v in n.input}
+        self.codes_for_one = any(v.startswith("r_int8") for v in read)
+        return self
+
+    def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
+        fused = self.fused - (set[str]() if self.codes_for_one else {"two"})
+        return [kernel("uint8" if name in fused else "fp32", name) for name in CODED]
+
+
+def planner(net: Path) -> Planner:
+    policy = Policy.parse("all:int8")
+    prepared = frontend.prepare(frontend.load(net), policy)
+    context = Context(
+        graph=prepared.graph,
+        policy=policy,
+        facts=observe(prepared, lambda: [DATA]),
+        casts_around=frozenset({INT8}),
+    )
+    return Planner(
+        graph=prepared.graph, policy=policy, permissions=permit(context), engine="openvino"
+    )
+
+
+def test_ops_that_the_engine_does_not_fuse_keep_fp32_and_say_so(net: Path) -> None:
+    # Without `one` and `join` nothing reads codes of r, and then `two` is not fused either.
+    engine = FusesSome(fused={"stem", "two", "head"})
+    asked = replace(planner(net), opset=lambda _: 17)
+    found = narrowed(frontend.load(net), asked, engine, DATA)  # pyright: ignore[reportArgumentType]
+    plan = found.lowest(INT8)
+    assert coded(plan) == ["head", "stem"]
+    (reason,) = (
+        r for d in plan.decisions if d.node == "one" for r in d.reasons if r.rule == "kernel"
+    )
+    assert reason.text == "quantized for int8, openvino runs it in fp32 all the same"
+    before = asked.lowest(INT8)
+    applied = frontend.apply(frontend.load(net), before)
+    with pytest.raises(EngineError, match="is planned in int8 and runs in fp32"):
+        check_on_integers(engine, before, applied, DATA)  # pyright: ignore[reportArgumentType]
+    assert integers.left_out(engine, found.highest(), applied, DATA) == {}  # pyright: ignore[reportArgumentType]
