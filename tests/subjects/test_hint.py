@@ -22,6 +22,7 @@ from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy
 from finecast.subjects.onnx.hint import hinted_models, stated
 from finecast.subjects.onnx.planning import make_planner
+from finecast.subjects.onnx.source import OnnxSource
 from finecast.subjects.onnx.subject import OnnxSubject
 from tests.frontends.tools import parse, tensor
 
@@ -135,9 +136,9 @@ def test_tune_tries_the_choice_and_shows_the_hint(
     path = tmp_path / "model.onnx"
     onnx.save(residual(), path)
     built: list[Mapping[str, Format]] = []
-    plain = OnnxSubject.build
+    plain = OnnxSource.build
 
-    def build(self: OnnxSubject, plan: Any) -> Any:
+    def build(self: OnnxSource, plan: Any) -> Any:
         built.append(plan.formats)
         return plain(self, plan)
 
@@ -147,7 +148,7 @@ def test_tune_tries_the_choice_and_shows_the_hint(
     def hints(self: OnnxSubject, planner: Planner) -> Any:
         return opened(replace(self, engine=Lowering()), planner)
 
-    monkeypatch.setattr(OnnxSubject, "build", build)
+    monkeypatch.setattr(OnnxSource, "build", build)
     monkeypatch.setattr(OnnxSubject, "hints", hints)
     x = RNG.standard_normal((8, WIDTH)).astype(np.float32)
 
