@@ -409,3 +409,15 @@ def test_a_kernel_that_is_missing_in_fp32_too_is_an_error(
     monkeypatch.setattr(converting, "missing_kernels", lambda *_: frozenset({"aten::linear"}))
     with pytest.raises(ModelError, match="does not run: aten::linear"):
         ft.convert(Block().eval(), (torch.randn(4, 32),), "all:bf16")
+
+
+class Picked(nn.Module):
+    def forward(self, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return rows[ids].relu()
+
+
+def test_indices_do_not_follow_the_format_of_what_they_pick() -> None:
+    captured = frontend.capture(Picked(), (torch.randn(8, 4), torch.tensor([1, 2])))
+    picked, relu = captured.graph.float_nodes
+    assert (picked.follows_in, picked.follows_out) == ((True, False), (True,))
+    assert relu.follows_in == (True,)
