@@ -130,8 +130,8 @@ def main() -> None:
     lines = [
         "# What engines fuse",
         "",
-        "Kernels that compute each pattern, with what is before and after it. What moves numbers",
-        "is left out, and so are the casts of the model's input and output. Written by",
+        "Kernels that compute each pattern, with what is before and after it. What moves is",
+        "left out, and so are the casts of the model's input and output. Written by",
         "`python scripts/fusions.py`.",
         "",
         "- **Hint**: the fp32 model under OpenVINO's own precision hint.",
