@@ -89,23 +89,24 @@ def take_back_ops(model: ir.Model) -> None:
 
     One whose operands another tool took away stays.
     """
-    values = {v.name: v for v in _values(model)}
-    for node in every_node(model.graph):
-        text = node.metadata_props.pop(STATED, None)
-        if text is None:
-            continue
-        was = json.loads(text)
-        inputs = [values.get(name) for name in was["inputs"]]
-        if all(v is not None for v in inputs):
-            _become(node, was["op"], inputs, was["attributes"])
-
-
-def _values(model: ir.Model) -> Iterator[ir.Value]:
+    shared = _values(model.graph)
     for graph in (model.graph, *model.graph.subgraphs()):
-        yield from graph.inputs
-        yield from graph.initializers.values()
+        own = shared | _values(graph)
         for node in graph:
-            yield from node.outputs
+            text = node.metadata_props.pop(STATED, None)
+            if text is None:
+                continue
+            was = json.loads(text)
+            if all(name in own for name in was["inputs"] if name):
+                inputs = [own.get(name) for name in was["inputs"]]
+                _become(node, was["op"], inputs, was["attributes"])
+
+
+def _values(graph: ir.Graph) -> dict[str | None, ir.Value]:
+    """What ``graph`` defines, by name."""
+    made = (v for node in graph for v in node.outputs)
+    found = {v.name: v for v in (*graph.inputs, *graph.initializers.values(), *made)}
+    return {name: value for name, value in found.items() if name}
 
 
 def _is_low(node: ir.Node) -> bool:
