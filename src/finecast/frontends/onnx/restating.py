@@ -236,7 +236,7 @@ def _hard_swish(node: ir.Node) -> Sequence[ir.Node]:
     product = uses[0].node
     if gate.is_graph_output() or not _is_product(product, gate) or x not in product.inputs:
         return ()
-    return _state(node, "HardSwish", [x]), _state(product, "Identity", [gate])
+    return _state(node, "Identity", [x]), _state(product, "HardSwish", [gate])
 
 
 def _scaled_swish(node: ir.Node) -> bool:
@@ -274,8 +274,8 @@ def _swish(node: ir.Node) -> Sequence[ir.Node]:
     reader = next(iter(gate.uses())).node
     return (
         _state(product, "Identity", [x]),
-        _state(node, "Swish", [scaled], alpha=alpha),
-        _state(reader, "Identity", [gate]),
+        _state(node, "Identity", [scaled]),
+        _state(reader, "Swish", [gate], alpha=alpha),
     )
 
 
