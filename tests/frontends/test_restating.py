@@ -60,13 +60,13 @@ PATTERNS = {
 }
 EXPECTED = {
     "swish": {"make_d": "Identity"},
-    "scaled swish": {"make_d": "Identity", "make_s": "Swish", "make_y": "Identity"},
+    "scaled swish": {"make_d": "Identity", "make_s": "Identity", "make_y": "Swish"},
     "nothing": {"make_a": "Identity", "make_b": "Identity", "make_d": "Identity"},
     "inverse": {"make_i": "Identity", "make_d": "Div"},
     "one over": {"make_i": "Identity", "make_d": "Div"},
     "layer norm": {"make_y": "LayerNormalization"},
     "rms norm": {"make_y": "RMSNormalization"},
-    "hard swish": {"make_s": "HardSwish", "make_y": "Identity"},
+    "hard swish": {"make_s": "Identity", "make_y": "HardSwish"},
 }
 
 

@@ -11,11 +11,19 @@ import typer
 
 from finecast.cli.common import EngineName, Json
 from finecast.cli.data_options import Data, RandomFeeds
-from finecast.cli.output import add_row, new_table, progress, write_json, write_table
+from finecast.cli.output import (
+    add_row,
+    new_table,
+    progress,
+    write_json,
+    write_line,
+    write_table,
+)
 from finecast.errors import UsageError
 
 if TYPE_CHECKING:
     from finecast.engines.base import Array, KernelTime, Session
+    from finecast.engines.fallen_apart import FallenApart
     from finecast.measure.memory import MemoryUse
     from finecast.measure.timing import Latency, Ratio
 
@@ -154,7 +162,10 @@ def _json(engine: str, figures: Sequence[_Figures]) -> dict[str, Any]:
 
     return {
         "engine": engine,
-        "models": [_model_json(f) for f in figures],
+        "models": [
+            {**_model_json(f), "fallen_apart": [one.parts for one in _apart(figures[0], f)]}
+            for f in figures
+        ],
         "environment": environment().as_json(),
     }
 
@@ -212,6 +223,16 @@ def _print(engine: str, figures: Sequence[_Figures]) -> None:
     for f in figures:
         if f.kernels:
             _print_kernels(f)
+            lines = [one.text for one in _apart(figures[0], f)]
+            for line in lines[:_MOST_KERNELS]:
+                write_line(f"beside {figures[0].model.label}: {line}")
+
+
+def _apart(first: _Figures, other: _Figures) -> tuple[FallenApart, ...]:
+    """What the first model runs in one kernel and ``other`` in several."""
+    from finecast.engines.fallen_apart import fallen_apart
+
+    return fallen_apart(first.kernels, other.kernels)
 
 
 def _print_kernels(f: _Figures) -> None:

@@ -89,23 +89,24 @@ def take_back_ops(model: ir.Model) -> None:
 
     One whose operands another tool took away stays.
     """
-    values = {v.name: v for v in _values(model)}
-    for node in every_node(model.graph):
-        text = node.metadata_props.pop(STATED, None)
-        if text is None:
-            continue
-        was = json.loads(text)
-        inputs = [values.get(name) for name in was["inputs"]]
-        if all(v is not None for v in inputs):
-            _become(node, was["op"], inputs, was["attributes"])
-
-
-def _values(model: ir.Model) -> Iterator[ir.Value]:
+    shared = _values(model.graph)
     for graph in (model.graph, *model.graph.subgraphs()):
-        yield from graph.inputs
-        yield from graph.initializers.values()
+        own = shared | _values(graph)
         for node in graph:
-            yield from node.outputs
+            text = node.metadata_props.pop(STATED, None)
+            if text is None:
+                continue
+            was = json.loads(text)
+            if all(name in own for name in was["inputs"] if name):
+                inputs = [own.get(name) for name in was["inputs"]]
+                _become(node, was["op"], inputs, was["attributes"])
+
+
+def _values(graph: ir.Graph) -> dict[str | None, ir.Value]:
+    """What ``graph`` defines, by name."""
+    made = (v for node in graph for v in node.outputs)
+    found = {v.name: v for v in (*graph.inputs, *graph.initializers.values(), *made)}
+    return {name: value for name, value in found.items() if name}
 
 
 def _is_low(node: ir.Node) -> bool:
@@ -235,7 +236,7 @@ def _hard_swish(node: ir.Node) -> Sequence[ir.Node]:
     product = uses[0].node
     if gate.is_graph_output() or not _is_product(product, gate) or x not in product.inputs:
         return ()
-    return _state(node, "HardSwish", [x]), _state(product, "Identity", [gate])
+    return _state(node, "Identity", [x]), _state(product, "HardSwish", [gate])
 
 
 def _scaled_swish(node: ir.Node) -> bool:
@@ -273,8 +274,8 @@ def _swish(node: ir.Node) -> Sequence[ir.Node]:
     reader = next(iter(gate.uses())).node
     return (
         _state(product, "Identity", [x]),
-        _state(node, "Swish", [scaled], alpha=alpha),
-        _state(reader, "Identity", [gate]),
+        _state(node, "Identity", [scaled]),
+        _state(reader, "Swish", [gate], alpha=alpha),
     )
 
 
