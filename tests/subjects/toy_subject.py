@@ -84,6 +84,7 @@ class ToySubject:
     runner: str = "toy"
     target: str = ""
     max_steps: int = MAX_STEPS
+    formats: tuple[Format, ...] = (Format.BF16,)
 
     def check(self, policy: Policy) -> None:
         check_policy(self.graph, policy)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from finecast.data.criterion import Criterion
@@ -57,6 +57,8 @@ def tune(
         EngineError: If the fp32 model cannot be run.
     """
     start = time.perf_counter()
+    if policy.open_formats:
+        policy = replace(policy, formats=subject.formats, open_formats=False)
     subject.check(policy)  # a slip in a name shows here
     progress("baseline", 0, 1)
     baseline = _baseline(subject, workload, criterion)

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from finecast.engines.base import Engine, Feeds, Session
+from finecast.engines.integers import INTEGER_ENGINES
 from finecast.engines.loading import load_model
 from finecast.engines.probe import Speed, speed_of
 from finecast.errors import EngineError
@@ -91,6 +92,12 @@ class OnnxSubject:
     def size_bytes(self) -> int:
         """Of the file and its external data."""
         return self.file.size_bytes
+
+    @property
+    def formats(self) -> tuple[Format, ...]:
+        """bf16, and int8 where plans are made for it."""
+        integers = (Format.INT8,) if self.engine.name in INTEGER_ENGINES else ()
+        return (Format.BF16, *integers)
 
     @property
     def runner(self) -> str:
