@@ -171,7 +171,7 @@ def tune(
     criterion: str = "relative",
     tolerance: float = 0.01,
     lower_is_better: bool = False,
-    policy: Policy | str = "auto:bf16",
+    policy: Policy | str = "auto",
     engine: str | None = None,
     target: Emulation | str | None = None,
     batch: int = DEFAULT_BATCH,

@@ -85,6 +85,7 @@ class ToySubject:
     runner: str = "toy"
     target: str = ""
     max_steps: int = MAX_STEPS
+    formats: tuple[Format, ...] = (Format.BF16,)
 
     def check_formats(self, policy: Policy) -> None:
         pass  # a model has those that it computes in

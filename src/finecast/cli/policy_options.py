@@ -35,8 +35,9 @@ class Casting:
         typer.Option(
             "--auto-cast-type",
             metavar="FORMAT[,FORMAT]",
-            help="bf16, fp16; for a device that has it fp8_e4m3 or tf32. Several: auto mixes"
-            " them, other scopes take the first that an op may have.",
+            help="bf16, fp16; int8 in OpenVINO, with --data; for a device that has it fp8_e4m3"
+            " or tf32. Several: auto mixes them, other scopes take the first that an op may"
+            " have.",
         ),
     ] = None
     fast_math: Annotated[

@@ -127,6 +127,11 @@ class Subject(Protocol):
         ...
 
     @property
+    def formats(self) -> tuple[Format, ...]:
+        """Low formats that are tried where the user names none, in order of preference."""
+        ...
+
+    @property
     def max_steps(self) -> int:
         """Plans of the frontier that are built and timed."""
         ...

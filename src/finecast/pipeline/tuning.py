@@ -61,6 +61,8 @@ def tune(
         EngineError: If the fp32 model cannot be run.
     """
     budget = Budget(goal=goal)
+    if policy.open_formats:
+        policy = replace(policy, formats=subject.formats, open_formats=False)
     subject.check_formats(policy)
     subject.model.check_policy(policy)  # a slip in a name shows here
     progress("baseline", 0, 1)

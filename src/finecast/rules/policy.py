@@ -42,7 +42,8 @@ class Policy:
     ``op_formats`` forces all ops of a canonical or native name, a waiver of the rules of
     thumb, never of what the op's definition admits. ``io`` declares the format of inputs
     and outputs by name; ``io_low`` all of them. With ``keep_ops`` no op is stated as another
-    that the engine recognises.
+    that the engine recognises. ``open_formats`` says that nobody named ``formats``: whoever
+    measures may try others that there are kernels for.
     """
 
     scope: Scope = Scope.AUTO
@@ -53,6 +54,7 @@ class Policy:
     io: Mapping[str, Format] = field(default_factory=dict[str, Format])
     io_low: bool = False
     keep_ops: bool = False
+    open_formats: bool = False
 
     @property
     def label(self) -> str:
@@ -78,7 +80,11 @@ class Policy:
             UsageError: If a part is unknown, or a format is named twice.
         """
         scope, _, names = text.partition(":")
-        return cls(scope=Scope.parse(scope), formats=low_formats(names or "bf16"))
+        parsed = Scope.parse(scope)
+        formats = low_formats(names or "bf16")
+        return cls(
+            scope=parsed, formats=formats, open_formats=parsed is Scope.AUTO and not names
+        )
 
     @classmethod
     def of(cls, given: object) -> Policy:

@@ -48,6 +48,11 @@ class EmulatedSubject:
         return self.emulation.target.name
 
     @property
+    def formats(self) -> tuple[Format, ...]:
+        """bf16: other formats of a device are asked for by name."""
+        return (Format.BF16,)
+
+    @property
     def runner(self) -> str:
         """The device and what of it touches numbers: trials of others do not count."""
         parts = (

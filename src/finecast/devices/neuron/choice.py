@@ -134,7 +134,8 @@ def _local(given: Given) -> Policy:
                 " it",
                 fix=f"name the device with --target ({have}), or use bf16 or fp16",
             )
-    return Policy(scope=scope, formats=formats)
+    unnamed = scope is Scope.AUTO and given.auto_cast_type is None
+    return Policy(scope=scope, formats=formats, open_formats=unnamed)
 
 
 def _labels(given: Given) -> list[str]:

@@ -27,6 +27,7 @@ from finecast.pipeline.artefact import Destination, Verified, compared
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.plan import Plan
 from finecast.subjects.onnx.acceptance import Case, accept, accept_taken, feeds_for, nudge
+from finecast.subjects.onnx.integers import check_on_integers
 
 # Models above this are not run in a second engine to find out what their formats explain:
 # that takes several times their size in memory.
@@ -157,6 +158,8 @@ def _verify_in(
         return Verified(engine=name, note=note)
     got = session.run(feeds_for(session, given))
     del session
+    if not emulated:
+        check_on_integers(engine, plan, applied, given)
 
     def elsewhere() -> Mapping[str, Array]:
         other = exact_session(path)

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import islice
 
 from finecast.engines.base import Engine, Feeds, Session
+from finecast.engines.integers import INTEGER_ENGINES
 from finecast.engines.loading import load_model
 from finecast.engines.probe import Speed, speed_of
 from finecast.errors import EngineError
@@ -47,6 +48,12 @@ class OnnxSubject:
     told: tuple[str, ...] = ()
     target: str = ""
     max_steps: int = MAX_STEPS
+
+    @property
+    def formats(self) -> tuple[Format, ...]:
+        """bf16, and int8 where plans are made for it."""
+        integers = (Format.INT8,) if self.engine.name in INTEGER_ENGINES else ()
+        return (Format.BF16, *integers)
 
     @property
     def runner(self) -> str:

@@ -168,6 +168,11 @@ class TorchSubject:
         )
 
     @property
+    def formats(self) -> tuple[Format, ...]:
+        """bf16."""
+        return (Format.BF16,)
+
+    @property
     def max_steps(self) -> int:
         """As the options say."""
         return self.options.steps
