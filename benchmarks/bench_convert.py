@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -24,7 +25,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.common import cpu_seconds, peak_bytes, report
 from finecast.frontends import onnx as frontend
-from finecast.planning import assign
+from finecast.planning.planner import Planner
 from finecast.rules import Context, permit
 from finecast.rules.policy import Policy
 
@@ -152,18 +153,13 @@ def convert(folder: Path, policy_text: str) -> dict[str, Any]:
     file = frontend.load(folder / "in.onnx")
     with frontend.paused_collection():  # as tuner.conversion does
         prepared = frontend.prepare(file, policy)
-        permissions = permit(Context(graph=prepared.graph, policy=policy))
-        formats = assign.lowest(permissions, policy.format)
-        opset = frontend.minimal_opset(prepared, formats)
-        plan = assign.make_plan(
-            prepared.graph,
-            formats,
-            permissions,
-            policy,
-            opset=opset,
-            engine="",
-            because="bench",
+        planner = Planner(
+            graph=prepared.graph,
+            policy=policy,
+            permissions=permit(Context(graph=prepared.graph, policy=policy)),
+            opset=partial(frontend.minimal_opset, prepared),
         )
+        plan = planner.lowest()
         applied = frontend.apply(file, plan, prepared)
     size = frontend.save(applied.model, folder / "out.onnx")
     peaks = peak_bytes()

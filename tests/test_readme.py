@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from finecast import cli
-from finecast.cli.deployment import how_to_run
 from finecast.engines import installed
+from finecast.engines.usage import how_to_run
 
 ROOT = Path(__file__).parent.parent
 DIGITS = ROOT / "examples" / "digits"

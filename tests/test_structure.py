@@ -8,12 +8,48 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "finecast"
 LONGEST_FILE = 400
+LONGEST_FUNCTION = 60
+MOST_PARAMETERS = 7
 MOST_AT_THE_TOP = 8
+# Typer reads the options of a verb from its ``run``; users write these functions' keywords.
+KEYWORDS = {
+    *(f"api.py:{verb}" for verb in ("apply", "convert", "inspect", "tune")),
+    "torch/tuning.py:tune",
+}
+
+
+# What a process remembers for good, and why. Each is one per process whoever asks.
+KEPT_IN_MODULES = {
+    "engines/probe.py: _cache": "what this machine's engines can do: measured once",
+    "engines/torch/kernels.py: _seen": "times of this machine's kernels: measured once",
+    "subjects/onnx/casting.py: _KNOWN": "times of this machine's casts: measured once",
+    "frontends/onnx/model.py: _Unseen": "the garbage collector is the process's own",
+    "frontends/onnx/native.py: _worker": "the one child process that runs onnx's passes",
+}
+# What cached functions may be asked with: by these the cache holds no model alive.
+PLAIN = {"str", "int", "bool", "Format", "tuple[str, ...]"}
+CHANGES = {
+    *("append", "add", "update", "setdefault", "pop", "popitem", "clear", "extend", "insert"),
+    *("remove", "discard"),
+}
 
 
 def trees() -> Iterator[tuple[Path, ast.Module]]:
     for path in sorted(SOURCE.rglob("*.py")):
         yield path.relative_to(SOURCE), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for path, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield f"{path.as_posix()}:{node.name}", node
+
+
+def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """Names of all but ``self`` and ``cls``."""
+    given = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+    return [a.arg for a in given if a.arg not in ("self", "cls")]
 
 
 def test_few_modules_stand_outside_of_rooms() -> None:
@@ -32,3 +68,97 @@ def test_no_two_public_classes_have_one_name() -> None:
 def test_files_stay_short() -> None:
     sizes = {p: len((SOURCE / p).read_text(encoding="utf-8").splitlines()) for p, _ in trees()}
     assert {str(p): n for p, n in sizes.items() if n > LONGEST_FILE} == {}
+
+
+def test_functions_stay_short() -> None:
+    lines = {name: (node.end_lineno or 0) - node.lineno + 1 for name, node in functions()}
+    assert {name: n for name, n in lines.items() if n > LONGEST_FUNCTION} == {}
+
+
+def test_functions_take_few_parameters() -> None:
+    counts = {name: len(parameters(node)) for name, node in functions()}
+    many = {name for name, count in counts.items() if count > MOST_PARAMETERS}
+    verbs = {name for name in many if name.startswith("cli/") and name.endswith(":run")}
+    assert many - verbs <= KEYWORDS
+    assert many >= KEYWORDS  # none is listed for nothing
+
+
+def names_of(tree: ast.Module) -> set[str]:
+    """What the module binds itself: variables and classes."""
+    found = {n.name for n in tree.body if isinstance(n, ast.ClassDef)}
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else ()
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+        found |= {t.id for t in targets if isinstance(t, ast.Name)}
+    return found
+
+
+def changed_by(node: ast.AST) -> Iterator[str]:
+    """Names that a statement or a call changes what stands behind."""
+    targets: list[ast.expr] = []
+    if isinstance(node, ast.Assign | ast.Delete):
+        targets = [e for t in node.targets for e in getattr(t, "elts", [t])]
+    elif isinstance(node, ast.AugAssign):
+        targets = [node.target]
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        targets = [node.func] if node.func.attr in CHANGES else []
+    elif isinstance(node, ast.Global):
+        yield from node.names
+    for target in targets:
+        owner = target.value if isinstance(target, ast.Subscript | ast.Attribute) else None
+        if isinstance(owner, ast.Name):
+            yield owner.id
+
+
+def mutable_classes() -> set[str]:
+    """Classes of our own whose instances can change: all but frozen ones and enums."""
+    return {
+        node.name
+        for _, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        and not any("frozen=True" in ast.unparse(d) for d in node.decorator_list)
+    }
+
+
+def made_by(tree: ast.Module, classes: set[str]) -> Iterator[str]:
+    """Module variables that are instances of ``classes``."""
+    for node in tree.body:
+        if not isinstance(node, ast.Assign | ast.AnnAssign):
+            continue
+        made = node.value.func if isinstance(node.value, ast.Call) else None
+        if made is not None and ast.unparse(made) in classes:
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            yield ast.unparse(target)
+
+
+def test_modules_keep_no_state() -> None:
+    """What is found out about a model lives as long as the model."""
+    classes = mutable_classes()
+    found: set[str] = set()
+    for path, tree in trees():
+        own = names_of(tree)
+        functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+        changed = {
+            name
+            for function in functions
+            for node in ast.walk(function)
+            for name in changed_by(node)
+            if name in own
+        }
+        found |= {f"{path}: {name}" for name in {*changed, *made_by(tree, classes)}}
+    assert found == set(KEPT_IN_MODULES)
+
+
+def test_caches_hold_no_model() -> None:
+    held = [
+        f"{path}: {node.name}({argument.arg})"
+        for path, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and any("cache" in ast.unparse(d).partition("(")[0] for d in node.decorator_list)
+        and "cached_property" not in {ast.unparse(d) for d in node.decorator_list}
+        for argument in (*node.args.args, *node.args.kwonlyargs)
+        if argument.annotation is None or ast.unparse(argument.annotation) not in PLAIN
+    ]
+    assert held == []

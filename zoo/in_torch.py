@@ -7,18 +7,23 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
+from unittest.mock import patch
 
 import torch
 from torch import nn
 
 import finecast.torch as ft
+from finecast.engines.torch import rates
 from finecast.measure.timing import latency, ratio
 from finecast.numbers.formats import Format
+from tests.torch.uncompiled import compile_op_by_op
 from zoo.job import Found, Job, is_wrong
 from zoo.network import float_outputs, relative_error
 from zoo.outcome import StageError, Status, during
 
 SCOPES: Final = ("all", "auto")
+_UNCOMPILED: Final = "aot_eager_decomp_partition"
+"""The backend of PyTorch's that does all that Inductor does but for the kernels."""
 _DTYPES: Final = {Format.BF16: torch.bfloat16, Format.FP16: torch.float16}
 
 
@@ -129,9 +134,50 @@ class _Way:
         self.net.zero_grad()
         return ft.activation_bytes(self.step) / 2**20
 
+    def saved_megabytes(self) -> float:
+        """What the forward pass leaves for the backward pass, and its result."""
+        return ft.saved_bytes(lambda: self.call(**self.inputs)) / 2**20
 
-def compile_and_train(job: Job) -> Found:
-    """Gradients of the compiled network, and the memory that a step takes."""
+
+def train_where_bf16_pays(job: Job) -> Found:
+    """What training would be on a device where products in bf16 take a quarter of the time.
+
+    Plans are those that such a device would be given; their graphs run op by op, autocast's
+    too, and no kernel is built. Memory is what the forward pass leaves: its result, and what
+    it saves for the backward pass.
+    """
+    way = _ways(job)
+    with during(Status.NETWORK, "training in fp32"):
+        want = way(lambda net: net).gradients()
+    autocast = way(lambda net: torch.compile(under_autocast(net), backend=_UNCOMPILED))
+    peer = Peer.autocast(lambda: relative_error(autocast.gradients(), want))
+    figures = {f"gradient {name}": error for name, error in peer.figures.items()}
+    figures |= {"MB autocast": autocast.saved_megabytes()} if peer.figures else {}
+    for scope in SCOPES:
+        with (
+            patch.object(rates, "rate", _fast_bf16),
+            patch("finecast.training.inductor.compile_inner", compile_op_by_op),
+            during(Status.FINECAST, f"finecast.torch.compile, {scope}:bf16"),
+        ):
+            mine = way(lambda net, s=scope: ft.compile(net, f"{s}:bf16"))
+            error, _ = _planned(mine, want)
+            figures[f"MB {scope}"] = mine.saved_megabytes()
+        figures[f"gradient {scope}"] = error
+        peer.check(error, f"gradients, {scope}:bf16")
+    return Found(figures=figures, notes=peer.notes)
+
+
+def _fast_bf16(device: str, fmt: Format, threads: int) -> rates.Rate:
+    """Rates such as a CPU with matrix tiles has, whatever this one is."""
+    del device, threads
+    speed = {Format.BF16: 4.0, Format.FP16: 0.1}.get(fmt, 1.0)
+    return rates.Rate(
+        product_tflops=0.1 * speed, speed=speed, bandwidth_gb_s=20.0, overhead_s=1e-6
+    )
+
+
+def _ways(job: Job) -> Callable[[Callable[[nn.Module], Callable[..., Any]]], _Way]:
+    """Makes copies of the network, to be trained on the same sums of their outputs."""
     weights = [torch.randn(x.shape) for x in job.reference()]
 
     def way(make: Callable[[nn.Module], Callable[..., Any]]) -> _Way:
@@ -140,6 +186,12 @@ def compile_and_train(job: Job) -> Found:
         net = copy.deepcopy(job.net).train()
         return _Way(net=net, call=make(net), weights=weights, inputs=job.inputs)
 
+    return way
+
+
+def compile_and_train(job: Job) -> Found:
+    """Gradients of the compiled network, and the memory that a step takes."""
+    way = _ways(job)
     with during(Status.NETWORK, "training in fp32"):
         want = way(lambda net: net).gradients()
     autocast = way(lambda net: torch.compile(under_autocast(net)))

@@ -1,7 +1,18 @@
-"""``python -m finecast``."""
+"""The command ``finecast``, and ``python -m finecast``."""
 
 import sys
 
-from finecast.cli import entry
 
-sys.exit(entry())
+def entry() -> int:
+    """Run the command line; Ctrl-C while its modules load is one line, too."""
+    try:
+        from finecast.cli import entry as run
+
+        return run()
+    except KeyboardInterrupt:
+        sys.stderr.write("error: interrupted: nothing half-written is left\n")
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(entry())

@@ -24,11 +24,13 @@ from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination
 from finecast.pipeline.census import Census
 from finecast.pipeline.conversion import Conversion
-from finecast.pipeline.model import OpenedModel, RunOptions
+from finecast.pipeline.goal import Goal
+from finecast.pipeline.model import OpenedModel, RunOptions, TuneRequest
 from finecast.pipeline.outcome import Outcome
+from finecast.pipeline.search import MIN_SPEEDUP
 from finecast.pipeline.sources import DEFAULT_BATCH, Data, DataOptions, workload_of
 from finecast.pipeline.study import JOURNAL_SUFFIX, Study
-from finecast.pipeline.tuning import tune as _tune
+from finecast.pipeline.tuning import tune as search
 from finecast.pipeline.workload import EvalFunction
 from finecast.planning.plan import Plan
 from finecast.progress import Progress, silent
@@ -53,6 +55,7 @@ __all__ = [
     "judge",
     "load",
     "tune",
+    "tuned",
     "workload_of",
 ]
 
@@ -110,12 +113,12 @@ def convert(
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
     """
     given = load(model)
-    written = _destination(output, force=force, external_data=external_data)
+    written = _destination(output, force, external_data)
     _claim(given, written, data=data)
     given = _taken(given, from_type)
     done = given.convert(
         written,
-        Policy.parse(policy) if isinstance(policy, str) else policy,
+        Policy.of(policy),
         RunOptions(
             engine=engine,
             device=_device(target),
@@ -147,7 +150,7 @@ def apply(
         FinecastError: If the plan was made for another model, or as for ``convert``.
     """
     given = load(model)
-    written = _destination(output, force=force, external_data=external_data)
+    written = _destination(output, force, external_data)
     _claim(given, written, data=data, plan=None if isinstance(plan, Plan) else plan)
     options = RunOptions(
         engine=engine, data=_data_options(data), dims=dims or {}, verify=verify
@@ -173,6 +176,9 @@ def tune(
     target: Emulation | str | None = None,
     batch: int = DEFAULT_BATCH,
     user_rules: Mapping[str, UserRule] | None = None,
+    min_speedup: float = MIN_SPEEDUP,
+    max_trials: int | None = None,
+    timeout_s: float | None = None,
     study: str | Path | None = None,
     resume: bool = False,
     force: bool = False,
@@ -182,57 +188,67 @@ def tune(
 ) -> Outcome:
     """Find the fastest mixed-precision model that keeps the criterion; write it if it helps.
 
-    Nothing is written where the outcome's verdict is UNCHANGED: use the fp32 model. With a
-    ``target`` accuracy is that of its emulation and times are modelled, not measured.
-    ``data`` is an npz file, arrays by name, or batches that can be iterated again and again (a
-    list of feeds, a DataLoader); as DataOptions it stands for metric, labels, calib and the
-    like too. ``calib`` is any of these, or a function that yields feeds. Trials are kept in
-    ``study``; ``resume`` takes those of an earlier run of the same model, data, code and
-    baseline for granted, but for the winner's. ``from_type`` is as for ``convert``: the times
-    of fp32 are then those of the model taken to fp32, and of a model in fp64 its own accuracy
-    is the one to keep.
+    Nothing is written where the verdict is UNCHANGED: use the fp32 model. ``data`` and
+    ``calib`` are an npz file, arrays by name, or batches that can be iterated again and again,
+    such as a DataLoader; ``calib`` may be a function that yields feeds, and ``data`` a
+    DataOptions that stands for metric, labels, calib and the like too. With a ``target``
+    accuracy is emulated and times are modelled. Trials are kept in ``study``; ``resume`` takes
+    those of an earlier run of the same model, data, code and baseline for granted, but for the
+    winner's. A plan is to be ``min_speedup`` times as fast as fp32. At most ``max_trials`` are
+    evaluated on all data, none is begun after ``timeout_s`` seconds; what is left of such a
+    budget goes into faster plans. ``from_type`` is as for ``convert``.
 
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
     """
-    given = load(model)
-    written = None
-    if output is not None:
-        written = _destination(output, force=force, external_data=external_data)
-    options = data
-    if not isinstance(options, DataOptions):
-        options = DataOptions(
-            data=options,
-            labels=labels,
-            metric=metric,
-            evaluate=evaluate,
-            evaluate_name=getattr(evaluate, "__qualname__", ""),
-            calib=calib,
-            batch=batch,
-            lower_is_better=lower_is_better,
-        )
-    files = _claim(given, written, data=options, study=study)
-    given = _taken(given, from_type)
-    subject = given.subject(engine, _device(target))
-    workload = workload_of(options, subject.reference)
-    rules = tuple((user_rules or {}).items())
-    outcome = _tune(
-        subject,
-        workload,
-        Criterion(
-            kind=CriterionKind.parse(criterion),
-            tolerance=tolerance,
-            higher_is_better=workload.higher_is_better,
-        ),
-        Policy.parse(policy) if isinstance(policy, str) else policy,
-        user_rules=rules,
-        study=Study(Path(study), resume=resume) if study is not None else None,
+    if not isinstance(data, DataOptions):
+        data = DataOptions(data=data, labels=labels, metric=metric, evaluate=evaluate)
+        data = replace(data, calib=calib, batch=batch, lower_is_better=lower_is_better)
+    kept = Criterion(kind=CriterionKind.parse(criterion), tolerance=tolerance)
+    goal = Goal(criterion=kept, min_speedup=min_speedup, max_trials=max_trials)
+    options = TuneRequest(
+        data=data,
+        goal=replace(goal, timeout_s=timeout_s),
+        policy=Policy.of(policy),
+        engine=engine,
+        device=_device(target),
+        user_rules=user_rules or {},
+        study=None if study is None else Path(study),
+        resume=resume,
+        from_type=from_type,
         progress=progress,
     )
-    if written is not None and outcome.improved:
-        size, _ = given.write(outcome, written, subject, workload)
+    return tuned(load(model), _destination(output, force, external_data), options)
+
+
+def tuned(model: OpenedModel, output: Destination, options: TuneRequest) -> Outcome:
+    """``tune`` with its options as one value.
+
+    Raises:
+        FinecastError: As ``tune``.
+    """
+    files = _claim(model, output, data=options.data, study=options.study)
+    model = _taken(model, options.from_type)
+    subject = model.subject(options.engine, options.device)
+    workload = workload_of(options.data, subject.reference)
+    study = None
+    if options.study is not None:
+        study = Study(options.study, resume=options.resume)
+    better = workload.higher_is_better
+    criterion = replace(options.goal.criterion, higher_is_better=better)
+    outcome = search(
+        subject,
+        workload,
+        replace(options.goal, criterion=criterion),
+        options.policy,
+        user_rules=tuple(options.user_rules.items()),
+        study=study,
+        progress=options.progress,
+    )
+    if output.path is not None and outcome.improved:
+        size, _ = model.write(outcome, output, subject, workload)
         outcome = replace(outcome, tuned=replace(outcome.tuned, size_bytes=size))
-    said = without_opinion(user_rules or (), outcome.plan.reasons)
+    said = without_opinion(options.user_rules, outcome.plan.reasons)
     warnings = (*outcome.warnings, *workload.warnings, *said)
     return replace(outcome, warnings=warnings, stale=files.stale())
 
@@ -243,14 +259,14 @@ def _taken(model: OpenedModel, from_type: str | None) -> OpenedModel:
 
 def _claim(
     model: OpenedModel,
-    output: Destination | None,
+    output: Destination,
     *,
     data: DataOptions | Data | None = None,
     plan: str | Path | None = None,
     study: str | Path | None = None,
 ) -> CommandFiles:
     """Every file of a call; UsageError if one that is read would be written."""
-    files = CommandFiles(force=output is not None and output.force)
+    files = CommandFiles(force=output.force)
     files.read("the model", model.path)
     files.read("the model's external data", *model.external)
     options = _data_options(data)
@@ -259,11 +275,10 @@ def _claim(
             if isinstance(source, str | Path):
                 files.read(f"the {role}", source)
     files.read("the plan", plan)
-    if output is not None:
-        files.write("the output", output.path, beside=output.beside)
-        if output.path is not None:
-            check_output_name(model.path, output.path)
-        model.check(output)
+    files.write("the output", output.path, beside=output.beside)
+    if output.path is not None:
+        check_output_name(model.path, output.path)
+    model.check(output)
     files.write("the study", study, beside=(JOURNAL_SUFFIX,), replaces=False)
     return files
 
@@ -296,7 +311,7 @@ def inspect(
 
 def judge(
     model: Model,
-    policy: Policy,
+    policy: Policy | str,
     *,
     engine: str | None = None,
     target: Emulation | str | None = None,
@@ -318,7 +333,7 @@ def judge(
         data=_data_options(data),
         user_rules=user_rules or {},
     )
-    return _taken(load(model), from_type).judge(policy, options)
+    return _taken(load(model), from_type).judge(Policy.of(policy), options)
 
 
 def graph_for(model: Model, plan: Plan) -> Graph:
@@ -340,7 +355,7 @@ def _data_options(
 
 
 def _destination(
-    output: str | Path | None, *, force: bool, external_data: bool | None
+    output: str | Path | None, force: bool, external_data: bool | None
 ) -> Destination:
     path = Path(output) if output is not None else None
     return Destination(path=path, force=force, external_data=external_data)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import re
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
+from typing import Final
 
 
 class ExitCode(IntEnum):
@@ -21,8 +23,47 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+KEYWORDS: Final[Mapping[str, str]] = {
+    "--batch": "batch",
+    "--calib": "calib",
+    "--criterion": "criterion",
+    "--data": "data",
+    "--dim": "dims",
+    "--engine": "engine",
+    "--eval": "evaluate",
+    "--exclude": "Policy.exclude",
+    "--external-data/--one-file": "external_data",
+    "--force": "force=True",
+    "--from-type": "from_type",
+    "--include": "Policy.include",
+    "--io": "Policy.io",
+    "--labels": "labels",
+    "--lower-is-better": "lower_is_better",
+    "--metric": "metric",
+    "--no-verify": "verify=False",
+    "--op": "Policy.op_formats",
+    "--resume": "resume=True",
+    "--sample-axis": "DataOptions.sample_axes",
+    "--study": "study",
+    "--target": "target",
+    "--tolerance": "tolerance",
+    "--trust": "trust=True",
+}
+"""What the Python API calls the options that messages name. Those that say what is cast stay:
+they are the Neuron compilers' own, whose flags are read, too."""
+_OPTION: Final = re.compile(r"(?<![\w-])--[a-z]+(?:-[a-z]+)*(?:/--[a-z-]+)?(?![\w-])")
+
+
+def in_python(text: str) -> str:
+    """``text`` with the command line's options by their names in the Python API."""
+    return _OPTION.sub(lambda found: KEYWORDS.get(found[0], found[0]), text)
+
+
 class FinecastError(Exception):
-    """A user-facing failure, printed as one line: ``what (where): what to do next``.
+    """A user-facing failure, one line: ``what (where): what to do next``.
+
+    Messages name options as the command line does, which prints ``line``; as an exception
+    of Python they read by keywords.
 
     Args:
         what: What went wrong, stating what was got and what was expected.
@@ -36,9 +77,14 @@ class FinecastError(Exception):
         self.what = what
         self.where = where
         self.fix = fix
-        place = f" ({where})" if where else ""
-        advice = f": {fix}" if fix else ""
-        super().__init__(f"{what}{place}{advice}")
+        super().__init__(in_python(self.line))
+
+    @property
+    def line(self) -> str:
+        """The message as the command line prints it."""
+        place = f" ({self.where})" if self.where else ""
+        advice = f": {self.fix}" if self.fix else ""
+        return f"{self.what}{place}{advice}"
 
 
 class UsageError(FinecastError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from finecast.api import judge
 from finecast.errors import ExitCode, ModelError
+from finecast.numbers.formats import Format
 from finecast.pipeline.ladder import LadderWalk
 from finecast.pipeline.per_op import PlanResult
 from finecast.rules.policy import Policy
@@ -53,7 +55,9 @@ def test_targets(finecast: Finecast) -> None:
 
 def test_emulate(finecast: Finecast, mlp: Path, mlp_data: Path) -> None:
     options = ["--auto-cast", "all", "--auto-cast-type", "fp16", "--data", mlp_data]
+    start = time.perf_counter()
     report = finecast("emulate", mlp, "--target", "trn1", *options, "--json").json
+    assert 0 < report["seconds"] < time.perf_counter() - start
     assert report["options"] == "--auto-cast all --auto-cast-type fp16"
     assert 0 < report["output_error"] < 0.01
     assert report["ops"]
@@ -117,6 +121,11 @@ def test_ladder(
     assert answer.code == ExitCode.DONE, answer.err
     report = answer.json
     assert len(report["rungs"]) == rungs
+    for rung in (report["rungs"][0], report["rungs"][-1]):
+        how = ["--target", target, *rung["options"].split(), "--data", mlp_data, "--json"]
+        alone = finecast("emulate", mlp, *how).json["output_error"]
+        assert rung["output_error"] == pytest.approx(alone, abs=8 * Format.FP32.epsilon)
+        assert (rung["output_error"] == 0) == (rung["options"] == "--auto-cast none")
     assert min(r["relative_time"] for r in report["rungs"]) == 1
     best = report["recommended"]
     chosen = next(r for r in report["rungs"] if r["options"] == best["options"])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import onnxruntime
 import pytest
 
 from finecast.errors import ExitCode
+from finecast.pipeline.study import Study
 from tests.cli.conftest import Answer
 
 Finecast = Callable[..., Answer]
@@ -108,6 +110,25 @@ def test_resume_repeats_no_trial(
     # The baseline and plans that were not tried before are evaluated, and the winner again.
     fresh = 1 + len(again["trials"]) - len(repeated)
     assert again["evaluations"] - fresh in (0, 1)
+
+
+def test_a_finished_run_is_resumed_without_force(
+    finecast: Finecast, net: Path, data: Path, tmp_path: Path
+) -> None:
+    """It searches again: what is asked for now need not be what was asked for then."""
+    out, plan = tmp_path / "t.onnx", tmp_path / "t.plan.json"
+    args = ["tune", net, "-o", out, "--data", data]
+    finecast("convert", net, "-o", out, "--auto-cast", "all", "--plan-out", plan)
+    Study(tmp_path / "t.study.db")
+    assert "exists" in finecast(*args).err
+    stated = json.loads(plan.read_text(encoding="utf-8"))
+    plan.write_text(json.dumps(stated | {"model": "another"}), encoding="utf-8")
+    assert finecast(*args, "--resume").code == 2  # it is another model's run
+    plan.write_text(json.dumps(stated), encoding="utf-8")
+    answer = finecast(*args, "--resume")
+    assert "an earlier run finished" in answer.err
+    assert answer.code in (0, 1)
+    assert "improved" in answer.out or "unchanged" in answer.out
 
 
 def test_a_model_with_external_data(

@@ -199,3 +199,29 @@ def test_ctrl_c_says_what_is_kept_and_how_to_go_on(net: Path, tmp_path: Path) ->
         "net.onnx",
     ]
     assert Study(study).count() == 0
+
+
+def test_ctrl_c_while_a_module_loads_is_one_line(net: Path, tmp_path: Path) -> None:
+    """Extension modules make an ImportError of it."""
+    (tmp_path / "extension.py").write_text(
+        "import os, signal, time\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n"
+        "    raise ImportError('numpy failed to import') from None\n",
+        encoding="utf-8",
+    )
+    rules = tmp_path / "rules.py"
+    rules.write_text("import extension\ndef rule(node): return None\n", encoding="utf-8")
+    line = ["convert", str(net), "-o", str(tmp_path / "low.onnx"), "--rules", str(rules)]
+    path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
+    done = subprocess.run(
+        [sys.executable, "-m", "finecast", *line],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == ExitCode.INTERRUPTED
+    assert done.stderr == "error: interrupted: nothing half-written is left\n"

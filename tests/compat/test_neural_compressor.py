@@ -2,25 +2,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
-from finecast.compat.neural_compressor import (  # noqa: E402
+from finecast.compat.neural_compressor import (
     AccuracyCriterion,
     MixedPrecisionConfig,
     TuningCriterion,
     load,
     mix_precision,
 )
-from finecast.compat.neural_compressor.fallback import Fallback  # noqa: E402
-from finecast.data.criterion import Criterion, CriterionKind  # noqa: E402
-from finecast.errors import FinecastError, ModelError, UsageError  # noqa: E402
-from finecast.numbers.formats import Format  # noqa: E402
+from finecast.compat.neural_compressor.fallback import Fallback
+from finecast.data.criterion import Criterion, CriterionKind
+from finecast.errors import FinecastError, ModelError, UsageError
+from finecast.numbers.formats import Format
 
 _FP32 = {"weight": {"dtype": ["fp32"]}, "activation": {"dtype": ["fp32"]}}
 
@@ -440,7 +441,7 @@ def test_a_setting_that_there_is_not_is_one_error() -> None:
         (AccuracyCriterion, "tolerable_los", "tolerable_loss"),
     ):
         with pytest.raises(UsageError, match=f"setting {name!r}.*{close}"):
-            settings(**{name: 1})
+            settings(**cast("dict[str, Any]", {name: 1}))
     assert MixedPrecisionConfig("cpu", precisions="fp16").low() is Format.FP16
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -15,6 +16,7 @@ from finecast.numbers.formats import Format
 from finecast.planning import assign
 from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
+from finecast.planning.planner import Planner
 from finecast.rules import Context, permit
 from finecast.rules.policy import Policy
 
@@ -60,17 +62,14 @@ def convert(path: Path, output: Path, policy: Policy) -> Converted:
     """Every op of the model at ``path`` that may take the policy's format does."""
     file = frontend.load(path)
     prepared = frontend.prepare(file, policy)
-    permissions = permit(Context(graph=prepared.graph, policy=policy))
-    formats = assign.lowest(permissions, policy.format)
-    plan = assign.make_plan(
-        prepared.graph,
-        formats,
-        permissions,
-        policy,
-        opset=frontend.minimal_opset(prepared, formats),
-        engine="",
-        because="the lowest that is permitted",
+    planner = Planner(
+        graph=prepared.graph,
+        policy=policy,
+        permissions=permit(Context(graph=prepared.graph, policy=policy)),
+        opset=partial(frontend.minimal_opset, prepared),
     )
+    formats = assign.lowest(planner.permissions, policy.format)
+    plan = planner.plan(formats, "the lowest that is permitted")
     applied = frontend.apply(file, plan)
     frontend.save(applied.model, output, force=True)
     return Converted(plan=plan, graph=prepared.graph, edits=applied.edits, formats=formats)

@@ -172,7 +172,7 @@ EDGES = np.zeros((2, 40), np.int64)
 def test_unlike_sample_axes_name_the_ways_out() -> None:
     with pytest.raises(UsageError) as caught:
         data_set({"x": X, "edges": EDGES}, GRAPH)
-    for word in ("--eval", "--calib", "--sample-axis edges=none"):
+    for word in ("evaluate", "calib", "sample_axes edges=none"):
         assert word in str(caught.value)
 
 
@@ -185,9 +185,9 @@ def test_inputs_that_all_samples_share() -> None:
     (batch,) = whole.batches(4)
     assert batch.labels is not None
     assert (batch.feeds["x"].shape, len(batch.labels)) == ((10, 3), 10)
-    with pytest.raises(UsageError, match=r"unknown input 'edge' \(--sample-axis\).*edges"):
+    with pytest.raises(UsageError, match=r"unknown input 'edge' \(.*sample_axes\).*edges"):
         data_set(arrays, GRAPH, sample_axes={"edge": None})
-    with pytest.raises(UsageError, match=r"no axis 2 \(--sample-axis\)"):
+    with pytest.raises(UsageError, match=r"no axis 2 \(DataOptions\.sample_axes\)"):
         data_set(arrays, GRAPH, sample_axes={"x": 2})
 
 

@@ -53,18 +53,18 @@ def test_feeds_are_seeded() -> None:
 def test_sizes_beyond_memory(
     inputs: list[TensorSpec], dims: dict[str, int], said: str
 ) -> None:
-    with pytest.raises(UsageError, match=said + ".*--dim.*--data"):
+    with pytest.raises(UsageError, match=said + ".*dims.*data"):
         synthetic_feeds(inputs, dims=dims)
 
 
 def test_sizes_that_are_missing_or_unknown() -> None:
     inputs = [spec("ids", "int64", "N", "T")]
-    with pytest.raises(UsageError, match="give --dim T=SIZE"):
+    with pytest.raises(UsageError, match="give dims T=SIZE"):
         synthetic_feeds(inputs)
     free = r"unknown free dimension 'L' \(--dim\): use one of N, ids.0, T, ids.1"
     with pytest.raises(UsageError, match=free):
         synthetic_feeds(inputs, dims={"T": 2, "L": 3})
-    with pytest.raises(UsageError, match=r"give --dim x\.1=SIZE"):
+    with pytest.raises(UsageError, match=r"give dims x\.1=SIZE"):
         synthetic_feeds([spec("x", "fp32", None, None)])
     with pytest.raises(UsageError, match="no declared shape"):
         synthetic_feeds([TensorSpec(name="x", dtype="fp32", shape=None)])

@@ -170,7 +170,7 @@ def test_outputs_of_another_shape_are_refused() -> None:
 
 
 def test_unknown_metrics_list_the_known_ones() -> None:
-    with pytest.raises(UsageError, match=r"\(--metric\): did you mean top1\? use one of top1"):
+    with pytest.raises(UsageError, match=r"\(metric\): did you mean top1\? use one of top1"):
         get_metric("topp1")
     assert get_metric(" Accuracy ") is METRICS["top1"]
 

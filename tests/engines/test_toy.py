@@ -11,6 +11,7 @@ from onnx import parser
 
 import finecast
 from finecast.engines import ENGINES
+from finecast.measure.racing import Effort
 from finecast.numbers.formats import Format
 from finecast.pipeline import tuning
 from tests.engines import toy
@@ -26,8 +27,8 @@ net (float[N,8] x) => (float[N,8] y) <float[8,8] w0 = {W0}, float[8,8] w1 = {W1}
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> str:
-    for name in ("_RANK_TIME_S", "_FINAL_TIME_S", "_BASELINE_TIME_S"):
-        monkeypatch.setattr(tuning, name, 0.0)
+    for name in ("_RANKING", "_FINAL", "_BASELINE"):
+        monkeypatch.setattr(tuning, name, Effort(min_time_s=0.0))
     return toy.install(monkeypatch)
 
 

@@ -8,11 +8,9 @@ import onnx
 import pytest
 
 from finecast.frontends import onnx as frontend
-from finecast.planning import assign
-from finecast.rules import Context, permit
 from finecast.rules.policy import Policy
 from tests.frontends.test_invalid_graphs import FUNCTIONS, IF, LOOP, SCAN
-from tests.frontends.tools import parse
+from tests.frontends.tools import parse, planner_of
 
 MODELS = {"if": IF, "loop": LOOP, "scan": SCAN, "functions": FUNCTIONS}
 
@@ -26,17 +24,7 @@ def test_the_result_is_the_same(tmp_path: Path, name: str, policy: str, opset: i
     onnx.save(parse(text, opset=opset, imports=imports), tmp_path / "m.onnx")
     file, asked = frontend.load(tmp_path / "m.onnx"), Policy.parse(policy)
     prepared = frontend.prepare(file, asked)
-    permissions = permit(Context(graph=prepared.graph, policy=asked))
-    formats = assign.lowest(permissions, asked.format)
-    plan = assign.make_plan(
-        prepared.graph,
-        formats,
-        permissions,
-        asked,
-        opset=frontend.minimal_opset(prepared, formats),
-        engine="",
-        because="test",
-    )
+    plan = planner_of(prepared, asked).lowest()
     again = frontend.apply(file, plan)
     once = frontend.apply(file, plan, prepared)
     assert once.edits == again.edits
@@ -48,11 +36,7 @@ def test_what_was_prepared_for_another_policy_is_left_alone(tmp_path: Path) -> N
     file = frontend.load(tmp_path / "m.onnx")
     asked = Policy.parse("all:fp16")
     prepared = frontend.prepare(file, asked)
-    permissions = permit(Context(graph=prepared.graph, policy=asked))
-    formats = assign.lowest(permissions, asked.format)
-    plan = assign.make_plan(
-        prepared.graph, formats, permissions, asked, opset=17, engine="", because="test"
-    )
+    plan = planner_of(prepared, asked).lowest()
     other = frontend.prepare(file, Policy.parse("all:bf16"))
     before = frontend.to_bytes(other.model)
     assert frontend.apply(file, plan, other).model is not other.model

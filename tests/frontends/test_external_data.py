@@ -12,6 +12,7 @@ import openvino
 import pytest
 from onnx import TensorProto, helper
 
+import finecast
 from finecast.cli import main
 from tests.frontends.tools import Array, model, parse, run, tensor
 
@@ -222,3 +223,9 @@ def _check(path: Path, whole: onnx.ModelProto, kind: str) -> None:
     if not any(t.data_type == TensorProto.STRING for t in tensors(whole)):
         low = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
         assert float(np.abs(low(given)[0] - wanted).max()) < 4e-2 * scale
+
+
+def test_the_size_told_is_that_of_all_files(tmp_path: Path) -> None:
+    path = put_apart(indices(), tmp_path / "m.onnx")
+    files = sum(f.stat().st_size for f in tmp_path.iterdir())
+    assert finecast.inspect(path).size_bytes == files > path.stat().st_size

@@ -140,7 +140,8 @@ def hang() -> None:
 def test_a_fork_while_a_pass_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The forked process has a worker of its own; this one's goes on, and ends at its end."""
     before = pid()
-    monkeypatch.setattr(native, "OF_MESSAGES", native.Bounds(seconds=5))
+    # More than a busy machine takes to get here: it ends when it is killed below.
+    monkeypatch.setattr(native, "OF_MESSAGES", native.Bounds(seconds=120))
     at_work = threading.Thread(target=hang)
     at_work.start()
     while not native._worker.lock.locked():
@@ -188,3 +189,12 @@ def test_the_checker_takes_a_path_of_this_folder(
         native.check(Path("m.onnx"))
     with pytest.raises(OSError, match="nowhere"):
         native.check(Path("nowhere.onnx"))
+
+
+@pytest.mark.parametrize("bounds", [native.OF_MESSAGES, native.OF_FILES])
+def test_what_a_pass_may_take_grows_with_what_it_reads(bounds: native.Bounds) -> None:
+    least, of_a_gb = bounds.of(0), bounds.of(10**9)
+    assert least == {"memory": bounds.memory, "seconds": bounds.seconds}
+    grown = {name: of_a_gb[name] - least[name] for name in least}
+    assert grown["memory"] == bounds.memory_per_byte * 10**9
+    assert grown["seconds"] == pytest.approx(bounds.seconds_per_byte * 1e9)

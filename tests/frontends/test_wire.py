@@ -68,3 +68,10 @@ def test_no_large_tensor_is_read_with_the_rest(
     assert parse_model(path, whole_below=1000) == net()
     large = sum(t.ByteSize() for t in net().graph.initializer if t.ByteSize() > 1000)
     assert sum(sizes) <= net().ByteSize() - large
+
+
+def test_a_field_without_a_number_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    path.write_bytes(net().SerializeToString() + b"\x02\x00")
+    with pytest.raises(ValueError, match="field 0"):
+        parse_model(path, whole_below=100)

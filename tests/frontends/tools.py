@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from finecast.frontends import onnx as frontend
-from finecast.frontends.onnx import Applied
+from finecast.frontends.onnx import Applied, Prepared
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
-from finecast.planning import assign
 from finecast.planning.plan import Plan
-from finecast.rules import Context, permit
+from finecast.planning.planner import Planner
+from finecast.rules import Context, Permission, permit
 from finecast.rules.policy import Policy
 
 Array = NDArray[Any]
@@ -80,17 +81,25 @@ def convert_file(
     policy = Policy.parse(policy) if isinstance(policy, str) else policy
     file = frontend.load(source)
     prepared = frontend.prepare(file, policy)
-    permissions = permit(Context(graph=prepared.graph, policy=policy))
-    formats = assign.lowest(permissions, policy.format)
-    opset = frontend.minimal_opset(prepared, formats)
-    plan = assign.make_plan(
-        prepared.graph, formats, permissions, policy, opset=opset, engine="", because="test"
-    )
+    plan = planner_of(prepared, policy).lowest()
     applied = frontend.apply(file, plan)
     frontend.save(applied.model, target, force=True)
     if check:
         frontend.check(target)
     return onnx.load(target, load_external_data=False), plan, applied
+
+
+def planner_of(
+    prepared: Prepared, policy: Policy, permissions: Mapping[int, Permission] | None = None
+) -> Planner:
+    """Makes plans for no engine; by default the rules judge without data."""
+    judged = permit(Context(graph=prepared.graph, policy=policy))
+    return Planner(
+        graph=prepared.graph,
+        policy=policy,
+        permissions=judged if permissions is None else permissions,
+        opset=partial(frontend.minimal_opset, prepared),
+    )
 
 
 def graph_of(proto: onnx.ModelProto, folder: Path, policy: str = "all:bf16") -> Graph:

@@ -1,15 +1,16 @@
-"""What is told of a written model's numbers: those of its worst output, whichever that is."""
+"""Where a model may be written, and what is told of its numbers: those of its worst output."""
 
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from finecast.engines.base import Array
-from finecast.errors import WrongNumbersError
-from finecast.pipeline.artefact import compare
+from finecast.errors import UsageError, WrongNumbersError
+from finecast.pipeline.artefact import Destination, compare
 
 WANTED = np.full(4, 2.0, np.float32)
 OFF = {"exact": WANTED, "near": WANTED + 0.125, "far": WANTED + 0.5}
@@ -33,3 +34,14 @@ def test_one_output_that_is_not_finite_refuses_all(bad: float, at: int) -> None:
 def test_what_fp32_has_itself_is_no_fault() -> None:
     masked = np.array([-np.inf, np.nan, 1.0], np.float32)
     assert compare("engine", [masked], [masked]).max_abs_error == 0.0
+
+
+def test_tensors_of_another_model_are_not_replaced(tmp_path: Path) -> None:
+    path, data = tmp_path / "low.onnx", tmp_path / "low.onnx.data"
+    Destination(path=path).check(apart=True)
+    data.write_text("another model's")
+    Destination(path=path).check()
+    Destination(path=path, force=True).check(apart=True)
+    with pytest.raises(UsageError, match=r"low\.onnx\.data") as caught:
+        Destination(path=path).check(apart=True)
+    assert "--force" in str(caught.value)

@@ -74,3 +74,12 @@ def test_beyond_the_limit_nothing_is_kept() -> None:
         session.run(feeds(1, 2))
         session.run(feeds(3, 4))
     assert inner.runs == 3
+
+
+def test_by_default_outputs_of_a_megabyte_are_kept() -> None:
+    inner = Doubling()
+    session = Remembered(inner)
+    large = {"x": np.ones(1 << 18, np.float32)}
+    for _ in range(3):
+        session.run(large)
+    assert inner.runs == 1

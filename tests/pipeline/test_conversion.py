@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 import finecast
 from finecast.engines.base import Engine
 from finecast.engines.probe import Speed
+from finecast.errors import UsageError
 from finecast.numbers.formats import Format
 from finecast.subjects.onnx import conversion
 from finecast.subjects.onnx import model as opened
@@ -88,3 +89,19 @@ def test_a_format_asked_for_and_not_used_is_named(model: Path, fast: set[Format]
     counts, warnings = told(model, "all:bf16,fp16")
     assert counts == {"bf16": 1}
     assert warnings == ("no op is in fp16, which was asked for, too",)
+
+
+def test_who_asks_for_no_format_misses_none(model: Path, fast: set[Format]) -> None:
+    assert not fast
+    assert told(model, "none:bf16") == ({"fp32": 1}, ())
+
+
+def test_sizes_are_for_free_dimensions(model: Path) -> None:
+    proto = onnx.load(model)
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "rows"
+    proto.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "rows"
+    onnx.save(proto, model)
+    done = finecast.convert(model, model.with_name("low.onnx"), dims={"rows": 3})
+    assert done.verified.sizes == {"rows": 3}
+    with pytest.raises(UsageError, match="columns"):
+        finecast.convert(model, model.with_name("other.onnx"), dims={"columns": 3})

@@ -1,4 +1,4 @@
-"""Times of a device that is not here: how it transposes is the compiler's choice."""
+"""Times of a device that is not here: views are free, how it transposes is a choice."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ TRANSPOSE = from_text(
     "input %0 x fp32[512, 512]\n"
     "node turn transpose onnx::Transpose fp32 (%0) -> (%1 y fp32[512, 512])"
     ' {"perm": [1, 0]}\noutput %1\n'
+)
+RESHAPE = from_text(
+    "input %0 x fp32[512, 512]\n"
+    "node view reshape onnx::Reshape fp32 (%0) -> (%1 y fp32[262144])\noutput %1\n"
 )
 
 
@@ -32,3 +36,11 @@ def test_moving_bytes_takes_longer_than_a_product_with_the_identity() -> None:
     assert fast.relayout is not None
     assert exact.relayout is None
     assert 0 < time_s(fast) < time_s(exact)
+
+
+def test_a_view_takes_no_time() -> None:
+    """Every op that moves or computes takes its overhead; a view is no kernel."""
+    emulation = of("--fast-math fp32-cast-matmult no-fast-relayout")
+    cost = RooflineCost(target=emulation.target)
+    assert plan_time_s(RESHAPE, cost, emulation, {}) == 0.0
+    assert plan_time_s(TRANSPOSE, cost, emulation, {}) > cost.target.op_overhead_s > 0

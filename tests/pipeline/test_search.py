@@ -17,7 +17,8 @@ from finecast.planning.plan import Plan
 
 PLAN = Plan(model="m", policy="auto:bf16", opset=22, decisions=())
 RECORDED = Path(__file__).parent.parent / "samples" / "tunings"
-SAME = 1.02  # latencies within this ratio are one
+SAME = 1.03  # plans within this ratio are as fast as one another
+GAIN = 1.02  # by which a plan has to be faster than fp32
 
 
 def candidate(name: str, latency_s: float, error: float) -> Candidate:
@@ -35,21 +36,21 @@ def many(draw: st.DrawFn, *, least: int = 0) -> list[Candidate]:
 def test_a_chain_trades_time_for_accuracy(candidates: list[Candidate]) -> None:
     kept = chain(candidates, 1.0)
     assert all(a.latency_s < b.latency_s and a.error > b.error for a, b in pairwise(kept))
-    assert all(c.latency_s * SAME < 1.0 for c in kept)
+    assert all(c.latency_s * GAIN < 1.0 for c in kept)
 
 
 @given(many())
 def test_nothing_dropped_was_worth_a_trial(candidates: list[Candidate]) -> None:
     kept = chain(candidates, 1.0)
     for one in candidates:
-        slow = one.latency_s * SAME >= 1.0
+        slow = one.latency_s * GAIN >= 1.0
         assert slow or any(
             k.error <= one.error and k.latency_s <= one.latency_s * SAME for k in kept
         )
 
 
-@given(st.lists(st.floats(0.0, 0.03), min_size=1, max_size=12))
-def test_a_dropped_candidate_is_within_two_percent_of_a_kept_one(steps: list[float]) -> None:
+@given(st.lists(st.floats(0.0, 0.045), min_size=1, max_size=12))
+def test_a_dropped_candidate_is_within_three_percent_of_a_kept_one(steps: list[float]) -> None:
     """In a chain of close ones, too: each is as fast as the next, the ends are not."""
     latency_s, candidates = 0.5, list[Candidate]()
     for number, step in enumerate(steps):
@@ -83,7 +84,7 @@ def test_what_beats_nothing_is_dropped() -> None:
 
 @given(st.integers(0, 40), st.integers(0, 41))
 def test_finds_the_fastest_that_passes(count: int, first: int) -> None:
-    chained = [candidate(str(i), 1.0 + i, float(count - i)) for i in range(count)]
+    chained = [candidate(str(i), 1.04**i, float(count - i)) for i in range(count)]
     tried: list[int] = []
 
     def passes(one: Candidate) -> bool:
@@ -95,6 +96,38 @@ def test_finds_the_fastest_that_passes(count: int, first: int) -> None:
     assert found is None or found is chained[first]
     assert len(tried) == len(set(tried))
     assert len(tried) <= (1 + math.ceil(math.log2(count)) if count else 0)
+
+
+@given(st.integers(1, 30), st.integers(0, 30))
+def test_of_those_as_fast_as_the_fastest_the_most_accurate_that_passes(
+    count: int, first: int
+) -> None:
+    """In steps of 1% two more are within 3%."""
+    chained = [candidate(str(i), 1.01**i, float(count - i)) for i in range(count)]
+    found = fastest_passing(chained, lambda one: int(one.name) >= first)
+    assert found is (None if first >= count else chained[min(first + 2, count - 1)])
+
+
+def test_one_as_fast_that_misses_is_not_taken() -> None:
+    chained = [candidate(str(i), 1.01**i, float(3 - i)) for i in range(3)]
+    found = fastest_passing(chained, lambda one: one.name == "0")
+    assert found is chained[0]
+
+
+@given(st.integers(1, 40), st.integers(0, 41), st.integers(0, 6))
+def test_a_budget_is_kept(count: int, first: int, most: int) -> None:
+    chained = [candidate(str(i), 1.04**i, float(count - i)) for i in range(count)]
+    tried: list[int] = []
+
+    def passes(one: Candidate) -> bool:
+        tried.append(int(one.name))
+        return int(one.name) >= first
+
+    found = fastest_passing(chained, passes, lambda: len(tried) < most)
+    assert len(tried) <= most
+    passed = [i for i in tried if i >= first]
+    assert (found is None) == (not passed)
+    assert found is None or int(found.name) == min(passed)
 
 
 @given(st.lists(st.booleans(), max_size=20))

@@ -19,12 +19,16 @@ from finecast.engines import get_engine
 from finecast.engines.base import Array, Capability, Engine, Feeds, KernelTime, Session
 from finecast.errors import EngineError, ModelError
 from finecast.frontends import onnx as frontend
+from finecast.measure.racing import Effort
 from finecast.numbers.formats import Format
 from finecast.pipeline import tuning
+from finecast.pipeline.goal import Goal
 from finecast.pipeline.outcome import Outcome, Verdict
+from finecast.pipeline.search import MIN_SPEEDUP
 from finecast.pipeline.study import Study
 from finecast.pipeline.workload import EvalFunction, Run
 from finecast.rules.policy import Policy
+from finecast.subjects.onnx.source import OnnxSource
 from finecast.subjects.onnx.subject import OnnxSubject
 
 _LABELS: dict[int, str] = {
@@ -49,8 +53,8 @@ class ToySession:
     """A real engine's numbers at stated times."""
 
     inner: Session
-    kernels: list[KernelTime]
-    clock: Clock
+    engine: ToyEngine
+    proto: onnx.ModelProto
 
     @property
     def inputs(self) -> Any:
@@ -61,12 +65,12 @@ class ToySession:
         return self.inner.outputs
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
-        self.clock.now_s += sum(k.time_s for k in self.kernels)
+        self.engine.clock.now_s += sum(k.time_s for k in self.engine.kernels(self.proto))
         return self.inner.run(feeds)
 
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
         del feeds, repeats
-        return self.kernels
+        return self.engine.kernels(self.proto)
 
 
 @dataclass(eq=False)
@@ -86,13 +90,12 @@ class ToyEngine:
     def load(self, model: Path | bytes, *, profiling: bool = False) -> Session:
         del profiling
         proto = onnx.load(model) if isinstance(model, Path) else onnx.load_from_string(model)
-        kernels = self._kernels(proto)
-        formats = {k.format for k in kernels if k.kind != "Cast"}
+        formats = {k.format for k in self.kernels(proto) if k.kind != "Cast"}
         if self.refuses_mixes and len(formats) > 1:
             raise EngineError("no kernel for this mix")
-        return ToySession(get_engine(self.inner).load(model), kernels, self.clock)
+        return ToySession(get_engine(self.inner).load(model), self, proto)
 
-    def _kernels(self, proto: onnx.ModelProto) -> list[KernelTime]:
+    def kernels(self, proto: onnx.ModelProto) -> list[KernelTime]:
         graph = onnx.shape_inference.infer_shapes(proto, strict_mode=True).graph
         infos = (*graph.value_info, *graph.output)
         types = {v.name: _LABELS.get(v.type.tensor_type.elem_type, "other") for v in infos}
@@ -129,6 +132,8 @@ class Bench:
         study: Study | None = None,
         engine: Engine | None = None,
         evaluate: EvalFunction | None = None,
+        max_trials: int | None = None,
+        min_speedup: float = MIN_SPEEDUP,
     ) -> Outcome:
         chosen = engine or self.engine
         options = DataOptions(data=self.data, metric=metric, batch=16)
@@ -140,9 +145,10 @@ class Bench:
             tolerance=tolerance,
             higher_is_better=workload.higher_is_better,
         )
-        file = frontend.load(self.model)
-        subject = OnnxSubject(file=file, engine=chosen, reference=chosen.load(self.model))
-        return tuning.tune(subject, workload, criterion, Policy.parse(policy), study=study)
+        model = OnnxSource(file=frontend.load(self.model))
+        subject = OnnxSubject(model=model, engine=chosen, reference=chosen.load(self.model))
+        goal = Goal(criterion=criterion, max_trials=max_trials, min_speedup=min_speedup)
+        return tuning.tune(subject, workload, goal, Policy.parse(policy), study=study)
 
 
 def conv_net(path: Path, *, middle: str = "Relu") -> None:
@@ -173,9 +179,9 @@ def conv_net(path: Path, *, middle: str = "Relu") -> None:
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     clock = Clock()
-    monkeypatch.setattr("finecast.measure.timing.time", clock)
-    for name in ("_RANK_TIME_S", "_FINAL_TIME_S"):
-        monkeypatch.setattr(tuning, name, 0.0)
+    monkeypatch.setattr("finecast.measure.racing.time", clock)
+    for name in ("_RANKING", "_FINAL"):
+        monkeypatch.setattr(tuning, name, Effort(min_time_s=0.0))
     model, data = tmp_path / "net.onnx", tmp_path / "data.npz"
     conv_net(model)
     x = np.random.default_rng(1).standard_normal((40, 3, 8, 8)).astype(np.float32)
@@ -242,7 +248,7 @@ def test_what_is_fast_at_first_only_is_not_returned(bench: Bench) -> None:
         run({"x": np.ones((2, 3, 8, 8), np.float32)})
         calls.append(0.0)
         if len(calls) > 1:
-            bench.engine.gain = 0.9  # of all that is loaded from here on
+            bench.engine.gain = 0.9  # from here on
         return 1.0
 
     outcome = bench.tune(evaluate=score)
@@ -386,3 +392,46 @@ def test_never_worse_in_a_real_engine(bench: Bench, gain: float) -> None:
     assert outcome.tuned.metric >= 0.95
     assert outcome.speedup > 1.0
     assert outcome.tuned.latency_s < outcome.baseline.latency_s
+
+
+def test_a_budget_is_kept_and_said(bench: Bench) -> None:
+    free = bench.tune(metric="max_abs", tolerance=0.0)
+    assert free.evaluations > 2
+    outcome = bench.tune(metric="max_abs", tolerance=0.0, max_trials=1)
+    assert outcome.evaluations == 2  # the baseline's, and one
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert "the limit of 1 trials is reached" in outcome.why
+
+
+def test_a_plan_that_is_not_fast_enough(bench: Bench) -> None:
+    fast = bench.tune()
+    assert fast.speedup > 2
+    outcome = bench.tune(min_speedup=fast.speedup * 1.5)
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert "no plan is faster here" in outcome.why or "not fast enough" in outcome.why
+
+
+def test_what_passes_between_two_steps_is_found(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One candidate at first, of everything low, misses: steps of the frontier are tried."""
+    worst = max(t.metric for t in bench.tune(metric="max_abs", tolerance=0.0).trials)
+    monkeypatch.setattr(tuning, "propose", lambda *_, **__: [])
+    outcome = bench.tune(metric="max_abs", tolerance=worst * 0.9)
+    assert outcome.improved
+    assert set(outcome.plan.formats.values()) == {Format.FP16, Format.FP32}
+
+
+def test_a_budget_finds_a_faster_plan(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the frontier only the most accurate step and all low are candidates at first."""
+    tolerance = 0.9 * max(t.metric for t in bench.tune(metric="max_abs", tolerance=0.0).trials)
+    every = tuning.propose
+    monkeypatch.setattr(tuning, "propose", lambda *a, **k: every(*a, **k)[:2])
+    first = bench.tune(metric="max_abs", tolerance=tolerance)
+    more = bench.tune(metric="max_abs", tolerance=tolerance, max_trials=8)
+    assert first.improved
+    assert more.improved
+    assert more.tuned.metric <= tolerance
+    assert more.speedup >= first.speedup
+    assert more.evaluations <= 9
+    assert more.evaluations > first.evaluations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,14 @@ def test_the_feeds_kept_are_those_of_the_baseline() -> None:
     assert shapes(workload.timing()) == [2, 1]
 
 
+def test_feeds_of_megabytes_are_kept() -> None:
+    rows = [1 << 17, 1 << 18, 1 << 16]
+    workload = evaluating([one(n) for n in rows])
+    session: Any = Session()
+    workload.evaluate(session, None)
+    assert sorted(shapes(workload.timing())) == sorted(rows)
+
+
 def test_kept_feeds_are_copies() -> None:
     feeds = one(2, 1.0)
     workload = evaluating([feeds])
@@ -90,6 +99,14 @@ def test_a_spread_has_the_largest_and_falls(sizes: list[int], count: int) -> Non
     assert 1 <= len(found) <= count
     assert found[0] == max(sizes)
     assert found == sorted(found, reverse=True)
+
+
+@given(st.integers(2, 40), st.integers(2, 8))
+def test_a_spread_is_even_and_as_close_as_the_count_allows(given: int, count: int) -> None:
+    found = shapes(spread([one(n) for n in range(1, given + 1)], count))
+    (gap,) = {larger - smaller for larger, smaller in pairwise(found)}
+    assert found[-1] <= gap  # what is left after the last is less than a gap
+    assert gap == 1 or len(range(0, given, gap - 1)) > count
 
 
 def test_a_function_that_runs_nothing_says_so() -> None:

@@ -8,7 +8,7 @@ import pytest
 from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.planning.choices import Choice, choices
-from finecast.planning.problem import Roundings
+from finecast.planning.problem import Analysis, Roundings
 from finecast.planning.units import make_units
 from finecast.rules import Permission
 
@@ -51,12 +51,15 @@ def test_the_exact_cut_chooses_between_two_formats(lows: tuple[Format, ...], how
     units = make_units(graph, allowed, lows)
     found = choices(
         graph,
-        units,
         allowed,
-        {f: np.array([3.0 if f is FP32 else 1.0]) for f in formats},
-        lambda _value, _source, _to: 0.5,
-        [Roundings(units=np.ones(1), lists=[], errors=np.zeros(0)) for _ in lows],
-        io={},
+        Analysis(
+            units=units,
+            times={f: np.array([3.0 if f is FP32 else 1.0]) for f in formats},
+            cast_time=lambda _value, _source, _to: 0.5,
+            rounded={
+                f: Roundings(units=np.ones(1), lists=[], errors=np.zeros(0)) for f in lows
+            },
+        ),
     )
     assert {c.how for c in found} == {how}
     assert [c.formats for c in found] == [(FP32,), (BF16,)]

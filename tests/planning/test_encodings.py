@@ -59,6 +59,11 @@ def test_a_plan_is_read_back_with_its_parameters(toy: Format) -> None:
     plan(toy).check(graph(), where="m.onnx")
 
 
+def test_a_plan_names_the_encoding_of_the_result(toy: Format) -> None:
+    (decision,) = json.loads(plan(toy).to_json())["decisions"]
+    assert decision["result"] == "fp32"
+
+
 def test_the_digest_is_of_the_parameters_too(toy: Format) -> None:
     assert plan(toy, scaled(toy, 0.25)).digest != plan(toy).digest
 
@@ -84,6 +89,8 @@ GOOD = {"scale": [0.5], "zero_point": 3, "axis": None}
         {"operands": {"0": GOOD | {"scale": [-0.5]}}},
         {"operands": {"0": GOOD | {"zero_point": 128}}},
         {"constants": {"1": GOOD}},  # constants have no zero point
+        {"result": "toy8"},  # results are stored in fp32
+        {"result": "bf16"},
         {"format": "bf16"},  # which has no parameters
         {"format": "fp32", "operands": {}},
     ],
@@ -99,9 +106,10 @@ def test_parameters_that_were_changed_are_refused(toy: Format) -> None:
         Plan.from_json(text)
 
 
-def test_parameters_that_are_left_out_are_refused(toy: Format) -> None:
+@pytest.mark.parametrize("what", ["operands", "constants", "result"])
+def test_parameters_that_are_left_out_are_refused(toy: Format, what: str) -> None:
     content = json.loads(plan(toy).to_json())
-    del content["decisions"][0]["operands"]
+    del content["decisions"][0][what]
     with pytest.raises(UsageError, match="not a finecast plan: KeyError"):
         Plan.from_json(json.dumps(content))
 

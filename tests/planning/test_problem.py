@@ -15,7 +15,7 @@ from finecast.graph import Graph, Value
 from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.planning.edits import InsertCast, RoundTrip, edits, storage
-from finecast.planning.problem import build_problem, pins, roundings
+from finecast.planning.problem import Analysis, build_problem, pins, roundings
 from finecast.planning.sensitivity import Sensitivity
 from finecast.planning.units import RoundingPoints, Units, make_units, rounding_points
 from finecast.rules import Permission
@@ -82,12 +82,16 @@ def stated(
     pinned = pins(io or {}, formats)
     return build_problem(
         graph,
-        units,
         free(graph, must=must, formats=formats),
-        {f: np.full(count, 2.0 if f is FP32 else 1.0) for f in formats},
-        price,
-        [roundings(graph, units, points, measured, f, pinned) for f in formats[1:]],
-        io=io or {},
+        Analysis(
+            units=units,
+            times={f: np.full(count, 2.0 if f is FP32 else 1.0) for f in formats},
+            cast_time=price,
+            rounded={
+                f: roundings(graph, units, points, measured, f, pinned) for f in formats[1:]
+            },
+            io=io or {},
+        ),
     )
 
 

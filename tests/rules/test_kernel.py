@@ -14,6 +14,7 @@ from finecast.devices.neuron import explicit_casts
 from finecast.engines import get_engine
 from finecast.engines.base import Engine
 from finecast.engines.emulator import EmulatorEngine
+from finecast.engines.faults import faults
 from finecast.engines.kernels import kernel_query
 from finecast.errors import EngineError
 from finecast.graph import Node
@@ -27,12 +28,10 @@ GRAPH = "input %0 x fp32[4]\nnode n erf onnx::Erf fp32 (%0) -> (%1 y fp32[4])\n"
 
 
 def query(engine: Engine) -> Callable[..., bool | None]:
-    """Asks by the name of an op and its attributes."""
+    """Asks by the name of an op."""
     asked = kernel_query(engine)
     (node,) = from_text(GRAPH).nodes
-    return lambda native, fmt, **attributes: asked(
-        replace(node, native=native, attributes=attributes), fmt
-    )
+    return lambda native, fmt: asked(replace(node, native=native), fmt)
 
 
 @pytest.mark.parametrize(("known", "kept"), [(True, False), (None, False), (False, True)])
@@ -49,6 +48,14 @@ def test_only_a_known_lack_counts(judged: Judged, known: bool | None, kept: bool
     if verdict is not None:
         assert verdict.permits == {Format.FP32}
         assert verdict.text == "toy has no working bf16 kernel for onnx::Erf"
+
+
+@pytest.mark.parametrize("why", ["toy loses the sum", ""])
+def test_a_known_fault_needs_no_kernel_query(judged: Judged, why: str) -> None:
+    verdict = judged(KERNEL, GRAPH, engine="toy", faults={Format.BF16: {0: why}})["n"]
+    assert verdict is not None
+    assert verdict.permits == {Format.FP32}
+    assert verdict.text == (why or "toy has no working bf16 kernel for onnx::Erf")
 
 
 @pytest.mark.parametrize("target", ["trn1", "sm80", "amx", "sm75"])
@@ -73,8 +80,11 @@ def test_a_device_computes_in_what_that_part_of_it_has() -> None:
 def test_onnx_runtimes_scatter_is_known_by_its_reduction(
     op: str, reduction: str, fmt: Format
 ) -> None:
-    known = query(get_engine("onnxruntime"))(f"onnx::{op}", fmt, reduction=reduction)
-    assert (known is not False) == _runs(op, reduction, fmt)
+    graph = from_text(GRAPH)
+    node = replace(graph.nodes[0], native=f"onnx::{op}", attributes={"reduction": reduction})
+    engine = get_engine("onnxruntime")
+    found = faults(engine.name, engine.device, replace(graph, nodes=(node,)), (fmt,))
+    assert (not found[fmt]) == _runs(op, reduction, fmt)
 
 
 def _runs(op: str, reduction: str, fmt: Format) -> bool:

@@ -50,5 +50,5 @@ def test_others_are_errors_that_give_the_closest(
 ) -> None:
     with pytest.raises(UsageError) as caught:
         check_names(Policy(**named), GRAPH)
-    assert f"({option})" in str(caught.value)
+    assert caught.value.where == option
     assert offered in str(caught.value)

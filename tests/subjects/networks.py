@@ -101,10 +101,10 @@ def _write_toy(path: Path, weights: Weights) -> None:
 
 def _op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler is not what is tested: modules run as they are, all in the same time."""
-    from finecast.measure import timing
+    from finecast.measure import racing
     from finecast.subjects.torch import subject
 
-    monkeypatch.setattr(timing, "time", toy_engine.Clock())
+    monkeypatch.setattr(racing, "time", toy_engine.Clock())
     monkeypatch.setattr(subject, "deployed", lambda: lambda module: module)
 
 

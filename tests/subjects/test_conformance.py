@@ -17,6 +17,7 @@ from finecast import Policy, api
 from finecast.data.feeds import synthetic_feeds
 from finecast.engines.base import Array
 from finecast.errors import FinecastError, ModelError, UsageError
+from finecast.measure.racing import Effort
 from finecast.numbers.formats import Format
 from finecast.pipeline import tuning
 from finecast.pipeline.workload import Run
@@ -180,8 +181,8 @@ def test_outputs_that_collide_are_refused(net: Path, low: Path) -> None:
 
 
 def _stated(frontend: Frontend, monkeypatch: pytest.MonkeyPatch) -> str | None:
-    for name in ("_RANK_TIME_S", "_FINAL_TIME_S", "_BASELINE_TIME_S"):
-        monkeypatch.setattr(tuning, name, 0.0)
+    for name in ("_RANKING", "_FINAL", "_BASELINE"):
+        monkeypatch.setattr(tuning, name, Effort(min_time_s=0.0))
     return frontend.state_times(monkeypatch)
 
 
@@ -221,6 +222,25 @@ def test_tune_writes_nothing_where_no_plan_keeps_the_criterion(
     assert not outcome.plan.lowers
     assert outcome.tuned == outcome.baseline
     assert list(net.parent.iterdir()) == [net]
+
+
+def test_what_tune_tells_of_its_work_stays_within_it(
+    frontend: Frontend, net: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, int, int]] = []
+
+    def tell(stage: str, done: int, total: int) -> None:
+        told.append((stage, done, total))
+
+    finecast.tune(
+        net,
+        data={"x": X},
+        metric="agreement",
+        engine=_stated(frontend, monkeypatch),
+        progress=tell,
+    )
+    assert told
+    assert all(stage and 0 <= done <= total >= 1 for stage, done, total in told)
 
 
 def test_a_failure_leaves_nothing_behind(

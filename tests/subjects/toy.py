@@ -98,14 +98,7 @@ class ToyModel:
     def subject(self, engine: str | None, device: Emulation | None) -> ToySubject:
         if engine is not None or device is not None:
             raise UsageError("a toy runs by itself", fix="leave out --engine and --target")
-        return ToySubject(
-            graph=self.graph,
-            name=self.name,
-            digest=self.digest,
-            size_bytes=self.size_bytes,
-            original=self.model,
-            reference=self.reference(),
-        )
+        return ToySubject(model=self, graph=self.graph, reference=self.reference())
 
     def convert(self, output: Destination, policy: Policy, options: RunOptions) -> Conversion:
         return self.apply(output, self.judge(policy, options)[1], options)

@@ -13,15 +13,15 @@ from finecast.engines.base import Feeds
 from finecast.engines.probe import Speed
 from finecast.errors import UsageError
 from finecast.graph import Graph
-from finecast.measure.timing import Latency
+from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
-from finecast.pipeline.subject import Built, UserRules
+from finecast.pipeline.subject import Built, SourceModel, UserRules
 from finecast.pipeline.workload import Workload
 from finecast.planning.cost import MeasuredCost
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.problem import roundings
-from finecast.planning.proposing import MAX_STEPS, Analysis
+from finecast.planning.problem import Analysis, roundings
+from finecast.planning.proposing import MAX_STEPS
 from finecast.planning.sensitivity import Sensitivity
 from finecast.planning.units import make_units, rounding_points
 from finecast.progress import Progress
@@ -47,6 +47,9 @@ class ToyBuilt:
     @property
     def size_bytes(self) -> int:
         return len(self.content)
+
+    def release(self) -> None:
+        """Nothing was loaded."""
 
 
 def check_policy(graph: Graph, policy: Policy) -> None:
@@ -74,20 +77,18 @@ def built_of(chain: Chain, graph: Graph, plan: Plan, name: str) -> ToyBuilt:
 
 @dataclass(frozen=True, kw_only=True)
 class ToySubject:
+    model: SourceModel
     graph: Graph
-    name: str
-    digest: str
-    size_bytes: int
-    original: Chain
     reference: ToySession
     truth: None = None
+    told: tuple[str, ...] = ()
     runner: str = "toy"
     target: str = ""
     max_steps: int = MAX_STEPS
     formats: tuple[Format, ...] = (Format.BF16,)
 
-    def check(self, policy: Policy) -> None:
-        check_policy(self.graph, policy)
+    def check_formats(self, policy: Policy) -> None:
+        pass  # a model has those that it computes in
 
     def speed(self, fmt: Format) -> Speed:
         return Speed(gains=True, text=f"{fmt.label} takes a quarter of fp32's time")
@@ -100,20 +101,12 @@ class ToySubject:
     ) -> ToyExamined:
         return ToyExamined(planner=planner_of(self.graph, policy, user_rules, measured=True))
 
-    def notes(self, planner: Planner) -> Sequence[str]:
-        return ()
-
-    def build(self, plan: Plan) -> ToyBuilt:
-        return built_of(self.original, self.graph, plan, self.name)
-
     def session(self, built: Built) -> ToySession:
         return ToySession.of(built.model)
 
-    def times(
-        self, models: Mapping[str, Built | None], workload: Workload, min_time_s: float
-    ) -> dict[str, Latency]:
-        chains = {n: self.original if b is None else b.model for n, b in models.items()}
-        return {n: Latency(samples_s=(sum(map(time_s, c)),)) for n, c in chains.items()}
+    def times(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
+        seconds = {n: sum(map(time_s, one.model)) for n, one in built.items()}
+        return Race.stated(sum(map(time_s, self.model.model)), seconds)
 
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
         return workload.timing()

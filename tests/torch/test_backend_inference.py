@@ -6,12 +6,13 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
-import finecast.torch as ft  # noqa: E402
-from finecast.numbers.formats import Format  # noqa: E402
+import finecast.torch as ft
+from finecast.numbers.formats import Format
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
@@ -30,8 +31,9 @@ def test_weights_are_cast_once_and_anew_when_they_change(
     if mode is torch.no_grad:  # the kernels are the same
         request.getfixturevalue("op_by_op")
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16)).eval()
-    net[0].requires_grad_(requires_grad=False)
+    first_layer = nn.Linear(16, 64)
+    net = nn.Sequential(first_layer, nn.ReLU(), nn.Linear(64, 16)).eval()
+    first_layer.requires_grad_(requires_grad=False)
     x = torch.randn(4, 16)
     compiled = ft.compile(net, "all:bf16")
     ahead = compiled.finecast_backend.ahead
@@ -43,7 +45,7 @@ def test_weights_are_cast_once_and_anew_when_they_change(
     assert casts == 4
     assert ahead.casts == casts
     with torch.no_grad():
-        net[0].weight.mul_(2)
+        first_layer.weight.mul_(2)
     with mode():
         assert error(compiled(x), net(x)) < 10 * Format.BF16.unit_roundoff
     assert ahead.casts == casts + 1

@@ -10,20 +10,22 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
 
-import finecast.torch as ft  # noqa: E402
-from finecast.engines.torch.autocast import autocast_formats  # noqa: E402
-from finecast.engines.torch.planning import choose, make_torch_planner  # noqa: E402
-from finecast.errors import UsageError  # noqa: E402
-from finecast.frontends import torch as frontend  # noqa: E402
-from finecast.numbers.formats import Format  # noqa: E402
-from finecast.planning.choices import Choice  # noqa: E402
-from finecast.rules.policy import Policy  # noqa: E402
-from tests.torch.uncompiled import OpByOp  # noqa: E402
+import finecast.torch as ft
+from finecast.engines.torch.autocast import autocast_formats
+from finecast.engines.torch.planning import choose, make_torch_planner
+from finecast.errors import UsageError
+from finecast.frontends import torch as frontend
+from finecast.numbers.formats import Format
+from finecast.planning.choices import Choice
+from finecast.rules.policy import Policy
+from tests.torch.planned import plan_of
+from tests.torch.uncompiled import OpByOp
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"
@@ -109,12 +111,12 @@ def test_the_error_of_a_post_norm_net_is_not_above_autocast_s(policy: str) -> No
     with torch.no_grad():
         want = net(x)
         assert error(low(x), want) <= BAR * error(under_autocast(net)(x), want)
-    formats = {(d.op, d.format) for d in low.finecast_plan.decisions}
+    formats = {(d.op, d.format) for d in plan_of(low).decisions}
     # Every product is low, and what rounds no more than those do.
     assert ("linear", Format.BF16) in formats
     assert ("linear", Format.FP32) not in formats
     assert ("gelu", Format.BF16) in formats
-    assert "within torch.autocast's error" in low.finecast_plan.to_json()
+    assert "within torch.autocast's error" in plan_of(low).to_json()
 
 
 def test_autocast_s_plan_follows_the_types_that_ops_read() -> None:
@@ -206,11 +208,12 @@ def test_training_saves_no_more_than_autocast_and_is_as_accurate(
 ) -> None:
     net, x = CASES[name]()
     nets = {way: copy.deepcopy(net) for way in ("autocast", "finecast", "least")}
+    compiled = ft.compile(nets["finecast"])
     calls = {
         "autocast": torch.compile(
             under_autocast(nets["autocast"]), backend=BACKENDS["autocast"]
         ),
-        "finecast": ft.compile(nets["finecast"]),
+        "finecast": compiled,
         "least": ft.compile(nets["least"], memory="least"),
     }
     want = gradients(net, net, x)
@@ -220,7 +223,7 @@ def test_training_saves_no_more_than_autocast_and_is_as_accurate(
     assert saved["least"] < saved["finecast"]
     assert off["finecast"] <= BAR * off["autocast"]
     assert off["least"] <= BAR * off["autocast"]
-    plan = calls["finecast"].finecast_plans[0]
+    plan = compiled.finecast_plans[0]
     assert plan.counts["bf16"] > plan.counts["fp32"] / 2
 
 
@@ -245,4 +248,4 @@ def test_a_choice_of_memory_that_there_is_not() -> None:
 
 def test_where_autocast_rounds_nothing_all_lowers_all() -> None:
     low = ft.convert(nn.Sequential(nn.Tanh(), nn.Sigmoid()), (torch.randn(8, 8),), "all:bf16")
-    assert set(low.finecast_plan.counts) == {"bf16"}
+    assert set(plan_of(low).counts) == {"bf16"}

@@ -2,23 +2,28 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
-import finecast.torch as ft  # noqa: E402
-from finecast.engines.torch import planning, rates  # noqa: E402
-from finecast.engines.torch.kernel_check import is_wrong  # noqa: E402
-from finecast.errors import ModelError, UsageError  # noqa: E402
-from finecast.frontends import torch as frontend  # noqa: E402
-from finecast.frontends.torch.points import find_points  # noqa: E402
-from finecast.frontends.torch.probing import first_order, probe_all  # noqa: E402
-from finecast.numbers.formats import Format  # noqa: E402
-from finecast.planning.edits import cast_count  # noqa: E402
+import finecast.torch as ft
+from finecast import Policy
+from finecast.engines.torch import planning, rates
+from finecast.engines.torch.kernel_check import is_wrong
+from finecast.errors import ModelError, RuleConflictError, UsageError
+from finecast.frontends import torch as frontend
+from finecast.frontends.torch.points import find_points
+from finecast.frontends.torch.probing import first_order, probe_all
+from finecast.numbers.formats import Format
+from finecast.planning.edits import cast_count
+from finecast.subjects.torch import convert as converting
+from tests.torch.planned import plan_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -75,7 +80,7 @@ def test_scope_none_is_the_identity() -> None:
     with torch.no_grad():
         same = ft.convert(net, (x,), "none:bf16")
         assert torch.equal(same(x), net(x))
-    assert set(same.finecast_plan.counts) == {"fp32"}
+    assert set(plan_of(same).counts) == {"fp32"}
 
 
 def test_batch_norm_is_folded_and_in_place_ops_are_not_lost() -> None:
@@ -93,7 +98,7 @@ def test_the_residual_stream_stays_exact_beside_low_products() -> None:
     net = nn.Sequential(*(Block(64) for _ in range(3))).eval()
     x = torch.randn(8, 64)
     low = ft.convert(net, (x,))
-    formats = {d.op: d.format for d in low.finecast_plan.decisions}
+    formats = {d.op: d.format for d in plan_of(low).decisions}
     assert formats["linear"] is Format.BF16
     with torch.no_grad():
         everything = ft.convert(net, (x,), "all:bf16")
@@ -143,17 +148,17 @@ def test_dynamic_shapes_and_export_of_the_result() -> None:
 
 def test_a_slow_format_is_not_chosen_and_warned_about_when_named() -> None:
     net, x = Block().eval(), torch.randn(4, 32)
-    plan = ft.convert(net, (x,), "auto:fp16").finecast_plan
+    plan = plan_of(ft.convert(net, (x,), "auto:fp16"))
     assert set(plan.counts) == {"fp32"}
     with pytest.warns(UserWarning, match=r"fp16 is 10\.0 times slower than fp32"):
         named = ft.convert(net, (x,), "all:fp16")
-    assert "fp16" in named.finecast_plan.counts
+    assert "fp16" in plan_of(named).counts
 
 
 def test_of_several_formats_a_slow_one_is_left_out() -> None:
     net, x = Block().eval(), torch.randn(4, 32)
     with pytest.warns(UserWarning, match=r"fp16 is 10\.0 times slower.*left out"):
-        plan = ft.convert(net, (x,), "auto:fp16,bf16").finecast_plan
+        plan = plan_of(ft.convert(net, (x,), "auto:fp16,bf16"))
     assert set(plan.counts) <= {"fp32", "bf16"}
     assert "bf16" in plan.counts
     assert plan.policy == "auto:bf16"
@@ -185,7 +190,7 @@ def test_formats_of_one_speed_are_mixed_by_range_and_digits(
     monkeypatch.setattr(planning, "rate_here", rate)
     net, x = Wide().eval(), torch.randn(256, 64)
     low = ft.convert(net, (x,), "auto:bf16,fp16")
-    assert sorted(low.finecast_plan.formats.values(), key=lambda f: f.label) == [
+    assert sorted(plan_of(low).formats.values(), key=lambda f: f.label) == [
         Format.BF16,
         Format.FP16,
     ]
@@ -202,7 +207,7 @@ def test_rafs_lists_know_one_format() -> None:
 
 def test_every_decision_has_a_reason() -> None:
     low = ft.convert(Block().eval(), (torch.randn(4, 32),))
-    assert all(d.reasons for d in low.finecast_plan.decisions)
+    assert all(d.reasons for d in plan_of(low).decisions)
 
 
 def test_casts_are_shared_between_readers() -> None:
@@ -213,11 +218,12 @@ def test_casts_are_shared_between_readers() -> None:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = torch.exp(x)
-            return sum(torch.exp(p(y)) for p in self.parts)
+            total: Any = sum(torch.exp(p(y)) for p in self.parts)
+            return total
 
     net, x = Fan().eval(), torch.randn(4, 16)
     captured = frontend.capture(net, (x,))
-    plan = ft.convert(net, (x,), "matmult:bf16").finecast_plan
+    plan = plan_of(ft.convert(net, (x,), "matmult:bf16"))
     edits = frontend.planned_edits(captured, plan)
     assert cast_count(captured.graph, edits) == 1 + 3
 
@@ -248,6 +254,9 @@ def test_a_format_that_no_op_has_is_refused(fmt: str) -> None:
 
 class Writing(nn.Module):
     """Writes to its input and, in a batch norm that always trains, to its state."""
+
+    mean: torch.Tensor
+    variance: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -331,7 +340,7 @@ def test_ops_that_make_floats_of_integers_keep_the_default_type() -> None:
     x = torch.randn(8, 8)
     low = ft.convert(Positions(), (x,), "all:bf16")
     assert error(low(x), Positions()(x)) < 4 * Format.BF16.unit_roundoff
-    assert any(d.format is Format.BF16 for d in low.finecast_plan.decisions)
+    assert any(d.format is Format.BF16 for d in plan_of(low).decisions)
 
 
 class Sampled(nn.Module):
@@ -344,10 +353,16 @@ def test_a_kernel_that_is_broken_is_not_used(
     monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
     if not known:  # found by running it
-        monkeypatch.setattr(planning, "has_kernel", lambda native, fmt: None)
+        monkeypatch.setattr("finecast.engines.faults.FAULTS", ())
     x, grid = torch.randn(1, 8, 64, 64), torch.rand(1, 64, 64, 2) * 2 - 1
+    # By itself the rule on coordinates keeps it in fp32; the user's word sets that aside.
+    forced = replace(Policy.parse("all:bf16"), op_formats={"grid_sample": Format.BF16})
+    with pytest.raises(
+        RuleConflictError, match="no working bf16 kernel for aten::grid_sampler"
+    ):
+        ft.convert(Sampled(), (x, grid), forced)
     low = ft.convert(Sampled(), (x, grid), "all:bf16")
-    formats = {d.op: d.format.label for d in low.finecast_plan.decisions}
+    formats = {d.op: d.format.label for d in plan_of(low).decisions}
     assert formats == {"relu": "bf16", "grid_sample": "fp32"}
     assert error(low(x, grid), Sampled()(x, grid)) < 2 * Format.BF16.unit_roundoff
 
@@ -375,3 +390,34 @@ def test_ops_that_keep_their_own_type_are_told(dtype: torch.dtype, label: str) -
         UserWarning, match=rf"2 ops compute in {label} and keep it: .*float\(\)"
     ):
         ft.convert(net, (torch.zeros(2, 4, dtype=dtype),), "all:bf16")
+
+
+@pytest.mark.parametrize("policy", ["all:bf16", "auto:bf16"])
+def test_ops_without_a_kernel_keep_fp32(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
+    net, x = Block().eval(), torch.randn(4, 32)
+    lowered = plan_of(ft.convert(net, (x,), policy)).decisions
+    assert {d.format for d in lowered if d.op == "linear"} == {Format.BF16}
+    found = iter([frozenset({"aten::linear"}), frozenset[str]()])
+    monkeypatch.setattr(converting, "missing_kernels", lambda *_: next(found))
+    kept = plan_of(ft.convert(net, (x,), policy)).decisions
+    assert {d.format for d in kept if d.op == "linear"} == {Format.FP32}
+
+
+def test_a_kernel_that_is_missing_in_fp32_too_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(converting, "missing_kernels", lambda *_: frozenset({"aten::linear"}))
+    with pytest.raises(ModelError, match="does not run: aten::linear"):
+        ft.convert(Block().eval(), (torch.randn(4, 32),), "all:bf16")
+
+
+class Picked(nn.Module):
+    def forward(self, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return rows[ids].relu()
+
+
+def test_indices_do_not_follow_the_format_of_what_they_pick() -> None:
+    captured = frontend.capture(Picked(), (torch.randn(8, 4), torch.tensor([1, 2])))
+    picked, relu = captured.graph.float_nodes
+    assert (picked.follows_in, picked.follows_out) == ((True, False), (True,))
+    assert relu.follows_in == (True,)

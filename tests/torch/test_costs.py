@@ -2,16 +2,18 @@ from __future__ import annotations
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
 
-import finecast.torch as ft  # noqa: E402
-from finecast.engines.torch import kernels  # noqa: E402
-from finecast.engines.torch.kernels import KernelTimes  # noqa: E402
-from finecast.frontends import torch as frontend  # noqa: E402
-from finecast.numbers.formats import Format  # noqa: E402
+import finecast.torch as ft
+from finecast.engines.torch import kernels
+from finecast.engines.torch.kernels import KernelTimes
+from finecast.frontends import torch as frontend
+from finecast.numbers.formats import Format
+from tests.torch.planned import plan_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -92,7 +94,7 @@ def test_the_plan_follows_what_was_measured(
 
     monkeypatch.setattr(kernels, "_seen", {})
     monkeypatch.setattr(kernels, "_best", best)
-    plan = ft.convert(Attending().eval(), (torch.randn(2, 16, 64),)).finecast_plan
+    plan = plan_of(ft.convert(Attending().eval(), (torch.randn(2, 16, 64),)))
     formats = {d.op: d.format.label for d in plan.decisions}
     assert formats["attention"] == expected
     assert formats["linear"] == "bf16"

@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
-import finecast.torch as ft  # noqa: E402
-from finecast.numbers.formats import Format  # noqa: E402
-from finecast.rules import NodeView  # noqa: E402
+import finecast.torch as ft
+from finecast.numbers.formats import Format
+from finecast.rules import NodeView
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +77,7 @@ def test_a_break_that_costs_nothing_is_not_worth_a_word() -> None:
 
 def test_code_that_is_left_out_is_named_with_the_reason() -> None:
     net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    untraced: Callable[..., torch.Tensor] = torch.compiler.disable(net[1])
+    untraced: Any = torch.compiler.disable(net[1])
     compiled = ft.compile(lambda x: untraced(net[0](x)), "all:bf16")
     (text,) = said(lambda: compiled(torch.randn(4, 8)))
     guessed = " (by the weights of 1, whose code was not captured)"

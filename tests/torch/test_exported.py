@@ -6,22 +6,24 @@ import os
 import pickle
 import shutil
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
-import finecast  # noqa: E402
-import finecast.torch as ft  # noqa: E402
-from finecast.errors import ModelError, UsageError  # noqa: E402
-from finecast.numbers.formats import Format  # noqa: E402
-from finecast.pipeline.outcome import Verdict  # noqa: E402
-from finecast.pipeline.sources import DataOptions  # noqa: E402
-from finecast.subjects.torch import subject  # noqa: E402
+import finecast
+import finecast.torch as ft
+from finecast.errors import ModelError, UsageError
+from finecast.numbers.formats import Format
+from finecast.pipeline.outcome import Verdict
+from finecast.pipeline.sources import DataOptions
+from finecast.subjects.torch import subject
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -59,7 +61,7 @@ def saved(tmp_path: Path) -> Path:
     return path
 
 
-def edited(path: Path, change: dict[str, bytes | None]) -> Path:
+def edited(path: Path, change: Mapping[str, bytes | None]) -> Path:
     """A copy of the archive with some of its records changed, added or left out."""
     result = path.with_name("edited.pt2")
     reader = torch._C.PyTorchFileReader(str(path))

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
-from torch.export import Dim  # noqa: E402
+import torch
+from torch import nn
+from torch.export import Dim
 
-import finecast  # noqa: E402
-from finecast.errors import WrongNumbersError  # noqa: E402
-from finecast.subjects.torch.lengths import longest  # noqa: E402
+import finecast
+from finecast.errors import WrongNumbersError
+from finecast.subjects.torch.lengths import longest
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -46,14 +47,16 @@ def program(last: float, bound: int | None) -> torch.export.ExportedProgram:
 
 def test_inputs_reach_the_bound_and_positions_count_on() -> None:
     given = program(1, LENGTH)
-    found = longest(given, given.example_inputs)
+    example = given.example_inputs
+    assert example is not None
+    found = longest(given, example)
     assert found is not None
     (x, ids), kwargs = found[0]
     assert (x.shape, ids.shape, kwargs) == ((2, LENGTH, 8), (2, LENGTH), {})
     assert ids[1].tolist() == list(range(LENGTH))
     assert found[1] == {"x.1": LENGTH}
-    assert longest(program(1, 6), given.example_inputs) is None
-    assert longest(program(1, None), given.example_inputs) is None
+    assert longest(program(1, 6), example) is None
+    assert longest(program(1, None), example) is None
 
 
 def test_what_breaks_near_the_bound_alone_is_refused(tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn, optim  # noqa: E402
+import torch
+from torch import nn, optim
 
-import finecast.torch as ft  # noqa: E402
-from finecast.rules import override  # noqa: E402
+import finecast.torch as ft
+from finecast.rules import override
 
 pytestmark = [
     # torch's own code warns about torch's own code.
@@ -41,7 +42,7 @@ def training(name: str, net: nn.Module) -> Callable[[], None]:
     """A step of the optimizer; the first one clips gradients and averages weights."""
     optimizer = OPTIMIZERS[name](list(net.parameters()))
     averaged = copy.deepcopy(net)
-    net.averaged = [averaged]  # in a list: it is no part of the net
+    net.__dict__["averaged"] = averaged  # not an attribute: it is no part of the net
 
     def step() -> None:
         optimizer.step()
@@ -63,7 +64,7 @@ def trained(step: Callable[[], None], net: nn.Module) -> list[torch.Tensor]:
         for p in net.parameters():
             p.grad = torch.randn_like(p)
         step()
-    return [*net.parameters(), *net.averaged[0].parameters()]
+    return [*net.parameters(), *net.__dict__["averaged"].parameters()]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -95,6 +96,7 @@ class Running(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(16, 16)
+        self.mean: torch.Tensor
         self.register_buffer("mean", torch.zeros(16))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -8,14 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
-import finecast.torch as ft  # noqa: E402
-from finecast.errors import RuleConflictError  # noqa: E402
-from finecast.numbers.formats import Format  # noqa: E402
-from finecast.rules.policy import Policy  # noqa: E402
+import finecast.torch as ft
+from finecast.errors import RuleConflictError
+from finecast.numbers.formats import Format
+from finecast.rules.policy import Policy
+from tests.torch.planned import plan_of
 
 pytestmark = [
     pytest.mark.usefixtures("fast_bf16"),
@@ -164,7 +166,7 @@ def test_a_user_s_word_wins_but_over_kernels_that_are_wrong() -> None:
         return replace(Policy.parse("all:bf16"), op_formats={op: Format.BF16})
 
     net, args = cases()["timestep"]
-    plan = ft.convert(net.eval(), args, policy=named("sin")).finecast_plan
+    plan = plan_of(ft.convert(net.eval(), args, policy=named("sin")))
     assert next(d.format for d in plan.decisions if d.op == "sin") is Format.BF16
     net, args = cases()["warp"]
     with pytest.raises(RuleConflictError, match="grid_sample"):

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-import finecast.torch as ft  # noqa: E402
+import torch
+
+import finecast.torch as ft
 
 MIB = 2**20
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")

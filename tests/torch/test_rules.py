@@ -7,24 +7,26 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
-import finecast.torch as ft  # noqa: E402
-from finecast import rules  # noqa: E402
-from finecast.engines.torch.planning import RuleSet, make_torch_planner  # noqa: E402
-from finecast.errors import ModelError, UsageError  # noqa: E402
-from finecast.frontends import torch as frontend  # noqa: E402
-from finecast.graph import Graph  # noqa: E402
-from finecast.graph.text import from_text  # noqa: E402
-from finecast.numbers.formats import Format  # noqa: E402
-from finecast.planning.edits import InsertCast, edits  # noqa: E402
-from finecast.rules import NodeView  # noqa: E402
-from finecast.rules.override import Overrides, active  # noqa: E402
-from finecast.rules.policy import Policy  # noqa: E402
-from finecast.rules.raf import never, propagate  # noqa: E402
-from finecast.training import backend as training  # noqa: E402
+import finecast.torch as ft
+from finecast import rules
+from finecast.engines.torch.planning import RuleSet, make_torch_planner
+from finecast.errors import ModelError, UsageError
+from finecast.frontends import torch as frontend
+from finecast.graph import Graph
+from finecast.graph.text import from_text
+from finecast.numbers.formats import Format
+from finecast.planning.edits import InsertCast, edits
+from finecast.planning.plan import Plan
+from finecast.rules import NodeView
+from finecast.rules.override import Overrides, active
+from finecast.rules.policy import Policy
+from finecast.rules.raf import never, propagate
+from tests.torch.planned import plan_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -257,8 +259,8 @@ def test_overrides_nest_and_are_restored_on_exceptions() -> None:
 def test_an_override_holds_for_the_conversion_in_the_block() -> None:
     net, x = nn.Sequential(nn.Linear(8, 8), nn.GELU()).eval(), torch.randn(2, 8)
     with rules.override({"aten::linear": keep}):
-        inside = ft.convert(net, (x,), "all:bf16").finecast_plan
-    after = ft.convert(net, (x,), "all:bf16").finecast_plan
+        inside = plan_of(ft.convert(net, (x,), "all:bf16"))
+    after = plan_of(ft.convert(net, (x,), "all:bf16"))
     assert {d.op: d.format.label for d in inside.decisions}["linear"] == "fp32"
     assert {d.op: d.format.label for d in after.decisions}["linear"] == "bf16"
 
@@ -269,7 +271,7 @@ def formats_under(held: Overrides, **options: Any) -> dict[str, str]:
     body = Function(lambda x: net(x) + x)
     body.net = net
     with rules.override(held):
-        plan = ft.convert(body, (x,), "all:bf16", **options).finecast_plan
+        plan = plan_of(ft.convert(body, (x,), "all:bf16", **options))
     return {d.op: d.format.label for d in plan.decisions}
 
 
@@ -382,11 +384,20 @@ def test_an_override_held_when_a_net_is_compiled_holds_for_good() -> None:
 
 @pytest.mark.usefixtures("op_by_op")
 @pytest.mark.parametrize("by_name", [False, True])
-def test_an_override_around_a_call_holds_for_what_is_compiled_in_it(by_name: bool) -> None:
-    """Also of the backend by its name, which was made when finecast was imported."""
+def test_an_override_around_a_call_holds_for_what_is_compiled_in_it(
+    by_name: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of the backend by its name, which knows nothing of earlier calls."""
     net, x = nn.Sequential(nn.Linear(64, 64), nn.GELU()), torch.randn(64, 64)
     compiled = torch.compile(net, backend="finecast") if by_name else ft.compile(net)
-    plans = training.finecast.plans if by_name else compiled.finecast_plans
+    plans: list[Plan] = []
+    plan_of = ft.Backend.plan
+
+    def noted(self: ft.Backend, *args: Any) -> Plan:
+        plans.append(plan_of(self, *args))
+        return plans[-1]
+
+    monkeypatch.setattr(ft.Backend, "plan", noted)
 
     def format_of_addmm() -> str:
         torch._dynamo.reset()
@@ -418,6 +429,6 @@ def test_raf_s_set_covers_what_a_transformer_layer_trains_with() -> None:
 
 def test_raf_as_a_rule_set() -> None:
     net, x = nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1)).eval(), torch.randn(2, 8)
-    plan = ft.convert(net, (x,), "auto:bf16", rule_set="raf").finecast_plan
+    plan = plan_of(ft.convert(net, (x,), "auto:bf16", rule_set="raf"))
     formats = {d.op: d.format.label for d in plan.decisions}
     assert formats == {"linear": "bf16", "softmax": "fp32"}

@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
 
-import finecast.torch as ft  # noqa: E402
-from finecast.numbers.formats import Format  # noqa: E402
+import finecast.torch as ft
+from finecast.numbers.formats import Format
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),

@@ -7,19 +7,22 @@ are about what the graphs compute, and run op by op.
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812
-from torch.utils.checkpoint import checkpoint  # noqa: E402
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
 
-import finecast.torch as ft  # noqa: E402
-from finecast import rules  # noqa: E402
+import finecast.torch as ft
+from finecast import rules
+from finecast.planning.plan import Plan
 
 pytestmark = [
     pytest.mark.slow,
@@ -88,8 +91,9 @@ def test_gradients_are_fp32_and_those_of_fp32(
     (plan,) = compiled.finecast_plans
     assert plan.counts["bf16"] >= 5  # two products forwards, three backwards
     if kind == "batch norm":
-        assert torch.allclose(net.norm.running_mean, other.norm.running_mean, atol=0.01)
-        assert net.norm.running_mean.dtype is torch.float32
+        mean, wanted = (n.norm.get_buffer("running_mean") for n in (net, other))
+        assert torch.allclose(mean, wanted, atol=0.01)
+        assert mean.dtype is torch.float32
 
 
 @pytest.mark.usefixtures("op_by_op")
@@ -113,7 +117,9 @@ def test_cached_weights_notice_the_optimizer() -> None:
             optimizer.zero_grad()
     assert float(compiled(x)) == pytest.approx(float(other(x)), rel=TOLERANCE)
     # Two weights and two biases at most, once for each of three steps and the last call.
-    assert 2 * 4 <= compiled.finecast_backend.cache.casts <= 4 * 4
+    cache = compiled.finecast_backend.cache
+    assert cache is not None
+    assert 2 * 4 <= cache.casts <= 4 * 4
     # The weights themselves, which layers read transposed, are among the copies.
     assert compiled.finecast_backend.kept_bytes >= 2 * sum(
         p.numel() for p in net.parameters() if p.ndim == 2
@@ -200,6 +206,7 @@ def test_views_that_share_memory_and_writes_in_place() -> None:
             super().__init__()
             self.both = nn.Parameter(torch.randn(64, 64) / 8)
             self.last = nn.Linear(64, 64)
+            self.seen: torch.Tensor
             self.register_buffer("seen", torch.zeros(64))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -264,6 +271,21 @@ def test_the_backend_by_its_name_and_tied_weights() -> None:
     other, ids = copy.deepcopy(net), torch.randint(0, 50, (256,))
     compiled = torch.compile(net, backend="finecast")
     close(gradients(net, compiled, ids), gradients(other, other, ids))
+
+
+def plans_alive() -> int:
+    gc.collect()
+    return sum(isinstance(o, Plan) for o in gc.get_objects())
+
+
+@pytest.mark.usefixtures("op_by_op")
+def test_plans_of_the_backend_by_its_name_go_with_what_was_compiled() -> None:
+    before = plans_alive()
+    compiled = torch.compile(Mlp(), backend="finecast")
+    compiled(torch.randn(128, 64)).backward()
+    del compiled
+    torch._dynamo.reset()
+    assert plans_alive() == before
 
 
 @pytest.mark.usefixtures("op_by_op")

@@ -10,17 +10,19 @@ import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import distributed, nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812
+import torch
+from torch import distributed, nn
+from torch.multiprocessing.spawn import start_processes
+from torch.nn import functional as F  # noqa: N812
 
-import finecast.torch as ft  # noqa: E402
-from tests.torch.uncompiled import run_op_by_op  # noqa: E402
+import finecast.torch as ft
+from tests.torch.uncompiled import run_op_by_op
 
 pytestmark = [
     pytest.mark.slow,
@@ -58,7 +60,7 @@ def _plain() -> tuple[Net, torch.Tensor]:
 
 def _whole(parameter: torch.Tensor) -> torch.Tensor:
     """A parameter's gradient, from all processes if each has a shard."""
-    grad = parameter.grad
+    grad: Any = parameter.grad
     assert grad is not None
     return grad.full_tensor() if hasattr(grad, "full_tensor") else grad
 
@@ -70,7 +72,7 @@ def _accumulate(net: nn.Module, call: Any, parts: Sequence[torch.Tensor]) -> Non
         last = number == len(parts)
         ddp = isinstance(net, nn.parallel.DistributedDataParallel)
         if hasattr(net, "set_requires_gradient_sync"):
-            net.set_requires_gradient_sync(last)
+            cast("Any", net).set_requires_gradient_sync(last)
         with net.no_sync() if ddp and not last else nullcontext():
             (call(part) / len(parts)).backward()
 
@@ -131,7 +133,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What each process found, by case: two processes go through all of them."""
     out = tmp_path_factory.mktemp("results")
     given = (_free_ports(), str(out))
-    torch.multiprocessing.spawn(_work, args=given, nprocs=WORLD, join=True)
+    start_processes(_work, args=given, nprocs=WORLD, start_method="spawn")
     return out
 
 
@@ -141,7 +143,8 @@ def test_two_processes_have_the_gradients_of_one(case: Case, results: Path) -> N
     want: list[torch.Tensor] = []
     for _ in range(2):
         net.zero_grad()
-        (sum(net(part) for part in x) / WORLD).backward()
+        loss: Any = sum(net(part) for part in x)
+        (loss / WORLD).backward()
         want = [copy.deepcopy(p.grad) for p in net.parameters() if p.grad is not None]
         torch.optim.SGD(net.parameters(), lr=0.1).step()
     found = [

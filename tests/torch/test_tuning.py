@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
-import finecast.torch as ft  # noqa: E402
-from finecast.data.criterion import Criterion, CriterionKind  # noqa: E402
-from finecast.numbers.formats import Format  # noqa: E402
-from finecast.pipeline import tuning  # noqa: E402
-from finecast.subjects.torch.subject import TorchSubject  # noqa: E402
-from finecast.torch.tuning import ModuleWorkload  # noqa: E402
+import finecast.torch as ft
+from finecast.data.criterion import Criterion, CriterionKind
+from finecast.errors import UsageError
+from finecast.measure.racing import Effort
+from finecast.numbers.formats import Format
+from finecast.pipeline import tuning
+from finecast.subjects.torch.subject import TorchSubject
+from finecast.torch.tuning import ModuleWorkload
+from tests.torch.planned import plan_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -78,16 +83,16 @@ def products(module: Any) -> int:
     """Products that a planned module computes in bf16."""
     return sum(
         d.op in ("linear", "matmul", "addmm") and d.format is Format.BF16
-        for d in module.finecast_plan.decisions
+        for d in plan_of(module).decisions
     )
 
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     clock = Clock()
-    monkeypatch.setattr("finecast.measure.timing.time", clock)
-    for name in ("_RANK_TIME_S", "_FINAL_TIME_S", "_BASELINE_TIME_S"):
-        monkeypatch.setattr(tuning, name, 0.0)
+    monkeypatch.setattr("finecast.measure.racing.time", clock)
+    for name in ("_RANKING", "_FINAL", "_BASELINE"):
+        monkeypatch.setattr(tuning, name, Effort(min_time_s=0.0))
     return Device(clock)
 
 
@@ -164,7 +169,7 @@ def test_the_gain_is_that_of_the_rounds_not_of_the_medians(device: Device) -> No
     found = tuned(device, 1.0, net)
     assert not found.improved
     assert found.model is net
-    assert "is not faster" in found.why
+    assert "no plan is faster" in found.why
 
 
 def test_a_slower_format_is_not_kept(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +183,7 @@ def test_a_slower_format_is_not_kept(device: Device, monkeypatch: pytest.MonkeyP
     assert (found.improved, found.trials, found.model) == (False, (), net)
     assert "2.0 times slower" in found.why
     low = ft.convert(net, (X,), "auto:bf16")
-    assert {d.format for d in low.finecast_plan.decisions} == {Format.FP32}
+    assert {d.format for d in plan_of(low).decisions} == {Format.FP32}
     assert torch.equal(low(X), net(X))
 
 
@@ -187,7 +192,36 @@ def test_compiled_modules_are_timed_again_and_again() -> None:
     net = Branches().eval()
     options = ft.TuneOptions(prepare=lambda m: torch.compile(m, backend="eager"))
     subject = TorchSubject.of_module(net, (X,), None, options)
-    built = subject.build(ft.convert(net, (X,), "all:bf16").finecast_plan)
+    built = subject.model.build(plan_of(ft.convert(net, (X,), "all:bf16")))
     workload = ModuleWorkload(function=lambda _: 1.0, known=None, criterion=Criterion())
     for _ in range(2):
-        assert set(subject.times({"": None, "low": built}, workload, 0.0)) == {"", "low"}
+        assert subject.times({"low": built}, workload, Effort(min_time_s=0.0)).names == {"low"}
+
+
+def test_a_program_brings_its_own_inputs() -> None:
+    program = torch.export.export(Branches().eval(), (X,))
+    options = ft.TuneOptions(prepare=lambda module: module)
+    for given in ((), None):
+        outcome = ft.tune(program, given, evaluate=lambda _: 1.0, options=options)
+        assert outcome.baseline.metric == 1.0
+
+
+@pytest.mark.parametrize("verb", [ft.convert, partial(ft.tune, evaluate=lambda _: 1.0)])
+@pytest.mark.parametrize(
+    ("model", "inputs", "said"),
+    [
+        ("m.pt2", (X,), "a str is no module"),
+        (Branches(), X, "example_inputs is a Tensor"),
+        (Branches(), None, "needs example inputs"),
+    ],
+)
+def test_what_is_no_module_or_no_inputs_is_said(
+    verb: Callable[..., object], model: object, inputs: object, said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        verb(model, inputs)
+
+
+def test_compile_takes_no_path() -> None:
+    with pytest.raises(UsageError, match="a str cannot be compiled"):
+        ft.compile(cast("Any", "m.pt2"))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
 from torch.fx import GraphModule
+
+if TYPE_CHECKING:
+    import pytest
 
 
 class OpByOp:
     """A graph, with the interface of what Inductor makes of it; casts among its ops."""
 
     def __init__(self, module: GraphModule) -> None:
-        from functorch.compile import make_boxed_func
+        from torch._functorch._aot_autograd.utils import make_boxed_func
 
         self._boxed_call = True  # of the instance: torch's wrappers copy its attributes
         self.current_callable: Callable[[list[Any]], Any] = make_boxed_func(module.forward)
@@ -23,14 +25,16 @@ class OpByOp:
         return self.current_callable(inputs)
 
 
+def compile_op_by_op(module: GraphModule, inputs: object, **options: object) -> OpByOp:
+    """In place of Inductor's ``compile_fx_inner``."""
+    del inputs, options
+    return OpByOp(module)
+
+
 def run_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on what finecast compiles builds no kernel."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Inductor's modules warn of themselves
         from finecast.training import inductor
 
-    def inner(module: GraphModule, inputs: object, **options: object) -> OpByOp:
-        del inputs, options
-        return OpByOp(module)
-
-    monkeypatch.setattr(inductor, "compile_inner", inner)
+    monkeypatch.setattr(inductor, "compile_inner", compile_op_by_op)

@@ -12,10 +12,12 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from inspect import cleandoc
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -49,6 +51,8 @@ VERBS = {
 _FAST_MATH = "--fast-math"
 _COMPLETE = "_FINECAST_COMPLETE"
 """Set by a shell whose user pressed Tab."""
+# Where the code that imports modules says it is from.
+_IMPORTS = "<frozen importlib._bootstrap>"
 # Of a program whose output nobody reads, as ``finecast formats | head -1``: what shells say.
 _NO_READER = 128 + 13
 
@@ -82,12 +86,35 @@ def _run(args: Sequence[str]) -> int:
 
 def entry() -> int:
     """``main`` as a process: an error of finecast's own exits with its own code too."""
+    before = signal.signal(signal.SIGINT, _interrupt)
     try:
         return main()
     except Exception:
         for line in traceback.format_exc().splitlines():
             sys.stderr.write(safe(line) + "\n")
         return ExitCode.BUG
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C; while a module loads the process ends here.
+
+    Extension modules print a traceback then, and say that an import failed.
+    """
+    del number
+    while frame is not None:
+        if frame.f_code.co_filename == _IMPORTS:
+            code = _fail(_interrupted(), as_json="--json" in sys.argv)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def _interrupted() -> FinecastError:
+    return InterruptedRunError("interrupted", fix="nothing half-written is left")
 
 
 def _told(error: BaseException, verb: str | None) -> FinecastError | None:
@@ -95,7 +122,7 @@ def _told(error: BaseException, verb: str | None) -> FinecastError | None:
     if isinstance(error, FinecastError):
         return error
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
-        return InterruptedRunError("interrupted", fix="nothing half-written is left")
+        return _interrupted()
     if isinstance(error, MemoryError):
         return OutOfMemoryError(
             " ".join(("out of memory", *map(str, error.args))),
@@ -114,7 +141,7 @@ def _fail(error: FinecastError, *, as_json: bool) -> int:
     if as_json:
         told = {"what": error.what, "where": error.where, "fix": error.fix, "exit_code": code}
         write_json({"error": told})
-    write_error(str(error))
+    write_error(error.line)
     return code
 
 

@@ -9,11 +9,11 @@ import typer
 
 from finecast.cli.common import (
     EngineName,
-    ExternalData,
-    Force,
     Json,
     Model,
     NoVerify,
+    Output,
+    Source,
     Trust,
     files_of,
     open_model,
@@ -27,14 +27,12 @@ from finecast.cli.output import progress, warn
 def run(
     plan: Annotated[Path, typer.Argument(help="A plan that tune or convert wrote.")],
     model: Model,
-    output: Annotated[Path, typer.Option("-o", "--output", help="The converted model.")],
+    written: Output,
     data: Data,
     feeds: RandomFeeds,
     engine: EngineName = None,
     no_verify: NoVerify = False,
     trust: Trust = False,
-    external_data: ExternalData = None,
-    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Apply a saved plan to the model it was made for.
@@ -45,20 +43,21 @@ def run(
     from finecast import api
     from finecast.devices.neuron import TF32_NOTE
 
-    files = files_of(model, data, force=force)
+    files = files_of(model, data, force=written.force)
     files.read("PLAN", plan)
+    source = Source(model=model, trust=trust)
     with telling_stale(files), progress("applying", quiet=as_json):
         result = api.apply(
             plan,
-            open_model(files, model, output, external_data, trust=trust),
-            output,
+            open_model(files, source, written, engine=engine, data=data.given, dim=feeds.dim),
+            written.output,
             engine=engine,
             data=data.options() if data.given else None,
             dims=feeds.sizes,
             verify=not no_verify,
-            force=force,
-            external_data=external_data,
+            force=written.force,
+            external_data=written.external_data,
         )
     if "tf32" in result.plan.counts:
         warn(TF32_NOTE)
-    report(result, output, as_json=as_json)
+    report(result, written.output, as_json=as_json)

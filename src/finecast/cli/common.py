@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol
 
@@ -13,6 +14,7 @@ from finecast.cli.output import warn
 from finecast.files import DATA_SUFFIX, CommandFiles
 
 if TYPE_CHECKING:
+    from finecast.pipeline.artefact import Destination
     from finecast.pipeline.model import OpenedModel
 
 Model = Annotated[
@@ -50,8 +52,6 @@ NoVerify = Annotated[
 PlanOut = Annotated[
     Path | None, typer.Option(metavar="FILE.json", help="Write the plan here too.")
 ]
-
-
 FromType = Annotated[
     str | None,
     typer.Option(
@@ -60,6 +60,35 @@ FromType = Annotated[
         help="Take the model's ops in this type to fp32 first; inputs and outputs keep it.",
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The model that is read."""
+
+    model: Model
+    from_type: FromType = None
+    trust: Trust = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """The model that is written."""
+
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="The model that is written.")
+    ]
+    external_data: ExternalData = None
+    force: Force = False
+
+    @property
+    def destination(self) -> Destination:
+        """The same for the Python API."""
+        from finecast.pipeline.artefact import Destination
+
+        return Destination(
+            path=self.output, force=self.force, external_data=self.external_data
+        )
 
 
 class Reading(Protocol):
@@ -72,21 +101,22 @@ class Reading(Protocol):
 
 
 def open_model(
-    files: CommandFiles,
-    model: Path,
-    output: Path,
-    external_data: bool | None,
-    *,
-    trust: bool = False,
+    files: CommandFiles, source: Source, written: Output, **given: object
 ) -> OpenedModel:
-    """The model, when it is known that ``output`` destroys nothing of it."""
-    from finecast import api
-    from finecast.subjects import check_output_name
+    """The model, when it is known that the output destroys nothing of it.
 
-    beside = () if external_data is False else (DATA_SUFFIX,)
-    files.write("--output", output, beside=beside)
-    check_output_name(model, output)
-    file = api.load(model, trust=trust)
+    ``given`` are options by name that not every kind of model takes.
+    """
+    from finecast import api
+    from finecast.subjects import check_options, check_output_name
+
+    beside = () if written.external_data is False else (DATA_SUFFIX,)
+    files.write("--output", written.output, beside=beside)
+    check_output_name(source.model, written.output)
+    apart = written.external_data is not None
+    taken = {"from-type": source.from_type, "external-data/--one-file": apart, **given}
+    check_options(source.model, {f"--{name}": value for name, value in taken.items()})
+    file = api.load(source.model, trust=source.trust)
     files.read("MODEL's external data", *file.external)
     return file
 

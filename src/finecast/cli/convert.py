@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from finecast.cli.common import (
     EngineName,
-    ExternalData,
-    Force,
-    FromType,
     Json,
-    Model,
     NoVerify,
+    Output,
     PlanOut,
-    Trust,
+    Source,
     files_of,
     open_model,
     telling_stale,
@@ -25,14 +20,15 @@ from finecast.cli.common import (
 from finecast.cli.data_options import Data, RandomFeeds
 from finecast.cli.output import add_row, new_table, progress, warn, write_json, write_table
 from finecast.cli.policy_options import Casting, Device, Narrowing, Target
+from finecast.files import write_text
 
 if TYPE_CHECKING:
     from finecast.pipeline.conversion import Conversion
 
 
 def run(
-    model: Model,
-    output: Annotated[Path, typer.Option("-o", "--output", help="The converted model.")],
+    source: Source,
+    written: Output,
     casting: Casting,
     narrowing: Narrowing,
     data: Data,
@@ -41,11 +37,7 @@ def run(
     target: Target = None,
     engine: EngineName = None,
     plan_out: PlanOut = None,
-    from_type: FromType = None,
     no_verify: NoVerify = False,
-    trust: Trust = False,
-    external_data: ExternalData = None,
-    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Cast a model by a policy, verify and save it.
@@ -72,12 +64,12 @@ def run(
     from finecast import api
 
     choice = narrowing.narrowed(device.choice(casting, target))
-    files = files_of(model, data, narrowing, force=force)
+    files = files_of(source.model, data, narrowing, force=written.force)
     files.write("--plan-out", plan_out)
     with telling_stale(files), progress("converting", quiet=as_json):
         result = api.convert(
-            open_model(files, model, output, external_data, trust=trust),
-            output,
+            open_model(files, source, written, engine=engine, data=data.given, dim=feeds.dim),
+            written.output,
             choice.policy,
             engine=engine,
             target=choice.emulation,
@@ -85,17 +77,15 @@ def run(
             dims=feeds.sizes,
             user_rules=narrowing.user_rules(),
             verify=not no_verify,
-            force=force,
-            external_data=external_data,
-            from_type=from_type,
+            force=written.force,
+            external_data=written.external_data,
+            from_type=source.from_type,
         )
     if plan_out is not None:
-        from finecast.files import write_text
-
         write_text(plan_out, result.plan.to_json())
     for note in choice.told(set(result.plan.formats.values())):
         warn(note)
-    report(result, output, as_json=as_json)
+    report(result, written.output, as_json=as_json)
 
 
 def report(result: Conversion, output: Path, *, as_json: bool) -> None:
@@ -112,6 +102,7 @@ def report(result: Conversion, output: Path, *, as_json: bool) -> None:
         "casts inside": str(result.casts),
         "size": " -> ".join(f"{b / 1e6:.2f} MB" for b in result.size_bytes),
         **({"opset": str(result.plan.opset)} if result.plan.opset else {}),
+        **({"restated": "\n".join(result.restated)} if result.restated else {}),
         "verified in": (verified.engine or "nothing") + _at(verified.sizes),
         f"error against {verified.reference}": _errors(result) or verified.note,
         "time": f"{result.seconds:.2f} s",
@@ -156,5 +147,6 @@ def to_dict(result: Conversion, output: Path) -> dict[str, Any]:
             "sizes": dict(result.verified.sizes),
             "note": result.verified.note,
         },
+        "restated": list(result.restated),
         "warnings": list(result.warnings),
     }

@@ -175,15 +175,12 @@ class Tolerance:
         0.01
     )
 
-    def of(self, workload: Workload) -> Criterion:
-        """The criterion in the metric's own direction."""
+    def stated(self) -> Criterion:
+        """The criterion; its direction is the metric's."""
         from finecast.data.criterion import Criterion, CriterionKind
 
-        return Criterion(
-            kind=CriterionKind.parse(self.criterion),
-            tolerance=self.tolerance,
-            higher_is_better=workload.higher_is_better,
-        )
+        kind = CriterionKind.parse(self.criterion)
+        return Criterion(kind=kind, tolerance=self.tolerance)
 
 
 def _axes(items: Sequence[str]) -> dict[str, int | None]:

@@ -45,9 +45,11 @@ def run(
     """
     from finecast import api
     from finecast.planning.plan import Plan
+    from finecast.subjects import check_options
 
     choice = narrowing.narrowed(device.choice(casting, target))
     stated = Plan.load(plan) if plan is not None else None
+    check_options(model, {"--engine": engine, "--data": data.given, "--from-type": from_type})
     opened = api.load(model, trust=trust)
     if stated is not None:
         if from_type is not None:

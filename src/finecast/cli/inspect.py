@@ -38,8 +38,10 @@ def run(
     """
     from finecast import api
     from finecast.rules.policy import low_format
+    from finecast.subjects import check_options
 
     low = low_format(auto_cast_type)
+    check_options(model, {"--data": data.given, "--dim": feeds.dim, "--from-type": from_type})
     with progress("inspecting", quiet=as_json):
         census = api.inspect(
             model,

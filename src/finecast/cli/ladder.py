@@ -6,6 +6,8 @@ import shlex
 import shutil
 import subprocess
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +17,8 @@ from finecast.cli.common import (
     Force,
     Json,
     Model,
+    Output,
+    Source,
     Trust,
     files_of,
     open_model,
@@ -35,11 +39,40 @@ from finecast.cli.policy_options import Device
 from finecast.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from finecast.cli.output import ProgressBar
+    from finecast.data.criterion import Criterion
     from finecast.devices.neuron import Rung
+    from finecast.files import CommandFiles
     from finecast.pipeline.ladder import LadderOutcome
+    from finecast.pipeline.model import OpenedModel
     from finecast.pipeline.per_op import PlanResult
+    from finecast.pipeline.sources import DataOptions
 
 _COMPILED = ".neff"
+
+
+_PlanModel = Annotated[
+    Path | None, typer.Option("-o", "--output", help="The model of the per-op plan.")
+]
+_PerOp = Annotated[
+    bool, typer.Option("--per-op/--no-per-op", help="Look for a plan by op as well.")
+]
+_Compile = Annotated[
+    Path | None,
+    typer.Option(
+        "--compile", metavar="HLO", help="Compile this program at the recommended rung."
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Climbed:
+    """What was found on the ladder, and beyond it by op; ``why`` says of what is not there."""
+
+    outcome: LadderOutcome
+    plan: PlanResult | None
+    why: str
+    warnings: Sequence[str]
 
 
 def run(
@@ -49,18 +82,9 @@ def run(
     evaluation: Evaluation,
     tolerance: Tolerance,
     device: Device,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The model of the per-op plan.")
-    ] = None,
-    per_op: Annotated[
-        bool, typer.Option("--per-op/--no-per-op", help="Look for a plan by op as well.")
-    ] = True,
-    compile_with: Annotated[
-        Path | None,
-        typer.Option(
-            "--compile", metavar="HLO", help="Compile this program at the recommended rung."
-        ),
-    ] = None,
+    output: _PlanModel = None,
+    per_op: _PerOp = True,
+    compile_with: _Compile = None,
     trust: Trust = False,
     force: Force = False,
     as_json: Json = False,
@@ -76,9 +100,6 @@ def run(
       finecast ladder model.pt2 --target trn1 --data val.npz --metric top1 -o low.pt2
     """
     from finecast import api
-    from finecast.devices.neuron import ladder
-    from finecast.pipeline.ladder import LadderWalk
-    from finecast.pipeline.per_op import beyond
 
     start = time.perf_counter()
     _check_target(target)
@@ -86,45 +107,75 @@ def run(
     files.read("--compile", compile_with)
     if compile_with is not None:
         files.write("the compiled program", compile_with.with_suffix(_COMPILED))
-    file = (
-        open_model(files, model, output, None, trust=trust)
-        if output is not None
-        else api.load(model, trust=trust)
-    )
-    rungs = ladder(target, device.given(), sdk=device.sdk)
-    loaded = file.reference()
-    workload = evaluation.workload(loaded, data)
+    opened = _opened(files, Source(model=model, trust=trust), output)
+    rungs = _rungs(target, device)
     with telling_stale(files), progress("ladder", quiet=as_json) as bar:
-        walk = LadderWalk(
-            model=file,
-            reference=loaded,
-            workload=workload,
-            criterion=tolerance.of(workload),
-            rungs=rungs,
-            progress=lambda stage, done, total: bar(done, total, stage),
+        climbed = _climbed(
+            opened, rungs, evaluation.options(data), tolerance.stated(), bar, per_op=per_op
         )
-        outcome = walk.walk()
-        plan, why = beyond(walk, outcome) if per_op else (None, "not asked for")
+    outcome, plan = climbed.outcome, climbed.plan
     if plan is not None and output is not None:
         # No engine here runs it as the device: the emulation has judged it.
-        api.apply(plan.plan, file, output, verify=False, force=force)
+        api.apply(plan.plan, opened, output, verify=False, force=force)
     best = outcome.best
     compiled = _compile(compile_with, best.rung) if compile_with and best else None
-    report = to_dict(outcome, plan, why, written=output if plan else None)
-    report["seconds"] = time.perf_counter() - start
-    report["compiled"] = compiled
     stale = files.stale() if plan is None else ()
-    report["stale"] = [str(path) for path in stale]
-    for note in workload.warnings:
+    for note in climbed.warnings:
         warn(note)
     warn_stale(stale)
     if as_json:
-        write_json(report)
+        report = to_dict(climbed, written=output if plan else None)
+        seconds = time.perf_counter() - start
+        write_json(
+            report | {"seconds": seconds, "compiled": compiled, "stale": [*map(str, stale)]}
+        )
     else:
         _print(outcome, evaluation.label, target)
-        _print_advice(outcome, plan, why, output, compiled)
-    done = best is not None and not stale
-    return ExitCode.DONE if done else ExitCode.NOT_IMPROVED
+        _print_advice(climbed, output, compiled)
+    return ExitCode.DONE if best is not None and not stale else ExitCode.NOT_IMPROVED
+
+
+def _opened(files: CommandFiles, source: Source, output: Path | None) -> OpenedModel:
+    from finecast import api
+
+    if output is not None:
+        return open_model(files, source, Output(output=output))
+    return api.load(source.model, trust=source.trust)
+
+
+def _rungs(target: str, device: Device) -> Sequence[Rung]:
+    from finecast.devices.neuron import ladder
+
+    return ladder(target, device.given(), sdk=device.sdk)
+
+
+def _climbed(
+    model: OpenedModel,
+    rungs: Sequence[Rung],
+    options: DataOptions,
+    criterion: Criterion,
+    bar: ProgressBar,
+    *,
+    per_op: bool,
+) -> _Climbed:
+    """Every rung on all data, and the best plan by op."""
+    from finecast.pipeline.ladder import LadderWalk
+    from finecast.pipeline.per_op import beyond
+    from finecast.pipeline.sources import workload_of
+
+    reference = model.reference()
+    workload = workload_of(options, reference)
+    walk = LadderWalk(
+        model=model,
+        reference=reference,
+        workload=workload,
+        criterion=replace(criterion, higher_is_better=workload.higher_is_better),
+        rungs=rungs,
+        progress=lambda stage, done, total: bar(done, total, stage),
+    )
+    outcome = walk.walk()
+    plan, why = beyond(walk, outcome) if per_op else (None, "not asked for")
+    return _Climbed(outcome=outcome, plan=plan, why=why, warnings=workload.warnings)
 
 
 def _check_target(target: str) -> None:
@@ -139,10 +190,9 @@ def _check_target(target: str) -> None:
         )
 
 
-def to_dict(
-    outcome: LadderOutcome, plan: PlanResult | None, why: str, *, written: Path | None
-) -> dict[str, Any]:
+def to_dict(climbed: _Climbed, *, written: Path | None) -> dict[str, Any]:
     """The report as JSON."""
+    outcome, plan = climbed.outcome, climbed.plan
     fastest = outcome.fastest_s
     best = outcome.best
     return {
@@ -166,7 +216,7 @@ def to_dict(
             "snippet": best.rung.snippet,
         },
         "per_op": {
-            "why": why,
+            "why": climbed.why,
             "metric": plan.metric if plan else None,
             "output_error": plan.error if plan else None,
             "relative_time": plan.time_s / fastest if plan else None,
@@ -196,13 +246,8 @@ def _print(outcome: LadderOutcome, metric: str, target: str) -> None:
     write_table(table)
 
 
-def _print_advice(
-    outcome: LadderOutcome,
-    plan: PlanResult | None,
-    why: str,
-    output: Path | None,
-    compiled: str | None,
-) -> None:
+def _print_advice(climbed: _Climbed, output: Path | None, compiled: str | None) -> None:
+    outcome, plan = climbed.outcome, climbed.plan
     lines: list[str] = []
     if outcome.best is None:
         lines.append("no rung passes: loosen the tolerance, or run fp32 elsewhere")
@@ -210,7 +255,7 @@ def _print_advice(
         rung = outcome.best.rung
         lines += [f"* recommended: {rung.name}", f"  {rung.command()}", f"  {rung.snippet}"]
     if plan is None:
-        lines.append(f"per-op plan: {why}")
+        lines.append(f"per-op plan: {climbed.why}")
     else:
         ops = ", ".join(f"{n} {fmt}" for fmt, n in plan.plan.counts.items())
         place = f"written to {output}" if output else "give -o to write it"

@@ -187,6 +187,13 @@ class Narrowing:
             metavar="low|NAME=FORMAT",
         ),
     ] = None
+    keep_ops: Annotated[
+        bool,
+        typer.Option(
+            "--keep-ops",
+            help="State no low op as another that the engine recognises: types alone change.",
+        ),
+    ] = False
 
     @property
     def reads(self) -> list[tuple[str, Path]]:
@@ -210,6 +217,7 @@ class Narrowing:
             op_formats=assignments(tuple(self.op or ()), option="--op"),
             io_low="low" in ports,
             io=assignments(tuple(p for p in ports if p != "low"), option="--io"),
+            keep_ops=self.keep_ops,
         )
         return replace(choice, policy=policy)
 

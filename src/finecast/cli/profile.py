@@ -48,18 +48,23 @@ class _Figures:
         return self.model.batch / self.latency.median_s
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """How long models are timed: all in turns, round by round."""
+
+    runs: Annotated[int, typer.Option(min=2, help="Rounds at least.")] = 20
+    seconds: Annotated[float, typer.Option(min=0, help="Time all rounds take at least.")] = 2.0
+
+
 def run(
     models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="ONNX files.")],
     data: Data,
     feeds: RandomFeeds,
+    rounds: Rounds,
     engine: EngineName = None,
     ops: Annotated[
         bool, typer.Option("--ops", help="Time of each kernel and its ops.")
     ] = False,
-    runs: Annotated[int, typer.Option(min=2, help="Rounds at least.")] = 20,
-    seconds: Annotated[
-        float, typer.Option(min=0, help="Time all rounds take at least.")
-    ] = 2.0,
     memory: Annotated[bool, typer.Option(help="Measure peak memory too.")] = True,
     as_json: Json = False,
 ) -> None:
@@ -82,19 +87,15 @@ def run(
         raise UsageError(
             "--dim sizes random feeds, and data is given", where="--dim", fix="drop one"
         )
-    feeds_of = _feed_maker(data, feeds.sizes)
+    make = _maker(models, data, feeds.sizes)
     with progress("profiling", quiet=as_json) as report:
         loaded: list[_Loaded] = []
         for index, path in enumerate(models):
             report(index, 3 * len(models), f"loading {path.name}")
-            session = loader.load(path, profiling=ops)
-            given, rows = feeds_of(session)
-            label = _label(path, models)
-            loaded.append(
-                _Loaded(label=label, path=path, session=session, feeds=given, batch=rows)
-            )
+            loaded.append(make(path, loader.load(path, profiling=ops)))
         report(len(models), 3 * len(models), "running")
-        times = latency({m.label: m.run for m in loaded}, min_time_s=seconds, repeats=runs)
+        calls = {m.label: m.run for m in loaded}
+        times = latency(calls, min_time_s=rounds.seconds, repeats=rounds.runs)
         figures: list[_Figures] = []
         spec = f"{loader.name}:{loader.device}"
         for index, model in enumerate(loaded):
@@ -114,14 +115,20 @@ def run(
         _print(spec, figures)
 
 
-def _feed_maker(
-    data: Data, sizes: dict[str, int]
-) -> Callable[[Session], tuple[dict[str, Array], int]]:
+def _maker(
+    models: Sequence[Path], data: Data, sizes: dict[str, int]
+) -> Callable[[Path, Session], _Loaded]:
+    """Joins a loaded model with what it is timed on."""
     from finecast.data.datasets import load_npz
     from finecast.data.feeds import synthetic_feeds
     from finecast.pipeline.sources import calibration_batches
 
-    def make(session: Session) -> tuple[dict[str, Array], int]:
+    def make(path: Path, session: Session) -> _Loaded:
+        feeds, rows = drawn(session)
+        label = _label(path, models)
+        return _Loaded(label=label, path=path, session=session, feeds=feeds, batch=rows)
+
+    def drawn(session: Session) -> tuple[dict[str, Array], int]:
         options = data.options()
         if data.calib is not None:
             feeds = dict(calibration_batches(session, options, limit=1)[0])

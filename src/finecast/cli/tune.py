@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,19 +12,15 @@ import typer
 
 from finecast.cli.common import (
     EngineName,
-    ExternalData,
-    Force,
-    FromType,
     Json,
-    Model,
-    Trust,
+    Output,
+    Source,
     files_of,
     open_model,
     telling_stale,
     warn_stale,
 )
 from finecast.cli.data_options import Data, Evaluation, Tolerance
-from finecast.cli.deployment import how_to_run
 from finecast.cli.output import (
     add_row,
     new_table,
@@ -36,8 +32,12 @@ from finecast.cli.output import (
 )
 from finecast.cli.policy_options import Casting, Device, Narrowing, Target
 from finecast.errors import ExitCode, InterruptedRunError
+from finecast.files import CommandFiles, write_text
 
 if TYPE_CHECKING:
+    from finecast.data.criterion import Criterion
+    from finecast.pipeline.goal import Goal
+    from finecast.pipeline.model import OpenedModel, TuneRequest
     from finecast.pipeline.outcome import Measured, Outcome
 
 _TF32_TIMES = (
@@ -46,30 +46,92 @@ _TF32_TIMES = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """What makes a plan worth having, and what its search may cost."""
+
+    min_speedup: Annotated[
+        float, typer.Option(help="How many times as fast as fp32 a plan has to be.")
+    ] = 1.02
+    max_trials: Annotated[
+        int | None,
+        typer.Option(help="Plans evaluated on all data; all of them are used for more speed."),
+    ] = None
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="After so long no other plan is evaluated."),
+    ] = None
+
+    def goal(self, criterion: Criterion) -> Goal:
+        """The same for the search.
+
+        Raises:
+            UsageError: If a speed is below 1, or there is no budget.
+        """
+        from finecast.pipeline.goal import Goal
+
+        return Goal(
+            criterion=criterion,
+            min_speedup=self.min_speedup,
+            max_trials=self.max_trials,
+            timeout_s=self.timeout,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """What is kept of a search beside the model."""
+
+    plan_out: Annotated[
+        Path | None, typer.Option(help="The plan; default OUTPUT with .plan.json.")
+    ] = None
+    study: Annotated[
+        Path | None, typer.Option(help="Keep trials here; default OUTPUT with .study.db.")
+    ] = None
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Take up the study where it was cut off.")
+    ] = False
+
+    def plan_of(self, output: Path) -> Path:
+        """Where the plan of ``output`` goes."""
+        return self.plan_out or output.with_suffix(".plan.json")
+
+    def study_of(self, output: Path) -> Path:
+        """Where the trials go."""
+        return self.study or output.with_suffix(".study.db")
+
+    def replacing(self, model: Path, written: Output) -> Output:
+        """``written``; a run that is resumed may replace what it made of ``model``.
+
+        Raises:
+            UsageError: If what is at the plan's place is no plan.
+        """
+        from finecast import api
+        from finecast.planning.plan import Plan
+
+        plan, study = self.plan_of(written.output), self.study_of(written.output)
+        there = all(path.is_file() for path in (written.output, plan, study))
+        if not (self.resume and there) or written.force:
+            return written
+        if Plan.load(plan).model != api.load(model).digest:
+            return written
+        warn(f"--resume: an earlier run finished: {written.output} is made anew")
+        return replace(written, force=True)
+
+
 def run(
-    model: Model,
-    output: Annotated[Path, typer.Option("-o", "--output", help="The tuned model.")],
+    source: Source,
+    written: Output,
     data: Data,
     evaluation: Evaluation,
     tolerance: Tolerance,
     casting: Casting,
     narrowing: Narrowing,
     device: Device,
+    records: Records,
+    search: Search,
     target: Target = None,
     engine: EngineName = None,
-    from_type: FromType = None,
-    plan_out: Annotated[
-        Path | None, typer.Option(help="The plan; default OUTPUT with .plan.json.")
-    ] = None,
-    study: Annotated[
-        Path | None, typer.Option(help="Keep trials here; default OUTPUT with .study.db.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Take up the study where it was cut off.")
-    ] = False,
-    trust: Trust = False,
-    external_data: ExternalData = None,
-    force: Force = False,
     as_json: Json = False,
 ) -> int:
     """Find the fastest mixed-precision model that keeps your accuracy.
@@ -93,62 +155,81 @@ def run(
 
       finecast tune model.pt2 -o tuned.pt2 --data val.npz --metric top1
     """
-    from finecast import api
-    from finecast.files import write_text
-    from finecast.pipeline.study import JOURNAL_SUFFIX
+    from finecast.pipeline.model import TuneRequest
 
     choice = narrowing.narrowed(device.choice(casting, target))
-    plan_path = plan_out or output.with_suffix(".plan.json")
-    study_path = study or output.with_suffix(".study.db")
-    files = files_of(model, data, evaluation, narrowing, force=force)
-    files.write("--plan-out", plan_path)
-    source = open_model(files, model, output, external_data, trust=trust)
-    files.write("--study", study_path, beside=(JOURNAL_SUFFIX,), replaces=False)
-    if resume and not study_path.exists():
-        warn(f"--resume: there is no study at {study_path}: starting anew")
-    options, rules = evaluation.options(data), narrowing.user_rules()
-    with (
-        telling_stale(files),
-        _interruptible(study_path),
-        progress("tuning", quiet=as_json) as bar,
-    ):
-        outcome = api.tune(
-            source,
-            output,
-            data=options,
-            criterion=tolerance.criterion,
-            tolerance=tolerance.tolerance,
-            policy=choice.policy,
-            engine=engine,
-            target=choice.emulation,
-            user_rules=rules,
-            study=study_path,
-            resume=resume,
-            force=force,
-            external_data=external_data,
-            from_type=from_type,
-            progress=lambda stage, done, total: bar(done, total, stage),
-        )
+    written = records.replacing(source.model, written)
+    files = files_of(source.model, data, evaluation, narrowing, force=written.force)
+    model = _claimed(files, source, written, records, engine)
+    request = TuneRequest(
+        data=evaluation.options(data),
+        goal=search.goal(tolerance.stated()),
+        policy=choice.policy,
+        engine=engine,
+        device=choice.emulation,
+        user_rules=narrowing.user_rules(),
+        study=records.study_of(written.output),
+        resume=records.resume,
+        from_type=source.from_type,
+    )
+    outcome = _searched(files, model, written, request, quiet=as_json)
+    plan = records.plan_of(written.output)
     if outcome.improved:
-        write_text(plan_path, outcome.plan.to_json())
-    outcome = replace(outcome, stale=files.stale())
-    told = choice.told(set(outcome.plan.formats.values()))
-    _warn(outcome, told, study_path if resume else None)
-    if as_json:
-        write_json(to_dict(outcome))
-    else:
-        _print(outcome, evaluation.label, output, plan_path)
+        write_text(plan, outcome.plan.to_json())
+    _warn(outcome, choice.told(set(outcome.plan.formats.values())), request)
+    _report(outcome, evaluation.label, written.output, plan, as_json=as_json)
     return ExitCode.DONE if outcome.improved else ExitCode.NOT_IMPROVED
 
 
-def _warn(outcome: Outcome, told: Sequence[str], resumed: Path | None) -> None:
+def _claimed(
+    files: CommandFiles,
+    source: Source,
+    written: Output,
+    records: Records,
+    engine: str | None,
+) -> OpenedModel:
+    """The model, when it is known that no output destroys anything."""
+    from finecast.pipeline.study import JOURNAL_SUFFIX
+
+    files.write("--plan-out", records.plan_of(written.output))
+    model = open_model(files, source, written, engine=engine)
+    study = records.study_of(written.output)
+    files.write("--study", study, beside=(JOURNAL_SUFFIX,), replaces=False)
+    if records.resume and not study.exists():
+        warn(f"--resume: there is no study at {study}: starting anew")
+    return model
+
+
+def _searched(
+    files: CommandFiles,
+    model: OpenedModel,
+    written: Output,
+    request: TuneRequest,
+    *,
+    quiet: bool,
+) -> Outcome:
+    from finecast import api
+
+    assert request.study is not None
+    with (
+        telling_stale(files),
+        _interruptible(request.study),
+        progress("tuning", quiet=quiet) as bar,
+    ):
+        told = replace(request, progress=lambda stage, done, total: bar(done, total, stage))
+        outcome = api.tuned(model, written.destination, told)
+    return replace(outcome, stale=files.stale())
+
+
+def _warn(outcome: Outcome, told: Sequence[str], request: TuneRequest) -> None:
     """What makes the answer weak, what is stale, and what a study was not good for."""
     for note in (*told, *outcome.warnings):
         warn(note)
     warn_stale(outcome.stale)
-    if resumed is not None and resumed.exists() and not outcome.reused:
+    study = request.study
+    if request.resume and study is not None and study.exists() and not outcome.reused:
         warn(
-            f"--resume: no trial in {resumed} was of use: it has none of this model, data,"
+            f"--resume: no trial in {study} was of use: it has none of this model, data,"
             " code and baseline, or they no longer hold"
         )
 
@@ -192,6 +273,15 @@ def to_dict(outcome: Outcome) -> dict[str, Any]:
             "predicted": outcome.predicted_error,
             "measured": outcome.measured_error,
         },
+        "anchors": [
+            {
+                "name": a.name,
+                "metric": a.metric,
+                "latency_ms": a.latency_s * 1e3,
+                "passed": a.passed,
+            }
+            for a in outcome.anchors
+        ],
         "warnings": list(outcome.warnings),
         "stale": [str(path) for path in outcome.stale],
         "trials": [
@@ -220,8 +310,12 @@ def _measured(one: Measured) -> dict[str, Any]:
     }
 
 
-def _print(outcome: Outcome, metric: str, output: Path, plan: Path) -> None:
+def _report(outcome: Outcome, metric: str, output: Path, plan: Path, *, as_json: bool) -> None:
+    if as_json:
+        write_json(to_dict(outcome))
+        return
     from finecast.devices.neuron import casts_off
+    from finecast.engines.usage import how_to_run
     from finecast.measure.environment import environment
 
     improved = outcome.verdict.value == "improved"
@@ -238,6 +332,15 @@ def _print(outcome: Outcome, metric: str, output: Path, plan: Path) -> None:
             f"{one.latency_s * 1e3:.3f}",
             f"{one.size_bytes / 1e6:.2f}",
             f"x{speed:.2f}",
+        )
+    for anchor in outcome.anchors:
+        add_row(
+            table,
+            anchor.name if anchor.passed else f"{anchor.name} (misses the criterion)",
+            f"{anchor.metric:.6g}",
+            f"{anchor.latency_s * 1e3:.3f}",
+            f"{outcome.baseline.size_bytes / 1e6:.2f}",
+            f"x{outcome.baseline.latency_s / anchor.latency_s:.2f}",
         )
     ops = ", ".join(f"{n} {fmt}" for fmt, n in outcome.plan.counts.items())
     seen = "emulated" if outcome.target else "measured"

@@ -136,6 +136,20 @@ def _difference(
     return np.where(np.isinf(expected) & (got != expected) & ~np.isnan(got), np.inf, distance)
 
 
+def counterpart(reference: Mapping[str, Array], name: str) -> Array:
+    """The fp32 model's output of a name.
+
+    Raises:
+        UsageError: If it has none of that name.
+    """
+    if name not in reference:
+        raise UsageError(
+            f"the fp32 model has no output {name!r}, but {', '.join(reference) or 'none'}",
+            fix="compare models whose outputs have the same names, or use --eval",
+        )
+    return reference[name]
+
+
 def _pairs(
     outputs: Mapping[str, Array], reference: Mapping[str, Array] | None, metric: str
 ) -> Iterator[tuple[str, NDArray[np.float64], NDArray[np.float64]]]:
@@ -145,7 +159,7 @@ def _pairs(
     for name, got in outputs.items():
         if got.dtype.kind in "biuOSU":
             continue
-        expected = reference[name]
+        expected = counterpart(reference, name)
         if got.shape != expected.shape:
             raise UsageError(
                 f"output {name!r} has shape {list(got.shape)}, the fp32 model's "

@@ -9,6 +9,7 @@ from typing import Any, Final, final
 
 import numpy as np
 
+from finecast.data.comparison import counterpart
 from finecast.data.labels import IGNORED, class_labels, decided_labels, few, numbers
 from finecast.engines.base import Array
 from finecast.errors import UsageError
@@ -160,7 +161,7 @@ class Agreement:
         if reference is None:
             raise UsageError("agreement needs the fp32 model's outputs")
         name, scores = _first(outputs)
-        expected = reference[name]
+        expected = counterpart(reference, name)
         self._nan = self._nan or has_nan(scores) or has_nan(expected)
         decided = _decisions(expected, name)
         same = _decisions(scores, name) == decided

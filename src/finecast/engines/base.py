@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,6 +89,39 @@ class EmulatedSession(Session, Protocol):
 
     def restart(self) -> EmulatedSession:
         """The next sample is the first of the stream."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelFormats:
+    """The nodes in one kernel, the format it computes in and that of its result, by label."""
+
+    ops: tuple[str, ...]
+    computed: str
+    stored: str
+
+
+class HintedSession(Session, Protocol):
+    """A model whose formats its engine chose."""
+
+    def kernel_formats(self) -> Sequence[KernelFormats]:
+        """What the engine chose for each of its kernels.
+
+        Nodes that it left out, or computed when it loaded the model, are in none.
+        """
+        ...
+
+
+@runtime_checkable
+class HintingEngine(Protocol):
+    """An engine that lowers an fp32 model by itself where a setting asks for it."""
+
+    def load_hinted(self, model: Path | bytes, fmt: Format) -> HintedSession:
+        """Load a model as ``load`` does; where it pays, the engine computes in ``fmt``.
+
+        Raises:
+            EngineError: If it has no such setting, or cannot run the model.
+        """
         ...
 
 

@@ -1,4 +1,4 @@
-"""What engines compute wrongly: patterns that are never written for them.
+"""What engines compute wrongly: kernels and patterns that are never written for them.
 
 A fault is here because a test has shown it in the release that is pinned; the test fails when
 a later release is right, and the row goes.
@@ -6,30 +6,64 @@ a later release is right, and the row goes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from finecast.engines.base import Engine
 from finecast.graph import ConstantStats, Graph, Node
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
 
-Fault: TypeAlias = Callable[[Graph], Mapping[int, str]]
+# Ids of the nodes that are computed wrongly in a low format, with the reason; an empty one
+# says that the kernel does not work.
+Finder: TypeAlias = Callable[[Graph, Format], Mapping[int, str]]
 
 _MOVES: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT, OpKind.CAST})
 _ADDS: Final = frozenset({"add", "sub"})
 _PRODUCTS: Final = frozenset({"matmul", "gemm"})
 
 
-def faults(engine: Engine, graph: Graph, low: Format) -> Mapping[int, str]:
-    """Ids of the nodes that ``engine`` may compute wrongly in ``low``, with the reason."""
-    found: dict[int, str] = {}
-    for fault in FAULTS.get((engine.name, low), ()):
-        found |= fault(graph)
-    return found
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What an engine computes wrongly in some formats, on one device or on any."""
+
+    engine: str
+    formats: frozenset[Format]
+    find: Finder
+    device: str = ""
 
 
-def _second_bias(graph: Graph) -> Mapping[int, str]:
+def faults(
+    engine: str, device: str, graph: Graph, lows: Collection[Format]
+) -> dict[Format, dict[int, str]]:
+    """By low format, the nodes that ``engine`` may compute wrongly, as a Finder gives them."""
+    here = [f for f in FAULTS if f.engine == engine and f.device in ("", device)]
+    return {
+        low: {
+            node: why
+            for fault in here
+            if low in fault.formats
+            for node, why in fault.find(graph, low).items()
+        }
+        for low in lows
+    }
+
+
+def _kernels(*natives: str, **attributes: Collection[str]) -> Finder:
+    """Single ops, by their native names and the values of an attribute."""
+
+    def find(graph: Graph, low: Format) -> Mapping[int, str]:
+        return {
+            node.id: ""
+            for node in graph.nodes
+            if node.native in natives
+            and all(node.attributes.get(name) in v for name, v in attributes.items())
+        }
+
+    return find
+
+
+def _second_bias(graph: Graph, low: Format) -> Mapping[int, str]:
     """Additions of several constant vectors, one after the other, to a product.
 
     OpenVINO 2026.4 fuses them into the product also where a cast to or from fp16 stands
@@ -47,7 +81,7 @@ def _second_bias(graph: Graph) -> Mapping[int, str]:
             while after is not None and after.id not in found:
                 text = (
                     f"openvino leaves out the bias that {before.name} adds if {after.name} "
-                    "adds another in fp16"
+                    f"adds another in {low.label}"
                 )
                 found |= dict.fromkeys((before.id, *between, after.id), text)
                 before = after
@@ -87,6 +121,41 @@ def _constants(graph: Graph, node: Node) -> list[ConstantStats]:
     return [v.constant for v in values if v.constant is not None]
 
 
-FAULTS: Final[Mapping[tuple[str, Format], tuple[Fault, ...]]] = {
-    ("openvino", Format.FP16): (_second_bias,),
-}
+_REDUCTIONS: Final = ("add", "mul", "max", "min")
+_FP16: Final = frozenset({Format.FP16})
+_BF16: Final = frozenset({Format.BF16})
+
+FAULTS: Final[tuple[Fault, ...]] = (
+    Fault(engine="openvino", formats=_FP16, find=_second_bias),
+    # ONNX Runtime lists these kernels and loads them, and they fail when they run. (1.31:
+    # "MLFloat16 data type is not supported with ScatterND opset 16 when reduction is 'add'".)
+    Fault(
+        engine="onnxruntime",
+        device="CPU",
+        formats=_FP16 | _BF16,
+        find=_kernels("onnx::ScatterND", reduction=_REDUCTIONS),
+    ),
+    Fault(
+        engine="onnxruntime",
+        device="CPU",
+        formats=_FP16,
+        find=_kernels("onnx::ScatterElements", reduction=("add", "mul")),
+    ),
+    Fault(
+        engine="onnxruntime",
+        device="CPU",
+        formats=_BF16,
+        find=_kernels("onnx::ScatterElements", reduction=_REDUCTIONS),
+    ),
+    # Seen in PyTorch 2.13 on CPUs, over its own samples of every op: these compute
+    # coordinates, powers of a matrix, and exponentials of large numbers in the format itself,
+    # and give NaN or 15% to 50% of error.
+    Fault(
+        engine="torch",
+        formats=frozenset(Format) - {Format.FP32},
+        find=_kernels(
+            *("aten::grid_sampler", "aten::grid_sampler_2d", "aten::grid_sampler_3d"),
+            *("aten::matrix_exp", "aten::linalg_matrix_exp", "aten::soft_margin_loss"),
+        ),
+    ),
+)

@@ -25,16 +25,6 @@ _CPU: Final = "CPUExecutionProvider"
 # ONNX Runtime's CPU provider runs an fp16 op that it has no kernel for in fp32, between casts
 # of its own; of bf16 it knows only conversions.
 _EMULATED: Final = frozenset({(_CPU, Format.FP16)})
-# Kernels that ONNX Runtime lists and loads, and that fail when they run: values of an
-# attribute, by provider, format and native op. (1.31: "MLFloat16 data type is not supported
-# with ScatterND opset 16 when reduction is 'add'".)
-_REDUCTIONS: Final = frozenset({"add", "mul", "max", "min"})
-_FAILING: Final[dict[tuple[str, Format, str], tuple[str, frozenset[str]]]] = {
-    (_CPU, Format.FP16, "onnx::ScatterND"): ("reduction", _REDUCTIONS),
-    (_CPU, Format.BF16, "onnx::ScatterND"): ("reduction", _REDUCTIONS),
-    (_CPU, Format.FP16, "onnx::ScatterElements"): ("reduction", frozenset({"add", "mul"})),
-    (_CPU, Format.BF16, "onnx::ScatterElements"): ("reduction", _REDUCTIONS),
-}
 
 
 def kernel_query(engine: Engine) -> Callable[[Node, Format], bool | None]:
@@ -68,9 +58,6 @@ def _known(engine: Engine) -> Callable[[Node, Format], bool | None]:
 
 
 def _onnxruntime(provider: str, node: Node, fmt: Format) -> bool | None:
-    attribute, failing = _FAILING.get((provider, fmt, node.native), ("", frozenset[str]()))
-    if node.attributes.get(attribute) in failing:
-        return False
     kernels = _onnxruntime_kernels()
     domain, _, op = node.native.rpartition("::")
     key = (provider, "" if domain == "onnx" else domain, op)

@@ -17,9 +17,16 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from finecast.engines.attribution import attribute
-from finecast.engines.base import Array, Capability, Feeds, KernelTime, TensorSpec
+from finecast.engines.base import (
+    Array,
+    Capability,
+    Feeds,
+    KernelFormats,
+    KernelTime,
+    TensorSpec,
+)
 from finecast.engines.links import without_links
-from finecast.engines.openvino_names import kernels_of, nodes_by_friendly_name
+from finecast.engines.openvino_names import kernels_of, nodes_by_friendly_name, stored_in
 from finecast.engines.openvino_text import explain
 from finecast.engines.ports import DTYPES, ordered_feeds
 from finecast.engines.source import ModelSource, read_source
@@ -42,6 +49,8 @@ _LABELS = {
         for n in (8, 16, 32, 64)
     },
 }
+# The setting by which OpenVINO lowers a model by itself.
+_HINTS = {Format.FP32: "f32", Format.BF16: "bf16", Format.FP16: "f16"}
 _SINK = "/sink_port_"
 # Its time to compile doubles with each level of nested bodies: 1 s at 14 (2026.4).
 _DEEPEST = 14
@@ -119,8 +128,7 @@ class OpenVinoSession:
             for info in self._request.get_profiling_info():
                 times[info.node_name].append(info.real_time.total_seconds())
                 kinds[info.node_name] = f"{info.node_type}/{info.exec_type}"
-        kernels, formats = kernels_of(self._compiled, self._names)
-        ops = attribute(self._source.steps, kernels)
+        ops, formats = self._attributed(self._names)
         found = [
             KernelTime(
                 kernel=name,
@@ -132,6 +140,33 @@ class OpenVinoSession:
             for name, series in times.items()
         ]
         return sorted((k for k in found if k.time_s > 0), key=lambda k: -k.time_s)
+
+    def kernel_formats(self) -> Sequence[KernelFormats]:
+        """Of each kernel that runs nodes of the model.
+
+        Raises:
+            UsageError: If the session was loaded without ``profiling=True``.
+        """
+        if self._names is None:
+            raise UsageError("this session has no profile", fix="load with profiling=True")
+        ops, formats = self._attributed(self._names)
+        stored = stored_in(self._compiled)
+        return [
+            KernelFormats(
+                ops=nodes,
+                computed=_label(formats.get(kernel, "")),
+                stored=_label(stored.get(kernel, "")),
+            )
+            for kernel, nodes in ops.items()
+            if nodes
+        ]
+
+    def _attributed(
+        self, names: Mapping[str, tuple[str, ...]]
+    ) -> tuple[Mapping[str, tuple[str, ...]], Mapping[str, str]]:
+        """The nodes in each kernel, and OpenVINO's name of its format."""
+        kernels, formats = kernels_of(self._compiled, names)
+        return attribute(self._source.steps, kernels), formats
 
     def _infer(self, arrays: Sequence[Array]) -> None:
         for index, (array, kind) in enumerate(zip(arrays, self._types, strict=True)):
@@ -194,6 +229,21 @@ class OpenVinoEngine:
         Raises:
             EngineError: If it is not an ONNX model, or OpenVINO cannot convert or compile it.
         """
+        return self._load(model, "f32", profiling=profiling, named=profiling)
+
+    def load_hinted(self, model: Path | bytes, fmt: Format) -> OpenVinoSession:
+        """Under the precision hint for ``fmt``.
+
+        Raises:
+            EngineError: As ``load``; or if there is no hint for the format.
+        """
+        if fmt not in _HINTS:
+            raise EngineError(f"OpenVINO has no precision hint for {fmt.label}")
+        return self._load(model, _HINTS[fmt], profiling=False, named=True)
+
+    def _load(
+        self, model: Path | bytes, hint: str, *, profiling: bool, named: bool
+    ) -> OpenVinoSession:
         where = str(model) if isinstance(model, Path) else ""
         source = read_source(model)
         if source.depth > _DEEPEST:
@@ -204,14 +254,14 @@ class OpenVinoEngine:
                 fix="try --engine onnxruntime",
             )
         config: dict[str, Any] = {
-            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_PRECISION_HINT": hint,
             "PERFORMANCE_HINT": "LATENCY",
             "PERF_COUNT": profiling,
         }
         try:
             with without_links(model) as place:
                 read = self._core.read_model(place)
-                names = nodes_by_friendly_name(read, source) if profiling else None
+                names = nodes_by_friendly_name(read, source) if named else None
                 compiled = self._core.compile_model(read, self._device, config)
             return OpenVinoSession(compiled, source, where=where, names=names)
         except RuntimeError as error:

@@ -82,6 +82,13 @@ def kernels_of(
     return kernels, formats
 
 
+def stored_in(compiled: openvino.CompiledModel) -> dict[str, str]:
+    """OpenVINO's name of the format of each kernel's first result."""
+    ops = compiled.get_runtime_model().get_ordered_ops()
+    text = {op.get_friendly_name(): _text(op.get_rt_info(), "outputPrecisions") for op in ops}
+    return {name: kinds.partition(",")[0] for name, kinds in text.items()}
+
+
 def _is_fixed(op: openvino.Node, kind: str, fixed: set[str]) -> bool:
     sources = op.input_values()
     return kind == "Const" or (

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, TypeAlias
+from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from finecast.numbers.formats import FLOATS, Format
 from finecast.numbers.rounding import round_to
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Dim: TypeAlias = int | str | None
 Attribute: TypeAlias = int | float | str | tuple[int | float | str, ...]
 
@@ -142,6 +144,18 @@ class Graph:
     nodes: tuple[Node, ...]
     values: tuple[Value, ...]
     digest: str = ""
+    _derived: dict[object, Any] = field(
+        init=False, repr=False, compare=False, default_factory=dict[object, Any]
+    )
+
+    def once(
+        self, derive: Callable[Concatenate[Graph, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """``derive(self, *args)``, computed the first time and kept as long as the graph."""
+        key = (derive, args, *kwargs.items())
+        if key not in self._derived:
+            self._derived[key] = derive(self, *args, **kwargs)
+        return self._derived[key]
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -180,18 +194,3 @@ class Graph:
         for index, follows in zip(node.outputs, node.follows_out, strict=True):
             if index is not None and follows:
                 yield self.values[index]
-
-
-class ByIdentity:
-    """A graph as the key of a cache: hashing one by value would read all of it."""
-
-    __slots__ = ("graph",)
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-
-    def __hash__(self) -> int:
-        return id(self.graph)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ByIdentity) and self.graph is other.graph

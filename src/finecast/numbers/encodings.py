@@ -8,7 +8,7 @@ that computes with it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -20,7 +20,7 @@ from finecast.numbers.scaled import Grid, Scaled
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaledFormat:
-    """The codes of a format's values and constants; constants are scaled by channel."""
+    """The codes of values, and of constants, which have a scale for each channel."""
 
     values: Grid
     constants: Grid
@@ -38,33 +38,39 @@ SCALED: Final[Mapping[Format, ScaledFormat]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encodings:
-    """Those of an op's operands and constants, by input, where its format has parameters."""
+    """The encodings of an op whose format has parameters: of its inputs, by index.
+
+    ``result`` stores the op's result: its own type, for the op computes on operands that were
+    read back to fp32, and rounds nothing but those.
+    """
 
     operands: Mapping[int, Scaled] = field(default_factory=dict[int, Scaled])
     constants: Mapping[int, Scaled] = field(default_factory=dict[int, Scaled])
+    result: Format = Format.FP32
 
     def at(self, index: int) -> Scaled | None:
         """The encoding of input ``index``; None if it is not encoded."""
         return self.operands.get(index) or self.constants.get(index)
 
     def to_dict(self) -> dict[str, Any]:
-        """What JSON keeps of them beside the format."""
+        """The parameters, as JSON has them beside the format."""
         roles = {"operands": self.operands, "constants": self.constants}
-        return {
+        inputs = {
             role: {str(index): e.to_dict() for index, e in sorted(named.items())}
             for role, named in roles.items()
         }
+        return {**inputs, "result": self.result.label}
 
     @classmethod
     def from_dict(cls, fmt: Format, content: Mapping[str, Any]) -> Encodings:
         """Read what ``to_dict`` gave; a format without parameters has none.
 
         Raises:
-            ValueError, TypeError, KeyError, AttributeError: If it is not that.
+            ValueError, TypeError, KeyError, AttributeError: If ``content`` has another form.
         """
         row = SCALED.get(fmt)
         if row is None:
-            stray = {"operands", "constants"} & content.keys()
+            stray = {f.name for f in fields(cls)} & content.keys()
             if stray:
                 raise ValueError(f"{fmt.label} has no parameters for {min(stray)}")
             return cls()
@@ -76,6 +82,10 @@ class Encodings:
         found = cls(
             operands=read("operands", row.values), constants=read("constants", row.constants)
         )
+        if content["result"] != found.result.label:
+            raise ValueError(
+                f"{fmt.label} ops give {found.result.label}, not {content['result']!r}"
+            )
         if not (found.operands or found.constants):
             raise ValueError(f"{fmt.label} needs the parameters of an input")
         return found
@@ -87,7 +97,7 @@ Encoding: TypeAlias = Format | Scaled
 def encoded(
     x: NDArray[np.generic], encoding: Encoding, *, piece: int
 ) -> Iterator[NDArray[np.generic]]:
-    """What stores the constant ``x``, flat and in order, ``piece`` elements at a time."""
+    """The stored elements of the constant ``x``, in order, at most ``piece`` at a time."""
     flat = x.reshape(-1)
     scale = None if isinstance(encoding, Format) else encoding.along(x.shape).flat
     for start in range(0, flat.size, piece):

@@ -46,7 +46,7 @@ class Format(Enum):
     FP8_E3M4 = _Layout(exponent_bits=3, mantissa_bits=4, storage_bits=8)
     INT8 = _Layout(exponent_bits=8, mantissa_bits=7, storage_bits=8, scaled=True)
 
-    # Each is one object: enum's own hash, of the name, takes ten times as long.
+    # Members are compared by identity; Enum hashes the name, which takes ten times as long.
     __hash__ = object.__hash__
 
     @property
@@ -71,7 +71,7 @@ class Format(Enum):
 
     @property
     def operands_only(self) -> bool:
-        """Whether ops take it for operands alone: results of 8-bit and tf32 are wider."""
+        """Whether only operands are rounded to it: results of 8-bit and tf32 ops are wider."""
         return self.storage_bytes == 1 or self is Format.TF32
 
     @property

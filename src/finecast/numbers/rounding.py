@@ -1,4 +1,4 @@
-"""Arrays in, rounded arrays out: round to nearest even, overflow as the format says."""
+"""Rounding of arrays to nearest even; overflow gives what the format has for it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def convert_constant(x: NDArray[np.generic], fmt: Format) -> NDArray[np.generic]
     with np.errstate(over="ignore", invalid="ignore"):
         in_fp32 = fmt.dtype == np.float32  # tf32's type alone would keep all digits
         rounded = round_to(exact, fmt) if in_fp32 else exact.astype(fmt.dtype)
-    if np.isfinite(rounded).all():  # the usual case, without a second look at each element
+    if np.isfinite(rounded).all():  # the usual case: nothing to look for
         return rounded
     magnitude = np.abs(exact.astype(np.float64))
     barely = (magnitude > fmt.max) & (magnitude < overflow_limit(fmt))
@@ -49,7 +49,7 @@ def convert_constant(x: NDArray[np.generic], fmt: Format) -> NDArray[np.generic]
 def convert_scalar(number: float, fmt: Format) -> float:
     """A constant of one element as ``convert_constant`` gives it where it is out of range.
 
-    Within the range it stays as it is: ops round their scalars themselves, or need not.
+    Within the range it keeps its digits: an op that computes low rounds its scalars itself.
     """
     if not math.isfinite(number) or abs(number) <= fmt.max:
         return number

@@ -26,7 +26,7 @@ _WORD: Final = 64
 
 
 class Rounding(Enum):
-    """What becomes of a number between two representable ones."""
+    """Which of its two neighbours a number that is not representable becomes."""
 
     NEAREST_EVEN = "nearest_even"
     TOWARD_ZERO = "toward_zero"
@@ -38,7 +38,7 @@ class Rounding(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounder:
-    """How numbers come into ``format``.
+    """How numbers are converted to ``format``.
 
     Attributes:
         format: The format of the results.

@@ -1,7 +1,7 @@
-"""Scaled numbers: whole numbers, their codes, to which a scale and a zero point give sizes.
+"""Encodings with parameters: numbers stored as whole numbers, by a scale and a zero point.
 
-``x`` is stored as ``x / scale + zero point``, rounded to nearest even and kept within the
-codes there are. The parameters belong to one tensor, or to each channel along an axis of it.
+``x`` is stored as ``x / scale + zero point``, rounded to nearest even and limited to the
+codes of the grid. The parameters belong to one tensor, or to each channel along an axis of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from finecast.numbers.formats import Format
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """The codes there are: whole numbers from ``lowest`` to ``highest``.
+    """The codes of an encoding: all whole numbers from ``lowest`` to ``highest``.
 
     If they are ``symmetric``, code 0 stands for 0: the zero point is 0.
     """
@@ -30,7 +30,7 @@ class Grid:
     def fit(
         self, lows: NDArray[np.float64], highs: NDArray[np.float64]
     ) -> tuple[NDArray[np.float32], int]:
-        """Scales and the zero point with which each range from low to high has codes.
+        """The scales, and the zero point, whose codes cover each range from low to high.
 
         Law: 0 is stored exactly, and what is within a range is read back within half a step;
         a range of nothing but 0 has the scale 1. Only one range may be asymmetric.
@@ -53,11 +53,12 @@ class Scaled:
     """An encoding with parameters: of a tensor, or of each channel along ``axis``.
 
     Laws: ``round`` is idempotent; what is within the range moves by half a step at most, and
-    what is beyond it, infinities too, becomes its end. NaN has no code and becomes 0: what
-    showed one is not to be encoded. By channel it is the encoding of each channel by itself.
+    what is beyond it, infinities too, becomes its end. NaN has no code and becomes 0: a value
+    in which one was observed is not to be encoded. By channel it is the encoding of each
+    channel by itself.
 
     Raises:
-        ValueError: If parameters are none that numbers can be stored with.
+        ValueError: If the parameters cannot store numbers.
     """
 
     format: Format
@@ -127,7 +128,7 @@ class Scaled:
         return np.asarray(steps * self.along(codes.shape), np.float32)
 
     def round(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """``x`` as it is read back."""
+        """``x`` encoded and decoded."""
         return self.decode(self.encode(x))
 
     def along(self, shape: tuple[int, ...]) -> NDArray[np.float32]:

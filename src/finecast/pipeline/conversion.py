@@ -21,7 +21,7 @@ class Conversion:
     """A converted model and what was done to it. ``size_bytes`` are before and after.
 
     ``model`` is the model where it was not written to a file: an onnx.ModelProto, or an
-    exported program.
+    exported program. ``restated`` are ops that are stated as the engine knows them, and why.
     """
 
     plan: Plan
@@ -32,6 +32,7 @@ class Conversion:
     verified: Verified
     warnings: tuple[str, ...] = ()
     model: Any = None
+    restated: tuple[str, ...] = ()
 
 
 def kept_types(graph: Graph, policy: Policy) -> dict[str, str]:

@@ -23,7 +23,8 @@ from finecast.pipeline.workload import Workload
 from finecast.planning.cost import RooflineCost
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.proposing import Analysis, lowest, propose
+from finecast.planning.problem import Analysis
+from finecast.planning.proposing import lowest, propose
 from finecast.planning.sensitivity import squared_error
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule

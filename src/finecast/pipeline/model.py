@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from finecast.devices.emulation import Emulation
 from finecast.engines.base import Session
@@ -14,13 +14,14 @@ from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.census import Census
 from finecast.pipeline.conversion import Conversion
+from finecast.pipeline.goal import Goal
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.program import Program
 from finecast.pipeline.sources import DataOptions
-from finecast.pipeline.subject import Built, Subject
+from finecast.pipeline.subject import SourceModel, Subject
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
-from finecast.planning.planner import Planner
+from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy
 
@@ -50,32 +51,41 @@ class RunOptions:
     own: bool = False
 
 
-class OpenedModel(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneRequest:
+    """What is tuned for, and where.
+
+    Attributes:
+        data: Data, and what accuracy is on it.
+        goal: The accuracy to keep, the gain that is worth it, and what it may cost.
+        policy: What may be lowered.
+        engine: ``NAME[:DEVICE]``; None for the first installed one that runs the model.
+        device: A device that is not here.
+        user_rules: Rule functions by name.
+        study: Where trials are kept.
+        resume: Whether trials that are there count.
+        from_type: The type whose ops are taken to fp32 first.
+        progress: Told of each step.
+    """
+
+    data: DataOptions
+    goal: Goal
+    policy: Policy
+    engine: str | None = None
+    device: Emulation | None = None
+    user_rules: Mapping[str, UserRule] = field(default_factory=dict[str, UserRule])
+    study: Path | None = None
+    resume: bool = False
+    from_type: str | None = None
+    progress: Progress = silent
+
+
+class OpenedModel(SourceModel, Protocol):
     """A model of one format, read."""
 
     @property
     def path(self) -> Path:
         """Its file."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        ...
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of its files."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """Identifies its content, in plans and studies."""
-        ...
-
-    @property
-    def model(self) -> Any:
-        """The model in its frontend's form."""
         ...
 
     @property
@@ -105,18 +115,6 @@ class OpenedModel(Protocol):
         Raises:
             ModelError: If it cannot be emulated.
         """
-        ...
-
-    def check_policy(self, policy: Policy) -> None:
-        """Raise UsageError for what of a policy does not fit the model."""
-        ...
-
-    def build(self, plan: Plan) -> Built:
-        """The model of ``plan``."""
-        ...
-
-    def notes(self, planner: Planner) -> Sequence[str]:
-        """What is to be told of the model under a policy."""
         ...
 
     def subject(self, engine: str | None, device: Emulation | None) -> Subject:

@@ -7,6 +7,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from finecast.pipeline.hint import Anchor
 from finecast.pipeline.study import Trial
 from finecast.pipeline.subject import Built
 from finecast.planning.plan import Plan
@@ -39,7 +40,8 @@ class Outcome:
     nothing. ``reused`` counts the trials that an earlier run made. ``stale`` are files at the
     output's place that were there before and that this run did not replace. ``model`` is the
     tuned model in its frontend's form, the fp32 model where it is unchanged; ``built`` is what
-    the plan gave, None where it is unchanged.
+    the plan gave, None where it is unchanged. ``anchors`` are what the engine's own lowering
+    gives without tuning.
     """
 
     verdict: Verdict
@@ -62,6 +64,7 @@ class Outcome:
     stale: tuple[Path, ...] = ()
     model: Any = None
     built: Built | None = None
+    anchors: tuple[Anchor, ...] = ()
 
     @property
     def improved(self) -> bool:

@@ -81,7 +81,7 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
             )
         return FunctionWorkload(
             function=options.evaluate,
-            name=options.evaluate_name,
+            name=options.evaluate_name or getattr(options.evaluate, "__qualname__", ""),
             lower_is_better=options.lower_is_better,
             calibrate=calibration,
         )

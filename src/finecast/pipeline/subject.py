@@ -10,12 +10,12 @@ from typing import Any, Protocol
 
 from finecast.engines.base import Feeds, Session
 from finecast.engines.probe import Speed
-from finecast.measure.timing import Latency
+from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.proposing import Analysis
+from finecast.planning.problem import Analysis
 from finecast.progress import Progress
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy
@@ -46,6 +46,10 @@ class Built(Protocol):
         """Bytes of the model where it is stored."""
         ...
 
+    def release(self) -> None:
+        """Free what was loaded to run it."""
+        ...
+
 
 class Examined(Protocol):
     """A subject after the rules have judged every op under one policy."""
@@ -64,22 +68,52 @@ class Examined(Protocol):
         ...
 
 
-class Subject(Protocol):
-    """A model, through its frontend, on what runs it here or would run it elsewhere."""
+class SourceModel(Protocol):
+    """The fp32 model that plans are made for, and that they are built of."""
+
+    @property
+    def model(self) -> Any:
+        """The model in its frontend's form."""
+        ...
 
     @property
     def name(self) -> str:
-        """The model, as messages call it."""
+        """What messages call it."""
         ...
 
     @property
     def digest(self) -> str:
-        """Identifies its content."""
+        """Identifies its content, in plans and studies."""
         ...
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the fp32 model."""
+        """Bytes of the model where it is stored."""
+        ...
+
+    def check_policy(self, policy: Policy) -> None:
+        """Raise UsageError for what of a policy does not fit the model, as unknown names."""
+        ...
+
+    def build(self, plan: Plan) -> Built:
+        """The model of ``plan``.
+
+        Raises:
+            ModelError: If the plan was made for another model.
+        """
+        ...
+
+    def notes(self, planner: Planner) -> Sequence[str]:
+        """What is to be told of the model under a policy, whatever is found."""
+        ...
+
+
+class Subject(Protocol):
+    """A model, through its frontend, on what runs it here or would run it elsewhere."""
+
+    @property
+    def model(self) -> SourceModel:
+        """The model."""
         ...
 
     @property
@@ -113,16 +147,12 @@ class Subject(Protocol):
         ...
 
     @property
-    def original(self) -> Any:
-        """The fp32 model in its frontend's form."""
+    def told(self) -> Sequence[str]:
+        """What is to be told of how the model was taken, whatever is found."""
         ...
 
-    def check(self, policy: Policy) -> None:
-        """Refuse what can be told before any work: names of nothing, formats of no kernel.
-
-        Raises:
-            UsageError: If the policy does not fit the model or the device.
-        """
+    def check_formats(self, policy: Policy) -> None:
+        """Raise UsageError for a format that what runs the model has no arithmetic for."""
         ...
 
     def speed(self, fmt: Format) -> Speed:
@@ -139,14 +169,6 @@ class Subject(Protocol):
         """Look at calibration data, and let the rules judge every op."""
         ...
 
-    def notes(self, planner: Planner) -> Sequence[str]:
-        """What is to be told of the model under a policy, whatever is found."""
-        ...
-
-    def build(self, plan: Plan) -> Built:
-        """The model of ``plan``."""
-        ...
-
     def session(self, built: Built) -> Session:
         """A fresh session.
 
@@ -155,12 +177,10 @@ class Subject(Protocol):
         """
         ...
 
-    def times(
-        self, models: Mapping[str, Built | None], workload: Workload, min_time_s: float
-    ) -> dict[str, Latency]:
-        """Each model's latency, in turns; None is the fp32 model.
+    def times(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
+        """Each model timed in turns with the fp32 model, the anchor of the race.
 
-        Models that cannot be loaded are left out.
+        Models that cannot be loaded are left out. Modelled times are stated.
         """
         ...
 

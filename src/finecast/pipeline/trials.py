@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from finecast.data.criterion import Criterion
 from finecast.errors import ModelError
+from finecast.pipeline.goal import Budget
 from finecast.pipeline.search import Candidate, fastest_passing, none_passes
 from finecast.pipeline.study import Study, Trial, TrialKey
 from finecast.pipeline.workload import Workload
@@ -28,11 +29,11 @@ class Trials:
     Attributes:
         model: The model's digest.
         workload: The data.
-        criterion: What is to be kept.
         baseline: The fp32 model's metric; its evaluation is counted.
         runner: What runs the plans, with all of it that touches numbers.
         study: Where trials are kept; None for nowhere.
         progress: Told of each.
+        budget: What is to be kept, and how many trials there may be.
         tried: The trials by their plan's digest.
         reused: Digests of the plans whose trial of an earlier run was of use.
         evaluations: Of the whole data in this run.
@@ -40,11 +41,11 @@ class Trials:
 
     model: str
     workload: Workload
-    criterion: Criterion
     baseline: float
     runner: str
     study: Study | None
     progress: Progress
+    budget: Budget
     tried: dict[str, Trial] = field(default_factory=dict[str, Trial])
     reused: set[str] = field(default_factory=set[str])
     evaluations: int = 1
@@ -65,7 +66,7 @@ class Trials:
         that fails the memory is of other code or data, and all is evaluated anew.
         """
         self._measure = measure
-        found = fastest_passing(chained, self.passes)
+        found = fastest_passing(chained, self.passes, self.may_go_on)
         if found is None or found.plan.digest not in self.reused:
             return found
         if self._judge(found, self._evaluate(found)):
@@ -74,7 +75,19 @@ class Trials:
         self.tried = {kept: self.tried[kept]}
         self.reused.clear()
         self._resume = False
-        return fastest_passing(chained, self.passes)
+        return fastest_passing(chained, self.passes, self.may_go_on)
+
+    @property
+    def _criterion(self) -> Criterion:
+        return self.budget.goal.criterion
+
+    def passing(self, metric: float) -> bool:
+        """Whether the criterion is kept by what has this metric."""
+        return self._criterion.passes(metric, self.baseline)
+
+    def may_go_on(self) -> bool:
+        """Whether the budget has room for another evaluation."""
+        return not self.budget.spent(self.evaluations - 1)
 
     def passes(self, candidate: Candidate) -> bool:
         """Evaluate one candidate, or take the trial of it that there is."""
@@ -93,8 +106,10 @@ class Trials:
 
     def none_passes(self, proposed: int) -> str:
         """Why nothing was found, of ``proposed`` plans."""
-        target = self.criterion.target(self.baseline)
-        return none_passes(len(self.tried), proposed, target, reused=len(self.reused))
+        target = self._criterion.target(self.baseline)
+        why = none_passes(len(self.tried), proposed, target, reused=len(self.reused))
+        spent = self.budget.spent(self.evaluations - 1)
+        return f"{why}; {spent}" if spent else why
 
     def _key(self, candidate: Candidate) -> TrialKey:
         return TrialKey(
@@ -111,7 +126,7 @@ class Trials:
             key=self._key(candidate),
             name=candidate.name,
             metric=metric,
-            passed=self.criterion.passes(metric, self.baseline),
+            passed=self.passing(metric),
             latency_s=candidate.latency_s,
             plan_json=candidate.plan.to_json(),
         )
@@ -120,7 +135,7 @@ class Trials:
         return trial
 
     def _judge(self, candidate: Candidate, trial: Trial) -> bool:
-        passed = self.criterion.passes(trial.metric, self.baseline)
+        passed = self.passing(trial.metric)
         self.tried[candidate.plan.digest] = replace(trial, passed=passed)
         self.progress("evaluation", len(self.tried), len(self.tried))
         return passed

@@ -9,17 +9,18 @@ that of its emulation.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from finecast.data.criterion import Criterion
 from finecast.errors import EngineError
-from finecast.measure.timing import ratio
+from finecast.measure.racing import ANCHOR, Effort, Race
+from finecast.pipeline.goal import Budget, Goal
+from finecast.pipeline.hint import Anchor, Hinting
 from finecast.pipeline.narrowing import worthwhile
 from finecast.pipeline.outcome import Measured, Outcome, Verdict
-from finecast.pipeline.search import Candidate, chain
+from finecast.pipeline.search import MIN_SPEEDUP, SAME_TIME, Candidate, chain
 from finecast.pipeline.study import Study
 from finecast.pipeline.subject import Built, Examined, Subject, UserRules
 from finecast.pipeline.trials import Trials, nan_baseline
@@ -27,42 +28,46 @@ from finecast.pipeline.truth import baseline_of
 from finecast.pipeline.workload import Workload
 from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
-from finecast.planning.proposing import lowest, propose
+from finecast.planning.predicting import predicted_error
+from finecast.planning.problem import Analysis
+from finecast.planning.proposing import between, lowest, propose
 from finecast.planning.sensitivity import squared_error
 from finecast.progress import Progress, silent
 from finecast.rules.policy import Policy
 
-# A tuned model must win by more than interleaved medians wander on a quiet machine.
-_MIN_SPEEDUP: Final = 1.02
-_FINAL_TIME_S: Final = 4.0
-_RANK_TIME_S: Final = 3.0
-_BASELINE_TIME_S: Final = 0.5
+_FINAL: Final = Effort(min_time_s=4.0, settle_s=6.0)
+_RANKING: Final = Effort(min_time_s=3.0, settle_s=12.0)
+_BASELINE: Final = Effort(min_time_s=0.5)
+# Steps of the frontier that become candidates where none of the first ones passes: bisection
+# evaluates three or four of them.
+_MORE_STEPS: Final = 7
 
 
 def tune(
     subject: Subject,
     workload: Workload,
-    criterion: Criterion,
+    goal: Goal,
     policy: Policy,
     *,
     user_rules: UserRules = (),
     study: Study | None = None,
     progress: Progress = silent,
 ) -> Outcome:
-    """Find the fastest plan that keeps ``criterion`` on all of the workload's data.
+    """Find the fastest plan that keeps ``goal`` on all of the workload's data.
 
     Raises:
         UsageError: If the policy does not fit the model or the device.
         ModelError: If the fp32 model gives NaN, or the model cannot be converted.
         EngineError: If the fp32 model cannot be run.
     """
-    start = time.perf_counter()
+    budget = Budget(goal=goal)
     if policy.open_formats:
         policy = replace(policy, formats=subject.formats, open_formats=False)
-    subject.check(policy)  # a slip in a name shows here
+    subject.check_formats(policy)
+    subject.model.check_policy(policy)  # a slip in a name shows here
     progress("baseline", 0, 1)
-    baseline = _baseline(subject, workload, criterion)
-    criterion.check(baseline, workload.worst)
+    baseline = _baseline(subject, workload, goal.criterion)
+    goal.criterion.check(baseline, workload.worst)
     progress("baseline", 1, 1)
     narrowed, left_out = worthwhile(policy, subject.speed, user_rules)
     tuning = _Tuning(
@@ -72,15 +77,14 @@ def tune(
         left_out=left_out,
         progress=progress,
         examined=subject.examine(narrowed, user_rules, workload, progress),
-        start=start,
         trials=Trials(
-            model=subject.digest,
+            model=subject.model.digest,
             workload=workload,
-            criterion=criterion,
             baseline=baseline,
             runner=subject.runner,
             study=study,
             progress=progress,
+            budget=budget,
         ),
     )
     return tuning.run()
@@ -89,7 +93,7 @@ def tune(
 def _baseline(subject: Subject, workload: Workload, criterion: Criterion) -> float:
     value = baseline_of(workload, criterion, subject.reference, subject.truth)
     if math.isnan(value):
-        raise nan_baseline(subject.name, subject.first_nan(workload))
+        raise nan_baseline(subject.model.name, subject.first_nan(workload))
     return value
 
 
@@ -104,9 +108,9 @@ class _Tuning:
     examined: Examined
     trials: Trials
     progress: Progress
-    start: float
     built: dict[str, Built] = field(default_factory=dict[str, Built])
-    probes: int = 0
+    analysis: Analysis | None = None
+    hints: dict[str, Built] = field(default_factory=dict[str, Built])
 
     def run(self) -> Outcome:
         if not self.examined.planner.is_free:
@@ -116,44 +120,100 @@ class _Tuning:
         except EngineError as error:
             return self._unchanged(f"the lowest plan cannot be run: {error.what}")
         candidates, baseline_s = self._rank(proposals)
-        chained = chain(candidates, baseline_s)
+        chained = chain(candidates, baseline_s, self._min_speedup)
         if not chained:
             return self._unchanged(self._none_faster(candidates, baseline_s))
-        kept = {c.plan.digest for c in chained}
-        self.built = {digest: one for digest, one in self.built.items() if digest in kept}
-        found = self.trials.search(chained, self._evaluate)
+        found = self._search(chained)
+        finer = self._refine(chained, found)
+        if finer:
+            candidates += finer
+            limit = (baseline_s, self._min_speedup)
+            if found is not None:
+                limit = (found.latency_s, SAME_TIME)
+            found = self._search(chain(finer, *limit), found) or found
         if found is None:
             return self._unchanged(self.trials.none_passes(len(candidates)))
         return self._finish(found)
 
+    @property
+    def _min_speedup(self) -> float:
+        return self.trials.budget.goal.min_speedup
+
+    def _search(
+        self, chained: Sequence[Candidate], found: Candidate | None = None
+    ) -> Candidate | None:
+        """The fastest that passes; models that count no longer, beside ``found``, go."""
+        kept = {c.plan.digest for c in (*chained, *([found] if found else ()))}
+        for digest in [d for d in self.built if d not in kept]:
+            self.built.pop(digest).release()
+        return self.trials.search(chained, self._evaluate)
+
+    def _refine(
+        self, chained: Sequence[Candidate], found: Candidate | None
+    ) -> list[Candidate]:
+        """Candidates between the plan found and the next faster one, which misses.
+
+        Of the frontier only some steps are candidates at first. Where none of those passes,
+        or the user gave a budget that is not spent, the steps between are tried, too.
+        """
+        tried = [c for c in chained if found is None or c.error > found.error]
+        if not tried or self.analysis is None or not self.trials.may_go_on():
+            return []
+        if found is not None and not self.trials.budget.goal.goes_on:
+            return []
+        errors = (0.0 if found is None else found.error, tried[-1].error)
+        proposals = between(self.examined.planner, self.analysis, errors, most=_MORE_STEPS)
+        return self._rank(proposals)[0] if proposals else []
+
     def _proposals(self) -> list[Proposal]:
         planner, analysis = self.examined.planner, self.examined.analysis()
-        self.probes = analysis.probes
+        self.analysis = analysis
         proposals = propose(planner, analysis, max_steps=self.subject.max_steps)
-        found = (*proposals, *lowest(planner, analysis))
+        found = (*self._hinted(analysis), *proposals, *lowest(planner, analysis))
         return [p for p in found if p.plan.lowers]
+
+    def _hinted(self, analysis: Analysis) -> list[Proposal]:
+        """What the engine lowers where it is asked to, as plans."""
+        planner, subject = self.examined.planner, self.subject
+        found = subject.hints(planner) if isinstance(subject, Hinting) else ()
+        alone = len(found) == 1
+        self.hints = {
+            "the hint alone" if alone else f"the {b.plan.policy} hint alone": b for b in found
+        }
+        ids = {n.name: n.id for n in planner.graph.nodes}
+        return [
+            Proposal(
+                name="the hint's choice",
+                plan=one.plan,
+                time_s=math.inf,
+                error=predicted_error(
+                    analysis, {ids[name]: fmt for name, fmt in one.plan.formats.items()}
+                ),
+            )
+            for one in found
+        ]
 
     def _rank(self, proposals: Sequence[Proposal]) -> tuple[list[Candidate], float]:
         """Time every proposal beside fp32: predictions only choose which."""
         unique = {p.plan.digest: p for p in reversed(proposals)}
         for done, (digest, proposal) in enumerate(unique.items()):
-            self.built[digest] = self.subject.build(proposal.plan)
+            self.built[digest] = self.subject.model.build(proposal.plan)
             self.progress("convert", done + 1, len(unique))
-        models = {"": None, **self.built}
-        times = self.subject.times(models, self.workload, _RANK_TIME_S)
+        models = {digest: self.built[digest] for digest in unique}
+        times = self.subject.times(models, self.workload, _RANKING)
         candidates = [
             Candidate(
                 name=p.name,
                 plan=p.plan,
                 error=p.error,
-                latency_s=times[digest].median_s,
+                latency_s=times.latency_s(digest),
                 casts=self.built[digest].casts,
             )
             for digest, p in unique.items()
-            if digest in times  # a mix that the engine has no kernels for is no candidate
+            if digest in times.names  # a mix that the engine has no kernels for is none
         ]
         self.progress("timing", 1, 1)
-        return candidates, times[""].median_s
+        return candidates, times.latency_s(ANCHOR)
 
     def _none_faster(self, candidates: Sequence[Candidate], baseline_s: float) -> str:
         fastest = min((c.latency_s for c in candidates), default=math.inf)
@@ -178,26 +238,46 @@ class _Tuning:
 
     def _finish(self, found: Candidate) -> Outcome:
         subject, built = self.subject, self.built[found.plan.digest]
-        times = subject.times({"": None, "tuned": built}, self.workload, _FINAL_TIME_S)
-        won = ratio(times[""], times["tuned"])
-        if won.median < _MIN_SPEEDUP:
+        times = subject.times({"tuned": built, **self.hints}, self.workload, _FINAL)
+        speed = times.speed("tuned")
+        if speed.median < self._min_speedup:
+            wanted = "not faster" if self._min_speedup == MIN_SPEEDUP else "not fast enough"
             return self._unchanged(
-                f"the plan {found.name} is not faster: {won.median:.3g}x fp32's speed"
+                f"the plan {found.name} is {wanted}: {speed.median:.3g}x fp32's speed"
             )
         keeps = "keeps the criterion" + (" in emulation" if subject.target else "")
-        return self._outcome(
+        anchors = self._anchors(times)
+        outcome = self._outcome(
             "; ".join((f"{found.name} {keeps}", *self.left_out)),
-            baseline=self._fp32(times[""].median_s),
+            baseline=self._fp32(times.latency_s(ANCHOR)),
             tuned=Measured(
                 metric=self.trials.metric(found.plan),
-                latency_s=times["tuned"].median_s,
+                latency_s=times.latency_s("tuned"),
                 size_bytes=built.size_bytes,
             ),
             plan=found.plan,
             built=built,
-            speed=(won.median, won.spread),
+            speed=(speed.median, speed.high - speed.low),
             errors=(math.sqrt(found.error), self._error(built)),
         )
+        return replace(outcome, anchors=anchors)
+
+    def _anchors(self, times: Race) -> tuple[Anchor, ...]:
+        """What the engine's own lowering gives, on all data."""
+        found: list[Anchor] = []
+        for name, built in self.hints.items():
+            session, truth = self.subject.session(built), self.subject.truth
+            metric = self.workload.evaluate(session, truth or self.subject.reference)
+            self.trials.evaluations += 1
+            found.append(
+                Anchor(
+                    name=name,
+                    metric=metric,
+                    passed=self.trials.passing(metric),
+                    latency_s=times.latency_s(name),
+                )
+            )
+        return tuple(found)
 
     def _error(self, built: Built) -> float:
         """Relative error of the outputs, as the square root of the mean square over feeds."""
@@ -213,14 +293,16 @@ class _Tuning:
         return Measured(
             metric=self.trials.baseline,
             latency_s=latency_s,
-            size_bytes=self.subject.size_bytes,
+            size_bytes=self.subject.model.size_bytes,
         )
 
     def _unchanged(self, why: str) -> Outcome:
-        times = self.subject.times({"": None}, self.workload, _BASELINE_TIME_S)
-        same = self._fp32(times[""].median_s)
+        times = self.subject.times(self.hints, self.workload, _BASELINE)
+        same = self._fp32(times.latency_s(ANCHOR))
         plan = self.examined.planner.unchanged(why)
-        return self._outcome(why, baseline=same, tuned=same, plan=plan)
+        anchors = self._anchors(times)
+        outcome = self._outcome(why, baseline=same, tuned=same, plan=plan)
+        return replace(outcome, anchors=anchors)
 
     def _outcome(
         self,
@@ -233,6 +315,9 @@ class _Tuning:
         speed: tuple[float, float] = (1.0, 0.0),
         errors: tuple[float, float] = (0.0, 0.0),
     ) -> Outcome:
+        subject = self.subject
+        for one in self.built.values():
+            one.release()
         return Outcome(
             verdict=Verdict.UNCHANGED if built is None else Verdict.IMPROVED,
             why=why,
@@ -244,13 +329,13 @@ class _Tuning:
             casts=0 if built is None else built.casts,
             trials=tuple(self.trials.tried.values()),
             evaluations=self.trials.evaluations,
-            seconds=time.perf_counter() - self.start,
-            probes=self.probes,
+            seconds=self.trials.budget.seconds,
+            probes=0 if self.analysis is None else self.analysis.probes,
             predicted_error=errors[0],
             measured_error=errors[1],
-            target=self.subject.target,
-            warnings=tuple(self.subject.notes(self.examined.planner)),
+            target=subject.target,
+            warnings=(*subject.told, *subject.model.notes(self.examined.planner)),
             reused=len(self.trials.reused),
-            model=self.subject.original if built is None else built.model,
+            model=subject.model.model if built is None else built.model,
             built=built,
         )

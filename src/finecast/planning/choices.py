@@ -6,13 +6,13 @@ Of two formats every choice is exact, by one minimum cut; of more, by expansion 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
-from finecast.planning.problem import CastTime, Roundings, Times, build_problem
+from finecast.planning.problem import Analysis, build_problem
 from finecast.planning.units import Units
 from finecast.rules import Permission
 from finecast.solver.expansion import envelope
@@ -41,7 +41,7 @@ class Choice:
 
     @property
     def because(self) -> str:
-        """Why, for the plan that it becomes."""
+        """The reason that the plan made of it states."""
         text = (
             f"{self.how}, step {self.index} of the frontier: predicted"
             f" {1e3 * self.time_s:.4g} ms with {self.casts} casts"
@@ -51,7 +51,7 @@ class Choice:
         return text
 
     def proposal(self, plan: Plan) -> Proposal:
-        """What ``plan``, made of this, is predicted to be worth."""
+        """``plan``, made of this choice, with what the choice predicts."""
         name = f"step {self.index}"
         return Proposal(name=name, plan=plan, time_s=self.time_s, error=self.error)
 
@@ -72,13 +72,9 @@ class Proposal:
 
 def choices(
     graph: Graph,
-    units: Units,
     permissions: Mapping[int, Permission],
-    times: Times,
-    cast_time: CastTime,
-    rounded: Sequence[Roundings],
+    analysis: Analysis,
     *,
-    io: Mapping[int, Format],
     most: int | None = None,
 ) -> tuple[Choice, ...]:
     """At most ``most`` choices, from the most accurate to the fastest.
@@ -88,19 +84,15 @@ def choices(
 
     Args:
         graph: The graph.
-        units: What is decided.
         permissions: What the rules left.
-        times: Seconds by unit in each format, fp32 first.
-        cast_time: Seconds of a value's cast.
-        rounded: What rounding does, for each low format in the order of ``times``.
-        io: Declared formats of inputs and outputs, by value id.
+        analysis: What the choice rests on.
         most: How many; None for all of them.
 
     Raises:
         RuleConflictError: If a unit may have no format.
     """
-    formats = (*times,)
-    problem = build_problem(graph, units, permissions, times, cast_time, rounded, io=io)
+    formats = (*analysis.times,)
+    problem = build_problem(graph, permissions, analysis)
     if problem.labels == 2:
         return tuple(
             Choice(
@@ -126,5 +118,6 @@ def choices(
     )
 
 
-# Of more than two formats each choice takes several cuts, and their number has no end.
+# Where all choices are asked for: of more than two formats each takes several cuts, and there
+# may be any number of them.
 _MANY = 64

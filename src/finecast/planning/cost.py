@@ -17,8 +17,8 @@ from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.ops.flops import Shape, Shapes, bytes_moved, flops, port_formats, resolve_shape
 
-# DESIGN section 1, measured in OpenVINO on a 2-core AVX512-BF16 CPU: a cast that stands alone
-# takes 12 us and moves its bytes (fp32 to bf16: 6 an element) at 10 GB/s.
+# Measured in OpenVINO on a 2-core AVX512-BF16 CPU: a cast that no other op absorbs takes 12 us
+# and moves its bytes (fp32 to bf16: 6 an element) at 10 GB/s.
 MEASURED_CAST_OVERHEAD_S = 12e-6
 MEASURED_CAST_BANDWIDTH_GB_S = 10.0
 
@@ -69,7 +69,7 @@ class RooflineCost:
         return max(compute_s, memory_s) + self.target.op_overhead_s
 
     def cast_time_s(self, value: Value, src: Format, dst: Format) -> float:
-        """Seconds to read in one format and write in the other; zero at free ports."""
+        """Seconds to read in one format and write in the other; zero where casts are free."""
         if src.storage is dst.storage or self.target.free_casts or value.constant is not None:
             return 0.0
         elements = math.prod(self._shape(value) or ())

@@ -64,7 +64,7 @@ class SetPort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTrip:
-    """Round ``value`` to ``to`` and back once, for all of ``uses``; a constant rests in it."""
+    """Round ``value`` to ``to`` and back once for all of ``uses``; store a constant in it."""
 
     value: int
     to: Encoding

@@ -16,7 +16,7 @@ from finecast.numbers.encodings import SCALED, Encodings
 from finecast.numbers.formats import Format
 from finecast.rules.reason import Reason
 
-PLAN_VERSION: Final = 2
+PLAN_VERSION: Final = 3
 # A million ops with five reasons each take half of it.
 _LARGEST_BYTES: Final = 1 << 30
 _MAKE_ANEW: Final = "make a plan for this model with this version of finecast"
@@ -26,9 +26,9 @@ _MAKE_ANEW: Final = "make a plan for this model with this version of finecast"
 class Decision:
     """The format of one op and why it has it.
 
-    It is the encoding of the op's operands, constants and result; where it has parameters,
-    ``encodings`` has those of each operand and constant. Formats for operands alone leave the
-    result in the op's own type.
+    Where the format has no parameters it is the encoding of the op's operands, constants and
+    result, but for formats for operands alone: they leave the result in the op's own type.
+    Where it has, ``encodings`` names that of each.
     """
 
     node: str
@@ -45,7 +45,8 @@ class Plan:
     ``model`` is the digest of the file the plan was made for, ``opset`` the opset that the
     model is raised to before the plan is replayed, ``io`` the requested types of inputs and
     outputs that do not keep their declared one. ``from_type`` is the type that the model is
-    taken to fp32 from before all of that; empty if it is not.
+    taken to fp32 from before all of that; empty if it is not. ``engine`` is what it was made
+    for: low ops are stated as that engine knows them, unless ``keep_ops``.
     """
 
     model: str
@@ -55,15 +56,21 @@ class Plan:
     io: Mapping[str, Format] = field(default_factory=dict[str, Format])
     engine: str = ""
     from_type: str = ""
+    keep_ops: bool = False
 
     @property
     def version(self) -> int:
-        """The first version of the format that has all of the plan: 2 has ``from_type``."""
+        """The first version of the format that has all of the plan.
+
+        2 has ``from_type``, 3 ``keep_ops``.
+        """
+        if self.keep_ops:
+            return 3
         return 2 if self.from_type else 1
 
     @property
     def reasons(self) -> Iterator[Reason]:
-        """Every rule's word on every op."""
+        """The reasons of all decisions."""
         return (reason for decision in self.decisions for reason in decision.reasons)
 
     @property
@@ -94,7 +101,7 @@ class Plan:
             "opset": self.opset,
             "formats": sorted((n, f.label) for n, f in self.formats.items()),
             "io": sorted((n, f.label) for n, f in self.io.items()),
-            **self._from_type,
+            **self._options,
         }
         if self.encodings:
             named = sorted(self.encodings.items())
@@ -102,15 +109,17 @@ class Plan:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
     @property
-    def _from_type(self) -> dict[str, str]:
-        return {"from_type": self.from_type} if self.from_type else {}
+    def _options(self) -> dict[str, str | bool]:
+        """What is stated only where it is not the default."""
+        found: dict[str, str | bool] = {"from_type": self.from_type} if self.from_type else {}
+        return found | ({"keep_ops": True} if self.keep_ops else {})
 
     def decision(self, node: str) -> Decision | None:
         """The decision for ``node``; None if the plan does not name it."""
         return next((d for d in self.decisions if d.node == node), None)
 
     def check(self, graph: Graph, *, where: str) -> None:
-        """Hold the plan against the graph that it is to be replayed on.
+        """Check that the plan fits the graph that it is to be replayed on.
 
         Raises:
             ModelError: If it names a node that the graph lacks, or another op for one, or
@@ -132,7 +141,7 @@ class Plan:
                 raise ModelError(what, where=where, fix=fix)
 
     def check_complete(self, graph: Graph, *, where: str) -> None:
-        """Hold a plan that was saved against its graph: tuning and converting decide all ops.
+        """Check that a saved plan decides every op of its graph, as tune's and convert's do.
 
         Raises:
             ModelError: If it leaves out an op that has a float type to decide.
@@ -154,7 +163,7 @@ class Plan:
             "policy": self.policy,
             "engine": self.engine,
             "opset": self.opset,
-            **self._from_type,
+            **self._options,
             "io": {name: f.label for name, f in self.io.items()},
             "decisions": [_decision_to_dict(d) for d in self.decisions],
         }
@@ -179,6 +188,7 @@ class Plan:
                 io={n: Format.parse(f) for n, f in content.get("io", {}).items()},
                 decisions=tuple(_decision_from_dict(d) for d in content["decisions"]),
                 from_type=str(content.get("from_type", "")),
+                keep_ops=bool(content.get("keep_ops", False)),
             )
             stated = str(content["digest"])
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -234,7 +244,7 @@ def _check_version(content: dict[str, Any], where: str) -> None:
 
 
 def _wrong_input(graph: Graph, node: Node, encodings: Encodings) -> int | None:
-    """The first input that is not of the role or shape that it is encoded in."""
+    """The first input that is no operand, or no constant, or not of the shape, as encoded."""
     follows = dict(enumerate(zip(node.inputs, node.follows_in, strict=True)))
     for constant, named in ((False, encodings.operands), (True, encodings.constants)):
         for index, encoding in named.items():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +29,8 @@ Times = Mapping[Format, NDArray[np.float64]]
 class Roundings:
     """What rounding to one low format does to the outputs.
 
-    ``units`` is the squared error that each unit's own constants add; of the units, or pins,
-    ``lists[r]`` any one in the format adds ``errors[r]``, once.
+    A unit in the format adds the squared error ``units[u]``, of its own constants. Rounding r
+    adds ``errors[r]``, once, if any of the units or pins ``lists[r]`` has the format.
     """
 
     units: NDArray[np.float64]
@@ -52,17 +53,56 @@ def unit_times(graph: Graph, units: Units, cost: CostModel, fmt: Format) -> Floa
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis:
+    """What the choice among plans of one graph rests on.
+
+    Attributes:
+        units: What is decided.
+        times: Seconds by unit in each format, fp32 first.
+        cast_time: Seconds of a value's cast.
+        rounded: What rounding to each low format does to the outputs.
+        io: Declared formats of inputs and outputs, by value id.
+        lowest_s: Predicted seconds of the plan of everything that may be low.
+        probes: Runs of the model that the errors took.
+    """
+
+    units: Units
+    times: Times
+    cast_time: CastTime
+    rounded: Mapping[Format, Roundings]
+    io: Mapping[int, Format] = field(default_factory=dict[int, Format])
+    lowest_s: float = math.inf
+    probes: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        graph: Graph,
+        units: Units,
+        cost: CostModel,
+        rounded: Mapping[Format, Roundings],
+        *,
+        io: Mapping[int, Format] | None = None,
+        lowest_s: float = math.inf,
+        probes: int = 0,
+    ) -> Analysis:
+        """With times by ``cost``."""
+        return cls(
+            units=units,
+            times={f: unit_times(graph, units, cost, f) for f in (Format.FP32, *rounded)},
+            cast_time=cost.cast_time_s,
+            rounded=rounded,
+            io=io or {},
+            lowest_s=lowest_s,
+            probes=probes,
+        )
+
+
 def build_problem(
-    graph: Graph,
-    units: Units,
-    permissions: Mapping[int, Permission],
-    times: Times,
-    cast_time: CastTime,
-    rounded: Sequence[Roundings],
-    *,
-    io: Mapping[int, Format],
+    graph: Graph, permissions: Mapping[int, Permission], analysis: Analysis
 ) -> LabelProblem:
-    """State the choice among fp32 and low formats for every unit, labels as in ``times``.
+    """State the choice among fp32 and low formats for every unit, labels in their order.
 
     Law: the cost of a labelling is the sum of unit times, of one cast per value and format
     that needs one, and lam times the squared error of every rounding that the labelling
@@ -70,15 +110,13 @@ def build_problem(
 
     Args:
         graph: The graph.
-        units: What is decided.
         permissions: What the rules left; units without fp32 must be low.
-        times: Seconds by unit in each format, fp32 first.
-        cast_time: Seconds of a value's cast.
-        rounded: What rounding does, for each low format in the order of ``times``.
-        io: Declared formats of inputs and outputs, by value id.
+        analysis: What the choice rests on.
     """
+    units, times = analysis.units, analysis.times
+    rounded = [*analysis.rounded.values()]
     formats = (*times,)
-    rows = list(_rows(graph, units, formats, cast_time, io))
+    rows = list(_rows(graph, units, formats, analysis.cast_time, analysis.io))
     forbidden = [_forbidden(units, permissions, f) for f in formats]
     cast = np.array([table for _, _, table in rows], dtype=np.float64)
     return LabelProblem(

@@ -3,83 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
-from finecast.graph import Graph
-from finecast.numbers.formats import Format
+import numpy as np
+
 from finecast.planning.assign import chosen
 from finecast.planning.choices import Choice, Proposal, choices
-from finecast.planning.cost import CostModel
 from finecast.planning.planner import Planner
-from finecast.planning.problem import CastTime, Roundings, Times, unit_times
-from finecast.planning.units import Units
+from finecast.planning.problem import Analysis
 
 # Steps of the frontier that become candidates: each costs a conversion and a few timed runs.
 MAX_STEPS: Final = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Analysis:
-    """What the choice among plans of one graph rests on.
-
-    Attributes:
-        units: What is decided.
-        times: Seconds by unit in each format, fp32 first.
-        cast_time: Seconds of a value's cast.
-        rounded: What rounding to each low format does to the outputs.
-        io: Requested formats of inputs and outputs, by value id.
-        lowest_s: Predicted seconds of the plan of everything that may be low.
-        probes: Runs of the model that the errors took.
-    """
-
-    units: Units
-    times: Times
-    cast_time: CastTime
-    rounded: Mapping[Format, Roundings]
-    io: Mapping[int, Format] = field(default_factory=dict[int, Format])
-    lowest_s: float = math.inf
-    probes: int = 0
-
-    @classmethod
-    def of(
-        cls,
-        graph: Graph,
-        units: Units,
-        cost: CostModel,
-        rounded: Mapping[Format, Roundings],
-        *,
-        io: Mapping[int, Format] | None = None,
-        lowest_s: float = math.inf,
-        probes: int = 0,
-    ) -> Analysis:
-        """With times by ``cost``."""
-        return cls(
-            units=units,
-            times={f: unit_times(graph, units, cost, f) for f in (Format.FP32, *rounded)},
-            cast_time=cost.cast_time_s,
-            rounded=rounded,
-            io=io or {},
-            lowest_s=lowest_s,
-            probes=probes,
-        )
 
 
 def frontier_of(
     planner: Planner, analysis: Analysis, *, most: int | None = None
 ) -> tuple[Choice, ...]:
     """At most ``most`` choices, from the most accurate to the fastest."""
-    return choices(
-        planner.graph,
-        analysis.units,
-        planner.permissions,
-        analysis.times,
-        analysis.cast_time,
-        [*analysis.rounded.values()],
-        io=analysis.io,
-        most=most,
-    )
+    return choices(planner.graph, planner.permissions, analysis, most=most)
 
 
 def proposal(planner: Planner, analysis: Analysis, choice: Choice) -> Proposal:
@@ -96,10 +37,21 @@ def propose(
     return [proposal(planner, analysis, choice) for choice in found]
 
 
+def between(
+    planner: Planner, analysis: Analysis, errors: tuple[float, float], *, most: int
+) -> list[Proposal]:
+    """At most ``most`` plans of the whole frontier whose squared errors lie between two."""
+    low, high = errors
+    steps = [c for c in frontier_of(planner, analysis) if c.lowers and low < c.error < high]
+    places = sorted({round(i) for i in np.linspace(0, len(steps) - 1, min(most, len(steps)))})
+    return [proposal(planner, analysis, steps[i]) for i in places]
+
+
 def lowest(planner: Planner, analysis: Analysis) -> list[Proposal]:
     """The plans of everything that may be low, whatever the models predict.
 
-    Of all formats, by preference, and of each by itself: costs of casts are models.
+    One takes the policy's formats in their order, one each format by itself. What a cast costs
+    is predicted, so the frontier may miss them.
     """
     found: list[Proposal] = []
     for formats in dict.fromkeys((planner.policy.formats, *((f,) for f in analysis.rounded))):
@@ -114,7 +66,7 @@ def lowest(planner: Planner, analysis: Analysis) -> list[Proposal]:
 
 
 def _evidence(analysis: Analysis) -> dict[int, dict[str, float | str]]:
-    """What the choice of each op is based on: its unit's times and its weights' errors."""
+    """For each op the times of its unit and the errors of its weights, for the plan."""
     units = analysis.units
     measured = {fmt: r for fmt, r in analysis.rounded.items() if r.units.any()}
     found: dict[int, dict[str, float | str]] = {}

@@ -2,8 +2,8 @@
 
 Roundings are independent to first order, so the squared errors of a plan's rounding points
 add up to the plan's (Higham and Mary, "A new approach to probabilistic rounding error
-analysis", 2019). Points are probed in groups first: a group whose error is negligible
-needs no look inside.
+analysis", 2019). Many points are probed in groups first: a group whose error is
+negligible is not probed point by point.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Sensitivity:
 
     @classmethod
     def zero(cls, points: RoundingPoints) -> Sensitivity:
-        """Nothing was measured: rounding is free."""
+        """No error anywhere, where none was measured."""
         return cls(values=np.zeros(len(points.classes)), weights=np.zeros(len(points.weights)))
 
 

@@ -24,7 +24,7 @@ _SHOWS_NO_FLOAT: Final = frozenset({"shape", "size"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Units:
-    """``members[u]`` are the node ids of unit u; ``of`` leads back. Undecided nodes only."""
+    """Nodes that have a choice: ``members[u]`` are those of unit u; ``of`` leads back."""
 
     members: tuple[tuple[int, ...], ...]
     of: Mapping[int, int]
@@ -103,7 +103,7 @@ def _stored(formats: frozenset[Format]) -> frozenset[Format]:
 
 
 def pattern_kernels(graph: Graph) -> list[frozenset[int]]:
-    """Ops that engines commonly run as one, told from the graph alone.
+    """Sets of ops that engines commonly run in one kernel, by the graph alone.
 
     Pointwise ops join the op before them if nothing else reads its result.
     """
@@ -178,7 +178,7 @@ def _writes(graph: Graph, node_id: int, value: Value) -> bool:
 
 
 def _moves(graph: Graph, node: Node) -> Iterable[tuple[int, int]]:
-    """Pairs of values between which ``node`` only moves numbers."""
+    """Pairs of a value that ``node`` reads and one that holds the same numbers, moved."""
     if not by_name(node.op).exact:
         return
     sources = [v for v in graph.following_inputs(node) if v.constant is None]

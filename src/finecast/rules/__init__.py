@@ -70,7 +70,7 @@ RULES: Final[tuple[Rule, ...]] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permission:
-    """The formats left to a node, and every verdict that had a say.
+    """The formats that the rules leave a node, and the reasons of all that judged it.
 
     ``encodings`` are those of its inputs in each format that has parameters.
     """

@@ -30,12 +30,13 @@ class Context:
     facts: Facts = field(default_factory=dict[int, ValueFacts])
     kernels: KernelQuery = _no_kernel_knowledge
     engine: str = ""
-    # Why the engine computes a node wrongly in a format: by node id.
+    # Why the engine computes a node wrongly in a format, by node id; empty where its kernel
+    # does not work.
     faults: Mapping[Format, Mapping[int, str]] = field(
         default_factory=dict[Format, Mapping[int, str]]
     )
     user_rules: tuple[tuple[str, UserRule], ...] = ()
-    measured: bool = False  # errors will be measured, so rules of thumb on digits yield
+    measured: bool = False  # errors will be measured: rules of thumb on digits do not count
     # Formats to which the frontend can round operands in this model.
     casts_around: frozenset[Format] = frozenset()
 

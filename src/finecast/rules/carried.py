@@ -8,10 +8,9 @@ that does not hand magnitudes on.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Final
 
-from finecast.graph import ByIdentity, Node
+from finecast.graph import Graph, Node
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.ops import OpKind, by_name
@@ -23,7 +22,7 @@ _OPS: Final = frozenset({"add", "sub", "mul", "sum", "neg", "abs", "where", "cas
 
 
 def _judge(node: Node, context: Context) -> Ruling | None:
-    carrying = _carrying(ByIdentity(context.graph), context.low)
+    carrying = context.graph.once(_carrying, context.low)
     if not carrying:
         return None
     for value in context.graph.following_inputs(node):
@@ -36,10 +35,9 @@ def _judge(node: Node, context: Context) -> Ruling | None:
     return None
 
 
-@lru_cache(maxsize=1)
-def _carrying(key: ByIdentity, low: Format) -> frozenset[int]:
+def _carrying(graph: Graph, low: Format) -> frozenset[int]:
     """Ids of values, constants apart, that such a constant can reach."""
-    graph, limit = key.graph, overflow_limit(low)
+    limit = overflow_limit(low)
     sources = {
         v.id
         for v in graph.values

@@ -17,10 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
-from functools import lru_cache
 from typing import Final
 
-from finecast.graph import ByIdentity, Graph, Node, Value
+from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
@@ -76,15 +75,14 @@ class _Kind(IntEnum):
 
 
 def _judge(node: Node, context: Context) -> Ruling | None:
-    why = _kept(ByIdentity(context.graph), context.low).get(node.id)
+    why = context.graph.once(_kept, context.low).get(node.id)
     return Ruling(permits=KEEP, text=why) if why is not None else None
 
 
-@lru_cache(maxsize=4)
-def _kept(key: ByIdentity, low: Format) -> dict[int, str]:
+def _kept(graph: Graph, low: Format) -> dict[int, str]:
     """Why each node that has to do with coordinates keeps fp32, by its id."""
-    found = _Forwards(key.graph, low).kept()
-    return _backwards(key.graph, found) | found
+    found = _Forwards(graph, low).kept()
+    return _backwards(graph, found) | found
 
 
 class _Forwards:

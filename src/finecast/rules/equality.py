@@ -8,10 +8,9 @@ was stored.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Final
 
-from finecast.graph import ByIdentity, Graph, Node
+from finecast.graph import Graph, Node
 from finecast.ops import by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 
@@ -21,7 +20,7 @@ _SELECTIONS: Final = frozenset({"reduce_max", "reduce_min", "scatter_elements"})
 
 
 def _judge(node: Node, context: Context) -> Ruling | None:
-    comparison = _compared(ByIdentity(context.graph)).get(node.id)
+    comparison = context.graph.once(_compared).get(node.id)
     if comparison is None:
         return None
     name = context.graph.nodes[comparison].name
@@ -31,10 +30,8 @@ def _judge(node: Node, context: Context) -> Ruling | None:
     )
 
 
-@lru_cache(maxsize=1)
-def _compared(key: ByIdentity) -> dict[int, int]:
+def _compared(graph: Graph) -> dict[int, int]:
     """By the id of each comparison, and of what selects for one, the comparison's id."""
-    graph = key.graph
     found: dict[int, int] = {}
     for node in graph.float_nodes:
         if node.op in _COMPARISONS:

@@ -1,4 +1,4 @@
-"""What a run of the fp32 model showed of each value; mergeable across batches.
+"""What runs of the fp32 model showed of each value; facts of batches are merged.
 
 A value's magnitudes are kept as a histogram over binades: the share that overflows or
 underflows can then be told for every format, and batches merge by addition.

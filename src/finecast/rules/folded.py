@@ -1,31 +1,27 @@
 """What is computed from constants alone keeps fp32: a standardized weight, a scaled table.
 
-Engines compute it once, when they load the model, so that a low format gains no time at all,
-and each of its ops would add a rounding to the weight that comes out of them. What only moves
+Engines compute it once, when they load the model, so that a low format gains no time,
+and each of its ops would add a rounding to the weight that they give. What only moves
 a constant rounds it once wherever it stands, and may be low, unless such an op reads it.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
-
-from finecast.graph import ByIdentity, Graph, Node
+from finecast.graph import Graph, Node
 from finecast.ops import by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 
 
 def _judge(node: Node, context: Context) -> Ruling | None:
-    if node.id not in _folded(ByIdentity(context.graph)):
+    if node.id not in context.graph.once(_folded):
         return None
     return Ruling(
         permits=KEEP, text="it reads constants alone: computed once, when the model is loaded"
     )
 
 
-@lru_cache(maxsize=1)
-def _folded(key: ByIdentity) -> frozenset[int]:
+def _folded(graph: Graph) -> frozenset[int]:
     """Ids of the nodes that compute from float constants, or move what those read."""
-    graph = key.graph
     fixed = {v.id for v in graph.values if v.constant is not None}
     computed = [n for n in graph.nodes if _is_fixed(graph, n, fixed)]
     found: set[int] = set()

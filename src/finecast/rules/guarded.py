@@ -7,9 +7,7 @@ constant and the division keeps fp32, the division included.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
-from finecast.graph import ByIdentity, Graph, Node
+from finecast.graph import Graph, Node
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
@@ -17,7 +15,7 @@ from finecast.rules.constants import DIVISORS, first_problem
 
 
 def _judge(node: Node, context: Context) -> Ruling | None:
-    guard = _guarded(ByIdentity(context.graph), context.low).get(node.id)
+    guard = context.graph.once(_guarded, context.low).get(node.id)
     if guard is None:
         return None
     return Ruling(
@@ -28,10 +26,8 @@ def _judge(node: Node, context: Context) -> Ruling | None:
     )
 
 
-@lru_cache(maxsize=1)
-def _guarded(key: ByIdentity, low: Format) -> dict[int, int]:
+def _guarded(graph: Graph, low: Format) -> dict[int, int]:
     """By the id of each node between such a constant and a division, the constant's node."""
-    graph = key.graph
     found: dict[int, int] = {}
     for node in graph.float_nodes:
         port = DIVISORS.get(node.op)

@@ -8,9 +8,9 @@ from finecast.rules.base import KEEP, Context, Rule, Ruling
 
 def _judge(node: Node, context: Context) -> Ruling | None:
     fault = context.faults.get(context.low, {}).get(node.id)
-    if fault is not None:
+    if fault:
         return Ruling(permits=KEEP, text=fault)
-    if context.kernels(node, context.low) is not False:
+    if fault is None and context.kernels(node, context.low) is not False:
         return None
     return Ruling(
         permits=KEEP,

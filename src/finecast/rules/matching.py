@@ -1,4 +1,4 @@
-"""What a policy names has to be in the model: a slip would otherwise change nothing unseen."""
+"""What a policy names has to be in the model: a misspelt name would change nothing."""
 
 from __future__ import annotations
 

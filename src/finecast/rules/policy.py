@@ -41,8 +41,9 @@ class Policy:
     include only matching nodes may be lowered, and no node that matches an exclude.
     ``op_formats`` forces all ops of a canonical or native name, a waiver of the rules of
     thumb, never of what the op's definition admits. ``io`` declares the format of inputs
-    and outputs by name; ``io_low`` all of them. ``open_formats`` says that nobody named
-    ``formats``: whoever measures may try others that there are kernels for.
+    and outputs by name; ``io_low`` all of them. With ``keep_ops`` no op is stated as another
+    that the engine recognises. ``open_formats`` says that nobody named ``formats``: whoever
+    measures may try others that there are kernels for.
     """
 
     scope: Scope = Scope.AUTO
@@ -53,6 +54,7 @@ class Policy:
     io: Mapping[str, Format] = field(default_factory=dict[str, Format])
     io_low: bool = False
     open_formats: bool = False
+    keep_ops: bool = False
 
     @property
     def label(self) -> str:
@@ -83,6 +85,21 @@ class Policy:
         return cls(
             scope=parsed, formats=formats, open_formats=parsed is Scope.AUTO and not names
         )
+
+    @classmethod
+    def of(cls, given: object) -> Policy:
+        """A policy as users of the Python API give it: one, or its text.
+
+        Raises:
+            UsageError: If it is neither.
+        """
+        if isinstance(given, Policy):
+            return given
+        if not isinstance(given, str):
+            raise UsageError(
+                f"{given!r} is no policy", where="policy", fix="give a Policy, or as all:bf16"
+            )
+        return cls.parse(given)
 
 
 def low_formats(names: str) -> tuple[Format, ...]:

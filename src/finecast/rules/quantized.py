@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum, auto
-from functools import lru_cache
 from typing import Final
 
-from finecast.graph import ROUNDS, ByIdentity, Graph, Node
+from finecast.graph import ROUNDS, Graph, Node
 from finecast.ops import OpKind, by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 
@@ -36,15 +35,13 @@ class _From(Enum):
 
 
 def _judge(node: Node, context: Context) -> Ruling | None:
-    if node.id not in _regions(ByIdentity(context.graph)):
+    if node.id not in context.graph.once(_regions):
         return None
     return Ruling(permits=KEEP, text="it belongs to a quantized region, which stays as it is")
 
 
-@lru_cache(maxsize=2)
-def _regions(key: ByIdentity) -> frozenset[int]:
+def _regions(graph: Graph) -> frozenset[int]:
     """Ids of the float nodes that run on integers, or scale them."""
-    graph = key.graph
     if not any(_quantizes(n) for n in graph.nodes):
         return frozenset()
     found: dict[int, _From] = {}

@@ -114,7 +114,7 @@ def rule_of(node: Node, overrides: Overrides | None = None) -> CastingRule | Non
 def raf_rules(
     graph: Graph, low: Format, overrides: Overrides | None = None
 ) -> tuple[Rule, ...]:
-    """The rule set for ``graph``: what is defined and has a kernel, and RAF's word on it.
+    """The rule set for ``graph``: what is defined, what has a kernel, and RAF's rules.
 
     Raises:
         ModelError: If ops have no rule: all of them, each with how often it occurs.

@@ -1,4 +1,4 @@
-"""Why an op has the formats it has: one rule's word."""
+"""Why an op has the formats it has: what one rule decided."""
 
 from __future__ import annotations
 

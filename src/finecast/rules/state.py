@@ -12,10 +12,9 @@ parameters together: products, which stay free, and sums over a batch, which kee
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Final
 
-from finecast.graph import ByIdentity, Dim, Graph, Node, Value
+from finecast.graph import Dim, Graph, Node, Value
 from finecast.ops import OpKind, by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 
@@ -29,7 +28,7 @@ _ALONG: Final = frozenset(
 
 
 def _judge(node: Node, context: Context) -> Ruling | None:
-    state = _leading(ByIdentity(context.graph)).get(node.id)
+    state = context.graph.once(_leading).get(node.id)
     if state is None:
         return None
     return Ruling(
@@ -39,10 +38,8 @@ def _judge(node: Node, context: Context) -> Ruling | None:
     )
 
 
-@lru_cache(maxsize=1)
-def _leading(key: ByIdentity) -> dict[int, int]:
+def _leading(graph: Graph) -> dict[int, int]:
     """By the id of each node that leads to a write, the value that is written to."""
-    graph = key.graph
     writes = [
         (state, source)
         for node in graph.nodes

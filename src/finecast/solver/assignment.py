@@ -1,4 +1,4 @@
-"""The two-format assignment problem, and what any answer to it costs.
+"""The assignment problem of two formats, and the cost of an assignment.
 
 Two formats, *high* (the model's own) and *low*. A unit is one decision: an op, or the ops
 that the engine fuses into one kernel.
@@ -43,7 +43,7 @@ class Problem:
 
     Raises:
         RuleConflictError: If a unit may be neither high nor low.
-        ValueError: If the arrays do not fit together.
+        ValueError: If the arrays' sizes or entries do not fit.
     """
 
     time_high: Floats
@@ -159,7 +159,7 @@ class ChainProfile:
 
 
 def evaluate(problem: Problem, low: Bools) -> Solution:
-    """What an assignment costs; a side that is not permitted takes infinite time."""
+    """The cost of an assignment; a side that is not permitted takes infinite time."""
     profile = chain_profile(problem, np.where(low, 0, 1), 1)
     return Solution(
         low=low,

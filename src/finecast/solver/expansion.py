@@ -1,4 +1,4 @@
-"""Formats among more than two: expansion moves, each one minimum cut.
+"""The choice among more than two formats, by expansion moves: each is one minimum cut.
 
 A move lets any set of units change to one format, and the best such set is a minimum cut of
 the problem of two sides: to change or not. Moves are made until none helps. Source: Y.

@@ -1,4 +1,4 @@
-"""All plans worth having: the lower convex envelope of error and time, as a nested chain."""
+"""The lower convex envelope of error and time: a chain of nested assignments."""
 
 from __future__ import annotations
 

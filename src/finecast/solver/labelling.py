@@ -1,7 +1,7 @@
-"""The assignment problem of more than two formats, and what any answer to it costs.
+"""The assignment problem of more than two formats, and the cost of a labelling.
 
 Label 0 is the model's own format, labels 1 and up are low ones. Of two formats this is
-``assignment.Problem``, whose words it shares.
+``assignment.Problem``.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def _totals(net: _Network) -> tuple[Ints, Ints]:
 
 
 def _presolve(net: _Network) -> tuple[_Network, Ints]:
-    """Settle nodes that no neighbour can sway; returns the rest and the ids found in S.
+    """Decide nodes whatever their neighbours are; returns the rest and the ids found in S.
 
     Node i is in every minimum cut when its gain exceeds all it can cut, and in no smallest
     one when its weight is no less than all it can save. An edge above what its head would

@@ -26,8 +26,8 @@ class Network:
     """The cut that is the problem. ``node[u]`` is unit u's node, or the side it is pinned to.
 
     For a set S of low nodes, up to a constant, cost = sum over S of (time + lam * error)
-    plus the sum of ``cost`` of the edges from S to outside. lam meets weights alone and only
-    with error >= 0, which is what makes the minimum cuts shrink as lam grows.
+    plus the sum of ``cost`` of the edges from S to outside. lam multiplies weights alone, by
+    errors >= 0, which makes the minimum cuts shrink as lam grows.
     """
 
     node: Ints

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -26,6 +27,7 @@ class FrontendEntry:
         module: Where ``read`` and ``take`` are: an opened model of a path, of an object.
         requires: The library that it needs.
         install: How to get that.
+        lacks: Options that say nothing of its models, and what to do instead.
     """
 
     suffixes: tuple[str, ...]
@@ -33,6 +35,7 @@ class FrontendEntry:
     module: str
     requires: str
     install: str
+    lacks: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def load(self) -> ModuleType:
         """Its module.
@@ -61,6 +64,11 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
         module="finecast.subjects.torch.model",
         requires="torch",
         install="pip install 'finecast[torch]'",
+        lacks={
+            **dict.fromkeys(("--engine", "--data", "--dim", "--batch"), "leave it out"),
+            "--external-data/--one-file": "leave it out",
+            "--from-type": "export the module in fp32: copy.deepcopy(module).float()",
+        },
     ),
 )
 
@@ -80,6 +88,21 @@ def check_output_name(model: Path, output: Path) -> None:
             where=str(output),
             fix=f"name it {output.with_suffix(suffix)}",
         )
+
+
+def check_options(model: Path, given: Mapping[str, object]) -> None:
+    """Raise UsageError for an option that says nothing of a model of this kind.
+
+    It needs the model's name alone: no library is loaded to say so.
+
+    Args:
+        model: The file of the model.
+        given: What was given for options; what counts as false was not.
+    """
+    entry = _entry_of(model)
+    for option, fix in entry.lacks.items():
+        if given.get(option):
+            raise UsageError(f"{option} does not apply to {entry.suffixes[0]} files", fix=fix)
 
 
 def _entry_of(path: Path) -> FrontendEntry:

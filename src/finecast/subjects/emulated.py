@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from finecast.devices.emulation import Emulation
 from finecast.devices.setting import Setting
 from finecast.engines.base import Feeds, Session
 from finecast.engines.probe import Speed
 from finecast.errors import UsageError
-from finecast.measure.timing import Latency
+from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind
 from finecast.pipeline.cached_session import Remembered
@@ -22,8 +21,6 @@ from finecast.pipeline.device import DeviceModel, PlanSearch, search_plans
 from finecast.pipeline.model import OpenedModel
 from finecast.pipeline.subject import Built, UserRules
 from finecast.pipeline.workload import Workload
-from finecast.planning.plan import Plan
-from finecast.planning.planner import Planner
 from finecast.planning.proposing import MAX_STEPS
 from finecast.progress import Progress, silent
 from finecast.rules.policy import Policy
@@ -44,26 +41,6 @@ class EmulatedSubject:
     def __post_init__(self) -> None:
         """Load the fp32 model; metrics that compare with it run it on the same data again."""
         self.reference = Remembered(self.model.reference())
-
-    @property
-    def name(self) -> str:
-        """The file as it was named."""
-        return self.model.name
-
-    @property
-    def digest(self) -> str:
-        """The model's."""
-        return self.model.digest
-
-    @property
-    def size_bytes(self) -> int:
-        """The model's."""
-        return self.model.size_bytes
-
-    @property
-    def original(self) -> Any:
-        """The fp32 model."""
-        return self.model.model
 
     @property
     def target(self) -> str:
@@ -87,8 +64,8 @@ class EmulatedSubject:
         )
         return ":".join(("emulator", *map(str, parts)))
 
-    def check(self, policy: Policy) -> None:
-        """Refuse formats that the device has no arithmetic for, and names of nothing."""
+    def check_formats(self, policy: Policy) -> None:
+        """Those that the device computes in."""
         rates = self.emulation.target.engine_for(OpKind.MATMUL)
         for low in policy.formats:
             if rates.computes_in(low) is None:
@@ -97,7 +74,6 @@ class EmulatedSubject:
                     where="--auto-cast-type",
                     fix=f"use one of {', '.join(f.label for f in rates.rates_tflops)}",
                 )
-        self.model.check_policy(policy)
 
     def speed(self, fmt: Format) -> Speed:
         """By the data sheet."""
@@ -127,29 +103,18 @@ class EmulatedSubject:
             progress=progress,
         )
 
-    def notes(self, planner: Planner) -> Sequence[str]:
-        """Of the file, and of ops that keep a type of their own."""
-        return (*self.told, *self.model.notes(planner))
-
-    def build(self, plan: Plan) -> Built:
-        """The model that the device's compiler would be handed."""
-        return self.model.build(plan)
-
     def session(self, built: Built) -> Session:
         """As the device would run it."""
         assert self._search is not None
         return self._search.session(built.plan).restart()
 
-    def times(
-        self, models: Mapping[str, Built | None], workload: Workload, min_time_s: float
-    ) -> dict[str, Latency]:
-        """By the roofline: one sample each."""
-        del workload, min_time_s
+    def times(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
+        """By the roofline."""
+        del workload, effort
         search = self._search
         assert search is not None
         exact = search.device.time_s(search.emulation, Setting())
-        seconds = {n: exact if b is None else search.time_s(b.plan) for n, b in models.items()}
-        return {name: Latency(samples_s=(s,)) for name, s in seconds.items()}
+        return Race.stated(exact, {n: search.time_s(one.plan) for n, one in built.items()})
 
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
         """Those that the errors of single roundings are taken on."""

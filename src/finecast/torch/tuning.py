@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 from finecast.data.criterion import Criterion
 from finecast.engines.base import Feeds, Session
 from finecast.pipeline import tuning
+from finecast.pipeline.goal import Goal
 from finecast.pipeline.outcome import Outcome
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
@@ -24,7 +25,7 @@ Evaluate = Callable[[torch.nn.Module], float]
 
 def tune(
     module: torch.nn.Module | ExportedProgram,
-    example_inputs: Sequence[Any],
+    example_inputs: Sequence[Any] | None,
     *,
     evaluate: Evaluate,
     example_kwargs: Mapping[str, Any] | None = None,
@@ -44,6 +45,7 @@ def tune(
     Args:
         module: The module, or an exported program.
         example_inputs: Positional inputs: plans are timed and their errors estimated on them.
+            None, or none, for an exported program, which carries its own.
         evaluate: The accuracy of a module.
         example_kwargs: Keyword inputs.
         baseline: What ``evaluate`` gives for ``module``, where that is known already.
@@ -57,15 +59,15 @@ def tune(
         ModelError: If the module cannot be captured, or its own metric is NaN.
         UserCodeError: If ``evaluate`` fails.
     """
-    goal = criterion or Criterion()
+    goal = Goal(criterion=criterion or Criterion())
     subject = TorchSubject.of_module(
         module, example_inputs, example_kwargs, options or TuneOptions()
     )
     return tuning.tune(
         subject,
-        ModuleWorkload(function=evaluate, known=baseline, criterion=goal),
+        ModuleWorkload(function=evaluate, known=baseline, criterion=goal.criterion),
         goal,
-        Policy.parse(policy) if isinstance(policy, str) else policy,
+        Policy.of(policy),
         user_rules=tuple((user_rules or {}).items()),
         progress=progress,
     )

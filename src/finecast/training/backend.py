@@ -5,13 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch.fx import GraphModule
 
 from finecast.engines.torch.planning import (
+    Followed,
     RuleSet,
     analysis_of,
     as_autocast,
@@ -19,6 +20,7 @@ from finecast.engines.torch.planning import (
     formats_to_follow,
     make_torch_planner,
 )
+from finecast.errors import UsageError
 from finecast.graph import Graph
 from finecast.naming import look_up, suggestion
 from finecast.ops.flops import graph_flops
@@ -55,6 +57,24 @@ class Memory(Enum):
         )
 
 
+class Compiled(Protocol):
+    """What ``compile`` gives: it is called as the function or module that was compiled.
+
+    Attributes:
+        finecast_plans: The plans of what has been compiled so far.
+        finecast_coverage: How much of the work they cover.
+        finecast_backend: What compiles further graphs.
+    """
+
+    finecast_plans: list[Plan]
+    finecast_coverage: Coverage
+    finecast_backend: Backend
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it."""
+        ...
+
+
 def compile(  # noqa: A001 - the name that torch gives the same thing
     function: Callable[..., Any],
     policy: str | Policy = "auto:bf16",
@@ -64,21 +84,21 @@ def compile(  # noqa: A001 - the name that torch gives the same thing
     user_rules: Mapping[str, UserRule] | None = None,
     rule_set: str = "finecast",
     **options: Any,
-) -> Callable[..., Any]:
+) -> Compiled:
     """``torch.compile`` with mixed precision planned over forward and backward together.
 
     Laws: inputs, outputs and gradients of parameters keep their types; parameters stay
     fp32, low copies of them are made as needed; with the scope ``auto`` nothing is rounded
     that ``torch.autocast`` keeps. The plans of what has been compiled so far are
     ``result.finecast_plans``, the share of FLOPs that they cover is
-    ``result.finecast_coverage.share``. Where the compiler left much as it was, a warning says
-    so once, with the reason. Overrides of the blocks around this call hold for good.
+    ``result.finecast_coverage.share``. Where the compiler left out much, one warning says so,
+    with the reason. Overrides of the blocks around this call hold for good.
 
     Args:
         function: A module, or a function such as a whole training step.
         policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
         memory: ``autocast`` saves for the backward pass what compiled autocast saves;
-            ``least`` saves far less and computes more again.
+            ``least`` saves far less and computes more a second time.
         accumulation: For several backward passes between two optimizer steps. Low copies of
             parameters are kept until these change, so that microbatches cast them once: half
             as much memory again as the parameters take. Gradients are added up inside the
@@ -88,6 +108,11 @@ def compile(  # noqa: A001 - the name that torch gives the same thing
         rule_set: ``finecast``, or ``raf`` for RAF's lists.
         options: What else ``torch.compile`` takes (``dynamic``, ``fullgraph``, ...).
     """
+    if not callable(function):
+        raise UsageError(
+            f"a {type(function).__name__} cannot be compiled",
+            fix="give a module or a function; of a file finecast.torch.load(path).module()",
+        )
     backend = Backend(
         policy,
         memory=memory,
@@ -96,15 +121,19 @@ def compile(  # noqa: A001 - the name that torch gives the same thing
         rule_set=rule_set,
     )
     backend.coverage = coverage = Coverage(function)
-    compiled = watched(torch.compile(function, backend=backend, **options), coverage)
-    compiled.finecast_coverage = coverage  # type: ignore[attr-defined]
-    compiled.finecast_plans = backend.plans  # type: ignore[attr-defined]
-    compiled.finecast_backend = backend  # type: ignore[attr-defined]
+    compiled: Any = watched(torch.compile(function, backend=backend, **options), coverage)
+    compiled.finecast_coverage = coverage
+    compiled.finecast_plans = backend.plans
+    compiled.finecast_backend = backend
     return compiled
 
 
 class Backend:
-    """A ``torch.compile`` backend: Inductor, with finecast's pass on the joint graph."""
+    """A ``torch.compile`` backend: Inductor, with finecast's pass on the joint graph.
+
+    It keeps the plans of all graphs that it compiled, and low copies of their parameters.
+    ``overrides`` hold for good; by default they are those of the blocks around.
+    """
 
     def __init__(
         self,
@@ -114,8 +143,9 @@ class Backend:
         accumulation: bool = False,
         user_rules: Mapping[str, UserRule] | None = None,
         rule_set: str = "finecast",
+        overrides: Overrides | None = None,
     ) -> None:
-        self.policy = Policy.parse(policy) if isinstance(policy, str) else policy
+        self.policy = Policy.of(policy)
         self.memory = Memory.parse(memory)
         self.cache = WeightCache() if accumulation else None
         self.ahead = WeightCache()
@@ -123,10 +153,10 @@ class Backend:
         chosen = RuleSet.parse(rule_set)
         self.rule_set = RuleSet.TRAINING if chosen is RuleSet.FINECAST else chosen
         self.plans: list[Plan] = []
-        self.overrides = current()
+        self.overrides = current() if overrides is None else overrides
         self.unmatched = list(self.overrides)
         self.ops: dict[str, None] = {}
-        self.followed: dict[str, tuple[Policy, str]] = {}
+        self.followed: dict[str, Followed] = {}
         self.coverage: Coverage | None = None
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
@@ -145,9 +175,11 @@ class Backend:
 
     def plan(self, graph: Graph, shapes: Mapping[int, tuple[int, ...]], device: str) -> Plan:
         """The plan of one graph; costs alone decide among what the rules permit."""
-        if device not in self.followed:  # once: it may warn, and graphs are many
+        if device not in self.followed:  # once: graphs are many
             self.followed[device] = formats_to_follow(self.policy, device)
-        policy, obstacle = self.followed[device]
+            for text in self.followed[device].told:
+                warnings.warn(text, stacklevel=2)
+        policy, obstacle = self.followed[device].policy, self.followed[device].obstacle
         self.unmatched = unmatched(self.unmatched, [graph])
         self.ops.update(op_names(graph.nodes))
         if self.coverage is not None:
@@ -205,5 +237,10 @@ class Backend:
         return repr(self.policy)
 
 
-finecast = Backend()
-"""What ``torch.compile(model, backend="finecast")`` finds: the policy ``auto:bf16``."""
+def finecast(module: GraphModule, example_inputs: Sequence[Any]) -> Any:
+    """What ``torch.compile(model, backend="finecast")`` calls: the policy ``auto:bf16``.
+
+    Law: a plan lives as long as the graph that was compiled by it. Overrides of the blocks
+    around the call that compiles hold.
+    """
+    return Backend(overrides={})(module, example_inputs)

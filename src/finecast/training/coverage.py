@@ -26,7 +26,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from finecast.ops.flops import recurrent_flops
 
-# Less than this share unplanned is not worth a word.
+# Less than this share unplanned brings no warning.
 _SUBSTANTIAL: Final = 0.1
 _NAMED: Final = 4
 _RECURRENT: Final = (nn.RNN, nn.LSTM, nn.GRU)
@@ -39,7 +39,7 @@ _RECURRENT_REASON: Final = (
 _WITH_GRADIENTS: Final = 3.0
 
 
-# FLOPs of the recurrent layers that a call went around so far.
+# FLOPs of the recurrent layers that ran in a call so far.
 _RAN: ContextVar[list[float] | None] = ContextVar("ran", default=None)
 
 
@@ -75,7 +75,7 @@ class Coverage:
 
     Attributes:
         planned_flops: Of planned graphs.
-        recurrent_flops: Of the recurrent layers that were gone around.
+        recurrent_flops: Of recurrent layers, which run as they are.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -153,7 +153,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def watched(compiled: Callable[..., Any], coverage: Coverage) -> Callable[..., Any]:
-    """``compiled``, which goes around recurrent layers and says what else it missed."""
+    """``compiled``, with recurrent layers run as they are; warns of what else is unplanned."""
     recurrent = any(isinstance(m, _RECURRENT) for r in coverage.modules for m in r.modules())
     module = isinstance(compiled, nn.Module)
     inner: Callable[..., Any] = compiled.forward if module else compiled
@@ -198,7 +198,7 @@ def _short(text: str) -> str:
 def _around_recurrent_layers(*, wanted: bool) -> Generator[list[float]]:
     """Compile what is before and after a recurrent layer; Dynamo would leave all of it.
 
-    Gives the FLOPs of those that were gone around, one by one as they run.
+    Gives a list to which the FLOPs of each recurrent layer are added as it runs.
     """
     if not wanted or dynamo_config.allow_rnn:
         yield []

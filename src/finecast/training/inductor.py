@@ -1,4 +1,4 @@
-"""What talks to Inductor: the pass on the joint graph, and weights cast outside of it."""
+"""The pass on the joint graph as Inductor calls it, and weights cast outside of the graph."""
 
 from __future__ import annotations
 

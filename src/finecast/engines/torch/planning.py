@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 
 from finecast import rules
+from finecast.engines.faults import faults
 from finecast.engines.probe import Speed
 from finecast.engines.torch.autocast import autocast_formats
 from finecast.engines.torch.costs import CompiledCost
@@ -20,7 +20,6 @@ from finecast.engines.torch.kernels import KernelTimes
 from finecast.engines.torch.rates import rate_here
 from finecast.errors import UsageError
 from finecast.frontends.torch import Captured
-from finecast.frontends.torch.aten import has_kernel
 from finecast.frontends.torch.points import Point, find_points
 from finecast.frontends.torch.probing import Errors, first_order, probe_all
 from finecast.frontends.torch.reader import FxBinding
@@ -33,8 +32,7 @@ from finecast.planning.assign import lowest
 from finecast.planning.choices import Choice
 from finecast.planning.cost import CostModel
 from finecast.planning.planner import Planner
-from finecast.planning.problem import Roundings
-from finecast.planning.proposing import Analysis
+from finecast.planning.problem import Analysis, Roundings
 from finecast.planning.units import make_units
 from finecast.rules import Context, UserRule
 from finecast.rules.override import Overrides, active
@@ -162,10 +160,9 @@ def make_torch_planner(
     context = Context(
         graph=graph,
         policy=policy,
-        kernels=lambda node, fmt: (
-            False if node.native in unsupported else has_kernel(node.native, fmt)
-        ),
+        kernels=lambda node, _: False if node.native in unsupported else None,
         engine=ENGINE,
+        faults=faults(ENGINE, "", graph, policy.formats),
         user_rules=(*user_rules, *overriding),
         measured=measured,
     )
@@ -238,29 +235,43 @@ def speed_here(device: str, fmt: Format) -> Speed:
     )
 
 
-def formats_to_follow(policy: Policy, device: str) -> tuple[Policy, str]:
-    """The policy without what is slower here, and why none of it should be followed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Followed:
+    """What a policy comes to on a device.
+
+    Attributes:
+        policy: The policy, without what is slower there.
+        obstacle: Why none of it should be followed; empty if it should.
+        told: What the user should know of slow formats.
+    """
+
+    policy: Policy
+    obstacle: str = ""
+    told: tuple[str, ...] = ()
+
+
+def formats_to_follow(policy: Policy, device: str) -> Followed:
+    """The policy without what is slower here.
 
     Without trials a format that is slower than fp32 is not chosen for speed: ``auto`` leaves
     it out and says so, unless nothing else is left. Asked for by name (``all:fp16``), it is
-    given, with a warning of the measured ratio.
+    given, and the measured ratio is told.
 
     Raises:
         UsageError: If PyTorch's ops do not compute in a format at all.
     """
     if policy.scope is Scope.NONE:
-        return policy, "scope none changes nothing"
+        return Followed(policy=policy, obstacle="scope none changes nothing")
     check_formats(policy)
     speeds = {fmt: speed_here(device, fmt) for fmt in policy.formats}
     slow = {fmt: s.text for fmt, s in speeds.items() if not s.gains}
     if policy.scope is Scope.AUTO and len(slow) == len(speeds):
-        return policy, "; ".join(slow.values())
+        return Followed(policy=policy, obstacle="; ".join(slow.values()))
     left = tuple(fmt for fmt in speeds if fmt not in slow)
     narrowed = replace(policy, formats=left) if policy.scope is Scope.AUTO else policy
     then = "left out" if policy.scope is Scope.AUTO else "converting all the same, as asked"
-    for text in slow.values():
-        warnings.warn(f"{text}; {then}", stacklevel=3)
-    return narrowed, ""
+    told = tuple(f"{text}; {then}" for text in slow.values())
+    return Followed(policy=narrowed, told=told)
 
 
 def device_of(module: torch.nn.Module, args: Sequence[Any]) -> str:

@@ -20,8 +20,11 @@ from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from finecast.engines.base import Array, Feeds, KernelTime, TensorSpec
 from finecast.engines.ports import ordered_feeds
-from finecast.errors import ModelError
+from finecast.errors import ModelError, UsageError
 from finecast.frontends.torch.aten import dtype_label
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""What a module is called with: in order, and by keyword."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +79,7 @@ class ProgramSignature:
             program=program,
         )
 
-    def arguments(self, feeds: Feeds) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self, feeds: Feeds) -> Arguments:
         """Positional and keyword arguments that carry ``feeds``."""
         spec = self.program.call_spec.in_spec
         assert spec is not None
@@ -158,7 +161,37 @@ def runnable(program: ExportedProgram) -> GraphModule:
     return module
 
 
-def examples(program: ExportedProgram) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments_of(
+    module: object,
+    args: object,
+    kwargs: Mapping[str, Any] | None,
+) -> Arguments:
+    """What a module, or a program, is called with by what a user gave for ``args``.
+
+    Of a program these are its own example inputs where none are given.
+
+    Raises:
+        UsageError: If it is neither, or ``args`` are not a sequence of inputs.
+        ModelError: If a program carries no example inputs.
+    """
+    if not isinstance(module, torch.nn.Module | ExportedProgram):
+        raise UsageError(
+            f"a {type(module).__name__} is no module and no exported program",
+            fix="give one, as finecast.torch.load(path) of a .pt2 file",
+        )
+    if isinstance(module, ExportedProgram) and not args and not kwargs:
+        return examples(module)
+    if args is None:
+        raise UsageError("a module needs example inputs", fix="give example_inputs")
+    if not isinstance(args, tuple | list):
+        raise UsageError(
+            f"example_inputs is a {type(args).__name__}",
+            fix="give the positional inputs as a tuple, as (x,)",
+        )
+    return tuple(args), dict(kwargs or {})
+
+
+def examples(program: ExportedProgram) -> Arguments:
     """Positional and keyword arguments that the program was exported with.
 
     Raises:

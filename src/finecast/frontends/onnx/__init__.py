@@ -28,6 +28,7 @@ from finecast.frontends.onnx.model import (
 from finecast.frontends.onnx.native import PassDiedError
 from finecast.frontends.onnx.opset import needed_opsets, opset_of, raise_as_far, raise_opset
 from finecast.frontends.onnx.reader import PHI, OnnxBinding, name_nodes, read
+from finecast.frontends.onnx.restating import Restated, restate
 from finecast.frontends.onnx.schema import signature
 from finecast.frontends.onnx.shapeless import shapeless_ports
 from finecast.frontends.onnx.source_types import SOURCE_TYPES, take_to_fp32
@@ -51,6 +52,7 @@ __all__ = [
     "Applied",
     "OnnxFile",
     "Prepared",
+    "Restated",
     "apply",
     "came_external",
     "can_cast",
@@ -97,6 +99,8 @@ class Applied:
     model: ir.Model
     graph: Graph
     edits: tuple[Edit, ...]
+    restated: tuple[Restated, ...] = ()
+    """Low ops that are stated as the plan's engine knows them."""
 
 
 def prepare(file: OnnxFile, policy: Policy, *, own: bool = False) -> Prepared:
@@ -231,10 +235,13 @@ def apply(file: OnnxFile, plan: Plan, prepared: Prepared | None = None) -> Appli
         for value in prepared.shaped:
             value.shape = None
         done = _replay(prepared, plan)
+        model, restated = prepared.model, tuple[Restated, ...]()
+        if done and not plan.keep_ops:
+            model, restated = restate(model, plan.engine)
     if done:
-        prepared.model.metadata_props[PLAN_KEY] = plan.digest
-        prepared.model.metadata_props[POLICY_KEY] = plan.policy
-    return Applied(model=prepared.model, graph=prepared.graph, edits=done)
+        model.metadata_props[PLAN_KEY] = plan.digest
+        model.metadata_props[POLICY_KEY] = plan.policy
+    return Applied(model=model, graph=prepared.graph, edits=done, restated=restated)
 
 
 def planned(file: OnnxFile, plan: Plan) -> OnnxFile:

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from finecast.errors import ModelError
 from finecast.frontends.onnx import native
 from finecast.frontends.onnx.definitions import normal_domain
+from finecast.frontends.onnx.last_axis import bring_back, set_aside
 from finecast.frontends.onnx.schema import signature
 from finecast.frontends.onnx.skeleton import restored, run_without_weights
 from finecast.frontends.onnx.statements import stated_since
@@ -83,9 +84,10 @@ def raise_opset(model: ir.Model, version: int) -> ir.Model:
         return model
     _spell_default_domain(model)
     try:
-        proto = run_without_weights(
-            model, partial(native.transform, "convert", version=version)
-        )
+        with set_aside(model, opset_of(model)):
+            proto = run_without_weights(
+                model, partial(native.transform, "convert", version=version)
+            )
     except native.PassError as error:
         first = str(error)[:200]
         raise ModelError(
@@ -93,6 +95,7 @@ def raise_opset(model: ir.Model, version: int) -> ir.Model:
             fix="export the model at a newer opset, or use fp16",
         ) from error
     raised = restored(proto, model)
+    bring_back(raised)
     least = onnx.helper.OP_SET_ID_VERSION_MAP["ai.onnx", version]
     before = model.ir_version or 0
     raised.ir_version = max(raised.ir_version or 0, least)

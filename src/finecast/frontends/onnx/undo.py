@@ -17,6 +17,7 @@ from finecast.frontends.onnx.constants import (
     constant_tensor,
 )
 from finecast.frontends.onnx.reader import OnnxBinding, read
+from finecast.frontends.onnx.restating import take_back_ops
 from finecast.frontends.onnx.statements import STATEMENTS
 from finecast.frontends.onnx.types import every_node, infer
 from finecast.frontends.onnx.writer import apply_edits, phi_mark
@@ -35,6 +36,7 @@ def undo(model: ir.Model, policy: str) -> None:
     """
     if model.metadata_props.get(POLICY_KEY, policy) == policy:
         return
+    take_back_ops(model)
     take_back(model)
     infer(model, shapes=False)
     graph, binding = read(model, own_casts=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.fx import GraphModule
 
@@ -16,8 +18,8 @@ from finecast.planning.plan import Plan
 __all__ = ["Captured", "apply", "capture", "native_name", "planned_edits"]
 
 
-def planned_edits(captured: Captured, plan: Plan) -> tuple[Edit, ...]:
-    """The edits that ``plan`` asks for.
+def planned_edits(captured: Captured, plan: Plan, where: str = "") -> tuple[Edit, ...]:
+    """The edits that ``plan`` asks for; errors name ``where``.
 
     Raises:
         ModelError: If the plan was made for another model.
@@ -25,25 +27,23 @@ def planned_edits(captured: Captured, plan: Plan) -> tuple[Edit, ...]:
     by_name = {n.name: n.id for n in captured.graph.nodes}
     if plan.model != captured.graph.digest:
         raise ModelError(
-            "the plan was made for another module",
-            where=plan.model,
-            fix="make a plan for this module with finecast.torch.convert",
+            f"the plan was made for another model: digest {plan.model}, not"
+            f" {captured.graph.digest}",
+            where=where,
+            fix="make a plan for this model, or give the one that the plan was made for",
         )
-    plan.check(captured.graph, where=plan.model)
+    plan.check(captured.graph, where=where)
     return edits(captured.graph, {by_name[n]: f for n, f in plan.formats.items()})
 
 
-def apply(captured: Captured, plan: Plan) -> GraphModule:
-    """A module that computes as ``plan`` states; ``captured`` is left as it was.
+def apply(captured: Captured, edits: Sequence[Edit]) -> GraphModule:
+    """A module with a plan's edits made; ``captured`` is left as it was.
 
     Parameters that stay fp32 are shared with the module that was captured; what the graph
     writes to (running statistics, caches) is not.
     """
     module = shared_copy(captured.module)
     graph, binding = read(module)
-    by_name = {n.name: n.id for n in graph.nodes}
-    planned_edits(captured, plan)
-    formats = {by_name[n]: f for n, f in plan.formats.items()}
     with torch.no_grad():
-        apply_edits(graph, binding, edits(graph, formats))
+        apply_edits(graph, binding, edits)
     return module

@@ -74,16 +74,6 @@ _STATISTICS: Final[Mapping[str, tuple[int, ...]]] = {
 }
 # Conversions: they read whatever format they are given and write the one they name.
 CONVERSIONS: Final = frozenset({"aten::_to_copy", "aten::to", "prims::convert_element_type"})
-# Kernels that err by more than roundings of operands and results. Seen in PyTorch 2.13 on
-# CPUs, over its own samples of every op: they compute coordinates, powers of a matrix, and
-# exponentials of large numbers in the format itself, and give NaN or 15% to 50% of error.
-_BROKEN: Final = frozenset(
-    f"aten::{name}"
-    for name in (
-        *("grid_sampler", "grid_sampler_2d", "grid_sampler_3d", "matrix_exp"),
-        *("linalg_matrix_exp", "soft_margin_loss"),
-    )
-)
 # They give what they read under another shape, without a copy.
 VIEWS: Final = frozenset(
     f"aten::{name}"
@@ -95,11 +85,6 @@ VIEWS: Final = frozenset(
 )
 # They write memory that others own, so they keep its type.
 WRITERS: Final = frozenset({"aten::copy_", "aten::copy", "aten::set_"})
-
-
-def has_kernel(native: str, fmt: Format) -> bool | None:
-    """False where the low kernel is known to be broken, None where nothing is known."""
-    return False if native in _BROKEN and fmt is not Format.FP32 else None
 
 
 def fixed_inputs(native: str) -> tuple[int, ...]:

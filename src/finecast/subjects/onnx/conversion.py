@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from finecast.devices.emulation import Emulation
@@ -13,20 +13,19 @@ from finecast.engines.base import Engine, Feeds
 from finecast.engines.probe import speed_of
 from finecast.errors import EngineError, UsageError
 from finecast.frontends import onnx as frontend
-from finecast.frontends.onnx import Applied, OnnxFile
+from finecast.frontends.onnx import Applied, OnnxFile, Restated
 from finecast.graph import Graph
 from finecast.measure.environment import local_target
 from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.conversion import NOTHING_CONVERTED, Conversion, kept_types
-from finecast.pipeline.modelled import plan_time_s
+from finecast.pipeline.modelled import fastest_plan, plan_time_s
 from finecast.pipeline.narrowing import worthwhile
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.cost import RooflineCost
 from finecast.planning.edits import cast_count
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.proposing import lowest, propose
 from finecast.planning.units import make_units, pattern_kernels
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy, Scope
@@ -37,105 +36,102 @@ from finecast.subjects.onnx.planning import make_planner, measured_cost, profile
 from finecast.subjects.onnx.roundings import analysis_of, find_units, free, points_of
 
 
-def convert(
-    file: OnnxFile,
-    output: Destination,
-    policy: Policy,
-    engines: Sequence[Engine],
-    *,
-    feeds: FeedMaker,
-    target: Emulation | None = None,
-    data: Sequence[Feeds] = (),
-    user_rules: tuple[tuple[str, UserRule], ...] = (),
-    verify: bool = True,
-) -> Conversion:
-    """Convert ``file`` by ``policy`` and write it to ``output``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converter:
+    """Writes the models that policies and plans give of a file.
 
-    Args:
+    Attributes:
         file: The model.
         output: Where the converted model goes.
-        policy: What to lower.
         engines: In order of preference; the first also judges which kernels exist.
         feeds: Makes feeds to verify the model with.
-        target: A device that is not here: its roofline decides where costs do.
-        data: Batches whose observed ranges the rules may use.
-        user_rules: The user's rule functions.
         verify: Whether the model must load and run in one of the engines.
-
-    Raises:
-        UsageError, ModelError, EngineError: As ``artefact.write``.
+        start: When the work began.
     """
-    start = time.perf_counter()
-    check_output(file, output)
-    left_out: tuple[str, ...] = ()
-    if target is None:
-        policy, left_out = worthwhile(policy, partial(speed_of, engines[0]), user_rules)
-    check_calibrated(policy, data, target)
-    with frontend.paused_collection():  # graph and plan live on until all is written
-        prepared = frontend.prepare(file, policy)
-        facts = observe(prepared, lambda: data) if data else {}
-        planner = make_planner(
-            prepared, policy, engines[0], facts=facts, user_rules=user_rules
+
+    file: OnnxFile
+    output: Destination
+    engines: Sequence[Engine]
+    feeds: FeedMaker
+    verify: bool = True
+    start: float = field(default_factory=time.perf_counter)
+
+    def convert(
+        self,
+        policy: Policy,
+        *,
+        target: Emulation | None = None,
+        data: Sequence[Feeds] = (),
+        user_rules: tuple[tuple[str, UserRule], ...] = (),
+    ) -> Conversion:
+        """Convert by ``policy`` and write.
+
+        Args:
+            policy: What to lower.
+            target: A device that is not here: its roofline decides where costs do.
+            data: Batches whose observed ranges the rules may use.
+            user_rules: The user's rule functions.
+
+        Raises:
+            UsageError, ModelError, EngineError: As ``artefact.write``.
+        """
+        file, engine = self.file, self.engines[0]
+        check_output(file, self.output)
+        left_out: tuple[str, ...] = ()
+        if target is None:
+            policy, left_out = worthwhile(policy, partial(speed_of, engine), user_rules)
+        check_calibrated(policy, data, target)
+        with frontend.paused_collection():  # graph and plan live on until all is written
+            prepared = frontend.prepare(file, policy)
+            facts = observe(prepared, lambda: data) if data else {}
+            planner = make_planner(
+                prepared, policy, engine, facts=facts, user_rules=user_rules
+            )
+            if data:
+                planner = narrowed(file, planner, engine, data[0])
+            if policy.scope is not Scope.AUTO:
+                plan = planner.lowest()
+            elif target is not None:
+                shapes = {i: f.shape for i, f in facts.items()}
+                cost = RooflineCost(target=target.target, shapes=shapes)
+                plan = _modelled_plan(planner, cost, target)
+            else:
+                plan = _auto_plan(file, planner, engine, self.feeds)
+            applied = frontend.apply(file, plan, prepared)
+        done = self._write(plan, applied)
+        used = set(plan.formats.values())
+        warnings = (*left_out, *_warnings(file, policy, applied, used))
+        if target is None and applied.edits:
+            for fmt in policy.formats:
+                warnings += _slow(self.engines, done.verified, fmt) if fmt in used else ()
+        return replace(done, warnings=warnings)
+
+    def replay(self, plan: Plan) -> Conversion:
+        """Write the model that ``plan``, which decides every op, gives."""
+        applied = frontend.apply(self.file, plan)
+        plan.check_complete(applied.graph, where=self.file.name)
+        return self._write(plan, applied)
+
+    def _write(self, plan: Plan, applied: Applied) -> Conversion:
+        """Write what ``plan`` gave, and say what it is."""
+        judges = self.engines if self.verify else ()
+        size, verified = write(self.file, plan, applied, self.output, judges, self.feeds)
+        in_memory = self.output.path is None
+        return Conversion(
+            plan=plan,
+            nodes=len(applied.graph.nodes),
+            casts=cast_count(applied.graph, applied.edits),
+            size_bytes=(self.file.size_bytes, size),
+            seconds=time.perf_counter() - self.start,
+            verified=verified,
+            model=frontend.to_proto(applied.model) if in_memory else None,
+            restated=tuple(_told(one) for one in applied.restated),
         )
-        if data:
-            planner = narrowed(file, planner, engines[0], data[0])
-        if policy.scope is not Scope.AUTO:
-            plan = planner.lowest()
-        elif target is not None:
-            shapes = {i: f.shape for i, f in facts.items()}
-            cost = RooflineCost(target=target.target, shapes=shapes)
-            plan = _modelled_plan(planner, cost, target)
-        else:
-            plan = _auto_plan(file, planner, engines[0], feeds)
-        applied = frontend.apply(file, plan, prepared)
-    judges = engines if verify else ()
-    done = _write(file, plan, applied, output, judges, feeds, start=start)
-    used = set(plan.formats.values())
-    warnings = (*left_out, *_warnings(file, policy, applied, used))
-    if target is None and applied.edits:
-        for fmt in policy.formats:
-            warnings += _slow(engines, done.verified, fmt) if fmt in used else ()
-    return replace(done, warnings=warnings)
 
 
-def replay(
-    file: OnnxFile,
-    plan: Plan,
-    output: Destination,
-    engines: Sequence[Engine],
-    *,
-    feeds: FeedMaker,
-    verify: bool = True,
-) -> Conversion:
-    """Write the model that ``plan``, which decides every op, gives."""
-    start = time.perf_counter()
-    applied = frontend.apply(file, plan)
-    plan.check_complete(applied.graph, where=file.name)
-    judges = engines if verify else ()
-    return _write(file, plan, applied, output, judges, feeds, start=start)
-
-
-def _write(
-    file: OnnxFile,
-    plan: Plan,
-    applied: Applied,
-    output: Destination,
-    engines: Sequence[Engine],
-    feeds: FeedMaker,
-    *,
-    start: float,
-) -> Conversion:
-    """Write what ``plan`` gave, and say what it is; ``start`` is when the work began."""
-    size, verified = write(file, plan, applied, output, engines, feeds)
-    return Conversion(
-        plan=plan,
-        nodes=len(applied.graph.nodes),
-        casts=cast_count(applied.graph, applied.edits),
-        size_bytes=(file.size_bytes, size),
-        seconds=time.perf_counter() - start,
-        verified=verified,
-        model=frontend.to_proto(applied.model) if output.path is None else None,
-    )
+def _told(restated: Restated) -> str:
+    first, count = restated.nodes[0], len(restated.nodes)
+    return f"{first}{f' and {count - 1} more' if count > 1 else ''}: {restated.reason}"
 
 
 def _auto_plan(file: OnnxFile, planner: Planner, engine: Engine, feeds: FeedMaker) -> Plan:
@@ -150,31 +146,25 @@ def _auto_plan(file: OnnxFile, planner: Planner, engine: Engine, feeds: FeedMake
         return _modelled_plan(planner, RooflineCost(target=load_target(local_target())))
     units, points = find_units(planner, profiles)
     cost = measured_cost(planner.graph, profiles, engine, {})
-    return propose(planner, analysis_of(planner, units, points, free(points), cost))[-1].plan
+    return fastest_plan(planner, analysis_of(planner, units, points, free(points), cost))
 
 
 def _modelled_plan(
     planner: Planner, cost: RooflineCost, device: Emulation | None = None
 ) -> Plan:
-    """The fastest plan that the rules allow, by a roofline.
-
-    Of several formats the choice is not exact: on a device it is held against the plans of
-    everything in one of them.
-    """
+    """The fastest plan by a roofline; of several formats on a device by its whole time."""
     graph, formats = planner.graph, planner.policy.formats
     units = make_units(graph, planner.permissions, formats, pattern_kernels(graph))
     points = points_of(planner, units, dict.fromkeys(formats, ()))
     analysis = analysis_of(planner, units, points, free(points), cost)
-    proposed = propose(planner, analysis)
     if device is None or len(formats) == 1:
-        return proposed[-1].plan
+        return fastest_plan(planner, analysis)
     ids = {n.name: n.id for n in graph.nodes}
 
     def time_s(plan: Plan) -> float:
         return plan_time_s(graph, cost, device, {ids[n]: f for n, f in plan.formats.items()})
 
-    candidates = (*reversed(proposed), *lowest(planner, analysis))
-    return min((p.plan for p in candidates), key=time_s)
+    return fastest_plan(planner, analysis, time_s)
 
 
 def _slow(engines: Sequence[Engine], verified: Verified, low: Format) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from finecast.data.feeds import synthetic_feeds
 from finecast.devices.emulation import Emulation
@@ -29,21 +29,18 @@ from finecast.pipeline.sources import FeedMaker, calibration_batches, guessed_di
 from finecast.pipeline.subject import Subject
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
-from finecast.planning.planner import Planner
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.emulated import EmulatedSubject
-from finecast.subjects.onnx import artefact, conversion
+from finecast.subjects.onnx import artefact
 from finecast.subjects.onnx.artefact import check_output, truth_session
-from finecast.subjects.onnx.conversion import kept_notes
+from finecast.subjects.onnx.conversion import Converter
 from finecast.subjects.onnx.observing import observe
 from finecast.subjects.onnx.planning import make_planner
 from finecast.subjects.onnx.program import OnnxProgram
 from finecast.subjects.onnx.sizes import shapes_for
-from finecast.subjects.onnx.subject import OnnxBuilt, OnnxSubject
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from finecast.subjects.onnx.source import OnnxBuilt, OnnxSource
+from finecast.subjects.onnx.subject import OnnxSubject
 
 
 def read(path: Path, *, trust: bool = False) -> OnnxModel:
@@ -62,36 +59,14 @@ def take(model: Any) -> OnnxModel:
     return OnnxModel(file=model if isinstance(model, OnnxFile) else from_model(model))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OnnxModel:
+@dataclass(slots=True, kw_only=True)
+class OnnxModel(OnnxSource):
     """An ONNX model, opened."""
-
-    file: OnnxFile
 
     @property
     def path(self) -> Path:
         """Its file."""
         return self.file.path
-
-    @property
-    def name(self) -> str:
-        """The file as it was named."""
-        return self.file.name
-
-    @property
-    def size_bytes(self) -> int:
-        """Of the file and its external data."""
-        return self.file.size_bytes
-
-    @property
-    def digest(self) -> str:
-        """Of the file and its external data."""
-        return self.file.digest
-
-    @property
-    def model(self) -> ir.Model:
-        """The model."""
-        return self.file.model
 
     @property
     def external(self) -> Sequence[Path]:
@@ -112,19 +87,7 @@ class OnnxModel:
 
     def program(self, emulation: Emulation) -> Program:
         """The model with its accumulations written out as the device computes them."""
-        return OnnxProgram(file=self.file, emulation=emulation)
-
-    def check_policy(self, policy: Policy) -> None:
-        """Names that match nothing are refused as the model is prepared."""
-        frontend.prepare(self.file, policy)
-
-    def build(self, plan: Plan) -> OnnxBuilt:
-        """The plan replayed on the native model."""
-        return OnnxBuilt(plan=plan, applied=frontend.apply(self.file, plan))
-
-    def notes(self, planner: Planner) -> Sequence[str]:
-        """Of ops that keep a type of their own."""
-        return kept_notes(planner.graph, planner.policy)
+        return OnnxProgram(source=self, emulation=emulation)
 
     def subject(self, engine: str | None, device: Emulation | None) -> Subject:
         """In the engine asked for, else the first that loads it; or on ``device``."""
@@ -146,7 +109,7 @@ class OnnxModel:
             )
         chosen, session = first_that_loads(self.file.path, engine)
         return OnnxSubject(
-            file=self.file, engine=chosen, reference=session, truth=truth, told=notes
+            model=self, engine=chosen, reference=session, truth=truth, told=notes
         )
 
     def convert(self, output: Destination, policy: Policy, options: RunOptions) -> Conversion:
@@ -156,27 +119,34 @@ class OnnxModel:
         if device is None and isinstance(first, EmulatorEngine):
             device = first.emulation
         batches = self._batches(options)
-        return conversion.convert(
-            self.file,
-            output,
+        return self._converter(output, engines, batches, options).convert(
             policy,
-            engines,
             target=device,
-            feeds=self._feeds(batches, options),
             data=batches,
             user_rules=tuple(options.user_rules.items()),
-            verify=options.verify,
         )
 
     def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Conversion:
         """Verified as a converted model is."""
         taken = OnnxModel(file=frontend.planned(self.file, plan))
-        return conversion.replay(
-            taken.file,
-            plan,
-            output,
-            _engines(options),
-            feeds=taken._feeds(taken._batches(options), options),
+        engines, batches = _engines(options), taken._batches(options)
+        return taken._converter(output, engines, batches, options).replay(plan)
+
+    def _converter(
+        self,
+        output: Destination,
+        engines: Sequence[Engine],
+        batches: Sequence[Feeds],
+        options: RunOptions,
+    ) -> Converter:
+        """What writes the converted model, and verifies it on ``batches`` if there are any."""
+        feeds = FeedMaker(batches=batches, dims=options.dims)
+        feeds.check_dims(self.file.model)
+        return Converter(
+            file=self.file,
+            output=output,
+            engines=engines,
+            feeds=feeds,
             verify=options.verify,
         )
 
@@ -230,7 +200,7 @@ class OnnxModel:
         rules = tuple(options.user_rules.items())
         if options.device is None:
             policy, _ = worthwhile(policy, lambda fmt: speed_of(engine, fmt), rules)
-        prepared = frontend.prepare(self.file, policy)
+        prepared = self.prepare(policy)
         batches = self._batches(options)
         facts = observe(prepared, lambda: batches) if batches else {}
         planner = make_planner(prepared, policy, engine, facts=facts, user_rules=rules)
@@ -247,12 +217,6 @@ class OnnxModel:
         if options.data is None:
             return []
         return calibration_batches(first_that_loads(self.file.path, None)[1], options.data)
-
-    def _feeds(self, batches: Sequence[Feeds], options: RunOptions) -> FeedMaker:
-        """What the converted model is verified on."""
-        feeds = FeedMaker(batches=batches, dims=options.dims)
-        feeds.check_dims(self.file.model)
-        return feeds
 
 
 def _engines(options: RunOptions) -> list[Engine]:

@@ -18,6 +18,7 @@ from finecast.engines.probe import probe_one, speed_of
 from finecast.errors import EngineError, UsageError
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile, Prepared
+from finecast.frontends.onnx.statements import STATEMENTS
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.planning.cost import MeasuredCost
@@ -66,7 +67,7 @@ def make_planner(
         UsageError: If the model can state none of a format's numbers, or an override names
             no op of it.
     """
-    _check_stated(policy, engine)
+    check_stated(policy, engine)
     check_overrides(prepared.graph)
     name = f"{EMULATOR}:{engine.device}" if engine.name == EMULATOR else engine.name
     context = Context(
@@ -75,7 +76,7 @@ def make_planner(
         facts=facts or {},
         kernels=kernel_query(engine),
         engine=name,
-        faults={f: faults(engine, prepared.graph, f) for f in policy.formats},
+        faults=faults(engine.name, engine.device, prepared.graph, policy.formats),
         user_rules=(*user_rules, *active()),
         measured=measured,
         casts_around=frozenset(f for f in policy.formats if frontend.can_cast(prepared, f)),
@@ -90,8 +91,8 @@ def make_planner(
     )
 
 
-def _check_stated(policy: Policy, engine: Engine) -> None:
-    """Raise UsageError for a format that no type and no arithmetic here stands for."""
+def check_stated(policy: Policy, engine: Engine) -> None:
+    """Raise UsageError for a format that no nodes of ONNX round to."""
     for fmt in policy.formats:
         if fmt is Format.TF32 and engine.name != EMULATOR:
             raise UsageError(
@@ -105,7 +106,7 @@ def _check_stated(policy: Policy, engine: Engine) -> None:
                 fix=f"use bf16 or fp16, or {' or '.join(sorted(INTEGER_ENGINES))} on a CPU"
                 " with integer products (VNNI)",
             )
-        if not (fmt is Format.TF32 or fmt.scaled or fmt in frontend.DATA_TYPES):
+        if fmt not in STATEMENTS:
             raise UsageError(
                 f"ONNX has no type {fmt.label}: a model cannot state it",
                 fix="use bf16 or fp16",

@@ -16,35 +16,35 @@ from finecast.engines.emulator import (
 )
 from finecast.engines.loading import load_model
 from finecast.frontends import onnx as frontend
-from finecast.frontends.onnx import OnnxFile, Prepared
+from finecast.frontends.onnx import Prepared
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.ops.patterns import activation_kernels, bias_kernels, merged, norm_kernels
 from finecast.pipeline.program import Asked
 from finecast.planning.cost import RooflineCost
-from finecast.planning.edits import cast_count
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.proposing import Analysis
+from finecast.planning.problem import Analysis
 from finecast.planning.units import make_units, rounding_points
 from finecast.rules.facts import ValueFacts, facts_in
 from finecast.rules.policy import Scope
 from finecast.subjects.onnx.observing import observe
 from finecast.subjects.onnx.planning import make_planner
 from finecast.subjects.onnx.roundings import analysis_of, probe_sensitivity
+from finecast.subjects.onnx.source import OnnxSource
 
 
 @dataclass(slots=True, kw_only=True)
 class OnnxProgram:
-    """A ``Program`` of an ONNX file; ``emulation`` states how accumulations are computed."""
+    """A ``Program`` of an ONNX model; ``emulation`` states how accumulations are computed."""
 
-    file: OnnxFile
+    source: OnnxSource
     emulation: Emulation
     prepared: Prepared = field(init=False)
 
     def __post_init__(self) -> None:
         """Write out what the device computes in steps."""
-        self.prepared = prepare(self.file, self.emulation)
+        self.prepared = prepare(self.source.file, self.emulation)
 
     @property
     def graph(self) -> Graph:
@@ -80,14 +80,14 @@ class OnnxProgram:
             emulation = replace(emulation, format=next(iter(low), emulation.format))
             return self.session(emulation, setting_of_plan(formats, emulation))
         engine = EmulatorEngine(emulation=replace(emulation, scope=Scope.NONE))
-        session = load_model(engine, frontend.apply(self.file, plan).model)
+        session = load_model(engine, frontend.apply(self.source.file, plan).model)
         assert isinstance(session, EmulatorSession)
         return session
 
     def examine(self, asked: Asked) -> OnnxOnDevice:
         """The rules judge the model that the device's compiler is handed."""
         engine = EmulatorEngine(emulation=replace(asked.emulation, scope=Scope.NONE))
-        prepared = frontend.prepare(self.file, asked.policy)
+        prepared = self.source.prepare(asked.policy)
         facts = facts_in(prepared.graph, asked.facts, self.graph)
         planner = make_planner(
             prepared,
@@ -101,8 +101,7 @@ class OnnxProgram:
 
     def casts(self, plan: Plan) -> int:
         """The casts in the plan's model."""
-        applied = frontend.apply(self.file, plan)
-        return cast_count(applied.graph, applied.edits)
+        return self.source.build(plan).casts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

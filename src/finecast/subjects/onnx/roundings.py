@@ -12,8 +12,7 @@ from finecast.numbers.encodings import SCALED
 from finecast.numbers.formats import Format
 from finecast.planning.cost import CostModel
 from finecast.planning.planner import Planner
-from finecast.planning.problem import pins, roundings
-from finecast.planning.proposing import Analysis
+from finecast.planning.problem import Analysis, pins, roundings
 from finecast.planning.scaled_points import scaled_points
 from finecast.planning.sensitivity import Sensitivity, measure
 from finecast.planning.switches import switches

@@ -4,94 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from finecast.engines.base import Engine, Feeds, Session
 from finecast.engines.integers import INTEGER_ENGINES
 from finecast.engines.loading import load_model
 from finecast.engines.probe import Speed, speed_of
 from finecast.errors import EngineError
-from finecast.frontends import onnx as frontend
-from finecast.frontends.onnx import Applied, OnnxFile, Prepared
-from finecast.measure.timing import Latency, latency
+from finecast.frontends.onnx import Prepared
+from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
 from finecast.pipeline.subject import Built, UserRules
 from finecast.pipeline.workload import Workload, run_all, thinned
-from finecast.planning.edits import cast_count
-from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.proposing import MAX_STEPS, Analysis
+from finecast.planning.problem import Analysis
+from finecast.planning.proposing import MAX_STEPS
 from finecast.progress import Progress
 from finecast.rules.facts import ValueFacts, first_nonfinite
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects.onnx.conversion import kept_notes
+from finecast.subjects.onnx.hint import HintedModel, hinted_models
 from finecast.subjects.onnx.integers import check_on_integers, narrowed
 from finecast.subjects.onnx.observing import observe
-from finecast.subjects.onnx.planning import make_planner, measured_cost, profile_ends
+from finecast.subjects.onnx.planning import (
+    check_stated,
+    make_planner,
+    measured_cost,
+    profile_ends,
+)
 from finecast.subjects.onnx.roundings import analysis_of, find_units, probe_sensitivity
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-
-_REPEATS = 7
-_WARMUP = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OnnxBuilt:
-    """An ONNX model that a plan gives."""
-
-    plan: Plan
-    applied: Applied
-
-    @property
-    def model(self) -> ir.Model:
-        """The model."""
-        return self.applied.model
-
-    @property
-    def casts(self) -> int:
-        """Casts inside."""
-        return cast_count(self.applied.graph, self.applied.edits)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the model and its tensors."""
-        return frontend.size_bytes(self.applied.model)
+from finecast.subjects.onnx.source import OnnxBuilt, OnnxSource
 
 
 @dataclass(slots=True, kw_only=True)
 class OnnxSubject:
     """An ONNX model in ``engine``, where ``reference`` is the fp32 model, loaded."""
 
-    file: OnnxFile
+    model: OnnxSource
     engine: Engine
     reference: Session
     truth: Session | None = None
     told: tuple[str, ...] = ()
     target: str = ""
     max_steps: int = MAX_STEPS
-    _prepared: tuple[Policy, Prepared] | None = field(default=None, init=False)
-    _dropped: dict[str, str] = field(default_factory=dict[str, str], init=False)
-
-    @property
-    def name(self) -> str:
-        """The file as it was named."""
-        return self.file.name
-
-    @property
-    def digest(self) -> str:
-        """Of the file and its external data."""
-        return self.file.digest
-
-    @property
-    def size_bytes(self) -> int:
-        """Of the file and its external data."""
-        return self.file.size_bytes
 
     @property
     def formats(self) -> tuple[Format, ...]:
@@ -104,20 +60,9 @@ class OnnxSubject:
         """The engine."""
         return self.engine.name
 
-    @property
-    def original(self) -> ir.Model:
-        """The fp32 model."""
-        return self.file.model
-
-    def check(self, policy: Policy) -> None:
-        """Names that match nothing are refused as the model is prepared."""
-        self.prepare(policy)
-
-    def prepare(self, policy: Policy) -> Prepared:
-        """The model as ``policy`` plans it; that of the last policy is kept."""
-        if self._prepared is None or self._prepared[0] != policy:
-            self._prepared = (policy, frontend.prepare(self.file, policy))
-        return self._prepared[1]
+    def check_formats(self, policy: Policy) -> None:
+        """Those that the engine computes in and a model can state."""
+        check_stated(policy, self.engine)
 
     def speed(self, fmt: Format) -> Speed:
         """By short probes of the engine."""
@@ -125,7 +70,7 @@ class OnnxSubject:
 
     def first_nan(self, workload: Workload) -> str:
         """By a run that shows all values."""
-        prepared = self.prepare(Policy(scope=Scope.NONE))
+        prepared = self.model.prepare(Policy(scope=Scope.NONE))
         facts = observe(prepared, lambda: islice(workload.calibration(), 1))
         return first_nonfinite(prepared.graph, facts) or ""
 
@@ -133,7 +78,7 @@ class OnnxSubject:
         self, policy: Policy, user_rules: UserRules, workload: Workload, progress: Progress
     ) -> OnnxExamined:
         """Facts by calibration, then the rules."""
-        prepared = self.prepare(policy)
+        prepared = self.model.prepare(policy)
         facts = observe(
             prepared,
             workload.calibration,
@@ -148,7 +93,7 @@ class OnnxSubject:
             measured=True,
         )
         with suppress(EngineError):  # the analysis meets it again, and says so
-            planner = narrowed(self.file, planner, self.engine, workload.timing()[0])
+            planner = narrowed(self.model.file, planner, self.engine, workload.timing()[0])
         return OnnxExamined(
             subject=self,
             prepared=prepared,
@@ -158,35 +103,32 @@ class OnnxSubject:
             progress=progress,
         )
 
-    def notes(self, planner: Planner) -> Sequence[str]:
-        """Of the file, of ops that keep a type of their own, and of plans that cannot run."""
-        dropped = dict.fromkeys(self._dropped.values())
-        return (*self.told, *kept_notes(planner.graph, planner.policy), *dropped)
-
-    def build(self, plan: Plan) -> OnnxBuilt:
-        """The plan replayed on the native model."""
-        return OnnxBuilt(plan=plan, applied=frontend.apply(self.file, plan))
+    def hints(self, planner: Planner) -> Sequence[HintedModel]:
+        """Under the precision hints of the engine, where it has some."""
+        return tuple(hinted_models(self.model.file, self.engine, planner))
 
     def session(self, built: Built) -> Session:
-        """Loaded in the engine."""
-        return load_model(self.engine, built.model)
+        """Loaded in the engine, once."""
+        if isinstance(built, HintedModel):
+            return built.loaded
+        assert isinstance(built, OnnxBuilt)
+        if built.loaded is None:
+            built.loaded = load_model(self.engine, built.model)
+        return built.loaded
 
-    def times(
-        self, models: Mapping[str, Built | None], workload: Workload, min_time_s: float
-    ) -> dict[str, Latency]:
-        """All in turns, on the workload's timing feeds."""
+    def times(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
+        """All on the workload's timing feeds."""
         timing = workload.timing()
         calls: dict[str, Callable[[], object]] = {}
-        for name, built in models.items():
+        for name, one in built.items():
             try:
-                if isinstance(built, OnnxBuilt):
-                    check_on_integers(self.engine, built.plan, built.applied, timing[0])
-                session = self.reference if built is None else self.session(built)
+                if isinstance(one, OnnxBuilt):
+                    check_on_integers(self.engine, one.plan, one.applied, timing[0])
+                calls[name] = partial(run_all, self.session(one), timing)
             except EngineError as error:
-                self._dropped.setdefault(name, f"a plan was dropped: {error.what}")
-                continue
-            calls[name] = partial(run_all, session, timing)
-        return latency(calls, min_time_s=min_time_s, repeats=_REPEATS, warmup=_WARMUP)
+                note = f"a plan was dropped: {error.what}"
+                self.told = (*dict.fromkeys((*self.told, note)),)
+        return Race.of(partial(run_all, self.reference, timing), calls, effort)
 
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
         """Those that are timed."""
@@ -209,7 +151,7 @@ class OnnxExamined:
         subject, planner = self.subject, self.planner
         self.progress("profile", 0, 1)
         feeds = self.workload.timing()[0]
-        profiles = profile_ends(subject.file, planner, subject.engine, feeds)
+        profiles = profile_ends(subject.model.file, planner, subject.engine, feeds)
         cost = measured_cost(planner.graph, profiles, subject.engine, self.facts)
         self.progress("profile", 1, 1)
         units, points = find_units(planner, profiles)

@@ -26,11 +26,12 @@ from finecast.engines.torch.planning import (
     products_low,
     sensitivities,
 )
-from finecast.engines.torch.session import examples
-from finecast.errors import ModelError, UsageError
+from finecast.engines.torch.session import Arguments, arguments_of
+from finecast.errors import ModelError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch import Captured
 from finecast.frontends.torch.reader import hinted_shapes
+from finecast.pipeline.subject import UserRules
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.proposing import frontier_of, proposal
@@ -38,7 +39,7 @@ from finecast.rules import UserRule
 from finecast.rules.matching import check_names
 from finecast.rules.override import check_overrides
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects.torch.subject import kept_advice, planned
+from finecast.subjects.torch.source import TorchBuilt, built_of, kept_advice
 
 
 def convert(
@@ -75,44 +76,53 @@ def convert(
         UsageError: If the policy cannot be read, a module comes without inputs, or an
             override names no op of the module.
     """
-    if example_inputs is None:
-        if not isinstance(module, ExportedProgram):
-            raise UsageError("a module needs example inputs", fix="give example_inputs")
-        example_inputs, example_kwargs = examples(module)
-    wanted = Policy.parse(policy) if isinstance(policy, str) else policy
+    arguments = arguments_of(module, example_inputs, example_kwargs)
+    wanted = Policy.of(policy)
     captured = frontend.capture(
         module,
-        example_inputs,
-        example_kwargs,
+        *arguments,
         dynamic_shapes=dynamic_shapes,
         fold=wanted.scope is not Scope.NONE,
     )
-    check_names(wanted, captured.graph)
-    for text in kept_advice(captured.graph, wanted):
-        warnings.warn(text, stacklevel=2)
-    args = flat_inputs(example_inputs, example_kwargs)
-    device = device_of(captured.module, args)
-    followed, obstacle = formats_to_follow(wanted, device)
-    judges = RuleSet.parse(rule_set)
-    check_overrides(captured.graph)
     rules = tuple((user_rules or {}).items())
+    built, told = lowered(captured, arguments, wanted, rules, RuleSet.parse(rule_set))
+    for text in told:
+        warnings.warn(text, stacklevel=2)
+    return built.model
+
+
+def lowered(
+    captured: Captured,
+    arguments: Arguments,
+    policy: Policy,
+    rules: UserRules = (),
+    rule_set: RuleSet = RuleSet.FINECAST,
+) -> tuple[TorchBuilt, tuple[str, ...]]:
+    """The captured module as ``convert`` gives it, and what the user should know of it."""
+    graph = captured.graph
+    check_names(policy, graph)
+    check_overrides(graph)
+    args = flat_inputs(*arguments)
+    device = device_of(captured.module, args)
+    followed = formats_to_follow(policy, device)
     unsupported: frozenset[str] = frozenset()
     while True:
         planner = make_torch_planner(
-            captured.graph,
-            followed,
+            graph,
+            followed.policy,
             user_rules=rules,
             unsupported=unsupported,
-            measured=followed.scope is Scope.AUTO,
-            rule_set=judges,
+            measured=followed.policy.scope is Scope.AUTO,
+            rule_set=rule_set,
         )
-        plan = (
-            planner.highest(obstacle) if obstacle else _plan(planner, captured, args, device)
-        )
-        result = planned(captured, plan)
-        missing = missing_kernels(result, example_inputs, example_kwargs)
+        if followed.obstacle:
+            plan = planner.highest(followed.obstacle)
+        else:
+            plan = _plan(planner, captured, args, device)
+        built = built_of(captured, plan)
+        missing = missing_kernels(built.model, *arguments)
         if not missing:
-            return result
+            return built, (*kept_advice(graph, policy), *followed.told)
         if missing <= unsupported:
             raise ModelError(
                 f"the converted module does not run: {', '.join(sorted(missing))}",

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
 from finecast.data.deviation import LIMIT
@@ -22,9 +20,8 @@ from finecast.engines.base import Session
 from finecast.engines.torch.planning import make_torch_planner
 from finecast.engines.torch.session import ModuleSession, ProgramSignature, examples, runnable
 from finecast.errors import UsageError, WrongNumbersError
-from finecast.files import check_writable
+from finecast.files import check_writable, digest
 from finecast.frontends import torch as frontend
-from finecast.frontends.torch.file import ExportedFile, load_file
 from finecast.frontends.torch.reader import hinted_shapes
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
@@ -32,37 +29,41 @@ from finecast.pipeline.artefact import Destination, Verified, compare
 from finecast.pipeline.census import Census
 from finecast.pipeline.conversion import NOTHING_CONVERTED, Conversion
 from finecast.pipeline.model import RunOptions
-from finecast.pipeline.modelled import plan_time_s
+from finecast.pipeline.modelled import fastest_plan, plan_time_s
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.program import Asked, Program
 from finecast.pipeline.subject import Subject
 from finecast.pipeline.workload import Workload
 from finecast.planning.cost import RooflineCost
-from finecast.planning.edits import cast_count
 from finecast.planning.plan import Plan
-from finecast.planning.planner import Planner
-from finecast.planning.proposing import lowest, propose
 from finecast.progress import silent
 from finecast.rules.policy import Policy, Scope
+from finecast.subjects import check_options
 from finecast.subjects.emulated import EmulatedSubject
-from finecast.subjects.torch.convert import convert
-from finecast.subjects.torch.files import export, save
+from finecast.subjects.torch.convert import lowered
+from finecast.subjects.torch.files import export, load, save
 from finecast.subjects.torch.lengths import Inputs, longest
 from finecast.subjects.torch.program import TorchProgram
-from finecast.subjects.torch.subject import (
-    TorchBuilt,
-    TorchSubject,
-    TuneOptions,
-    built_of,
-    check_policy,
-    kept_advice,
-    planned,
-)
+from finecast.subjects.torch.source import TorchBuilt, TorchSource
+from finecast.subjects.torch.subject import TorchSubject, TuneOptions
 
 
 def read(path: Path, *, trust: bool = False) -> TorchModel:
-    """The program in a ``.pt2`` file."""
-    return TorchModel(file=load_file(path, trust=trust))
+    """The program in a ``.pt2`` file; nothing in it is executed unless ``trust``.
+
+    Raises:
+        UsageError: If there is no such file.
+        ModelError: If it is no exported program, or would execute what it brings.
+    """
+    program = load(path, trust=trust)
+    return TorchModel(
+        path=path,
+        model=program,
+        captured=frontend.capture(program, ()),
+        name=str(path),
+        digest=digest(path),
+        size_bytes=path.stat().st_size,
+    )
 
 
 def take(model: Any) -> TorchModel:
@@ -83,120 +84,86 @@ def take(model: Any) -> TorchModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TorchModel:
-    """A ``.pt2`` file, opened."""
+class TorchModel(TorchSource):
+    """A ``.pt2`` file, opened: ``model`` is its program."""
 
-    file: ExportedFile
+    model: ExportedProgram
+    path: Path
     external: tuple[Path, ...] = ()
-
-    @property
-    def path(self) -> Path:
-        """Its file."""
-        return self.file.path
-
-    @property
-    def name(self) -> str:
-        """The file as it was named."""
-        return self.file.name
-
-    @property
-    def size_bytes(self) -> int:
-        """Of the file."""
-        return self.file.size_bytes
-
-    @property
-    def digest(self) -> str:
-        """Of the file."""
-        return self.file.digest
-
-    @property
-    def model(self) -> ExportedProgram:
-        """The program."""
-        return self.file.program
 
     def taken(self, from_type: str) -> TorchModel:
         """Refused: a module is taken to fp32 before it is exported."""
-        raise UsageError(
-            "--from-type does not apply to .pt2 files",
-            where=from_type,
-            fix="export the module in fp32: copy.deepcopy(module).float()",
-        )
+        check_options(self.path, {"--from-type": from_type})
+        return self
 
     def check(self, output: Destination) -> None:
         """Raise UsageError unless the program, converted, may be written there."""
-        _refuse({"--external-data/--one-file": output.external_data is not None})
+        apart = output.external_data is not None
+        check_options(self.path, {"--external-data/--one-file": apart})
         if output.path is not None:
             check_writable(output.path, force=output.force)
 
     def reference(self) -> Session:
         """The program as it was exported."""
-        program = self.file.program
-        return ModuleSession(module=runnable(program), signature=ProgramSignature.of(program))
+        return ModuleSession(
+            module=runnable(self.model), signature=ProgramSignature.of(self.model)
+        )
 
     def program(self, emulation: Emulation) -> Program:
         """The program as the emulator takes it."""
-        return TorchProgram(file=self.file, emulation=emulation)
-
-    def check_policy(self, policy: Policy) -> None:
-        """Refuse formats that no op computes in, types of ports, and names of nothing."""
-        check_policy(policy, self.file.captured.graph)
-
-    def build(self, plan: Plan) -> TorchBuilt:
-        """The plan's module."""
-        return built_of(self.file.captured, plan)
-
-    def notes(self, planner: Planner) -> Sequence[str]:
-        """Of ops that keep a type of their own."""
-        return kept_advice(planner.graph, planner.policy)
+        return TorchProgram(program=self.model, captured=self.captured, emulation=emulation)
 
     def subject(self, engine: str | None, device: Emulation | None) -> Subject:
         """Compiled where there is a compiler, else as it is; or on ``device``."""
-        _refuse({"--engine": engine})
+        check_options(self.path, {"--engine": engine})
         if device is not None:
             return EmulatedSubject(model=self, emulation=device)
         reference = self.reference()
         assert isinstance(reference, ModuleSession)
+        module = TorchSource(
+            model=reference.module,
+            captured=self.captured,
+            name=self.name,
+            digest=self.digest,
+            size_bytes=self.size_bytes,
+        )
         return TorchSubject(
-            original=reference.module,
-            captured=self.file.captured,
+            model=module,
             options=TuneOptions(),
             examples=None,
             signature=reference.signature,
-            name=self.file.name,
-            digest=self.file.digest,
-            size_bytes=self.file.size_bytes,
             reference=reference,
         )
 
     def convert(self, output: Destination, policy: Policy, options: RunOptions) -> Conversion:
         """Verified on the program's own example inputs, or emulated on them."""
         start = time.perf_counter()
-        _refuse_run(options)
+        self._check_run(options)
         self.check_policy(policy)
-        program = self.file.program
-        args, kwargs = examples(program)
+        told: tuple[str, ...] = ()
         if options.device is not None:
-            plan = self._plan_for(policy, options, options.device)
-            low, told = planned(self.file.captured, plan), {}
+            built = self.build(self._plan_for(policy, options, options.device))
         else:
-            with _heard() as said:
-                low = convert(
-                    program, args, policy, example_kwargs=kwargs, user_rules=options.user_rules
-                )
-            plan: Plan = low.finecast_plan  # type: ignore[assignment]
-            told = dict.fromkeys(str(one.message) for one in said)
-        if policy.scope is not Scope.NONE and not frontend.planned_edits(
-            self.file.captured, plan
-        ):
-            told[NOTHING_CONVERTED] = None
-        done = self._write(low, plan, output, options, start)
-        return replace(done, warnings=tuple(told))
+            rules = tuple(options.user_rules.items())
+            captured = self.captured
+            if policy.scope is Scope.NONE:  # not a number changes: nothing is folded either
+                captured = frontend.capture(self.model, (), fold=False)
+            built, told = lowered(captured, examples(self.model), policy, rules)
+        if policy.scope is not Scope.NONE and not built.edits:
+            told = (*told, NOTHING_CONVERTED)
+        done = self._write(built, output, options, start)
+        return replace(done, warnings=told)
+
+    def _check_run(self, options: RunOptions) -> None:
+        """A program runs on its own example inputs, as it is or compiled."""
+        given = {"--engine": options.engine, "--data": options.data, "--dim": options.dims}
+        check_options(self.path, given)
 
     def _asked(
         self, program: Program, policy: Policy, options: RunOptions, device: Emulation
     ) -> Asked:
         """The policy on a device, with what the program's own example inputs show."""
-        feeds = [ProgramSignature.of(self.file.program).feeds(*examples(self.file.program))]
+        feeds = [ProgramSignature.of(self.model).feeds(*examples(self.model))]
         return Asked(
             policy=policy,
             emulation=device,
@@ -221,39 +188,30 @@ class TorchModel:
         def time_s(plan: Plan) -> float:
             return plan_time_s(program.graph, cost, device, program.formats(plan))
 
-        analysis = examined.analysis()
-        proposals = (*reversed(propose(planner, analysis)), *lowest(planner, analysis))
-        return min((p.plan for p in proposals), key=time_s)
+        return fastest_plan(planner, examined.analysis(), time_s)
 
     def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Conversion:
         """Verified on the program's own example inputs."""
         start = time.perf_counter()
-        _refuse_run(options)
-        captured = self.file.captured
-        low = planned(captured, plan)
-        plan.check_complete(captured.graph, where=self.file.name)
-        return self._write(low, plan, output, options, start)
+        self._check_run(options)
+        built = self.build(plan)
+        plan.check_complete(self.captured.graph, where=self.name)
+        return self._write(built, output, options, start)
 
     def _write(
-        self,
-        low: GraphModule,
-        plan: Plan,
-        output: Destination,
-        options: RunOptions,
-        start: float,
+        self, built: TorchBuilt, output: Destination, options: RunOptions, start: float
     ) -> Conversion:
-        result = export(low, self.file.program)
+        plan = built.plan
+        result = export(built.model, self.model)
         verified = Verified(engine=None, note="not run: no engine was asked to")
         if options.verify:
             verified = self._verified(result, plan, options.device)
-        captured = self.file.captured
-        edits = frontend.planned_edits(captured, plan)
         size = save(result, output.path, plan=plan) if output.path is not None else 0
         return Conversion(
             plan=plan,
-            nodes=len(captured.graph.nodes),
-            casts=cast_count(captured.graph, edits),
-            size_bytes=(self.file.size_bytes, size),
+            nodes=len(self.captured.graph.nodes),
+            casts=built.casts,
+            size_bytes=(self.size_bytes, size),
             seconds=time.perf_counter() - start,
             verified=verified,
             model=result if output.path is None else None,
@@ -262,10 +220,10 @@ class TorchModel:
     def _verified(
         self, result: ExportedProgram, plan: Plan, device: Emulation | None
     ) -> Verified:
-        inputs = examples(self.file.program)
+        inputs = examples(self.model)
         if device is None:
-            return _verified(self.file.program, result, inputs)
-        feeds = ProgramSignature.of(self.file.program).feeds(*inputs)
+            return _verified(self.model, result, inputs)
+        feeds = ProgramSignature.of(self.model).feeds(*inputs)
         emulated = self.program(device).plan_session(plan, device).run(feeds)
         name = f"{EMULATOR}:{device.target.name}"
         return compare(name, [*emulated.values()], [*self.reference().run(feeds).values()])
@@ -275,29 +233,29 @@ class TorchModel:
     ) -> tuple[int, Verified]:
         """Verified on the feeds that were timed."""
         assert isinstance(outcome.built, TorchBuilt)
-        result = export(outcome.built.model, self.file.program)
-        inputs = ProgramSignature.of(self.file.program).arguments(workload.timing()[0])
-        verified = _verified(self.file.program, result, inputs)
+        result = export(outcome.built.model, self.model)
+        inputs = ProgramSignature.of(self.model).arguments(workload.timing()[0])
+        verified = _verified(self.model, result, inputs)
         assert output.path is not None
         return save(result, output.path, plan=outcome.plan), verified
 
     def census(self, options: RunOptions, low: Format) -> Census:
         """With the sizes of the program's example inputs."""
         del low
-        _refuse_run(options)
-        _refuse({"--batch": options.batch != 1})
-        captured = frontend.capture(self.file.program, (), fold=False)
+        self._check_run(options)
+        check_options(self.path, {"--batch": options.batch != 1})
+        captured = frontend.capture(self.model, (), fold=False)
         return Census.of(
             captured.graph,
             hinted_shapes(captured.binding),
-            name=self.file.name,
-            size_bytes=self.file.size_bytes,
+            name=self.name,
+            size_bytes=self.size_bytes,
         )
 
     def judge(self, policy: Policy, options: RunOptions) -> tuple[Graph, Plan]:
         """By the rules alone."""
-        _refuse_run(options)
-        captured = self.file.captured
+        self._check_run(options)
+        captured = self.captured
         self.check_policy(policy)
         if options.device is not None:
             program = self.program(options.device)
@@ -309,33 +267,10 @@ class TorchModel:
 
     def graph_for(self, plan: Plan) -> Graph:
         """The captured graph."""
-        captured = self.file.captured
+        captured = self.captured
         frontend.planned_edits(captured, plan)
-        plan.check_complete(captured.graph, where=self.file.name)
+        plan.check_complete(captured.graph, where=self.name)
         return captured.graph
-
-
-def _refuse_run(options: RunOptions) -> None:
-    _refuse({"--engine": options.engine, "--data": options.data, "--dim": options.dims})
-
-
-def _refuse(options: Mapping[str, object]) -> None:
-    """Raise UsageError for an option that says nothing of an exported program."""
-    for name, value in options.items():
-        if value:
-            raise UsageError(f"{name} does not apply to .pt2 files", fix="leave it out")
-
-
-_TOLD: Final = r".*(on this.*measured|ops compute in)"
-
-
-@contextmanager
-def _heard() -> Generator[list[warnings.WarningMessage]]:
-    """What is said of the formats asked for: that one is slow here, and by how much."""
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("ignore")
-        warnings.filterwarnings("always", category=UserWarning, message=_TOLD)
-        yield said
 
 
 def _verified(

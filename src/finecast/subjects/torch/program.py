@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch.export import ExportedProgram
+
 from finecast import rules
 from finecast.devices.emulation import Emulation
 from finecast.devices.setting import Setting, setting_of_plan
@@ -28,7 +30,6 @@ from finecast.engines.torch.planning import (
 from finecast.engines.torch.session import ProgramSignature
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch import Captured
-from finecast.frontends.torch.file import ExportedFile
 from finecast.frontends.torch.reader import hinted_shapes
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
@@ -37,7 +38,7 @@ from finecast.planning.cost import RooflineCost
 from finecast.planning.edits import cast_count
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.proposing import Analysis
+from finecast.planning.problem import Analysis
 from finecast.rules import Context
 from finecast.rules.facts import ValueFacts, facts_in
 from finecast.rules.matching import check_names
@@ -46,17 +47,18 @@ from finecast.rules.override import active, check_overrides
 
 @dataclass(slots=True, kw_only=True)
 class TorchProgram:
-    """A ``Program`` of an exported file."""
+    """A ``Program`` of an exported program."""
 
-    file: ExportedFile
+    program: ExportedProgram
+    captured: Captured
     emulation: Emulation
     prepared: PreparedProgram = field(init=False)
 
     def __post_init__(self) -> None:
         """Write out what the device computes in steps."""
-        prepared = prepare_program(self.file.captured, self.emulation)
+        prepared = prepare_program(self.captured, self.emulation)
         # Outputs have the names that the file gives them.
-        signature = ProgramSignature.of(self.file.program)
+        signature = ProgramSignature.of(self.program)
         self.prepared = replace(prepared, signature=signature)
 
     @property
@@ -106,7 +108,7 @@ class TorchProgram:
                 what is not in the program.
         """
         check_formats(asked.policy)
-        captured = self.file.captured
+        captured = self.captured
         check_names(asked.policy, captured.graph)
         check_overrides(captured.graph)
         facts = facts_in(captured.graph, asked.facts, self.graph)
@@ -135,8 +137,8 @@ class TorchProgram:
 
     def casts(self, plan: Plan) -> int:
         """The casts in the plan's module."""
-        captured = self.file.captured
-        return cast_count(captured.graph, frontend.planned_edits(captured, plan))
+        edits = frontend.planned_edits(self.captured, plan)
+        return cast_count(self.captured.graph, edits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

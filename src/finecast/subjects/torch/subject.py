@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from finecast.engines.base import Array, Feeds, KernelTime, Session, TensorSpec
@@ -28,34 +27,28 @@ from finecast.engines.torch.planning import (
     speed_here,
 )
 from finecast.engines.torch.session import (
+    Arguments,
     ModuleSession,
     ProgramSignature,
+    arguments_of,
     output_array,
     runnable,
 )
-from finecast.errors import UsageError
 from finecast.frontends import torch as frontend
-from finecast.frontends.torch import Captured
 from finecast.frontends.torch.capture import evaluating
 from finecast.frontends.torch.reader import hinted_shapes
-from finecast.graph import Graph
-from finecast.measure.timing import Latency, latency
+from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
-from finecast.pipeline.conversion import kept_types
 from finecast.pipeline.subject import Built, UserRules
 from finecast.pipeline.workload import Workload
-from finecast.planning.edits import cast_count
-from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.proposing import Analysis
+from finecast.planning.problem import Analysis
 from finecast.progress import Progress
-from finecast.rules.matching import check_names
-from finecast.rules.override import check_overrides
-from finecast.rules.policy import Policy, Scope
+from finecast.rules.policy import Policy
+from finecast.subjects.torch.source import TorchBuilt, TorchSource, state_bytes
 
 # Makes of a module what is deployed: ``torch.compile``, or nothing.
 Prepare = Callable[[torch.nn.Module], Callable[..., Any]]
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 # Candidates that are built and timed: each costs a compilation.
 _STEPS: Final = 5
@@ -125,37 +118,19 @@ class ExampleSession:
 
 
 @dataclass(slots=True, kw_only=True)
-class TorchBuilt:
-    """The module that a plan gives; ``run`` is what is timed of it, once it was prepared."""
-
-    model: GraphModule
-    plan: Plan
-    casts: int
-    run: Callable[..., Any] | None = None
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of its state."""
-        return state_bytes(self.model)
-
-
-@dataclass(slots=True, kw_only=True)
 class TorchSubject:
-    """A module, or an exported program, which ``signature`` is given of.
+    """``model`` is of a module, ``signature`` of the program that this is, if it is one.
 
     ``examples`` are positional and keyword inputs; None for the workload's first feeds.
     """
 
-    original: torch.nn.Module
-    captured: Captured
+    model: TorchSource
     options: TuneOptions
     examples: Arguments | None
     signature: ProgramSignature | None
-    name: str
-    digest: str
-    size_bytes: int
     reference: Session
     truth: None = None
+    told: tuple[str, ...] = ()
     target: str = ""
     runner: str = ENGINE
     _run: Callable[..., Any] | None = field(default=None, init=False)
@@ -164,27 +139,31 @@ class TorchSubject:
     def of_module(
         cls,
         module: torch.nn.Module | ExportedProgram,
-        args: Sequence[Any],
+        args: Sequence[Any] | None,
         kwargs: Mapping[str, Any] | None,
         options: TuneOptions,
     ) -> TorchSubject:
-        """A module with example inputs.
+        """A module with example inputs; a program carries its own.
 
         Raises:
+            UsageError: If it is neither.
             ModelError: If the module cannot be captured.
         """
-        examples = (tuple(args), dict(kwargs or {}))
+        examples = arguments_of(module, args, kwargs)
         captured = frontend.capture(module, *examples, dynamic_shapes=options.dynamic_shapes)
         original = runnable(module) if isinstance(module, ExportedProgram) else module
-        return cls(
-            original=original,
+        source = TorchSource(
+            model=original,
             captured=captured,
-            options=options,
-            examples=examples,
-            signature=None,
             name=type(original).__name__,
             digest=captured.graph.digest,
             size_bytes=state_bytes(original),
+        )
+        return cls(
+            model=source,
+            options=options,
+            examples=examples,
+            signature=None,
             reference=ExampleSession(module=original, arguments=examples),
         )
 
@@ -201,7 +180,7 @@ class TorchSubject:
     @property
     def device(self) -> str:
         """Where the module runs."""
-        return device_of(self.original, self.examples[0] if self.examples else ())
+        return device_of(self.model.model, self.examples[0] if self.examples else ())
 
     def arguments(self, workload: Workload) -> Arguments:
         """What the module is timed with, and its errors are estimated on."""
@@ -210,9 +189,9 @@ class TorchSubject:
         assert self.signature is not None
         return self.signature.arguments(workload.timing()[0])
 
-    def check(self, policy: Policy) -> None:
-        """Refuse formats that no op computes in, and names of nothing."""
-        check_policy(policy, self.captured.graph)
+    def check_formats(self, policy: Policy) -> None:
+        """Those that PyTorch's ops compute in."""
+        check_formats(policy)
 
     def speed(self, fmt: Format) -> Speed:
         """By timed products."""
@@ -231,13 +210,13 @@ class TorchSubject:
         unsupported: frozenset[str] = frozenset()
         while True:
             planner = make_torch_planner(
-                self.captured.graph,
+                self.model.captured.graph,
                 policy,
                 user_rules=user_rules,
                 unsupported=unsupported,
                 measured=True,
             )
-            lowest = frontend.apply(self.captured, planner.lowest()).eval()
+            lowest = self.model.build(planner.lowest()).model
             missing = missing_kernels(lowest, args, kwargs) - unsupported
             if not missing:
                 return TorchExamined(
@@ -247,14 +226,6 @@ class TorchSubject:
                     progress=progress,
                 )
             unsupported |= missing
-
-    def notes(self, planner: Planner) -> Sequence[str]:
-        """Of ops that keep a type of their own."""
-        return kept_advice(planner.graph, planner.policy)
-
-    def build(self, plan: Plan) -> TorchBuilt:
-        """The plan's module, with the plan attached."""
-        return built_of(self.captured, plan)
 
     def session(self, built: Built) -> Session:
         """The module, run as it is."""
@@ -266,9 +237,7 @@ class TorchSubject:
         assert self.examples is not None
         return ExampleSession(module=module, arguments=self.examples)
 
-    def times(
-        self, models: Mapping[str, Built | None], workload: Workload, min_time_s: float
-    ) -> dict[str, Latency]:
+    def times(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
         """Each prepared as it is deployed, once, and called in turns."""
         args, kwargs = copied(self.arguments(workload))
 
@@ -276,17 +245,18 @@ class TorchSubject:
             with torch.no_grad():
                 return run(*args, **kwargs)
 
-        modules = [self.original, *(b.model for b in models.values() if b is not None)]
-        with evaluating(self.original), unwritten(modules):
-            calls = {n: partial(call, self._prepared(b)) for n, b in models.items()}
-            return latency(calls, min_time_s=min_time_s, repeats=_REPEATS)
+        original = self.model.model
+        modules = [original, *(one.model for one in built.values())]
+        with evaluating(original), unwritten(modules):
+            calls = {n: partial(call, self._prepared(one)) for n, one in built.items()}
+            return Race.of(partial(call, self._prepared(None)), calls, effort)
 
     def _prepared(self, built: Built | None) -> Callable[..., Any]:
         prepare = self.options.prepare or deployed()
         if built is None:
             # Not by truth: a compiled module refuses to be asked for its length.
             if self._run is None:
-                self._run = prepare(self.original)
+                self._run = prepare(self.model.model)
             return self._run
         assert isinstance(built, TorchBuilt)
         if built.run is None:
@@ -309,7 +279,7 @@ class TorchExamined:
 
     def analysis(self) -> Analysis:
         """Single kernels are timed; one backward pass gives the errors."""
-        captured, planner = self.subject.captured, self.planner
+        captured, planner = self.subject.model.captured, self.planner
         self.progress("profile", 0, 1)
         cost = compiled_cost(
             planner.graph,
@@ -328,44 +298,6 @@ class TorchExamined:
             probing=self.subject.options.probing,
         )
         return analysis_of(planner, cost, points, errors)
-
-
-def check_policy(policy: Policy, graph: Graph) -> None:
-    """Raise UsageError for types of ports, formats no op computes in, names of nothing."""
-    if policy.io or policy.io_low:
-        raise UsageError("--io does not apply to PyTorch models", fix="leave it out")
-    check_formats(policy)
-    check_names(policy, graph)
-    check_overrides(graph)
-
-
-def built_of(captured: Captured, plan: Plan) -> TorchBuilt:
-    """The module that ``plan`` gives."""
-    edits = frontend.planned_edits(captured, plan)
-    return TorchBuilt(
-        model=planned(captured, plan), plan=plan, casts=cast_count(captured.graph, edits)
-    )
-
-
-def kept_advice(graph: Graph, policy: Policy) -> tuple[str, ...]:
-    """Of ops in fp64 or a low type: that they stay so, and how they would not."""
-    if policy.scope is Scope.NONE:
-        return ()
-    fix = "convert copy.deepcopy(module).float(), with inputs in fp32"
-    return tuple(f"{text}: {fix}" for text in kept_types(graph, policy).values())
-
-
-def planned(captured: Captured, plan: Plan) -> GraphModule:
-    """The module that ``plan`` gives, with the plan attached as ``finecast_plan``."""
-    result = frontend.apply(captured, plan)
-    result.eval()
-    result.finecast_plan = plan  # type: ignore[assignment]
-    return result
-
-
-def state_bytes(module: torch.nn.Module) -> int:
-    """Bytes of parameters and buffers."""
-    return sum(t.nbytes for t in (*module.parameters(), *module.buffers()))
 
 
 def copied(arguments: Arguments) -> Arguments:

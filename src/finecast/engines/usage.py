@@ -1,0 +1,48 @@
+"""How a tuned model is run, by engine: the line with which ``tune`` ends."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What runs a model in the types that it states.
+
+    Attributes:
+        code: Python, with ``{path}`` for the model's file as a string literal.
+        notes: What a user of a low format should know, by its label.
+    """
+
+    code: str
+    notes: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+USAGES: Final[Mapping[str, Usage]] = {
+    "openvino": Usage(
+        # Its default lowers the ops that were left in fp32, too.
+        code='openvino.Core().compile_model({path}, config={{"INFERENCE_PRECISION_HINT":'
+        ' "f32"}}); without the hint OpenVINO chooses types itself',
+        notes={"bf16": "ONNX Runtime has no bf16 on CPUs"},
+    ),
+    "onnxruntime": Usage(code="onnxruntime.InferenceSession({path})"),
+    "torch": Usage(code="torch.compile(torch.export.load({path}).module())"),
+}
+
+
+def how_to_run(output: Path, engine: str, formats: Collection[str]) -> str:
+    """What runs ``output`` as it was tuned; empty where nothing here does.
+
+    Args:
+        output: The tuned model.
+        engine: The engine it was tuned in.
+        formats: Labels of the formats that its ops compute in.
+    """
+    usage = USAGES.get(engine)
+    if usage is None:
+        return ""
+    notes = (note for label, note in usage.notes.items() if label in formats)
+    return "; ".join((f"run it: {usage.code.format(path=repr(str(output)))}", *notes))

@@ -1,0 +1,310 @@
+"""Low ops stated as an engine's matchers know them.
+
+Engines look for patterns: a Swish behind a convolution, a norm written out. Some of their
+matchers take fp32 constants only, or see a cast that the definition of an op implies. Here the
+nodes of such a pattern become other ops of the same meaning, each in the place and with the
+name of the one it replaces; what it was is on it, and a second conversion starts from that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from finecast.errors import ModelError
+from finecast.frontends.onnx.constants import MARK, ConvertedTensor, constant_tensor
+from finecast.frontends.onnx.definitions import normal_domain
+from finecast.frontends.onnx.joint_constants import combine_norms
+from finecast.frontends.onnx.opset import opset_of, raise_opset
+from finecast.frontends.onnx.types import every_node, infer
+
+# On a node that is stated as another op: the op it was, its inputs and attributes, as JSON.
+STATED: Final = f"{MARK}.op"
+
+# HardSwish is x * HardSigmoid(x) with these, ONNX's definition of it.
+_HARD_SWISH: Final = (1 / 6, 0.5)
+_STASHING: Final = frozenset({"LayerNormalization", "RMSNormalization"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restated:
+    """That ``nodes`` are stated in another way, and why."""
+
+    nodes: tuple[str, ...]
+    reason: str
+
+
+Restatement: TypeAlias = Callable[[ir.Node], Sequence[ir.Node]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """``restate`` changes a low node and those around it; gives back the ones it changed.
+
+    ``since`` is the opset that has the new op, and ``applies`` says of a node, before, whether
+    it would be changed.
+    """
+
+    restate: Restatement
+    reason: str
+    since: int = 0
+    applies: Callable[[ir.Node], bool] = lambda _: True
+
+
+def restate(model: ir.Model, engine: str) -> tuple[ir.Model, tuple[Restated, ...]]:
+    """State the low ops of ``model``, in place, as ``engine`` knows them.
+
+    Law: no op is left out, and in exact arithmetic the outputs are the same.
+
+    Returns:
+        The model, another one where its opset had to be raised for it; and what was changed.
+    """
+    found: list[Restated] = []
+    rows = RESTATEMENTS.get(engine, ())
+    if rows and (joint := combine_norms(model)):
+        found.append(Restated(nodes=joint, reason=_JOINT))
+    for row in rows:
+        low = [n for n in every_node(model.graph) if _is_low(n)]
+        if row.since > opset_of(model) and any(row.applies(n) for n in low):
+            try:
+                model = raise_opset(model, row.since)
+            except ModelError:
+                continue  # the ops stay as they are
+            infer(model, shapes=False)
+            low = [n for n in every_node(model.graph) if _is_low(n)]
+        changed = [m for n in low if row.applies(n) for m in row.restate(n)]
+        if changed:
+            names = tuple(dict.fromkeys(n.name or "" for n in changed))
+            found.append(Restated(nodes=names, reason=row.reason))
+    return model, tuple(found)
+
+
+def take_back_ops(model: ir.Model) -> None:
+    """Let restated nodes be the ops that they were.
+
+    One whose operands another tool took away stays.
+    """
+    values = {v.name: v for v in _values(model)}
+    for node in every_node(model.graph):
+        text = node.metadata_props.pop(STATED, None)
+        if text is None:
+            continue
+        was = json.loads(text)
+        inputs = [values.get(name) for name in was["inputs"]]
+        if all(v is not None for v in inputs):
+            _become(node, was["op"], inputs, was["attributes"])
+
+
+def _values(model: ir.Model) -> Iterator[ir.Value]:
+    for graph in (model.graph, *model.graph.subgraphs()):
+        yield from graph.inputs
+        yield from graph.initializers.values()
+        for node in graph:
+            yield from node.outputs
+
+
+def _is_low(node: ir.Node) -> bool:
+    """Whether the node computes in bf16: patterns of fp16 are matched as those of fp32 are."""
+    outputs = node.outputs
+    default = normal_domain(node.domain) == ""
+    return default and bool(outputs) and outputs[0].dtype == ir.DataType.BFLOAT16
+
+
+def _state(
+    node: ir.Node,
+    op: str,
+    inputs: Sequence[ir.Value | None],
+    **attributes: float,
+) -> ir.Node:
+    """Make ``node`` an ``op``, and put on it what it was."""
+    was = {
+        "op": node.op_type,
+        "inputs": [v.name if v is not None else "" for v in node.inputs],
+        "attributes": {k: a.value for k, a in node.attributes.items()},
+    }
+    node.metadata_props.setdefault(STATED, json.dumps(was))
+    _become(node, op, inputs, attributes)
+    return node
+
+
+def _become(
+    node: ir.Node,
+    op: str,
+    inputs: Sequence[ir.Value | None],
+    attributes: Mapping[str, int | float],
+) -> None:
+    node.op_type = op
+    node.resize_inputs(len(inputs))
+    for index, value in enumerate(inputs):
+        node.replace_input_with(index, value)
+    node.attributes.clear()
+    for name, value in attributes.items():
+        node.attributes[name] = (
+            ir.AttrInt64(name, value)
+            if isinstance(value, int)
+            else ir.AttrFloat32(name, value)
+        )
+
+
+def _statistics(node: ir.Node) -> Sequence[ir.Node]:
+    if node.op_type not in _STASHING or any(v.uses() for v in node.outputs[1:]):
+        return ()
+    dtype = node.outputs[0].dtype
+    assert dtype is not None
+    given = {k: a.value for k, a in node.attributes.items()}
+    if given.get("stash_type", int(ir.DataType.FLOAT)) != ir.DataType.FLOAT:
+        return ()
+    return (_state(node, node.op_type, node.inputs, **{**given, "stash_type": int(dtype)}),)
+
+
+def _neutral(node: ir.Node) -> Sequence[ir.Node]:
+    kept = next((v for v in _beside(node, _NEUTRAL.get(node.op_type)) if v is not None), None)
+    return () if kept is None else (_state(node, "Identity", [kept]),)
+
+
+# The number that changes nothing, and whether it may be either operand.
+_NEUTRAL: Final[Mapping[str, tuple[float, bool]]] = {
+    "Mul": (1.0, True),
+    "Div": (1.0, False),
+    "Add": (0.0, True),
+    "Sub": (0.0, False),
+}
+
+
+def _beside(node: ir.Node, neutral: tuple[float, bool] | None) -> Iterator[ir.Value | None]:
+    """The other operand, where one is the scalar that changes nothing."""
+    if neutral is None or len(node.inputs) != 2:
+        return
+    number, either = neutral
+    for index in (1, 0) if either else (1,):
+        if _scalar(node.inputs[index]) == number:
+            yield node.inputs[1 - index]
+
+
+def _scalar(value: ir.Value | None) -> float | None:
+    """The number of a constant without dimensions: it never makes the result larger."""
+    tensor = constant_tensor(value) if value is not None else None
+    if tensor is None or tensor.shape.rank():
+        return None
+    return float(np.asarray(tensor.numpy()).astype(np.float32))
+
+
+def _quotient(node: ir.Node) -> Sequence[ir.Node]:
+    """State x * (1 / sqrt(v)) as x / sqrt(v)."""
+    if node.op_type == "Reciprocal":
+        root = node.inputs[0]
+    elif node.op_type == "Div" and _scalar(node.inputs[0]) == 1.0:
+        root = node.inputs[1]
+    else:
+        return ()
+    producer = root.producer() if root is not None else None
+    inverse = node.outputs[0]
+    readers = [u.node for u in inverse.uses()]
+    only_products = all(_is_product(n, inverse) for n in readers)
+    if producer is None or producer.op_type != "Sqrt" or not readers or not only_products:
+        return ()
+    if inverse.is_graph_output():
+        return ()
+    changed = [_state(node, "Identity", [root])]
+    for reader in readers:
+        other = reader.inputs[1 if reader.inputs[0] is inverse else 0]
+        changed.append(_state(reader, "Div", [other, inverse]))
+    return changed
+
+
+def _is_product(node: ir.Node, operand: ir.Value) -> bool:
+    return node.op_type == "Mul" and _is_low(node) and list(node.inputs).count(operand) == 1
+
+
+def _hard_swish(node: ir.Node) -> Sequence[ir.Node]:
+    """State x * HardSigmoid(x), where nothing else reads the HardSigmoid."""
+    if node.op_type != "HardSigmoid":
+        return ()
+    attributes = node.attributes
+    alpha = attributes["alpha"].as_float() if "alpha" in attributes else 0.2
+    beta = attributes["beta"].as_float() if "beta" in attributes else 0.5
+    gate, x = node.outputs[0], node.inputs[0]
+    uses = list(gate.uses())
+    if not np.allclose((alpha, beta), _HARD_SWISH, rtol=1e-6) or len(uses) != 1:
+        return ()
+    product = uses[0].node
+    if gate.is_graph_output() or not _is_product(product, gate) or x not in product.inputs:
+        return ()
+    return _state(node, "HardSwish", [x]), _state(product, "Identity", [gate])
+
+
+def _scaled_swish(node: ir.Node) -> bool:
+    """Whether the Sigmoid ``node`` is that of x * Sigmoid(b * x), b a constant number."""
+    scaled = node.inputs[0] if node.op_type == "Sigmoid" else None
+    product = scaled.producer() if scaled is not None else None
+    if scaled is None or product is None or product.op_type != "Mul":
+        return False
+    uses, gate = list(node.outputs[0].uses()), node.outputs[0]
+    if len(uses) != 1 or len(scaled.uses()) != 1 or gate.is_graph_output():
+        return False
+    x, _ = _scaling(product)
+    return x is not None and _is_product(uses[0].node, gate) and x in uses[0].node.inputs
+
+
+def _scaling(product: ir.Node) -> tuple[ir.Value | None, float]:
+    """The operand beside a constant number, and that number's original digits."""
+    for index in (1, 0):
+        value = product.inputs[index]
+        if _scalar(value) is not None and value is not None:
+            tensor = constant_tensor(value)
+            source = tensor.source if isinstance(tensor, ConvertedTensor) else tensor
+            assert source is not None
+            number = np.asarray(source.numpy()).astype(np.float32)
+            return product.inputs[1 - index], float(number)
+    return None, 1.0
+
+
+def _swish(node: ir.Node) -> Sequence[ir.Node]:
+    """State x * Sigmoid(b * x) as a Swish."""
+    gate, scaled = node.outputs[0], node.inputs[0]
+    product = scaled.producer() if scaled is not None else None
+    assert product is not None
+    x, alpha = _scaling(product)
+    reader = next(iter(gate.uses())).node
+    return (
+        _state(product, "Identity", [x]),
+        _state(node, "Swish", [scaled], alpha=alpha),
+        _state(reader, "Identity", [gate]),
+    )
+
+
+_JOINT: Final = (
+    "a batch norm's four vectors are one scale and one shift: combined in fp32, rounded once"
+)
+
+RESTATEMENTS: Final[Mapping[str, Iterable[_Row]]] = {
+    "openvino": (
+        _Row(
+            restate=_statistics,
+            reason="statistics in fp32 put casts around the norm's kernel, which computes them"
+            " in fp32 anyway",
+        ),
+        _Row(
+            restate=_neutral,
+            reason="a bf16 product with 1 or sum with 0 is not recognised as nothing, and"
+            " keeps the ops around it apart",
+        ),
+        _Row(
+            restate=_quotient,
+            reason="a norm is recognised by its quotient, not by the product with an inverse",
+        ),
+        _Row(restate=_hard_swish, reason="one kernel, or part of the one before it"),
+        _Row(
+            restate=_swish,
+            reason="a bf16 Swish is recognised without a factor inside, or as an op",
+            since=24,
+            applies=_scaled_swish,
+        ),
+    )
+}
+"""What is restated for an engine, by its name; for the others ops stay as they are."""

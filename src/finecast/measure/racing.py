@@ -1,0 +1,163 @@
+"""Which of several callables is faster, settled with as few rounds as that takes.
+
+Everything runs in rounds, one call each and the order reversed from round to round, so that a
+disturbance hits all of them. Speeds are medians of ratios within rounds, beside one callable
+that is in every round. After some rounds of all only those go on whose order is not settled:
+neighbours, by speed, that may be either way round and may differ by more than matters.
+
+The interval of a median is 2.5 IQR / sqrt(n) to each side: 2.7 standard errors of normal
+noise, more than the notches of box plots (1.57; McGill, Tukey and Larsen, 1978), because it is
+looked at again and again, and chance would settle an order sooner or later.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from finecast.measure.timing import Latency
+
+ANCHOR = "fp32"
+"""The name of what is in every round."""
+_INTERVAL = 2.5
+# Rounds between two looks at what is settled.
+_STEP = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A median and where it may lie."""
+
+    low: float
+    median: float
+    high: float
+
+    def settles(self, matters: float) -> bool:
+        """Whether a ratio is above 1, below 1, or too near to 1 to matter."""
+        apart = self.low > 1 or self.high < 1
+        return apart or (self.low * matters >= 1 and self.high <= matters)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How long to time.
+
+    Attributes:
+        min_time_s: At least so many seconds in all, and ``rounds``.
+        settle_s: At most so many more for those whose order is open.
+        rounds: Of all.
+        warmup: Calls of each that are not counted.
+    """
+
+    min_time_s: float
+    settle_s: float = 0.0
+    rounds: int = 7
+    warmup: int = 3
+
+
+@dataclass(slots=True, kw_only=True)
+class Race:
+    """Callables that are timed beside ``ANCHOR``, one of them.
+
+    Attributes:
+        calls: What is timed.
+        matters: Two whose times have a lower ratio than this are equals.
+    """
+
+    calls: Mapping[str, Callable[[], object]]
+    matters: float = 1.02
+    _samples: dict[str, dict[int, float]] = field(init=False)
+    _rounds: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        """Nothing was timed yet."""
+        self._samples = {name: {} for name in self.calls}
+
+    @classmethod
+    def of(
+        cls,
+        anchor: Callable[[], object],
+        calls: Mapping[str, Callable[[], object]],
+        effort: Effort,
+    ) -> Race:
+        """Time ``calls`` beside ``anchor``."""
+        made = cls(calls={ANCHOR: anchor, **calls})
+        made.run(effort)
+        return made
+
+    @classmethod
+    def stated(cls, anchor_s: float, seconds: Mapping[str, float]) -> Race:
+        """Of times that are known: nothing is open, and nothing will be called."""
+        known = {ANCHOR: anchor_s, **seconds}
+        made = cls(calls=dict.fromkeys(known, _never_called))
+        made._samples = {name: {0: time_s} for name, time_s in known.items()}
+        return made
+
+    def run(self, effort: Effort) -> None:
+        """Time all, then those whose order is open."""
+        for call in self.calls.values():
+            for _ in range(effort.warmup):
+                call()
+        self._go_on(self.calls, effort.rounds, effort.min_time_s)
+        end = time.perf_counter() + effort.settle_s
+        while time.perf_counter() < end and (names := self.unsettled()):
+            self._go_on({*names, ANCHOR}, _STEP, 0.0)
+
+    def unsettled(self) -> set[str]:
+        """Names whose order with a neighbour is open."""
+        order = sorted(self.calls, key=lambda name: self.slowdown(name).median)
+        return {
+            name
+            for pair in pairwise(order)
+            if not self._between(*pair).settles(self.matters)
+            for name in pair
+        }
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What is timed beside the anchor."""
+        return frozenset(self.calls) - {ANCHOR}
+
+    def slowdown(self, name: str) -> Interval:
+        """The time of ``name`` over the anchor's."""
+        return self._between(name, ANCHOR)
+
+    def speed(self, name: str) -> Interval:
+        """How many times as fast as the anchor ``name`` is."""
+        return self._between(ANCHOR, name)
+
+    def latency(self, name: str) -> Latency:
+        """All times of ``name``, in the order of the rounds."""
+        return Latency(samples_s=tuple(self._samples[name].values()))
+
+    def latency_s(self, name: str) -> float:
+        """The time of a call: the anchor's, and how many times that ``name`` takes."""
+        return self.latency(ANCHOR).median_s * self.slowdown(name).median
+
+    def _between(self, one: str, other: str) -> Interval:
+        """The time of ``one`` over that of ``other``, in the rounds that both ran in."""
+        first, second = self._samples[one], self._samples[other]
+        ratios = [first[r] / second[r] for r in first if r in second]
+        low, median, high = (float(q) for q in np.quantile(ratios, (0.25, 0.5, 0.75)))
+        reach = _INTERVAL * (high - low) / len(ratios) ** 0.5
+        return Interval(low=median - reach, median=median, high=median + reach)
+
+    def _go_on(self, names: Collection[str], rounds: int, min_time_s: float) -> None:
+        ordered = [name for name in self.calls if name in names]
+        end = time.perf_counter() + min_time_s
+        done = 0
+        while done < rounds or time.perf_counter() < end:
+            for name in ordered if self._rounds % 2 == 0 else reversed(ordered):
+                start = time.perf_counter()
+                self.calls[name]()
+                self._samples[name][self._rounds] = time.perf_counter() - start
+            self._rounds += 1
+            done += 1
+
+
+def _never_called() -> None:
+    raise AssertionError("these times are stated")

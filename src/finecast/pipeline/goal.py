@@ -1,0 +1,80 @@
+"""What is wanted of a tuned model, and what the search for it may cost."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from finecast.data.criterion import Criterion
+from finecast.errors import UsageError
+from finecast.pipeline.search import MIN_SPEEDUP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """The accuracy to keep, the gain that is worth it, and the budget of the search.
+
+    Attributes:
+        criterion: The accuracy to keep; its direction is the metric's.
+        min_speedup: How many times as fast as fp32 a plan has to be.
+        max_trials: Evaluations of plans on all data at most; None for as many as it takes.
+            A given number is used: faster plans are looked for until it is spent.
+        timeout_s: Seconds after which no evaluation is begun.
+    """
+
+    criterion: Criterion
+    min_speedup: float = MIN_SPEEDUP
+    max_trials: int | None = None
+    timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what can never be met.
+
+        Raises:
+            UsageError: If a speed is below 1, or a budget leaves no trial.
+        """
+        if not self.min_speedup >= 1:
+            raise UsageError(
+                f"a speed of {self.min_speedup:g} times fp32's is none to ask for",
+                where="--min-speedup",
+                fix="give 1 or more",
+            )
+        if self.max_trials is not None and self.max_trials < 1:
+            raise UsageError(
+                f"{self.max_trials} trials find nothing",
+                where="--max-trials",
+                fix="give 1 or more",
+            )
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise UsageError(
+                f"{self.timeout_s:g} seconds are no time",
+                where="--timeout",
+                fix="give more than 0",
+            )
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether what is left of the budget is spent on faster plans."""
+        return self.max_trials is not None or self.timeout_s is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What is left of a goal's budget from ``start_s`` on, by ``time.perf_counter``."""
+
+    goal: Goal
+    start_s: float = field(default_factory=time.perf_counter)
+
+    def spent(self, trials: int) -> str:
+        """Why no other trial is begun after so many; empty while one may be."""
+        goal = self.goal
+        if goal.max_trials is not None and trials >= goal.max_trials:
+            return f"the limit of {goal.max_trials} trials is reached"
+        if goal.timeout_s is not None and self.seconds >= goal.timeout_s:
+            return f"the limit of {goal.timeout_s:g} seconds is reached"
+        return ""
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.perf_counter() - self.start_s

@@ -1,0 +1,37 @@
+"""What an engine lowers by itself: a candidate like any other, and an anchor for the result.
+
+One setting of the engine is what a user would try instead of tuning. What it chose is stated
+as a plan; and the model under that setting is evaluated and timed beside what tuning found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from finecast.pipeline.subject import Built
+from finecast.planning.planner import Planner
+
+
+@runtime_checkable
+class Hinting(Protocol):
+    """A subject whose engine lowers a model by itself, where a setting asks for it."""
+
+    def hints(self, planner: Planner) -> Sequence[Built]:
+        """The model under each such setting; ``plan`` is what the engine chose there.
+
+        Each can be timed and run like what a plan gives. A setting by which the engine lowers
+        nothing, or under which it cannot run the model, is left out.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anchor:
+    """What a user gets without tuning, measured like the result and beside it."""
+
+    name: str
+    metric: float
+    passed: bool
+    latency_s: float

@@ -1,0 +1,93 @@
+"""A PyTorch module that plans are made for and built of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from finecast.engines.torch.planning import check_formats
+from finecast.errors import UsageError
+from finecast.frontends import torch as frontend
+from finecast.frontends.torch import Captured
+from finecast.graph import Graph
+from finecast.pipeline.conversion import kept_types
+from finecast.planning.edits import Edit, cast_count
+from finecast.planning.plan import Plan
+from finecast.planning.planner import Planner
+from finecast.rules.matching import check_names
+from finecast.rules.override import check_overrides
+from finecast.rules.policy import Policy, Scope
+
+
+@dataclass(slots=True, kw_only=True)
+class TorchBuilt:
+    """The module that a plan's edits give; ``run`` is what is timed of it, once prepared."""
+
+    model: GraphModule
+    plan: Plan
+    edits: Sequence[Edit]
+    casts: int
+    run: Callable[..., Any] | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its state."""
+        return state_bytes(self.model)
+
+    def release(self) -> None:
+        """Forget the prepared module."""
+        self.run = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchSource:
+    """A module, or an exported program, and its graph."""
+
+    model: Any
+    captured: Captured
+    name: str
+    digest: str
+    size_bytes: int
+
+    def check_policy(self, policy: Policy) -> None:
+        """Refuse types of ports, formats no op computes in, names of nothing."""
+        if policy.io or policy.io_low:
+            raise UsageError("--io does not apply to PyTorch models", fix="leave it out")
+        check_formats(policy)
+        check_names(policy, self.captured.graph)
+        check_overrides(self.captured.graph)
+
+    def build(self, plan: Plan) -> TorchBuilt:
+        """The plan's module, with the plan attached."""
+        return built_of(self.captured, plan, self.name)
+
+    def notes(self, planner: Planner) -> Sequence[str]:
+        """Of ops that keep a type of their own."""
+        return kept_advice(planner.graph, planner.policy)
+
+
+def built_of(captured: Captured, plan: Plan, where: str = "") -> TorchBuilt:
+    """The module that ``plan`` gives, with the plan attached as ``finecast_plan``."""
+    edits = frontend.planned_edits(captured, plan, where)
+    model = frontend.apply(captured, edits)
+    model.eval()
+    model.finecast_plan = plan  # type: ignore[assignment]
+    casts = cast_count(captured.graph, edits)
+    return TorchBuilt(model=model, plan=plan, edits=edits, casts=casts)
+
+
+def kept_advice(graph: Graph, policy: Policy) -> tuple[str, ...]:
+    """Of ops in fp64 or a low type: that they stay so, and how they would not."""
+    if policy.scope is Scope.NONE:
+        return ()
+    fix = "convert copy.deepcopy(module).float(), with inputs in fp32"
+    return tuple(f"{text}: {fix}" for text in kept_types(graph, policy).values())
+
+
+def state_bytes(module: torch.nn.Module) -> int:
+    """Bytes of parameters and buffers."""
+    return sum(t.nbytes for t in (*module.parameters(), *module.buffers()))

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from finecast.measure.racing import Effort, Interval, Race
+
+
+@dataclass
+class Clock:
+    """Time that only calls move; stands for the module ``time``."""
+
+    now_s: float = 128.0
+    calls: list[str] = field(default_factory=list[str])
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def taking(self, name: str, times: Iterator[float]) -> Callable[[], None]:
+        def call() -> None:
+            self.calls.append(name)
+            self.now_s += next(times)
+
+        return call
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("finecast.measure.racing.time", made)
+    return made
+
+
+def noisy(mean_s: float, noise: float, seed: int) -> Iterator[float]:
+    rng = np.random.default_rng(seed)
+    while True:
+        yield mean_s * float(np.exp(noise * rng.standard_normal()))
+
+
+def calls_of(clock: Clock, noise: float, **means: float) -> dict[str, Callable[[], None]]:
+    return {
+        name: clock.taking(name, noisy(mean, noise, seed))
+        for seed, (name, mean) in enumerate(means.items())
+    }
+
+
+def effort(rounds: int, settle_s: float = 0.0, warmup: int = 0) -> Effort:
+    return Effort(min_time_s=0.0, settle_s=settle_s, rounds=rounds, warmup=warmup)
+
+
+def test_each_round_runs_all_in_alternating_order(clock: Clock) -> None:
+    Race(calls=calls_of(clock, 0.0, fp32=1.0, low=2.0)).run(effort(3, warmup=1))
+    assert clock.calls == ["fp32", "low", "fp32", "low", "low", "fp32", "fp32", "low"]
+
+
+def test_what_is_settled_takes_no_more_rounds(clock: Clock) -> None:
+    found = Race(calls=calls_of(clock, 0.05, fp32=3.0, slow=2.0, one=1.0, near=1.04))
+    found.run(effort(7, settle_s=10_000))
+    assert clock.calls.count("slow") == 7
+    assert clock.calls.count("one") == clock.calls.count("near") > 7
+    assert found.slowdown("one").median < found.slowdown("near").median
+    assert not found.unsettled()
+
+
+def test_the_anchor_is_in_every_round(clock: Clock) -> None:
+    found = Race(calls=calls_of(clock, 0.05, fp32=3.0, one=1.0, near=1.04))
+    found.run(effort(7, settle_s=10_000))
+    assert clock.calls.count("fp32") == clock.calls.count("one")
+
+
+def test_equals_are_not_raced_for_ever(clock: Clock) -> None:
+    found = Race(calls=calls_of(clock, 0.05, fp32=3.0, one=1.0, same=1.0))
+    found.run(effort(7, settle_s=1e9))
+    assert found.unsettled() == set()
+    assert found.latency("one").runs < 1000
+
+
+def test_seconds_bound_it(clock: Clock) -> None:
+    def turns(mean_s: float, phase: int) -> Iterator[float]:
+        for turn in range(10_000):
+            yield mean_s * (2.0 if (turn + phase) % 3 == 0 else 1.0)
+
+    calls = {n: clock.taking(n, turns(1.0, i)) for i, n in enumerate(("fp32", "one"))}
+    found = Race(calls=calls)
+    start = clock.now_s
+    found.run(effort(5, settle_s=50.0))
+    assert found.unsettled()
+    assert 60 < clock.now_s - start < 100
+
+
+def test_a_disturbance_of_whole_rounds_changes_no_speed(clock: Clock) -> None:
+    def disturbed(mean_s: float) -> Iterator[float]:
+        for turn in range(1000):
+            yield mean_s * (10.0 if 10 <= turn < 24 else 1.0)
+
+    calls = {n: clock.taking(n, disturbed(m)) for n, m in {"fp32": 2.0, "low": 1.0}.items()}
+    found = Race(calls=calls)
+    found.run(effort(25))
+    assert found.slowdown("low") == Interval(low=0.5, median=0.5, high=0.5)
+    assert found.speed("low").median == 2.0
+
+
+def test_a_time_is_stated_beside_the_anchor(clock: Clock) -> None:
+    # All take longer later, when only "low" and "near" are still raced.
+    def slower(mean_s: float, noise: Iterator[float]) -> Iterator[float]:
+        for turn in range(10_000):
+            yield mean_s * next(noise) * (1.0 if turn < 7 else 3.0)
+
+    means = {"fp32": 4.0, "settled": 2.0, "low": 1.0, "near": 1.05}
+    calls = {
+        n: clock.taking(n, slower(m, noisy(1.0, 0.05, seed)))
+        for seed, (n, m) in enumerate(means.items())
+    }
+    found = Race(calls=calls)
+    found.run(effort(7, settle_s=10_000))
+    assert found.latency("settled").runs == 7 < found.latency("low").runs
+    assert found.latency_s("settled") / found.latency_s("low") == pytest.approx(2.0, rel=0.1)
+
+
+def test_stated_times_are_settled_and_called_by_nobody() -> None:
+    found = Race.stated(3.0, {"low": 1.0, "same": 1.0})
+    assert found.unsettled() == set()
+    assert (found.latency_s("low"), found.speed("low").median) == (1.0, 3.0)
+    assert found.names == {"low", "same"}
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    low=st.floats(0.5, 2.0),
+    widths=st.tuples(st.floats(0, 0.5), st.floats(0, 0.5)),
+    matters=st.floats(1.0, 1.2),
+)
+def test_settled_is_known_order_or_no_matter(
+    low: float, widths: tuple[float, float], matters: float
+) -> None:
+    one = Interval(low=low, median=low + widths[0], high=low + sum(widths))
+    surely_apart = one.low > 1 or one.high < 1
+    surely_near = max(one.high, 1 / one.low) <= matters
+    assert one.settles(matters) == (surely_apart or surely_near)

@@ -1,0 +1,96 @@
+"""One message, read on the command line and in Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import typer
+from onnx import helper
+
+import finecast
+from finecast.cli import VERBS, _app
+from finecast.errors import KEYWORDS, FinecastError, UsageError
+
+
+def test_python_reads_keywords_and_the_command_line_options() -> None:
+    error = UsageError("too high", where="--tolerance", fix="give --no-verify or --op A=fp32")
+    assert error.line == "too high (--tolerance): give --no-verify or --op A=fp32"
+    assert str(error) == "too high (tolerance): give verify=False or Policy.op_formats A=fp32"
+
+
+@pytest.mark.parametrize("text", ["--saved-model x", "a--data", "--data-type", "x --dat"])
+def test_what_is_no_option_stays(text: str) -> None:
+    assert str(FinecastError(text)) == text
+
+
+def test_every_name_is_an_option() -> None:
+    options: set[str] = set()
+    for verb in VERBS:
+        group: Any = typer.main.get_command(_app([verb]))
+        for given in group.commands[verb].params:
+            options.update((*given.opts, *given.secondary_opts))
+    assert {o for name in KEYWORDS for o in name.split("/")} <= options
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tolerance": 2.0}, "(tolerance)"),
+        ({"metric": "nope"}, "(metric)"),
+        ({"policy": None}, "None is no policy"),
+        ({"data": None}, "give data FILE.npz or evaluate"),
+    ],
+)
+def test_tune_names_its_keywords(options: dict[str, object], said: str) -> None:
+    ports = [helper.make_tensor_value_info(n, 1, ["n", 4]) for n in "xy"]
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"], "r")], "g", ports[:1], ports[1:]
+    )
+    opset = [helper.make_opsetid("", 17)]
+    model: onnx.ModelProto = helper.make_model(graph, opset_imports=opset, ir_version=8)
+    given: dict[str, object] = {"data": {"x": np.eye(4, dtype=np.float32)}, **options}
+    with pytest.raises(UsageError) as caught:
+        finecast.tune(model, **given)  # type: ignore[arg-type]
+    assert said in str(caught.value)
+    assert "--" not in str(caught.value)
+
+
+def test_an_output_that_the_fp32_model_lacks_is_named() -> None:
+    from finecast.data.metrics import get_metric
+
+    ones = np.ones((4, 2), np.float32)
+    for metric in ("agreement", "cosine"):
+        with pytest.raises(UsageError, match="no output 'z', but y"):
+            get_metric(metric).start().update({"z": ones}, None, {"y": ones})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "convert m.pt2 -o low.pt2 --engine openvino",
+        "convert m.pt2 -o low.pt2 --data d.npz",
+        "convert m.pt2 -o low.pt2 --from-type fp16",
+        "tune m.pt2 -o low.pt2 --data d.npz --one-file",
+        "inspect m.pt2 --dim n=3",
+        "explain m.pt2 node --engine openvino",
+    ],
+)
+def test_refusals_by_a_models_name_load_no_library(line: str, tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    for name in ("m.pt2", "d.npz"):
+        (tmp_path / name).write_bytes(b"")
+    code = (
+        "import sys; from finecast.cli import main;"
+        f"code = main({line.split()!r}); sys.exit(code + 100 * ('torch' in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "does not apply to .pt2 files" in done.stderr
+    assert done.returncode == 2
