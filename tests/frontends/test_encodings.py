@@ -24,7 +24,7 @@ from finecast.planning.units import RoundingPoints, make_units, rounding_points
 from finecast.rules import Context, Permission, permit
 from finecast.rules.policy import Policy
 from finecast.rules.scaled_operands import origin
-from finecast.subjects.onnx import conversion, planning
+from finecast.subjects.onnx import integers, planning
 from finecast.subjects.onnx.observing import observe, switched_probe
 from tests import toy_encoding
 from tests.frontends.tools import planner_of
@@ -300,7 +300,7 @@ def test_the_pipeline_converts_to_it_for_an_engine(
 ) -> None:
     # The probes are of int8: an engine fuses its grids, and computes with these in fp32.
     monkeypatch.setattr(planning, "check_stated", lambda *_: None)
-    monkeypatch.setattr(conversion, "narrowed", lambda _file, planner, *_: planner)
+    monkeypatch.setattr(integers, "not_on_integers", lambda *_: {})
     out = model.with_name("out.onnx")
     data = [{"x": X[:40]}, {"x": X[40:]}]
     done = api.convert(model, out, POLICY, data=data, engine="openvino")

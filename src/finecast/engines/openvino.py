@@ -126,6 +126,8 @@ class OpenVinoSession:
         for _ in range(repeats):
             self.run(feeds)
             for info in self._request.get_profiling_info():
+                if info.status != info.Status.EXECUTED:
+                    continue
                 times[info.node_name].append(info.real_time.total_seconds())
                 kinds[info.node_name] = f"{info.node_type}/{info.exec_type}"
         ops, formats = self._attributed(self._names)
@@ -139,7 +141,7 @@ class OpenVinoSession:
             )
             for name, series in times.items()
         ]
-        return sorted((k for k in found if k.time_s > 0), key=lambda k: -k.time_s)
+        return sorted(found, key=lambda k: -k.time_s)
 
     def kernel_formats(self) -> Sequence[KernelFormats]:
         """Of each kernel that runs nodes of the model.
