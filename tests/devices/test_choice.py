@@ -139,7 +139,7 @@ def test_what_touches_numbers_reaches_the_device() -> None:
 def test_errors_name_what_conflicts(text: str, named: tuple[str, ...]) -> None:
     with pytest.raises(UsageError) as caught:
         chosen(text)
-    assert all(n in str(caught.value) for n in named), str(caught.value)
+    assert all(n in caught.value.line for n in named), caught.value.line
 
 
 def test_a_device_without_the_format_names_those_that_have_it() -> None:

@@ -44,4 +44,4 @@ def test_tensors_of_another_model_are_not_replaced(tmp_path: Path) -> None:
     Destination(path=path, force=True).check(apart=True)
     with pytest.raises(UsageError, match=r"low\.onnx\.data") as caught:
         Destination(path=path).check(apart=True)
-    assert "--force" in str(caught.value)
+    assert "force=True" in str(caught.value)
