@@ -141,7 +141,12 @@ def _print_facts(formats: Sequence[Format]) -> None:
             *(f"{x:.3g}" if abs(x) >= 1e6 else f"{x:g}" for x in (-fmt.max, fmt.max)),
             *(f"{x:.3g}" for x in (fmt.epsilon, fmt.smallest_normal, fmt.smallest_subnormal)),
         )
-    write_table(table, "bits: sign / exponent / fraction")
+    write_table(
+        table,
+        "bits: sign / exponent / fraction",
+        "int8 has no range of its own: 256 steps over the range that data shows of a value, 255"
+        " over each output channel of a weight",
+    )
 
 
 def _print_values(formats: Sequence[Format], numbers: Sequence[float]) -> None:
