@@ -144,8 +144,8 @@ def _print_facts(formats: Sequence[Format]) -> None:
     write_table(
         table,
         "bits: sign / exponent / fraction",
-        "int8 has no range of its own: 256 steps over the range that data shows of a value, 255"
-        " over each output channel of a weight",
+        "int8 has no range of its own: 256 steps over the range that data shows of a value,"
+        " 255 over each output channel of a weight",
     )
 
 
