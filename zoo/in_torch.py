@@ -135,16 +135,22 @@ class _Way:
         return ft.activation_bytes(self.step) / 2**20
 
     def saved_megabytes(self) -> float:
-        """What the forward pass leaves for the backward pass, and its result."""
-        return ft.saved_bytes(lambda: self.call(**self.inputs)) / 2**20
+        """What the forward pass leaves for the backward pass.
+
+        Its result is not counted: autocast's may be low, where ``compile`` keeps its type.
+        """
+
+        def graph() -> list[Any]:
+            return [o.grad_fn for o in float_outputs(self.call(**self.inputs))]
+
+        return ft.saved_bytes(graph) / 2**20
 
 
 def train_where_bf16_pays(job: Job) -> Found:
     """What training would be on a device where products in bf16 take a quarter of the time.
 
     Plans are those that such a device would be given; their graphs run op by op, autocast's
-    too, and no kernel is built. Memory is what the forward pass leaves: its result, and what
-    it saves for the backward pass.
+    too, and no kernel is built. Memory is what the forward pass saves for the backward pass.
     """
     way = _ways(job)
     with during(Status.NETWORK, "training in fp32"):

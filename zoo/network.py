@@ -54,12 +54,14 @@ def without_dropout(net: nn.Module) -> nn.Module:
     """``net`` with every rate of dropout 0, so that training is the same in each precision."""
     for module in net.modules():
         is_dropout = any(word in type(module).__name__ for word in ("Drop", "Stochastic"))
-        for name, value in list(vars(module).items()):
-            rate = isinstance(value, float) and (
-                "drop" in name or (is_dropout and name == "p")
-            )
-            if rate:
-                setattr(module, name, 0.0)
+        # Layers of transformers ask their configuration, as of layers to be left out.
+        for holder in (module, getattr(module, "config", None)):
+            for name, value in list(getattr(holder, "__dict__", {}).items()):
+                rate = isinstance(value, float) and (
+                    "drop" in name or (is_dropout and name == "p")
+                )
+                if rate:
+                    setattr(holder, name, 0.0)
     return net
 
 

@@ -28,7 +28,7 @@ configurations, taken through all that finecast does with a model. Written by `m
 - **Gradient**: the error of all gradients of one compiled forward and backward pass.
 - **MB**: the peak of what that pass allocates and frees again, in 2**20 bytes.
 - **Where bf16 pays**: plans such as a CPU gets that does products in bf16 in a quarter of the
-  time. Graphs run op by op, without kernels, and MB is what the forward pass leaves."""
+  time. Graphs run op by op, without kernels, and MB is what the forward pass saves."""
 
 _TITLES: Final = {
     Status.FINECAST: "finecast's",

@@ -21,6 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 from torch.utils.checkpoint import CheckpointPolicy
 
+from finecast.frontends.torch.layout import free_of_strides
 from finecast.frontends.torch.reader import hinted_shapes, read
 from finecast.frontends.torch.writer import apply_edits, convert_element_type
 from finecast.graph import Graph
@@ -49,6 +50,7 @@ def lower(module: GraphModule, planning: Planning, decompositions: Decomposition
         by_name = {n.name: n.id for n in graph.nodes}
         formats = {by_name[name]: fmt for name, fmt in plan.formats.items()}
         apply_edits(graph, binding, edits(graph, formats), convert=convert_element_type)
+    free_of_strides(module)
     _take_apart(module, decompositions)
     return plan
 

@@ -22,8 +22,8 @@ from finecast.frontends.torch.expand import (
     ATTENTION,
     STEP_OF,
     expand,
-    free_of_strides,
 )
+from finecast.frontends.torch.layout import free_of_strides
 from finecast.frontends.torch.probing import Isolated
 from finecast.frontends.torch.reader import FxBinding, read
 from finecast.graph import Graph

@@ -37,14 +37,6 @@ def expand(module: GraphModule, steps: Mapping[str, Steps]) -> None:
     module.recompile()
 
 
-def free_of_strides(module: GraphModule) -> None:
-    """Give views that rely on how memory lies, which steps and roundings change, copies."""
-    for view in (_aten.view.default, _aten._unsafe_view.default):
-        for node in module.graph.find_nodes(op="call_function", target=view):
-            node.target = _aten.reshape.default
-    module.recompile()
-
-
 def _gives_one(node: FxNode) -> bool:
     """Whether nothing but the op's first result is used."""
     if isinstance(node.meta["val"], torch.Tensor):

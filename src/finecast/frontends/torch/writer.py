@@ -18,6 +18,7 @@ from torch.fx.node import map_arg
 from finecast.errors import ModelError
 from finecast.frontends.torch.aten import DTYPES, is_number, named_arguments, scalar_names
 from finecast.frontends.torch.casts import simplify_casts
+from finecast.frontends.torch.layout import free_of_strides
 from finecast.frontends.torch.reader import FxBinding, ValueSource, attribute, forget_unused
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
@@ -65,6 +66,7 @@ def apply_edits(
     module.graph.eliminate_dead_code()
     if edits:
         simplify_casts(module)
+        free_of_strides(module)
     if any(isinstance(edit, ConvertConstant) for edit in edits):
         forget_unused(module)
     module.graph.lint()
