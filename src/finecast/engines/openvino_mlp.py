@@ -38,7 +38,7 @@ def sums_behind_products(graph: Graph, low: Format) -> Mapping[int, str]:
         for before, node in _readers(graph, product):
             others = [v for v in _inputs(graph, node) if v.producer != before.id]
             if others:
-                text = f"openvino crashes at {node.name} where a cast to or from {low.label} is"
+                text = f"openvino crashes at {node.name} if it reads a cast to {low.label}"
                 found |= {n: text for v in others for n in _producers(graph, v)}
                 found[node.id] = text
     return found
