@@ -29,7 +29,9 @@ _MOVES = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT, OpKind.CAST})
 def sums_behind_products(graph: Graph, low: Format) -> Mapping[int, str]:
     """What reads a block and another value, and what computes that other value.
 
-    In one format there is no cast between the two. A graph's inputs are fp32.
+    In one format no cast is between the two. A graph's inputs are fp32. What is subtracted
+    OpenVINO multiplies by -1 before, and so is such a kernel in any format: there the block
+    keeps fp32 as well, and is what it was in the model that was given.
     """
     found: dict[int, str] = {}
     for product in graph.nodes:
@@ -37,10 +39,13 @@ def sums_behind_products(graph: Graph, low: Format) -> Mapping[int, str]:
             continue
         for before, node in _readers(graph, product):
             others = [v for v in _inputs(graph, node) if v.producer != before.id]
-            if others:
-                text = f"openvino crashes at {node.name} if it reads a cast to {low.label}"
-                found |= {n: text for v in others for n in _producers(graph, v)}
-                found[node.id] = text
+            if not others:
+                continue
+            kept = {n for v in others for n in _computing(graph, v)}
+            if node.op == "sub" and node.inputs[1] in {v.id for v in others}:
+                kept |= {n for v in _inputs(graph, node) for n in _computing(graph, v, True)}
+            text = f"openvino crashes at {node.name} if it reads a cast to {low.label}"
+            found |= dict.fromkeys((*kept, node.id), text)
     return found
 
 
@@ -60,21 +65,9 @@ def _is_small(graph: Graph, node: Node) -> bool:
 
 def _behind_another(graph: Graph, product: Node) -> bool:
     """Whether only elementwise ops are between another small product and this one."""
-    waiting, seen = [product.inputs[0]], set[int]()
-    while waiting:
-        index = waiting.pop()
-        if index is None or index in seen:
-            continue
-        seen.add(index)
-        producer = graph.values[index].producer
-        if producer is None:
-            continue
-        node = graph.nodes[producer]
-        if _is_small(graph, node):
-            return True
-        if by_name(node.op).kind in _JOINS:
-            waiting.extend(node.inputs)
-    return False
+    source = product.inputs[0]
+    behind = _computing(graph, graph.values[source]) if source is not None else ()
+    return any(_is_small(graph, graph.nodes[i]) for i in behind)
 
 
 def _readers(graph: Graph, product: Node) -> Iterator[tuple[Node, Node]]:
@@ -96,11 +89,19 @@ def _inputs(graph: Graph, node: Node) -> list[Value]:
     return [v for v in values if v.constant is None]
 
 
-def _producers(graph: Graph, value: Value) -> Iterator[int]:
-    """What computes the value, and the moves of it in between."""
-    while value.producer is not None:
-        node = graph.nodes[value.producer]
-        yield node.id
-        if by_name(node.op).kind not in _MOVES or not node.inputs or node.inputs[0] is None:
-            return
-        value = graph.values[node.inputs[0]]
+def _computing(graph: Graph, value: Value, whole_block: bool = False) -> set[int]:
+    """The elementwise ops and moves that compute the value, and the first others before them.
+
+    With ``whole_block`` small products are passed as well.
+    """
+    found, waiting = set[int](), [value]
+    while waiting:
+        producer = waiting.pop().producer
+        if producer is None or producer in found:
+            continue
+        found.add(producer)
+        node = graph.nodes[producer]
+        passed = by_name(node.op).kind in _JOINS | _MOVES
+        if passed or (whole_block and _is_small(graph, node)):
+            waiting.extend(_inputs(graph, node))
+    return found
