@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from finecast.engines.openvino_mlp import sums_behind_products
 from finecast.graph import ConstantStats, Graph, Node
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
@@ -127,6 +128,7 @@ _BF16: Final = frozenset({Format.BF16})
 
 FAULTS: Final[tuple[Fault, ...]] = (
     Fault(engine="openvino", formats=_FP16, find=_second_bias),
+    Fault(engine="openvino", device="CPU", formats=_BF16, find=sums_behind_products),
     # ONNX Runtime lists these kernels and loads them, and they fail when they run. (1.31:
     # "MLFloat16 data type is not supported with ScatterND opset 16 when reduction is 'add'".)
     Fault(

@@ -1,0 +1,107 @@
+"""Additions behind two small products, at which OpenVINO 2026.4 ends the process.
+
+It compiles a chain of small products into one kernel (a *block*), which takes in the ops
+behind it as far as its registers go, and other chains of elementwise ops and casts into
+kernels that grow. An op that reads a block and such a kernel makes it follow a null pointer
+(``tokenize_node`` of its snippets: finished kernels are not among the clones that it joins).
+Whether a model falls into this depends on the number of threads, too. Models whose own ops do
+fail in fp32 as well; here no cast of ours may be the second kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from finecast.graph import Graph, Node, Value
+from finecast.numbers.formats import Format
+from finecast.ops import OpKind, by_name
+
+# The largest that OpenVINO compiles so.
+_ROWS = 8
+_COLUMNS = 256
+_PRODUCTS = frozenset({"matmul", "gemm"})
+_JOINS = frozenset(
+    {OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL, OpKind.SOFTMAX, OpKind.CAST, OpKind.COMPARISON}
+)
+_MOVES = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT, OpKind.CAST})
+
+
+def sums_behind_products(graph: Graph, low: Format) -> Mapping[int, str]:
+    """What reads a block and another value, and what computes that other value.
+
+    In one format no cast is between the two. A graph's inputs are fp32. What is subtracted
+    OpenVINO multiplies by -1 before, and so is such a kernel in any format: there the block
+    keeps fp32 as well, and is what it was in the model that was given.
+    """
+    found: dict[int, str] = {}
+    for product in graph.nodes:
+        if not _is_small(graph, product) or not _behind_another(graph, product):
+            continue
+        for before, node in _readers(graph, product):
+            others = [v for v in _inputs(graph, node) if v.producer != before.id]
+            if not others:
+                continue
+            kept = {n for v in others for n in _computing(graph, v)}
+            if node.op == "sub" and node.inputs[1] in {v.id for v in others}:
+                kept |= {n for v in _inputs(graph, node) for n in _computing(graph, v, True)}
+            text = f"openvino crashes at {node.name} if it reads a cast to {low.label}"
+            found |= dict.fromkeys((*kept, node.id), text)
+    return found
+
+
+def _is_small(graph: Graph, node: Node) -> bool:
+    """Whether it is a product that OpenVINO may take into a block."""
+    if node.op not in _PRODUCTS or len(node.inputs) < 2:
+        return False
+    left, right = (graph.values[i] if i is not None else None for i in node.inputs[:2])
+    if left is None or right is None or right.constant is None:
+        return False
+    rows, columns = left.shape or (), right.shape or ()
+    if len(rows) != 2 or len(columns) != 2:
+        return False
+    limits = zip((*rows, *columns), (_ROWS, *[_COLUMNS] * 3), strict=True)
+    return all(isinstance(size, int) and size <= most for size, most in limits)
+
+
+def _behind_another(graph: Graph, product: Node) -> bool:
+    """Whether only elementwise ops are between another small product and this one."""
+    source = product.inputs[0]
+    behind = _computing(graph, graph.values[source]) if source is not None else ()
+    return any(_is_small(graph, graph.nodes[i]) for i in behind)
+
+
+def _readers(graph: Graph, product: Node) -> Iterator[tuple[Node, Node]]:
+    """Elementwise ops that may read the block of ``product``, each with what it reads."""
+    node: Node | None = product
+    while node is not None:
+        users = [graph.nodes[i] for i in _users(graph, node)]
+        joined = [u for u in users if by_name(u.op).kind in _JOINS]
+        yield from ((node, user) for user in joined)
+        node = joined[0] if len(users) == len(joined) == 1 else None
+
+
+def _users(graph: Graph, node: Node) -> list[int]:
+    return sorted({u for i in node.outputs if i is not None for u in graph.values[i].uses})
+
+
+def _inputs(graph: Graph, node: Node) -> list[Value]:
+    values = (graph.values[i] for i in node.inputs if i is not None)
+    return [v for v in values if v.constant is None]
+
+
+def _computing(graph: Graph, value: Value, whole_block: bool = False) -> set[int]:
+    """The elementwise ops and moves that compute the value, and the first others before them.
+
+    With ``whole_block`` small products are passed as well.
+    """
+    found, waiting = set[int](), [value]
+    while waiting:
+        producer = waiting.pop().producer
+        if producer is None or producer in found:
+            continue
+        found.add(producer)
+        node = graph.nodes[producer]
+        passed = by_name(node.op).kind in _JOINS | _MOVES
+        if passed or (whole_block and _is_small(graph, node)):
+            waiting.extend(_inputs(graph, node))
+    return found
