@@ -55,11 +55,14 @@ class Search:
     ] = 1.02
     max_trials: Annotated[
         int | None,
-        typer.Option(help="Plans evaluated on all data; all of them are used for more speed."),
+        typer.Option(
+            help="Plans that are evaluated on all data at most; what is left of them goes into"
+            " faster plans."
+        ),
     ] = None
     timeout: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="After so long no other plan is evaluated."),
+        typer.Option(metavar="SECONDS", help="After so long no plan is begun."),
     ] = None
 
     def goal(self, criterion: Criterion) -> Goal:
