@@ -43,6 +43,8 @@ FIXED_IN: Final[Mapping[str, tuple[int, ...]]] = {
     "aten::_scaled_dot_product_flash_attention_backward": (5,),
     "aten::_scaled_dot_product_efficient_attention_backward": (6,),
     "aten::_scaled_dot_product_cudnn_attention_backward": (5,),
+    # It reads memory as it lies, and a cast of what has gaps packs it.
+    "aten::as_strided": (0,),
 }
 FIXED_OUT: Final[Mapping[str, tuple[int, ...]]] = {
     "aten::_native_batch_norm_legit_no_training": (1, 2),
@@ -56,6 +58,7 @@ FIXED_OUT: Final[Mapping[str, tuple[int, ...]]] = {
     "aten::_scaled_dot_product_flash_attention": (1,),
     "aten::_scaled_dot_product_efficient_attention": (1,),
     "aten::_scaled_dot_product_cudnn_attention": (1,),
+    "aten::as_strided": (0,),
 }
 # Scale and shift, which CPU kernels and Inductor take in fp32 beside low values.
 _SCALES: Final[Mapping[str, tuple[int, ...]]] = {
