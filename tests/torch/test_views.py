@@ -47,7 +47,20 @@ class JoinedToNothing(Layers):
         return self.last(rows.view(-1).view(-1, 16))
 
 
-NETWORKS = [CastOfSlice, CastOfExpanded, JoinedToNothing]
+class Strided(Layers):
+    """Reads also what lies between the values of a slice."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        some = self.first(x)[:, ::2]
+        return self.last(some.as_strided((8, 16), (16, 1)) + some.relu().sum())
+
+
+class StridedInput(Layers):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x[:, ::2].as_strided((4, 16), (32, 2))))
+
+
+NETWORKS = [Strided, StridedInput, CastOfSlice, CastOfExpanded, JoinedToNothing]
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -55,7 +68,7 @@ NETWORKS = [CastOfSlice, CastOfExpanded, JoinedToNothing]
 def test_training(network: type[Layers], policy: str, op_by_op: None) -> None:
     torch.manual_seed(0)
     torch._dynamo.reset()
-    net, x = network(), torch.randn(8, 16)
+    net, x = network(), torch.randn(8, 32)[:, ::2]
     other = copy.deepcopy(net)
     for call in (ft.compile(net, policy), other):
         call(x).square().mean().backward()
@@ -68,7 +81,7 @@ def test_training(network: type[Layers], policy: str, op_by_op: None) -> None:
 @pytest.mark.parametrize("network", NETWORKS)
 def test_conversion(network: type[Layers]) -> None:
     torch.manual_seed(0)
-    net, x = network(), torch.randn(8, 16)
+    net, x = network(), torch.randn(8, 32)[:, ::2]
     with torch.no_grad():
         got, want = ft.convert(net, (x,), "all:bf16")(x), net(x)
     assert (got - want).norm() < 0.05 * want.norm()

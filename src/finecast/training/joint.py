@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 from torch.utils.checkpoint import CheckpointPolicy
 
-from finecast.frontends.torch.layout import free_of_strides
+from finecast.frontends.torch.layout import free_of_strides, read_whole_memory
 from finecast.frontends.torch.reader import hinted_shapes, read
 from finecast.frontends.torch.writer import apply_edits, convert_element_type
 from finecast.graph import Graph
@@ -44,6 +44,7 @@ def lower(module: GraphModule, planning: Planning, decompositions: Decomposition
     Laws: the module's inputs and outputs keep their types, so gradients of fp32 parameters
     leave in fp32; the order and the names of its inputs stay.
     """
+    read_whole_memory(module)
     graph, binding = read(module)
     with unset_fake_temporarily():  # constants are real: they are looked at and converted
         plan = planning(graph, hinted_shapes(binding))

@@ -72,6 +72,8 @@ _STATISTICS: Final[Mapping[str, tuple[int, ...]]] = {
     "aten::native_layer_norm_backward": (1, 2),
     "aten::native_group_norm_backward": (1, 2),
 }
+# It reads memory as it lies, and a cast of what has gaps packs it.
+_IN_MEMORY: Final[Mapping[str, tuple[int, ...]]] = {"aten::as_strided": (0,)}
 # Conversions: they read whatever format they are given and write the one they name.
 CONVERSIONS: Final = frozenset({"aten::_to_copy", "aten::to", "prims::convert_element_type"})
 # They give what they read under another shape, without a copy.
@@ -89,12 +91,12 @@ WRITERS: Final = frozenset({"aten::copy_", "aten::copy", "aten::set_"})
 
 def fixed_inputs(native: str) -> tuple[int, ...]:
     """Positions of the inputs of ``native`` that keep the type they have."""
-    return FIXED_IN.get(native) or _SCALES.get(native, ())
+    return FIXED_IN.get(native) or _SCALES.get(native) or _IN_MEMORY.get(native, ())
 
 
 def fixed_outputs(native: str) -> tuple[int, ...]:
     """Positions of its outputs that keep theirs."""
-    return FIXED_OUT.get(native) or _STATISTICS.get(native, ())
+    return FIXED_OUT.get(native) or _STATISTICS.get(native) or _IN_MEMORY.get(native, ())
 
 
 # Types of arguments that take a number as an operand: ``add(x, 2)`` gives one for a tensor.

@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 
 from finecast.errors import ModelError
 from finecast.frontends.torch.fold import fold_batch_norms
+from finecast.frontends.torch.layout import read_whole_memory
 from finecast.frontends.torch.reader import FxBinding, attribute, read, written
 from finecast.graph import Graph
 
@@ -61,6 +62,7 @@ def capture(
     _drop_assertions(unlifted)
     if fold:
         fold_batch_norms(unlifted)
+    read_whole_memory(unlifted)
     graph, binding = read(unlifted)
     return Captured(program=program, module=unlifted, graph=graph, binding=binding)
 
