@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -78,6 +80,25 @@ def test_openvino_still_crashes(tmp_path: Path, rows: str) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(block("h = Tanh(x) y = Add(h, t)", rows), path)
     assert exit_code(path) != 0
+
+
+def test_an_engine_that_ends_the_process_is_named(tmp_path: Path) -> None:
+    path, output = tmp_path / "model.onnx", tmp_path / "low.onnx"
+    onnx.save(block("h = Tanh(x) y = Add(h, t)"), path)
+    words = ["convert", str(path), "-o", str(output), "--engine", "openvino"]
+    command = [sys.executable, "-m", "finecast", *words]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": ""}
+    done = subprocess.run(
+        [*command, "--engine", "openvino"],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=env,
+    )
+    assert done.returncode == -signal.SIGSEGV
+    assert "Segmentation fault" in done.stderr
+    assert "engines/openvino.py" in done.stderr
+    assert not output.exists()
 
 
 @pytest.mark.parametrize(
