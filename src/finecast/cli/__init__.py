@@ -9,6 +9,7 @@ code.
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import importlib
 import os
@@ -85,7 +86,13 @@ def _run(args: Sequence[str]) -> int:
 
 
 def entry() -> int:
-    """``main`` as a process: an error of finecast's own exits with its own code too."""
+    """``main`` as a process: an error of finecast's own exits with its own code too.
+
+    Where an engine ends the process (a segmentation fault in its compiler), the calls that
+    led there are the last word on stderr; the signal stays what the process died of.
+    """
+    if sys.__stderr__ is not None and not faulthandler.is_enabled():
+        faulthandler.enable(sys.__stderr__, all_threads=False)
     before = signal.signal(signal.SIGINT, _interrupt)
     try:
         return main()
