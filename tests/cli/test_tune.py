@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnx import numpy_helper, parser
 
 from finecast.errors import ExitCode
 from finecast.pipeline.study import Study
@@ -129,6 +130,43 @@ def test_a_finished_run_is_resumed_without_force(
     assert "an earlier run finished" in answer.err
     assert answer.code in (0, 1)
     assert "improved" in answer.out or "unchanged" in answer.out
+
+
+@pytest.fixture
+def products(tmp_path: Path) -> list[str | Path]:
+    """A command whose model is faster in bf16 on its target, where nothing is measured."""
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    net (float[n, 512] x) => (float[n, 512] y) {
+      a = MatMul (x, w)
+      y = MatMul (a, w)
+    }"""
+    made = parser.parse_model(text)
+    made.graph.initializer.append(numpy_helper.from_array(np.eye(512, dtype=np.float32), "w"))
+    path, data = tmp_path / "products.onnx", tmp_path / "products.npz"
+    onnx.save(made, path)
+    x = np.random.default_rng(0).standard_normal((64, 512))
+    np.savez(data, x=x.astype(np.float32))
+    options = ["--data", data, "--target", "trn1", "--tolerance", "0.5", "--json", "--force"]
+    return ["tune", path, "-o", tmp_path / "t.onnx", *options]
+
+
+def test_what_a_run_replaces_is_not_stale(
+    finecast: Finecast, products: list[str | Path]
+) -> None:
+    for _ in range(2):
+        answer = finecast(*products)
+        assert answer.json["verdict"] == "improved", answer.err
+        assert answer.json["stale"] == []
+        assert "STALE" not in answer.err
+
+
+def test_a_model_that_was_tuned_is_not_taken_for_fp32_unsaid(
+    finecast: Finecast, products: list[str | Path], tmp_path: Path
+) -> None:
+    assert "earlier conversion" not in finecast(*products).err
+    (tmp_path / "t.onnx").rename(tmp_path / "low.onnx")
+    answer = finecast("tune", tmp_path / "low.onnx", *products[2:])
+    assert "an earlier conversion to auto:bf16 stays" in answer.err
 
 
 def test_a_model_with_external_data(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from finecast.engines.probe import probe_one
 from finecast.errors import EngineError, UsageError
 from finecast.frontends import onnx as frontend
 from finecast.numbers.formats import Format
+from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.rules import Context, permit
 from finecast.rules.policy import Policy
@@ -157,10 +159,16 @@ def test_a_plan_is_replayed_and_taken_back(net: Path, openvino: OpenVinoEngine) 
     api.apply(type(done.plan).from_json(done.plan.to_json()), net, again, engine="openvino")
     assert np.array_equal(run(again), run(out))
     assert kinds(again) == kinds(out)
-    api.convert(out, back, "none", engine="openvino")
+    none = api.convert(out, back, "none", engine="openvino")
     assert kinds(back) == kinds(out), "scope none touches nothing"
     done = api.convert(out, None, "all:int8", data=DATA, engine="openvino")
     assert done.casts == 0, "what is coded is not coded again"
+    for kept in (none, done):
+        assert any("conversion to all:int8 stays" in w for w in kept.warnings)
+        assert not any("taken back" in w for w in kept.warnings)
+    other = api.convert(out, back, "all:bf16", force=True, verify=False)
+    assert not any("Quantize" in kind or "Dequantize" in kind for kind in kinds(back))
+    assert any("conversion to all:int8 was taken back" in w for w in other.warnings)
 
 
 @pytest.mark.parametrize(
@@ -257,3 +265,23 @@ def test_ops_that_the_engine_does_not_fuse_keep_fp32_and_say_so(net: Path) -> No
     with pytest.raises(EngineError, match="is planned in int8 and runs in fp32"):
         check_on_integers(engine, before, applied, DATA)  # pyright: ignore[reportArgumentType]
     assert integers.left_out(engine, found.highest(), applied, DATA) == {}  # pyright: ignore[reportArgumentType]
+
+
+def test_a_port_is_not_int8(net: Path) -> None:
+    policy = replace(Policy.parse("all:int8"), io={"x": INT8})
+    with pytest.raises(UsageError, match="'x' cannot be int8: no cast gives it"):
+        api.convert(net, None, policy, data=DATA, engine="openvino")
+
+
+def test_of_what_the_rules_permit_and_time_leaves_that_is_said(
+    net: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slower(planner: Planner, _analysis: object) -> Plan:
+        return planner.highest()
+
+    monkeypatch.setattr("finecast.subjects.onnx.conversion.fastest_plan", slower)
+    done = api.convert(net, None, "auto:int8", data=DATA, engine="openvino")
+    assert any("of the ops that the rules permit none gains" in w for w in done.warnings)
+    nothing = replace(Policy.parse("auto:int8"), exclude=(re.compile(""),))
+    done = api.convert(net, None, nothing, data=DATA, engine="openvino")
+    assert any("the rules leave every op in its type" in w for w in done.warnings)

@@ -179,6 +179,7 @@ def run(
     plan = records.plan_of(written.output)
     if outcome.improved:
         write_text(plan, outcome.plan.to_json())
+    outcome = replace(outcome, stale=files.stale())
     _warn(outcome, choice.told(set(outcome.plan.formats.values())), request)
     _report(outcome, evaluation.label, written.output, plan, as_json=as_json)
     return ExitCode.DONE if outcome.improved else ExitCode.NOT_IMPROVED
@@ -220,8 +221,7 @@ def _searched(
         progress("tuning", quiet=quiet) as bar,
     ):
         told = replace(request, progress=lambda stage, done, total: bar(done, total, stage))
-        outcome = api.tuned(model, written.destination, told)
-    return replace(outcome, stale=files.stale())
+        return api.tuned(model, written.destination, told)
 
 
 def _warn(outcome: Outcome, told: Sequence[str], request: TuneRequest) -> None:

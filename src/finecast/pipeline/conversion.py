@@ -14,6 +14,10 @@ from finecast.rules.policy import Policy
 _OWN_TYPES: Final = ("fp64", "fp16", "bf16")
 """Of ops that no policy changes, because they are not fp32."""
 NOTHING_CONVERTED: Final = "nothing was converted: the rules leave every op in its type"
+NOTHING_GAINS: Final = (
+    "nothing was converted: of the ops that the rules permit none gains by its time here"
+    " (--auto-cast all converts them all the same)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -218,11 +218,13 @@ class _Tuning:
     def _none_faster(self, candidates: Sequence[Candidate], baseline_s: float) -> str:
         fastest = min((c.latency_s for c in candidates), default=math.inf)
         where = "by the model" if self.subject.target else "here"
+        least = self._min_speedup
+        wanted = "faster" if least == MIN_SPEEDUP else f"{least:g} times as fast as fp32"
         speeds = (self.subject.speed(fmt).text for fmt in self.policy.formats)
         return "; ".join(
             (
                 (
-                    f"no plan is faster {where}: the fastest takes {1e3 * fastest:.3g} ms,"
+                    f"no plan is {wanted} {where}: the fastest takes {1e3 * fastest:.3g} ms,"
                     f" fp32 {1e3 * baseline_s:.3g} ms"
                 ),
                 *(() if self.subject.target else speeds),

@@ -52,6 +52,8 @@ def _of_value(seen: ValueFacts | None, fmt: Format) -> Scaled:
         raise ValueError("nothing was observed of it")
     if seen.nans or seen.infs:
         raise ValueError("NaN or Inf was observed")
+    if seen.lowest == seen.highest and seen.count > 1:
+        raise ValueError("the data has one number in all of its places: that shows no range")
     ends = np.asarray(seen.lowest), np.asarray(seen.highest)
     return Scaled.fitted(fmt, SCALED[fmt].values, *ends)
 

@@ -299,7 +299,7 @@ def resolve_io(graph: Graph, io: Mapping[str, Format]) -> dict[int, Format]:
             )
         if io[name] not in DATA_TYPES:
             raise UsageError(
-                f"ONNX has no type {io[name].label}: {name!r} cannot be one",
+                f"{name!r} cannot be {io[name].label}: no cast gives it",
                 where="--io",
                 fix=f"use {', '.join(f.label for f in DATA_TYPES)}",
             )

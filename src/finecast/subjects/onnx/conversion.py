@@ -18,7 +18,12 @@ from finecast.graph import Graph
 from finecast.measure.environment import local_target
 from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified
-from finecast.pipeline.conversion import NOTHING_CONVERTED, Conversion, kept_types
+from finecast.pipeline.conversion import (
+    NOTHING_CONVERTED,
+    NOTHING_GAINS,
+    Conversion,
+    kept_types,
+)
 from finecast.pipeline.modelled import fastest_plan, plan_time_s
 from finecast.pipeline.narrowing import worthwhile
 from finecast.pipeline.sources import FeedMaker
@@ -101,6 +106,8 @@ class Converter:
         done = self._write(plan, applied)
         used = set(plan.formats.values())
         warnings = (*left_out, *_warnings(file, policy, applied, used))
+        if NOTHING_CONVERTED in warnings and used != set(planner.lowest().formats.values()):
+            warnings = tuple(NOTHING_GAINS if w == NOTHING_CONVERTED else w for w in warnings)
         if target is None and applied.edits:
             for fmt in policy.formats:
                 warnings += _slow(self.engines, done.verified, fmt) if fmt in used else ()
@@ -187,9 +194,9 @@ def _warnings(
     if policy.scope is not Scope.NONE:
         found += kept_notes(applied.graph, policy)
     found += file.notes
-    was = file.model.metadata_props.get(frontend.POLICY_KEY, policy.label)
-    if was != policy.label:
-        found.append(f"an earlier conversion to {was} was taken back")
+    earlier = earlier_conversion(file, policy)
+    if earlier:
+        found += earlier
     elif not applied.edits and policy.scope is not Scope.NONE:
         found.append(NOTHING_CONVERTED)
     else:
@@ -197,6 +204,16 @@ def _warnings(
         if unused and len(policy.formats) > 1:
             found.append(f"no op is in {' or '.join(unused)}, which was asked for, too")
     return tuple(found)
+
+
+def earlier_conversion(file: OnnxFile, policy: Policy) -> list[str]:
+    """What becomes of a conversion that the file came with."""
+    was = file.model.metadata_props.get(frontend.POLICY_KEY)
+    if was is None:
+        return []
+    if policy.scope is Scope.NONE or was == policy.label:
+        return [f"an earlier conversion to {was} stays: for fp32 give the model of before it"]
+    return [f"an earlier conversion to {was} was taken back"]
 
 
 def kept_notes(graph: Graph, policy: Policy) -> list[str]:

@@ -13,7 +13,7 @@ from finecast.planning.edits import cast_count
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy
-from finecast.subjects.onnx.conversion import kept_notes
+from finecast.subjects.onnx.conversion import earlier_conversion, kept_notes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -89,5 +89,6 @@ class OnnxSource:
         return OnnxBuilt(plan=plan, applied=frontend.apply(self.file, plan))
 
     def notes(self, planner: Planner) -> Sequence[str]:
-        """Of ops that keep a type of their own."""
-        return kept_notes(planner.graph, planner.policy)
+        """Of an earlier conversion, and of ops that keep a type of their own."""
+        policy = planner.policy
+        return [*earlier_conversion(self.file, policy), *kept_notes(planner.graph, policy)]
