@@ -146,8 +146,7 @@ def run(
     modelled from its documented rates, and the plan is stated by casts that its compiler
     respects (--auto-cast none).
 
-    MODEL may be a program that torch.export.save wrote, named .pt2; it is timed compiled by
-    torch.compile.
+    MODEL may be a program of torch.export.save, named .pt2; it is timed by torch.compile.
 
     Examples:
       finecast tune model.onnx -o tuned.onnx --data val.npz --metric top1 --tolerance 0.005
