@@ -103,8 +103,8 @@ class Records:
         """Where the trials go."""
         return self.study or output.with_suffix(".study.db")
 
-    def replacing(self, model: Path, written: Output) -> Output:
-        """``written``; a run that is resumed may replace what it made of ``model``.
+    def replacing(self, source: Source, written: Output) -> Output:
+        """``written``; a run that is resumed may replace what it made of the model.
 
         Raises:
             UsageError: If what is at the plan's place is no plan.
@@ -116,7 +116,7 @@ class Records:
         there = all(path.is_file() for path in (written.output, plan, study))
         if not (self.resume and there) or written.force:
             return written
-        if Plan.load(plan).model != api.load(model).digest:
+        if Plan.load(plan).model != api.load(source.model, trust=source.trust).digest:
             return written
         warn(f"--resume: an earlier run finished: {written.output} is made anew")
         return replace(written, force=True)
@@ -160,7 +160,7 @@ def run(
     from finecast.pipeline.model import TuneRequest
 
     choice = narrowing.narrowed(device.choice(casting, target))
-    written = records.replacing(source.model, written)
+    written = records.replacing(source, written)
     files = files_of(source.model, data, evaluation, narrowing, force=written.force)
     model = _claimed(files, source, written, records, engine)
     request = TuneRequest(
