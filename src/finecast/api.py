@@ -24,10 +24,9 @@ from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination
 from finecast.pipeline.census import Census
 from finecast.pipeline.conversion import Conversion
-from finecast.pipeline.goal import Goal
+from finecast.pipeline.goal import MIN_SPEEDUP, Goal
 from finecast.pipeline.model import OpenedModel, RunOptions, TuneRequest
 from finecast.pipeline.outcome import Outcome
-from finecast.pipeline.search import MIN_SPEEDUP
 from finecast.pipeline.sources import DEFAULT_BATCH, Data, DataOptions, workload_of
 from finecast.pipeline.study import JOURNAL_SUFFIX, Study
 from finecast.pipeline.tuning import tune as search

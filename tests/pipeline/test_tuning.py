@@ -22,9 +22,8 @@ from finecast.frontends import onnx as frontend
 from finecast.measure.racing import Effort
 from finecast.numbers.formats import Format
 from finecast.pipeline import tuning
-from finecast.pipeline.goal import Goal
+from finecast.pipeline.goal import MIN_SPEEDUP, Goal
 from finecast.pipeline.outcome import Outcome, Verdict
-from finecast.pipeline.search import MIN_SPEEDUP
 from finecast.pipeline.study import Study
 from finecast.pipeline.workload import EvalFunction, Run
 from finecast.rules.policy import Policy

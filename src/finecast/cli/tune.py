@@ -33,10 +33,10 @@ from finecast.cli.output import (
 from finecast.cli.policy_options import Casting, Device, Narrowing, Target
 from finecast.errors import ExitCode, InterruptedRunError
 from finecast.files import CommandFiles, write_text
+from finecast.pipeline.goal import MIN_SPEEDUP, Goal
 
 if TYPE_CHECKING:
     from finecast.data.criterion import Criterion
-    from finecast.pipeline.goal import Goal
     from finecast.pipeline.model import OpenedModel, TuneRequest
     from finecast.pipeline.outcome import Measured, Outcome
 
@@ -52,7 +52,7 @@ class Search:
 
     min_speedup: Annotated[
         float, typer.Option(help="How many times as fast as fp32 a plan has to be.")
-    ] = 1.02
+    ] = MIN_SPEEDUP
     max_trials: Annotated[
         int | None,
         typer.Option(
@@ -71,8 +71,6 @@ class Search:
         Raises:
             UsageError: If a speed is below 1, or there is no budget.
         """
-        from finecast.pipeline.goal import Goal
-
         return Goal(
             criterion=criterion,
             min_speedup=self.min_speedup,

@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from finecast.pipeline.goal import MIN_SPEEDUP
 from finecast.planning.plan import Plan
 
 SAME_TIME: Final = 1.03
 """Of plans within this ratio of one another the most accurate is taken."""
-MIN_SPEEDUP: Final = 1.02
-"""A tuned model must win by more than interleaved medians wander on a quiet machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

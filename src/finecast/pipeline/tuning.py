@@ -16,11 +16,11 @@ from typing import Final
 from finecast.data.criterion import Criterion
 from finecast.errors import EngineError
 from finecast.measure.racing import ANCHOR, Effort, Race
-from finecast.pipeline.goal import Budget, Goal
+from finecast.pipeline.goal import MIN_SPEEDUP, Budget, Goal
 from finecast.pipeline.hint import Anchor, Hinting
 from finecast.pipeline.narrowing import worthwhile
 from finecast.pipeline.outcome import Measured, Outcome, Verdict
-from finecast.pipeline.search import MIN_SPEEDUP, SAME_TIME, Candidate, chain
+from finecast.pipeline.search import SAME_TIME, Candidate, chain
 from finecast.pipeline.study import Study
 from finecast.pipeline.subject import Built, Examined, Subject, UserRules
 from finecast.pipeline.trials import Trials, nan_baseline

@@ -24,6 +24,7 @@ from finecast.devices.setting import ALWAYS, RELAYOUT, Bit, Setting, kernel_numb
 from finecast.engines.emulator.switch import EMULATION_SWITCH, OFFSET, Emulated, SwitchedWeight
 from finecast.engines.emulator.views import RoundedViews
 from finecast.engines.emulator.wants import Into, RoundWants
+from finecast.frontends.onnx.placing import place_after
 from finecast.frontends.onnx.reader import OnnxBinding, constant_tensor, read
 from finecast.frontends.onnx.roundops import RoundOps
 from finecast.frontends.onnx.widen import stored_format
@@ -155,15 +156,8 @@ class _Builder:
 
     def _place(self, native: ir.Value, nodes: list[ir.Node]) -> None:
         """Right after the value appears."""
-        if not nodes:
-            return
-        home, producer = native.graph, native.producer()
-        if producer is not None:
-            producer.append(nodes)
-        elif home is self.main or home is None:
-            self.prologue += nodes
-        else:
-            next(iter(home)).prepend(nodes)
+        if nodes:
+            place_after(native, nodes, self.main, self.prologue)
 
     def _round_constants(self, node: Node) -> None:
         native = self.binding.nodes[node.id]

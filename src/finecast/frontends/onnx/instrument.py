@@ -10,6 +10,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from finecast.frontends.onnx.names import FreshNames
+from finecast.frontends.onnx.placing import place_after
 from finecast.frontends.onnx.reader import OnnxBinding, constant_tensor, read
 from finecast.frontends.onnx.statements import Maker, rounding
 from finecast.graph import Graph
@@ -121,14 +122,7 @@ class _Inserter:
         out.shape = value.shape
         choice = [self.scalar(k), nodes[-1].outputs[0], value]
         nodes.append(ir.node("Where", choice, outputs=[out]))
-        home, producer = value.graph, value.producer()
-        if producer is not None:
-            producer.append(nodes)
-        elif home is self.main or home is None:
-            self.prologue += nodes
-        else:
-            first = next(iter(home))
-            first.prepend(nodes)
+        place_after(value, nodes, self.main, self.prologue)
         return out
 
     def _rounded_constant(self, value: ir.Value, encoding: Encoding, k: int) -> ir.Value:
