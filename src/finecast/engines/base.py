@@ -40,6 +40,9 @@ class KernelTime:
     time_s: float
 
 
+_GAINS = 1.05  # a format that is no faster than this gains nothing: what short probes resolve
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capability:
     """Whether a format runs on a device, and how fast against fp32, by probing."""
@@ -50,8 +53,8 @@ class Capability:
 
     @property
     def worthwhile(self) -> bool:
-        """It runs and is faster than fp32."""
-        return self.runs and self.speed is not None and self.speed > 1.0
+        """It runs, and faster than fp32 by more than short probes leave to chance."""
+        return self.runs and self.speed is not None and self.speed > _GAINS
 
 
 class Session(Protocol):

@@ -36,7 +36,6 @@ _TF32_ENGINES = frozenset({("onnxruntime", "CUDA"), ("onnxruntime", "Tensorrt")}
 
 _BUDGET_S = 0.05  # per format and kernel, so that an engine takes about half a second
 _FEWEST_TURNS = 9
-_GAINS = 1.05  # a format that is no faster than this gains nothing: what short probes resolve
 _SLACK = 8.0
 """Allowed error in unit roundoffs of the result's magnitude: inputs, weights, product, sum
 and activation round once each, and a margin of 1.6 for unlucky cancellation."""
@@ -79,7 +78,7 @@ def speed_of(engine: Engine, fmt: Format) -> Speed:
             gains=False, text=f"{engine.name} has no {fmt.label} arithmetic here{why}"
         )
     text = f"{fmt.label} runs at {found.speed:.2g}x fp32's speed in {engine.name} here{why}"
-    return Speed(gains=found.speed > _GAINS, text=text)
+    return Speed(gains=found.worthwhile, text=text)
 
 
 def _known(engine: Engine, formats: Sequence[Format]) -> dict[Format, Capability]:

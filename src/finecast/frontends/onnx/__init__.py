@@ -299,7 +299,7 @@ def resolve_io(graph: Graph, io: Mapping[str, Format]) -> dict[int, Format]:
             )
         if io[name] not in DATA_TYPES:
             raise UsageError(
-                f"{name!r} cannot be {io[name].label}: no cast gives it",
+                f"ONNX has no type {io[name].label} that {name!r} could be cast to",
                 where="--io",
                 fix=f"use {', '.join(f.label for f in DATA_TYPES)}",
             )
