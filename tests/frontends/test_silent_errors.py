@@ -45,7 +45,7 @@ def kept_by_facts(proto: onnx.ModelProto, folder: Path, **feeds: np.ndarray) -> 
         v.id: ValueFacts.of(arrays[v.name]) for v in prepared.graph.values if v.name in arrays
     }
     permissions = permit(Context(graph=prepared.graph, policy=policy, facts=facts))
-    chosen = assign.lowest(permissions, Format.FP16)
+    chosen = assign.lowest(prepared.graph, permissions, Format.FP16)
     return {prepared.graph.nodes[i].name: f.label for i, f in chosen.items()}
 
 

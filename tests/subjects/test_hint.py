@@ -13,8 +13,8 @@ import pytest
 
 from finecast import api
 from finecast.cli.tune import to_dict
-from finecast.engines import get_engine
-from finecast.engines.base import KernelFormats
+from finecast.engines import get_engine, probe
+from finecast.engines.base import Capability, KernelFormats
 from finecast.frontends import onnx as frontend
 from finecast.numbers.formats import Format
 from finecast.pipeline.hint import Hinting
@@ -150,6 +150,8 @@ def test_tune_tries_the_choice_and_shows_the_hint(
 
     monkeypatch.setattr(OnnxSource, "build", build)
     monkeypatch.setattr(OnnxSubject, "hints", hints)
+    gains = {Format.BF16: Capability(runs=True, speed=2.0)}  # whatever else this machine does
+    monkeypatch.setitem(probe._cache, ("openvino", "CPU"), gains)
     x = RNG.standard_normal((8, WIDTH)).astype(np.float32)
 
     def metric(run: Any) -> float:

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
+from finecast.graph import Graph
 from finecast.numbers.formats import Format
+from finecast.ops import by_name
 from finecast.planning.choices import Choice
 from finecast.planning.units import Units
 from finecast.rules import Permission
 
 
-def lowest(permissions: Mapping[int, Permission], *lows: Format) -> dict[int, Format]:
-    """For each node the first of ``lows`` that is permitted, else fp32, else what is left."""
-    return {i: pick(p, *lows, Format.FP32) for i, p in permissions.items()}
+def lowest(
+    graph: Graph, permissions: Mapping[int, Permission], *lows: Format
+) -> dict[int, Format]:
+    """For each node the first of ``lows`` that is permitted, else fp32, else what is left.
+
+    What only moves numbers from ops in fp32 to ops in fp32 keeps it where it may: low, it
+    would round them and compute nothing.
+    """
+    found = {i: pick(p, *lows, Format.FP32) for i, p in permissions.items()}
+    free = (
+        i for i, fmt in found.items() if _is_low(fmt) and Format.FP32 in permissions[i].formats
+    )
+    movers = {i for i in free if by_name(graph.nodes[i].op).places}
+    apart = _apart_from_low(graph, found, movers)
+    return found | dict.fromkeys(apart, Format.FP32)
 
 
 def highest(permissions: Mapping[int, Permission]) -> dict[int, Format]:
@@ -30,6 +44,31 @@ def chosen(
     of = choice.by_node(units)
     fp32 = Format.FP32
     return {i: pick(p, of.get(i, fp32), fp32) for i, p in permissions.items()}
+
+
+def _apart_from_low(
+    graph: Graph, formats: Mapping[int, Format], movers: Collection[int]
+) -> set[int]:
+    """Those of ``movers`` that no chain of movers joins to a low op, or to a low number.
+
+    Constants count as low numbers: a plan stores them so.
+    """
+    apart = set(movers)
+    low = [n.id for n in graph.float_nodes if _is_low(formats[n.id]) and n.id not in apart]
+    for value in graph.values:
+        if value.constant is not None or _is_low(value.format):
+            low += apart.intersection((*value.uses, value.producer))
+    while low:
+        node = graph.nodes[low.pop()]
+        apart.discard(node.id)
+        before = {v.producer for v in graph.following_inputs(node)}
+        after = {n for v in graph.following_outputs(node) for n in v.uses}
+        low += apart & (before | after)
+    return apart
+
+
+def _is_low(fmt: Format | None) -> bool:
+    return fmt not in (None, Format.FP32)
 
 
 def pick(permission: Permission, *preferred: Format) -> Format:

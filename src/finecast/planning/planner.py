@@ -87,7 +87,7 @@ class Planner:
 
     def lowest(self, *formats: Format) -> Plan:
         """Everything that may have one of ``formats`` (by default the policy's) has it."""
-        chosen = lowest(self.permissions, *(formats or self.policy.formats))
+        chosen = lowest(self.graph, self.permissions, *(formats or self.policy.formats))
         return self.plan(chosen, "every op that may be low is")
 
     def highest(self, because: str = "fp32 where permitted") -> Plan:

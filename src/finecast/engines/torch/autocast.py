@@ -26,7 +26,7 @@ def autocast_formats(
     one is, as a residual that came in fp32, or a parameter. What is moved on the way to low
     readers alone is moved low, for that rounds the same numbers.
     """
-    asked = lowest(permissions, *formats)
+    asked = lowest(graph, permissions, *formats)
     stored: dict[int, Format] = {}
     found: dict[int, Format] = {}
     for node in graph.float_nodes:

@@ -67,7 +67,7 @@ class RuleSet(Enum):
 
 def products_low(planner: Planner) -> Planner:
     """The same, but products take the first low format that they may."""
-    asked = lowest(planner.permissions, *planner.policy.formats)
+    asked = lowest(planner.graph, planner.permissions, *planner.policy.formats)
     nodes = planner.graph.nodes
     narrowed = {
         i: replace(p, formats=frozenset({asked[i]}))

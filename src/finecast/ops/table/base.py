@@ -117,6 +117,11 @@ class OpInfo:
         """Whether it runs on the matmul engine."""
         return self.kind.matmul_engine
 
+    @property
+    def places(self) -> bool:
+        """Whether it only places numbers elsewhere, and computes none."""
+        return self.exact and self.kind in (OpKind.RELAYOUT, OpKind.MOVEMENT)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpRow:

@@ -1,0 +1,84 @@
+"""The lowest plan: everything that may be low, but for what is moved between fp32 alone."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from finecast.graph import Graph
+from finecast.graph.text import from_text
+from finecast.numbers.formats import Format
+from finecast.ops import by_name
+from finecast.planning.assign import lowest
+from finecast.rules import Permission
+
+FP32, BF16 = Format.FP32, Format.BF16
+FREE, FIXED = frozenset({FP32, BF16}), frozenset({FP32})
+KINDS = ("transpose onnx::Transpose", "relu onnx::Relu", "reshape onnx::Reshape")
+
+
+def permissions(graph: Graph, fixed: set[int]) -> dict[int, Permission]:
+    return {
+        n.id: Permission(formats=FIXED if n.id in fixed else FREE, reasons=())
+        for n in graph.float_nodes
+    }
+
+
+def chain(*ops: str, source: str = "input %0 x fp32[2]") -> Graph:
+    """Each op reads what the one before gives."""
+    lines = ["graph 0", source]
+    for i, op in enumerate(ops):
+        lines.append(f"node n{i} {op} fp32 (%{i}) -> (%{i + 1} v{i} fp32[2])")
+    return from_text("\n".join([*lines, f"output %{len(ops)}"]))
+
+
+def formats(graph: Graph, fixed: set[int]) -> str:
+    found = lowest(graph, permissions(graph, fixed), BF16)
+    return "".join("l" if found[n.id] is BF16 else "h" for n in graph.nodes)
+
+
+def test_what_is_moved_between_fp32_stays() -> None:
+    move, compute, place = KINDS
+    assert formats(chain(compute, move, place, compute), {0, 3}) == "hhhh"
+    assert formats(chain(move, place), set()) == "hh"
+
+
+def test_what_is_moved_to_or_from_a_low_op_is_low() -> None:
+    move, compute, place = KINDS
+    assert formats(chain(compute, move, place, compute), {0}) == "hlll"
+    assert formats(chain(compute, move, place, compute), {3}) == "lllh"
+
+
+def test_a_constant_is_stored_low() -> None:
+    constant = "constant %0 w fp32[2] size=2"
+    assert formats(chain(KINDS[0], KINDS[1], source=constant), {1}) == "lh"
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[Graph, set[int]]:
+    """Random readers of what came before, some of them fixed to fp32."""
+    lines = ["graph 0", "input %0 x fp32[2]"]
+    count = draw(st.integers(1, 8))
+    for i in range(count):
+        read = draw(st.lists(st.integers(0, i), min_size=1, max_size=2))
+        kind = draw(st.sampled_from(KINDS))
+        values = ", ".join(f"%{index}" for index in read)
+        lines.append(f"node n{i} {kind} fp32 ({values}) -> (%{i + 1} v{i} fp32[2])")
+    fixed = draw(st.sets(st.integers(0, count - 1)))
+    return from_text("\n".join([*lines, f"output %{count}"])), fixed
+
+
+@given(graphs())
+def test_a_mover_is_low_where_movers_join_it_to_a_low_op(case: tuple[Graph, set[int]]) -> None:
+    graph, fixed = case
+    count = len(graph.nodes)
+    free = np.array([n.id not in fixed for n in graph.nodes])
+    moves = free & np.array([by_name(n.op).places for n in graph.nodes])
+    gives = np.array([[a.outputs[0] in b.inputs for b in graph.nodes] for a in graph.nodes])
+    # A path goes from a mover to its neighbours, over movers, and may end in any op.
+    steps = ((gives | gives.T) & moves[:, None]) | np.eye(count, dtype=bool)
+    reach = np.linalg.matrix_power(steps.astype(int), count) > 0
+    computes = free & ~moves
+    wanted = computes | (moves & (reach & computes).any(axis=1))
+    assert formats(graph, fixed) == "".join("l" if one else "h" for one in wanted)
