@@ -22,9 +22,9 @@ from benchmarks.common import report
 from benchmarks.torch_nets import Bert
 from benchmarks.torch_published import MobileNetV3
 from finecast.frontends import torch as frontend
-from finecast.frontends.torch.points import find_points
 from finecast.frontends.torch.probing import Errors, first_order, probe_all
 from finecast.numbers.formats import Format
+from finecast.planning.points import find_points
 
 CASES = {
     "bert2 1x32": Case(net=lambda: Bert(2, 1000), inputs=lambda: ids(1, 32)),

@@ -28,9 +28,10 @@ from finecast.planning.choices import Proposal
 from finecast.planning.cost import RooflineCost
 from finecast.planning.edits import ConvertConstant, Edit, InsertCast, SetFormat, SetPort
 from finecast.planning.planner import Planner
+from finecast.planning.points import Place, RoundingPoints, rounding_points
 from finecast.planning.proposing import propose
 from finecast.planning.sensitivity import Sensitivity
-from finecast.planning.units import RoundingPoints, Units, make_units, rounding_points
+from finecast.planning.units import Units, make_units
 from finecast.progress import silent
 from finecast.rules import Permission
 from finecast.rules.facts import ValueFacts
@@ -137,12 +138,19 @@ def _units(
         f"unit {u}: {', '.join(graph.nodes[i].name for i in nodes)}"
         for u, nodes in enumerate(units.members)
     ]
-    for values, error in zip(points.classes, sensitivity.values, strict=True):
-        names = ", ".join(graph.values[v].name for v in values)
+    for point, error in zip(points.points, sensitivity.values, strict=True):
+        names = ", ".join(dict.fromkeys(_read_at(graph, place) for place in point.places))
         lines.append(f"round {names}: relative output error {np.sqrt(error):.1g}")
     for unit, error in zip(points.weight_units, sensitivity.weights, strict=True):
         lines.append(f"round the constants of unit {unit}: {np.sqrt(error):.1g}")
     return "\n".join(lines) + "\n"
+
+
+def _read_at(graph: Graph, place: Place) -> str:
+    node, index = place
+    value = graph.outputs[index].id if node is None else graph.nodes[node].inputs[index]
+    assert value is not None
+    return graph.values[value].name
 
 
 def _costs(planner: Planner, cost: RooflineCost) -> str:

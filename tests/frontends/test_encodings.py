@@ -18,9 +18,10 @@ from finecast.frontends.onnx import Prepared
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
 from finecast.planning.plan import Plan
+from finecast.planning.points import RoundingPoints, rounding_points
 from finecast.planning.sensitivity import Probe, measure
 from finecast.planning.switches import switches
-from finecast.planning.units import RoundingPoints, make_units, rounding_points
+from finecast.planning.units import make_units
 from finecast.rules import Context, Permission, permit
 from finecast.rules.policy import Policy
 from finecast.rules.scaled_operands import origin
@@ -182,13 +183,13 @@ def probed(path: Path, toy: Format) -> tuple[Prepared, RoundingPoints, Probe]:
     prepared, _, permissions = judged(path)
     graph = prepared.graph
     points = rounding_points(graph, make_units(graph, permissions, (toy,)))
-    rounded = switches(graph, points, permissions, toy)
+    rounded = switches(points, permissions, toy)
     return prepared, points, switched_probe(prepared, rounded, [{"x": X}])
 
 
 def test_probes_round_what_the_written_model_rounds(model: Path, toy: Format) -> None:
     _, points, probe = probed(model, toy)
-    count = len(points.classes) + len(points.weights)
+    count = len(points.points) + len(points.weights)
     low = run(written(model, planned(model)[1]))
     for on, expected in ((False, run(model)), (True, low)):
         outputs = probe(np.full(count, on))
@@ -205,8 +206,10 @@ def test_a_probe_rounds_only_what_low_ops_read(tmp_path: Path, toy: Format) -> N
     onnx.save(parser.parse_model(SHARED), path)
     prepared, points, probe = probed(path, toy)
     ids = {v.name: v.id for v in prepared.graph.values}
-    one = np.zeros(len(points.classes) + len(points.weights), dtype=bool)
-    one[points.class_of[ids["r"]]] = True
+    one = np.zeros(len(points.points) + len(points.weights), dtype=bool)
+    nodes = prepared.graph.nodes
+    for k, point in enumerate(points.points):
+        one[k] = all(n is not None and nodes[n].inputs[i] == ids["r"] for n, i in point.places)
     encoding = encodings(*planned(path))["r"]
     own = run(path, ["r"])
     low, exact = encoding.round(own["r"]), own["r"]
@@ -214,7 +217,7 @@ def test_a_probe_rounds_only_what_low_ops_read(tmp_path: Path, toy: Format) -> N
     for got, wanted in zip(probe(one), (low @ v + exact, low @ v - exact), strict=True):
         assert np.allclose(got, wanted, rtol=0, atol=1e-5)
         assert not np.allclose(got, low @ v + low, rtol=0, atol=1e-5)
-    found = measure(points, probe)
+    found = measure(len(points.points), probe, weights=len(points.weights))
     assert found.total > 0
     assert (found.weights > 0).all()
 

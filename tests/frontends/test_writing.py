@@ -206,13 +206,20 @@ def switched(
     prepared = frontend.prepare(
         frontend.load(folder / "model.onnx"), Policy.parse("none:bf16")
     )
-    ids = {v.name: v.id for v in prepared.graph.values}
-    nodes = {n.name: n.id for n in prepared.graph.nodes}
+    graph = prepared.graph
+    ids = {v.name: v.id for v in graph.values}
+    read = {
+        name: [
+            (n.id, i) for n in graph.nodes for i, v in enumerate(n.inputs) if v == ids[name]
+        ]
+        for name in values
+    }
+    nodes = {n.name: n.id for n in graph.nodes}
     return ir.to_proto(
         with_switches(
             prepared.model,
             [
-                *(Switch(values={ids[name]: Format.BF16}) for name in values),
+                *(Switch(ports=dict.fromkeys(read[v], Format.BF16)) for v in values),
                 *(Switch(ports={(nodes[name], 1): Format.BF16}) for name in weights),
             ],
         )

@@ -15,9 +15,10 @@ from finecast.graph import Graph, Value
 from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.planning.edits import InsertCast, RoundTrip, edits, storage
+from finecast.planning.points import Place, RoundingPoints, rounding_points
 from finecast.planning.problem import Analysis, build_problem, pins, roundings
 from finecast.planning.sensitivity import Sensitivity
-from finecast.planning.units import RoundingPoints, Units, make_units, rounding_points
+from finecast.planning.units import Units, make_units
 from finecast.rules import Permission
 from finecast.solver import labelling
 from finecast.solver.assignment import evaluate
@@ -61,6 +62,20 @@ def free(
     }
 
 
+def read_at(graph: Graph, place: Place) -> str:
+    """The name of the value that is read there."""
+    node, index = place
+    value = graph.outputs[index].id if node is None else graph.nodes[node].inputs[index]
+    assert value is not None
+    return graph.values[value].name
+
+
+def point_of(graph: Graph, points: RoundingPoints, name: str) -> int:
+    """The point at which the value called ``name`` is rounded."""
+    found = [{read_at(graph, at) for at in point.places} for point in points.points]
+    return found.index({name})
+
+
 def price(_value: Value, source: Format, to: Format) -> float:
     """One that tells every pair of formats from every other, in sums too."""
     order = list(Format)
@@ -87,9 +102,7 @@ def stated(
             units=units,
             times={f: np.full(count, 2.0 if f is FP32 else 1.0) for f in formats},
             cast_time=price,
-            rounded={
-                f: roundings(graph, units, points, measured, f, pinned) for f in formats[1:]
-            },
+            rounded={f: roundings(units, points, measured, f, pinned) for f in formats[1:]},
             io=io or {},
         ),
     )
@@ -160,7 +173,7 @@ def test_the_exact_solver_is_given_the_same_problem(
     points = rounding_points(graph, units)
     amounts = [
         np.array(data.draw(st.lists(st.integers(0, 9), min_size=n, max_size=n)), dtype=float)
-        for n in (len(points.classes), len(points.weights))
+        for n in (len(points.points), len(points.weights))
     ]
     measured = Sensitivity(values=amounts[0], weights=amounts[1])
     many = stated(graph, units, points, formats=formats, io=io, sensitivity=measured)
@@ -205,10 +218,9 @@ output %4
 def test_each_rounding_counts_once(low: tuple[str, ...], error: float) -> None:
     units = make_units(CHAIN, free(CHAIN), (BF16,))
     points = rounding_points(CHAIN, units)
-    ids = {v.name: v.id for v in CHAIN.values}
-    values = np.zeros(len(points.classes))
+    values = np.zeros(len(points.points))
     for name, amount in (("x", 1.0), ("b", 10.0), ("y", 100.0)):
-        values[points.class_of[ids[name]]] = amount
+        values[point_of(CHAIN, points, name)] = amount
     sensitivity = Sensitivity(values=values, weights=np.array([1000.0, 2000.0]))
     problem = stated(CHAIN, units, points, sensitivity=sensitivity)
     chosen = np.array([CHAIN.nodes[nodes[0]].name in low for nodes in units.members])

@@ -11,19 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from finecast.planning.points import RoundingPoint, RoundingPoints
 from finecast.planning.sensitivity import Sensitivity, measure, squared_error
-from finecast.planning.units import RoundingPoints
 
 Array = NDArray[np.generic]
-
-
-def points(values: int, weights: int = 0) -> RoundingPoints:
-    return RoundingPoints(
-        classes=tuple((i,) for i in range(values)),
-        class_of={i: i for i in range(values)},
-        weights=tuple({i: (1,)} for i in range(weights)),
-        weight_units=tuple(range(weights)),
-    )
 
 
 class Model:
@@ -45,7 +36,7 @@ ERRORS = st.floats(0, 10, allow_subnormal=False)
 @given(st.lists(ERRORS, max_size=20), st.lists(ERRORS, max_size=5))
 def test_errors_of_all_points(values: list[float], weights: list[float]) -> None:
     model = Model(values + weights)
-    found = measure(points(len(values), len(weights)), model)
+    found = measure(len(values), model, weights=len(weights))
     assert found.values == pytest.approx(np.array(values))
     assert found.weights == pytest.approx(np.array(weights))
     assert found.total == pytest.approx(sum(values) + sum(weights))
@@ -57,7 +48,7 @@ def test_finds_the_one_bad_point_among_a_thousand(bad: int) -> None:
     errors = np.full(1000, 1e-9)
     errors[bad] = 1.0
     model = Model(errors.tolist())
-    found = measure(points(1000), model)
+    found = measure(1000, model)
     assert int(np.argmax(found.values)) == bad
     assert found.values[bad] == pytest.approx(1.0)
     assert found.values.sum() == pytest.approx(found.total)
@@ -68,7 +59,7 @@ def test_groups_that_matter_are_split_and_others_share_evenly() -> None:
     errors = np.zeros(320)  # groups of two
     errors[[10, 11]] = 0.75, 0.25
     errors[[20, 21]] = 3e-4, 1e-4
-    found = measure(points(320), Model(errors.tolist()))
+    found = measure(320, Model(errors.tolist()))
     assert found.values[[10, 11]] == pytest.approx([0.75, 0.25])
     assert found.values[[20, 21]] == pytest.approx([2e-4, 2e-4])
 
@@ -77,7 +68,7 @@ def test_a_point_that_breaks_the_output_stays_finite_and_worst() -> None:
     def probe(switch: NDArray[np.bool_]) -> list[Array]:
         return [np.array([1.0, np.nan if switch[1] else 0.0, 0.1 if switch[0] else 0.0])]
 
-    found = measure(points(3), probe)
+    found = measure(3, probe)
     assert np.isfinite(found.values).all()
     assert found.values[1] == found.values.max() == pytest.approx(1e6)
     assert found.values[0] == pytest.approx(0.01)
@@ -86,19 +77,22 @@ def test_a_point_that_breaks_the_output_stays_finite_and_worst() -> None:
 
 def test_progress_counts_up_to_what_was_expected() -> None:
     told: list[tuple[int, int]] = []
-    measure(points(5), Model([1.0] * 5), on_probe=lambda *step: told.append(step))
+    measure(5, Model([1.0] * 5), on_probe=lambda *step: told.append(step))
     assert [done for done, _ in told] == list(range(1, len(told) + 1))
     assert all(done <= total for done, total in told)
 
 
 def test_nothing_to_probe() -> None:
-    found = measure(points(0), Model([]))
+    found = measure(0, Model([]))
     assert found.values.shape == found.weights.shape == (0,)
     assert found.total == 0.0
 
 
 def test_zero_is_free_rounding() -> None:
-    zero = Sensitivity.zero(points(3, 2))
+    point = RoundingPoint(places=((0, 0),), readers=(0,))
+    weights = ({0: (1,)}, {1: (1,)})
+    where = RoundingPoints(points=(point,) * 3, weights=weights, weight_units=(0, 1))
+    zero = Sensitivity.zero(where)
     assert zero.values.shape == (3,)
     assert zero.weights.shape == (2,)
     assert not zero.values.any()

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finecast.graph import Graph
-from finecast.graph.text import from_text, to_text
+from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
-from finecast.planning.units import make_units, pattern_kernels, rounding_points
+from finecast.planning.units import make_units, pattern_kernels
 from finecast.rules import Permission
 
 BOTH = frozenset({Format.FP32, Format.BF16})
@@ -76,58 +76,6 @@ def test_units_are_a_partition_that_no_kernel_crosses(kernels: list[list[int]]) 
     assert sorted(n for nodes in units.members for n in nodes) == free
     for kernel in kernels:
         assert len({units.of[i] for i in kernel if i in units.of}) <= 1
-
-
-def test_what_only_moves_is_one_class() -> None:
-    units = make_units(GRAPH, permissions(GRAPH), (Format.BF16,))
-    points = rounding_points(GRAPH, units)
-    classes = names(points.classes, of="values")
-    assert frozenset({"a", "b"}) in classes  # the transpose rounds nothing
-    assert classes == {frozenset(c) for c in ({"x"}, {"a", "b"}, {"c"}, {"d"}, {"e"})}
-    assert all(v in points.classes[k] for v, k in points.class_of.items())
-
-
-def test_constants_are_points_of_the_units_that_read_them() -> None:
-    units = make_units(GRAPH, permissions(GRAPH, kept=("mm1",)), (Format.BF16,))
-    points = rounding_points(GRAPH, units)
-    found = dict(zip(points.weight_units, points.weights, strict=True))
-    assert found == {
-        units.of[IDS["mm0"]]: {IDS["mm0"]: (1,)},
-        units.of[IDS["mul"]]: {IDS["mul"]: (1,)},
-    }
-
-
-def test_what_stays_inside_a_kernel_is_not_rounded() -> None:
-    kernel = frozenset(IDS[n] for n in ("erf", "mul", "mm1"))
-    units = make_units(GRAPH, permissions(GRAPH), (Format.BF16,), [kernel])
-    points = rounding_points(GRAPH, units, [kernel])
-    rounded = {GRAPH.values[v].name for v in points.class_of}
-    assert rounded == {"x", "a", "b", "e"}  # not c and d; e is an output
-
-
-def test_an_output_is_rounded_though_its_readers_are_in_its_kernel() -> None:
-    graph = from_text(to_text(GRAPH) + "output %5\n")
-    kernel = frozenset(IDS[n] for n in ("erf", "mul", "mm1"))
-    units = make_units(graph, permissions(graph), (Format.BF16,), [kernel])
-    points = rounding_points(graph, units, [kernel])
-    assert VALUES["c"] in points.class_of
-    assert VALUES["d"] not in points.class_of
-
-
-def test_what_no_plan_stores_low_is_not_rounded() -> None:
-    kept = ("mm0", "turn", "erf", "mul", "mm1")
-    units = make_units(GRAPH, permissions(GRAPH, kept=kept), (Format.BF16,))
-    assert names(units.members) == {frozenset({"size"})}
-    # Reading a shape shows no digits.
-    assert rounding_points(GRAPH, units).classes == ()
-
-
-def test_a_read_suffices_to_round() -> None:
-    kept = ("mm0", "turn", "mul", "mm1", "size")
-    units = make_units(GRAPH, permissions(GRAPH, kept=kept), (Format.BF16,))
-    points = rounding_points(GRAPH, units)
-    # b is what erf reads; a only moves to b, and is stored in fp32 by every plan.
-    assert set(points.class_of) == {VALUES["b"], VALUES["c"]}
 
 
 @pytest.mark.parametrize(

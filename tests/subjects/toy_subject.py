@@ -20,10 +20,11 @@ from finecast.pipeline.workload import Workload
 from finecast.planning.cost import MeasuredCost
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
+from finecast.planning.points import rounding_points
 from finecast.planning.problem import Analysis, roundings
 from finecast.planning.proposing import MAX_STEPS
 from finecast.planning.sensitivity import Sensitivity
-from finecast.planning.units import make_units, rounding_points
+from finecast.planning.units import make_units
 from finecast.progress import Progress
 from finecast.rules.matching import check_names
 from finecast.rules.policy import Policy
@@ -126,10 +127,10 @@ class ToyExamined:
         }
         errors = {
             f: Sensitivity(
-                values=np.full(len(points.classes), f.unit_roundoff**2),
+                values=np.full(len(points.points), f.unit_roundoff**2),
                 weights=np.full(len(points.weights), f.unit_roundoff**2),
             )
             for f in formats
         }
-        rounded = {f: roundings(graph, units, points, e, f, {}) for f, e in errors.items()}
+        rounded = {f: roundings(units, points, e, f, {}) for f, e in errors.items()}
         return Analysis.of(graph, units, MeasuredCost(times_s=named), rounded)

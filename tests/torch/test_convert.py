@@ -18,10 +18,10 @@ from finecast.engines.torch import planning, rates
 from finecast.engines.torch.kernel_check import is_wrong
 from finecast.errors import ModelError, RuleConflictError, UsageError
 from finecast.frontends import torch as frontend
-from finecast.frontends.torch.points import find_points
 from finecast.frontends.torch.probing import first_order, probe_all
 from finecast.numbers.formats import Format
 from finecast.planning.edits import cast_count
+from finecast.planning.points import find_points
 from finecast.subjects.torch import convert as converting
 from tests.torch.planned import plan_of
 

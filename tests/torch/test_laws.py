@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import finecast.torch as ft
-from finecast.frontends.torch.points import find_points
 from finecast.graph.text import from_text
+from finecast.planning.points import find_points
 from finecast.training import gradients
 from tests.torch.planned import plan_of
 

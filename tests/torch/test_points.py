@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from finecast.frontends.torch.points import moves
+
 from finecast.graph.text import from_text
 
 GRAPH = from_text(

@@ -22,7 +22,6 @@ from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.ops import by_name
 from finecast.planning.sensitivity import measure
-from finecast.planning.units import RoundingPoints
 from finecast.progress import Progress, silent
 from finecast.rules.facts import ValueFacts
 
@@ -54,16 +53,15 @@ def contributions(
     nodes = sorted(setting.reads | setting.writes)
     if not nodes:
         return []
-    points = RoundingPoints(
-        classes=tuple((n,) for n in nodes), class_of={}, weights=(), weight_units=()
-    )
 
     def probe(bits: NDArray[np.bool_]) -> list[Array]:
         chosen = frozenset(n for n, on in zip(nodes, bits, strict=True) if on)
         session.apply(setting.only(chosen))
         return [a for f in feeds for a in session.run(f).values()]
 
-    found = measure(points, probe, on_probe=lambda d, t: progress("ops", d, t)).values
+    found = measure(
+        len(nodes), probe, on_probe=lambda done, total: progress("ops", done, total)
+    ).values
     session.apply(setting)
     total = float(found.sum()) or 1.0
     order = np.argsort(found)[::-1]

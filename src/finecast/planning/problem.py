@@ -13,8 +13,9 @@ from finecast.graph import Graph, Value
 from finecast.numbers.formats import Format
 from finecast.ops import READS_ANY_FORMAT
 from finecast.planning.cost import CostModel
+from finecast.planning.points import RoundingPoints
 from finecast.planning.sensitivity import Sensitivity
-from finecast.planning.units import RoundingPoints, Units
+from finecast.planning.units import Units
 from finecast.rules import Permission
 from finecast.solver.assignment import PINNED_HIGH, Floats
 from finecast.solver.labelling import LabelProblem, Rows, Touched
@@ -151,7 +152,7 @@ def _rows(
         return cast_time(value, Format.FP32 if source.operands_only else source, to)
 
     everyone = [-1 - label for label in range(len(formats))]
-    for value, producer, consumers in _ports(graph, units, pins(io, formats), stores=True):
+    for value, producer, consumers in _ports(graph, units, pins(io, formats)):
         made, declared = formats, io.get(value.id)
         if declared is not None and declared not in formats:
             if value.is_output:
@@ -168,37 +169,32 @@ def _rows(
 
 
 def roundings(
-    graph: Graph,
     units: Units,
     points: RoundingPoints,
     sensitivity: Sensitivity,
     low: Format,
     pinned: Mapping[int, int],
 ) -> Roundings:
-    """What rounding to ``low`` does, point by point: a class is touched by all its ports.
+    """What rounding to ``low`` does, point by point.
 
     Args:
-        graph: The graph.
         units: What is decided.
         points: Where a plan can round to the format.
         sensitivity: What that does to the outputs.
-        low: The format.
+        low: The format; one for operands alone is not what an op stores.
         pinned: Pins of declared inputs and outputs.
     """
     error = np.zeros(len(units.members))
     error[list(points.weight_units)] = sensitivity.weights
-    if points.readers is not None:
-        return Roundings(units=error, lists=points.readers, errors=sensitivity.values)
-    touched: dict[int, list[int]] = {}
-    for value, producer, consumers in _ports(
-        graph, units, pinned, stores=not low.operands_only
-    ):
-        if value.id in points.class_of:
-            known = touched.setdefault(points.class_of[value.id], [])
-            known.extend((producer, *consumers))
-    return Roundings(
-        units=error, lists=[*touched.values()], errors=sensitivity.values[[*touched]]
-    )
+    lists = [
+        (
+            *point.readers,
+            *(() if low.operands_only else point.makers),
+            *(pinned[value] for value in point.ends if value in pinned),
+        )
+        for point in points.points
+    ]
+    return Roundings(units=error, lists=lists, errors=sensitivity.values)
 
 
 def pins(io: Mapping[int, Format], formats: Sequence[Format]) -> dict[int, int]:
@@ -219,21 +215,19 @@ def _forbidden(
 
 
 def _ports(
-    graph: Graph, units: Units, pinned: Mapping[int, int], *, stores: bool
+    graph: Graph, units: Units, pinned: Mapping[int, int]
 ) -> Iterator[tuple[Value, int, list[int]]]:
     """Each value that may be cast, with the units or pins that make and that read it."""
     for value in graph.values:
         if value.format is Format.FP32 and value.constant is None:
-            producer = _producer(graph, units, value, pinned, stores=stores)
+            producer = _producer(graph, units, value, pinned)
             yield value, producer, _consumers(graph, units, value, pinned)
 
 
-def _producer(
-    graph: Graph, units: Units, value: Value, pinned: Mapping[int, int], *, stores: bool
-) -> int:
+def _producer(graph: Graph, units: Units, value: Value, pinned: Mapping[int, int]) -> int:
     if value.producer is None:
         return pinned[value.id] if value.id in pinned and value.is_input else PINNED_HIGH
-    if value.producer not in units.of or not stores:
+    if value.producer not in units.of:
         return PINNED_HIGH
     node = graph.nodes[value.producer]
     follows = any(v.id == value.id for v in graph.following_outputs(node))

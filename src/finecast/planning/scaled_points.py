@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
-from finecast.planning.units import RoundingPoints, Units
+from finecast.planning.points import Place, RoundingPoint, RoundingPoints
+from finecast.planning.units import Units
 from finecast.rules import Permission
 from finecast.rules.scaled_operands import origin
 
@@ -19,7 +20,7 @@ def scaled_points(
     Values that are only moved from one another have the same codes: they are one class. A
     kernel's inner values belong to it as well, where an op of the kernel encodes them.
     """
-    values: dict[int, set[int]] = {}
+    places: dict[int, list[Place]] = {}
     readers: dict[int, set[int]] = {}
     weights: dict[int, dict[int, tuple[int, ...]]] = {}
     for node, unit in units.of.items():
@@ -30,15 +31,15 @@ def scaled_points(
             source = graph.nodes[node].inputs[index]
             assert source is not None
             root = origin(graph, graph.values[source]).id
-            values.setdefault(root, set()).add(source)
+            places.setdefault(root, []).append((node, index))
             readers.setdefault(root, set()).add(unit)
         if encodings.constants:
             weights.setdefault(unit, {})[node] = tuple(sorted(encodings.constants))
-    roots = sorted(values)
     return RoundingPoints(
-        classes=tuple(tuple(sorted(values[r])) for r in roots),
-        class_of={v: k for k, r in enumerate(roots) for v in values[r]},
+        points=tuple(
+            RoundingPoint(places=tuple(places[r]), readers=tuple(sorted(readers[r])))
+            for r in sorted(places)
+        ),
         weights=tuple(weights.values()),
         weight_units=tuple(weights),
-        readers=tuple(tuple(sorted(readers[r])) for r in roots),
     )

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.planning.units import RoundingPoints
+from finecast.planning.points import RoundingPoints
 
 # Outputs of the model with the given points switched on.
 Probe = Callable[[NDArray[np.bool_]], Sequence[NDArray[np.generic]]]
@@ -28,7 +28,7 @@ _PROBE_EACH: Final = 160
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensitivity:
-    """Squared relative output error by rounding class and by unit of weights.
+    """Squared relative output error by rounding point and by unit of weights.
 
     Measured ones add up to ``total``, the error of all points at once: where an output
     saturates, single errors add up to more than that, and are scaled down alike. ``probes``
@@ -43,7 +43,7 @@ class Sensitivity:
     @classmethod
     def zero(cls, points: RoundingPoints) -> Sensitivity:
         """No error anywhere, where none was measured."""
-        return cls(values=np.zeros(len(points.classes)), weights=np.zeros(len(points.weights)))
+        return cls(values=np.zeros(len(points.points)), weights=np.zeros(len(points.weights)))
 
 
 def squared_error(
@@ -65,19 +65,22 @@ def squared_error(
 
 
 def measure(
-    points: RoundingPoints, probe: Probe, *, on_probe: Callable[[int, int], None] | None = None
+    values: int,
+    probe: Probe,
+    *,
+    weights: int = 0,
+    on_probe: Callable[[int, int], None] | None = None,
 ) -> Sensitivity:
     """Probe every rounding point, in groups where there are many.
 
     Args:
-        points: The points; the switch is one element for each class, then for each unit's
-            weights.
-        probe: Runs the model on the calibration batch with a switch.
+        values: Points at which values are rounded.
+        probe: Runs the model on the calibration batch with a switch: one element for each
+            of those, then for each unit's weights.
+        weights: Units whose weights are rounded.
         on_probe: Told how many runs are done and how many are expected.
     """
-    values = len(points.classes)
-    count = values + len(points.weights)
-    prober = _Prober(probe, count, on_probe)
+    prober = _Prober(probe, values + weights, on_probe)
     errors = prober.errors()
     if errors.sum() > 0 and prober.total > 0:
         errors *= prober.total / errors.sum()

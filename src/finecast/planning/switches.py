@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from finecast.graph import Graph
 from finecast.numbers.encodings import SCALED, Encoding
 from finecast.numbers.formats import Format
-from finecast.planning.units import RoundingPoints
+from finecast.planning.points import Place, RoundingPoints
 from finecast.rules import Permission
 
 # Input ``index`` of node ``node``.
@@ -20,55 +19,50 @@ class Switch:
     """What one switch rounds.
 
     Attributes:
-        values: Encodings of values, by id, that are rounded for all that read them.
         ports: Encodings of what single inputs of nodes read.
+        outputs: Encodings of the model's outputs, by their number.
     """
 
-    values: Mapping[int, Encoding] = field(default_factory=dict[int, Encoding])
     ports: Mapping[Port, Encoding] = field(default_factory=dict[Port, Encoding])
+    outputs: Mapping[int, Encoding] = field(default_factory=dict[int, Encoding])
 
 
 def switches(
-    graph: Graph,
-    points: RoundingPoints,
-    permissions: Mapping[int, Permission],
-    fmt: Format,
+    points: RoundingPoints, permissions: Mapping[int, Permission], fmt: Format
 ) -> tuple[Switch, ...]:
-    """A switch for each class of values, then for each unit's constants.
+    """A switch for each point, then for each unit's constants.
 
-    A format whose encodings have parameters rounds at the inputs of the ops that may have it,
-    each by its own parameters: other ops read what they read before.
+    A format whose encodings have parameters rounds by those of the op that reads.
     """
     constants = [
         [(node, index) for node, indices in ports.items() for index in indices]
         for ports in points.weights
     ]
-    if fmt not in SCALED:
-        return (
-            *(Switch(values=dict.fromkeys(values, fmt)) for values in points.classes),
-            *(Switch(ports=dict.fromkeys(ports, fmt)) for ports in constants),
-        )
-    read = [_ports_of(graph, values) for values in points.classes]
-    return tuple(_scaled(permissions, ports, fmt) for ports in (*read, *constants))
+    places = (*(point.places for point in points.points), *constants)
+    return tuple(_switch(permissions, of, fmt) for of in places)
 
 
-def _ports_of(graph: Graph, values: Iterable[int]) -> list[Port]:
-    return [
-        (reader, index)
-        for value in values
-        for reader in dict.fromkeys(graph.values[value].uses)
-        for index, source in enumerate(graph.nodes[reader].inputs)
-        if source == value
-    ]
-
-
-def _scaled(
-    permissions: Mapping[int, Permission], ports: Iterable[Port], fmt: Format
+def _switch(
+    permissions: Mapping[int, Permission], places: Iterable[Place], fmt: Format
 ) -> Switch:
-    found: dict[Port, Encoding] = {}
-    for node, index in ports:
-        of = permissions[node].encodings.get(fmt) if node in permissions else None
-        encoding = of.at(index) if of is not None else None
-        if encoding is not None:
-            found[node, index] = encoding
-    return Switch(ports=found)
+    ports: dict[Port, Encoding] = {}
+    outputs: dict[int, Encoding] = {}
+    for node, index in places:
+        if fmt not in SCALED:
+            if node is None:
+                outputs[index] = fmt
+            else:
+                ports[node, index] = fmt
+        elif (
+            node is not None
+            and (encoding := _encoding(permissions, node, index, fmt)) is not None
+        ):
+            ports[node, index] = encoding
+    return Switch(ports=ports, outputs=outputs)
+
+
+def _encoding(
+    permissions: Mapping[int, Permission], node: int, index: int, fmt: Format
+) -> Encoding | None:
+    of = permissions[node].encodings.get(fmt) if node in permissions else None
+    return of.at(index) if of is not None else None

@@ -17,6 +17,7 @@ from finecast.rules.constants import CONSTANTS
 from finecast.rules.coordinates import COORDINATES
 from finecast.rules.definition import DEFINITION
 from finecast.rules.depth import DEPTH
+from finecast.rules.einsum import EINSUM
 from finecast.rules.equality import EQUALITY
 from finecast.rules.folded import FOLDED
 from finecast.rules.guarded import GUARDED
@@ -47,6 +48,7 @@ __all__ = [
 
 RULES: Final[tuple[Rule, ...]] = (
     DEFINITION,
+    EINSUM,
     KERNEL,
     CALIBRATION,
     SCOPE,

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from finecast.frontends.torch.points import Point, moves
 from finecast.frontends.torch.probing import Errors
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.assign import lowest, pick
+from finecast.planning.points import Point, moves
 from finecast.rules import Permission
 
 

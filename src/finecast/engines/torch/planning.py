@@ -20,7 +20,6 @@ from finecast.engines.torch.kernels import KernelTimes
 from finecast.engines.torch.rates import rate_here
 from finecast.errors import UsageError
 from finecast.frontends.torch import Captured
-from finecast.frontends.torch.points import Point, find_points
 from finecast.frontends.torch.probing import Errors, first_order, probe_all
 from finecast.frontends.torch.reader import FxBinding
 from finecast.graph import Graph
@@ -32,6 +31,7 @@ from finecast.planning.assign import lowest
 from finecast.planning.choices import Choice
 from finecast.planning.cost import CostModel
 from finecast.planning.planner import Planner
+from finecast.planning.points import Point, find_points
 from finecast.planning.problem import Analysis, Roundings
 from finecast.planning.units import make_units
 from finecast.rules import Context, UserRule

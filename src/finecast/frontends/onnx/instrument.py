@@ -13,6 +13,7 @@ from finecast.frontends.onnx.names import FreshNames
 from finecast.frontends.onnx.placing import place_after
 from finecast.frontends.onnx.reader import OnnxBinding, constant_tensor, read
 from finecast.frontends.onnx.statements import Maker, rounding
+from finecast.frontends.onnx.ties import Port
 from finecast.graph import Graph
 from finecast.numbers.encodings import Encoding
 from finecast.planning.switches import Switch
@@ -54,10 +55,10 @@ def with_switches(model: ir.Model, switches: Sequence[Switch]) -> ir.Model:
     graph, binding = read(copy)
     inserter = _Inserter(graph, binding, len(switches))
     for k, switch in enumerate(switches):
-        for value_id, encoding in switch.values.items():
-            inserter.round_value(value_id, encoding, k)
         for (node_id, index), encoding in switch.ports.items():
             inserter.round_port(node_id, index, encoding, k)
+        for index, encoding in switch.outputs.items():
+            inserter.round_output(index, encoding, k)
     inserter.finish()
     return copy
 
@@ -88,32 +89,30 @@ class _Inserter:
             self.scalars[k] = out
         return self.scalars[k]
 
-    def round_value(self, value_id: int, encoding: Encoding, k: int) -> None:
-        """Round the value for all that read it, the model's outputs among them."""
-        value = self.binding.values[value_id]
-        uses = list(value.uses())
-        out = self._rounded(value, encoding, k)
-        for node, index in uses:
-            node.replace_input_with(index, out)
-        for graph in (self.main, *self.main.subgraphs()):
-            for index, end in enumerate(graph.outputs):
-                if end is value:
-                    graph.outputs[index] = out
-                    if graph is self.main and not value.is_graph_input():
-                        value.name, out.name = f"{value.name}_exact", value.name
-
     def round_port(self, node_id: int, index: int, encoding: Encoding, k: int) -> None:
         """Round what the node reads at one input; a constant ahead of time."""
-        node = self.binding.nodes[node_id]
         value_id = self.graph.nodes[node_id].inputs[index]
-        if node is None or value_id is None:
-            return
+        port = self.binding.ports[node_id][index]
+        if value_id is not None and port is not None:
+            _enter(port, self._at_port(value_id, encoding, k))
+
+    def round_output(self, index: int, encoding: Encoding, k: int) -> None:
+        """Round the model's output, which keeps its name."""
+        value = self.binding.values[self.graph.outputs[index].id]
+        out = self._rounded(value, encoding, k)
+        for number, end in enumerate(self.main.outputs):
+            if end is value:
+                self.main.outputs[number] = out
+        if not value.is_graph_input():
+            value.name, out.name = f"{value.name}_exact", value.name
+
+    def _at_port(self, value_id: int, encoding: Encoding, k: int) -> ir.Value:
         key = (value_id, encoding, k)
         if key not in self.at_ports:
             constant = self.graph.values[value_id].constant is not None
             make = self._rounded_constant if constant else self._rounded
             self.at_ports[key] = make(self.binding.values[value_id], encoding, k)
-        node.replace_input_with(index, self.at_ports[key])
+        return self.at_ports[key]
 
     def _rounded(self, value: ir.Value, encoding: Encoding, k: int) -> ir.Value:
         """``value``, rounded where element ``k`` of the switch is on."""
@@ -160,3 +159,10 @@ class _Inserter:
 
 def _value(name: str, dtype: ir.DataType) -> ir.Value:
     return ir.Value(name=name, type=ir.TensorType(dtype))
+
+
+def _enter(port: Port, value: ir.Value) -> None:
+    if isinstance(port.owner, ir.Node):
+        port.owner.replace_input_with(port.index, value)
+    else:
+        port.owner.outputs[port.index] = value

@@ -19,6 +19,7 @@ import onnx_ir as ir
 from finecast.errors import ModelError
 from finecast.frontends.onnx.constants import MARK, ConvertedTensor, constant_tensor
 from finecast.frontends.onnx.definitions import normal_domain
+from finecast.frontends.onnx.einsum import take_back_products, write_products
 from finecast.frontends.onnx.joint_constants import combine_norms
 from finecast.frontends.onnx.opset import opset_of, raise_opset
 from finecast.frontends.onnx.types import every_node, infer
@@ -57,7 +58,7 @@ class _Row:
 
 
 def restate(model: ir.Model, engine: str) -> tuple[ir.Model, tuple[Restated, ...]]:
-    """State the low ops of ``model``, in place, as ``engine`` knows them.
+    """State the low ops of ``model``, in place, as ONNX has them and ``engine`` knows them.
 
     Law: no op is left out, and in exact arithmetic the outputs are the same.
 
@@ -65,6 +66,8 @@ def restate(model: ir.Model, engine: str) -> tuple[ir.Model, tuple[Restated, ...
         The model, another one where its opset had to be raised for it; and what was changed.
     """
     found: list[Restated] = []
+    if products := write_products(model):
+        found.append(Restated(nodes=products, reason=_PRODUCT))
     rows = RESTATEMENTS.get(engine, ())
     if rows and (joint := combine_norms(model)):
         found.append(Restated(nodes=joint, reason=_JOINT))
@@ -100,6 +103,7 @@ def take_back_ops(model: ir.Model) -> None:
             if all(name in own for name in was["inputs"] if name):
                 inputs = [own.get(name) for name in was["inputs"]]
                 _become(node, was["op"], inputs, was["attributes"])
+        take_back_products(graph, shared | _values(graph))
 
 
 def _values(graph: ir.Graph) -> dict[str | None, ir.Value]:
@@ -279,6 +283,7 @@ def _swish(node: ir.Node) -> Sequence[ir.Node]:
     )
 
 
+_PRODUCT: Final = "ONNX's Einsum has no bf16, its MatMul has"
 _JOINT: Final = (
     "a batch norm's four vectors are one scale and one shift: combined in fp32, rounded once"
 )

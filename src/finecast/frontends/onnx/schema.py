@@ -37,6 +37,10 @@ _ALSO_FOLLOWING: Final[dict[str, frozenset[str]]] = {
 # that the definition's lower types cannot be used.
 _FP32_EXPANSION: Final = frozenset({"MeanVarianceNormalization"})
 
+# Ops that are written as another one in the formats that only that one's definition admits
+# (``einsum.py``), and those formats.
+_WRITTEN_AS: Final = {"Einsum": ("MatMul", frozenset({Format.BF16}))}
+
 # Float to float conversions have no type of their own: they are read in any format.
 CAST_OPS: Final = frozenset({"Cast"})
 
@@ -148,6 +152,10 @@ def _admitted_since(op_type: str, domain: str, opset: int) -> tuple[tuple[Format
         admitted = frozenset[Format].intersection(*(floats[v] for v in following))
         if op_type in _FP32_EXPANSION:
             admitted &= {Format.FP32}
+        other, formats = _WRITTEN_AS.get(op_type, ("", frozenset[Format]()))
+        if other:
+            since = dict(_admitted_since(other, domain, version))
+            admitted |= {f for f in formats if since.get(f, last + 1) <= version}
         for fmt in admitted:
             first.setdefault(fmt, version)
     return tuple(sorted(first.items(), key=lambda item: item[0].label))

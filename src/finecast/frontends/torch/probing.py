@@ -21,11 +21,10 @@ from torch.utils._pytree import tree_leaves
 
 from finecast.frontends.torch.aten import DTYPES
 from finecast.frontends.torch.capture import Captured
-from finecast.frontends.torch.points import Point
 from finecast.frontends.torch.reader import written
 from finecast.numbers.formats import Format
+from finecast.planning.points import Point
 from finecast.planning.sensitivity import measure
-from finecast.planning.units import RoundingPoints
 
 Errors = NDArray[np.float64]
 Tap = Callable[[torch.Tensor], torch.Tensor]
@@ -96,9 +95,7 @@ def probe_all(
         with torch.no_grad():
             return [_array(y) for y in _Tapped(captured, taps).leaves(args) if _is_tensor(y)]
 
-    every = tuple((k,) for k in range(len(points)))
-    shape = RoundingPoints(classes=every, class_of={}, weights=(), weight_units=())
-    return measure(shape, probe).values
+    return measure(len(points), probe).values
 
 
 def first_order(

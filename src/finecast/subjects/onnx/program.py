@@ -24,8 +24,9 @@ from finecast.pipeline.program import Asked
 from finecast.planning.cost import RooflineCost
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
+from finecast.planning.points import rounding_points
 from finecast.planning.problem import Analysis
-from finecast.planning.units import make_units, rounding_points
+from finecast.planning.units import make_units
 from finecast.rules.facts import ValueFacts, facts_in
 from finecast.rules.policy import Scope
 from finecast.subjects.onnx.observing import observe

@@ -12,11 +12,12 @@ from finecast.numbers.encodings import SCALED
 from finecast.numbers.formats import Format
 from finecast.planning.cost import CostModel
 from finecast.planning.planner import Planner
+from finecast.planning.points import RoundingPoints, rounding_points
 from finecast.planning.problem import Analysis, pins, roundings
 from finecast.planning.scaled_points import scaled_points
 from finecast.planning.sensitivity import Sensitivity, measure
 from finecast.planning.switches import switches
-from finecast.planning.units import RoundingPoints, Units, make_units, rounding_points
+from finecast.planning.units import Units, make_units
 from finecast.progress import Progress
 from finecast.subjects.onnx.observing import switched_probe
 from finecast.subjects.onnx.planning import Profiles, kernel_nodes
@@ -59,10 +60,13 @@ def probe_sensitivity(
     """
     found: dict[Format, Sensitivity] = {}
     for fmt, where in points.items():
-        rounded = switches(planner.graph, where, planner.permissions, fmt)
+        rounded = switches(where, planner.permissions, fmt)
         probe = switched_probe(prepared, rounded, feeds)
         found[fmt] = measure(
-            where, probe, on_probe=lambda done, total: progress("sensitivity", done, total)
+            len(where.points),
+            probe,
+            weights=len(where.weights),
+            on_probe=lambda done, total: progress("sensitivity", done, total),
         )
     return found
 
@@ -90,7 +94,7 @@ def analysis_of(
         units,
         cost,
         {
-            fmt: roundings(graph, units, where, sensitivity[fmt], fmt, pinned)
+            fmt: roundings(units, where, sensitivity[fmt], fmt, pinned)
             for fmt, where in points.items()
         },
         io=io,

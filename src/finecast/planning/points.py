@@ -1,0 +1,193 @@
+"""Where a plan rounds, told apart by reader.
+
+A value may be stored in fp32 for one reader and cast for another: a residual stream that
+stays exact beside the matrix product that reads a rounded copy. So there is one point for
+each place where an op that computes reads a value. It is rounded as soon as any op on the
+way from the value's origin to that reader is low: the op that made it, the ops that only
+moved it, or the reader itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from finecast.graph import Graph, Node, Value
+from finecast.numbers.formats import Format
+from finecast.ops import by_name
+from finecast.planning.units import Units
+
+# Input ``index`` of a node; of no node (None): the model's output ``index``.
+Place = tuple[int | None, int]
+
+_SHOWS_NO_FLOAT: Final = frozenset({"shape", "size"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """Input ``port`` of node ``reader`` (None: output ``port`` of the model) reads ``value``.
+
+    ``readers`` are the nodes that round it if they read in a low format: the reader, and
+    those that only move the value on the way from ``origin``. ``maker``, if any, made the
+    origin: it rounds it if it stores its result in a low format.
+    """
+
+    reader: int | None
+    port: int
+    value: int
+    readers: tuple[int, ...]
+    maker: int | None
+    origin: int
+
+    @property
+    def path(self) -> tuple[int, ...]:
+        """The nodes any of which rounds it by being low."""
+        return (*self.readers, *(() if self.maker is None else (self.maker,)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundingPoint:
+    """Places that the same choices round: ``readers`` and ``makers`` are units.
+
+    ``ends`` are the model's inputs and outputs among the values: declared in a low format
+    they are rounded, too.
+    """
+
+    places: tuple[Place, ...]
+    readers: tuple[int, ...]
+    makers: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundingPoints:
+    """Where a plan can round.
+
+    ``points`` are what is read; ``weights[j]`` maps node ids of unit ``weight_units[j]`` to
+    the inputs at which they read constants.
+    """
+
+    points: tuple[RoundingPoint, ...]
+    weights: tuple[Mapping[int, tuple[int, ...]], ...]
+    weight_units: tuple[int, ...]
+
+
+def find_points(graph: Graph, free: frozenset[int]) -> tuple[Point, ...]:
+    """All points that a plan can round, ``free`` being the nodes that may be low."""
+    found = [p for node in graph.nodes for p in _of_node(graph, node, free)]
+    found += [_point(graph, None, k, v, free) for k, v in enumerate(graph.outputs)]
+    return tuple(p for p in found if p.path and graph.values[p.value].format is Format.FP32)
+
+
+def _of_node(graph: Graph, node: Node, free: frozenset[int]) -> Iterator[Point]:
+    if node.op in _SHOWS_NO_FLOAT:
+        return
+    for port, index in enumerate(node.inputs):
+        if index is None or (moves(node) and _carries_on(graph, node, index)):
+            continue
+        reader = node if node.follows_in[port] else None
+        yield _point(graph, reader, port, graph.values[index], free, at=node)
+
+
+def _point(
+    graph: Graph,
+    reader: Node | None,
+    port: int,
+    value: Value,
+    free: frozenset[int],
+    at: Node | None = None,
+) -> Point:
+    readers = [reader.id] if reader is not None else []
+    current, maker = value, None
+    while current.producer is not None:
+        made = graph.nodes[current.producer]
+        if not any(v.id == current.id for v in graph.following_outputs(made)):
+            break
+        sources = [v for v in graph.following_inputs(made) if v.format is Format.FP32]
+        if not moves(made) or len(sources) != 1:
+            maker = made.id
+            break
+        readers.append(made.id)
+        current = sources[0]
+    return Point(
+        reader=at.id if at is not None else None,
+        port=port,
+        value=value.id,
+        readers=tuple(n for n in readers if n in free),
+        maker=maker if maker in free else None,
+        origin=current.id,
+    )
+
+
+def moves(node: Node) -> bool:
+    """Whether the node only moves numbers, so that rounding before and after it is one."""
+    floats = sum(node.follows_in)
+    return by_name(node.op).exact and floats == 1 and any(node.follows_out)
+
+
+def _carries_on(graph: Graph, node: Node, index: int) -> bool:
+    """Whether the value's readers behind ``node`` stand for it."""
+    return any(v.id == index for v in graph.following_inputs(node))
+
+
+def rounding_points(
+    graph: Graph, units: Units, fused: Sequence[frozenset[int]] = ()
+) -> RoundingPoints:
+    """The points of ``find_points``, those that the same units round as one.
+
+    Args:
+        graph: The graph.
+        units: The units.
+        fused: Node ids of each kernel of the low plan: what stays inside one is not rounded.
+    """
+    kernel_of = {node: k for k, nodes in enumerate(fused) for node in nodes}
+    found: dict[tuple[tuple[int, ...], ...], list[Place]] = {}
+    for point in find_points(graph, frozenset(units.of)):
+        at, origin = point.reader, graph.values[point.origin]
+        if origin.constant is not None or _inside(graph, point, units, kernel_of):
+            continue
+        ends = (point.origin,) if origin.is_input else ()
+        ends += (point.value,) if at is None else ()
+        makers = () if point.maker is None else (units.of[point.maker],)
+        readers = tuple(sorted({units.of[n] for n in point.readers} - {*makers}))
+        found.setdefault((readers, makers, ends), []).append((at, point.port))
+    weights = {u: _constant_ports(graph, nodes) for u, nodes in enumerate(units.members)}
+    used = {u: ports for u, ports in weights.items() if ports}
+    return RoundingPoints(
+        points=tuple(
+            RoundingPoint(places=tuple(places), readers=readers, makers=makers, ends=ends)
+            for (readers, makers, ends), places in found.items()
+        ),
+        weights=tuple(used.values()),
+        weight_units=tuple(used),
+    )
+
+
+def _inside(graph: Graph, point: Point, units: Units, kernel_of: Mapping[int, int]) -> bool:
+    """Whether the value stays in one kernel, on its way to a reader of the same unit."""
+    writer = graph.values[point.value].producer
+    if point.reader is None or writer is None:
+        return False
+    pair = (writer, point.reader)
+    return (
+        kernel_of.get(writer, -1) == kernel_of.get(point.reader, -2)
+        and units.of.get(writer, -1) == units.of.get(point.reader, -2)
+        and all(n in units.of for n in pair)
+    )
+
+
+def _constant_ports(graph: Graph, nodes: Iterable[int]) -> dict[int, tuple[int, ...]]:
+    ports: dict[int, tuple[int, ...]] = {}
+    for node_id in nodes:
+        node = graph.nodes[node_id]
+        found = tuple(
+            i
+            for i, (value, follows) in enumerate(
+                zip(node.inputs, node.follows_in, strict=True)
+            )
+            if value is not None and follows and graph.values[value].constant is not None
+        )
+        if found:
+            ports[node_id] = found
+    return ports
