@@ -130,6 +130,36 @@ def test_a_budget_is_kept(count: int, first: int, most: int) -> None:
     assert found is None or int(found.name) == min(passed)
 
 
+@given(st.integers(1, 40), st.integers(0, 41), st.data())
+def test_wherever_it_is_aimed_it_takes_no_more_than_halving(
+    count: int, first: int, data: st.DataObject
+) -> None:
+    chained = [candidate(str(i), 1.04**i, float(count - i)) for i in range(count)]
+    tried: list[int] = []
+
+    def passes(one: Candidate) -> bool:
+        tried.append(int(one.name))
+        return int(one.name) >= first
+
+    aims = st.none() | st.integers(0, count - 1)
+    found = fastest_passing(chained, passes, aim=lambda _: data.draw(aims))
+    assert found is (None if first >= count else chained[first])
+    assert len(tried) == len(set(tried)) <= 1 + math.ceil(math.log2(count))
+
+
+def test_a_good_aim_saves_evaluations() -> None:
+    chained = [candidate(str(i), 1.04**i, float(10 - i)) for i in range(10)]
+    tried: list[int] = []
+
+    def passes(one: Candidate) -> bool:
+        tried.append(int(one.name))
+        return int(one.name) >= 5
+
+    near = iter([5, 4])
+    assert fastest_passing(chained, passes, aim=lambda _: next(near, None)) is chained[5]
+    assert tried == [0, 5, 4]
+
+
 @given(st.lists(st.booleans(), max_size=20))
 def test_what_is_returned_was_evaluated_and_passed(answers: list[bool]) -> None:
     chained = [

@@ -435,3 +435,29 @@ def test_a_budget_finds_a_faster_plan(bench: Bench, monkeypatch: pytest.MonkeyPa
     assert more.speedup >= first.speedup
     assert more.evaluations <= 9
     assert more.evaluations > first.evaluations
+
+
+def test_after_a_miss_plans_of_the_error_that_is_allowed_are_tried(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The metric says it: of all low it is known, and of nothing low it is the baseline."""
+    worst = max(t.metric for t in bench.tune(metric="max_abs", tolerance=0.0).trials)
+    asked: list[float] = []
+
+    def near(_planner: object, _analysis: object, error: float) -> list[Any]:
+        asked.append(error)
+        return []
+
+    lowest: list[float] = []
+
+    def only_lowest(planner: Any, analysis: Any) -> list[Any]:
+        found = every(planner, analysis)
+        lowest.append(found[0].error)
+        return found
+
+    every = tuning.lowest
+    monkeypatch.setattr(tuning, "near", near)
+    monkeypatch.setattr(tuning, "lowest", only_lowest)
+    monkeypatch.setattr(tuning, "propose", lambda *_, **__: [])
+    bench.tune(metric="max_abs", tolerance=worst * 0.5)
+    assert asked == [pytest.approx(lowest[0] / 4)]  # half the error, squared

@@ -54,6 +54,7 @@ def fastest_passing(
     chained: Sequence[Candidate],
     passes: Callable[[Candidate], bool],
     may_go_on: Callable[[], bool] = lambda: True,
+    aim: Callable[[Sequence[Candidate]], int | None] = lambda _: None,
 ) -> Candidate | None:
     """The fastest candidate that passes, if passing is monotone along the chain.
 
@@ -65,16 +66,22 @@ def fastest_passing(
         chained: Fastest first, each more accurate than the one before.
         passes: Evaluates one.
         may_go_on: Asked before each evaluation: whether there is budget for it.
+        aim: Where the fastest that passes is expected, if anything says so: it is looked for
+            there first, as far as that takes no more evaluations than halving would.
     """
     found, passed = -1, set[int]()
     low, high, middle = 0, len(chained) - 1, 0
+    left = high.bit_length()  # evaluations that halving takes, after the first
     while low <= high and may_go_on():
         if passes(chained[middle]):
             passed.add(middle)
             found, high = middle, middle - 1
         else:
             low = middle + 1
-        middle = (low + high) // 2
+        aimed = aim(chained)
+        middle = (low + high) // 2 if aimed is None else aimed
+        left, reach = left - 1, (1 << max(left - 1, 0)) - 1
+        middle = min(max(middle, low, high - reach), high, low + reach)
     if found < 0:
         return None
     limit = chained[found].latency_s * SAME_TIME

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -66,7 +67,7 @@ class Trials:
         that fails the memory is of other code or data, and all is evaluated anew.
         """
         self._measure = measure
-        found = fastest_passing(chained, self.passes, self.may_go_on)
+        found = fastest_passing(chained, self.passes, self.may_go_on, self._aim)
         if found is None or found.plan.digest not in self.reused:
             return found
         if self._judge(found, self._evaluate(found)):
@@ -75,7 +76,41 @@ class Trials:
         self.tried = {kept: self.tried[kept]}
         self.reused.clear()
         self._resume = False
-        return fastest_passing(chained, self.passes, self.may_go_on)
+        return fastest_passing(chained, self.passes, self.may_go_on, self._aim)
+
+    def misses(self, candidate: Candidate, measure: Measure) -> bool:
+        """Whether there was room to evaluate ``candidate``, and it fails."""
+        self._measure = measure
+        return self.may_go_on() and not self.passes(candidate)
+
+    def allowed_error(self, candidates: Sequence[Candidate]) -> float | None:
+        """The squared output error at which the metric is expected to reach the target.
+
+        Along a line of the metric by the error, from the largest error of ``candidates``
+        that passes, or none at all, to the smallest that fails. None where no line can be
+        drawn.
+        """
+        tried = {
+            math.sqrt(c.error): self.tried[c.plan.digest]
+            for c in candidates
+            if c.plan.digest in self.tried and math.isfinite(c.error)
+        }
+        missed = min((e for e, t in tried.items() if not t.passed), default=None)
+        if missed is None or not math.isfinite(self.baseline):
+            return None
+        kept = max((e for e, t in tried.items() if t.passed and e < missed), default=None)
+        start, best = (0.0, self.baseline) if kept is None else (kept, tried[kept].metric)
+        lost = best - tried[missed].metric
+        if not lost or not math.isfinite(lost):
+            return None
+        share = (best - self._criterion.target(self.baseline)) / lost
+        return (start + min(max(share, 0.0), 1.0) * (missed - start)) ** 2
+
+    def _aim(self, chained: Sequence[Candidate]) -> int | None:
+        allowed = self.allowed_error(chained)
+        if allowed is None:
+            return None
+        return next((i for i, c in enumerate(chained) if c.error <= allowed), None)
 
     @property
     def _criterion(self) -> Criterion:

@@ -30,7 +30,7 @@ from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
 from finecast.planning.predicting import predicted_error
 from finecast.planning.problem import Analysis
-from finecast.planning.proposing import between, lowest, propose
+from finecast.planning.proposing import between, lowest, near, propose
 from finecast.planning.sensitivity import squared_error
 from finecast.progress import Progress, silent
 from finecast.rules.policy import Policy
@@ -99,7 +99,10 @@ def _baseline(subject: Subject, workload: Workload, criterion: Criterion) -> flo
 
 @dataclass(slots=True, kw_only=True)
 class _Tuning:
-    """One search: ``built`` are the models of plans that are candidates, by digest."""
+    """One search: ``built`` are the models of plans that are candidates, by digest.
+
+    ``baseline_s`` is fp32's time in the first race.
+    """
 
     subject: Subject
     workload: Workload
@@ -110,6 +113,7 @@ class _Tuning:
     progress: Progress
     built: dict[str, Built] = field(default_factory=dict[str, Built])
     analysis: Analysis | None = None
+    baseline_s: float | None = None
     hints: dict[str, Built] = field(default_factory=dict[str, Built])
 
     def run(self) -> Outcome:
@@ -123,6 +127,9 @@ class _Tuning:
         chained = chain(candidates, baseline_s, self._min_speedup)
         if not chained:
             return self._unchanged(self._none_faster(candidates, baseline_s))
+        if self.trials.misses(chained[0], self._evaluate):
+            candidates += self._near(candidates)
+            chained = chain(candidates, baseline_s, self._min_speedup)
         found = self._search(chained)
         finer = self._refine(chained, found)
         if finer:
@@ -147,6 +154,18 @@ class _Tuning:
         for digest in [d for d in self.built if d not in kept]:
             self.built.pop(digest).release()
         return self.trials.search(chained, self._evaluate)
+
+    def _near(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Candidates of the error that the criterion is expected to allow, after a miss.
+
+        The frontier has steps, and its error may jump from far above that to far below.
+        """
+        allowed = self.trials.allowed_error(candidates)
+        if allowed is None or self.analysis is None or not self.trials.may_go_on():
+            return []
+        proposals = near(self.examined.planner, self.analysis, allowed)
+        fresh = [p for p in proposals if p.plan.digest not in self.built]
+        return self._rank(fresh)[0] if fresh else []
 
     def _refine(
         self, chained: Sequence[Candidate], found: Candidate | None
@@ -194,26 +213,31 @@ class _Tuning:
         ]
 
     def _rank(self, proposals: Sequence[Proposal]) -> tuple[list[Candidate], float]:
-        """Time every proposal beside fp32: predictions only choose which."""
+        """Time every proposal beside fp32: predictions only choose which.
+
+        Latencies of several races are by fp32's in the first: the machine's load changes.
+        """
         unique = {p.plan.digest: p for p in reversed(proposals)}
         for done, (digest, proposal) in enumerate(unique.items()):
             self.built[digest] = self.subject.model.build(proposal.plan)
             self.progress("convert", done + 1, len(unique))
         models = {digest: self.built[digest] for digest in unique}
         times = self.subject.times(models, self.workload, _RANKING)
+        if self.baseline_s is None:
+            self.baseline_s = times.latency_s(ANCHOR)
         candidates = [
             Candidate(
                 name=p.name,
                 plan=p.plan,
                 error=p.error,
-                latency_s=times.latency_s(digest),
+                latency_s=self.baseline_s * times.slowdown(digest).median,
                 casts=self.built[digest].casts,
             )
             for digest, p in unique.items()
             if digest in times.names  # a mix that the engine has no kernels for is none
         ]
         self.progress("timing", 1, 1)
-        return candidates, times.latency_s(ANCHOR)
+        return candidates, self.baseline_s
 
     def _none_faster(self, candidates: Sequence[Candidate], baseline_s: float) -> str:
         fastest = min((c.latency_s for c in candidates), default=math.inf)

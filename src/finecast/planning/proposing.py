@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
+from finecast.numbers.formats import Format
 from finecast.planning.assign import chosen
 from finecast.planning.choices import Choice, Proposal, choices
+from finecast.planning.filling import within
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
 
 # Steps of the frontier that become candidates: each costs a conversion and a few timed runs.
 MAX_STEPS: Final = 10
+
+# Of the error that a first miss says the criterion allows: what is predicted of errors, and of
+# the metric by them, is known to some ten percent.
+_SHARES: Final = (1.0, 0.9, 0.8, 0.7)
 
 
 def frontier_of(
@@ -45,6 +52,20 @@ def between(
     steps = [c for c in frontier_of(planner, analysis) if c.lowers and low < c.error < high]
     places = sorted({round(i) for i in np.linspace(0, len(steps) - 1, min(most, len(steps)))})
     return [proposal(planner, analysis, steps[i]) for i in places]
+
+
+def near(planner: Planner, analysis: Analysis, error: float) -> list[Proposal]:
+    """Plans that are expected to have at most about this squared error, and little less."""
+    steps = [c for c in frontier_of(planner, analysis) if math.isfinite(c.time_s)]
+    found: dict[tuple[Format, ...], Proposal] = {}
+    for share in _SHARES:
+        graph, permissions = planner.graph, planner.permissions
+        choice = within(graph, permissions, analysis, steps, share**2 * error)
+        if choice is not None and choice.lowers and choice.formats not in found:
+            name = f"between steps, error {math.sqrt(choice.error):.3g}"
+            made = proposal(planner, analysis, choice)
+            found[choice.formats] = replace(made, name=name)
+    return list(found.values())
 
 
 def lowest(planner: Planner, analysis: Analysis) -> list[Proposal]:

@@ -1,0 +1,81 @@
+"""Choices between two steps of the frontier keep the error they are given."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from finecast.graph import Graph
+from finecast.graph.text import from_text
+from finecast.numbers.formats import Format
+from finecast.planning.choices import choices
+from finecast.planning.filling import within
+from finecast.planning.problem import Analysis, Roundings
+from finecast.planning.units import make_units
+from finecast.rules import Permission
+
+FP32, BF16 = Format.FP32, Format.BF16
+COUNT = 6
+
+
+def chain() -> Graph:
+    nodes = (
+        f"node n{i} matmul onnx::MatMul fp32 (%{i}) -> (%{i + 1} v{i} fp32)\n"
+        for i in range(COUNT)
+    )
+    return from_text("input %0 x fp32\n" + "".join(nodes) + f"output %{COUNT}\n")
+
+
+def problem(
+    gains: list[float], errors: list[float], cast_s: float
+) -> tuple[Graph, dict[int, Permission], Analysis]:
+    graph = chain()
+    allowed = {
+        i: Permission(formats=frozenset({FP32, BF16}), reasons=()) for i in range(COUNT)
+    }
+    analysis = Analysis(
+        units=make_units(graph, allowed, (BF16,)),
+        times={FP32: np.full(COUNT, 9.0), BF16: 9.0 - np.array(gains)},
+        cast_time=lambda _value, source, to: 0.0 if source is to else cast_s,
+        rounded={BF16: Roundings(units=np.array(errors), lists=[], errors=np.zeros(0))},
+    )
+    return graph, allowed, analysis
+
+
+@pytest.mark.parametrize("low", range(1, COUNT))
+def test_of_units_alike_as_many_are_low_as_the_error_allows(low: int) -> None:
+    """They have one price: the frontier goes from none of them to all at once."""
+    graph, allowed, analysis = problem([4.0] * COUNT, [1.0] * COUNT, 0.0)
+    steps = choices(graph, allowed, analysis)
+    assert [s.error for s in steps] == [0.0, COUNT]
+    found = within(graph, allowed, analysis, steps, low + 0.5)
+    assert found is not None
+    assert found.error == low
+    assert found.time_s == pytest.approx(9.0 * COUNT - 4.0 * low)
+
+
+positive = st.floats(0.1, 5.0)
+six = st.lists(positive, min_size=COUNT, max_size=COUNT)
+
+
+@given(six, six, st.floats(0.0, 2.0), st.floats(0.0, 1.0))
+def test_it_is_faster_than_the_step_that_keeps_the_error(
+    gains: list[float], errors: list[float], cast_s: float, share: float
+) -> None:
+    graph, allowed, analysis = problem(gains, errors, cast_s)
+    steps = choices(graph, allowed, analysis)
+    error = share * steps[-1].error
+    found = within(graph, allowed, analysis, steps, error)
+    if found is not None:
+        kept = max((s for s in steps if s.error <= error), key=lambda s: s.error)
+        assert found.error <= error
+        assert found.time_s < kept.time_s
+
+
+def test_beyond_the_frontier_there_is_nothing() -> None:
+    graph, allowed, analysis = problem([4.0] * COUNT, [1.0] * COUNT, 0.0)
+    steps = choices(graph, allowed, analysis)
+    assert within(graph, allowed, analysis, steps, 100.0) is None
+    assert within(graph, allowed, analysis, steps, -1.0) is None
