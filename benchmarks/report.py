@@ -32,12 +32,13 @@ _TITLES = {
 def render(environment: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     """RESULTS.md: the machine, then a table for each benchmark."""
     libraries = ", ".join(f"{n} {v}" for n, v in environment["libraries"].items())
+    limit = f", held by {environment['isa_limit']}" if environment.get("isa_limit") else ""
     parts = [
         "# Results",
         "Written by `python -m benchmarks.report`; run `make bench` on a quiet machine first.",
         (
             f"- CPU: {environment['cpu']}, {environment['cores']} cores"
-            f" ({', '.join(environment['flags'])})\n"
+            f" ({', '.join(environment['flags'])}){limit}\n"
             f"- {environment['platform']}, Python {environment['python']}\n"
             f"- finecast {environment['finecast']}; {libraries}"
         ),

@@ -11,6 +11,7 @@ from finecast.cli.backends import BACKENDS, absent_backends
 from finecast.cli.doctor import cell, engine_specs
 from finecast.engines.base import Capability
 from finecast.engines.probe import PROBED
+from finecast.measure.environment import environment, limited
 
 
 def test_every_engine_here_and_every_backend_absent_is_a_row(
@@ -89,3 +90,17 @@ def test_backends_that_are_here_are_left_out() -> None:
     names = [row["backend"] for row in absent_backends({("onnxruntime", "CPU")})]
     assert "CPUExecutionProvider" not in names
     assert "OpenVINO" in names
+
+
+def test_a_limit_on_instructions_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DNNL_MAX_CPU_ISA", raising=False)
+    for isa in ("", "AVX2_VNNI"):
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", isa)
+        environment.cache_clear()
+        assert main(["doctor"]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert ("ONEDNN_MAX_CPU_ISA=AVX2_VNNI is set" in said) == bool(isa)
+        assert limited(environment()).endswith("(ONEDNN_MAX_CPU_ISA=AVX2_VNNI)") == bool(isa)
+    environment.cache_clear()

@@ -116,7 +116,7 @@ def test_dataloader_and_metric() -> None:
         ({"backend": "onnxrt_dml_ep"}, r"DirectML.*all:fp16"),
         ({"inputs": "x"}, "a module does not have"),
         ({"quant_level": 2}, 'use "auto", 0 or 1'),
-        ({"precision": "bf61"}, "unknown precision 'bf61': use one of bf16, fp16"),
+        ({"precision": "bf61"}, "unknown precision 'bf61': did you mean bf16"),
         ({"excluded_precisions": "fp61"}, "unknown precision"),
         ({"op_name_dict": {"4": _FP32}}, "unknown op '4' .op_name_dict."),
         ({"op_type_dict": {"Lineer": _FP32}}, "did you mean Linear"),

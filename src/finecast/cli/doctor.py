@@ -173,4 +173,9 @@ def _print(
         add_row(other, one["framework"], one["backend"], one["device"], one["install"])
     flags = " ".join(machine.flags) or "none that matter"
     lines = [*notes, *failures, f"CPU: {machine.cpu}, {machine.cores} cores; flags: {flags}"]
+    if machine.isa_limit:
+        lines.append(
+            f"{machine.isa_limit} is set: engines that use oneDNN are held to it, whatever the"
+            " CPU has (a name that oneDNN does not know holds them to nothing)"
+        )
     write_table(other, *lines, columns=_COLUMNS)

@@ -316,7 +316,7 @@ def _report(outcome: Outcome, metric: str, output: Path, plan: Path, *, as_json:
         return
     from finecast.devices.neuron import casts_off
     from finecast.engines.usage import how_to_run
-    from finecast.measure.environment import environment
+    from finecast.measure.environment import environment, limited
 
     improved = outcome.verdict.value == "improved"
     write_line(f"{outcome.verdict.value}: {outcome.why}")
@@ -367,6 +367,6 @@ def _report(outcome: Outcome, metric: str, output: Path, plan: Path, *, as_json:
     note = (
         f"{ops or 'no op in fp32'}; {outcome.casts} casts inside;"
         f" {outcome.evaluations} evaluations on all data{reused}, {outcome.probes} probes,"
-        f" {outcome.seconds:.1f} s on {environment().cpu}"
+        f" {outcome.seconds:.1f} s on {limited(environment())}"
     )
     write_table(table, note, *lines)

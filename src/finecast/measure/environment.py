@@ -43,13 +43,23 @@ _LIBRARIES = (
 )
 _CPUINFO = Path("/proc/cpuinfo")
 
+# The variable with which oneDNN, and engines that ask it what the CPU has (OpenVINO, PyTorch),
+# leave newer instructions alone; read as the process starts. The older name counts where the
+# newer one is not set.
+_ISA_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """What to record beside a figure, and to hold figures apart by."""
+    """What to record beside a figure, and to hold figures apart by.
+
+    ``isa_limit`` is the variable that holds oneDNN to older instructions than ``flags`` has,
+    as ``NAME=VALUE``; None where it is not set.
+    """
 
     cpu: str
     flags: tuple[str, ...]
+    isa_limit: str | None
     cores: int
     platform: str
     python: str
@@ -68,6 +78,7 @@ def environment() -> Environment:
     return Environment(
         cpu=cpu,
         flags=flags,
+        isa_limit=next((f"{n}={v}" for n in _ISA_LIMITS if (v := os.environ.get(n))), None),
         cores=_cores(),
         platform=platform.platform(),
         python=platform.python_version(),
@@ -96,6 +107,11 @@ def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))  # what a container may use, not what there is
     return os.cpu_count() or 1
+
+
+def limited(machine: Environment) -> str:
+    """The CPU's name, and the limit on its instructions where one is set."""
+    return machine.cpu + (f" ({machine.isa_limit})" if machine.isa_limit else "")
 
 
 def local_target() -> str:

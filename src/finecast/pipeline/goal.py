@@ -23,12 +23,15 @@ class Goal:
         max_trials: Evaluations of plans on all data at most; None for as many as it takes.
             A given number is used: faster plans are looked for until it is spent.
         timeout_s: Seconds after which no evaluation is begun.
+        first_is_enough: The first plan that is found ends the search: what is left of a
+            budget is not spent.
     """
 
     criterion: Criterion
     min_speedup: float = MIN_SPEEDUP
     max_trials: int | None = None
     timeout_s: float | None = None
+    first_is_enough: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what can never be met.
@@ -58,7 +61,8 @@ class Goal:
     @property
     def goes_on(self) -> bool:
         """Whether what is left of the budget is spent on faster plans."""
-        return self.max_trials is not None or self.timeout_s is not None
+        budgeted = self.max_trials is not None or self.timeout_s is not None
+        return budgeted and not self.first_is_enough
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Intel Neural Compressor 2.x's mixed precision: ``mix_precision.fit`` and its settings.
+"""Intel Neural Compressor 2.x: ``mix_precision.fit``, ``quantization.fit``, their settings.
 
 The signatures and defaults are those of release 2.6; it was removed upstream in 3.8. What
 differs: an unsupported combination raises with the reason and never ends the process, a
@@ -8,10 +8,11 @@ too, a name that matches no op is an error, and settings without effect say so i
 
 from __future__ import annotations
 
-from finecast.compat.neural_compressor import config, mix_precision
+from finecast.compat.neural_compressor import config, mix_precision, quantization
 from finecast.compat.neural_compressor.config import (
     AccuracyCriterion,
     MixedPrecisionConfig,
+    PostTrainingQuantConfig,
     TuningCriterion,
 )
 from finecast.compat.neural_compressor.loading import load
@@ -19,8 +20,10 @@ from finecast.compat.neural_compressor.loading import load
 __all__ = [
     "AccuracyCriterion",
     "MixedPrecisionConfig",
+    "PostTrainingQuantConfig",
     "TuningCriterion",
     "config",
     "load",
     "mix_precision",
+    "quantization",
 ]

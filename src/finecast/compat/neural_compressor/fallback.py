@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from finecast.compat.neural_compressor.config import TuningCriterion
+from finecast.compat.neural_compressor.criteria import TuningCriterion
 from finecast.data.criterion import Criterion
 
 Model = TypeVar("Model")

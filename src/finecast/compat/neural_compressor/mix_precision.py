@@ -3,41 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from finecast.compat.neural_compressor.config import (
-    MixedPrecisionConfig,
-    OpDict,
-    keeps_fp32,
-)
+from finecast.compat.neural_compressor import quantization
+from finecast.compat.neural_compressor.config import MixedPrecisionConfig
+from finecast.compat.neural_compressor.evaluation import EvalFunc, ModelEvaluation
 from finecast.compat.neural_compressor.fallback import Fallback
 from finecast.compat.neural_compressor.fit_subject import FitSubject, Result
 from finecast.compat.neural_compressor.frameworks import Kind, kind_of
+from finecast.compat.neural_compressor.op_dicts import restrictions
 from finecast.errors import EngineError, ModelError, UsageError
-from finecast.naming import unknown_name
 from finecast.numbers.formats import Format
-
-EvalFunc = Callable[[Any], float]
-
-# Backends of the matrix in INC's documentation that finecast does not drive: why, and what
-# to do.
-_UNSUPPORTED: Final[Mapping[str, tuple[str, str]]] = {
-    "ipex": (
-        "Intel's extension for PyTorch is discontinued; its kernels are in PyTorch",
-        'use backend="default"',
-    ),
-    "itex": (
-        "it is for TensorFlow, which finecast has no frontend for",
-        'export it (python -m tf2onnx.convert), and give the ONNX file with backend="default"',
-    ),
-    "onnxrt_dml_ep": (
-        "finecast does not drive DirectML, which has no bf16",
-        'give DirectML the file that finecast.convert(model, "low.onnx", "all:fp16") writes',
-    ),
-}
 
 
 def fit(
@@ -70,34 +48,56 @@ def fit(
         ModelError: If no op could be converted.
     """
     settings = _settings(conf or config or MixedPrecisionConfig())
+    if settings.quantizes:
+        batches = None if eval_metric is None else eval_dataloader
+        return quantization.fit(
+            model,
+            settings.quantization(),
+            eval_dataloader,
+            eval_func=eval_func,
+            eval_dataloader=batches,
+            eval_metric=eval_metric,
+        )
     low = settings.low()
-    loader = _loader(eval_dataloader)
-    _check(settings, eval_func, loader, eval_metric)
-    evaluated = eval_func is not None or loader is not None
-    subject = _subject(model, settings, low, loader)
+    settings.check()
+    evaluation = ModelEvaluation.of(eval_func, eval_dataloader, eval_metric)
+    subject = _subject(model, settings, low, evaluation.batches)
     types = _selected(subject, settings, low)
     _check_speed(settings, low, subject)
-    for text in settings.without_effect(evaluated=evaluated):
+    for text in settings.without_effect(evaluated=evaluation.given):
         warnings.warn(f"without effect: {text}", stacklevel=2)
-    fixed = frozenset(subject.types) - frozenset(types)
-    if not evaluated:
-        result = subject.build(fixed)
+    if not evaluation.given:
+        result = subject.build(frozenset(subject.types) - frozenset(types))
         if not result.products:
             raise _no_gain(low)
         return result
-    evaluate = _evaluation(subject, eval_func, loader, eval_metric)
+    return _searched(subject, settings, types, evaluation)
+
+
+def _searched(
+    subject: FitSubject,
+    settings: MixedPrecisionConfig,
+    types: Mapping[str, str],
+    evaluation: ModelEvaluation,
+) -> Result | None:
+    """The first model that keeps the accuracy, by reverting ops of ``types``."""
+    fixed = frozenset(subject.types) - frozenset(types)
+
+    def score(native: Any) -> float:
+        return evaluation.score(native, subject.predictor)
+
     search: Fallback[Result] = Fallback(
         types=types,
         build=lambda kept: subject.build(kept | fixed),
         counts=lambda result: result.products > 0,
-        evaluate=lambda result: evaluate(result.model),
+        evaluate=lambda result: score(result.model),
         criterion=settings.accuracy_criterion.to_criterion(),
         tuning=settings.tuning_criterion,
         quant_level=settings.quant_level,
     )
-    found = search.search(evaluate(subject.original))
+    found = search.search(score(subject.original))
     if not search.scores:
-        raise _no_gain(low)
+        raise _no_gain(settings.low())
     return found
 
 
@@ -115,36 +115,6 @@ def _no_gain(low: Format) -> ModelError:
         " gain nothing by it",
         fix="see what the rules say: finecast.torch.convert, or finecast explain",
     )
-
-
-def _check(
-    settings: MixedPrecisionConfig,
-    eval_func: EvalFunc | None,
-    dataloader: Iterable[Any] | None,
-    metric: Any,
-) -> None:
-    settings.check()
-    if settings.backend in _UNSUPPORTED:
-        reason, fix = _UNSUPPORTED[settings.backend]
-        raise UsageError(f"backend {settings.backend!r}: {reason}", fix=fix)
-    if eval_func is None and (dataloader is None) != (metric is None):
-        raise UsageError(
-            "an evaluation needs both eval_dataloader and eval_metric",
-            fix="give both, or eval_func",
-        )
-    lacking = [n for n in ("reset", "update", "result") if not hasattr(metric, n)]
-    if eval_func is None and metric is not None and lacking:
-        raise UsageError(
-            f"eval_metric {metric!r} has no {lacking[0]}()",
-            fix="give an object with reset(), update(predictions, labels) and result()",
-        )
-
-
-def _loader(dataloader: Iterable[Any] | None) -> Iterable[Any] | None:
-    """Batches for every trial: what can be gone through but once is kept."""
-    if dataloader is None or iter(dataloader) is not dataloader:
-        return dataloader
-    return list(dataloader)
 
 
 def _subject(
@@ -183,63 +153,17 @@ def _selected(
     Raises:
         UsageError: If an entry matches no op of the model, or no op is left.
     """
-    by_name = _kept(settings.op_name_dict, tuple(subject.known), low, "op_name_dict")
+    by_name = restrictions(settings.op_name_dict, tuple(subject.known), "op_name_dict")
     kinds = tuple(dict.fromkeys(subject.known.values()))
-    by_type = _kept(settings.op_type_dict, kinds, low, "op_type_dict")
+    by_type = restrictions(settings.op_type_dict, kinds, "op_type_dict")
+    anything = frozenset({low})
     left = {
         name: kind
         for name, kind in subject.types.items()
-        if name not in by_name and kind not in by_type
+        if low in by_name.get(name, anything) & by_type.get(kind, anything)
     }
     if not left and subject.types:
         raise UsageError(
             "nothing is left to convert", fix="check op_name_dict and op_type_dict"
         )
     return left
-
-
-def _kept(
-    entries: OpDict | None, known: tuple[str, ...], low: Format, where: str
-) -> frozenset[str]:
-    """What the entries, each a regular expression for all of a name, keep in fp32."""
-    found: set[str] = set()
-    for pattern, setting in (entries or {}).items():
-        try:
-            matching = [name for name in known if re.fullmatch(pattern, name)]
-        except re.error:
-            matching = []
-        matching = matching or [name for name in known if name == pattern]
-        if not matching:
-            raise unknown_name(pattern, known, what="op", where=where)
-        if keeps_fp32(setting, low):
-            found.update(matching)
-    return frozenset(found)
-
-
-def _evaluation(
-    subject: FitSubject,
-    eval_func: EvalFunc | None,
-    dataloader: Iterable[Any] | None,
-    metric: Any,
-) -> EvalFunc:
-    if eval_func is not None:
-        return lambda model: _number(eval_func(model), "eval_func")
-
-    def evaluate(model: Any) -> float:
-        assert dataloader is not None
-        predict = subject.predictor(model)
-        metric.reset()
-        for inputs, labels in dataloader:
-            metric.update(predict(inputs), labels)
-        return _number(metric.result(), "eval_metric")
-
-    return evaluate
-
-
-def _number(value: Any, where: str) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise UsageError(
-            f"it gave {value!r}, and an accuracy is a number", where=where, fix="return one"
-        ) from error

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,27 +16,18 @@ from finecast.compat.neural_compressor.onnx_result import (
     OnnxResult,
     given_model,
 )
+from finecast.compat.neural_compressor.places import engine_name
 from finecast.engines import get_engine
 from finecast.engines.base import Engine
 from finecast.errors import UsageError
 from finecast.frontends import onnx as frontend
+from finecast.frontends.onnx import OnnxFile
 from finecast.naming import unknown_name
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.onnx.planning import make_planner
-
-# The engine that runs what INC gave to a backend of ONNX Runtime's, by backend and device;
-# OpenVINO by default, because ONNX Runtime has no bf16 arithmetic on a CPU.
-_ENGINES: Final[Mapping[tuple[str, str], str]] = {
-    ("default", "cpu"): "openvino",
-    ("default", "gpu"): "openvino:GPU",
-    ("default", "npu"): "openvino:NPU",
-    ("onnxrt_cuda_ep", "gpu"): "onnxruntime:CUDA",
-    ("onnxrt_trt_ep", "gpu"): "onnxruntime:Tensorrt",
-    ("onnxrt_dnnl_ep", "cpu"): "onnxruntime:Dnnl",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +49,10 @@ class OnnxFit:
             ModelError: If it is not a valid model.
             EngineError: If the backend's provider is not installed.
         """
-        engine = get_engine(_engine_name(settings))
+        engine = get_engine(engine_name(settings.device, settings.backend))
         source = given_model(model)
         file = source.file
-        ends = (*file.model.graph.inputs, *file.model.graph.outputs)
-        ports = [p.name or "" for p in ends]
-        for name in settings.ports:
-            if name not in ports:
-                raise unknown_name(name, ports, what="input or output", where="of the model")
+        check_ports(file, settings.ports)
         policy = Policy(scope=Scope.AUTO, formats=(low,))
         planner = make_planner(frontend.prepare(file, policy), policy, engine)
         known = {n.name: n.native.rpartition("::")[2] for n in planner.graph.nodes}
@@ -79,10 +66,7 @@ class OnnxFit:
     @property
     def original(self) -> Any:
         """The model's ModelProto; its path, if it is too large for one message."""
-        file = self.source.file
-        if frontend.fits_one_message(file.model):
-            return frontend.to_proto(file.model)
-        return str(file.path)
+        return as_given(self.source.file)
 
     def build(self, kept: frozenset[str]) -> OnnxResult:
         """Everything that may be low and is not kept is."""
@@ -106,25 +90,7 @@ class OnnxFit:
 
     def predictor(self, model: onnx.ModelProto | str) -> Callable[[Any], Any]:
         """Outputs on one batch: a mapping by name, or values in the order of the inputs."""
-        given = Path(model) if isinstance(model, str) else model.SerializeToString()
-        session = self.engine.load(given)
-        ports = [spec.name for spec in session.inputs]
-
-        def predict(inputs: Any) -> Any:
-            listed = inputs if isinstance(inputs, tuple | list) else (inputs,)
-            if not isinstance(inputs, Mapping) and len(listed) != len(ports):
-                raise UsageError(
-                    f"a batch has {len(listed)} inputs, and the model {len(ports)}",
-                    where=", ".join(ports),
-                    fix="let the data loader give them in this order, or by name in a dict",
-                )
-            ordered = zip(ports, listed, strict=False)  # not read where it is a mapping
-            feeds = inputs if isinstance(inputs, Mapping) else dict(ordered)
-            found = session.run({n: np.asarray(x) for n, x in feeds.items()})
-            outputs = list(found.values())
-            return outputs[0] if len(outputs) == 1 else outputs
-
-        return predict
+        return predictor(self.engine, model)
 
     def slow(self, low: Format) -> str:
         """What probing the engine's device says of ``low``."""
@@ -134,12 +100,48 @@ class OnnxFit:
         return "" if found.worthwhile else f"{found.speed or 0:.2f} of fp32's speed (measured)"
 
 
-def _engine_name(settings: MixedPrecisionConfig) -> str:
-    found = _ENGINES.get((settings.backend, settings.device))
-    if found is None:
-        there = [device for backend, device in _ENGINES if backend == settings.backend]
+def check_ports(file: OnnxFile, given: Sequence[str]) -> None:
+    """Raise UsageError for a name that no input and no output has."""
+    ends = (*file.model.graph.inputs, *file.model.graph.outputs)
+    ports = [p.name or "" for p in ends]
+    for name in given:
+        if name not in ports:
+            raise unknown_name(name, ports, what="input or output", where="of the model")
+
+
+def as_given(file: OnnxFile) -> Any:
+    """A file's ModelProto; its path, if it is too large for one message."""
+    if frontend.fits_one_message(file.model):
+        return frontend.to_proto(file.model)
+    return str(file.path)
+
+
+def predictor(engine: Engine, model: onnx.ModelProto | str) -> Callable[[Any], Any]:
+    """Outputs on one batch: a mapping by name, or values in the order of the inputs."""
+    given = Path(model) if isinstance(model, str) else model.SerializeToString()
+    session = engine.load(given)
+    ports = [spec.name for spec in session.inputs]
+
+    def predict(inputs: Any) -> Any:
+        outputs = list(session.run(feeds_of(inputs, ports)).values())
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    return predict
+
+
+def feeds_of(inputs: Any, ports: Sequence[str]) -> dict[str, Any]:
+    """The inputs of one batch by name.
+
+    Raises:
+        UsageError: If there are not as many as ``ports``.
+    """
+    listed = inputs if isinstance(inputs, tuple | list) else (inputs,)
+    if not isinstance(inputs, Mapping) and len(listed) != len(ports):
         raise UsageError(
-            f"backend {settings.backend!r} does not run on device {settings.device!r}",
-            fix="use device=" + " or ".join(f'"{device}"' for device in there),
+            f"a batch has {len(listed)} inputs, and the model {len(ports)}",
+            where=", ".join(ports),
+            fix="let the data loader give them in this order, or by name in a dict",
         )
-    return found
+    ordered = zip(ports, listed, strict=False)  # not read where it is a mapping
+    feeds: Mapping[str, Any] = inputs if isinstance(inputs, Mapping) else dict(ordered)
+    return {name: np.asarray(x) for name, x in feeds.items()}

@@ -6,6 +6,8 @@ import os
 import shutil
 import tempfile
 import weakref
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -111,6 +113,18 @@ class OnnxResult:
     def output(self) -> list[str]:
         """Names of the outputs."""
         return [p.name for p in self.graph().output]
+
+
+@contextmanager
+def given_form(model: ir.Model) -> Generator[Any]:
+    """A model as evaluations take it: a ModelProto; over 2 GB the path of a file."""
+    if frontend.fits_one_message(model):
+        yield frontend.to_proto(model)
+        return
+    with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
+        path = Path(folder) / "model.onnx"
+        frontend.save(model, path)
+        yield str(path)
 
 
 def load_model(path: Path) -> OnnxResult:

@@ -1,0 +1,108 @@
+"""The accuracy to keep and the search, with Intel Neural Compressor's names and defaults."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from finecast.data.criterion import Criterion, CriterionKind
+from finecast.errors import UsageError
+from finecast.naming import unknown_name
+
+T = TypeVar("T")
+
+_QUANT_LEVELS: Final = ("auto", 0, 1)
+_OBJECTIVES: Final = ("performance", "accuracy", "modelsize", "footprint")
+_STRATEGIES: Final = (
+    *("basic", "auto", "mse", "mse_v2", "bayesian", "random", "exhaustive", "sigopt", "tpe"),
+    *("hawq_v2", "conservative", "lazy"),
+)
+
+
+def naming_strangers(settings: type[T]) -> type[T]:
+    """``settings``, which refuses a name that it does not have as every wrong value is."""
+    init = settings.__init__
+    known = [name for name in inspect.signature(init).parameters if name != "self"]
+
+    @functools.wraps(init)
+    def checked(self: T, *args: Any, **given: Any) -> None:
+        for name in given:
+            if name in known:
+                continue
+            if name in _SEARCH:
+                raise UsageError(
+                    f"{settings.__name__} has no setting {name!r}",
+                    fix=f"give tuning_criterion=TuningCriterion({name}=...)",
+                )
+            raise unknown_name(name, known, what="setting", where=settings.__name__)
+        init(self, *args, **given)
+
+    settings.__init__ = checked
+    return settings
+
+
+# Settings of the search, which INC 1 and its quantization have beside the others.
+_SEARCH: Final = ("strategy", "strategy_kwargs", "timeout", "max_trials", "objective")
+
+
+@naming_strangers
+@dataclass
+class AccuracyCriterion:
+    """The accuracy to keep: a loss relative to the baseline, or absolute."""
+
+    higher_is_better: bool = True
+    criterion: str = "relative"
+    tolerable_loss: float = 0.01
+
+    def to_criterion(self) -> Criterion:
+        """The same as a finecast ``Criterion``.
+
+        Raises:
+            UsageError: If the kind or the loss is not usable.
+        """
+        return Criterion(
+            kind=CriterionKind.parse(self.criterion),
+            tolerance=self.tolerable_loss,
+            higher_is_better=self.higher_is_better,
+        )
+
+
+@naming_strangers
+@dataclass
+class TuningCriterion:
+    """How long to search: ``timeout`` 0 ends at the first trial that passes."""
+
+    strategy: str = "basic"
+    strategy_kwargs: Mapping[str, Any] | None = None
+    timeout: float = 0
+    max_trials: int = 100
+    objective: str | Sequence[str] | Mapping[str, Any] = "performance"
+
+    def check(self) -> None:
+        """Raise UsageError for what cannot be followed."""
+        if self.strategy not in _STRATEGIES:
+            raise unknown_name(self.strategy, _STRATEGIES, what="strategy")
+        if self.max_trials < 1 or self.timeout < 0:
+            raise UsageError(
+                f"max_trials {self.max_trials} and timeout {self.timeout} leave no trial",
+                fix="give at least one trial, and seconds, or 0 for the first that passes",
+            )
+        given = [self.objective] if isinstance(self.objective, str) else self.objective
+        if isinstance(given, Mapping) or list(given) != ["performance"]:
+            listed = () if isinstance(given, Mapping) else given
+            unknown = next((o for o in listed if o not in _OBJECTIVES), None)
+            if unknown is not None:
+                raise unknown_name(unknown, _OBJECTIVES, what="objective")
+            raise UsageError(
+                f"objective {self.objective!r} is not supported: the fewest ops stay fp32",
+                fix='use "performance"',
+            )
+
+
+def check_level(quant_level: str | int) -> None:
+    """Raise UsageError for a level that INC does not have."""
+    if quant_level not in _QUANT_LEVELS:
+        raise UsageError(f"unknown quant_level {quant_level!r}", fix='use "auto", 0 or 1')

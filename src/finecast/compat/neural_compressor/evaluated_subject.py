@@ -1,0 +1,155 @@
+"""An ONNX subject whose accuracy is a function of the model, and not of what it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from finecast.compat.neural_compressor.onnx_result import given_form
+from finecast.engines.base import Array, Feeds, KernelTime, Session, TensorSpec
+from finecast.engines.probe import Speed
+from finecast.measure.racing import Effort, Race
+from finecast.numbers.formats import Format
+from finecast.pipeline.subject import Built, Examined, UserRules
+from finecast.pipeline.workload import Workload, spread
+from finecast.progress import Progress
+from finecast.rules.policy import Policy
+from finecast.subjects.onnx.source import OnnxSource
+from finecast.subjects.onnx.subject import OnnxSubject
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSession:
+    """A loaded model that knows what was loaded."""
+
+    inner: Session
+    model: ir.Model
+
+    @property
+    def inputs(self) -> Sequence[TensorSpec]:
+        """The model's inputs."""
+        return self.inner.inputs
+
+    @property
+    def outputs(self) -> Sequence[TensorSpec]:
+        """The model's outputs."""
+        return self.inner.outputs
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        """Run once."""
+        return self.inner.run(feeds)
+
+    def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
+        """Time of each kernel."""
+        return self.inner.profile(feeds, repeats=repeats)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelWorkload:
+    """The user's evaluation of a model, and calibration data to time it on."""
+
+    score: Callable[[Any], float]
+    feeds: Sequence[Feeds]
+    higher_is_better: bool
+    digest: str = ""  # no study remembers its trials
+    worst: None = None
+    warnings: tuple[str, ...] = ()
+
+    def evaluate(self, session: Session, reference: Session | None) -> float:
+        """The user's score of the model that was loaded."""
+        del reference
+        assert isinstance(session, ModelSession)
+        with given_form(session.model) as native:
+            return self.score(native)
+
+    def calibration(self) -> Sequence[Feeds]:
+        """All that was given."""
+        return self.feeds
+
+    def timing(self) -> Sequence[Feeds]:
+        """The largest batch."""
+        return spread(self.feeds, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluatedSubject:
+    """``inner``, whose sessions are ``ModelSession``.
+
+    It has no ``hints``: what an engine lowers by itself is no model that could be returned.
+    """
+
+    inner: OnnxSubject
+
+    @property
+    def model(self) -> OnnxSource:
+        """The model."""
+        return self.inner.model
+
+    @property
+    def runner(self) -> str:
+        """The engine."""
+        return self.inner.runner
+
+    @property
+    def target(self) -> str:
+        """Everything is measured here."""
+        return self.inner.target
+
+    @property
+    def formats(self) -> tuple[Format, ...]:
+        """As the engine's."""
+        return self.inner.formats
+
+    @property
+    def max_steps(self) -> int:
+        """As the engine's."""
+        return self.inner.max_steps
+
+    @property
+    def reference(self) -> ModelSession:
+        """The fp32 model."""
+        return ModelSession(inner=self.inner.reference, model=self.model.model)
+
+    @property
+    def truth(self) -> None:
+        """The fp32 model is what was given."""
+        return
+
+    @property
+    def told(self) -> Sequence[str]:
+        """As the engine's."""
+        return self.inner.told
+
+    def check_formats(self, policy: Policy) -> None:
+        """Those that the engine computes in."""
+        self.inner.check_formats(policy)
+
+    def speed(self, fmt: Format) -> Speed:
+        """By short probes."""
+        return self.inner.speed(fmt)
+
+    def first_nan(self, workload: Workload) -> str:
+        """By a run that shows all values."""
+        return self.inner.first_nan(workload)
+
+    def examine(
+        self, policy: Policy, user_rules: UserRules, workload: Workload, progress: Progress
+    ) -> Examined:
+        """Facts by calibration, then the rules."""
+        return self.inner.examine(policy, user_rules, workload, progress)
+
+    def session(self, built: Built) -> ModelSession:
+        """Loaded, once, with what was loaded."""
+        return ModelSession(inner=self.inner.session(built), model=built.model)
+
+    def times(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
+        """In the engine."""
+        return self.inner.times(built, workload, effort)
+
+    def feeds(self, workload: Workload) -> Sequence[Feeds]:
+        """Those that are timed."""
+        return self.inner.feeds(workload)

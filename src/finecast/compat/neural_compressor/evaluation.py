@@ -1,0 +1,80 @@
+"""The user's evaluation: a function of a model, or batches and a metric."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from finecast.errors import UsageError
+
+EvalFunc = Callable[[Any], float]
+# Gives the outputs of a model on one batch.
+Predictor = Callable[[Any], Callable[[Any], Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelEvaluation:
+    """``function``, or else ``batches`` of (inputs, labels) with ``metric``."""
+
+    function: EvalFunc | None
+    batches: Iterable[Any] | None
+    metric: Any
+
+    @classmethod
+    def of(
+        cls, function: EvalFunc | None, dataloader: Iterable[Any] | None, metric: Any
+    ) -> ModelEvaluation:
+        """What is given, checked.
+
+        Raises:
+            UsageError: If one of dataloader and metric lacks, or the metric is none.
+        """
+        if function is None and (dataloader is None) != (metric is None):
+            raise UsageError(
+                "an evaluation needs both eval_dataloader and eval_metric",
+                fix="give both, or eval_func",
+            )
+        lacking = [n for n in ("reset", "update", "result") if not hasattr(metric, n)]
+        if function is None and metric is not None and lacking:
+            raise UsageError(
+                f"eval_metric {metric!r} has no {lacking[0]}()",
+                fix="give an object with reset(), update(predictions, labels) and result()",
+            )
+        return cls(function=function, batches=kept(dataloader), metric=metric)
+
+    @property
+    def given(self) -> bool:
+        """Whether there is one."""
+        return self.function is not None or self.batches is not None
+
+    def score(self, model: Any, predictor: Predictor) -> float:
+        """The accuracy of ``model``.
+
+        Raises:
+            UsageError: If it is no number.
+        """
+        if self.function is not None:
+            return _number(self.function(model), "eval_func")
+        assert self.batches is not None
+        predict = predictor(model)
+        self.metric.reset()
+        for inputs, labels in self.batches:
+            self.metric.update(predict(inputs), labels)
+        return _number(self.metric.result(), "eval_metric")
+
+
+def kept(dataloader: Iterable[Any] | None) -> Iterable[Any] | None:
+    """Batches for every trial: what can be gone through but once is kept."""
+    if dataloader is None or iter(dataloader) is not dataloader:
+        return dataloader
+    return list(dataloader)
+
+
+def _number(value: Any, where: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"it gave {value!r}, and an accuracy is a number", where=where, fix="return one"
+        ) from error

@@ -1,0 +1,72 @@
+"""Devices and backends by Intel Neural Compressor's names, and what runs them here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from finecast.errors import UsageError
+from finecast.naming import unknown_name
+
+_DEVICES: Final = ("cpu", "gpu", "npu", "xpu")
+_BACKENDS: Final = (
+    "default",
+    "itex",
+    "ipex",
+    "onnxrt_trt_ep",
+    "onnxrt_cuda_ep",
+    "onnxrt_dnnl_ep",
+    "onnxrt_dml_ep",
+)
+# Backends of the matrix in INC's documentation that finecast does not drive: why, and what
+# to do.
+_UNSUPPORTED: Final[Mapping[str, tuple[str, str]]] = {
+    "ipex": (
+        "Intel's extension for PyTorch is discontinued; its kernels are in PyTorch",
+        'use backend="default"',
+    ),
+    "itex": (
+        "it is for TensorFlow, which finecast has no frontend for",
+        'export it (python -m tf2onnx.convert), and give the ONNX file with backend="default"',
+    ),
+    "onnxrt_dml_ep": (
+        "finecast does not drive DirectML, which has no bf16",
+        'give DirectML the file that finecast.convert(model, "low.onnx", "all:fp16") writes',
+    ),
+}
+# The engine that runs what INC gave to a backend of ONNX Runtime's, by backend and device;
+# OpenVINO by default, because ONNX Runtime has no bf16 arithmetic on a CPU.
+_ENGINES: Final[Mapping[tuple[str, str], str]] = {
+    ("default", "cpu"): "openvino",
+    ("default", "gpu"): "openvino:GPU",
+    ("default", "npu"): "openvino:NPU",
+    ("onnxrt_cuda_ep", "gpu"): "onnxruntime:CUDA",
+    ("onnxrt_trt_ep", "gpu"): "onnxruntime:Tensorrt",
+    ("onnxrt_dnnl_ep", "cpu"): "onnxruntime:Dnnl",
+}
+
+
+def check_place(device: str, backend: str) -> None:
+    """Raise UsageError for a name that is none, or a backend that finecast does not drive."""
+    for what, known, given in (("device", _DEVICES, device), ("backend", _BACKENDS, backend)):
+        if given not in known:
+            raise unknown_name(given, known, what=what)
+    if backend in _UNSUPPORTED:
+        reason, fix = _UNSUPPORTED[backend]
+        raise UsageError(f"backend {backend!r}: {reason}", fix=fix)
+
+
+def engine_name(device: str, backend: str) -> str:
+    """The engine that runs ONNX models there.
+
+    Raises:
+        UsageError: If the backend does not run on the device.
+    """
+    found = _ENGINES.get((backend, device))
+    if found is None:
+        there = [d for b, d in _ENGINES if b == backend]
+        raise UsageError(
+            f"backend {backend!r} does not run on device {device!r}",
+            fix="use device=" + " or ".join(f'"{d}"' for d in there),
+        )
+    return found
