@@ -267,7 +267,9 @@ def _conv(s: _Sizes) -> float:
     weights, axes = s.x(1, rank=2), s.attributes.get("output_axes", (0,))
     if not isinstance(axes, tuple):
         raise _UnknownShapeError
-    return 2.0 * math.prod(s.y()) * math.prod(weights) / math.prod(weights[int(a)] for a in axes)
+    return (
+        2.0 * math.prod(s.y()) * math.prod(weights) / math.prod(weights[int(a)] for a in axes)
+    )
 
 
 def _conv_transpose(s: _Sizes) -> float:

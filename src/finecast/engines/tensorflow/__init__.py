@@ -14,7 +14,7 @@ from finecast.engines.tensorflow.trace import kernel_times
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.tensorflow.library import tf
 from finecast.frontends.tensorflow.loading import load
-from finecast.frontends.tensorflow.model import FrozenModel
+from finecast.frontends.tensorflow.model import FrozenModel, Port
 from finecast.numbers.formats import Format
 
 NAME: Final = "tensorflow"
@@ -107,12 +107,12 @@ class TensorFlowSession:
     @property
     def inputs(self) -> Sequence[TensorSpec]:
         """The model's inputs, in order."""
-        return tuple(p.spec for p in self._model.inputs)
+        return tuple(map(_spec, self._model.inputs))
 
     @property
     def outputs(self) -> Sequence[TensorSpec]:
         """The model's outputs, in order."""
-        return tuple(p.spec for p in self._model.outputs)
+        return tuple(map(_spec, self._model.outputs))
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         """Run once; outputs by name in model order.
@@ -170,6 +170,10 @@ class TensorFlowSession:
                 f"TensorFlow cannot profile the model: {explain(error)}"
             ) from error
         return kernel_times(self._model, runs[1:])
+
+
+def _spec(port: Port) -> TensorSpec:
+    return TensorSpec(name=port.name, dtype=port.dtype, shape=port.shape)
 
 
 def explain(error: Exception) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from finecast.engines.base import TensorSpec
 from finecast.engines.probe_models import Probe
 from finecast.errors import EngineError
 from finecast.frontends.tensorflow.library import DTYPES, tf
@@ -44,4 +43,4 @@ def probe_graph(probe: Probe, fmt: Format) -> FrozenModel:
 
 
 def _port(name: str, shape: tuple[int, ...]) -> Port:
-    return Port(spec=TensorSpec(name=name, dtype="fp32", shape=shape), tensor=f"{name}:0")
+    return Port(name=name, tensor=f"{name}:0", dtype="fp32", shape=shape)

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from finecast.engines.attribution import Kernel, attribute, node_of
+from finecast.engines.attribution import Kernel, attribute
 from finecast.engines.base import KernelTime
 from finecast.engines.source import ModelStep
 from finecast.frontends.tensorflow.library import dtype_label, tf
@@ -94,7 +94,7 @@ def _kernels(graph: Sequence[Any], steps: Sequence[ModelStep]) -> list[Kernel]:
     return [
         Kernel(
             name=n.name,
-            named=(found,) if (found := node_of(n.name, nodes)) == n.name else (),
+            named=(n.name,) if n.name in nodes else (),
             feeds=tuple(readers[n.name]),
             added=n.op in ("_Arg", "_Retval", "NoOp", "Const"),
         )

@@ -1,4 +1,4 @@
-"""The TensorFlow frontend: a SavedModel in, the neutral graph out; a plan in, a SavedModel out."""
+"""The TensorFlow frontend: a graph of TensorFlow's and a plan in, one in low formats out."""
 
 from __future__ import annotations
 

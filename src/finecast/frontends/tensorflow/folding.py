@@ -54,9 +54,8 @@ class _Folder:
         """Names of the ops whose results are known ahead of time."""
         found: set[str] = set()
         for op in self.operations:
-            if op.type == "Const":
-                found.add(op.name)
-            elif op.inputs and not op.control_inputs and self._foldable(op, found):
+            computed = op.inputs and not op.control_inputs
+            if op.type == "Const" or (computed and self._foldable(op, found)):
                 found.add(op.name)
         return found
 
@@ -71,7 +70,7 @@ class _Folder:
         return made < math.inf and made <= max(_LARGEST_BYTES, read)
 
     def _with_effects(self) -> set[str]:
-        """Ops that do something beside computing, as an assertion, or wait for one that does."""
+        """Ops that do more than compute, as an assertion, or wait for one that does."""
         found: set[str] = set()
         for op in self.operations:
             before = (*op.control_inputs, *(t.op for t in op.inputs))
@@ -153,9 +152,7 @@ class _Folder:
         node.input.extend(
             self._canonical(self._through(t).name).removesuffix(":0") for t in op.inputs
         )
-        node.input.extend(
-            f"^{c.name}" for c in op.control_inputs if c.name in self.effects
-        )
+        node.input.extend(f"^{c.name}" for c in op.control_inputs if c.name in self.effects)
         # Where it was placed beside is of no use to a graph that moves.
         node.attr.pop("_class", None)
         node.attr.pop("_output_shapes", None)
@@ -186,4 +183,3 @@ def _bytes(tensor: Tensor) -> float:
     if tensor.shape.rank is None or sizes is None or None in sizes:
         return math.inf
     return math.prod(s for s in sizes if s is not None) * tensor.dtype.size
-

@@ -8,7 +8,6 @@ from typing import Final
 
 import numpy as np
 
-from finecast.engines.base import TensorSpec
 from finecast.frontends.tensorflow.library import DTYPES, tf, type_number
 from finecast.frontends.tensorflow.model import FrozenModel, Port
 from finecast.frontends.tensorflow.reader import GraphBinding
@@ -31,8 +30,10 @@ def with_outputs(model: FrozenModel, graph: Graph, binding: GraphBinding) -> Fro
     """
     shown = tuple(
         Port(
-            spec=TensorSpec(name=str(value.id), dtype=value.dtype, shape=value.shape),
+            name=str(value.id),
             tensor=binding.values[value.id],
+            dtype=value.dtype,
+            shape=None,
         )
         for value in graph.values
         if value.format is not None and value.constant is None and value.producer is not None
@@ -90,7 +91,9 @@ class _Inserter:
             rounded = self.rewriter.add_cast(low, encoding.format, _FP32)
         else:
             array = convert_constant(stats.read(), encoding.format).astype(np.float32)
-            rounded = self.rewriter.add_constant(f"{plain(exact)}/rounded", array, DTYPES[_FP32])
+            rounded = self.rewriter.add_constant(
+                f"{plain(exact)}/rounded", array, DTYPES[_FP32]
+            )
         chosen = self._choice(k, rounded, exact)
         self.rewriter.rewire(value, [Use(node=node, index=index)], chosen)
 
@@ -108,8 +111,8 @@ class _Inserter:
     def _element(self, k: int) -> str:
         if k not in self.elements:
             nodes = self.rewriter.nodes
-            index = self.rewriter.add_constant(f"{SWITCH}/{k}/index", np.int32(k), tf.int32)
-            axis = self.rewriter.add_constant(f"{SWITCH}/{k}/axis", np.int32(0), tf.int32)
+            index = self.rewriter.add_constant(f"{SWITCH}/{k}/index", np.array(k), tf.int32)
+            axis = self.rewriter.add_constant(f"{SWITCH}/{k}/axis", np.array(0), tf.int32)
             name = f"{SWITCH}/{k}"
             inputs = [SWITCH, reference(index), reference(axis)]
             node = tf.compat.v1.NodeDef(name=name, op="GatherV2", input=inputs)
@@ -126,9 +129,7 @@ class _Inserter:
         node.attr["dtype"].type = tf.bool.as_datatype_enum
         node.attr["shape"].shape.CopyFrom(tf.TensorShape([count]).as_proto())
         self.rewriter.nodes[SWITCH] = node
-        port = Port(
-            spec=TensorSpec(name=SWITCH, dtype="bool", shape=(count,)), tensor=f"{SWITCH}:0"
-        )
+        port = Port(name=SWITCH, tensor=f"{SWITCH}:0", dtype="bool", shape=(count,))
         done = self.rewriter.finish()
         kept = done.graph
         if not any(n.name == SWITCH for n in kept.node):

@@ -40,7 +40,8 @@ _LABELS: Final = {dtype: fmt.label for fmt, dtype in DTYPES.items()} | {tf.float
 
 def dtype_label(dtype: Any) -> str:
     """A type as the graph names it: ``fp32``, ``int64``."""
-    return _LABELS.get(dtype.base_dtype, dtype.base_dtype.name)
+    name: str = dtype.base_dtype.name
+    return _LABELS.get(dtype.base_dtype, name)
 
 
 def type_number(fmt: Format) -> int:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from finecast.engines.base import TensorSpec
 from finecast.errors import ModelError, UsageError
 from finecast.frontends.tensorflow.folding import base_name, folded
 from finecast.frontends.tensorflow.library import dtype_label, tf
@@ -81,11 +80,11 @@ def of_keras(model: Any) -> FrozenModel:
     names = list(nested) if nested is not None else None
 
     def call(*tensors: Any) -> Any:
-        given: Any = tensors if len(tensors) > 1 else tensors[0]
+        given: Any = list(tensors)
         if names is not None:
             given = dict(zip(names, tensors, strict=True))
-        elif len(tensors) > 1:
-            given = list(tensors)
+        elif len(given) == 1:
+            given = given[0]
         return model(given, training=False)
 
     function = tf.function(call, input_signature=specs).get_concrete_function()
@@ -181,9 +180,7 @@ def _of_function(function: Any, names: Sequence[str], where: str) -> FrozenModel
         )
     model = FrozenModel(
         graph=frozen.graph.as_graph_def(),
-        inputs=tuple(
-            _port(name, t, t.name) for name, t in zip(names, tensors, strict=True)
-        ),
+        inputs=tuple(_port(name, t, t.name) for name, t in zip(names, tensors, strict=True)),
         outputs=tuple(_outputs(function, frozen.outputs)),
     )
     return _checked(folded(model), where)
@@ -201,8 +198,7 @@ def _outputs(function: Any, tensors: Sequence[Any]) -> Iterator[Port]:
 
 def _port(name: str, tensor: Any, at: str) -> Port:
     shape = None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
-    spec = TensorSpec(name=name, dtype=dtype_label(tensor.dtype), shape=shape)
-    return Port(spec=spec, tensor=at)
+    return Port(name=name, tensor=at, dtype=dtype_label(tensor.dtype), shape=shape)
 
 
 def _check_ports(function: Any, where: str) -> None:
@@ -210,7 +206,7 @@ def _check_ports(function: Any, where: str) -> None:
     for name, spec in {**dict(enumerate(given[0])), **given[1]}.items():
         _check_port("input", name, spec, where)
     made = function.structured_outputs
-    for name, spec in (made.items() if isinstance(made, Mapping) else ()):
+    for name, spec in made.items() if isinstance(made, Mapping) else ():
         _check_port("output", name, spec, where)
 
 
@@ -238,9 +234,9 @@ def _checked(model: FrozenModel, where: str) -> FrozenModel:
             fix="export it again under tf.compat.v1.enable_control_flow_v2()",
         )
     for port in (*model.inputs, *model.outputs):
-        if port.spec.dtype in ("string", "resource", "variant"):
+        if port.dtype in ("string", "resource", "variant"):
             raise ModelError(
-                f"{port.name!r} is of type {port.spec.dtype}, and no plain array of numbers",
+                f"{port.name!r} is of type {port.dtype}, and no plain array of numbers",
                 where=where,
                 fix="export the part of the model that takes and gives numbers",
             )
@@ -267,7 +263,7 @@ def _the_one(frozen: Mapping[str, FrozenModel], where: str) -> FrozenModel:
 
 def _content(model: FrozenModel) -> tuple[Any, ...]:
     """What two signatures of one function have alike: ports, ops, and sizes of constants."""
-    ports = tuple(sorted(p.spec.name for p in (*model.inputs, *model.outputs)))
+    ports = tuple(sorted(p.name for p in (*model.inputs, *model.outputs)))
     nodes = sorted((n.op, len(n.input), n.ByteSize() if n.op == "Const" else 0)
                    for n in model.graph.node)  # fmt: skip
     return ports, tuple(nodes)

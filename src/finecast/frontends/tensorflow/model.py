@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from finecast.engines.base import TensorSpec
 from finecast.errors import ModelError
 from finecast.frontends.tensorflow.library import GraphDef, tf
 
@@ -16,15 +15,19 @@ SERVING: Final = "serving_default"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """An input or output: its name in the signature, and its tensor, ``NODE:INDEX``."""
+    """An input or output.
 
-    spec: TensorSpec
+    Attributes:
+        name: In the signature.
+        tensor: Its tensor, ``NODE:INDEX``.
+        dtype: A format's label or another type's name.
+        shape: None for an unknown one, and for unknown sizes.
+    """
+
+    name: str
     tensor: str
-
-    @property
-    def name(self) -> str:
-        """The name in the signature."""
-        return self.spec.name
+    dtype: str
+    shape: tuple[int | None, ...] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

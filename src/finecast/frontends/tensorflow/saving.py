@@ -31,7 +31,7 @@ def save(model: FrozenModel, folder: Path, notes: Mapping[str, str]) -> None:
         )
     module = tf.Module()
     function = _function(model)
-    signatures = {name: function for name in model.signatures}
+    signatures = dict.fromkeys(model.signatures, function)
     for name in model.signatures:
         if name != SERVING:
             setattr(module, name, function)  # model.export gives each endpoint a method
@@ -61,12 +61,12 @@ def _function(model: FrozenModel) -> Any:
 
 def _tensor_spec(port: Port) -> Any:
     labels = {f.label: dtype for f, dtype in DTYPES.items()} | {"fp64": tf.float64}
-    dtype = labels.get(port.spec.dtype) or tf.as_dtype(port.spec.dtype)
-    return tf.TensorSpec(port.spec.shape, dtype, name=port.name)
+    dtype = labels.get(port.dtype) or tf.as_dtype(port.dtype)
+    return tf.TensorSpec(port.shape, dtype, name=port.name)
 
 
 def low_weights(model: FrozenModel) -> Format | None:
     """The lowest format that constants rest in; None where all floats are fp32."""
     stored = {n.attr["dtype"].type for n in model.graph.node if n.op == "Const"}
-    low = (f for f, d in DTYPES.items() if f is not Format.FP32)
+    low = (f for f in DTYPES if f is not Format.FP32)
     return next((f for f in low if DTYPES[f].as_datatype_enum in stored), None)

@@ -99,8 +99,8 @@ class OpInfo:
 
     ``exact`` says that the op only moves, selects or negates numbers (or gives no float):
     on rounded inputs its float results are already rounded. ``accumulates`` says that a
-    result sums many terms, so that reduction depth matters. ``onnx``, ``aten`` and ``tf`` are the
-    native names, ``onnx`` with its domain: ``onnx::MatMul``, ``com.microsoft::FusedMatMul``.
+    result sums many terms, so that reduction depth matters. ``onnx``, ``aten`` and ``tf``
+    are the native names, ``onnx`` with its domain: ``com.microsoft::FusedMatMul``.
     ``flops`` is None where no count is known.
     """
 
@@ -158,9 +158,7 @@ def family(
     )
 
 
-def with_tensorflow(
-    table: tuple[OpInfo, ...], names: Mapping[str, str]
-) -> tuple[OpInfo, ...]:
+def with_tensorflow(table: tuple[OpInfo, ...], names: Mapping[str, str]) -> tuple[OpInfo, ...]:
     """The rows with TensorFlow's names, which stand in a table of their own.
 
     Raises:
