@@ -24,16 +24,23 @@ __all__ = [
 EMULATOR = "emulator"
 """The engine that is no software of its own: ``emulator:TARGET`` computes as TARGET would."""
 
+ONNX = "ONNX files"
+SAVED_MODELS = "SavedModels"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEntry:
-    """Where an engine lives, its default device, and how to get what it needs."""
+    """Where an engine lives, its default device, and how to get what it needs.
+
+    ``reads`` is the format of the files that it loads.
+    """
 
     module: str
     class_name: str
     requires: str
     install: str
     device: str = "CPU"
+    reads: str = ONNX
 
 
 ENGINES: dict[str, EngineEntry] = {
@@ -48,6 +55,13 @@ ENGINES: dict[str, EngineEntry] = {
         class_name="OnnxRuntimeEngine",
         requires="onnxruntime",
         install="pip install onnxruntime",
+    ),
+    "tensorflow": EngineEntry(
+        module="finecast.engines.tensorflow",
+        class_name="TensorFlowEngine",
+        requires="tensorflow",
+        install="pip install 'finecast[tensorflow]'",
+        reads=SAVED_MODELS,
     ),
 }
 """Known engines, the preferred one first."""
@@ -107,24 +121,34 @@ def devices(name: str) -> tuple[str, ...]:
     return found
 
 
+def reading(kind: str) -> tuple[str, ...]:
+    """Names of the engines that load files of one kind."""
+    return tuple(name for name, entry in ENGINES.items() if entry.reads == kind)
+
+
 def default_engine() -> Engine:
-    """The first of ``ENGINES`` that is installed.
+    """The first of ``ENGINES`` that is installed and reads ONNX files.
 
     Raises:
         EngineError: If none is.
     """
-    for name in ENGINES:
+    names = reading(ONNX)
+    for name in names:
         if installed(name):
             return get_engine(name)
-    advice = " or ".join(entry.install for entry in ENGINES.values())
+    advice = " or ".join(ENGINES[name].install for name in names)
     raise EngineError("no engine is installed", fix=advice)
 
 
 def candidates(spec: str | None) -> list[Engine]:
-    """The engine that is asked for, else all that are installed, the preferred one first."""
+    """The engine for ONNX files that is asked for, else all that are installed.
+
+    The preferred one is first.
+    """
     if spec:
         return [get_engine(spec)]
-    return [get_engine(name) for name in ENGINES if installed(name)] or [default_engine()]
+    names = (name for name in reading(ONNX) if installed(name))
+    return [get_engine(name) for name in names] or [default_engine()]
 
 
 def first_that_loads(model: Path, spec: str | None) -> tuple[Engine, Session]:

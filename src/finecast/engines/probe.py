@@ -12,11 +12,12 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.engines.base import Array, Capability, Engine
+from finecast.engines.base import Array, Capability, Engine, Session
 from finecast.engines.integers import INTEGER_ENGINES
 from finecast.engines.probe_models import PROBES, Probe, admitted, build
 from finecast.errors import EngineError
@@ -59,6 +60,19 @@ def probe(engine: Engine) -> Mapping[Format, Capability]:
 def probe_one(engine: Engine, fmt: Format) -> Capability:
     """The capability in one format: a fraction of ``probe``'s time."""
     return _known(engine, (fmt,))[fmt]
+
+
+@runtime_checkable
+class ProbingEngine(Protocol):
+    """An engine that reads no ONNX, and states the probes in its own way."""
+
+    def load_probe(self, probe: Probe, fmt: Format) -> Session:
+        """A session whose input is ``x`` and whose output is ``y``, both fp32.
+
+        Raises:
+            EngineError: If it has no kernels in the format.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,10 +138,11 @@ def _judge(engine: Engine, fmt: Format, baseline: Mapping[Probe, _Attempt]) -> C
 
 
 def _attempt(engine: Engine, model: Probe, fmt: Format) -> _Attempt:
-    if not fmt.scaled and not admitted(model.op, fmt):
+    own = isinstance(engine, ProbingEngine)
+    if not own and not fmt.scaled and not admitted(model.op, fmt):
         return _Attempt(run=None, reason=f"ONNX has no {model.op} in {fmt.label}")
     try:
-        session = engine.load(build(model, fmt))
+        session = engine.load_probe(model, fmt) if own else engine.load(build(model, fmt))
         feeds = {"x": model.x.astype(np.float32)}
         got = session.run(feeds)["y"]
     except EngineError as error:

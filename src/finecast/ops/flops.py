@@ -262,8 +262,14 @@ def _axes(term: str, rank: int) -> list[str]:
 
 
 def _conv(s: _Sizes) -> float:
-    # W is [out, in / group, kernel...] (or channels last): what one output element needs.
-    return 2.0 * math.prod(s.y()) * math.prod(s.x(1, rank=2)[1:])
+    # What one output element needs: W without its output channels, which come first in ONNX
+    # and ATen ([out, in / group, kernel...]); a frontend names the axes where they do not.
+    weights, axes = s.x(1, rank=2), s.attributes.get("output_axes", (0,))
+    if not isinstance(axes, tuple):
+        raise _UnknownShapeError
+    return (
+        2.0 * math.prod(s.y()) * math.prod(weights) / math.prod(weights[int(a)] for a in axes)
+    )
 
 
 def _conv_transpose(s: _Sizes) -> float:

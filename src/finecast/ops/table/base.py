@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 
@@ -98,8 +99,8 @@ class OpInfo:
 
     ``exact`` says that the op only moves, selects or negates numbers (or gives no float):
     on rounded inputs its float results are already rounded. ``accumulates`` says that a
-    result sums many terms, so that reduction depth matters. ``onnx`` and ``aten`` are the
-    native names, ``onnx`` with its domain: ``onnx::MatMul``, ``com.microsoft::FusedMatMul``.
+    result sums many terms, so that reduction depth matters. ``onnx``, ``aten`` and ``tf``
+    are the native names, ``onnx`` with its domain: ``com.microsoft::FusedMatMul``.
     ``flops`` is None where no count is known.
     """
 
@@ -108,6 +109,7 @@ class OpInfo:
     tier: Tier
     onnx: tuple[str, ...] = ()
     aten: tuple[str, ...] = ()
+    tf: tuple[str, ...] = ()
     exact: bool = False
     accumulates: bool = False
     flops: FlopRule | None = None
@@ -161,6 +163,21 @@ def family(
     )
 
 
+def with_tensorflow(table: tuple[OpInfo, ...], names: Mapping[str, str]) -> tuple[OpInfo, ...]:
+    """The rows with TensorFlow's names, which stand in a table of their own.
+
+    Raises:
+        ValueError: If a name is of no row, which is a mistake in that table.
+    """
+    unknown = set(names) - {info.name for info in table}
+    if unknown:
+        raise ValueError(f"no op rows for {sorted(unknown)}")
+    return tuple(
+        replace(info, tf=tuple(f"tf::{n}" for n in names.get(info.name, "").split()))
+        for info in table
+    )
+
+
 def index_natives(table: tuple[OpInfo, ...]) -> dict[str, OpInfo]:
     """Map every native name to its row.
 
@@ -169,7 +186,7 @@ def index_natives(table: tuple[OpInfo, ...]) -> dict[str, OpInfo]:
     """
     index: dict[str, OpInfo] = {}
     for info in table:
-        for native in (*info.onnx, *info.aten):
+        for native in (*info.onnx, *info.aten, *info.tf):
             if native in index:
                 raise ValueError(
                     f"op rows {index[native].name} and {info.name} both claim {native}"

@@ -76,6 +76,8 @@ ENGINE: tuple[OpInfo, ...] = (
     *family(
         OpKind.CONV,
         Tier.LOW,
+        # A transposed convolution whose first operand is the size of its result.
+        row("conv_input_gradient"),
         row(
             "causal_conv",
             "CausalConvWithState ms::CausalConvWithState ms::VarlenCausalConvWithState",

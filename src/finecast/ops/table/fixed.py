@@ -83,6 +83,7 @@ FIXED: tuple[OpInfo, ...] = (
         row("if", "If"),
         row("loop", "Loop"),
         row("scan", "Scan"),
+        row("call"),
         row(
             "generation", "ms::BeamSearch ms::WhisperBeamSearch ms::GreedySearch ms::Sampling"
         ),

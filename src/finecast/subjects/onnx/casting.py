@@ -1,68 +1,18 @@
-"""What a cast costs in an engine: a fixed part and a rate, from casts of two sizes."""
+"""What a cast costs in an engine that reads ONNX."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
-
-import numpy as np
-
-from finecast.engines.base import Engine, KernelTime
-from finecast.errors import EngineError
+from finecast.engines.base import Engine, Session
 from finecast.frontends.onnx.probes import cast_model
 from finecast.numbers.formats import Format
-from finecast.planning.cost import MEASURED_CAST_BANDWIDTH_GB_S, MEASURED_CAST_OVERHEAD_S
-
-# Small enough that the fixed part shows, large enough that the rate does.
-_SIZES: Final = (1 << 12, 1 << 20)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CastRate:
-    """Seconds of a cast of n bytes: ``overhead_s + n / bandwidth``."""
-
-    overhead_s: float = MEASURED_CAST_OVERHEAD_S
-    bandwidth_gb_s: float = MEASURED_CAST_BANDWIDTH_GB_S
-
-
-# By the engine's name and device: engines of one name and device are the same software.
-_KNOWN: dict[tuple[str, str, Format], CastRate] = {}
+from finecast.pipeline import casting
+from finecast.pipeline.casting import CastRate
 
 
 def measure_casts(engine: Engine, low: Format) -> CastRate:
-    """Fit the rate on this machine; the documented default where the engine cannot profile.
+    """The rate on this machine; measured once per process, engine, device and format."""
 
-    Measured once per process, engine, device and format.
-    """
-    key = engine.name, engine.device, low
-    if key not in _KNOWN:
-        _KNOWN[key] = _measured(engine, low)
-    return _KNOWN[key]
+    def session(fmt: Format, size: int) -> Session:
+        return engine.load(cast_model(fmt, size), profiling=True)
 
-
-def _measured(engine: Engine, low: Format) -> CastRate:
-    bytes_per_element = Format.FP32.storage_bytes + low.storage_bytes
-    try:
-        times = [_cast_time_s(engine, low, size) for size in _SIZES]
-    except EngineError:
-        return CastRate()  # no kernels in this format: nothing will be cast either
-    if not all(times) or times[1] <= times[0]:
-        return CastRate()
-    per_byte = (times[1] - times[0]) / ((_SIZES[1] - _SIZES[0]) * bytes_per_element)
-    overhead = max(times[0] - _SIZES[0] * bytes_per_element * per_byte, 0.0)
-    return CastRate(overhead_s=overhead, bandwidth_gb_s=1e-9 / per_byte)
-
-
-def _cast_time_s(engine: Engine, low: Format, size: int) -> float:
-    """Seconds of one cast between two kernels that compute, so that it cannot be folded."""
-    session = engine.load(cast_model(low, size), profiling=True)
-    feeds = {"x": np.linspace(-1, 1, size, dtype=np.float32).reshape(-1, 64)}
-    kernels = session.profile(feeds, repeats=9)
-    return _conversions(kernels)
-
-
-def _conversions(kernels: list[KernelTime]) -> float:
-    found = [
-        k.time_s for k in kernels if "cast" in k.ops or k.kind.startswith(("Convert", "Cast"))
-    ]
-    return min(found) if found else 0.0
+    return casting.measure_casts(engine, low, session)

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
-from typing import Final
 
 from finecast import rules
 from finecast.engines import EMULATOR
-from finecast.engines.base import Engine, Feeds, KernelTime
+from finecast.engines.base import Engine, Feeds, Session
 from finecast.engines.faults import faults
 from finecast.engines.integers import INTEGER_ENGINES
 from finecast.engines.kernels import kernel_query
 from finecast.engines.loading import load_model
 from finecast.engines.probe import probe_one, speed_of
-from finecast.errors import EngineError, UsageError
+from finecast.errors import UsageError
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile, Prepared
 from finecast.frontends.onnx.statements import STATEMENTS
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
+from finecast.pipeline import profiles
+from finecast.pipeline.profiles import Profiles
 from finecast.planning.cost import MeasuredCost
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
@@ -29,26 +29,6 @@ from finecast.rules.facts import ValueFacts
 from finecast.rules.override import active, check_overrides
 from finecast.rules.policy import Policy
 from finecast.subjects.onnx.casting import measure_casts
-
-# Runs of a profile: enough that each kernel once had a core for itself, on a busy machine too.
-_PROFILE_S: Final = 0.5
-_MOST_REPEATS: Final = 40
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profiles:
-    """Kernels of the fp32 model and of the lowest plans, by one engine on the same feeds.
-
-    ``low`` has those formats whose lowest plan the engine runs.
-    """
-
-    high: Sequence[KernelTime]
-    low: Mapping[Format, Sequence[KernelTime]]
-
-    @property
-    def low_s(self) -> float:
-        """Seconds of the fastest of the lowest plans."""
-        return min(sum(k.time_s for k in kernels) for kernels in self.low.values())
 
 
 def make_planner(
@@ -120,48 +100,14 @@ def profile_ends(file: OnnxFile, planner: Planner, engine: Engine, feeds: Feeds)
         EngineError: If the engine runs none of the lowest plans.
     """
 
-    def kernels(plan: Plan) -> Sequence[KernelTime]:
-        applied = frontend.apply(file, plan)
-        session = load_model(engine, applied.model, profiling=True)
-        once_s = sum(k.time_s for k in session.profile(feeds, repeats=1))
-        repeats = _PROFILE_S / once_s if once_s else _MOST_REPEATS
-        return session.profile(feeds, repeats=min(max(int(repeats), 5), _MOST_REPEATS))
+    def profiled(plan: Plan) -> Session:
+        return load_model(engine, frontend.apply(file, plan).model, profiling=True)
 
-    low: dict[Format, Sequence[KernelTime]] = {}
-    failed: EngineError | None = None
-    for fmt in planner.policy.formats:
-        try:
-            low[fmt] = kernels(planner.lowest(fmt))
-        except EngineError as error:  # others of the formats may do
-            failed = failed or error
-    if failed is not None and not low:
-        raise failed
-    return Profiles(high=kernels(planner.highest()), low=low)
+    return profiles.profile_ends(planner, profiled, feeds)
 
 
 def measured_cost(
-    graph: Graph, profiles: Profiles, engine: Engine, facts: Mapping[int, ValueFacts]
+    graph: Graph, found: Profiles, engine: Engine, facts: Mapping[int, ValueFacts]
 ) -> MeasuredCost:
-    """Times by node: a kernel's time is shared evenly by the ops in it."""
-    known = {n.name for n in graph.nodes}
-    times: dict[Format, dict[str, float]] = {}
-    for fmt, kernels in ((Format.FP32, profiles.high), *profiles.low.items()):
-        shares = times.setdefault(fmt, {})
-        for kernel in kernels:
-            inside = [name for name in kernel.ops if name in known]
-            for name in inside:
-                shares[name] = shares.get(name, 0.0) + kernel.time_s / len(inside)
-    lows = sorted(profiles.low, key=lambda fmt: fmt.scaled)  # casts between floats, if any
-    rate = measure_casts(engine, lows[0])
-    return MeasuredCost(
-        times_s=times,
-        shapes={i: f.shape for i, f in facts.items()},
-        cast_overhead_s=rate.overhead_s,
-        cast_bandwidth_gb_s=rate.bandwidth_gb_s,
-    )
-
-
-def kernel_nodes(graph: Graph, kernels: Sequence[KernelTime]) -> list[frozenset[int]]:
-    """Node ids of each kernel."""
-    ids = {n.name: n.id for n in graph.nodes}
-    return [frozenset(ids[name] for name in k.ops if name in ids) for k in kernels]
+    """Times by node, and of casts in ``engine``."""
+    return profiles.measured_cost(graph, found, partial(measure_casts, engine), facts)

@@ -1,50 +1,26 @@
-"""ONNX models: units by kernels, and what their roundings do to the outputs."""
+"""ONNX models: what their roundings do to the outputs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from finecast.engines.base import Feeds
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Prepared
-from finecast.numbers.encodings import SCALED
 from finecast.numbers.formats import Format
+from finecast.pipeline import roundings
+from finecast.pipeline.roundings import Points, find_units, free, points_of
 from finecast.planning.cost import CostModel
 from finecast.planning.planner import Planner
-from finecast.planning.points import RoundingPoints, rounding_points
-from finecast.planning.problem import Analysis, pins, roundings
-from finecast.planning.scaled_points import scaled_points
-from finecast.planning.sensitivity import Sensitivity, measure
-from finecast.planning.switches import switches
-from finecast.planning.units import Units, make_units
+from finecast.planning.problem import Analysis
+from finecast.planning.sensitivity import Sensitivity
+from finecast.planning.units import Units
 from finecast.progress import Progress
 from finecast.subjects.onnx.observing import switched_probe
-from finecast.subjects.onnx.planning import Profiles, kernel_nodes
 
-Points = Mapping[Format, RoundingPoints]
-
-
-def find_units(planner: Planner, profiles: Profiles) -> tuple[Units, Points]:
-    """Units by the kernels of all profiles, and the points at which plans round."""
-    graph = planner.graph
-    low = {fmt: kernel_nodes(graph, kernels) for fmt, kernels in profiles.low.items()}
-    kernels = [*kernel_nodes(graph, profiles.high), *(k for of in low.values() for k in of)]
-    units = make_units(graph, planner.permissions, planner.policy.formats, kernels)
-    return units, points_of(planner, units, low)
-
-
-def points_of(
-    planner: Planner, units: Units, fused: Mapping[Format, Sequence[frozenset[int]]]
-) -> Points:
-    """Where plans round to each format; ``fused`` are the kernels of its lowest plan."""
-    graph = planner.graph
-    return {
-        fmt: scaled_points(graph, units, planner.permissions, fmt)
-        if fmt in SCALED
-        else rounding_points(graph, units, kernels)
-        for fmt, kernels in fused.items()
-    }
+__all__ = ["Points", "analysis_of", "find_units", "free", "points_of", "probe_sensitivity"]
 
 
 def probe_sensitivity(
@@ -54,26 +30,9 @@ def probe_sensitivity(
     feeds: Sequence[Feeds],
     progress: Progress,
 ) -> dict[Format, Sensitivity]:
-    """Round each point alone in one switched session and compare the outputs.
-
-    Each is rounded to the encoding that a plan would give it.
-    """
-    found: dict[Format, Sensitivity] = {}
-    for fmt, where in points.items():
-        rounded = switches(where, planner.permissions, fmt)
-        probe = switched_probe(prepared, rounded, feeds)
-        found[fmt] = measure(
-            len(where.points),
-            probe,
-            weights=len(where.weights),
-            on_probe=lambda done, total: progress("sensitivity", done, total),
-        )
-    return found
-
-
-def free(points: Points) -> dict[Format, Sensitivity]:
-    """Nothing was measured: rounding costs nothing."""
-    return {fmt: Sensitivity.zero(where) for fmt, where in points.items()}
+    """Round each point alone in one switched session and compare the outputs on ``feeds``."""
+    prober = partial(switched_probe, prepared, feeds=feeds)
+    return roundings.probe_sensitivity(planner, points, prober, progress)
 
 
 def analysis_of(
@@ -86,18 +45,7 @@ def analysis_of(
     lowest_s: float = math.inf,
 ) -> Analysis:
     """What the choice among plans rests on, the requested types of ports among it."""
-    graph = planner.graph
-    io = frontend.resolve_io(graph, planner.highest().io)
-    pinned = pins(io, (Format.FP32, *points))
-    return Analysis.of(
-        graph,
-        units,
-        cost,
-        {
-            fmt: roundings(units, where, sensitivity[fmt], fmt, pinned)
-            for fmt, where in points.items()
-        },
-        io=io,
-        lowest_s=lowest_s,
-        probes=sum(s.probes for s in sensitivity.values()),
+    io = frontend.resolve_io(planner.graph, planner.highest().io)
+    return roundings.analysis_of(
+        planner, units, points, sensitivity, cost, io=io, lowest_s=lowest_s
     )

@@ -1,0 +1,193 @@
+"""TensorFlow on this machine's CPU, with the kernels of oneDNN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, final
+
+from finecast.engines.base import Array, Capability, Feeds, KernelTime, TensorSpec
+from finecast.engines.ports import ordered_feeds
+from finecast.engines.probe_models import Probe
+from finecast.engines.tensorflow.probe_graphs import probe_graph
+from finecast.engines.tensorflow.trace import kernel_times
+from finecast.errors import EngineError, UsageError
+from finecast.frontends.tensorflow.library import tf
+from finecast.frontends.tensorflow.loading import load
+from finecast.frontends.tensorflow.model import FrozenModel, Port
+from finecast.numbers.formats import Format
+
+NAME: Final = "tensorflow"
+_LONGEST: Final = 240
+
+
+def devices() -> tuple[str, ...]:
+    """The devices that it is driven on here."""
+    return ("CPU",)
+
+
+@final
+class TensorFlowEngine:
+    """A session on a graph without variables; ops compute in the types that they state.
+
+    It reads SavedModels where other engines read ONNX files, and serialized GraphDefs of
+    probes.
+    """
+
+    def __init__(self, device: str = "CPU") -> None:
+        if device.upper() not in devices():
+            raise EngineError(
+                f"finecast does not drive TensorFlow on {device!r}", fix="use tensorflow:CPU"
+            )
+
+    @property
+    def name(self) -> str:
+        """The engine's name in options and reports."""
+        return NAME
+
+    @property
+    def device(self) -> str:
+        """The device."""
+        return "CPU"
+
+    def capabilities(self) -> Mapping[Format, Capability]:
+        """Per format, by running a small kernel (once per process)."""
+        from finecast.engines.probe import probe
+
+        return probe(self)
+
+    def load(self, model: Path | bytes, *, profiling: bool = False) -> TensorFlowSession:
+        """Open a SavedModel.
+
+        Raises:
+            UsageError: If it is no SavedModel.
+            EngineError: If TensorFlow cannot run it.
+        """
+        if isinstance(model, bytes):
+            raise EngineError(
+                "TensorFlow cannot load the model: it is no SavedModel",
+                fix="give the folder of a SavedModel, or use another engine",
+            )
+        return self.open(load(model), profiling=profiling)
+
+    def open(
+        self, model: FrozenModel, *, profiling: bool = False, lowering: bool = False
+    ) -> TensorFlowSession:
+        """A session on a model in memory.
+
+        With ``lowering`` Grappler's automatic mixed precision chooses types.
+
+        Raises:
+            EngineError: If TensorFlow cannot run it.
+        """
+        return TensorFlowSession(model, profiling=profiling, lowering=lowering)
+
+    def load_probe(self, probe: Probe, fmt: Format) -> TensorFlowSession:
+        """A model to probe with.
+
+        Raises:
+            EngineError: If TensorFlow has no kernel for it.
+        """
+        return self.open(probe_graph(probe, fmt))
+
+
+@final
+class TensorFlowSession:
+    """A session of TensorFlow's on one graph."""
+
+    def __init__(self, model: FrozenModel, *, profiling: bool, lowering: bool) -> None:
+        self._model = model
+        self._profiling = profiling
+        graph, tensors = model.imported()
+        self._feeds = [tensors[p.tensor] for p in model.inputs]
+        self._fetches = [tensors[p.tensor] for p in model.outputs]
+        self._session = tf.compat.v1.Session(graph=graph, config=_config(profiling, lowering))
+        self._calls: dict[tuple[str, ...], Callable[..., Any]] = {}
+
+    @property
+    def inputs(self) -> Sequence[TensorSpec]:
+        """The model's inputs, in order."""
+        return tuple(map(_spec, self._model.inputs))
+
+    @property
+    def outputs(self) -> Sequence[TensorSpec]:
+        """The model's outputs, in order."""
+        return tuple(map(_spec, self._model.outputs))
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        """Run once; outputs by name in model order.
+
+        Raises:
+            UsageError: If the feeds do not fit the inputs.
+            EngineError: If TensorFlow fails.
+        """
+        return self.show(feeds, [p.name for p in self._model.outputs])
+
+    def show(self, feeds: Feeds, names: Sequence[str]) -> dict[str, Array]:
+        """Some of the outputs, by name.
+
+        Raises:
+            UsageError: If the feeds do not fit the inputs.
+            EngineError: If TensorFlow fails.
+        """
+        arrays = ordered_feeds(feeds, self.inputs)
+        key = tuple(names)
+        try:
+            if key not in self._calls:
+                ends = dict(zip((p.name for p in self._model.outputs), self._fetches,
+                                strict=True))  # fmt: skip
+                wanted = [ends[n] for n in names]
+                self._calls[key] = self._session.make_callable(wanted, self._feeds)
+            return dict(zip(names, self._calls[key](*arrays), strict=True))
+        except (tf.errors.OpError, ValueError, TypeError) as error:
+            raise EngineError(
+                f"TensorFlow cannot run the model: {explain(error)}",
+                fix="check the feeds' sizes, or keep the op named in fp32",
+            ) from error
+
+    def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
+        """Least time of each kernel, slowest first.
+
+        Raises:
+            UsageError: If the session was loaded without ``profiling=True``.
+            EngineError: If TensorFlow fails.
+        """
+        if not self._profiling:
+            raise UsageError("this session has no profile", fix="load with profiling=True")
+        arrays = ordered_feeds(feeds, self.inputs)
+        given = dict(zip(self._feeds, arrays, strict=True))
+        options = tf.compat.v1.RunOptions(
+            trace_level=tf.compat.v1.RunOptions.FULL_TRACE, output_partition_graphs=True
+        )
+        runs: list[Any] = []
+        try:
+            for _ in range(repeats + 1):
+                seen = tf.compat.v1.RunMetadata()
+                self._session.run(self._fetches, given, options=options, run_metadata=seen)
+                runs.append(seen)
+        except (tf.errors.OpError, ValueError, TypeError) as error:
+            raise EngineError(
+                f"TensorFlow cannot profile the model: {explain(error)}"
+            ) from error
+        return kernel_times(self._model, runs[1:])
+
+
+def _spec(port: Port) -> TensorSpec:
+    return TensorSpec(name=port.name, dtype=port.dtype, shape=port.shape)
+
+
+def explain(error: Exception) -> str:
+    """The reason in one of TensorFlow's exceptions, in one line."""
+    message = getattr(error, "message", None) or str(error)
+    text = " ".join(str(message).partition("\n\n")[0].split()) or type(error).__name__
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
+
+
+def _config(profiling: bool, lowering: bool) -> Any:
+    config = tf.compat.v1.ConfigProto()
+    if profiling:  # kernels that run at the same time have no times of their own
+        config.inter_op_parallelism_threads = 1
+    if lowering:
+        rewrite = config.graph_options.rewrite_options
+        rewrite.auto_mixed_precision_onednn_bfloat16 = type(rewrite).ON
+    return config

@@ -1,0 +1,102 @@
+"""TensorFlow's trace of a run, back to the nodes of the model.
+
+Grappler fuses what follows a product into it, and the kernel has the name of the last node;
+casts and layouts that it adds have names of their own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from finecast.engines.attribution import Kernel, attribute
+from finecast.engines.base import KernelTime
+from finecast.engines.source import ModelStep
+from finecast.frontends.tensorflow.library import dtype_label, tf
+from finecast.frontends.tensorflow.model import FrozenModel
+
+# What moves no numbers of the model's.
+_BOOKKEEPING: Final = ("_SOURCE", "_SINK", "_arg_", "_retval_", "_Arg", "_Retval")
+
+
+def kernel_times(model: FrozenModel, runs: Sequence[Any]) -> list[KernelTime]:
+    """The least time of each kernel over ``runs``, as RunMetadata; slowest first."""
+    times: dict[str, list[float]] = defaultdict(list)
+    formats: dict[str, str] = {}
+    for seen in runs:
+        for name, time_s, label in _kernels_of(seen):
+            times[name].append(time_s)
+            formats[name] = label
+    steps = _steps(model.graph.node)
+    graph = [n for part in runs[0].partition_graphs for n in part.node]
+    kinds = {n.name: n.op for n in graph}
+    ops = attribute(steps, _kernels(graph, steps))
+    found = [
+        KernelTime(
+            kernel=name,
+            kind=kinds.get(name, ""),
+            ops=ops.get(name, ()),
+            format=formats[name],
+            time_s=min(series),
+        )
+        for name, series in times.items()
+        if kinds.get(name) not in ("Const", "NoOp", "_Arg", "_Retval", None)
+    ]
+    return sorted((k for k in found if k.time_s > 0), key=lambda k: -k.time_s)
+
+
+def _kernels_of(seen: Any) -> Iterator[tuple[str, float, str]]:
+    """Name, seconds and type of the first result of each kernel of one run."""
+    for device in seen.step_stats.dev_stats:
+        if "CPU" not in device.device:
+            continue
+        for one in device.node_stats:
+            if one.node_name.startswith(_BOOKKEEPING):
+                continue
+            taken_s = (one.op_end_rel_nanos - one.op_start_rel_nanos) * 1e-9
+            first = next(iter(one.output), None)
+            label = "" if first is None else _label(first.tensor_description.dtype)
+            yield one.node_name, taken_s, label
+
+
+def _label(number: int) -> str:
+    return dtype_label(tf.as_dtype(number)) if number else ""
+
+
+def _steps(nodes: Sequence[Any]) -> list[ModelStep]:
+    return [
+        ModelStep(
+            name=n.name,
+            op="Constant" if n.op == "Const" else n.op,
+            inputs=tuple(_tensor(i) for i in n.input if not i.startswith("^")),
+            # One name for all: how many a node gives is not said here.
+            outputs=tuple(f"{n.name}:{i}" for i in range(_MOST_OUTPUTS)),
+        )
+        for n in nodes
+    ]
+
+
+_MOST_OUTPUTS: Final = 8
+"""More than any op has whose results another op reads in one kernel with it."""
+
+
+def _tensor(name: str) -> str:
+    return name if ":" in name else f"{name}:0"
+
+
+def _kernels(graph: Sequence[Any], steps: Sequence[ModelStep]) -> list[Kernel]:
+    nodes = {s.name for s in steps}
+    readers: dict[str, list[str]] = defaultdict(list)
+    for node in graph:
+        for source in node.input:
+            readers[source.removeprefix("^").partition(":")[0]].append(node.name)
+    return [
+        Kernel(
+            name=n.name,
+            named=(n.name,) if n.name in nodes else (),
+            feeds=tuple(readers[n.name]),
+            added=n.op in ("_Arg", "_Retval", "NoOp", "Const"),
+        )
+        for n in graph
+    ]

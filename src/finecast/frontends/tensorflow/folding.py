@@ -1,0 +1,185 @@
+"""Makes a frozen graph plain: what is computed from constants alone is a constant.
+
+Law: outputs are the same numbers. What a plan converts is then what the ops read, and a
+weight that went through a reshape is rounded once, from its own digits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from finecast.frontends.tensorflow.library import NodeDef, Operation, Tensor, tf
+from finecast.frontends.tensorflow.model import FrozenModel, import_graph
+
+_LARGEST_BYTES: Final = 10 << 20
+"""A constant that is larger than that, and than what it is computed from, stays computed:
+Grappler's own limit for its folding."""
+_PASSES_ON: Final = frozenset({"Identity", "StopGradient", "PreventGradient", "Snapshot"})
+_INPUTS: Final = frozenset({"Placeholder", "PlaceholderWithDefault"})
+
+
+def folded(model: FrozenModel) -> FrozenModel:
+    """``model`` without identities, without ops on constants, and without what nothing reads.
+
+    Raises:
+        ModelError: If the graph is not valid.
+    """
+    graph = tf.Graph()
+    with graph.as_default():
+        import_graph(model.graph)
+    folder = _Folder(graph, model)
+    return folder.finish()
+
+
+def base_name(reference: str) -> str:
+    """The node of an input of a NodeDef: ``a`` of ``a:1`` and of ``^a``."""
+    return reference.removeprefix("^").partition(":")[0]
+
+
+class _Folder:
+    def __init__(self, graph: Any, model: FrozenModel) -> None:
+        self.graph = graph
+        self.model = model
+        self.operations: list[Operation] = graph.get_operations()
+        self.fed = {p.tensor for p in model.inputs}
+        self.constant = self._constants()
+        self.effects = self._with_effects()
+        self.values = self._evaluated()
+        self.made = {_folded_name(tensor): tensor for tensor in self.values}
+
+    def _constants(self) -> set[str]:
+        """Names of the ops whose results are known ahead of time."""
+        found: set[str] = set()
+        for op in self.operations:
+            computed = op.inputs and not op.control_inputs
+            if op.type == "Const" or (computed and self._foldable(op, found)):
+                found.add(op.name)
+        return found
+
+    def _foldable(self, op: Operation, known: set[str]) -> bool:
+        stateful = op.op_def is None or op.op_def.is_stateful
+        if stateful or op.type in _INPUTS or any(t.op.name not in known for t in op.inputs):
+            return False
+        if any(t.dtype in (tf.string, tf.resource, tf.variant) for t in op.outputs):
+            return False
+        made = sum(_bytes(t) for t in op.outputs)
+        read = sum(_bytes(t) for t in op.inputs)
+        return made < math.inf and made <= max(_LARGEST_BYTES, read)
+
+    def _with_effects(self) -> set[str]:
+        """Ops that do more than compute, as an assertion, or wait for one that does."""
+        found: set[str] = set()
+        for op in self.operations:
+            before = (*op.control_inputs, *(t.op for t in op.inputs))
+            own = op.op_def is None or op.op_def.is_stateful
+            own = own and op.type not in _INPUTS
+            if own or any(b.name in found for b in before):
+                found.add(op.name)
+        return found
+
+    def _evaluated(self) -> dict[str, Any]:
+        """Numbers of the folded tensors that others read, by name."""
+        ends = {self._source(p.tensor) for p in self.model.outputs}
+        read = {
+            t.name
+            for op in self.operations
+            if op.name not in self.constant
+            for t in map(self._through, op.inputs)
+        }
+        wanted = [
+            name
+            for name in sorted(read | ends)
+            if (op := self.graph.get_tensor_by_name(name).op).type != "Const"
+            and op.name in self.constant
+        ]
+        if not wanted:
+            return {}
+        with tf.compat.v1.Session(graph=self.graph) as session:
+            return dict(zip(wanted, session.run(wanted), strict=True))
+
+    def _source(self, name: str) -> str:
+        source: str = self._through(self.graph.get_tensor_by_name(name)).name
+        return source
+
+    def _through(self, tensor: Tensor) -> Tensor:
+        """What ``tensor`` is a copy of."""
+        while tensor.op.type in _PASSES_ON and tensor.name not in self.fed:
+            if any(c.name in self.effects for c in tensor.op.control_inputs):
+                break
+            tensor = tensor.op.inputs[0]
+        return tensor
+
+    def finish(self) -> FrozenModel:
+        nodes: dict[str, NodeDef] = {}
+        outputs = tuple(
+            replace(p, tensor=self._canonical(self._source(p.tensor)))
+            for p in self.model.outputs
+        )
+        waiting = [base_name(p.tensor) for p in (*outputs, *self.model.inputs)]
+        while waiting:
+            name = waiting.pop()
+            if name in nodes:
+                continue
+            nodes[name] = self._node(name)
+            waiting += [base_name(i) for i in nodes[name].input]
+        order = [n for op in self.operations for n in self._names(op) if n in nodes]
+        result = tf.compat.v1.GraphDef()
+        result.CopyFrom(_without_nodes(self.model.graph))
+        result.node.extend(nodes[name] for name in order)
+        return replace(self.model, graph=result, outputs=outputs)
+
+    def _names(self, op: Operation) -> Iterator[str]:
+        yield op.name
+        for tensor in op.outputs[1:]:
+            if tensor.name in self.values:
+                yield _folded_name(tensor.name)
+
+    def _canonical(self, name: str) -> str:
+        return f"{_folded_name(name)}:0" if name in self.values else name
+
+    def _node(self, name: str) -> NodeDef:
+        if name in self.made:
+            tensor = self.made[name]
+            dtype = self.graph.get_tensor_by_name(tensor).dtype
+            return _constant(name, self.values[tensor], dtype)
+        op = self.graph.get_operation_by_name(name)
+        node = tf.compat.v1.NodeDef()
+        node.CopyFrom(op.node_def)
+        del node.input[:]
+        node.input.extend(
+            self._canonical(self._through(t).name).removesuffix(":0") for t in op.inputs
+        )
+        node.input.extend(f"^{c.name}" for c in op.control_inputs if c.name in self.effects)
+        # Where it was placed beside is of no use to a graph that moves.
+        node.attr.pop("_class", None)
+        node.attr.pop("_output_shapes", None)
+        return node
+
+
+def _folded_name(tensor: str) -> str:
+    name, _, index = tensor.partition(":")
+    return name if index == "0" else f"{name}/output_{index}"
+
+
+def _constant(name: str, value: Any, dtype: Any) -> NodeDef:
+    node = tf.compat.v1.NodeDef(name=name, op="Const")
+    node.attr["dtype"].type = dtype.as_datatype_enum
+    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
+    return node
+
+
+def _without_nodes(graph: Any) -> Any:
+    rest = tf.compat.v1.GraphDef()
+    rest.versions.CopyFrom(graph.versions)
+    rest.library.CopyFrom(graph.library)
+    return rest
+
+
+def _bytes(tensor: Tensor) -> float:
+    sizes: Sequence[int | None] | None = tensor.shape.as_list() if tensor.shape.rank else []
+    if tensor.shape.rank is None or sizes is None or None in sizes:
+        return math.inf
+    return math.prod(s for s in sizes if s is not None) * tensor.dtype.size

@@ -1,0 +1,50 @@
+"""TensorFlow, loaded quietly: the one place that imports it.
+
+Its names are untyped here: the environment that types are checked in is without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any, Final, TypeAlias
+
+from finecast.errors import EngineError
+from finecast.numbers.formats import Format
+
+# Warnings and errors only, unless the user wants to see more: it prints which CPU it found.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+INSTALL: Final = "pip install 'finecast[tensorflow]'"
+
+try:
+    tf: Any = importlib.import_module("tensorflow")
+except ImportError as error:
+    raise EngineError("TensorFlow is not installed", fix=INSTALL) from error
+
+GraphDef: TypeAlias = Any
+NodeDef: TypeAlias = Any
+Tensor: TypeAlias = Any
+Operation: TypeAlias = Any
+
+DTYPES: Final = {
+    Format.FP32: tf.float32,
+    Format.BF16: tf.bfloat16,
+    Format.FP16: tf.float16,
+}
+"""TensorFlow's type of each format that its ops compute in."""
+FLOATS: Final = {dtype.as_datatype_enum: fmt for fmt, dtype in DTYPES.items()}
+"""The format of each of those types, by its number in a GraphDef."""
+_LABELS: Final = {dtype: fmt.label for fmt, dtype in DTYPES.items()} | {tf.float64: "fp64"}
+
+
+def dtype_label(dtype: Any) -> str:
+    """A type as the graph names it: ``fp32``, ``int64``."""
+    name: str = dtype.base_dtype.name
+    return _LABELS.get(dtype.base_dtype, name)
+
+
+def type_number(fmt: Format) -> int:
+    """The number of a format's type in a GraphDef."""
+    number: int = DTYPES[fmt].as_datatype_enum
+    return number

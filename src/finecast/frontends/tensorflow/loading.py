@@ -1,0 +1,277 @@
+"""From a SavedModel, a frozen GraphDef or a Keras model to one graph without variables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from finecast.errors import ModelError, UsageError
+from finecast.frontends.tensorflow.folding import base_name, folded
+from finecast.frontends.tensorflow.library import dtype_label, tf
+from finecast.frontends.tensorflow.model import (
+    SERVING,
+    FrozenModel,
+    Port,
+    import_graph,
+    unreadable,
+)
+
+GRAPH_FILE: Final = "saved_model.pb"
+NOTES_FILE: Final = Path("assets.extra") / "finecast.json"
+_LOOPS_OF_TF1: Final = frozenset({"Enter", "NextIteration", "LoopCond"})
+
+
+def load(folder: Path) -> FrozenModel:
+    """The function that a SavedModel serves.
+
+    Raises:
+        UsageError: If there is no SavedModel there.
+        ModelError: If it cannot be read, serves several functions, or takes or gives what is
+            no plain tensor of numbers.
+    """
+    where = str(folder)
+    if not (folder / GRAPH_FILE).is_file():
+        raise UsageError(
+            f"not a SavedModel: the folder has no {GRAPH_FILE}",
+            where=where,
+            fix="give the folder that model.export or tf.saved_model.save wrote",
+        )
+    try:
+        loaded = tf.saved_model.load(where)
+    except (OSError, ValueError, RuntimeError, tf.errors.OpError) as error:
+        raise unreadable(error, where) from error
+    served = dict(loaded.signatures)
+    if not served:
+        raise ModelError(
+            "the SavedModel has no signatures",
+            where=where,
+            fix="save it with one: tf.saved_model.save(model, FOLDER,"
+            " signatures=function.get_concrete_function(...)), or model.export(FOLDER)",
+        )
+    frozen = {name: _frozen(function, where) for name, function in served.items()}
+    model = _the_one(frozen, where)
+    return FrozenModel(
+        graph=model.graph,
+        inputs=model.inputs,
+        outputs=model.outputs,
+        signatures=tuple(served),
+        notes=_notes(folder),
+    )
+
+
+def of_keras(model: Any) -> FrozenModel:
+    """A built Keras model, called for inference.
+
+    Raises:
+        UsageError: If it was never built: the shapes of its inputs are not known.
+    """
+    if not model.built or not getattr(model, "inputs", None):
+        raise UsageError(
+            f"the Keras model {model.name!r} is not built",
+            fix="give it a keras.Input, or call it once on a batch and model.export(FOLDER)",
+        )
+    specs = [
+        tf.TensorSpec(x.shape, x.dtype, name=x.name or f"input_{i}")
+        for i, x in enumerate(model.inputs)
+    ]
+    nested = model.input if isinstance(model.input, Mapping) else None
+    names = list(nested) if nested is not None else None
+
+    def call(*tensors: Any) -> Any:
+        given: Any = list(tensors)
+        if names is not None:
+            given = dict(zip(names, tensors, strict=True))
+        elif len(given) == 1:
+            given = given[0]
+        return model(given, training=False)
+
+    function = tf.function(call, input_signature=specs).get_concrete_function()
+    return _of_function(function, [s.name for s in specs], model.name)
+
+
+def of_graph_def(
+    graph_def: Any, inputs: Sequence[str], outputs: Sequence[str], where: str = ""
+) -> FrozenModel:
+    """A frozen GraphDef between the named nodes or tensors.
+
+    Raises:
+        UsageError: If a name is not of the graph, or there are no outputs.
+        ModelError: If it is not a valid graph.
+    """
+    graph = tf.Graph()
+    with graph.as_default():
+        import_graph(graph_def)
+    operations = graph.get_operations()
+    given = list(inputs) or [op.name for op in operations if op.type == "Placeholder"]
+    ends = list(outputs) or [o.name for o in operations if _is_end(o)]
+    tensors = [_named(graph, name, where) for name in (*given, *ends)]
+    model = FrozenModel(
+        graph=graph_def,
+        inputs=tuple(_port(base_name(t.name), t, t.name) for t in tensors[: len(given)]),
+        outputs=tuple(_port(base_name(t.name), t, t.name) for t in tensors[len(given) :]),
+    )
+    return _checked(folded(model), where)
+
+
+def read_frozen(path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> FrozenModel:
+    """The frozen graph in a ``.pb`` file.
+
+    Raises:
+        UsageError: If there is no such file, or a name is not of the graph.
+        ModelError: If it is no GraphDef.
+    """
+    from google.protobuf.message import DecodeError
+
+    graph_def = tf.compat.v1.GraphDef()
+    try:
+        graph_def.ParseFromString(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"cannot read: {error.strerror}", where=str(path)) from error
+    except DecodeError as error:
+        raise ModelError(
+            "not a frozen GraphDef, or a truncated one", where=str(path), fix="freeze it again"
+        ) from error
+    return of_graph_def(graph_def, inputs, outputs, str(path))
+
+
+def _is_end(op: Any) -> bool:
+    return bool(op.outputs) and not any(t.consumers() for t in op.outputs)
+
+
+def _named(graph: Any, name: str, where: str) -> Any:
+    try:
+        return graph.get_tensor_by_name(name if ":" in name else f"{name}:0")
+    except (KeyError, ValueError) as error:
+        raise UsageError(
+            f"the graph has no tensor {name!r}", where=where, fix="give names of its nodes"
+        ) from error
+
+
+def _frozen(function: Any, where: str) -> FrozenModel:
+    """One signature as a graph without variables.
+
+    Raises:
+        ModelError: If its ports are no plain tensors, or its variables cannot be frozen.
+    """
+    _check_ports(function, where)
+    names = list(function.structured_input_signature[1])
+    # By their order in the function: what a caller names is sorted elsewhere.
+    ordered = [n for n in getattr(function, "_arg_keywords", None) or names if n in names]
+    return _of_function(function, ordered, where)
+
+
+def _of_function(function: Any, names: Sequence[str], where: str) -> FrozenModel:
+    from tensorflow.python.framework.convert_to_constants import (  # pyright: ignore
+        convert_variables_to_constants_v2,
+    )
+
+    try:
+        frozen = convert_variables_to_constants_v2(function, lower_control_flow=False)
+    except (ValueError, RuntimeError, tf.errors.OpError) as error:
+        raise unreadable(error, where) from error
+    tensors = [t for t in frozen.inputs if t.dtype not in (tf.resource, tf.variant)]
+    if len(tensors) != len(names) or len(tensors) != len(frozen.inputs):
+        raise ModelError(
+            "the model reads a table or another resource that cannot be made a constant",
+            where=where,
+            fix="export the part of it behind the look-up, which takes numbers",
+        )
+    model = FrozenModel(
+        graph=frozen.graph.as_graph_def(),
+        inputs=tuple(_port(name, t, t.name) for name, t in zip(names, tensors, strict=True)),
+        outputs=tuple(_outputs(function, frozen.outputs)),
+    )
+    return _checked(folded(model), where)
+
+
+def _outputs(function: Any, tensors: Sequence[Any]) -> Iterator[Port]:
+    structure = function.structured_outputs
+    if isinstance(structure, Mapping):
+        names = sorted(structure)
+    else:
+        names = [f"output_{i}" for i in range(len(tensors))]
+    for name, tensor in zip(names, tensors, strict=True):
+        yield _port(name, tensor, tensor.name)
+
+
+def _port(name: str, tensor: Any, at: str) -> Port:
+    shape = None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
+    return Port(name=name, tensor=at, dtype=dtype_label(tensor.dtype), shape=shape)
+
+
+def _check_ports(function: Any, where: str) -> None:
+    given = function.structured_input_signature
+    for name, spec in {**dict(enumerate(given[0])), **given[1]}.items():
+        _check_port("input", name, spec, where)
+    made = function.structured_outputs
+    for name, spec in made.items() if isinstance(made, Mapping) else ():
+        _check_port("output", name, spec, where)
+
+
+def _check_port(kind: str, name: object, spec: Any, where: str) -> None:
+    dtype = getattr(spec, "dtype", None)
+    plain = isinstance(spec, tf.TensorSpec) or tf.is_tensor(spec)
+    what = type(spec).__name__ if not plain else dtype.name
+    if plain and dtype not in (tf.string, tf.resource, tf.variant):
+        return
+    what = {"string": "text", "RaggedTensorSpec": "a ragged tensor"}.get(what, f"a {what}")
+    raise ModelError(
+        f"{kind} {str(name)!r} is {what}: finecast runs models on plain arrays of numbers",
+        where=where,
+        fix="export the part of the model that takes and gives numbers, as the layers behind"
+        " the text's vectorization",
+    )
+
+
+def _checked(model: FrozenModel, where: str) -> FrozenModel:
+    kinds = {node.op for node in model.graph.node}
+    if kinds & _LOOPS_OF_TF1:
+        raise ModelError(
+            "the model has loops of TensorFlow 1 (Enter, NextIteration)",
+            where=where,
+            fix="export it again under tf.compat.v1.enable_control_flow_v2()",
+        )
+    for port in (*model.inputs, *model.outputs):
+        if port.dtype in ("string", "resource", "variant"):
+            raise ModelError(
+                f"{port.name!r} is of type {port.dtype}, and no plain array of numbers",
+                where=where,
+                fix="export the part of the model that takes and gives numbers",
+            )
+    return model
+
+
+def _the_one(frozen: Mapping[str, FrozenModel], where: str) -> FrozenModel:
+    """The function that all signatures name.
+
+    Raises:
+        ModelError: If they are several.
+    """
+    known = list(frozen.values())
+    if any(_content(one) != _content(known[0]) for one in known[1:]):
+        listed = ", ".join(f"{n!r}" for n in frozen)
+        raise ModelError(
+            f"the SavedModel has several signatures that differ: {listed}",
+            where=where,
+            fix="save one alone: m = tf.saved_model.load(FOLDER); tf.saved_model.save(m, NEW,"
+            ' signatures=m.signatures["NAME"])',
+        )
+    return frozen.get(SERVING, known[0])
+
+
+def _content(model: FrozenModel) -> tuple[Any, ...]:
+    """What two signatures of one function have alike: ports, ops, and sizes of constants."""
+    ports = tuple(sorted(p.name for p in (*model.inputs, *model.outputs)))
+    nodes = sorted((n.op, len(n.input), n.ByteSize() if n.op == "Const" else 0)
+                   for n in model.graph.node)  # fmt: skip
+    return ports, tuple(nodes)
+
+
+def _notes(folder: Path) -> dict[str, str]:
+    try:
+        found: dict[str, str] = json.loads((folder / NOTES_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {str(k): str(v) for k, v in found.items()}

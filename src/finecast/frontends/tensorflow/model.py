@@ -1,0 +1,95 @@
+"""What the frontend reads and writes: one function of a model as a graph without variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from finecast.errors import ModelError
+from finecast.frontends.tensorflow.library import GraphDef, tf
+
+SERVING: Final = "serving_default"
+"""The signature that TensorFlow's own tools call where none is named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """An input or output.
+
+    Attributes:
+        name: In the signature.
+        tensor: Its tensor, ``NODE:INDEX``.
+        dtype: A format's label or another type's name.
+        shape: None for an unknown one, and for unknown sizes.
+    """
+
+    name: str
+    tensor: str
+    dtype: str
+    shape: tuple[int | None, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenModel:
+    """A GraphDef whose weights are constants, with its signature.
+
+    Attributes:
+        graph: Nodes, and the functions of control flow. Never changed in place.
+        inputs: In the order in which the signature has them.
+        outputs: Likewise.
+        signatures: All names that the function is saved under.
+        notes: What a conversion before left in the SavedModel: ``plan``, ``policy``.
+    """
+
+    graph: GraphDef
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    signatures: tuple[str, ...] = (SERVING,)
+    notes: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the graph, weights and all."""
+        size: int = self.graph.ByteSize()
+        return size
+
+    def imported(self) -> tuple[object, dict[str, object]]:
+        """The graph in TensorFlow, and its tensors by name: what a session runs.
+
+        Raises:
+            ModelError: If an op is unknown to this TensorFlow, or the graph is not valid.
+        """
+        graph = tf.Graph()
+        with graph.as_default():
+            import_graph(self.graph)
+        names = (port.tensor for port in (*self.inputs, *self.outputs))
+        return graph, {name: graph.get_tensor_by_name(name) for name in names}
+
+
+def import_graph(graph_def: GraphDef) -> None:
+    """Put the nodes into the graph that is open, under their own names.
+
+    Raises:
+        ModelError: If an op is unknown to this TensorFlow, or the graph is not valid.
+    """
+    try:
+        tf.import_graph_def(graph_def, name="")
+    except (ValueError, tf.errors.OpError) as error:
+        raise unreadable(error) from error
+
+
+def unreadable(error: Exception, where: str = "") -> ModelError:
+    """What TensorFlow says of a model that it cannot read, in one line."""
+    text = " ".join(str(error).split())
+    unknown = text.partition("Op type not registered '")[2].partition("'")[0]
+    if unknown:
+        return ModelError(
+            f"the custom op {unknown!r} is not known to this TensorFlow",
+            where=where,
+            fix="in Python, tf.load_op_library its library first, and give finecast.tensorflow"
+            " the model",
+        )
+    return ModelError(
+        f"TensorFlow cannot read the model: {text[:240]}", where=where, fix="save it again"
+    )

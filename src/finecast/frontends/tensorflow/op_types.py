@@ -1,0 +1,72 @@
+"""Which type attribute of an op is its precision, by TensorFlow's own definition of the op."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from finecast.frontends.tensorflow.library import FLOATS, Operation
+from finecast.numbers.formats import Format
+
+# They choose types, pass on any, or write memory that keeps its own.
+_NO_PRECISION: Final = frozenset({"Cast", "Bitcast", "Print", "Assert", "FakeParam"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpTypes:
+    """The attribute that names the float type an op computes in, and which ports have it.
+
+    ``attribute`` is empty for an op that has none whose type could change.
+    """
+
+    attribute: str
+    format: Format | None
+    inputs: tuple[bool, ...]
+    outputs: tuple[bool, ...]
+    admits: frozenset[Format]
+
+
+def op_types(op: Operation) -> OpTypes:
+    """What the definition of ``op`` says of its types.
+
+    Law: setting ``attribute`` to another of ``admits``, with the ports that are marked, gives
+    an op that TensorFlow accepts. Of several attributes that name floats, as those of a batch
+    norm's values and statistics, it is that of the first input.
+    """
+    ports_in = list(_attributes(op, op.op_def.input_arg))
+    ports_out = list(_attributes(op, op.op_def.output_arg))
+    names = (n for n in (*ports_in, *ports_out) if n)
+    main = next((n for n in names if op.node_def.attr[n].type in FLOATS), "")
+    if op.type in _NO_PRECISION or not main:
+        return OpTypes(
+            attribute="",
+            format=None,
+            inputs=(False,) * len(ports_in),
+            outputs=(False,) * len(ports_out),
+            admits=frozenset(),
+        )
+    return OpTypes(
+        attribute=main,
+        format=FLOATS[op.node_def.attr[main].type],
+        inputs=tuple(name == main for name in ports_in),
+        outputs=tuple(name == main for name in ports_out),
+        admits=_admitted(op, main),
+    )
+
+
+def _attributes(op: Operation, arguments: Any) -> Iterator[str]:
+    """For each tensor, the attribute that alone says its type; empty where none does."""
+    for argument in arguments:
+        count = 1
+        if argument.number_attr:
+            count = op.node_def.attr[argument.number_attr].i
+        elif argument.type_list_attr:
+            count = len(op.node_def.attr[argument.type_list_attr].list.type)
+        yield from [argument.type_attr] * count
+
+
+def _admitted(op: Operation, name: str) -> frozenset[Format]:
+    (definition,) = (a for a in op.op_def.attr if a.name == name)
+    allowed = definition.allowed_values.list.type
+    return frozenset(FLOATS[n] for n in allowed if n in FLOATS) or frozenset(FLOATS.values())

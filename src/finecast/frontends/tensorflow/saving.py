@@ -1,0 +1,72 @@
+"""Writes a model as a SavedModel, which TensorFlow serves under the names of before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from finecast.errors import ModelError
+from finecast.frontends.tensorflow.library import DTYPES, tf
+from finecast.frontends.tensorflow.loading import NOTES_FILE
+from finecast.frontends.tensorflow.model import SERVING, FrozenModel, Port, import_graph
+from finecast.numbers.formats import Format
+
+_MOST_BYTES: Final = 1 << 31
+"""What protobuf writes as one message, which the constants of a SavedModel are a part of."""
+
+
+def save(model: FrozenModel, folder: Path, notes: Mapping[str, str]) -> None:
+    """Write to ``folder``, which must not be there yet.
+
+    Raises:
+        ModelError: If its weights are more than a SavedModel without variables holds.
+    """
+    if model.size_bytes >= _MOST_BYTES:
+        raise ModelError(
+            f"the model has {model.size_bytes / 1e9:.1f} GB, and a SavedModel of constants"
+            " holds 2 GB",
+            fix="write OpenVINO's IR, which has no such limit: -o NAME.xml",
+        )
+    module = tf.Module()
+    function = _function(model)
+    signatures = dict.fromkeys(model.signatures, function)
+    for name in model.signatures:
+        if name != SERVING:
+            setattr(module, name, function)  # model.export gives each endpoint a method
+    tf.saved_model.save(module, str(folder), signatures=signatures)
+    (folder / NOTES_FILE).parent.mkdir()
+    (folder / NOTES_FILE).write_text(json.dumps(dict(notes)), encoding="utf-8")
+
+
+def callable_of(model: FrozenModel) -> Any:
+    """The model as a function of TensorFlow: tensors by keyword in, a dict of tensors out."""
+    wrapped = tf.compat.v1.wrap_function(lambda: import_graph(model.graph), [])
+    feeds = [wrapped.graph.as_graph_element(p.tensor) for p in model.inputs]
+    fetches = [wrapped.graph.as_graph_element(p.tensor) for p in model.outputs]
+    return wrapped.prune(feeds, fetches)
+
+
+def _function(model: FrozenModel) -> Any:
+    pruned = callable_of(model)
+    names = [p.name for p in model.outputs]
+
+    def call(*tensors: Any) -> dict[str, Any]:
+        return dict(zip(names, pruned(*tensors), strict=True))
+
+    specs = [_tensor_spec(p) for p in model.inputs]
+    return tf.function(call, input_signature=specs).get_concrete_function()
+
+
+def _tensor_spec(port: Port) -> Any:
+    labels = {f.label: dtype for f, dtype in DTYPES.items()} | {"fp64": tf.float64}
+    dtype = labels.get(port.dtype) or tf.as_dtype(port.dtype)
+    return tf.TensorSpec(port.shape, dtype, name=port.name)
+
+
+def low_weights(model: FrozenModel) -> Format | None:
+    """The lowest format that constants rest in; None where all floats are fp32."""
+    stored = {n.attr["dtype"].type for n in model.graph.node if n.op == "Const"}
+    low = (f for f in DTYPES if f is not Format.FP32)
+    return next((f for f in low if DTYPES[f].as_datatype_enum in stored), None)

@@ -1,0 +1,71 @@
+"""What a cast costs in an engine: a fixed part and a rate, from casts of two sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from finecast.engines.base import Engine, KernelTime, Session
+from finecast.errors import EngineError
+from finecast.numbers.formats import Format
+from finecast.planning.cost import MEASURED_CAST_BANDWIDTH_GB_S, MEASURED_CAST_OVERHEAD_S
+
+# A session, loaded for profiling, of a cast named "cast" to a format, of ``x`` of
+# [size / 64, 64] numbers, that no other kernel absorbs.
+CastSession = Callable[[Format, int], Session]
+
+# Small enough that the fixed part shows, large enough that the rate does.
+_SIZES: Final = (1 << 12, 1 << 20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CastRate:
+    """Seconds of a cast of n bytes: ``overhead_s + n / bandwidth``."""
+
+    overhead_s: float = MEASURED_CAST_OVERHEAD_S
+    bandwidth_gb_s: float = MEASURED_CAST_BANDWIDTH_GB_S
+
+
+# By the engine's name and device: engines of one name and device are the same software.
+_KNOWN: dict[tuple[str, str, Format], CastRate] = {}
+
+
+def measure_casts(engine: Engine, low: Format, session: CastSession) -> CastRate:
+    """Fit the rate on this machine; the documented default where the engine cannot profile.
+
+    Measured once per process, engine, device and format.
+    """
+    key = engine.name, engine.device, low
+    if key not in _KNOWN:
+        _KNOWN[key] = _measured(low, session)
+    return _KNOWN[key]
+
+
+def _measured(low: Format, session: CastSession) -> CastRate:
+    bytes_per_element = Format.FP32.storage_bytes + low.storage_bytes
+    try:
+        times = [_cast_time_s(session(low, size), size) for size in _SIZES]
+    except EngineError:
+        return CastRate()  # no kernels in this format: nothing will be cast either
+    if not all(times) or times[1] <= times[0]:
+        return CastRate()
+    per_byte = (times[1] - times[0]) / ((_SIZES[1] - _SIZES[0]) * bytes_per_element)
+    overhead = max(times[0] - _SIZES[0] * bytes_per_element * per_byte, 0.0)
+    return CastRate(overhead_s=overhead, bandwidth_gb_s=1e-9 / per_byte)
+
+
+def _cast_time_s(session: Session, size: int) -> float:
+    """Seconds of one cast between two kernels that compute, so that it cannot be folded."""
+    feeds = {"x": np.linspace(-1, 1, size, dtype=np.float32).reshape(-1, 64)}
+    kernels = session.profile(feeds, repeats=9)
+    return _conversions(kernels)
+
+
+def _conversions(kernels: list[KernelTime]) -> float:
+    found = [
+        k.time_s for k in kernels if "cast" in k.ops or k.kind.startswith(("Convert", "Cast"))
+    ]
+    return min(found) if found else 0.0

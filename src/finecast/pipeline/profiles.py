@@ -1,0 +1,107 @@
+"""Profiles of a model's two ends, and what they say of kernels and times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from finecast.engines.base import Feeds, KernelTime, Session
+from finecast.errors import EngineError
+from finecast.graph import Graph
+from finecast.numbers.formats import Format
+from finecast.pipeline.casting import CastRate
+from finecast.planning.cost import MeasuredCost
+from finecast.planning.plan import Plan
+from finecast.planning.planner import Planner
+from finecast.rules.facts import ValueFacts
+
+# Runs of a profile: enough that each kernel once had a core for itself, on a busy machine too.
+_PROFILE_S: Final = 0.5
+_MOST_REPEATS: Final = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profiles:
+    """Kernels of the fp32 model and of the lowest plans, by one engine on the same feeds.
+
+    ``low`` has those formats whose lowest plan the engine runs.
+    """
+
+    high: Sequence[KernelTime]
+    low: Mapping[Format, Sequence[KernelTime]]
+
+    @property
+    def low_s(self) -> float:
+        """Seconds of the fastest of the lowest plans."""
+        return min(sum(k.time_s for k in kernels) for kernels in self.low.values())
+
+
+def profile_ends(
+    planner: Planner, profiled: Callable[[Plan], Session], feeds: Feeds
+) -> Profiles:
+    """Profile the fp32 model and the lowest plan in each format, once each.
+
+    Args:
+        planner: Makes these plans.
+        profiled: A session, loaded for profiling, of the model that a plan gives.
+        feeds: What all of them are run on.
+
+    Raises:
+        EngineError: If the engine runs none of the lowest plans.
+    """
+
+    def kernels(plan: Plan) -> Sequence[KernelTime]:
+        session = profiled(plan)
+        once_s = sum(k.time_s for k in session.profile(feeds, repeats=1))
+        repeats = _PROFILE_S / once_s if once_s else _MOST_REPEATS
+        return session.profile(feeds, repeats=min(max(int(repeats), 5), _MOST_REPEATS))
+
+    low: dict[Format, Sequence[KernelTime]] = {}
+    failed: EngineError | None = None
+    for fmt in planner.policy.formats:
+        try:
+            low[fmt] = kernels(planner.lowest(fmt))
+        except EngineError as error:  # others of the formats may do
+            failed = failed or error
+    if failed is not None and not low:
+        raise failed
+    return Profiles(high=kernels(planner.highest()), low=low)
+
+
+def measured_cost(
+    graph: Graph,
+    profiles: Profiles,
+    casts: Callable[[Format], CastRate],
+    facts: Mapping[int, ValueFacts],
+) -> MeasuredCost:
+    """Times by node: a kernel's time is shared evenly by the ops in it.
+
+    Args:
+        graph: The graph.
+        profiles: Of the two ends.
+        casts: What casts to a format cost in the engine.
+        facts: Shapes of values.
+    """
+    known = {n.name for n in graph.nodes}
+    times: dict[Format, dict[str, float]] = {}
+    for fmt, kernels in ((Format.FP32, profiles.high), *profiles.low.items()):
+        shares = times.setdefault(fmt, {})
+        for kernel in kernels:
+            inside = [name for name in kernel.ops if name in known]
+            for name in inside:
+                shares[name] = shares.get(name, 0.0) + kernel.time_s / len(inside)
+    lows = sorted(profiles.low, key=lambda fmt: fmt.scaled)  # casts between floats, if any
+    rate = casts(lows[0])
+    return MeasuredCost(
+        times_s=times,
+        shapes={i: f.shape for i, f in facts.items()},
+        cast_overhead_s=rate.overhead_s,
+        cast_bandwidth_gb_s=rate.bandwidth_gb_s,
+    )
+
+
+def kernel_nodes(graph: Graph, kernels: Sequence[KernelTime]) -> list[frozenset[int]]:
+    """Node ids of each kernel."""
+    ids = {n.name: n.id for n in graph.nodes}
+    return [frozenset(ids[name] for name in k.ops if name in ids) for k in kernels]

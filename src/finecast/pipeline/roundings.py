@@ -1,0 +1,103 @@
+"""Units by kernels, where plans round, and what that does to the outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from finecast.numbers.encodings import SCALED
+from finecast.numbers.formats import Format
+from finecast.pipeline.profiles import Profiles, kernel_nodes
+from finecast.planning.cost import CostModel
+from finecast.planning.planner import Planner
+from finecast.planning.points import RoundingPoints, rounding_points
+from finecast.planning.problem import Analysis, pins, roundings
+from finecast.planning.scaled_points import scaled_points
+from finecast.planning.sensitivity import Probe, Sensitivity, measure
+from finecast.planning.switches import Switch, switches
+from finecast.planning.units import Units, make_units
+from finecast.progress import Progress
+
+Points = Mapping[Format, RoundingPoints]
+
+
+def find_units(planner: Planner, profiles: Profiles) -> tuple[Units, Points]:
+    """Units by the kernels of all profiles, and the points at which plans round."""
+    graph = planner.graph
+    low = {fmt: kernel_nodes(graph, kernels) for fmt, kernels in profiles.low.items()}
+    kernels = [*kernel_nodes(graph, profiles.high), *(k for of in low.values() for k in of)]
+    units = make_units(graph, planner.permissions, planner.policy.formats, kernels)
+    return units, points_of(planner, units, low)
+
+
+def points_of(
+    planner: Planner, units: Units, fused: Mapping[Format, Sequence[frozenset[int]]]
+) -> Points:
+    """Where plans round to each format; ``fused`` are the kernels of its lowest plan."""
+    graph = planner.graph
+    return {
+        fmt: scaled_points(graph, units, planner.permissions, fmt)
+        if fmt in SCALED
+        else rounding_points(graph, units, kernels)
+        for fmt, kernels in fused.items()
+    }
+
+
+def probe_sensitivity(
+    planner: Planner,
+    points: Points,
+    prober: Callable[[Sequence[Switch]], Probe],
+    progress: Progress,
+) -> dict[Format, Sensitivity]:
+    """Round each point alone in one switched session and compare the outputs.
+
+    Each is rounded to the encoding that a plan would give it.
+
+    Args:
+        planner: Of the plans.
+        points: Where they round.
+        prober: One session of the model, with switches.
+        progress: Told of each run.
+    """
+    found: dict[Format, Sensitivity] = {}
+    for fmt, where in points.items():
+        rounded = switches(where, planner.permissions, fmt)
+        found[fmt] = measure(
+            len(where.points),
+            prober(rounded),
+            weights=len(where.weights),
+            on_probe=lambda done, total: progress("sensitivity", done, total),
+        )
+    return found
+
+
+def free(points: Points) -> dict[Format, Sensitivity]:
+    """Nothing was measured: rounding costs nothing."""
+    return {fmt: Sensitivity.zero(where) for fmt, where in points.items()}
+
+
+def analysis_of(
+    planner: Planner,
+    units: Units,
+    points: Points,
+    sensitivity: Mapping[Format, Sensitivity],
+    cost: CostModel,
+    *,
+    io: Mapping[int, Format] | None = None,
+    lowest_s: float = math.inf,
+) -> Analysis:
+    """What the choice among plans rests on; ``io`` are types asked for of ports, by value."""
+    graph, io = planner.graph, io or {}
+    pinned = pins(io, (Format.FP32, *points))
+    return Analysis.of(
+        graph,
+        units,
+        cost,
+        {
+            fmt: roundings(units, where, sensitivity[fmt], fmt, pinned)
+            for fmt, where in points.items()
+        },
+        io=io,
+        lowest_s=lowest_s,
+        probes=sum(s.probes for s in sensitivity.values()),
+    )
