@@ -23,7 +23,7 @@ __all__ = [
 
 UNKNOWN = OpInfo(name="unknown", kind=OpKind.UNKNOWN, tier=Tier.NEVER)
 
-READS_ANY_FORMAT = frozenset({"onnx::Cast", "aten::_to_copy"})
+READS_ANY_FORMAT = frozenset({"onnx::Cast", "aten::_to_copy", "openvino::Convert"})
 """Conversions already in a model: they read whatever format they are given, uncast."""
 
 _BY_NATIVE = index_natives(OP_TABLE)

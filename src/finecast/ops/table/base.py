@@ -85,7 +85,10 @@ class FlopRule(Enum):
     EINSUM = auto()
     CONV = auto()
     CONV_TRANSPOSE = auto()
+    GROUP_CONV = auto()
+    GROUP_CONV_TRANSPOSE = auto()
     RECURRENT = auto()
+    RECURRENT_SEQUENCE = auto()
     ATTENTION = auto()
     MULTI_HEAD_ATTENTION = auto()
     FUSED_ATTENTION = auto()
@@ -98,8 +101,9 @@ class OpInfo:
 
     ``exact`` says that the op only moves, selects or negates numbers (or gives no float):
     on rounded inputs its float results are already rounded. ``accumulates`` says that a
-    result sums many terms, so that reduction depth matters. ``onnx`` and ``aten`` are the
-    native names, ``onnx`` with its domain: ``onnx::MatMul``, ``com.microsoft::FusedMatMul``.
+    result sums many terms, so that reduction depth matters. ``onnx``, ``aten`` and
+    ``openvino`` are the native names, ``onnx`` with its domain: ``onnx::MatMul``,
+    ``com.microsoft::FusedMatMul``; OpenVINO's are those of its operation sets.
     ``flops`` is None where no count is known.
     """
 
@@ -108,9 +112,15 @@ class OpInfo:
     tier: Tier
     onnx: tuple[str, ...] = ()
     aten: tuple[str, ...] = ()
+    openvino: tuple[str, ...] = ()
     exact: bool = False
     accumulates: bool = False
     flops: FlopRule | None = None
+
+    @property
+    def natives(self) -> tuple[str, ...]:
+        """Its names in all frontends."""
+        return (*self.onnx, *self.aten, *self.openvino)
 
     @property
     def matmul_engine(self) -> bool:
@@ -125,11 +135,12 @@ class OpRow:
     name: str
     onnx: str
     aten: str
+    openvino: str
 
 
-def row(name: str, onnx: str = "", aten: str = "") -> OpRow:
+def row(name: str, onnx: str = "", aten: str = "", *, openvino: str = "") -> OpRow:
     """A row; ONNX names without a domain are the default domain's, ``ms::`` is ORT's."""
-    return OpRow(name=name, onnx=onnx, aten=aten)
+    return OpRow(name=name, onnx=onnx, aten=aten, openvino=openvino)
 
 
 def family(
@@ -148,6 +159,7 @@ def family(
             tier=tier,
             onnx=tuple(_onnx_name(n) for n in r.onnx.split()),
             aten=tuple(f"aten::{n}" for n in r.aten.split()),
+            openvino=tuple(f"openvino::{n}" for n in r.openvino.split()),
             exact=exact,
             accumulates=accumulates,
             flops=flops,
@@ -164,7 +176,7 @@ def index_natives(table: tuple[OpInfo, ...]) -> dict[str, OpInfo]:
     """
     index: dict[str, OpInfo] = {}
     for info in table:
-        for native in (*info.onnx, *info.aten):
+        for native in info.natives:
             if native in index:
                 raise ValueError(
                     f"op rows {index[native].name} and {info.name} both claim {native}"
