@@ -14,7 +14,7 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 
 from finecast.engines.onnxruntime import explain as onnxruntime_text
-from finecast.engines.openvino_text import explain as openvino_text
+from finecast.frontends.openvino.messages import explain as openvino_text
 
 Values: TypeAlias = Sequence[Any]
 Runner: TypeAlias = Callable[[Path, Mapping[str, Any]], list[Any]]

@@ -7,8 +7,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import finecast
 from finecast.engines import get_engine, installed
-from finecast.engines.openvino_text import explain
 from finecast.errors import EngineError
+from finecast.frontends.openvino.messages import explain
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +14,9 @@ from finecast.numbers.formats import Format
 
 Array: TypeAlias = NDArray[np.generic]
 Feeds: TypeAlias = Mapping[str, Array]
+
+Loadable: TypeAlias = Any
+"""What an engine loads: a path, the bytes of an ONNX file, or a model of its own library."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +121,7 @@ class HintedSession(Session, Protocol):
 class HintingEngine(Protocol):
     """An engine that lowers an fp32 model by itself where a setting asks for it."""
 
-    def load_hinted(self, model: Path | bytes, fmt: Format) -> HintedSession:
+    def load_hinted(self, model: Loadable, fmt: Format) -> HintedSession:
         """Load a model as ``load`` does; where it pays, the engine computes in ``fmt``.
 
         Raises:
@@ -145,8 +147,8 @@ class Engine(Protocol):
         """Per format, from running a small kernel, not from CPU flags alone."""
         ...
 
-    def load(self, model: Path | bytes, *, profiling: bool = False) -> Session:
-        """Load an ONNX file or its bytes.
+    def load(self, model: Loadable, *, profiling: bool = False) -> Session:
+        """Load an ONNX file or its bytes, or another model that the engine knows.
 
         Raises:
             EngineError: If the engine cannot read or run the model; says why.

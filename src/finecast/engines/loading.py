@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from finecast.engines.base import Engine, Session
 from finecast.errors import naming
 from finecast.frontends import onnx as frontend
 
-if TYPE_CHECKING:
-    import onnx_ir as ir
+
+def is_onnx(model: Any) -> bool:
+    """Whether a native model is ONNX's, and not OpenVINO's."""
+    return type(model).__module__.partition(".")[0] == "onnx_ir"
+
+
+def exact_session(model: Any, *, optimizing: bool = True) -> Session:
+    """A model in memory in what computes in fp32 here for numbers alone, never for time.
+
+    Of an ``ov.Model`` that is OpenVINO itself; instrumented models say all of their roundings
+    by arithmetic in fp32.
+    """
+    if is_onnx(model):
+        return load_model(exact_engine(optimizing=optimizing), model)
+    from finecast.engines.openvino import OpenVinoEngine
+
+    return OpenVinoEngine().load(model)
 
 
 def exact_engine(*, optimizing: bool = True) -> Engine:
-    """What computes in fp32 here for numbers alone, never for time.
+    """What computes ONNX models in fp32 here for numbers alone, never for time.
 
     Optimizing takes it time that grows with the square of the nodes; where most values are
     shown there is nothing to optimize.
@@ -25,15 +40,18 @@ def exact_engine(*, optimizing: bool = True) -> Engine:
     return OnnxRuntimeEngine("CPU", spinning=False, optimizing=optimizing)
 
 
-def load_model(engine: Engine, model: ir.Model, *, profiling: bool = False) -> Session:
-    """Load a converted model from memory, or from a file where one message cannot hold it.
+def load_model(engine: Engine, model: Any, *, profiling: bool = False) -> Session:
+    """Load a converted model from memory; OpenVINO takes one of its own library as it is.
 
-    A message has no folder beside which external data could lie. The file is gone when this
-    returns: engines have read or mapped it by then.
+    An ONNX model goes by its bytes, or by a file where one message cannot hold it: a message
+    has no folder beside which external data could lie. The file is gone when this returns:
+    engines have read or mapped it by then.
 
     Raises:
         EngineError: If the engine cannot run the model.
     """
+    if not is_onnx(model):
+        return engine.load(model, profiling=profiling)
     if frontend.fits_one_message(model) and not frontend.came_external(model):
         return engine.load(frontend.to_bytes(model), profiling=profiling)
     with tempfile.TemporaryDirectory(prefix="finecast-") as folder:

@@ -9,10 +9,12 @@ integers in 32 bits.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import numpy as np
 
@@ -23,32 +25,27 @@ from finecast.engines.base import (
     Feeds,
     KernelFormats,
     KernelTime,
+    Loadable,
     TensorSpec,
 )
 from finecast.engines.links import without_links
+from finecast.engines.openvino_model import model_source, op_names
 from finecast.engines.openvino_names import kernels_of, nodes_by_friendly_name, stored_in
-from finecast.engines.openvino_text import explain
 from finecast.engines.ports import DTYPES, ordered_feeds
 from finecast.engines.source import ModelSource, read_source
 from finecast.errors import EngineError, UsageError
+from finecast.frontends.openvino.messages import explain
+from finecast.frontends.openvino.model import IR_SUFFIX
+from finecast.frontends.openvino.reader import name_ops
+from finecast.frontends.openvino.types import LABELS
 from finecast.numbers.formats import Format
 
 if TYPE_CHECKING:
     import openvino
 
-_LABELS = {
-    "f32": "fp32",
-    "f64": "fp64",
-    "f16": "fp16",
-    "f8e4m3": "fp8_e4m3",
-    "f8e5m2": "fp8_e5m2",
-    "boolean": "bool",
-    **{
-        f"{k}{n}": f"{name}{n}"
-        for k, name in (("i", "int"), ("u", "uint"))
-        for n in (8, 16, 32, 64)
-    },
-}
+    _Names: TypeAlias = Mapping[str, tuple[str, ...]]
+    _Read: TypeAlias = tuple[openvino.Model, ModelSource, Callable[[], _Names]]
+
 # The setting by which OpenVINO lowers a model by itself.
 _HINTS = {Format.FP32: "f32", Format.BF16: "bf16", Format.FP16: "f16"}
 _SINK = "/sink_port_"
@@ -225,15 +222,15 @@ class OpenVinoEngine:
 
         return probe(self)
 
-    def load(self, model: Path | bytes, *, profiling: bool = False) -> OpenVinoSession:
-        """Read and compile an ONNX file (external data beside it) or its bytes.
+    def load(self, model: Loadable, *, profiling: bool = False) -> OpenVinoSession:
+        """Compile an ONNX file (external data beside it), its bytes, IR, or an ``ov.Model``.
 
         Raises:
-            EngineError: If it is not an ONNX model, or OpenVINO cannot convert or compile it.
+            EngineError: If it is no such model, or OpenVINO cannot convert or compile it.
         """
         return self._load(model, "f32", profiling=profiling, named=profiling)
 
-    def load_hinted(self, model: Path | bytes, fmt: Format) -> OpenVinoSession:
+    def load_hinted(self, model: Loadable, fmt: Format) -> OpenVinoSession:
         """Under the precision hint for ``fmt``.
 
         Raises:
@@ -244,34 +241,58 @@ class OpenVinoEngine:
         return self._load(model, _HINTS[fmt], profiling=False, named=True)
 
     def _load(
-        self, model: Path | bytes, hint: str, *, profiling: bool, named: bool
+        self, model: Loadable, hint: str, *, profiling: bool, named: bool
     ) -> OpenVinoSession:
         where = str(model) if isinstance(model, Path) else ""
-        source = read_source(model)
-        if source.depth > _DEEPEST:
-            raise EngineError(
-                f"bodies of control flow nest {source.depth} deep, and OpenVINO's time to"
-                f" compile doubles with each level: {_DEEPEST} at most",
-                where=where,
-                fix="try --engine onnxruntime",
-            )
         config: dict[str, Any] = {
             "INFERENCE_PRECISION_HINT": hint,
             "PERFORMANCE_HINT": "LATENCY",
             "PERF_COUNT": profiling,
         }
         try:
-            with without_links(model) as place:
-                read = self._core.read_model(place)
-                names = nodes_by_friendly_name(read, source) if named else None
+            with self._read(model, where) as (read, source, names):
                 compiled = self._core.compile_model(read, self._device, config)
-            return OpenVinoSession(compiled, source, where=where, names=names)
+            known = names() if named else None
+            return OpenVinoSession(compiled, source, where=where, names=known)
         except RuntimeError as error:
             raise EngineError(
                 f"OpenVINO cannot load the model: {explain(error)}",
                 where=where,
                 fix="try --engine onnxruntime, or keep the op named in its own type",
             ) from error
+
+    @contextmanager
+    def _read(self, model: Any, where: str) -> Generator[_Read]:
+        """The model as OpenVINO has it, its ports and steps, and what finds the steps' ops."""
+        if isinstance(model, bytes) or (isinstance(model, Path) and not _is_ir(model)):
+            source = read_source(model)
+            _check_depth(source, where)
+            with without_links(model) as place:
+                read = self._core.read_model(place)
+                yield read, source, partial(nodes_by_friendly_name, read, source)
+            return
+        own = model
+        if isinstance(model, Path):
+            own = self._core.read_model(model)
+            name_ops(own)
+        source = model_source(own)
+        _check_depth(source, where)
+        yield own, source, partial(op_names, own)
+
+
+def _is_ir(path: Path) -> bool:
+    return path.suffix.lower() == IR_SUFFIX
+
+
+def _check_depth(source: ModelSource, where: str) -> None:
+    """Raise EngineError for a model that would take OpenVINO for ever to compile."""
+    if source.depth > _DEEPEST:
+        raise EngineError(
+            f"bodies of control flow nest {source.depth} deep, and OpenVINO's time to"
+            f" compile doubles with each level: {_DEEPEST} at most",
+            where=where,
+            fix="try --engine onnxruntime",
+        )
 
 
 def devices() -> tuple[str, ...]:
@@ -282,7 +303,7 @@ def devices() -> tuple[str, ...]:
 
 
 def _label(name: str) -> str:
-    return _LABELS.get(name, name)
+    return LABELS.get(name, name)
 
 
 def _specs(

@@ -23,8 +23,10 @@ __all__ = [
 
 UNKNOWN = OpInfo(name="unknown", kind=OpKind.UNKNOWN, tier=Tier.NEVER)
 
-READS_ANY_FORMAT = frozenset({"onnx::Cast", "aten::_to_copy", "tf::Cast"})
-"""Conversions already in a model: they read whatever format they are given, uncast."""
+READS_ANY_FORMAT = frozenset(
+    {"onnx::Cast", "aten::_to_copy", "tf::Cast", "openvino::Convert", "openvino::ShapeOf"}
+)
+"""Conversions already in a model, and shapes: they read whatever they are given, uncast."""
 
 _BY_NATIVE = index_natives(OP_TABLE)
 _BY_NAME = {info.name: info for info in (*OP_TABLE, UNKNOWN)}

@@ -277,6 +277,24 @@ def _conv_transpose(s: _Sizes) -> float:
     return 2.0 * math.prod(s.x(0)) * math.prod(s.x(1, rank=2)[1:])
 
 
+def _group_conv(s: _Sizes) -> float:
+    # W is [groups, out / groups, in / groups, kernel...].
+    return 2.0 * math.prod(s.y()) * math.prod(s.x(1, rank=3)[2:])
+
+
+def _group_conv_transpose(s: _Sizes) -> float:
+    # W is [groups, in / groups, out / groups, kernel...].
+    return 2.0 * math.prod(s.x(0)) * math.prod(s.x(1, rank=3)[2:])
+
+
+def _recurrent_sequence(s: _Sizes) -> float:
+    # W, R and B come last; x is [batch, steps, size], of a cell [batch, size].
+    w, r = len(s.inputs) - 3, len(s.inputs) - 2
+    return recurrent_flops(
+        math.prod(s.x(0, rank=2)[:-1]), math.prod(s.x(w)) + math.prod(s.x(r))
+    )
+
+
 def _recurrent(s: _Sizes) -> float:
     steps_times_batch = math.prod(s.x(0, rank=3)[:2])
     return recurrent_flops(steps_times_batch, math.prod(s.x(1)) + math.prod(s.x(2)))
@@ -352,7 +370,10 @@ COUNTS: Mapping[FlopRule, Callable[[_Sizes], float]] = {
     FlopRule.EINSUM: _einsum,
     FlopRule.CONV: _conv,
     FlopRule.CONV_TRANSPOSE: _conv_transpose,
+    FlopRule.GROUP_CONV: _group_conv,
+    FlopRule.GROUP_CONV_TRANSPOSE: _group_conv_transpose,
     FlopRule.RECURRENT: _recurrent,
+    FlopRule.RECURRENT_SEQUENCE: _recurrent_sequence,
     FlopRule.ATTENTION: _attention,
     FlopRule.MULTI_HEAD_ATTENTION: _multi_head_attention,
     FlopRule.FUSED_ATTENTION: _fused_attention,

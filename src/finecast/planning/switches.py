@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from finecast.numbers.encodings import SCALED, Encoding
 from finecast.numbers.formats import Format
 from finecast.planning.points import Place, RoundingPoints
 from finecast.rules import Permission
+
+SWITCH: Final = "finecast_switch"
+"""The input of a model with switches: a bool vector, whose element k turns on switch k."""
 
 # Input ``index`` of node ``node``.
 Port = tuple[int, int]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 import onnx_ir as ir
@@ -16,9 +15,7 @@ from finecast.frontends.onnx.statements import Maker, rounding
 from finecast.frontends.onnx.ties import Port
 from finecast.graph import Graph
 from finecast.numbers.encodings import Encoding
-from finecast.planning.switches import Switch
-
-SWITCH: Final = "finecast_switch"
+from finecast.planning.switches import SWITCH, Switch
 
 
 def observable(model: ir.Model, graph: Graph) -> dict[str, int]:

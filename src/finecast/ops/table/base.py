@@ -86,7 +86,10 @@ class FlopRule(Enum):
     EINSUM = auto()
     CONV = auto()
     CONV_TRANSPOSE = auto()
+    GROUP_CONV = auto()
+    GROUP_CONV_TRANSPOSE = auto()
     RECURRENT = auto()
+    RECURRENT_SEQUENCE = auto()
     ATTENTION = auto()
     MULTI_HEAD_ATTENTION = auto()
     FUSED_ATTENTION = auto()
@@ -99,8 +102,9 @@ class OpInfo:
 
     ``exact`` says that the op only moves, selects or negates numbers (or gives no float):
     on rounded inputs its float results are already rounded. ``accumulates`` says that a
-    result sums many terms, so that reduction depth matters. ``onnx``, ``aten`` and ``tf``
-    are the native names, ``onnx`` with its domain: ``com.microsoft::FusedMatMul``.
+    result sums many terms, so that reduction depth matters. ``onnx``, ``aten``, ``tf`` and
+    ``openvino`` are the native names, ``onnx`` with its domain: ``onnx::MatMul``,
+    ``com.microsoft::FusedMatMul``; OpenVINO's are those of its operation sets.
     ``flops`` is None where no count is known.
     """
 
@@ -110,9 +114,15 @@ class OpInfo:
     onnx: tuple[str, ...] = ()
     aten: tuple[str, ...] = ()
     tf: tuple[str, ...] = ()
+    openvino: tuple[str, ...] = ()
     exact: bool = False
     accumulates: bool = False
     flops: FlopRule | None = None
+
+    @property
+    def natives(self) -> tuple[str, ...]:
+        """Its names in all frontends."""
+        return (*self.onnx, *self.aten, *self.tf, *self.openvino)
 
     @property
     def matmul_engine(self) -> bool:
@@ -132,11 +142,12 @@ class OpRow:
     name: str
     onnx: str
     aten: str
+    openvino: str
 
 
-def row(name: str, onnx: str = "", aten: str = "") -> OpRow:
+def row(name: str, onnx: str = "", aten: str = "", *, openvino: str = "") -> OpRow:
     """A row; ONNX names without a domain are the default domain's, ``ms::`` is ORT's."""
-    return OpRow(name=name, onnx=onnx, aten=aten)
+    return OpRow(name=name, onnx=onnx, aten=aten, openvino=openvino)
 
 
 def family(
@@ -155,6 +166,7 @@ def family(
             tier=tier,
             onnx=tuple(_onnx_name(n) for n in r.onnx.split()),
             aten=tuple(f"aten::{n}" for n in r.aten.split()),
+            openvino=tuple(f"openvino::{n}" for n in r.openvino.split()),
             exact=exact,
             accumulates=accumulates,
             flops=flops,
@@ -186,7 +198,7 @@ def index_natives(table: tuple[OpInfo, ...]) -> dict[str, OpInfo]:
     """
     index: dict[str, OpInfo] = {}
     for info in table:
-        for native in (*info.onnx, *info.aten, *info.tf):
+        for native in info.natives:
             if native in index:
                 raise ValueError(
                     f"op rows {index[native].name} and {info.name} both claim {native}"

@@ -10,15 +10,20 @@ FIXED: tuple[OpInfo, ...] = (
         OpKind.RANDOM,
         Tier.NEVER,
         row("random_normal", "RandomNormal RandomNormalLike", "randn randn_like normal"),
-        row("random_uniform", "RandomUniform RandomUniformLike", "rand rand_like uniform"),
+        row(
+            "random_uniform",
+            "RandomUniform RandomUniformLike",
+            "rand rand_like uniform",
+            openvino="RandomUniform",
+        ),
         row("bernoulli", "Bernoulli", "bernoulli"),
-        row("multinomial", "Multinomial", "multinomial"),
+        row("multinomial", "Multinomial", "multinomial", openvino="Multinomial"),
     ),
     # They count: whole numbers beyond 2 ** mantissa bits would collide.
     *family(
         OpKind.CONSTANT,
         Tier.NEVER,
-        row("range", "Range ms::Range", "arange linspace"),
+        row("range", "Range ms::Range", "arange linspace", openvino="Range"),
         row("given_tensor_fill", "GivenTensorFill"),
         flops=FlopRule.ZERO,
     ),
@@ -42,6 +47,7 @@ FIXED: tuple[OpInfo, ...] = (
             "quantize",
             "QuantizeLinear ms::QuantizeLinear ms::QuantizeBFP ms::QuantizeWithOrder",
             "quantize_per_tensor fake_quantize_per_tensor_affine",
+            openvino="FakeQuantize FakeConvert",
         ),
         row(
             "dequantize",
@@ -80,8 +86,8 @@ FIXED: tuple[OpInfo, ...] = (
     *family(
         OpKind.CONTROL,
         Tier.NEVER,
-        row("if", "If"),
-        row("loop", "Loop"),
+        row("if", "If", openvino="If"),
+        row("loop", "Loop", openvino="Loop TensorIterator"),
         row("scan", "Scan"),
         row("call"),
         row(
@@ -102,13 +108,45 @@ FIXED: tuple[OpInfo, ...] = (
     *family(OpKind.SEQUENCE, Tier.NEVER, row("sequence_map", "SequenceMap")),
     # A write into memory that lasts, which keeps its type.
     *family(
-        OpKind.MOVEMENT, Tier.NEVER, row("assign", "", "copy_ _foreach_copy_"), exact=True
+        OpKind.MOVEMENT,
+        Tier.NEVER,
+        row("assign", "", "copy_ _foreach_copy_", openvino="Assign ReadValue"),
+        exact=True,
     ),
+    # Boxes and anchors are coordinates, decoded by ops that have no other than fp32 kernels.
+    *family(
+        OpKind.IMAGE,
+        Tier.NEVER,
+        row(
+            "detection",
+            openvino="DetectionOutput PriorBox PriorBoxClustered Proposal GenerateProposals "
+            "RegionYolo ExperimentalDetectronDetectionOutput "
+            "ExperimentalDetectronGenerateProposalsSingleImage "
+            "ExperimentalDetectronPriorGridGenerator ExperimentalDetectronROIFeatureExtractor "
+            "ExperimentalDetectronTopKROIs",
+        ),
+        row("color_space", openvino="NV12toRGB NV12toBGR I420toRGB I420toBGR"),
+    ),
+    *family(
+        OpKind.INDEX,
+        Tier.NEVER,
+        row("bucketize", openvino="Bucketize SearchSorted"),
+        row("ctc_decoder", openvino="CTCGreedyDecoder CTCGreedyDecoderSeqLen"),
+        exact=True,
+        flops=FlopRule.ZERO,
+    ),
+    *family(OpKind.CONV, Tier.NEVER, row("binary_conv", openvino="BinaryConvolution")),
     # No float at all; listed so that they are not reported as unknown.
     *family(
         OpKind.COMPARISON,
         Tier.NEVER,
-        row("logical", "And Or Xor Not", "logical_and logical_or logical_xor logical_not"),
+        row(
+            "logical",
+            "And Or Xor Not",
+            "logical_and logical_or logical_xor logical_not",
+            openvino="LogicalAnd LogicalOr LogicalXor LogicalNot "
+            "ReduceLogicalAnd ReduceLogicalOr",
+        ),
         exact=True,
         flops=FlopRule.ZERO,
     ),
@@ -119,6 +157,8 @@ FIXED: tuple[OpInfo, ...] = (
             "bitwise",
             "BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor",
             "bitwise_and bitwise_or bitwise_xor bitwise_not",
+            openvino="BitwiseAnd BitwiseOr BitwiseXor BitwiseNot "
+            "BitwiseLeftShift BitwiseRightShift",
         ),
         exact=True,
         flops=FlopRule.ZERO,
@@ -131,6 +171,7 @@ FIXED: tuple[OpInfo, ...] = (
             "RegexFullMatch StringConcat StringNormalizer StringSplit "
             "ms::Tokenizer ms::MurmurHash3 ms::NGramHashMapping ms::VarlenNGramHashMapping "
             "ms::BifurcationDetector",
+            openvino="StringTensorPack StringTensorUnpack",
         ),
         row("tf_idf", "TfIdfVectorizer"),
     ),

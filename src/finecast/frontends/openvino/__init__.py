@@ -1,0 +1,191 @@
+"""The OpenVINO frontend: a model in, the neutral graph out; a plan in, an ``ov.Model`` out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from finecast.errors import ModelError, UsageError
+from finecast.frontends.openvino import instrument
+from finecast.frontends.openvino.model import (
+    OvFile,
+    from_model,
+    guarded,
+    load,
+    mark,
+    save,
+    size_bytes,
+)
+from finecast.frontends.openvino.reader import port_name, read
+from finecast.frontends.openvino.types import TYPES
+from finecast.frontends.openvino.writer import apply_edits
+from finecast.graph import Graph
+from finecast.numbers.formats import Format
+from finecast.planning.edits import Edit, edits
+from finecast.planning.plan import Plan
+from finecast.planning.switches import Switch
+from finecast.rules.matching import check_names
+from finecast.rules.policy import Policy, Scope
+
+if TYPE_CHECKING:
+    import openvino
+
+__all__ = [
+    "Applied",
+    "OvFile",
+    "Prepared",
+    "apply",
+    "from_model",
+    "load",
+    "port_name",
+    "prepare",
+    "read",
+    "resolve_io",
+    "save",
+    "size_bytes",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A model ready to be planned, and the copies of it that show and round its values."""
+
+    file: OvFile
+    graph: Graph
+
+    @property
+    def from_type(self) -> str:
+        """The type whose ops were taken to fp32 first: models are planned as they are."""
+        return ""
+
+    def minimal_opset(self, formats: Mapping[int, Format]) -> int:
+        """Operation sets do not tell what types an op takes: none is needed."""
+        del formats
+        return 0
+
+    def can_cast(self, fmt: Format) -> bool:
+        """Whether a conversion states ``fmt``."""
+        return fmt in TYPES
+
+    def observable(self) -> dict[str, int]:
+        """Names, for ``with_outputs``, of the values that can be shown, and their ids."""
+        return instrument.observable(self.graph)
+
+    def with_outputs(self, names: Sequence[str]) -> openvino.Model:
+        """A copy whose outputs are just the values called ``names``."""
+        return instrument.with_outputs(self.file.model, names)
+
+    def with_switches(self, switches: Sequence[Switch]) -> openvino.Model:
+        """A copy that rounds what its extra input switches on."""
+        return instrument.with_switches(self.file.model, switches)
+
+    def static_shapes(
+        self, given: Mapping[str, tuple[int, ...]]
+    ) -> dict[str, tuple[int, ...]]:
+        """Shapes of observable values, as far as they follow from the inputs' in ``given``."""
+        copy = self.file.model.clone()
+        try:
+            copy.reshape({name: list(shape) for name, shape in given.items()})
+        except RuntimeError:
+            return {}
+        graph, _ = read(copy)
+        found: dict[str, tuple[int, ...]] = {}
+        for name, index in instrument.observable(graph).items():
+            shape = graph.values[index].shape or (None,)
+            sizes = tuple(d for d in shape if isinstance(d, int))
+            if len(sizes) == len(shape):
+                found[name] = sizes
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """The model that a plan gives, and the edits that made it."""
+
+    model: openvino.Model
+    graph: Graph
+    edits: tuple[Edit, ...]
+
+
+def prepare(file: OvFile, policy: Policy) -> Prepared:
+    """Read the graph and hold ``policy`` against it.
+
+    Raises:
+        UsageError: If ``policy`` names a node, an op, an input or an output that is not there.
+        ModelError: If the model is a conversion already, and would be converted anew.
+    """
+    if policy.scope is not Scope.NONE:
+        _check_original(file)
+    with guarded(file.path, "the model is malformed", "convert its original again"):
+        graph, _ = read(file.model, digest=file.digest)
+    check_names(policy, graph)
+    return Prepared(file=file, graph=graph)
+
+
+def apply(file: OvFile, plan: Plan) -> Applied:
+    """Replay ``plan`` on the model it was made for; ``file.model`` is left as it was.
+
+    Raises:
+        ModelError: If the plan was made for another model, or this is a conversion already.
+    """
+    if plan.model != file.digest:
+        raise ModelError(
+            f"the plan was made for another model: digest {plan.model}, not {file.digest}",
+            where=file.name,
+            fix="make a plan for this file, or give the file that the plan was made for",
+        )
+    copy = file.model.clone()
+    graph, binding = read(copy, digest=file.digest)
+    plan.check(graph, where=file.name)
+    done = _edits(graph, plan)
+    if done:
+        _check_original(file)
+        apply_edits(graph, binding, done)
+        mark(copy, plan.digest, plan.policy)
+    return Applied(model=copy, graph=graph, edits=done)
+
+
+def _edits(graph: Graph, plan: Plan) -> tuple[Edit, ...]:
+    by_name = {n.name: n.id for n in graph.nodes}
+    formats = {by_name[name]: fmt for name, fmt in plan.formats.items()}
+    encodings = {by_name[name]: found for name, found in plan.encodings.items()}
+    return edits(graph, formats, resolve_io(graph, plan.io), encodings)
+
+
+def resolve_io(graph: Graph, io: Mapping[str, Format]) -> dict[int, Format]:
+    """Declared formats by value id.
+
+    Raises:
+        UsageError: If a name is not a float input or output of the model, or a format none
+            of OpenVINO's types.
+    """
+    ports = {v.name: v for v in (*graph.inputs, *graph.outputs)}
+    for name, fmt in io.items():
+        if name not in ports or ports[name].format is None:
+            raise UsageError(
+                f"{name!r} is not a float input or output",
+                where="--io",
+                fix=f"use {_listed(n for n, v in ports.items() if v.format is not None)}",
+            )
+        if fmt not in TYPES:
+            raise UsageError(
+                f"OpenVINO has no type {fmt.label} that {name!r} could be cast to",
+                where="--io",
+                fix=f"use {_listed(f.label for f in TYPES)}",
+            )
+    return {ports[name].id: fmt for name, fmt in io.items()}
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
+def _check_original(file: OvFile) -> None:
+    if file.converted:
+        raise ModelError(
+            f"the model was converted by finecast before, to {file.converted}, and the digits"
+            " of its constants are gone",
+            where=file.name,
+            fix="give the model that it was made from",
+        )

@@ -1,0 +1,135 @@
+"""Which types an op's definition admits, by OpenVINO's own type inference.
+
+Law: an op is taken to admit a format if, with all inputs that follow it in that type, it
+validates and gives results of that type. Nothing is looked up in a list that a release of
+OpenVINO could make wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from finecast.frontends.openvino.types import FORMATS, element_type, label_of
+from finecast.numbers.formats import Format
+
+if TYPE_CHECKING:
+    import openvino
+
+# Float inputs that do not follow: sizes and thresholds, which have a type of their own.
+_OWN_TYPE: Final = {
+    "Interpolate": frozenset({1, 2}),
+    "NonMaxSuppression": frozenset({3, 4, 5}),
+    "OneHot": frozenset({1}),
+}
+# Stated by an attribute: whatever is read, the result has the type that is written there.
+_STATED: Final = frozenset({"Convert"})
+# Results have a type of their own beside the inputs': none of their ports can change.
+_FIXED: Final = frozenset(
+    {
+        "Assign",
+        "ReadValue",
+        "If",
+        "Loop",
+        "TensorIterator",
+        "RandomUniform",
+        "Range",
+        "ShapeOf",
+    }
+)
+_LOW: Final = (Format.BF16, Format.FP16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """Ports that follow an op of these types, its format, and those that it admits."""
+
+    follows_in: tuple[bool, ...]
+    follows_out: tuple[bool, ...]
+    format: Format | None
+    admits: frozenset[Format]
+
+
+class Definitions:
+    """Definitions of ops, found once for each kind with the same types and ranks."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, frozenset[Format]] = {}
+
+    def fixed(self, op: openvino.Node) -> Definition:
+        """Of an op that keeps the types that it has."""
+        return Definition(
+            follows_in=(False,) * op.get_input_size(),
+            follows_out=(False,) * op.get_output_size(),
+            format=None,
+            admits=frozenset(),
+        )
+
+    def of(self, op: openvino.Node, kind: str) -> Definition:
+        """Of ``op``; one whose ports are of different float types keeps them."""
+        read = [label_of(v.get_element_type()) for v in op.input_values()]
+        made = [label_of(p.get_element_type()) for p in op.outputs()]
+        if kind in _FIXED:
+            return self.fixed(op)
+        if kind in _STATED:
+            return self._stated(op, read[0], made[0])
+        own = _OWN_TYPE.get(kind, frozenset())
+        follows_in = tuple(f in FORMATS and i not in own for i, f in enumerate(read))
+        follows_out = tuple(f in FORMATS for f in made)
+        labels = {
+            f
+            for f, follows in zip((*read, *made), (*follows_in, *follows_out), strict=True)
+            if follows
+        }
+        if len(labels) != 1 or not any(follows_in):
+            return self.fixed(op)
+        key = (kind, op.get_type_info().version_id, tuple(read), _ranks(op))
+        if key not in self._known:
+            self._known[key] = frozenset(
+                {Format.FP32, *(f for f in _LOW if _validates(op, follows_in, follows_out, f))}
+            )
+        return Definition(
+            follows_in=follows_in,
+            follows_out=follows_out,
+            format=FORMATS[labels.pop()],
+            admits=self._known[key],
+        )
+
+    def _stated(self, op: openvino.Node, read: str, made: str) -> Definition:
+        if made not in FORMATS:
+            return self.fixed(op)
+        return Definition(
+            follows_in=(False,),
+            follows_out=(True,),
+            format=FORMATS[made],
+            admits=frozenset({Format.FP32, *_LOW}),
+        )
+
+
+def _ranks(op: openvino.Node) -> tuple[int | None, ...]:
+    ranks = (v.get_partial_shape().rank for v in op.input_values())
+    return tuple(r.get_length() if r.is_static else None for r in ranks)
+
+
+def _validates(
+    op: openvino.Node, follows_in: tuple[bool, ...], follows_out: tuple[bool, ...], fmt: Format
+) -> bool:
+    """Whether type inference takes ``op`` in ``fmt``; it is left as it was."""
+    from openvino import opset13
+
+    before = op.input_values()
+    try:
+        for index, follows in enumerate(follows_in):
+            if follows:
+                shape = before[index].get_partial_shape()
+                given = opset13.parameter(shape, element_type(fmt))
+                op.set_argument(index, given.output(0))
+        op.validate_and_infer_types()
+        made = [label_of(p.get_element_type()) for p in op.outputs()]
+        return all(m == fmt.label for m, f in zip(made, follows_out, strict=True) if f)
+    except RuntimeError:
+        return False
+    finally:
+        for index, source in enumerate(before):
+            op.set_argument(index, source)
+        op.validate_and_infer_types()

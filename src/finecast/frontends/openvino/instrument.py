@@ -1,0 +1,130 @@
+"""Copies of a model that show its values, or that round them at the turn of a switch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from finecast.frontends.openvino.reader import OvBinding, read
+from finecast.frontends.openvino.rounding import rounded
+from finecast.frontends.openvino.types import new_constant, numbers_of
+from finecast.graph import Graph
+from finecast.numbers.encodings import Encoding
+from finecast.numbers.formats import Format
+from finecast.planning.switches import SWITCH, Switch
+
+if TYPE_CHECKING:
+    import openvino
+
+
+def observable(graph: Graph) -> dict[str, int]:
+    """Names and ids of the float values that can be shown: those that an op computes."""
+    return {
+        f"finecast_{v.id}": v.id
+        for v in graph.values
+        if v.format is not None and v.constant is None and v.producer is not None
+    }
+
+
+def with_outputs(model: openvino.Model, names: Sequence[str]) -> openvino.Model:
+    """A copy of ``model`` whose outputs are just the values called ``names``.
+
+    Names are those of ``observable``: tensors may have none, or several.
+    """
+    copy = model.clone()
+    graph, binding = read(copy)
+    ids = observable(graph)
+    for result in copy.get_results():
+        copy.remove_result(result)
+    ports = [binding.values[ids[name]] for name in names]
+    copy.add_outputs(ports)
+    for name, port, result in zip(names, ports, copy.get_results(), strict=True):
+        port.set_names({name})
+        result.set_friendly_name(name)
+    copy.validate_nodes_and_infer_types()
+    return copy
+
+
+def with_switches(model: openvino.Model, switches: Sequence[Switch]) -> openvino.Model:
+    """A copy of ``model`` that rounds what its extra input switches on.
+
+    The input ``finecast_switch`` is a bool vector: element k rounds what ``switches[k]`` has,
+    each to its format and back to fp32. Law: with all of them off it is ``model``.
+    """
+    from openvino import Type, opset13
+
+    copy = model.clone()
+    graph, binding = read(copy)
+    given = opset13.parameter([len(switches)], Type.boolean, name=SWITCH)
+    given.output(0).set_names({SWITCH})
+    inserter = _Inserter(graph, binding, given)
+    for k, switch in enumerate(switches):
+        for value_id, encoding in switch.values.items():
+            inserter.round_value(value_id, encoding, k)
+        for (node_id, index), encoding in switch.ports.items():
+            inserter.round_port(node_id, index, encoding, k)
+    copy.add_parameters([given])
+    copy.validate_nodes_and_infer_types()
+    return copy
+
+
+class _Inserter:
+    def __init__(self, graph: Graph, binding: OvBinding, given: openvino.Node) -> None:
+        self.graph = graph
+        self.binding = binding
+        self.given = given
+        self.scalars: dict[int, openvino.Node] = {}
+        self.at_ports: dict[tuple[int, Encoding, int], openvino.Output] = {}
+
+    def scalar(self, k: int) -> openvino.Node:
+        """Element ``k`` of the switch input."""
+        from openvino import opset13
+
+        if k not in self.scalars:
+            index, axis = (opset13.constant(np.int64(n)) for n in (k, 0))
+            self.scalars[k] = opset13.gather(self.given, index, axis)
+        return self.scalars[k]
+
+    def round_value(self, value_id: int, encoding: Encoding, k: int) -> None:
+        """Round the value for all that read it, the model's outputs among them."""
+        port = self.binding.values[value_id]
+        readers = list(port.get_target_inputs())
+        out = self._rounded(port, encoding, k)
+        for reader in readers:
+            reader.replace_source_output(out)
+        if port.get_node().get_type_name() != "Parameter":
+            names = port.get_names()
+            port.set_names(set())
+            out.set_names(names)
+
+    def round_port(self, node_id: int, index: int, encoding: Encoding, k: int) -> None:
+        """Round what the node reads at one input; a constant ahead of time."""
+        value_id = self.graph.nodes[node_id].inputs[index]
+        if value_id is None:
+            return
+        key = (value_id, encoding, k)
+        if key not in self.at_ports:
+            constant = value_id in self.binding.constants
+            make = self._rounded_constant if constant else self._rounded_value
+            self.at_ports[key] = make(value_id, encoding, k)
+        self.binding.nodes[node_id].input(index).replace_source_output(self.at_ports[key])
+
+    def _rounded_value(self, value_id: int, encoding: Encoding, k: int) -> openvino.Output:
+        return self._rounded(self.binding.values[value_id], encoding, k)
+
+    def _rounded(self, port: openvino.Output, encoding: Encoding, k: int) -> openvino.Output:
+        """What ``port`` gives, rounded where element ``k`` of the switch is on."""
+        from openvino import opset13
+
+        choice = opset13.select(self.scalar(k), rounded(port, encoding.format), port)
+        return choice.output(0)
+
+    def _rounded_constant(self, value_id: int, encoding: Encoding, k: int) -> openvino.Output:
+        from openvino import opset13
+
+        array = numbers_of(self.binding.constants[value_id]).astype(np.float32)
+        low = new_constant(encoding.decode(encoding.encode(array)), Format.FP32)
+        choice = opset13.select(self.scalar(k), low, self.binding.values[value_id])
+        return choice.output(0)

@@ -1,0 +1,208 @@
+"""OpenVINO models: read from files of several kinds, written as IR."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from finecast.errors import EngineError, FinecastError, ModelError, UsageError
+from finecast.files import digest
+from finecast.frontends.openvino.messages import explain
+from finecast.frontends.openvino.reader import name_ops
+
+if TYPE_CHECKING:
+    import openvino
+
+PLAN_KEY: Final = ("finecast", "plan")
+POLICY_KEY: Final = ("finecast", "policy")
+IR_SUFFIX: Final = ".xml"
+WEIGHTS_SUFFIX: Final = ".bin"
+KERAS_SUFFIX: Final = ".keras"
+SAVED_MODEL: Final = "saved_model.pb"
+
+# What a file of each kind is called, and what to do where OpenVINO cannot read it.
+_KINDS: Final = {
+    ".xml": ("an OpenVINO IR", "write it again with openvino.save_model"),
+    ".pb": (
+        "a frozen GraphDef",
+        "freeze the graph's variables, or give the folder of a SavedModel",
+    ),
+    ".tflite": ("a TensorFlow Lite model", "convert the model that it was made from"),
+    ".pdmodel": ("a PaddlePaddle model", "save it again with paddle.jit.save"),
+    ".json": ("a PaddlePaddle model", "save it again with paddle.jit.save"),
+    KERAS_SUFFIX: ("a Keras model", "write a SavedModel by model.export(FOLDER)"),
+    "": (
+        "a SavedModel",
+        "save it with dense tensors and no custom ops: tf.saved_model.save(..., signatures=F)",
+    ),
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class OvFile:
+    """A model as it was read: ``model`` is never changed.
+
+    Attributes:
+        path: Its file or folder; one of no name for a model in memory.
+        model: The model; its ops have names of their own.
+        digest: Of all its files.
+        size_bytes: Of all its files.
+        external: Files beside ``path`` that hold its constants.
+    """
+
+    path: Path
+    model: openvino.Model
+    digest: str
+    size_bytes: int
+    external: tuple[Path, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return str(self.path)
+
+    @property
+    def converted(self) -> str:
+        """The policy of an earlier conversion; empty if there was none."""
+        key = list(POLICY_KEY)
+        if not self.model.has_rt_info(key):
+            return ""
+        return str(self.model.get_rt_info(key).astype(str))
+
+
+def load(path: Path) -> OvFile:
+    """Read a model; IR's constants stay on disk, mapped.
+
+    Raises:
+        UsageError: If there is no such file.
+        ModelError: If OpenVINO cannot read it; says what it was taken for and what to do.
+    """
+    if not path.exists():
+        raise UsageError("no such file", where=str(path), fix="check the path")
+    parts = _parts(path)
+    try:
+        for part in parts:
+            with part.open("rb"):
+                pass
+    except OSError as error:
+        raise UsageError(
+            f"cannot read the model: {error.strerror}", where=str(path)
+        ) from error
+    kind, fix = _KINDS[path.suffix.lower() if path.is_file() else ""]
+    with guarded(path, f"cannot be read as {kind}", fix), _readable(path) as readable:
+        model = _core().read_model(readable)
+    _check(model, path, kind, fix)
+    name_ops(model)
+    return OvFile(
+        path=path,
+        model=model,
+        digest=digest(*parts),
+        size_bytes=sum(p.stat().st_size for p in parts),
+        external=tuple(p for p in parts if p != path and path.is_file()),
+    )
+
+
+def from_model(model: openvino.Model) -> OvFile:
+    """A model in memory; it is left as it is, names of its ops among it."""
+    copy = model.clone()
+    name_ops(copy)
+    with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
+        path = Path(folder) / f"model{IR_SUFFIX}"
+        save(copy, path)
+        parts = _parts(path)
+        found, size = digest(*parts), sum(p.stat().st_size for p in parts)
+    return OvFile(path=Path(), model=copy, digest=found, size_bytes=size)
+
+
+def save(model: openvino.Model, path: Path) -> int:
+    """Write IR, constants in the types that they have; returns bytes on disk."""
+    import openvino
+
+    openvino.save_model(model, path, compress_to_fp16=False)
+    return sum(p.stat().st_size for p in _parts(path))
+
+
+def size_bytes(model: openvino.Model) -> int:
+    """Bytes of the model's constants."""
+    constants = (op for op in model.get_ops() if op.get_type_name() == "Constant")
+    return sum(int(op.get_byte_size()) for op in constants)
+
+
+def mark(model: openvino.Model, plan_digest: str, policy: str) -> None:
+    """State by which plan, of which policy, ``model`` was converted."""
+    model.set_rt_info(plan_digest, list(PLAN_KEY))
+    model.set_rt_info(policy, list(POLICY_KEY))
+
+
+@contextmanager
+def guarded(path: Path, what: str, fix: str) -> Generator[None]:
+    """What OpenVINO raises becomes one clear error."""
+    try:
+        yield
+    except FinecastError:
+        raise
+    except RuntimeError as error:
+        raise ModelError(f"{what}: {explain(error)}", where=str(path), fix=fix) from error
+
+
+def _core() -> openvino.Core:
+    import openvino
+
+    return openvino.Core()
+
+
+def _parts(path: Path) -> list[Path]:
+    """The files that a model is in; of a folder all, in the order of their names."""
+    if path.is_dir():
+        return sorted(p for p in path.rglob("*") if p.is_file())
+    weights = [path.with_suffix(WEIGHTS_SUFFIX)] if path.suffix.lower() == IR_SUFFIX else []
+    if path.suffix.lower() in (".pdmodel", ".json"):
+        weights = [path.with_suffix(".pdiparams")]
+    return [path, *(w for w in weights if w.is_file())]
+
+
+@contextmanager
+def _readable(path: Path) -> Generator[Path]:
+    """What OpenVINO reads of ``path``: Keras's own files go through a SavedModel."""
+    if path.suffix.lower() != KERAS_SUFFIX:
+        yield path
+        return
+    try:
+        import keras  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise EngineError(
+            "Keras's own files are read by Keras, which is not installed",
+            where=str(path),
+            fix="pip install keras tensorflow-cpu; or write a SavedModel where they are:"
+            " model.export(FOLDER)",
+        ) from error
+    with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
+        try:
+            keras.saving.load_model(path, compile=False).export(folder, verbose=False)
+        except (ValueError, TypeError, OSError, AttributeError, ImportError) as error:
+            first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+            raise ModelError(
+                f"Keras cannot export the model: {first}",
+                where=str(path),
+                fix="load it in Python with its custom objects, and write a SavedModel:"
+                " model.export(FOLDER)",
+            ) from error
+        yield Path(folder)
+
+
+def _check(model: openvino.Model, path: Path, kind: str, fix: str) -> None:
+    """Refuse what cannot be planned: no outputs, inputs of text."""
+    if not model.outputs:
+        raise ModelError(f"{kind} without outputs", where=str(path), fix=fix)
+    for port in model.inputs:
+        if port.get_element_type().get_type_name() == "string":
+            raise ModelError(
+                f"input {port.get_node().get_friendly_name()!r} is text, which has to become"
+                " numbers before the model",
+                where=str(path),
+                fix="export the part of the model behind its tokenizer or look-up",
+            )

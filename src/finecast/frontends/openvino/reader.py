@@ -1,0 +1,251 @@
+"""From an ``ov.Model`` to the neutral graph, and the bindings that lead back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from finecast import ops
+from finecast.frontends.openvino.definitions import Definitions
+from finecast.frontends.openvino.types import label_of, numbers_of
+from finecast.frontends.scopes import scope_of
+from finecast.graph import SCALARS, Attribute, ConstantStats, Dim, Graph, Node, Value
+from finecast.ops import OpKind
+
+if TYPE_CHECKING:
+    import openvino
+
+    Port = tuple[str, int]  # the op's name, and which of its results
+
+# Constants that nobody reads as numbers: packed, or text.
+_OPAQUE: Final = frozenset(
+    {"string", "undefined", "dynamic", "u1", "u2", "u3", "u4", "u6", "i4"}
+)
+_PORTS: Final = frozenset({"Parameter", "Result", "Constant"})
+# What the core calls by the names that ONNX gave it.
+_RENAMED: Final[Mapping[str, str]] = {
+    "transpose_a": "transA",
+    "transpose_b": "transB",
+    "kernel": "kernel_shape",
+}
+# Attributes that are operands: numbers that the result is bounded by.
+_SCALARS: Final = {"Clamp": ("min", "max")}
+# Ops whose axis is an input, with its index.
+_AXIS_INPUTS: Final = {"Gather": 2}
+
+
+@dataclass(slots=True, kw_only=True)
+class OvBinding:
+    """Which objects of OpenVINO the ids of a Graph stand for.
+
+    ``constants`` are those that a value's numbers come from: the op of its port, or the one
+    behind a conversion that only widens a compressed constant.
+    """
+
+    model: openvino.Model
+    nodes: list[openvino.Node] = field(default_factory=list["openvino.Node"])
+    values: list[openvino.Output] = field(default_factory=list["openvino.Output"])
+    constants: dict[int, openvino.Node] = field(default_factory=dict[int, "openvino.Node"])
+
+
+def name_ops(model: openvino.Model) -> None:
+    """Give every op a name of its own, keeping those that already are."""
+    kept: set[str] = set()
+    again: list[openvino.Node] = []
+    for op in model.get_ordered_ops():
+        name = op.get_friendly_name()
+        if name in kept:
+            again.append(op)
+        kept.add(name)
+    for op in again:
+        base = op.get_friendly_name()
+        name = next(n for i in itertools.count(1) if (n := f"{base}_{i}") not in kept)
+        kept.add(name)
+        op.set_friendly_name(name)
+
+
+def port_name(port: Any) -> str:
+    """What users call an input or output of a model: it may carry several names.
+
+    The op's own name where that is one of them, as TensorFlow's ports have it; else the first.
+    """
+    own: str = port.get_node().get_friendly_name()
+    names = sorted(port.get_names())
+    return own if own in names or not names else names[0]
+
+
+def bodies(op: Any) -> list[openvino.Model]:
+    """Bodies of control flow."""
+    kind = op.get_type_name()
+    if kind == "If":
+        return [op.get_then_body(), op.get_else_body()]
+    return [op.get_body()] if kind in ("Loop", "TensorIterator") else []
+
+
+def read(model: openvino.Model, *, digest: str = "") -> tuple[Graph, OvBinding]:
+    """Build the neutral graph of ``model``, whose ops have names of their own.
+
+    Law: every float tensor of the model is a Value, every op that may change type a Node.
+    Bodies of If, Loop and TensorIterator stay closed: what is in them keeps its types.
+    """
+    reader = _Reader(model)
+    for op in model.get_ordered_ops():
+        reader.op(op)
+    return reader.finish(digest), reader.binding
+
+
+class _Reader:
+    def __init__(self, model: openvino.Model) -> None:
+        self.binding = OvBinding(model=model)
+        self.definitions = Definitions()
+        self.ids: dict[Port, int] = {}
+        self.nodes: list[Node] = []
+        self.producers: dict[int, int] = {}
+        self.uses: dict[int, list[int]] = {}
+        self.folded: set[int] = set()
+
+    def value(self, port: openvino.Output) -> int:
+        key = (port.get_node().get_friendly_name(), port.get_index())
+        found = self.ids.get(key)
+        if found is None:
+            found = self.ids[key] = len(self.binding.values)
+            self.binding.values.append(port)
+        return found
+
+    def op(self, op: openvino.Node) -> None:
+        kind = op.get_type_name()
+        if kind == "Result":
+            return
+        results = [self.value(port) for port in op.outputs()]
+        if kind == "Constant":
+            self.binding.constants[results[0]] = op
+        elif (packed := _compressed(op)) is not None:
+            self.binding.constants[results[0]] = packed
+        elif kind not in _PORTS:
+            self.node(op, kind, results)
+
+    def node(self, op: openvino.Node, kind: str, results: list[int]) -> None:
+        sources = [port.get_source_output() for port in op.inputs()]
+        inputs = [self.value(port) for port in sources]
+        info = ops.lookup(f"openvino::{kind}")
+        found = self.definitions.of(op, kind)
+        if self._decompresses(info, inputs, results):
+            found = self.definitions.fixed(op)
+        number = len(self.nodes)
+        self.binding.nodes.append(op)
+        name = op.get_friendly_name()
+        self.nodes.append(
+            Node(
+                id=number,
+                name=name,
+                op=info.name,
+                native=f"openvino::{kind}",
+                inputs=tuple(inputs),
+                outputs=tuple(results),
+                follows_in=found.follows_in,
+                follows_out=found.follows_out,
+                format=found.format,
+                admits=found.admits,
+                attributes=dict(_attributes(op, kind)),
+                scope=scope_of(name),
+            )
+        )
+        for index in dict.fromkeys(inputs):
+            self.uses.setdefault(index, []).append(number)
+        for index in results:
+            self.producers[index] = number
+
+    def _decompresses(self, info: ops.OpInfo, inputs: list[int], results: list[int]) -> bool:
+        """Whether it computes floats from stored integers alone: weights, as they are kept.
+
+        An engine multiplies by such weights as they are stored; a cast among these ops would
+        have it compute them first.
+        """
+        fixed = [i in self.binding.constants or i in self.folded for i in inputs]
+        if not inputs or not all(fixed):
+            return False
+        packed = info.kind is OpKind.CAST or any(i in self.folded for i in inputs)
+        if packed:
+            self.folded.update(results)
+        return packed
+
+    def finish(self, digest: str) -> Graph:
+        model = self.binding.model
+        names = {self.value(p): port_name(p) for p in model.inputs}
+        given = frozenset(names)
+        ends = {self.value(p.get_node().input(0).get_source_output()) for p in model.outputs}
+        for port in model.outputs:
+            source = self.value(port.get_node().input(0).get_source_output())
+            names.setdefault(source, port_name(port))
+        values = tuple(
+            Value(
+                id=i,
+                name=names.get(i) or _name(port),
+                dtype=label_of(port.get_element_type()),
+                shape=_shape(port),
+                producer=self.producers.get(i),
+                uses=tuple(self.uses.get(i, ())),
+                constant=self._constant(i),
+                is_input=i in given,
+                is_output=i in ends,
+            )
+            for i, port in enumerate(self.binding.values)
+        )
+        return Graph(nodes=tuple(self.nodes), values=values, digest=digest)
+
+    def _constant(self, index: int) -> ConstantStats | None:
+        constant = self.binding.constants.get(index)
+        if constant is None or constant.get_element_type().get_type_name() in _OPAQUE:
+            return None
+        size = 1
+        for extent in constant.get_output_shape(0):
+            size *= extent
+        return ConstantStats(size=size, read=partial(numbers_of, constant))
+
+
+def _compressed(op: openvino.Node) -> openvino.Node | None:
+    """The constant that ``op`` widens to fp32 as it was compressed, if it is that."""
+    if (
+        op.get_type_name() != "Convert"
+        or op.get_output_element_type(0).get_type_name() != "f32"
+    ):
+        return None
+    source = op.input_value(0).get_node()
+    low = source.get_output_element_type(0).get_type_name() in ("f16", "bf16")
+    return source if low and source.get_type_name() == "Constant" else None
+
+
+def _attributes(op: openvino.Node, kind: str) -> Iterator[tuple[str, Attribute]]:
+    found: Mapping[str, Any] = op.get_attributes()
+    scalars = [found[name] for name in _SCALARS.get(kind, ()) if name in found]
+    if scalars:
+        yield SCALARS, tuple(float(number) for number in scalars)
+    for name, value in found.items():
+        named = _RENAMED.get(name) or name
+        if isinstance(value, bool):
+            yield named, int(value)
+        elif isinstance(value, int | float | str):
+            yield named, value
+        elif isinstance(value, list | tuple) and all(
+            isinstance(v, int | float | str) for v in value
+        ):
+            yield named, tuple(value)
+    axis = _AXIS_INPUTS.get(kind)
+    if axis is not None and op.input_value(axis).get_node().get_type_name() == "Constant":
+        yield "axis", int(numbers_of(op.input_value(axis).get_node()).reshape(-1)[0])
+
+
+def _name(port: openvino.Output) -> str:
+    node = port.get_node()
+    name: str = node.get_friendly_name()
+    return name if node.get_output_size() == 1 else f"{name}:{port.get_index()}"
+
+
+def _shape(port: openvino.Output) -> tuple[Dim, ...] | None:
+    partial_shape = port.get_partial_shape()
+    if partial_shape.rank.is_dynamic:
+        return None
+    return tuple(d.get_length() if d.is_static else None for d in partial_shape)

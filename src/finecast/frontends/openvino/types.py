@@ -1,0 +1,74 @@
+"""OpenVINO's element types, as the graph names them and as numpy stores them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finecast.numbers.formats import Format
+
+if TYPE_CHECKING:
+    import openvino
+
+LABELS: Final = {
+    "f32": "fp32",
+    "f64": "fp64",
+    "f16": "fp16",
+    "f8e4m3": "fp8_e4m3",
+    "f8e5m2": "fp8_e5m2",
+    "boolean": "bool",
+    **{
+        f"{k}{n}": f"{name}{n}"
+        for k, name in (("i", "int"), ("u", "uint"))
+        for n in (8, 16, 32, 64)
+    },
+}
+"""Labels of the element types that have another name here; bf16 has the same."""
+
+TYPES: Final = {
+    Format.FP32: "f32",
+    Format.BF16: "bf16",
+    Format.FP16: "f16",
+    Format.FP8_E4M3: "f8e4m3",
+    Format.FP8_E5M2: "f8e5m2",
+}
+"""OpenVINO's name of the type that each format is stated by."""
+
+FORMATS: Final = {LABELS.get(name, name): fmt for fmt, name in TYPES.items()}
+"""The formats that values can have, by label."""
+
+
+def label_of(kind: openvino.Type) -> str:
+    """``fp32``, ``int64``, ``bool``: an element type as the graph names it."""
+    name: str = kind.get_type_name()
+    return LABELS.get(name, name)
+
+
+def element_type(fmt: Format) -> openvino.Type:
+    """The element type that states ``fmt``."""
+    import openvino
+
+    kind: openvino.Type = getattr(openvino.Type, TYPES[fmt])
+    return kind
+
+
+def numbers_of(constant: Any) -> NDArray[np.generic]:
+    """The numbers of a constant, in memory that it owns or has mapped: nothing is copied.
+
+    numpy has no type for OpenVINO's small floats; they are viewed as those of ml_dtypes.
+    """
+    raw: NDArray[np.generic] = constant.data
+    fmt = FORMATS.get(label_of(constant.get_element_type()))
+    return raw if fmt is None or raw.dtype == fmt.dtype else raw.view(fmt.dtype)
+
+
+def new_constant(array: NDArray[np.generic], fmt: Format) -> openvino.Node:
+    """A constant of exactly these numbers of ``fmt``, in memory of its own."""
+    import openvino
+
+    tensor = openvino.Tensor(element_type(fmt), openvino.Shape(array.shape))
+    bits = f"u{fmt.storage_bytes}"
+    tensor.data.view(bits)[...] = np.require(array, requirements="C").view(bits)
+    return openvino.op.Constant(tensor)

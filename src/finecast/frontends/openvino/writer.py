@@ -1,0 +1,179 @@
+"""A plan's edits, replayed on an ``ov.Model`` in place.
+
+Law: ops keep their names; inputs and outputs keep names, types and shapes unless the plan says
+otherwise; constants are rounded to nearest from their own digits, which OpenVINO's constants,
+given fp32 numbers and a type, are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from finecast.errors import ModelError
+from finecast.frontends.openvino.reader import OvBinding
+from finecast.frontends.openvino.types import TYPES, element_type, new_constant, numbers_of
+from finecast.graph import Graph
+from finecast.numbers.formats import Format
+from finecast.numbers.rounding import convert_constant
+from finecast.planning.edits import (
+    ConvertConstant,
+    Edit,
+    InsertCast,
+    RoundTrip,
+    SetFormat,
+    SetPort,
+    Use,
+)
+
+if TYPE_CHECKING:
+    import openvino
+
+CAST_SUFFIX: Final = "cast"
+
+
+def apply_edits(graph: Graph, binding: OvBinding, edits: Iterable[Edit]) -> None:
+    """Make ``edits`` in ``binding.model``, which ``graph`` was read from.
+
+    Raises:
+        ModelError: If OpenVINO refuses what came of them.
+    """
+    writer = _Writer(graph, binding)
+    made = 0
+    for edit in edits:
+        made += 1
+        match edit:
+            case SetFormat():
+                writer.set_format(edit)
+            case SetPort():
+                writer.set_port(edit)
+            case ConvertConstant():
+                writer.convert_constant(edit)
+            case InsertCast():
+                writer.insert_cast(edit)
+            case RoundTrip():
+                writer.round_trip(edit)
+    if not made:
+        return
+    try:
+        binding.model.validate_nodes_and_infer_types()
+    except RuntimeError as error:
+        last = str(error).strip().splitlines()[-1]
+        raise ModelError(
+            f"OpenVINO refuses the model in these types: {last}",
+            fix="keep the op named in fp32 by --exclude or --op NAME=fp32",
+        ) from error
+
+
+class _Writer:
+    def __init__(self, graph: Graph, binding: OvBinding) -> None:
+        self.graph = graph
+        self.binding = binding
+        self.names = {op.get_friendly_name() for op in binding.model.get_ops()}
+
+    def set_format(self, edit: SetFormat) -> None:
+        """Types are inferred from what is read, except that of a conversion."""
+        old = self.binding.nodes[edit.node]
+        if old.get_type_name() != "Convert":
+            return
+        new = _converted(old.input_value(0), edit.to)
+        name = old.get_friendly_name()
+        old.set_friendly_name(self.fresh(f"{name}_before"))
+        new.set_friendly_name(name)
+        port = old.output(0)
+        for target in port.get_target_inputs():
+            target.replace_source_output(new.output(0))
+        _take_names(port, new.output(0))
+        self.binding.nodes[edit.node] = new
+        index = self.graph.nodes[edit.node].outputs[0]
+        assert index is not None
+        self.binding.values[index] = new.output(0)
+
+    def set_port(self, edit: SetPort) -> None:
+        """An input is declared anew; an output has the type of what it is given."""
+        if self.graph.values[edit.value].is_input:
+            parameter = self.binding.values[edit.value].get_node()
+            parameter.set_element_type(element_type(edit.to))
+            parameter.validate_and_infer_types()
+
+    def convert_constant(self, edit: ConvertConstant) -> None:
+        """The constant in another type beside the one that others still read."""
+        constant = self.binding.constants[edit.value]
+        array = convert_constant(numbers_of(constant), edit.to)
+        new = new_constant(array, edit.to)
+        new.set_friendly_name(self.fresh(f"{constant.get_friendly_name()}_{edit.to.label}"))
+        self._give(edit.value, new.output(0), edit.uses)
+
+    def insert_cast(self, edit: InsertCast) -> None:
+        """One conversion for all that read the value in that format."""
+        port = self.binding.values[edit.value]
+        new = _converted(port, edit.to)
+        new.set_friendly_name(self._cast_name(edit.value, edit.to))
+        self._give(edit.value, new.output(0), edit.uses)
+
+    def round_trip(self, edit: RoundTrip) -> None:
+        """To the format and back; a constant is stored in it."""
+        fmt = edit.to
+        if not isinstance(fmt, Format) or fmt not in TYPES:
+            raise ModelError(
+                f"OpenVINO models cannot state {fmt.format.label} here",
+                fix="use bf16, fp16 or fp8; int8 is planned for ONNX models",
+            )
+        constant = self.binding.constants.get(edit.value)
+        if constant is not None:
+            low = new_constant(convert_constant(numbers_of(constant), fmt), fmt)
+            low.set_friendly_name(self.fresh(f"{constant.get_friendly_name()}_{fmt.label}"))
+        else:
+            low = _converted(self.binding.values[edit.value], fmt)
+            low.set_friendly_name(self._cast_name(edit.value, fmt))
+        back = _converted(low.output(0), Format.FP32)
+        back.set_friendly_name(self.fresh(f"{low.get_friendly_name()}_back"))
+        self._give(edit.value, back.output(0), edit.uses)
+
+    def _give(self, value: int, port: openvino.Output, uses: Iterable[Use]) -> None:
+        """Have ``uses`` read ``port`` in the value's place."""
+        for use in uses:
+            if use.node is not None:
+                given = self.binding.nodes[use.node].input(use.index)
+                given.replace_source_output(port)
+                continue
+            source = self.binding.values[value]
+            for target in list(source.get_target_inputs()):
+                if target.get_node().get_type_name() == "Result":
+                    target.replace_source_output(port)
+            if source.get_node().get_type_name() != "Parameter":
+                _take_names(source, port)
+
+    def _cast_name(self, value: int, fmt: Format) -> str:
+        port = self.binding.values[value]
+        index = f".{port.get_index()}" if port.get_node().get_output_size() > 1 else ""
+        return self.fresh(
+            f"{port.get_node().get_friendly_name()}{index}/{CAST_SUFFIX}_{fmt.label}"
+        )
+
+    def fresh(self, name: str) -> str:
+        """``name``, or it with a number, as no other op has it."""
+        found = next(n for n in _numbered(name) if n not in self.names)
+        self.names.add(found)
+        return found
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    number = 1
+    while True:
+        yield f"{name}_{number}"
+        number += 1
+
+
+def _converted(port: openvino.Output, fmt: Format) -> openvino.Node:
+    from openvino import opset13
+
+    return opset13.convert(port, TYPES[fmt])
+
+
+def _take_names(source: openvino.Output, port: openvino.Output) -> None:
+    """The names of a tensor that users know go to what stands for it now."""
+    names = source.get_names()
+    source.set_names(set())
+    port.set_names(names)

@@ -1,0 +1,8 @@
+"""The module that an op belongs to, by its name."""
+
+from __future__ import annotations
+
+
+def scope_of(name: str) -> str:
+    """``encoder/layer0`` of ``encoder/layer0/MatMul``; empty where the name has no parts."""
+    return name.rsplit("/", 1)[0].rsplit(".", 1)[0] if "/" in name or "." in name else ""
