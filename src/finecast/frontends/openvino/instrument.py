@@ -61,10 +61,10 @@ def with_switches(model: openvino.Model, switches: Sequence[Switch]) -> openvino
     given.output(0).set_names({SWITCH})
     inserter = _Inserter(graph, binding, given)
     for k, switch in enumerate(switches):
-        for value_id, encoding in switch.values.items():
-            inserter.round_value(value_id, encoding, k)
         for (node_id, index), encoding in switch.ports.items():
             inserter.round_port(node_id, index, encoding, k)
+        for index, encoding in switch.outputs.items():
+            inserter.round_output(copy.get_results()[index], encoding, k)
     copy.add_parameters([given])
     copy.validate_nodes_and_infer_types()
     return copy
@@ -87,13 +87,11 @@ class _Inserter:
             self.scalars[k] = opset13.gather(self.given, index, axis)
         return self.scalars[k]
 
-    def round_value(self, value_id: int, encoding: Encoding, k: int) -> None:
-        """Round the value for all that read it, the model's outputs among them."""
-        port = self.binding.values[value_id]
-        readers = list(port.get_target_inputs())
+    def round_output(self, result: openvino.Node, encoding: Encoding, k: int) -> None:
+        """Round one of the model's outputs, which keeps its names."""
+        port = result.input_value(0)
         out = self._rounded(port, encoding, k)
-        for reader in readers:
-            reader.replace_source_output(out)
+        result.input(0).replace_source_output(out)
         if port.get_node().get_type_name() != "Parameter":
             names = port.get_names()
             port.set_names(set())

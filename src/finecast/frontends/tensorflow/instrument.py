@@ -51,10 +51,10 @@ def with_switches(
     """
     inserter = _Inserter(Rewriter.of(graph, binding))
     for k, switch in enumerate(switches):
-        for value, encoding in switch.values.items():
-            inserter.round_value(value, encoding.format, k)
         for (node, index), encoding in switch.ports.items():
             inserter.round_port(node, index, encoding, k)
+        for index, encoding in switch.outputs.items():
+            inserter.round_output(graph.outputs[index].id, encoding.format, k)
     return inserter.finish(len(switches))
 
 
@@ -63,22 +63,12 @@ class _Inserter:
     rewriter: Rewriter
     elements: dict[int, str] = field(default_factory=dict[int, str])
 
-    def round_value(self, value: int, fmt: Format, k: int) -> None:
-        """Round the value for all that read it, the model's outputs among them."""
-        graph, tensor = self.rewriter.graph, self.rewriter.binding.values[value]
+    def round_output(self, value: int, fmt: Format, k: int) -> None:
+        """Round the value where it is an output of the model."""
+        tensor = self.rewriter.binding.values[value]
         low = self.rewriter.add_cast(tensor, _FP32, fmt)
         back = self.rewriter.add_cast(low, fmt, _FP32)
-        chosen = self._choice(k, back, tensor)
-        found = graph.values[value]
-        uses = [
-            Use(node=reader, index=index)
-            for reader in found.uses
-            for index, source in enumerate(graph.nodes[reader].inputs)
-            if source == value
-        ]
-        if found.is_output:
-            uses.append(Use(node=None))
-        self.rewriter.rewire(value, uses, chosen)
+        self.rewriter.rewire(value, [Use(node=None)], self._choice(k, back, tensor))
 
     def round_port(self, node: int, index: int, encoding: Encoding, k: int) -> None:
         """Round what the node reads at one input; a constant ahead of time."""
