@@ -68,7 +68,7 @@ def convert(path: Path, output: Path, policy: Policy) -> Converted:
         permissions=permit(Context(graph=prepared.graph, policy=policy)),
         opset=partial(frontend.minimal_opset, prepared),
     )
-    formats = assign.lowest(planner.permissions, policy.format)
+    formats = assign.lowest(planner.graph, planner.permissions, policy.format)
     plan = planner.plan(formats, "the lowest that is permitted")
     applied = frontend.apply(file, plan)
     frontend.save(applied.model, output, force=True)
