@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from finecast.cli.common import (
     EngineName,
@@ -23,6 +23,7 @@ from finecast.cli.policy_options import Casting, Device, Narrowing, Target
 from finecast.files import write_text
 
 if TYPE_CHECKING:
+    from finecast.pipeline.artefact import Verified
     from finecast.pipeline.conversion import Conversion
 
 
@@ -88,6 +89,9 @@ def run(
     report(result, written.output, as_json=as_json)
 
 
+_MOST_APART: Final = 8
+
+
 def report(result: Conversion, output: Path, *, as_json: bool) -> None:
     """Print what was done."""
     for line in result.warnings:
@@ -104,12 +108,25 @@ def report(result: Conversion, output: Path, *, as_json: bool) -> None:
         **({"opset": str(result.plan.opset)} if result.plan.opset else {}),
         **({"restated": "\n".join(result.restated)} if result.restated else {}),
         "verified in": (verified.engine or "nothing") + _at(verified.sizes),
+        **_kernels(verified),
         f"error against {verified.reference}": _errors(result) or verified.note,
         "time": f"{result.seconds:.2f} s",
     }
     for name, value in rows.items():
         add_row(table, name, value)
     write_table(table)
+
+
+def _kernels(verified: Verified) -> dict[str, str]:
+    """How many there are, and what runs in several that was one."""
+    if verified.kernels is None:
+        return {}
+    before, after = verified.kernels
+    shown = verified.apart[:_MOST_APART]
+    more = len(verified.apart) - len(shown)
+    lines = (*shown, *([f"and {more} more: --json lists all"] if more else []))
+    apart = {"fallen apart": "\n".join(lines)} if lines else {}
+    return {"kernels": f"{before} -> {after}", **apart}
 
 
 def _at(sizes: Mapping[str, int]) -> str:
@@ -145,6 +162,8 @@ def to_dict(result: Conversion, output: Path) -> dict[str, Any]:
             "reference": result.verified.reference,
             "taken_error": result.verified.taken_error,
             "sizes": dict(result.verified.sizes),
+            "kernels": result.verified.kernels,
+            "fallen_apart": list(result.verified.apart),
             "note": result.verified.note,
         },
         "restated": list(result.restated),
