@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -89,7 +89,7 @@ def run(
     report(result, written.output, as_json=as_json)
 
 
-_MOST_APART: Final = 8
+_MOST_LINES: Final = 8
 
 
 def report(result: Conversion, output: Path, *, as_json: bool) -> None:
@@ -101,32 +101,38 @@ def report(result: Conversion, output: Path, *, as_json: bool) -> None:
         return
     verified = result.verified
     table = new_table(str(output), ("", "value"), fold="value")
-    rows = {
-        "ops": ", ".join(f"{n} {fmt}" for fmt, n in result.plan.counts.items()) or "none",
-        "casts inside": str(result.casts),
-        "size": " -> ".join(f"{b / 1e6:.2f} MB" for b in result.size_bytes),
-        **({"opset": str(result.plan.opset)} if result.plan.opset else {}),
-        **({"restated": "\n".join(result.restated)} if result.restated else {}),
-        "verified in": (verified.engine or "nothing") + _at(verified.sizes),
-        **_kernels(verified),
-        f"error against {verified.reference}": _errors(result) or verified.note,
-        "time": f"{result.seconds:.2f} s",
-    }
-    for name, value in rows.items():
+    rows = [
+        ("ops", ", ".join(f"{n} {fmt}" for fmt, n in result.plan.counts.items()) or "none"),
+        ("casts inside", str(result.casts)),
+        ("size", " -> ".join(f"{b / 1e6:.2f} MB" for b in result.size_bytes)),
+        *([("opset", str(result.plan.opset))] if result.plan.opset else []),
+        *_listed("restated", result.restated),
+        ("verified in", (verified.engine or "nothing") + _at(verified.sizes)),
+        *_kernels(verified),
+        (f"error against {verified.reference}", _errors(result) or verified.note),
+        ("time", f"{result.seconds:.2f} s"),
+    ]
+    for name, value in rows:
         add_row(table, name, value)
     write_table(table)
 
 
-def _kernels(verified: Verified) -> dict[str, str]:
+def _kernels(verified: Verified) -> list[tuple[str, str]]:
     """How many there are, and what runs in several that was one."""
     if verified.kernels is None:
-        return {}
+        return []
     before, after = verified.kernels
-    shown = verified.apart[:_MOST_APART]
-    more = len(verified.apart) - len(shown)
-    lines = (*shown, *([f"and {more} more: --json lists all"] if more else []))
-    apart = {"fallen apart": "\n".join(lines)} if lines else {}
-    return {"kernels": f"{before} -> {after}", **apart}
+    return [("kernels", f"{before} -> {after}"), *_listed("fallen apart", verified.apart)]
+
+
+def _listed(name: str, lines: Sequence[str]) -> list[tuple[str, str]]:
+    """A row for each of the first lines; the first one shows the name."""
+    more = len(lines) - _MOST_LINES
+    shown = [
+        *lines[:_MOST_LINES],
+        *([f"and {more} more: --json lists all"] if more > 0 else []),
+    ]
+    return [("" if number else name, line) for number, line in enumerate(shown)]
 
 
 def _at(sizes: Mapping[str, int]) -> str:

@@ -6,13 +6,14 @@ one kernel costs several, and rounds between them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from finecast.engines.base import Engine, HintingEngine, Session
 from finecast.numbers.formats import Format
+from finecast.ops import by_name
 from finecast.planning.plan import Plan
 
 # The nodes in each kernel.
@@ -65,15 +66,15 @@ def fallen_apart(before: Kernels, after: Kernels) -> tuple[FallenApart, ...]:
 def broken_by(plan: Plan, before: Kernels, after: Kernels) -> tuple[FallenApart, ...]:
     """Kernels that fall apart though ``plan`` has all their nodes in one low format.
 
-    Between nodes of several formats a plan means to cast.
+    Between nodes of several formats a plan means to cast; what only moves numbers costs little
+    by itself.
     """
-    formats = plan.formats
-    return tuple(
-        one
-        for one in fallen_apart(before, after)
-        if _is_low({formats.get(node, Format.FP32) for part in one.parts for node in part})
-    )
-
-
-def _is_low(formats: Collection[Format]) -> bool:
-    return len(formats) == 1 and Format.FP32 not in formats
+    low = {d.node: d.format for d in plan.decisions if d.format is not Format.FP32}
+    computes = {d.node for d in plan.decisions if not by_name(d.op).exact}
+    found: list[FallenApart] = []
+    for one in fallen_apart(before, after):
+        nodes = {node for part in one.parts for node in part}
+        parts = tuple(part for part in one.parts if not computes.isdisjoint(part))
+        if nodes <= low.keys() and len({low[n] for n in nodes}) == 1 and len(parts) > 1:
+            found.append(FallenApart(parts=parts))
+    return tuple(found)
