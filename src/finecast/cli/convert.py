@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from finecast.cli.common import (
     EngineName,
@@ -23,6 +23,7 @@ from finecast.cli.policy_options import Casting, Device, Narrowing, Target
 from finecast.files import write_text
 
 if TYPE_CHECKING:
+    from finecast.pipeline.artefact import Verified
     from finecast.pipeline.conversion import Conversion
 
 
@@ -88,6 +89,9 @@ def run(
     report(result, written.output, as_json=as_json)
 
 
+_MOST_LINES: Final = 8
+
+
 def report(result: Conversion, output: Path, *, as_json: bool) -> None:
     """Print what was done."""
     for line in result.warnings:
@@ -97,19 +101,38 @@ def report(result: Conversion, output: Path, *, as_json: bool) -> None:
         return
     verified = result.verified
     table = new_table(str(output), ("", "value"), fold="value")
-    rows = {
-        "ops": ", ".join(f"{n} {fmt}" for fmt, n in result.plan.counts.items()) or "none",
-        "casts inside": str(result.casts),
-        "size": " -> ".join(f"{b / 1e6:.2f} MB" for b in result.size_bytes),
-        **({"opset": str(result.plan.opset)} if result.plan.opset else {}),
-        **({"restated": "\n".join(result.restated)} if result.restated else {}),
-        "verified in": (verified.engine or "nothing") + _at(verified.sizes),
-        f"error against {verified.reference}": _errors(result) or verified.note,
-        "time": f"{result.seconds:.2f} s",
-    }
-    for name, value in rows.items():
+    rows = [
+        ("ops", ", ".join(f"{n} {fmt}" for fmt, n in result.plan.counts.items()) or "none"),
+        ("casts inside", str(result.casts)),
+        ("size", " -> ".join(f"{b / 1e6:.2f} MB" for b in result.size_bytes)),
+        *([("opset", str(result.plan.opset))] if result.plan.opset else []),
+        *_listed("restated", result.restated),
+        ("verified in", (verified.engine or "nothing") + _at(verified.sizes)),
+        *_kernels(verified),
+        (f"error against {verified.reference}", _errors(result) or verified.note),
+        ("time", f"{result.seconds:.2f} s"),
+    ]
+    for name, value in rows:
         add_row(table, name, value)
     write_table(table)
+
+
+def _kernels(verified: Verified) -> list[tuple[str, str]]:
+    """How many there are, and what runs in several that was one."""
+    if verified.kernels is None:
+        return []
+    before, after = verified.kernels
+    return [("kernels", f"{before} -> {after}"), *_listed("fallen apart", verified.apart)]
+
+
+def _listed(name: str, lines: Sequence[str]) -> list[tuple[str, str]]:
+    """A row for each of the first lines; the first one shows the name."""
+    more = len(lines) - _MOST_LINES
+    shown = [
+        *lines[:_MOST_LINES],
+        *([f"and {more} more: --json lists all"] if more > 0 else []),
+    ]
+    return [("" if number else name, line) for number, line in enumerate(shown)]
 
 
 def _at(sizes: Mapping[str, int]) -> str:
@@ -145,6 +168,8 @@ def to_dict(result: Conversion, output: Path) -> dict[str, Any]:
             "reference": result.verified.reference,
             "taken_error": result.verified.taken_error,
             "sizes": dict(result.verified.sizes),
+            "kernels": result.verified.kernels,
+            "fallen_apart": list(result.verified.apart),
             "note": result.verified.note,
         },
         "restated": list(result.restated),

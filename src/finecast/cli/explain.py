@@ -9,13 +9,16 @@ import typer
 
 from finecast.cli.common import EngineName, FromType, Json, Model, Trust
 from finecast.cli.data_options import Data
-from finecast.cli.output import add_row, new_table, write_json, write_table
+from finecast.cli.output import add_row, new_table, write_json, write_line, write_table
 from finecast.cli.policy_options import Casting, Device, Narrowing, Target
-from finecast.errors import UsageError
+from finecast.errors import EngineError, UsageError
 from finecast.naming import unknown_name
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from finecast.graph import Graph, Node
+    from finecast.pipeline.model import OpenedModel
     from finecast.planning.plan import Decision, Plan
     from finecast.rules.reason import Reason
 
@@ -67,10 +70,13 @@ def run(
         )
     found = _find(graph, node)
     decision = given.decision(found.name)
+    apart = () if choice.emulation else _apart(opened, found, given, engine)
     if as_json:
-        write_json(_to_dict(graph, found, decision, given))
-    else:
-        _print(graph, found, decision, given)
+        write_json({**_to_dict(graph, found, decision, given), "fallen_apart": apart})
+        return
+    _print(graph, found, decision, given)
+    for text in apart:
+        write_line(f"its fp32 kernel falls apart: {text}")
 
 
 def _find(graph: Graph, name: str) -> Node:
@@ -78,6 +84,19 @@ def _find(graph: Graph, name: str) -> Node:
     if name not in names:
         raise unknown_name(name, names, what="node")
     return graph.find(name)
+
+
+def _apart(model: OpenedModel, node: Node, plan: Plan, engine: str | None) -> Sequence[str]:
+    """What the node's kernel of the fp32 model runs in now, if in several."""
+    from finecast.pipeline.model import TellsKernels
+
+    if not isinstance(model, TellsKernels) or plan.formats.get(node.name) is None:
+        return []
+    try:
+        found = model.fallen_apart(plan, engine)
+    except EngineError:
+        return []  # what is not run here is explained all the same
+    return [one.text for one in found if any(node.name in part for part in one.parts)]
 
 
 def _verdicts(node: Node, decision: Decision | None) -> list[tuple[str, str, str, str]]:

@@ -232,7 +232,7 @@ def _apart(first: _Figures, other: _Figures) -> tuple[FallenApart, ...]:
     """What the first model runs in one kernel and ``other`` in several."""
     from finecast.engines.fallen_apart import fallen_apart
 
-    return fallen_apart(first.kernels, other.kernels)
+    return fallen_apart(*([k.ops for k in f.kernels] for f in (first, other)))
 
 
 def _print_kernels(f: _Figures) -> None:

@@ -106,11 +106,11 @@ class KernelFormats:
     stored: str
 
 
-class HintedSession(Session, Protocol):
-    """A model whose formats its engine chose."""
+class KernelSession(Session, Protocol):
+    """A model whose kernels its engine tells."""
 
     def kernel_formats(self) -> Sequence[KernelFormats]:
-        """What the engine chose for each of its kernels.
+        """The formats of each kernel: under a hint what the engine chose, else the model's.
 
         Nodes that it left out, or computed when it loaded the model, are in none.
         """
@@ -121,8 +121,10 @@ class HintedSession(Session, Protocol):
 class HintingEngine(Protocol):
     """An engine that lowers an fp32 model by itself where a setting asks for it."""
 
-    def load_hinted(self, model: Loadable, fmt: Format) -> HintedSession:
+    def load_hinted(self, model: Loadable, fmt: Format) -> KernelSession:
         """Load a model as ``load`` does; where it pays, the engine computes in ``fmt``.
+
+        In fp32 it computes in the types that the model states.
 
         Raises:
             EngineError: If it has no such setting, or cannot run the model.

@@ -49,7 +49,9 @@ class Verified:
     ``relative_error`` is the largest over outputs of ||y - r|| / ||r|| against
     ``reference``: the fp32 model, or the fp64 model that it was taken from. Of the latter's
     error ``taken_error`` is what taking it to fp32 alone gives. ``sizes`` are those that the
-    free dimensions of the inputs had.
+    free dimensions of the inputs had. ``kernels`` are those of the fp32 model and of the
+    written one, and ``apart`` tells of each kernel whose low ops run in several now, where the
+    engine says what runs in which.
     """
 
     engine: str | None
@@ -59,6 +61,8 @@ class Verified:
     reference: str = "fp32"
     taken_error: float | None = None
     sizes: Mapping[str, int] = field(default_factory=dict[str, int])
+    kernels: tuple[int, int] | None = None
+    apart: tuple[str, ...] = ()
 
 
 def compare(engine: str, got: Sequence[Array], wanted: Sequence[Array]) -> Verified:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from finecast.devices.emulation import Emulation
 from finecast.engines.base import Session
+from finecast.engines.fallen_apart import FallenApart
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified
@@ -78,6 +79,19 @@ class TuneRequest:
     resume: bool = False
     from_type: str | None = None
     progress: Progress = silent
+
+
+@runtime_checkable
+class TellsKernels(Protocol):
+    """A model whose kernels in an engine are known."""
+
+    def fallen_apart(self, plan: Plan, engine: str | None) -> Sequence[FallenApart]:
+        """Kernels of the fp32 model whose low ops the plan's model runs in several.
+
+        Raises:
+            EngineError: If the engine, or the first that is here, does not run both.
+        """
+        ...
 
 
 class OpenedModel(SourceModel, Protocol):

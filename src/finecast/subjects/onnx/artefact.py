@@ -18,6 +18,7 @@ from finecast.data.lengths import affordable, length_limits
 from finecast.engines import EMULATOR
 from finecast.engines.base import Array, Engine, Feeds, Session
 from finecast.engines.emulator import exact_emulator, exact_session
+from finecast.engines.fallen_apart import Kernels, broken_by, load_telling
 from finecast.errors import EngineError, UsageError, naming
 from finecast.files import check_writable
 from finecast.frontends import onnx as frontend
@@ -149,13 +150,24 @@ def _verify_in(
     # A device may have no fp32 products of its own: its emulator is held against fp32.
     emulated = engine.name == EMULATOR
     name = f"{EMULATOR}:{engine.device}" if emulated else engine.name
-    reference = exact_session(file.path) if emulated else engine.load(file.path)
+    before: Kernels = ()
+    if emulated:
+        reference = exact_session(file.path)
+    else:
+        reference, before = load_telling(engine, file.path)
     given, wanted, note = _reference_run(reference, feeds, applied.graph)
     sizes = {} if given is None else _sizes(reference, given)
     del reference  # one large model at a time
-    session = engine.load(path)
+    session, after = load_telling(engine, path)
+    seen = Verified(
+        engine=name,
+        note=note,
+        sizes=sizes,
+        kernels=(len(before), len(after)) if before and after else None,
+        apart=tuple(one.text for one in broken_by(plan, before, after)),
+    )
     if given is None or note:
-        return Verified(engine=name, note=note)
+        return seen
     got = session.run(feeds_for(session, given))
     del session
     if not emulated:
@@ -181,8 +193,9 @@ def _verify_in(
         wanted,
     )
     found = compared(name, list(got.values()), list(wanted.values()))
-    found = replace(found, sizes=sizes)
-    return found if file.truth is None else _against(file, applied, given, got, wanted, found)
+    if file.truth is not None:
+        found = _against(file, applied, given, got, wanted, found)
+    return replace(found, sizes=sizes, kernels=seen.kernels, apart=seen.apart)
 
 
 def _against(
@@ -207,7 +220,6 @@ def _against(
     wanted = list(exact.values())
     return replace(
         compared(found.engine or "", list(got.values()), wanted),
-        sizes=found.sizes,
         reference="fp64",
         taken_error=compared("", list(taken.values()), wanted).relative_error,
     )

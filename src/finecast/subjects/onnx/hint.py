@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from finecast.engines.base import Engine, HintedSession, HintingEngine, KernelFormats
+from finecast.engines.base import Engine, HintingEngine, KernelFormats, KernelSession
 from finecast.errors import EngineError
 from finecast.frontends.onnx import OnnxFile
 from finecast.graph import Graph, Node
@@ -28,7 +28,7 @@ class HintedModel:
     engine: HintingEngine
     fmt: Format
     plan: Plan
-    loaded: HintedSession
+    loaded: KernelSession
 
     @property
     def model(self) -> ir.Model:

@@ -12,6 +12,7 @@ from finecast.devices.emulation import Emulation
 from finecast.engines import EMULATOR, candidates, first_that_loads, get_engine
 from finecast.engines.base import Engine, Feeds, Session, TensorSpec
 from finecast.engines.emulator import EmulatorEngine, exact_session
+from finecast.engines.fallen_apart import FallenApart, broken_by, load_telling
 from finecast.engines.probe import speed_of
 from finecast.errors import EngineError, UsageError
 from finecast.frontends import onnx as frontend
@@ -205,6 +206,13 @@ class OnnxModel(OnnxSource):
         facts = observe(prepared, lambda: batches) if batches else {}
         planner = make_planner(prepared, policy, engine, facts=facts, user_rules=rules)
         return prepared.graph, planner.lowest()
+
+    def fallen_apart(self, plan: Plan, engine: str | None) -> Sequence[FallenApart]:
+        """Kernels of the fp32 model whose low ops the plan's model runs in several."""
+        chosen = _engines(RunOptions(engine=engine))[0]
+        _, before = load_telling(chosen, self.file.path)
+        _, after = load_telling(chosen, frontend.to_bytes(self.build(plan).model))
+        return broken_by(plan, before, after)
 
     def graph_for(self, plan: Plan) -> Graph:
         """That of the model at the plan's opset."""
