@@ -30,8 +30,8 @@ from finecast.rules.override import active, check_overrides
 from finecast.rules.policy import Policy
 from finecast.subjects.onnx.casting import measure_casts
 
-# Runs of a profile: enough that each kernel once had a core for itself, on a busy machine too.
-_PROFILE_S: Final = 0.5
+# Runs of a profile: enough that each kernel often had a core for itself, on busy machines too.
+_PROFILE_S: Final = 1.0
 _MOST_REPEATS: Final = 40
 
 
@@ -125,7 +125,7 @@ def profile_ends(file: OnnxFile, planner: Planner, engine: Engine, feeds: Feeds)
         session = load_model(engine, applied.model, profiling=True)
         once_s = sum(k.time_s for k in session.profile(feeds, repeats=1))
         repeats = _PROFILE_S / once_s if once_s else _MOST_REPEATS
-        return session.profile(feeds, repeats=min(max(int(repeats), 5), _MOST_REPEATS))
+        return session.profile(feeds, repeats=min(max(int(repeats), 15), _MOST_REPEATS))
 
     low: dict[Format, Sequence[KernelTime]] = {}
     failed: EngineError | None = None
