@@ -20,7 +20,12 @@ from typing import Any
 
 from finecast.measure.environment import environment
 
-SHARED_MODELS = Path(__file__).resolve().parents[2] / "shared" / "models"
+# Real models and their data: beside the repository, unless the variable names the folder.
+SHARED_MODELS = Path(
+    os.environ.get(
+        "FINECAST_MODELS", Path(__file__).resolve().parents[2] / "shared" / "models"
+    )
+)
 # What may differ between figures that are put side by side: nothing of the machine.
 _SOFTWARE = frozenset({"finecast", "platform"})
 

@@ -77,7 +77,7 @@ class Session(Protocol):
         ...
 
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
-        """Least time of each kernel over ``repeats`` runs; empty if the engine cannot."""
+        """Undisturbed time of each kernel by ``repeats`` runs; empty if the engine cannot."""
         ...
 
 

@@ -16,8 +16,8 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.rules.facts import ValueFacts
 
-# Runs of a profile: enough that each kernel once had a core for itself, on a busy machine too.
-_PROFILE_S: Final = 0.5
+# Runs of a profile: enough that each kernel often had a core for itself, on busy machines too.
+_PROFILE_S: Final = 1.0
 _MOST_REPEATS: Final = 40
 
 
@@ -55,7 +55,7 @@ def profile_ends(
         session = profiled(plan)
         once_s = sum(k.time_s for k in session.profile(feeds, repeats=1))
         repeats = _PROFILE_S / once_s if once_s else _MOST_REPEATS
-        return session.profile(feeds, repeats=min(max(int(repeats), 5), _MOST_REPEATS))
+        return session.profile(feeds, repeats=min(max(int(repeats), 15), _MOST_REPEATS))
 
     low: dict[Format, Sequence[KernelTime]] = {}
     failed: EngineError | None = None
