@@ -56,7 +56,7 @@ def test_contrib_op_has_a_row(name: str) -> None:
 
 def test_no_name_twice() -> None:
     names = Counter(i.name for i in OP_TABLE)
-    natives = Counter(n for i in OP_TABLE for n in (*i.onnx, *i.aten))
+    natives = Counter(n for i in OP_TABLE for n in (*i.onnx, *i.aten, *i.tf))
     assert [n for n, count in (names + natives).items() if count > 1] == []
 
 
@@ -69,11 +69,12 @@ def test_two_rows_for_one_name_are_rejected() -> None:
 @pytest.mark.parametrize("info", OP_TABLE, ids=lambda i: i.name)
 def test_row_is_sane(info: OpInfo) -> None:
     assert re.fullmatch(r"[a-z][a-z0-9_]*", info.name)
-    assert info.onnx or info.aten
+    assert info.onnx or info.aten or info.tf
     assert all(re.fullmatch(r"[a-z.]+::\w+", n) for n in info.onnx)
     assert all(re.fullmatch(r"aten::\w+", n) for n in info.aten)
+    assert all(re.fullmatch(r"tf::\w+", n) for n in info.tf)
     assert by_name(info.name) is info
-    assert {lookup(n) for n in (*info.onnx, *info.aten)} == {info}
+    assert {lookup(n) for n in (*info.onnx, *info.aten, *info.tf)} == {info}
     if info.tier is Tier.LOW:  # low pays only on the matmul engine, and sums products there
         assert info.matmul_engine
         assert info.accumulates
