@@ -2,13 +2,14 @@
 #   make demo    tune a real model, print before and after
 #   make test    every check, as CI runs it
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench mutants zoo zoo-sample clean
+.PHONY: help demo test test-tensorflow lint bench mutants zoo zoo-sample clean
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 ZOO_VENV := .venv-zoo
+TF_VENV := .venv-tf
 ZOO := $(ZOO_VENV)/bin/python -m zoo
 DIGITS := examples/digits
 OUT := $(DIGITS)/out
@@ -16,6 +17,7 @@ OUT := $(DIGITS)/out
 help:
 	@echo "make demo   install, tune a real model, print before and after"
 	@echo "make test   every check: lint, types, import layers, tests"
+	@echo "make test-tensorflow  the tests of TensorFlow models, in an environment of their own"
 	@echo "make lint   the same without the tests"
 	@echo "make bench  the benchmarks; figures in benchmarks/RESULTS.md"
 	@echo "make mutants  do the tests notice small faults? figures in docs/testing.md"
@@ -59,6 +61,17 @@ WORKERS ?= auto
 test: lint
 	$(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist worksteal
 
+# An environment of its own: TensorFlow takes 1.3 GB, and finecast works without it.
+$(TF_VENV)/.installed: pyproject.toml constraints.txt
+	[ -x $(TF_VENV)/bin/python ] || $(PYTHON) -m venv $(TF_VENV)
+	$(TF_VENV)/bin/python -m pip --disable-pip-version-check install --quiet \
+	  --constraint constraints.txt --editable '.[tensorflow]' \
+	  hypothesis pytest pytest-xdist scikit-learn
+	@touch $@
+
+test-tensorflow: $(TF_VENV)/.installed
+	$(TF_VENV)/bin/pytest tests/tensorflow tests/subjects/test_conformance.py
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -93,5 +106,5 @@ zoo-sample: $(ZOO_VENV)/.installed
 	$(ZOO) --sample --json build/zoo-sample.jsonl
 
 clean:
-	rm -rf $(VENV) $(ZOO_VENV) $(OUT) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(ZOO_VENV) $(TF_VENV) $(OUT) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

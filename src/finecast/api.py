@@ -36,7 +36,7 @@ from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy
 from finecast.rules.user import without_opinion
-from finecast.subjects import check_output_name, opened
+from finecast.subjects import check_output_name, folder_marker, opened
 
 if TYPE_CHECKING:
     import onnx
@@ -274,7 +274,9 @@ def _claim(
             if isinstance(source, str | Path):
                 files.read(f"the {role}", source)
     files.read("the plan", plan)
-    files.write("the output", output.path, beside=output.beside)
+    marker = folder_marker(model.path)
+    beside = () if marker else output.beside
+    files.write("the output", output.path, beside=beside, folder=marker)
     if output.path is not None:
         check_output_name(model.path, output.path)
     model.check(output)

@@ -67,6 +67,7 @@ class CommandFiles:
         *,
         beside: Sequence[str] = (),
         replaces: bool = True,
+        folder: str = "",
     ) -> None:
         """Declare an output; None is none.
 
@@ -76,6 +77,7 @@ class CommandFiles:
             beside: Suffixes of files that may be written with it, as ``.data``.
             replaces: Whether a file that is there would be replaced; else its writer says
                 whether it can be added to.
+            folder: The file by which a model is told that is a folder, if it is one.
 
         Raises:
             UsageError: If it is another file of the command, cannot be written, or is there
@@ -88,7 +90,10 @@ class CommandFiles:
         for suffix in beside:
             name = path.with_name(path.name + suffix)
             self._claim(f"{role} (with {suffix})", name, written=True)
-        check_writable(path, force=self._force or not replaces)
+        if folder:
+            check_writable_folder(path, folder, force=self._force)
+        else:
+            check_writable(path, force=self._force or not replaces)
         state = _state(path)
         if replaces and state is not None:
             self._before[path] = state
@@ -149,6 +154,30 @@ def check_writable(path: Path, *, force: bool) -> None:
             raise UsageError(
                 "output exists", where=str(path), fix="choose another name or pass --force"
             )
+    _check_parent(path)
+
+
+def check_writable_folder(path: Path, marker: str, *, force: bool) -> None:
+    """Raise UsageError unless a model that is a folder may be put at ``path``.
+
+    One that is there is replaced with ``force`` alone, and only if ``marker`` in it says that
+    it is such a model.
+    """
+    if path.exists():
+        if not (path / marker).is_file():
+            raise UsageError(
+                f"output exists and is no model (it has no {marker})",
+                where=str(path),
+                fix="choose another name",
+            )
+        if not force:
+            raise UsageError(
+                "output exists", where=str(path), fix="choose another name or pass --force"
+            )
+    _check_parent(path)
+
+
+def _check_parent(path: Path) -> None:
     folder = path.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise UsageError(
@@ -156,6 +185,36 @@ def check_writable(path: Path, *, force: bool) -> None:
             where=str(folder),
             fix="create it or choose another",
         )
+
+
+def publish_folder(staged: Path, path: Path) -> None:
+    """Give a finished folder its name; what is there goes, or comes back if that fails.
+
+    ``staged`` lies in a temporary folder beside ``path``, which takes what was there.
+
+    Raises:
+        OSError: If it cannot be renamed.
+    """
+    before = staged.with_name(f"{staged.name}.before")
+    if path.exists():
+        path.replace(before)
+    try:
+        staged.replace(path)
+    except OSError:
+        if before.exists():
+            before.replace(path)
+        raise
+
+
+def folder_files(folder: Path, *, leave_out: Sequence[str] = ()) -> list[Path]:
+    """All files in a folder, in the order of their names."""
+    found = (p for p in folder.rglob("*") if p.is_file() and p.name not in leave_out)
+    return sorted(found)
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files in a folder."""
+    return sum(p.stat().st_size for p in folder_files(folder))
 
 
 def write_text(path: Path, text: str) -> None:

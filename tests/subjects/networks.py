@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -27,7 +27,7 @@ class Frontend:
     """One row.
 
     Attributes:
-        suffix: Of its files.
+        suffix: Of its files; empty where its models are folders.
         write: Writes the network of some weights.
         state_times: Makes times what the test says they are, whatever machine it runs on;
             returns the engine to tune in, None where the frontend names none.
@@ -99,6 +99,29 @@ def _write_toy(path: Path, weights: Weights) -> None:
     path.write_text(json.dumps({"ops": ops[:-1]}), encoding="utf-8")
 
 
+def _write_saved_model(path: Path, weights: Weights) -> None:
+    tf: Any = pytest.importorskip("tensorflow")
+    variables = [tf.Variable(w) for w in weights]
+
+    def call(x: Any) -> dict[str, Any]:
+        for i, w in enumerate(variables):
+            x = tf.matmul(x if i == 0 else tf.nn.relu(x), w)
+        return {"y": x}
+
+    module = tf.Module()
+    module.kept = variables
+    spec = tf.TensorSpec([None, len(weights[0])], tf.float32, name="x")
+    module.call = tf.function(call, input_signature=[spec])
+    tf.saved_model.save(module, str(path), signatures=module.call.get_concrete_function())
+
+
+def _alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All models take the same time."""
+    from finecast.measure import racing
+
+    monkeypatch.setattr(racing, "time", toy_engine.Clock())
+
+
 def _op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler is not what is tested: modules run as they are, all in the same time."""
     from finecast.measure import racing
@@ -123,6 +146,13 @@ FRONTENDS: Final = (
         gains=False,
         needs="torch",
         output="",
+    ),
+    Frontend(
+        suffix="",
+        write=_write_saved_model,
+        state_times=_alike,
+        gains=False,
+        needs="tensorflow",
     ),
     Frontend(
         suffix=".toy", write=_write_toy, state_times=lambda _: None, gains=True, needs="json"

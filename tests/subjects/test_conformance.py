@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -37,12 +38,12 @@ UNKNOWN = (
 )
 
 
-@pytest.fixture(params=FRONTENDS, ids=lambda f: f.suffix)
-def frontend(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, fast_bf16: None
-) -> Frontend:
+@pytest.fixture(params=FRONTENDS, ids=lambda f: f.suffix or f.needs)
+def frontend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Frontend:
     found: Frontend = request.param
     pytest.importorskip(found.needs)
+    if found.needs == "torch":
+        request.getfixturevalue("fast_bf16")
     toy.install(monkeypatch)
     return found
 
@@ -58,6 +59,16 @@ def net(frontend: Frontend, tmp_path: Path) -> Path:
 def low(net: Path) -> Path:
     """Where a result goes."""
     return net.with_stem("low")
+
+
+def content(path: Path) -> dict[str, bytes]:
+    """What is in a model's file, or in the files of its folder."""
+    files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
+    return {str(p.relative_to(path)): p.read_bytes() for p in files}
+
+
+def remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def numbers(path: Path) -> list[Array]:
@@ -112,7 +123,7 @@ def test_every_float_op_is_judged_with_a_reason(net: Path) -> None:
 def test_inspect_counts_all_of_it(net: Path) -> None:
     census = finecast.inspect(net)
     assert census.parameters == sum(w.size for w in WEIGHTS)
-    assert census.size_bytes == net.stat().st_size
+    assert census.size_bytes == sum(map(len, content(net).values()))
     assert {"matmul", "relu"} & {op for c in census.classes for op in c.ops}
 
 
@@ -159,7 +170,7 @@ def test_unknown_names_are_refused_before_any_work(
 
 def test_the_digest_is_of_the_content(frontend: Frontend, net: Path, tmp_path: Path) -> None:
     copy, other = (tmp_path / f"{name}{frontend.suffix}" for name in ("copy", "other"))
-    copy.write_bytes(net.read_bytes())
+    (shutil.copytree if net.is_dir() else shutil.copyfile)(net, copy)
     frontend.write(other, [WEIGHTS[0] + np.float32(1), *WEIGHTS[1:]])
     digests = [finecast.load(path).digest for path in (net, copy, other)]
     assert digests[0] == digests[1]
@@ -167,15 +178,17 @@ def test_the_digest_is_of_the_content(frontend: Frontend, net: Path, tmp_path: P
 
 
 def test_outputs_that_collide_are_refused(net: Path, low: Path) -> None:
-    content = net.read_bytes()
+    before = content(net)
     low.write_text("mine", encoding="utf-8")
     for output, force in ((net, True), (net, False), (low, False), (net.parent, True)):
         with pytest.raises(UsageError):
             finecast.convert(net, output, "all:bf16", force=force)
         with pytest.raises(UsageError):
             finecast.tune(net, output, data={"x": X}, force=force)
-    assert net.read_bytes() == content
+    assert content(net) == before
     assert low.read_text(encoding="utf-8") == "mine"
+    if net.is_dir():
+        low.unlink()  # force replaces a folder by a folder
     finecast.convert(net, low, "all:bf16", force=True)
     assert numbers(low)
 
@@ -255,11 +268,13 @@ def test_a_failure_leaves_nothing_behind(
     assert list(net.parent.iterdir()) == [net]
 
 
-@pytest.mark.parametrize("content", [None, b"", b"garbage", b"{}"])
-def test_what_is_no_model_is_one_error(net: Path, content: bytes | None) -> None:
-    net.unlink()
-    if content is not None:
-        net.write_bytes(content)
+@pytest.mark.parametrize("found", [None, b"", b"garbage", b"{}"])
+def test_what_is_no_model_is_one_error(net: Path, found: bytes | None) -> None:
+    file = net / "saved_model.pb" if net.is_dir() else net
+    remove(net)
+    if found is not None:
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(found)
     with pytest.raises(FinecastError) as caught:
         finecast.convert(net, net.with_stem("low"))
     assert str(net) in str(caught.value)

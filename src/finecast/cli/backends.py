@@ -99,10 +99,18 @@ BACKENDS = (
     ),
     BackendRow(
         framework="TensorFlow",
-        backend="default, itex",
+        backend="default",
+        device="CPU",
+        formats=("bf16",),
+        install="pip install 'finecast[tensorflow]'",
+        engine=("tensorflow", "CPU"),
+    ),
+    BackendRow(
+        framework="TensorFlow",
+        backend="itex",
         device="CPU, GPU",
         formats=("bf16",),
-        install="no engine of finecast's: export to ONNX with tf2onnx",
+        install="nothing to gain: archived (TensorFlow 2.15); its CPU part is in TensorFlow",
     ),
     BackendRow(
         framework="MXNet",

@@ -19,12 +19,17 @@ if TYPE_CHECKING:
 
 Model = Annotated[
     Path,
-    typer.Argument(metavar="MODEL", help="The FP32 model: .onnx, or .pt2 of torch.export."),
+    typer.Argument(
+        metavar="MODEL",
+        help="The FP32 model: .onnx, .pt2 of torch.export, a folder with a"
+        " SavedModel, or .keras.",
+    ),
 ]
 Trust = Annotated[
     bool,
     typer.Option(
-        "--trust", help="Unpickle and run what a .pt2 file brings: if you know who made it."
+        "--trust",
+        help="Unpickle and run what a .pt2 or .keras file brings: if you know who made it.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -42,7 +47,8 @@ EngineName = Annotated[
     typer.Option(
         "--engine",
         metavar="NAME[:DEVICE]",
-        help="openvino or onnxruntime, with :DEVICE if not the CPU; or emulator:TARGET.",
+        help="openvino, onnxruntime or tensorflow, with :DEVICE if not the CPU; or"
+        " emulator:TARGET.",
     ),
 ]
 NoVerify = Annotated[
@@ -108,10 +114,11 @@ def open_model(
     ``given`` are options by name that not every kind of model takes.
     """
     from finecast import api
-    from finecast.subjects import check_options, check_output_name
+    from finecast.subjects import check_options, check_output_name, folder_marker
 
-    beside = () if written.external_data is False else (DATA_SUFFIX,)
-    files.write("--output", written.output, beside=beside)
+    marker = folder_marker(source.model)
+    beside = () if written.external_data is False or marker else (DATA_SUFFIX,)
+    files.write("--output", written.output, beside=beside, folder=marker)
     check_output_name(source.model, written.output)
     apart = written.external_data is not None
     taken = {"from-type": source.from_type, "external-data/--one-file": apart, **given}

@@ -65,7 +65,9 @@ class Rounds:
 
 
 def run(
-    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="ONNX files.")],
+    models: Annotated[
+        list[Path], typer.Argument(metavar="MODEL...", help="ONNX files, or SavedModels.")
+    ],
     data: Data,
     feeds: RandomFeeds,
     rounds: Rounds,
@@ -80,11 +82,11 @@ def run(
 
     Several models run in turns, so that their ratio to the first holds on a noisy machine.
     """
-    from finecast.engines import EMULATOR, default_engine, get_engine
+    from finecast.engines import EMULATOR, engine_for, get_engine
     from finecast.measure.memory import peak_memory
     from finecast.measure.timing import latency, ratio
 
-    loader = get_engine(engine) if engine else default_engine()
+    loader = get_engine(engine) if engine else engine_for(models[0])
     if loader.name == EMULATOR:
         raise UsageError(
             "the emulator's time says nothing of the device",

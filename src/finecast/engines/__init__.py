@@ -140,6 +140,11 @@ def default_engine() -> Engine:
     raise EngineError("no engine is installed", fix=advice)
 
 
+def engine_for(model: Path) -> Engine:
+    """What runs a model by default: a folder is a SavedModel's."""
+    return get_engine(reading(SAVED_MODELS)[0]) if model.is_dir() else default_engine()
+
+
 def candidates(spec: str | None) -> list[Engine]:
     """The engine for ONNX files that is asked for, else all that are installed.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
 from finecast.devices.targets import Target
 from finecast.engines.base import Engine
@@ -25,6 +25,15 @@ _CPU: Final = "CPUExecutionProvider"
 # ONNX Runtime's CPU provider runs an fp16 op that it has no kernel for in fp32, between casts
 # of its own; of bf16 it knows only conversions.
 _EMULATED: Final = frozenset({(_CPU, Format.FP16)})
+
+
+@runtime_checkable
+class ListingEngine(Protocol):
+    """An engine that knows the kernels it has."""
+
+    def has_kernel(self, native: str, fmt: Format) -> bool:
+        """Whether an op, by its native name, has a kernel in a format."""
+        ...
 
 
 def kernel_query(engine: Engine) -> Callable[[Node, Format], bool | None]:
@@ -51,6 +60,8 @@ def _on_device(device: Target, native: str, fmt: Format) -> bool | None:
 
 
 def _known(engine: Engine) -> Callable[[Node, Format], bool | None]:
+    if isinstance(engine, ListingEngine):
+        return lambda node, fmt: engine.has_kernel(node.native, fmt)
     if engine.name != "onnxruntime":
         return lambda _node, _fmt: None
     provider = f"{engine.device}ExecutionProvider"

@@ -29,6 +29,9 @@ USAGES: Final[Mapping[str, Usage]] = {
         notes={"bf16": "ONNX Runtime has no bf16 on CPUs"},
     ),
     "onnxruntime": Usage(code="onnxruntime.InferenceSession({path})"),
+    "tensorflow": Usage(
+        code='tensorflow.saved_model.load({path}).signatures["serving_default"]'
+    ),
     "torch": Usage(code="torch.compile(torch.export.load({path}).module())"),
 }
 

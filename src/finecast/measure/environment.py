@@ -39,6 +39,7 @@ _LIBRARIES = (
     "onnx-ir",
     "onnxruntime",
     "openvino",
+    "tensorflow-cpu",
     "torch",
 )
 _CPUINFO = Path("/proc/cpuinfo")

@@ -28,6 +28,8 @@ class FrontendEntry:
         requires: The library that it needs.
         install: How to get that.
         lacks: Options that say nothing of its models, and what to do instead.
+        marker: The file in a folder that says that the folder is one of its models; empty
+            where models are files.
     """
 
     suffixes: tuple[str, ...]
@@ -36,6 +38,12 @@ class FrontendEntry:
     requires: str
     install: str
     lacks: Mapping[str, str] = field(default_factory=dict[str, str])
+    marker: str = ""
+
+    @property
+    def kind(self) -> str:
+        """What its models are called: ``.onnx files``."""
+        return "SavedModels" if self.marker else f"{self.suffixes[0]} files"
 
     def load(self) -> ModuleType:
         """Its module.
@@ -44,9 +52,7 @@ class FrontendEntry:
             EngineError: If its library is not installed.
         """
         if importlib.util.find_spec(self.requires) is None:
-            raise EngineError(
-                f"{self.suffixes[0]} files need {self.requires}", fix=self.install
-            )
+            raise EngineError(f"{self.kind} need {self.requires}", fix=self.install)
         return importlib.import_module(self.module)
 
 
@@ -70,7 +76,22 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
             "--from-type": "export the module in fp32: copy.deepcopy(module).float()",
         },
     ),
+    FrontendEntry(
+        suffixes=(".keras",),
+        packages=("keras", "tensorflow", "finecast.frontends.tensorflow"),
+        module="finecast.subjects.tensorflow.model",
+        requires="tensorflow",
+        install="pip install 'finecast[tensorflow]'",
+        lacks={
+            "--external-data/--one-file": "leave it out",
+            "--from-type": "save the model in fp32 first",
+        },
+        marker="saved_model.pb",
+    ),
 )
+
+
+_SUFFIXES: Final = frozenset(s for entry in FRONTENDS for s in entry.suffixes)
 
 
 def check_output_name(model: Path, output: Path) -> None:
@@ -81,6 +102,14 @@ def check_output_name(model: Path, output: Path) -> None:
         output: Where the result goes.
     """
     writer = _entry_of(model)
+    if writer.marker:
+        if output.suffix in _SUFFIXES:
+            raise UsageError(
+                "a model of TensorFlow's gives a SavedModel, which is a folder",
+                where=str(output),
+                fix=f"name it {output.with_suffix('')}",
+            )
+        return
     if _entry_of(output) is not writer:
         suffix = writer.suffixes[0]
         raise UsageError(
@@ -102,11 +131,22 @@ def check_options(model: Path, given: Mapping[str, object]) -> None:
     entry = _entry_of(model)
     for option, fix in entry.lacks.items():
         if given.get(option):
-            raise UsageError(f"{option} does not apply to {entry.suffixes[0]} files", fix=fix)
+            raise UsageError(f"{option} does not apply to {entry.kind}", fix=fix)
+
+
+def folder_marker(model: Path) -> str:
+    """The file by which what is written of a model is told; empty where it is one file."""
+    return _entry_of(model).marker
 
 
 def _entry_of(path: Path) -> FrontendEntry:
-    """The frontend of a file, by its name; letters in any case."""
+    """The frontend of a model: of a folder by what is in it, of a file by its name.
+
+    Letters of names may be in any case.
+    """
+    for entry in FRONTENDS:
+        if entry.marker and (path / entry.marker).is_file():
+            return entry
     suffix = path.suffix.lower()
     return next((e for e in FRONTENDS if suffix in e.suffixes), FRONTENDS[0])
 
@@ -124,9 +164,14 @@ def opened(model: Any, *, trust: bool = False) -> OpenedModel:
     """
     if isinstance(model, str | Path):
         path = Path(model)
-        if path.is_dir():
-            raise UsageError("the model is a directory", where=str(path), fix="give a file")
-        found: OpenedModel = _entry_of(path).load().read(path, trust=trust)
+        entry = _entry_of(path)
+        if path.is_dir() and not entry.marker:
+            raise UsageError(
+                "the model is a directory, and no SavedModel",
+                where=str(path),
+                fix="give a file, or a folder with saved_model.pb",
+            )
+        found: OpenedModel = entry.load().read(path, trust=trust)
         return found
     if hasattr(model, "graph_for"):
         given: OpenedModel = model
@@ -138,5 +183,6 @@ def opened(model: Any, *, trust: bool = False) -> OpenedModel:
             return taken
     raise UsageError(
         f"a {type(model).__name__} is not a model",
-        fix="give a path, an onnx.ModelProto or an onnx_ir.Model; PyTorch's: finecast.torch",
+        fix="give a path, an onnx.ModelProto, an onnx_ir.Model or a Keras model;"
+        " PyTorch's: finecast.torch",
     )

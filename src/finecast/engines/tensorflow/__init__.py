@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -12,7 +13,7 @@ from finecast.engines.probe_models import Probe
 from finecast.engines.tensorflow.probe_graphs import probe_graph
 from finecast.engines.tensorflow.trace import kernel_times
 from finecast.errors import EngineError, UsageError
-from finecast.frontends.tensorflow.library import tf
+from finecast.frontends.tensorflow.library import DTYPES, FLOATS, kernels, tf
 from finecast.frontends.tensorflow.loading import load
 from finecast.frontends.tensorflow.model import FrozenModel, Port
 from finecast.numbers.formats import Format
@@ -81,6 +82,10 @@ class TensorFlowEngine:
             EngineError: If TensorFlow cannot run it.
         """
         return TensorFlowSession(model, profiling=profiling, lowering=lowering)
+
+    def has_kernel(self, native: str, fmt: Format) -> bool:
+        """By TensorFlow's registry of kernels for CPUs."""
+        return fmt in kernel_formats(native.removeprefix("tf::"))
 
     def load_probe(self, probe: Probe, fmt: Format) -> TensorFlowSession:
         """A model to probe with.
@@ -181,6 +186,18 @@ def explain(error: Exception) -> str:
     message = getattr(error, "message", None) or str(error)
     text = " ".join(str(message).partition("\n\n")[0].split()) or type(error).__name__
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
+
+
+@lru_cache(maxsize=1024)
+def kernel_formats(op: str) -> frozenset[Format]:
+    """The float formats that some kernel of an op takes on a CPU; all where it names none."""
+    found: set[Format] = set()
+    for kernel in kernels.get_registered_kernels_for_op(op).kernel:
+        if kernel.device_type != "CPU":
+            continue
+        named = [t for c in kernel.constraint for t in c.allowed_values.list.type]
+        found |= {FLOATS[t] for t in named if t in FLOATS} if named else set(DTYPES)
+    return frozenset(found)
 
 
 def _config(profiling: bool, lowering: bool) -> Any:

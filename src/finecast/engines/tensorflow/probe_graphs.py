@@ -44,3 +44,19 @@ def probe_graph(probe: Probe, fmt: Format) -> FrozenModel:
 
 def _port(name: str, shape: tuple[int, ...]) -> Port:
     return Port(name=name, tensor=f"{name}:0", dtype="fp32", shape=shape)
+
+
+def cast_graph(low: Format, size: int) -> FrozenModel:
+    """X -> Softmax -> Cast to ``low`` -> Softmax -> y: a cast that nothing absorbs.
+
+    ``x`` is fp32 of shape [size / 64, 64]; the cast is called ``cast``.
+    """
+    shape = (size // 64, 64)
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, shape, name="x")
+        low_value = tf.cast(tf.nn.softmax(x), DTYPES[low], name="cast")
+        tf.cast(tf.nn.softmax(low_value), tf.float32, name="y")
+    return FrozenModel(
+        graph=graph.as_graph_def(), inputs=(_port("x", shape),), outputs=(_port("y", shape),)
+    )

@@ -7,16 +7,18 @@ weight that went through a reshape is rounded once, from its own digits.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from finecast.frontends.tensorflow.library import NodeDef, Operation, Tensor, tf
-from finecast.frontends.tensorflow.model import FrozenModel, import_graph
+from finecast.frontends.tensorflow.model import FrozenModel, Port, import_graph
 
 _LARGEST_BYTES: Final = 10 << 20
 """A constant that is larger than that, and than what it is computed from, stays computed:
 Grappler's own limit for its folding."""
+_CALLS: Final = re.compile(r"^((Stateful)?PartitionedCall/|Func/)+")
 _PASSES_ON: Final = frozenset({"Identity", "StopGradient", "PreventGradient", "Snapshot"})
 _INPUTS: Final = frozenset({"Placeholder", "PlaceholderWithDefault"})
 
@@ -30,13 +32,34 @@ def folded(model: FrozenModel) -> FrozenModel:
     graph = tf.Graph()
     with graph.as_default():
         import_graph(model.graph)
-    folder = _Folder(graph, model)
-    return folder.finish()
+    return _with_short_names(_Folder(graph, model).finish())
 
 
 def base_name(reference: str) -> str:
     """The node of an input of a NodeDef: ``a`` of ``a:1`` and of ``^a``."""
     return reference.removeprefix("^").partition(":")[0]
+
+
+def _with_short_names(model: FrozenModel) -> FrozenModel:
+    """Names without those of the calls that were inlined, where they stay different.
+
+    Saving a model wraps it in one more call, and its ops are to keep their names.
+    """
+    names = {node.name: _CALLS.sub("", node.name) for node in model.graph.node}
+    if len(set(names.values())) < len(names):
+        return model
+    for node in model.graph.node:
+        node.name = names[node.name]
+        for index, read in enumerate(node.input):
+            before = base_name(read)
+            node.input[index] = read.replace(before, names[before], 1)
+
+    def moved(port: Port) -> Port:
+        node, _, index = port.tensor.partition(":")
+        return replace(port, tensor=f"{names[node]}:{index}")
+
+    inputs, outputs = (tuple(map(moved, ports)) for ports in (model.inputs, model.outputs))
+    return replace(model, inputs=inputs, outputs=outputs)
 
 
 class _Folder:
@@ -54,8 +77,9 @@ class _Folder:
         """Names of the ops whose results are known ahead of time."""
         found: set[str] = set()
         for op in self.operations:
-            computed = op.inputs and not op.control_inputs
-            if op.type == "Const" or (computed and self._foldable(op, found)):
+            if op.control_inputs:
+                continue  # known, but not before something else was done
+            if op.type == "Const" or (op.inputs and self._foldable(op, found)):
                 found.add(op.name)
         return found
 

@@ -19,6 +19,9 @@ INSTALL: Final = "pip install 'finecast[tensorflow]'"
 
 try:
     tf: Any = importlib.import_module("tensorflow")
+    # Without a public name: what makes constants of variables, and the registry of kernels.
+    freezing: Any = importlib.import_module("tensorflow.python.framework.convert_to_constants")
+    kernels: Any = importlib.import_module("tensorflow.python.framework.kernels")
 except ImportError as error:
     raise EngineError("TensorFlow is not installed", fix=INSTALL) from error
 

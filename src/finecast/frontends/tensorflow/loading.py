@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from finecast.errors import ModelError, UsageError
 from finecast.frontends.tensorflow.folding import base_name, folded
-from finecast.frontends.tensorflow.library import dtype_label, tf
+from finecast.frontends.tensorflow.library import dtype_label, freezing, tf
 from finecast.frontends.tensorflow.model import (
     SERVING,
     FrozenModel,
@@ -59,6 +59,32 @@ def load(folder: Path) -> FrozenModel:
         signatures=tuple(served),
         notes=_notes(folder),
     )
+
+
+def load_keras(path: Path, *, trust: bool) -> Any:
+    """The model in a ``.keras`` file; what of it is code is loaded only with ``trust``.
+
+    Raises:
+        UsageError: If there is no such file.
+        ModelError: If Keras cannot read it, or it brings code.
+    """
+    if not path.is_file():
+        raise UsageError("no such file", where=str(path), fix="check the path")
+    try:
+        return tf.keras.models.load_model(path, compile=False, safe_mode=not trust)
+    except (OSError, ValueError, TypeError, ImportError) as error:
+        text = " ".join(str(error).split())
+        if "safe_mode" in text or "unsafe" in text.lower():
+            raise ModelError(
+                "the file brings code of its own, which was not run",
+                where=str(path),
+                fix="pass --trust if you know who made it",
+            ) from error
+        raise ModelError(
+            f"Keras cannot read the model: {text[:240]}",
+            where=str(path),
+            fix="load it in Python with its classes, and give finecast.tensorflow the model",
+        ) from error
 
 
 def of_keras(model: Any) -> FrozenModel:
@@ -163,12 +189,10 @@ def _frozen(function: Any, where: str) -> FrozenModel:
 
 
 def _of_function(function: Any, names: Sequence[str], where: str) -> FrozenModel:
-    from tensorflow.python.framework.convert_to_constants import (  # pyright: ignore
-        convert_variables_to_constants_v2,
-    )
-
     try:
-        frozen = convert_variables_to_constants_v2(function, lower_control_flow=False)
+        frozen = freezing.convert_variables_to_constants_v2(
+            function, lower_control_flow=False, aggressive_inlining=True
+        )
     except (ValueError, RuntimeError, tf.errors.OpError) as error:
         raise unreadable(error, where) from error
     tensors = [t for t in frozen.inputs if t.dtype not in (tf.resource, tf.variant)]
@@ -211,10 +235,9 @@ def _check_ports(function: Any, where: str) -> None:
 
 
 def _check_port(kind: str, name: object, spec: Any, where: str) -> None:
-    dtype = getattr(spec, "dtype", None)
     plain = isinstance(spec, tf.TensorSpec) or tf.is_tensor(spec)
-    what = type(spec).__name__ if not plain else dtype.name
-    if plain and dtype not in (tf.string, tf.resource, tf.variant):
+    what: str = spec.dtype.name if plain else type(spec).__name__
+    if plain and what not in ("string", "resource", "variant"):
         return
     what = {"string": "text", "RaggedTensorSpec": "a ragged tensor"}.get(what, f"a {what}")
     raise ModelError(

@@ -175,6 +175,8 @@ def _attributes(op: Operation) -> Iterator[tuple[str, Attribute]]:
             yield name, value.s.decode(errors="replace")
         elif kind == "list" and value.list.i:
             yield name, tuple(int(i) for i in value.list.i)
+    if op.type == "GatherV2" and op.inputs[2].op.type == "Const":
+        yield "axis", int(tf.make_ndarray(op.inputs[2].op.node_def.attr["value"].tensor))
     if op.type in _OUTPUT_AXES:
         yield "output_axes", _OUTPUT_AXES[op.type]
     if op.type.startswith(("MaxPool", "AvgPool")):

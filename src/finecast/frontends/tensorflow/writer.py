@@ -110,11 +110,12 @@ class Rewriter:
         """The constant rounded to ``to``; its tensor."""
         stats = self.graph.values[value].constant
         assert stats is not None
-        return self.add_constant(
-            f"{plain(self.binding.values[value])}/{to.label}",
-            convert_constant(stats.read(), to),
-            DTYPES[to],
-        )
+        name = plain(self.binding.values[value])
+        array = convert_constant(stats.read(), to)
+        low = self.add_constant(f"{name}/{to.label}", array, DTYPES[to])
+        waits_for = [i for i in self.nodes[name].input if i.startswith("^")]
+        self.nodes[plain(low)].input.extend(waits_for)
+        return low
 
     def add_constant(self, name: str, array: NDArray[np.generic], dtype: Any) -> str:
         """A constant; its tensor."""

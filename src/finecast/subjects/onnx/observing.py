@@ -16,13 +16,11 @@ from finecast.frontends.onnx import Prepared
 from finecast.frontends.onnx.instrument import SWITCH, observable, with_outputs, with_switches
 from finecast.frontends.onnx.shapes import static_shapes
 from finecast.frontends.onnx.widen import widen
-from finecast.graph import Graph
+from finecast.pipeline.observing import SHOWN_BYTES, input_facts, packed
 from finecast.planning.sensitivity import Probe
 from finecast.planning.switches import Switch
 from finecast.rules.facts import ValueFacts, merge
 
-# Bytes of values shown by one run: bounds what is held at once.
-_SHOWN_BYTES: Final = 256 << 20
 # What a value is taken to have until one of unknown size was seen.
 _GUESSED_BYTES: Final = 4 << 20
 
@@ -40,7 +38,7 @@ def observe(
     """
     names = observable(prepared.model, prepared.graph)
     first = list(islice(batches(), 1))
-    facts = _inputs(prepared.graph, first)
+    facts = input_facts(prepared.graph, first)
     if first:
         facts = merge(facts, _show_first(prepared, names, first[0]))
 
@@ -50,8 +48,8 @@ def observe(
     if next(rest(), None) is None:
         return facts
     sizes = {n: 4 * math.prod(facts[i].shape) for n, i in names.items()}
-    groups = _packed(sizes, _SHOWN_BYTES)
-    facts = merge(facts, _inputs(prepared.graph, rest()))
+    groups = packed(sizes, SHOWN_BYTES)
+    facts = merge(facts, input_facts(prepared.graph, rest()))
     for done, group in enumerate(groups):
         facts = merge(facts, _show(prepared, names, group, rest()))
         if on_step is not None:
@@ -70,11 +68,11 @@ def _show_first(
     shapes = static_shapes(prepared.model, {n: a.shape for n, a in feeds.items()})
     known = {n: 4 * math.prod(shapes[n]) for n in ids if n in shapes}
     facts: dict[int, ValueFacts] = {}
-    for group in _packed(known, _SHOWN_BYTES):
+    for group in packed(known, SHOWN_BYTES):
         facts = merge(facts, _show(prepared, ids, group, [feeds]))
     rest, guess = [n for n in ids if n not in shapes], _GUESSED_BYTES
     while rest:
-        count = max(_SHOWN_BYTES // guess, 1)
+        count = max(SHOWN_BYTES // guess, 1)
         group, rest = rest[:count], rest[count:]
         seen = _show(prepared, ids, group, [feeds])
         guess = max(4 * math.prod(f.shape) for f in seen.values()) or 1
@@ -93,28 +91,6 @@ def _show(
         shown = session.run(feeds)
         facts = merge(facts, {ids[n]: ValueFacts.of(a) for n, a in shown.items()})
     return facts
-
-
-def _inputs(graph: Graph, batches: Iterable[Feeds]) -> dict[int, ValueFacts]:
-    facts: dict[int, ValueFacts] = {}
-    floats = {v.name: v.id for v in graph.inputs if v.format is not None}
-    for feeds in batches:
-        seen = {floats[n]: ValueFacts.of(a) for n, a in feeds.items() if n in floats}
-        facts = merge(facts, seen)
-    return facts
-
-
-def _packed(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
-    """Groups of names, in order, of at most ``limit`` bytes each (or one name)."""
-    groups: list[list[str]] = []
-    total = limit + 1
-    for name, size in sizes.items():
-        if total + size > limit:
-            groups.append([])
-            total = 0
-        groups[-1].append(name)
-        total += size
-    return groups
 
 
 def switched_probe(

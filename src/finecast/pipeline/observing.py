@@ -1,0 +1,36 @@
+"""What is shared by all ways to look at a model's values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from finecast.engines.base import Feeds
+from finecast.graph import Graph
+from finecast.rules.facts import ValueFacts, merge
+
+SHOWN_BYTES: Final = 256 << 20
+"""Bytes of values shown by one run: bounds what is held at once."""
+
+
+def input_facts(graph: Graph, batches: Iterable[Feeds]) -> dict[int, ValueFacts]:
+    """Facts of the float inputs."""
+    facts: dict[int, ValueFacts] = {}
+    floats = {v.name: v.id for v in graph.inputs if v.format is not None}
+    for feeds in batches:
+        seen = {floats[n]: ValueFacts.of(a) for n, a in feeds.items() if n in floats}
+        facts = merge(facts, seen)
+    return facts
+
+
+def packed(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+    """Groups of names, in order, of at most ``limit`` bytes each (or one name)."""
+    groups: list[list[str]] = []
+    total = limit + 1
+    for name, size in sizes.items():
+        if total + size > limit:
+            groups.append([])
+            total = 0
+        groups[-1].append(name)
+        total += size
+    return groups

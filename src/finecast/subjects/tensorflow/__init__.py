@@ -1,0 +1,1 @@
+"""Models of TensorFlow and Keras, in TensorFlow."""

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import finecast
+from finecast.errors import ModelError, UsageError
+from finecast.numbers.formats import Format
+from tests.tensorflow.models import Model, nodes_of, of_function, served, tf, types_of
+
+X = np.random.default_rng(1).normal(size=(4, 16)).astype(np.float32)
+ROWS = tf.TensorSpec([None, 16], tf.float32, name="x")
+
+
+def test_a_saved_model_is_served_in_bf16_under_the_names_of_before(
+    mlp: Model, tmp_path: Path
+) -> None:
+    done = finecast.convert(mlp.path, tmp_path / "low", "all:bf16")
+    assert set(done.plan.formats.values()) == {Format.BF16}
+    before, after = mlp.serve({"x": X}), served(tmp_path / "low", {"x": X})
+    assert list(after) == ["scores"]
+    assert after["scores"].dtype == np.float32
+    np.testing.assert_allclose(after["scores"], before["scores"], atol=0.02)
+    assert np.abs(after["scores"] - before["scores"]).max() > 0
+    assert set(types_of(tmp_path / "low").values()) == {"bfloat16"}
+
+
+def test_weights_rest_in_bf16(mlp: Model, tmp_path: Path) -> None:
+    finecast.convert(mlp.path, tmp_path / "low", "all:bf16")
+    nodes = nodes_of(tmp_path / "low").values()
+    stored = {tf.as_dtype(n.attr["dtype"].type).name for n in nodes if n.op == "Const"}
+    assert stored == {"bfloat16"}
+
+
+def test_free_sizes_stay_free(mlp: Model, tmp_path: Path) -> None:
+    finecast.convert(mlp.path, tmp_path / "low", "all:bf16")
+    for rows in (1, 7):
+        x = np.ones((rows, 16), np.float32)
+        assert served(tmp_path / "low", {"x": x})["scores"].shape == (rows, 8)
+
+
+def test_scope_none_gives_the_same_numbers(mlp: Model, tmp_path: Path) -> None:
+    done = finecast.convert(mlp.path, tmp_path / "same", "none")
+    assert not done.plan.lowers
+    np.testing.assert_array_equal(
+        served(tmp_path / "same", {"x": X})["scores"], mlp.serve({"x": X})["scores"]
+    )
+
+
+def test_single_ops_keep_fp32(mlp: Model, tmp_path: Path) -> None:
+    kept = replace(finecast.Policy.parse("all:bf16"), op_formats={"softmax": Format.FP32})
+    plan = finecast.convert(mlp.path, tmp_path / "low", kept).plan
+    (softmax,) = (d.node for d in plan.decisions if d.op == "softmax")
+    types = types_of(tmp_path / "low")
+    assert types[softmax] == "float32"
+    assert "bfloat16" in types.values()
+
+
+def test_a_plan_is_replayed(mlp: Model, tmp_path: Path) -> None:
+    done = finecast.convert(mlp.path, tmp_path / "one", "all:bf16")
+    finecast.apply(done.plan, mlp.path, tmp_path / "two")
+    one, two = (served(tmp_path / n, {"x": X})["scores"] for n in ("one", "two"))
+    np.testing.assert_array_equal(one, two)
+
+
+def test_a_plan_of_another_model_is_refused(mlp: Model, tmp_path: Path) -> None:
+    plan = finecast.convert(mlp.path, None, "all:bf16").plan
+    other = of_function(
+        tmp_path / "other", lambda x: tf.matmul(x, tf.ones([16, 4])),
+        [tf.TensorSpec([None, 16], tf.float32, name="x")],
+    )  # fmt: skip
+    with pytest.raises(ModelError, match="made for another model"):
+        finecast.apply(plan, other.path, tmp_path / "low")
+
+
+def test_what_was_converted_says_so(mlp: Model, tmp_path: Path) -> None:
+    done = finecast.convert(mlp.path, tmp_path / "low", "all:bf16")
+    notes = json.loads((tmp_path / "low/assets.extra/finecast.json").read_text())
+    assert notes == {"plan": done.plan.digest, "policy": "all:bf16"}
+    again = finecast.convert(tmp_path / "low", None, "all:bf16")
+    assert any("an earlier conversion to all:bf16 stays" in w for w in again.warnings)
+
+
+def test_nothing_half_written_stays(
+    mlp: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from finecast.subjects.tensorflow import artefact
+
+    def full(*_: object) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(artefact, "verify", full)
+    with pytest.raises(UsageError, match="No space left"):
+        finecast.convert(mlp.path, tmp_path / "low", "all:bf16")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["mlp"]
+
+
+def test_only_a_saved_model_is_replaced_and_only_with_force(
+    mlp: Model, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="is no model"):
+        finecast.convert(mlp.path, mine, "all:bf16", force=True)
+    finecast.convert(mlp.path, tmp_path / "low", "all:bf16")
+    with pytest.raises(UsageError, match="output exists"):
+        finecast.convert(mlp.path, tmp_path / "low", "all:bf16")
+    finecast.convert(mlp.path, tmp_path / "low", "none", force=True)
+    assert set(types_of(tmp_path / "low").values()) == {"float32"}
+    with pytest.raises(UsageError, match="same file"):
+        finecast.convert(mlp.path, mlp.path, "all:bf16", force=True)
+
+
+def test_a_file_is_no_place_for_a_saved_model(mlp: Model, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="which is a folder"):
+        finecast.convert(mlp.path, tmp_path / "low.onnx", "all:bf16")
+
+
+def test_ports_keep_their_types(mlp: Model) -> None:
+    policy = replace(finecast.Policy.parse("all:bf16"), io={"x": Format.BF16})
+    with pytest.raises(UsageError, match="does not apply to SavedModels"):
+        finecast.convert(mlp.path, None, policy)
+
+
+def test_formats_without_arithmetic_are_refused(mlp: Model) -> None:
+    with pytest.raises(UsageError, match="do not compute in fp8_e4m3"):
+        finecast.convert(mlp.path, None, "all:fp8_e4m3")
+
+
+def test_the_models_own_casts_read_what_they_are_given(tmp_path: Path) -> None:
+    def call(x: Any) -> dict[str, Any]:
+        scores = tf.matmul(x, tf.eye(16) * 3)
+        return {"rounded": tf.cast(scores, tf.int32), "scores": scores}
+
+    model = of_function(
+        tmp_path / "m", call, [tf.TensorSpec([None, 16], tf.float32, name="x")]
+    )
+    finecast.convert(model.path, tmp_path / "low", "all:bf16")
+    found = served(tmp_path / "low", {"x": np.full((2, 16), 2.0, np.float32)})
+    assert (found["rounded"] == 6).all()
+    assert found["rounded"].dtype == np.int32
+    nodes = nodes_of(tmp_path / "low").values()
+    sources = {tf.as_dtype(n.attr["SrcT"].type).name for n in nodes if n.op == "Cast"}
+    assert sources == {"float32", "bfloat16"}
+    to_int = next(n for n in nodes if n.op == "Cast" and n.attr["DstT"].type == 3)
+    assert tf.as_dtype(to_int.attr["SrcT"].type) == tf.bfloat16
+
+
+def test_bodies_of_control_flow_keep_their_types_and_it_is_said(tmp_path: Path) -> None:
+    w = tf.Variable(np.eye(16, dtype=np.float32) / 2)
+
+    def call(x: Any, flag: Any) -> dict[str, Any]:
+        y = tf.matmul(x, w)
+        _, y = tf.while_loop(lambda i, _: i < 3, lambda i, v: (i + 1, tf.matmul(v, w)), (0, y))
+        y = tf.cond(flag, lambda: tf.nn.relu(y), lambda: -y)
+        return {"y": tf.matmul(y, w)}
+
+    specs = [
+        tf.TensorSpec([None, 16], tf.float32, name="x"),
+        tf.TensorSpec([], tf.bool, name="flag"),
+    ]
+    model = of_function(tmp_path / "m", call, specs, [w])
+    done = finecast.convert(model.path, tmp_path / "low", "all:bf16")
+    assert any("control flow" in text and "keep fp32" in text for text in done.warnings)
+    for flag in (True, False):
+        feeds = {"x": X, "flag": np.array(flag)}
+        before, after = model.serve(feeds)["y"], served(tmp_path / "low", feeds)["y"]
+        np.testing.assert_allclose(after, before, atol=np.abs(before).max() / 64)
+    assert "bfloat16" in types_of(tmp_path / "low").values()
+
+
+def test_an_assertion_is_still_made(tmp_path: Path) -> None:
+    def call(x: Any) -> dict[str, Any]:
+        with tf.control_dependencies([tf.debugging.assert_less(x, 100.0)]):
+            return {"y": tf.matmul(x, tf.eye(16))}
+
+    model = of_function(
+        tmp_path / "m", call, [tf.TensorSpec([None, 16], tf.float32, name="x")]
+    )
+    finecast.convert(model.path, tmp_path / "low", "all:bf16")
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        served(tmp_path / "low", {"x": np.full((1, 16), 1000, np.float32)})
