@@ -28,7 +28,7 @@ from finecast.pipeline.goal import MIN_SPEEDUP, Goal
 from finecast.pipeline.model import OpenedModel, RunOptions, TuneRequest
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.sources import DEFAULT_BATCH, Data, DataOptions, workload_of
-from finecast.pipeline.study import JOURNAL_SUFFIX, Study
+from finecast.pipeline.study import Study, journals
 from finecast.pipeline.tuning import tune as search
 from finecast.pipeline.workload import EvalFunction
 from finecast.planning.plan import Plan
@@ -36,7 +36,7 @@ from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy
 from finecast.rules.user import without_opinion
-from finecast.subjects import check_output_name, opened
+from finecast.subjects import check_output_name, opened, written_beside
 
 if TYPE_CHECKING:
     import onnx
@@ -274,11 +274,11 @@ def _claim(
             if isinstance(source, str | Path):
                 files.read(f"the {role}", source)
     files.read("the plan", plan)
-    files.write("the output", output.path, beside=output.beside)
+    files.write("the output", output.path, beside=written_beside(output))
     if output.path is not None:
         check_output_name(model.path, output.path)
     model.check(output)
-    files.write("the study", study, beside=(JOURNAL_SUFFIX,), replaces=False)
+    files.write("the study", study, beside=journals(study), replaces=False)
     return files
 
 

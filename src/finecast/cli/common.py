@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 import typer
 
 from finecast.cli.output import warn
-from finecast.files import DATA_SUFFIX, CommandFiles
+from finecast.files import CommandFiles
 
 if TYPE_CHECKING:
     from finecast.pipeline.artefact import Destination
@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 Model = Annotated[
     Path,
-    typer.Argument(metavar="MODEL", help="The FP32 model: .onnx, or .pt2 of torch.export."),
+    typer.Argument(
+        metavar="MODEL",
+        help="The FP32 model: .onnx; OpenVINO's .xml, a SavedModel's folder, .pb, .keras,"
+        " .tflite, .pdmodel; or .pt2 of torch.export.",
+    ),
 ]
 Trust = Annotated[
     bool,
@@ -108,10 +112,9 @@ def open_model(
     ``given`` are options by name that not every kind of model takes.
     """
     from finecast import api
-    from finecast.subjects import check_options, check_output_name
+    from finecast.subjects import check_options, check_output_name, written_beside
 
-    beside = () if written.external_data is False else (DATA_SUFFIX,)
-    files.write("--output", written.output, beside=beside)
+    files.write("--output", written.output, beside=written_beside(written.destination))
     check_output_name(source.model, written.output)
     apart = written.external_data is not None
     taken = {"from-type": source.from_type, "external-data/--one-file": apart, **given}

@@ -14,6 +14,8 @@ from types import ModuleType
 from typing import Any, Final
 
 from finecast.errors import EngineError, UsageError
+from finecast.files import DATA_SUFFIX
+from finecast.pipeline.artefact import Destination
 from finecast.pipeline.model import OpenedModel
 
 
@@ -22,7 +24,11 @@ class FrontendEntry:
     """Which models a frontend reads.
 
     Attributes:
-        suffixes: Of its files; the first frontend also takes files of no other's suffix.
+        suffixes: Of its files, the first that of files it writes; the first frontend also
+            takes files of no other's suffix.
+        folders: Files by which a folder is known as one of its models.
+        beside: Names of what may be written with a model's file, with ``{name}`` for its name
+            and ``{stem}`` for that without its suffix.
         packages: Those whose objects it takes: of libraries, and its own.
         module: Where ``read`` and ``take`` are: an opened model of a path, of an object.
         requires: The library that it needs.
@@ -36,6 +42,8 @@ class FrontendEntry:
     requires: str
     install: str
     lacks: Mapping[str, str] = field(default_factory=dict[str, str])
+    folders: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
 
     def load(self) -> ModuleType:
         """Its module.
@@ -57,6 +65,20 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
         module="finecast.subjects.onnx.model",
         requires="onnx",
         install="pip install finecast",
+        beside=(f"{{name}}{DATA_SUFFIX}",),
+    ),
+    FrontendEntry(
+        suffixes=(".xml", ".keras", ".tflite", ".pb", ".pdmodel"),
+        packages=("openvino", "finecast.frontends.openvino"),
+        module="finecast.subjects.openvino.model",
+        requires="openvino",
+        install="pip install openvino",
+        lacks={
+            "--external-data/--one-file": "leave it out: constants are in the .bin beside it",
+            "--from-type": "convert the model in fp32",
+        },
+        folders=("saved_model.pb",),
+        beside=("{stem}.bin",),
     ),
     FrontendEntry(
         suffixes=(".pt2",),
@@ -81,10 +103,12 @@ def check_output_name(model: Path, output: Path) -> None:
         output: Where the result goes.
     """
     writer = _entry_of(model)
-    if _entry_of(output) is not writer:
-        suffix = writer.suffixes[0]
+    suffix = writer.suffixes[0]
+    others = {s for e in FRONTENDS for s in e.suffixes} - {suffix}
+    if _entry_of(output) is not writer or output.suffix.lower() in others:
+        kind = "SavedModel" if model.is_dir() else model.suffix or suffix
         raise UsageError(
-            f"a model of the kind {suffix} gives a file of that kind",
+            f"a model of the kind {kind} gives a file of the kind {suffix}",
             where=str(output),
             fix=f"name it {output.with_suffix(suffix)}",
         )
@@ -106,9 +130,21 @@ def check_options(model: Path, given: Mapping[str, object]) -> None:
 
 
 def _entry_of(path: Path) -> FrontendEntry:
-    """The frontend of a file, by its name; letters in any case."""
+    """The frontend of a file, by its name; letters in any case. Of a folder, by its files."""
+    if path.is_dir():
+        entries = (e for e in FRONTENDS for name in e.folders if (path / name).is_file())
+        return next(entries, FRONTENDS[0])
     suffix = path.suffix.lower()
     return next((e for e in FRONTENDS if suffix in e.suffixes), FRONTENDS[0])
+
+
+def written_beside(output: Destination) -> tuple[Path, ...]:
+    """Files that may be written with a model, by the frontend of its name."""
+    path = output.path
+    if path is None or output.external_data is False:
+        return ()
+    names = (n.format(name=path.name, stem=path.stem) for n in _entry_of(path).beside)
+    return tuple(path.with_name(name) for name in names)
 
 
 def opened(model: Any, *, trust: bool = False) -> OpenedModel:
@@ -124,9 +160,14 @@ def opened(model: Any, *, trust: bool = False) -> OpenedModel:
     """
     if isinstance(model, str | Path):
         path = Path(model)
-        if path.is_dir():
-            raise UsageError("the model is a directory", where=str(path), fix="give a file")
-        found: OpenedModel = _entry_of(path).load().read(path, trust=trust)
+        entry = _entry_of(path)
+        if path.is_dir() and not entry.folders:
+            raise UsageError(
+                "the model is a directory",
+                where=str(path),
+                fix="give a file, or the folder of a SavedModel, with its saved_model.pb",
+            )
+        found: OpenedModel = entry.load().read(path, trust=trust)
         return found
     if hasattr(model, "graph_for"):
         given: OpenedModel = model
@@ -138,5 +179,6 @@ def opened(model: Any, *, trust: bool = False) -> OpenedModel:
             return taken
     raise UsageError(
         f"a {type(model).__name__} is not a model",
-        fix="give a path, an onnx.ModelProto or an onnx_ir.Model; PyTorch's: finecast.torch",
+        fix="give a path, an onnx.ModelProto, an onnx_ir.Model or an openvino.Model;"
+        " PyTorch's: finecast.torch",
     )

@@ -25,7 +25,7 @@ from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects.onnx.planning import make_planner
+from finecast.subjects.engine.planning import make_planner
 
 # The engine that runs what INC gave to a backend of ONNX Runtime's, by backend and device;
 # OpenVINO by default, because ONNX Runtime has no bf16 arithmetic on a CPU.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from finecast import rules
@@ -16,9 +15,6 @@ from finecast.engines.kernels import kernel_query
 from finecast.engines.loading import load_model
 from finecast.engines.probe import probe_one, speed_of
 from finecast.errors import EngineError, UsageError
-from finecast.frontends import onnx as frontend
-from finecast.frontends.onnx import OnnxFile, Prepared
-from finecast.frontends.onnx.statements import STATEMENTS
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.planning.cost import MeasuredCost
@@ -28,7 +24,8 @@ from finecast.rules import Context
 from finecast.rules.facts import ValueFacts
 from finecast.rules.override import active, check_overrides
 from finecast.rules.policy import Policy
-from finecast.subjects.onnx.casting import measure_casts
+from finecast.subjects.engine.casting import measure_casts
+from finecast.subjects.engine.native import NativeSource, Prepared
 
 # Runs of a profile: enough that each kernel once had a core for itself, on a busy machine too.
 _PROFILE_S: Final = 0.5
@@ -67,7 +64,7 @@ def make_planner(
         UsageError: If the model can state none of a format's numbers, or an override names
             no op of it.
     """
-    check_stated(policy, engine)
+    check_stated(policy, engine, prepared)
     check_overrides(prepared.graph)
     name = f"{EMULATOR}:{engine.device}" if engine.name == EMULATOR else engine.name
     context = Context(
@@ -79,20 +76,20 @@ def make_planner(
         faults=faults(engine.name, engine.device, prepared.graph, policy.formats),
         user_rules=(*user_rules, *active()),
         measured=measured,
-        casts_around=frozenset(f for f in policy.formats if frontend.can_cast(prepared, f)),
+        casts_around=frozenset(f for f in policy.formats if prepared.can_cast(f)),
     )
     return Planner(
         graph=prepared.graph,
         policy=policy,
         permissions=rules.permit(context),
         engine=engine.name,
-        opset=partial(frontend.minimal_opset, prepared),
-        from_type=prepared.file.from_type,
+        opset=prepared.minimal_opset,
+        from_type=prepared.from_type,
     )
 
 
-def check_stated(policy: Policy, engine: Engine) -> None:
-    """Raise UsageError for a format that no nodes of ONNX round to."""
+def check_stated(policy: Policy, engine: Engine, prepared: Prepared) -> None:
+    """Raise UsageError for a format that the engine lacks, or such a model cannot state."""
     for fmt in policy.formats:
         if fmt is Format.TF32 and engine.name != EMULATOR:
             raise UsageError(
@@ -106,14 +103,16 @@ def check_stated(policy: Policy, engine: Engine) -> None:
                 fix=f"use bf16 or fp16, or {' or '.join(sorted(INTEGER_ENGINES))} on a CPU"
                 " with integer products (VNNI)",
             )
-        if fmt not in STATEMENTS:
+        if fmt not in prepared.states:
             raise UsageError(
-                f"ONNX has no type {fmt.label}: a model cannot state it",
+                f"{prepared.library} has no type {fmt.label}: a model cannot state it",
                 fix="use bf16 or fp16",
             )
 
 
-def profile_ends(file: OnnxFile, planner: Planner, engine: Engine, feeds: Feeds) -> Profiles:
+def profile_ends(
+    source: NativeSource, planner: Planner, engine: Engine, feeds: Feeds
+) -> Profiles:
     """Profile the fp32 model and the lowest plan in each format, once each, in ``engine``.
 
     Raises:
@@ -121,8 +120,7 @@ def profile_ends(file: OnnxFile, planner: Planner, engine: Engine, feeds: Feeds)
     """
 
     def kernels(plan: Plan) -> Sequence[KernelTime]:
-        applied = frontend.apply(file, plan)
-        session = load_model(engine, applied.model, profiling=True)
+        session = load_model(engine, source.build(plan).model, profiling=True)
         once_s = sum(k.time_s for k in session.profile(feeds, repeats=1))
         repeats = _PROFILE_S / once_s if once_s else _MOST_REPEATS
         return session.profile(feeds, repeats=min(max(int(repeats), 5), _MOST_REPEATS))

@@ -1,4 +1,4 @@
-"""ONNX models: units by kernels, and what their roundings do to the outputs."""
+"""Units by kernels, and what their roundings do to the outputs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 
 from finecast.engines.base import Feeds
-from finecast.frontends import onnx as frontend
-from finecast.frontends.onnx import Prepared
 from finecast.numbers.encodings import SCALED
 from finecast.numbers.formats import Format
 from finecast.planning.cost import CostModel
@@ -18,8 +16,9 @@ from finecast.planning.sensitivity import Sensitivity, measure
 from finecast.planning.switches import switches
 from finecast.planning.units import RoundingPoints, Units, make_units, rounding_points
 from finecast.progress import Progress
-from finecast.subjects.onnx.observing import switched_probe
-from finecast.subjects.onnx.planning import Profiles, kernel_nodes
+from finecast.subjects.engine.native import Prepared
+from finecast.subjects.engine.observing import switched_probe
+from finecast.subjects.engine.planning import Profiles, kernel_nodes
 
 Points = Mapping[Format, RoundingPoints]
 
@@ -73,6 +72,7 @@ def free(points: Points) -> dict[Format, Sensitivity]:
 
 
 def analysis_of(
+    prepared: Prepared,
     planner: Planner,
     units: Units,
     points: Points,
@@ -83,7 +83,7 @@ def analysis_of(
 ) -> Analysis:
     """What the choice among plans rests on, the requested types of ports among it."""
     graph = planner.graph
-    io = frontend.resolve_io(graph, planner.highest().io)
+    io = prepared.resolve_io(planner.highest().io)
     pinned = pins(io, (Format.FP32, *points))
     return Analysis.of(
         graph,
