@@ -222,8 +222,7 @@ class OpenVinoEngine:
         return probe(self)
 
     def load(self, model: Loadable, *, profiling: bool = False) -> OpenVinoSession:
-        """Compile an ONNX file (external data beside it), its bytes, an ``ov.Model``, or a path
-        to what OpenVINO's own frontend here reads.
+        """Compile an ONNX file (external data beside it), its bytes, or OpenVINO's own models.
 
         Raises:
             EngineError: If it is no such model, or OpenVINO cannot convert or compile it.

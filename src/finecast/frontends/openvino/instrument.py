@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -57,7 +57,7 @@ def with_outputs(model: openvino.Model, names: Sequence[str]) -> openvino.Model:
     for port in binding.values:
         if port.get_node().get_type_name() != "Parameter":
             port.set_names(set())  # a name that is given below may be another tensor's
-    results: list[openvino.op.Result] = []
+    results: list[Any] = []
     for name, port in zip(names, ports, strict=True):
         port.set_names({name})
         results.append(opset13.result(port, name=name))
