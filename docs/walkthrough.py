@@ -36,9 +36,9 @@ from finecast.progress import silent
 from finecast.rules import Permission
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy
-from finecast.subjects.onnx.observing import observe
-from finecast.subjects.onnx.planning import make_planner
-from finecast.subjects.onnx.roundings import analysis_of, probe_sensitivity
+from finecast.subjects.engine.observing import observe
+from finecast.subjects.engine.planning import make_planner
+from finecast.subjects.engine.roundings import analysis_of, probe_sensitivity
 
 PAGE = Path(__file__).with_name("architecture.md")
 POLICY = Policy.parse("auto:bf16")
@@ -94,7 +94,7 @@ def _stages(path: Path) -> dict[str, str]:
     sensitivity = errors[POLICY.format]
     shapes = {i: f.shape for i, f in facts.items()}
     cost = RooflineCost(target=load_target(TARGET), shapes=shapes)
-    proposals = propose(measured, analysis_of(measured, units, where, errors, cost))
+    proposals = propose(measured, analysis_of(prepared, measured, units, where, errors, cost))
     chosen = proposals[-1]
     applied = frontend.apply(file, chosen.plan)
     return {

@@ -30,7 +30,7 @@ from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounding
 from finecast.ops.patterns import affine_kernels, merged
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects.onnx.planning import make_planner
+from finecast.subjects.engine.planning import make_planner
 
 Feeds = Mapping[str, np.ndarray]
 Run = Callable[[Feeds], np.ndarray]

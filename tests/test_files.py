@@ -91,7 +91,7 @@ def test_what_is_written_beside_an_output_counts(model: Path, force: bool) -> No
     files = CommandFiles(force=force)
     files.read("the data", data)
     with pytest.raises(UsageError, match=r"-o \(with .data\) and the data are the same"):
-        files.write("-o", model.with_name("low"), beside=(".data",))
+        files.write("-o", model.with_name("low"), beside=[model.with_name("low.data")])
 
 
 def test_two_inputs_may_be_one_file(model: Path) -> None:

@@ -28,7 +28,7 @@ from finecast.pipeline.goal import MIN_SPEEDUP, Goal
 from finecast.pipeline.model import OpenedModel, RunOptions, TuneRequest
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.sources import DEFAULT_BATCH, Data, DataOptions, workload_of
-from finecast.pipeline.study import JOURNAL_SUFFIX, Study
+from finecast.pipeline.study import Study, journals
 from finecast.pipeline.tuning import tune as search
 from finecast.pipeline.workload import EvalFunction
 from finecast.planning.plan import Plan
@@ -36,7 +36,7 @@ from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy
 from finecast.rules.user import without_opinion
-from finecast.subjects import check_output_name, folder_marker, opened
+from finecast.subjects import check_output_name, opened, written_with
 
 if TYPE_CHECKING:
     import onnx
@@ -59,18 +59,21 @@ __all__ = [
 ]
 
 
-def load(model: Model, *, trust: bool = False) -> OpenedModel:
+def load(
+    model: Model, *, trust: bool = False, output: str | Path | None = None
+) -> OpenedModel:
     """Read a model from its path, or take one in memory; external data stays on disk.
 
     Args:
         model: An ONNX model, or the path of one or of a program that torch.export.save wrote.
         trust: Whether what a .pt2 file brings may be unpickled and run.
+        output: Where a result will go: of a SavedModel it may be one again, or OpenVINO's.
 
     Raises:
         UsageError: If there is no such file, or it is no model at all.
         ModelError: If it is not a complete model.
     """
-    return opened(model, trust=trust)
+    return opened(model, trust=trust, output=None if output is None else Path(output))
 
 
 def convert(
@@ -111,7 +114,7 @@ def convert(
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
     """
-    given = load(model)
+    given = load(model, output=output)
     written = _destination(output, force, external_data)
     _claim(given, written, data=data)
     given = _taken(given, from_type)
@@ -148,7 +151,7 @@ def apply(
     Raises:
         FinecastError: If the plan was made for another model, or as for ``convert``.
     """
-    given = load(model)
+    given = load(model, output=output)
     written = _destination(output, force, external_data)
     _claim(given, written, data=data, plan=None if isinstance(plan, Plan) else plan)
     options = RunOptions(
@@ -217,7 +220,9 @@ def tune(
         from_type=from_type,
         progress=progress,
     )
-    return tuned(load(model), _destination(output, force, external_data), options)
+    return tuned(
+        load(model, output=output), _destination(output, force, external_data), options
+    )
 
 
 def tuned(model: OpenedModel, output: Destination, options: TuneRequest) -> Outcome:
@@ -274,13 +279,12 @@ def _claim(
             if isinstance(source, str | Path):
                 files.read(f"the {role}", source)
     files.read("the plan", plan)
-    marker = folder_marker(model.path)
-    beside = () if marker else output.beside
-    files.write("the output", output.path, beside=beside, folder=marker)
+    result = written_with(model.path, output)
+    files.write("the output", output.path, beside=result.beside, folder=result.folder)
     if output.path is not None:
         check_output_name(model.path, output.path)
     model.check(output)
-    files.write("the study", study, beside=(JOURNAL_SUFFIX,), replaces=False)
+    files.write("the study", study, beside=journals(study), replaces=False)
     return files
 
 

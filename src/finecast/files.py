@@ -65,7 +65,7 @@ class CommandFiles:
         role: str,
         path: str | Path | None,
         *,
-        beside: Sequence[str] = (),
+        beside: Sequence[Path] = (),
         replaces: bool = True,
         folder: str = "",
     ) -> None:
@@ -74,7 +74,7 @@ class CommandFiles:
         Args:
             role: The option that names it.
             path: The file.
-            beside: Suffixes of files that may be written with it, as ``.data``.
+            beside: Files that may be written with it.
             replaces: Whether a file that is there would be replaced; else its writer says
                 whether it can be added to.
             folder: The file by which a model is told that is a folder, if it is one.
@@ -87,9 +87,8 @@ class CommandFiles:
             return
         path = Path(path)
         self._claim(role, path, written=True)
-        for suffix in beside:
-            name = path.with_name(path.name + suffix)
-            self._claim(f"{role} (with {suffix})", name, written=True)
+        for part in beside:
+            self._claim(f"{role} (with {part.name})", part, written=True)
         if folder:
             check_writable_folder(path, folder, force=self._force)
         else:

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from finecast.frontends.onnx import paused_collection
+from finecast.frontends.collection import paused_collection
 
 
 def _cycles(count: int) -> None:

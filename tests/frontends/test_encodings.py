@@ -25,8 +25,8 @@ from finecast.planning.units import make_units
 from finecast.rules import Context, Permission, permit
 from finecast.rules.policy import Policy
 from finecast.rules.scaled_operands import origin
-from finecast.subjects.onnx import integers, planning
-from finecast.subjects.onnx.observing import observe, switched_probe
+from finecast.subjects.engine import integers, planning
+from finecast.subjects.engine.observing import observe, switched_probe
 from tests import toy_encoding
 from tests.frontends.tools import planner_of
 
@@ -79,7 +79,7 @@ def judged(path: Path, *, data: bool = True) -> tuple[Prepared, Policy, Permissi
         graph=prepared.graph,
         policy=policy,
         facts=observe(prepared, lambda: [{"x": X[:40]}, {"x": X[40:]}]) if data else {},
-        casts_around=frozenset(f for f in policy.formats if frontend.can_cast(prepared, f)),
+        casts_around=frozenset(f for f in policy.formats if prepared.can_cast(f)),
     )
     return prepared, policy, permit(context)
 

@@ -24,7 +24,7 @@ from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
-from finecast.subjects.onnx.planning import make_planner
+from finecast.subjects.engine.planning import make_planner
 
 SHARED = """<ir_version: 8, opset_import: ["" : 17]>
 shared (float[n, 2] x) => (float[n, 2] y, float[n, 2] z)

@@ -11,7 +11,7 @@ import pytest
 
 from finecast.engines.base import Capability, KernelTime
 from finecast.numbers.formats import Format
-from finecast.subjects.onnx import casting
+from finecast.subjects.engine import casting
 
 
 @dataclass

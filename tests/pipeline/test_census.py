@@ -12,7 +12,7 @@ from finecast.frontends import onnx as frontend
 from finecast.numbers.formats import Format
 from finecast.pipeline.census import notes, risks
 from finecast.rules.policy import Policy
-from finecast.subjects.onnx.observing import observe
+from finecast.subjects.engine.observing import observe
 from tests.frontends.tools import Array, model, tensor
 
 

@@ -14,8 +14,8 @@ from finecast.engines.base import Engine
 from finecast.engines.probe import Speed
 from finecast.errors import UsageError
 from finecast.numbers.formats import Format
-from finecast.subjects.onnx import conversion
-from finecast.subjects.onnx import model as opened
+from finecast.subjects.engine import conversion
+from finecast.subjects.engine import judging as opened
 
 
 @pytest.fixture

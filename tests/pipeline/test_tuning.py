@@ -27,8 +27,8 @@ from finecast.pipeline.outcome import Outcome, Verdict
 from finecast.pipeline.study import Study
 from finecast.pipeline.workload import EvalFunction, Run
 from finecast.rules.policy import Policy
+from finecast.subjects.engine.subject import EngineSubject
 from finecast.subjects.onnx.source import OnnxSource
-from finecast.subjects.onnx.subject import OnnxSubject
 
 _LABELS: dict[int, str] = {
     TensorProto.FLOAT: "fp32",
@@ -145,7 +145,7 @@ class Bench:
             higher_is_better=workload.higher_is_better,
         )
         model = OnnxSource(file=frontend.load(self.model))
-        subject = OnnxSubject(model=model, engine=chosen, reference=chosen.load(self.model))
+        subject = EngineSubject(model=model, engine=chosen, reference=chosen.load(self.model))
         goal = Goal(criterion=criterion, max_trials=max_trials, min_speedup=min_speedup)
         return tuning.tune(subject, workload, goal, Policy.parse(policy), study=study)
 

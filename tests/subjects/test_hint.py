@@ -20,10 +20,10 @@ from finecast.numbers.formats import Format
 from finecast.pipeline.hint import Hinting
 from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy
-from finecast.subjects.onnx.hint import hinted_models, stated
-from finecast.subjects.onnx.planning import make_planner
+from finecast.subjects.engine.hint import hinted_models, stated
+from finecast.subjects.engine.planning import make_planner
+from finecast.subjects.engine.subject import EngineSubject
 from finecast.subjects.onnx.source import OnnxSource
-from finecast.subjects.onnx.subject import OnnxSubject
 from tests.frontends.tools import parse, tensor
 
 RNG = np.random.default_rng(0)
@@ -93,7 +93,7 @@ def test_a_node_without_a_kernel_goes_with_what_it_reads(planner: Planner) -> No
 
 def test_an_engine_without_a_hint_has_none(planner: Planner, tmp_path: Path) -> None:
     file = frontend.load(tmp_path / "model.onnx")
-    assert not list(hinted_models(file, get_engine("onnxruntime"), planner))
+    assert not list(hinted_models(OnnxSource(file=file), get_engine("onnxruntime"), planner))
 
 
 def test_openvino_states_what_each_kernel_computes_in(tmp_path: Path) -> None:
@@ -142,14 +142,14 @@ def test_tune_tries_the_choice_and_shows_the_hint(
         built.append(plan.formats)
         return plain(self, plan)
 
-    opened = OnnxSubject.hints
-    assert issubclass(OnnxSubject, Hinting)
+    opened = EngineSubject.hints
+    assert issubclass(EngineSubject, Hinting)
 
-    def hints(self: OnnxSubject, planner: Planner) -> Any:
+    def hints(self: EngineSubject, planner: Planner) -> Any:
         return opened(replace(self, engine=Lowering()), planner)
 
     monkeypatch.setattr(OnnxSource, "build", build)
-    monkeypatch.setattr(OnnxSubject, "hints", hints)
+    monkeypatch.setattr(EngineSubject, "hints", hints)
     gains = {Format.BF16: Capability(runs=True, speed=2.0)}  # whatever else this machine does
     monkeypatch.setitem(probe._cache, ("openvino", "CPU"), gains)
     x = RNG.standard_normal((8, WIDTH)).astype(np.float32)

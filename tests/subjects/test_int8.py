@@ -25,9 +25,10 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.rules import Context, permit
 from finecast.rules.policy import Policy
-from finecast.subjects.onnx import integers
-from finecast.subjects.onnx.integers import check_on_integers, left_out, narrowed
-from finecast.subjects.onnx.observing import observe
+from finecast.subjects.engine import integers
+from finecast.subjects.engine.integers import check_on_integers, left_out, narrowed
+from finecast.subjects.engine.observing import observe
+from finecast.subjects.onnx.source import OnnxSource
 
 INT8 = Format.INT8
 # A convolution, a residual block, a pool that only moves, and a classifier with its softmax.
@@ -253,7 +254,7 @@ def test_ops_that_the_engine_does_not_fuse_keep_fp32_and_say_so(net: Path) -> No
     # Without `one` and `join` nothing reads codes of r, and then `two` is not fused either.
     engine = FusesSome(fused={"stem", "two", "head"})
     asked = replace(planner(net), opset=lambda _: 17)
-    found = narrowed(frontend.load(net), asked, engine, DATA)  # pyright: ignore[reportArgumentType]
+    found = narrowed(OnnxSource(file=frontend.load(net)), asked, engine, DATA)  # pyright: ignore[reportArgumentType]
     plan = found.lowest(INT8)
     assert coded(plan) == ["head", "stem"]
     (reason,) = (
@@ -279,7 +280,7 @@ def test_of_what_the_rules_permit_and_time_leaves_that_is_said(
     def slower(planner: Planner, _analysis: object) -> Plan:
         return planner.highest()
 
-    monkeypatch.setattr("finecast.subjects.onnx.conversion.fastest_plan", slower)
+    monkeypatch.setattr("finecast.subjects.engine.conversion.fastest_plan", slower)
     done = api.convert(net, None, "auto:int8", data=DATA, engine="openvino")
     assert any("of the ops that the rules permit none gains" in w for w in done.warnings)
     nothing = replace(Policy.parse("auto:int8"), exclude=(re.compile(""),))

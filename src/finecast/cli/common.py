@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 import typer
 
 from finecast.cli.output import warn
-from finecast.files import DATA_SUFFIX, CommandFiles
+from finecast.files import CommandFiles
 
 if TYPE_CHECKING:
     from finecast.pipeline.artefact import Destination
@@ -21,8 +21,8 @@ Model = Annotated[
     Path,
     typer.Argument(
         metavar="MODEL",
-        help="The FP32 model: .onnx, .pt2 of torch.export, a folder with a"
-        " SavedModel, or .keras.",
+        help="The FP32 model: .onnx; OpenVINO's .xml, a SavedModel's folder, .pb, .keras,"
+        " .tflite, .pdmodel; or .pt2 of torch.export.",
     ),
 ]
 Trust = Annotated[
@@ -114,16 +114,16 @@ def open_model(
     ``given`` are options by name that not every kind of model takes.
     """
     from finecast import api
-    from finecast.subjects import check_options, check_output_name, folder_marker
+    from finecast.subjects import check_options, check_output_name, written_with
 
-    marker = folder_marker(source.model)
-    beside = () if written.external_data is False or marker else (DATA_SUFFIX,)
-    files.write("--output", written.output, beside=beside, folder=marker)
+    result = written_with(source.model, written.destination)
+    files.write("--output", written.output, beside=result.beside, folder=result.folder)
     check_output_name(source.model, written.output)
     apart = written.external_data is not None
     taken = {"from-type": source.from_type, "external-data/--one-file": apart, **given}
-    check_options(source.model, {f"--{name}": value for name, value in taken.items()})
-    file = api.load(source.model, trust=source.trust)
+    options = {f"--{name}": value for name, value in taken.items()}
+    check_options(source.model, options, output=written.output)
+    file = api.load(source.model, trust=source.trust, output=written.output)
     files.read("MODEL's external data", *file.external)
     return file
 

@@ -190,12 +190,12 @@ def _claimed(
     engine: str | None,
 ) -> OpenedModel:
     """The model, when it is known that no output destroys anything."""
-    from finecast.pipeline.study import JOURNAL_SUFFIX
+    from finecast.pipeline.study import journals
 
     files.write("--plan-out", records.plan_of(written.output))
     model = open_model(files, source, written, engine=engine)
     study = records.study_of(written.output)
-    files.write("--study", study, beside=(JOURNAL_SUFFIX,), replaces=False)
+    files.write("--study", study, beside=journals(study), replaces=False)
     if records.resume and not study.exists():
         warn(f"--resume: there is no study at {study}: starting anew")
     return model

@@ -35,8 +35,7 @@ from finecast.engines.ports import DTYPES, ordered_feeds
 from finecast.engines.source import ModelSource, read_source
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.openvino.messages import explain
-from finecast.frontends.openvino.model import IR_SUFFIX
-from finecast.frontends.openvino.reader import name_ops
+from finecast.frontends.openvino.model import load, reads
 from finecast.frontends.openvino.types import LABELS
 from finecast.numbers.formats import Format
 
@@ -238,7 +237,7 @@ class OpenVinoEngine:
         return probe(self)
 
     def load(self, model: Loadable, *, profiling: bool = False) -> OpenVinoSession:
-        """Compile an ONNX file (external data beside it), its bytes, IR, or an ``ov.Model``.
+        """Compile an ONNX file (external data beside it), its bytes, or OpenVINO's own models.
 
         Raises:
             EngineError: If it is no such model, or OpenVINO cannot convert or compile it.
@@ -279,24 +278,17 @@ class OpenVinoEngine:
     @contextmanager
     def _read(self, model: Any, where: str) -> Generator[_Read]:
         """The model as OpenVINO has it, its ports and steps, and what finds the steps' ops."""
-        if isinstance(model, bytes) or (isinstance(model, Path) and not _is_ir(model)):
+        if isinstance(model, bytes) or (isinstance(model, Path) and not reads(model)):
             source = read_source(model)
             _check_depth(source, where)
             with without_links(model) as place:
                 read = self._core.read_model(place)
                 yield read, source, partial(nodes_by_friendly_name, read, source)
             return
-        own = model
-        if isinstance(model, Path):
-            own = self._core.read_model(model)
-            name_ops(own)
+        own = load(model).model if isinstance(model, Path) else model
         source = model_source(own)
         _check_depth(source, where)
         yield own, source, partial(op_names, own)
-
-
-def _is_ir(path: Path) -> bool:
-    return path.suffix.lower() == IR_SUFFIX
 
 
 def _check_depth(source: ModelSource, where: str) -> None:

@@ -27,11 +27,6 @@ class Destination:
     force: bool = False
     external_data: bool | None = None
 
-    @property
-    def beside(self) -> tuple[str, ...]:
-        """Suffixes of the files that may be written with the model's."""
-        return () if self.external_data is False else (DATA_SUFFIX,)
-
     def check(self, *, apart: bool = False) -> None:
         """Raise UsageError unless a model, with tensors ``apart``, may be written here."""
         if self.path is None:

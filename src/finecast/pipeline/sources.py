@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from finecast.data.streams import Stream, re_iterable, to_array
 from finecast.engines.base import Feeds, Session, TensorSpec
 from finecast.errors import UsageError
 from finecast.files import digest
+from finecast.graph import Dim
 from finecast.pipeline.workload import (
     CalibrationFunction,
     DataWorkload,
@@ -29,10 +30,8 @@ from finecast.pipeline.workload import (
 )
 from finecast.usercode import guarded
 
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
 Data: TypeAlias = "str | Path | Mapping[str, Any] | Iterable[Any]"
+Shapes: TypeAlias = Mapping[str, Sequence[Dim] | None]
 DEFAULT_BATCH: Final = 32
 CALIBRATION_SAMPLES: Final = 128
 
@@ -197,7 +196,7 @@ class FeedMaker:
     batches: Sequence[Feeds] = ()
     dims: Mapping[str, int] = field(default_factory=dict[str, int])
 
-    def check(self, model: ir.Model) -> None:
+    def check(self, shapes: Shapes) -> None:
         """Refuse to draw inputs of sizes that a few bytes of a file may declare.
 
         To be asked before an engine loads the model: it holds its inputs from then on.
@@ -206,21 +205,21 @@ class FeedMaker:
             UsageError: If they would take over 2 GiB.
         """
         if not self.batches:
-            inputs = (v for v in model.graph.inputs if not v.is_initializer())
-            check_sizes({v.name or "": s for v in inputs if (s := _static(v)) is not None})
+            check_sizes(
+                {n: s for n, dims in shapes.items() if (s := _static(dims)) is not None}
+            )
 
-    def check_dims(self, model: ir.Model) -> None:
+    def check_dims(self, shapes: Shapes) -> None:
         """Refuse sizes that nothing has, or that nothing needs.
 
         Raises:
-            UsageError: If a dimension is not free in ``model``, or there are batches.
+            UsageError: If a dimension is not free in these inputs, or there are batches.
         """
         if self.dims and self.batches:
             raise UsageError(
                 "--dim sizes random feeds, and data is given", where="--dim", fix="drop one"
             )
-        inputs = (v for v in model.graph.inputs if not v.is_initializer())
-        check_dims({v.name or "": _dims(v) for v in inputs}, self.dims)
+        check_dims(shapes, self.dims)
 
     def make(self, session: Session) -> Feeds | None:
         """Feeds for a loaded model; None if none can be made."""
@@ -253,14 +252,7 @@ class FeedMaker:
         return synthetic_feeds(session.inputs, batch=1, dims=sizes, last=last)
 
 
-def _dims(value: ir.Value) -> list[int | str | None] | None:
-    if value.shape is None:
-        return None
-    return [d if isinstance(d, int) else d.value for d in value.shape.dims]
-
-
-def _static(value: ir.Value) -> tuple[int, ...] | None:
-    dims = None if value.shape is None else value.shape.dims
+def _static(dims: Sequence[Dim] | None) -> tuple[int, ...] | None:
     if dims is None or not all(isinstance(d, int) for d in dims):
         return None
     return tuple(d for d in dims if isinstance(d, int))

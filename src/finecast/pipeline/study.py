@@ -36,8 +36,16 @@ _HEADER: Final = struct.Struct(">16s44xi4xi28x")
 _MAGIC: Final = b"SQLite format 3\0"
 _APPLICATION: Final = int.from_bytes(b"fine")
 
-JOURNAL_SUFFIX: Final = "-journal"
+_JOURNAL_SUFFIX: Final = "-journal"
 """Of the file that SQLite keeps beside a study while it writes."""
+
+
+def journals(study: str | Path | None) -> tuple[Path, ...]:
+    """What SQLite keeps beside a study while it writes."""
+    path = None if study is None else Path(study)
+    return () if path is None else (path.with_name(path.name + _JOURNAL_SUFFIX),)
+
+
 _FIX: Final = "use another file name"
 
 

@@ -14,6 +14,8 @@ from types import ModuleType
 from typing import Any, Final
 
 from finecast.errors import EngineError, UsageError
+from finecast.files import DATA_SUFFIX
+from finecast.pipeline.artefact import Destination
 from finecast.pipeline.model import OpenedModel
 
 
@@ -22,14 +24,17 @@ class FrontendEntry:
     """Which models a frontend reads.
 
     Attributes:
-        suffixes: Of its files; the first frontend also takes files of no other's suffix.
+        suffixes: Of its files, the first that of files it writes; the first frontend also
+            takes files of no other's suffix.
+        folders: Files by which a folder is known as one of its models.
+        beside: Names of what may be written with a model's file, with ``{name}`` for its name
+            and ``{stem}`` for that without its suffix.
         packages: Those whose objects it takes: of libraries, and its own.
         module: Where ``read`` and ``take`` are: an opened model of a path, of an object.
         requires: The library that it needs.
         install: How to get that.
         lacks: Options that say nothing of its models, and what to do instead.
-        marker: The file in a folder that says that the folder is one of its models; empty
-            where models are files.
+        writes_folder: Whether what it writes is a folder, known as those that it reads.
     """
 
     suffixes: tuple[str, ...]
@@ -38,12 +43,32 @@ class FrontendEntry:
     requires: str
     install: str
     lacks: Mapping[str, str] = field(default_factory=dict[str, str])
-    marker: str = ""
+    folders: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    writes_folder: bool = False
 
     @property
     def kind(self) -> str:
-        """What its models are called: ``.onnx files``."""
-        return "SavedModels" if self.marker else f"{self.suffixes[0]} files"
+        """What it writes: ``.onnx files``."""
+        return "SavedModels" if self.writes_folder else f"{self.suffixes[0]} files"
+
+    def reads(self, path: Path) -> bool:
+        """Whether a model is one of its own: a folder by its files, a file by its name."""
+        if path.is_dir():
+            return any((path / name).is_file() for name in self.folders)
+        return path.suffix.lower() in self.suffixes
+
+    def writes(self, path: Path) -> bool:
+        """Whether it writes what has this name; letters in any case."""
+        suffix = path.suffix.lower()
+        if self.writes_folder:
+            return suffix not in _SUFFIXES
+        return suffix == self.suffixes[0]
+
+    @property
+    def installed(self) -> bool:
+        """Whether its library is there."""
+        return importlib.util.find_spec(self.requires) is not None
 
     def load(self) -> ModuleType:
         """Its module.
@@ -51,7 +76,7 @@ class FrontendEntry:
         Raises:
             EngineError: If its library is not installed.
         """
-        if importlib.util.find_spec(self.requires) is None:
+        if not self.installed:
             raise EngineError(f"{self.kind} need {self.requires}", fix=self.install)
         return importlib.import_module(self.module)
 
@@ -63,6 +88,20 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
         module="finecast.subjects.onnx.model",
         requires="onnx",
         install="pip install finecast",
+        beside=(f"{{name}}{DATA_SUFFIX}",),
+    ),
+    FrontendEntry(
+        suffixes=(".xml", ".keras", ".tflite", ".pb", ".pdmodel"),
+        packages=("openvino", "finecast.frontends.openvino"),
+        module="finecast.subjects.openvino.model",
+        requires="openvino",
+        install="pip install openvino",
+        lacks={
+            "--external-data/--one-file": "leave it out: constants are in the .bin beside it",
+            "--from-type": "convert the model in fp32",
+        },
+        folders=("saved_model.pb",),
+        beside=("{stem}.bin",),
     ),
     FrontendEntry(
         suffixes=(".pt2",),
@@ -86,7 +125,8 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
             "--external-data/--one-file": "leave it out",
             "--from-type": "save the model in fp32 first",
         },
-        marker="saved_model.pb",
+        folders=("saved_model.pb",),
+        writes_folder=True,
     ),
 )
 
@@ -94,32 +134,43 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
 _SUFFIXES: Final = frozenset(s for entry in FRONTENDS for s in entry.suffixes)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What else is written with a model's output, and whether the output is a folder.
+
+    Attributes:
+        beside: Files that may be written with it.
+        folder: The file by which a folder is known as such a model; empty if it is a file.
+    """
+
+    beside: tuple[Path, ...] = ()
+    folder: str = ""
+
+
 def check_output_name(model: Path, output: Path) -> None:
-    """Raise UsageError unless the frontend that writes ``output`` is the one that reads it.
+    """Raise UsageError unless a frontend that reads ``model`` writes ``output``.
 
     Args:
         model: The file of the model that is converted.
         output: Where the result goes.
     """
-    writer = _entry_of(model)
-    if writer.marker:
-        if output.suffix in _SUFFIXES:
-            raise UsageError(
-                "a model of TensorFlow's gives a SavedModel, which is a folder",
-                where=str(output),
-                fix=f"name it {output.with_suffix('')}",
-            )
+    readers = _readers(model)
+    if any(entry.writes(output) for entry in readers):
         return
-    if _entry_of(output) is not writer:
-        suffix = writer.suffixes[0]
-        raise UsageError(
-            f"a model of the kind {suffix} gives a file of that kind",
-            where=str(output),
-            fix=f"name it {output.with_suffix(suffix)}",
-        )
+    kind = "SavedModel" if model.is_dir() else model.suffix or readers[0].suffixes[0]
+    named = [
+        str(output.with_suffix("" if e.writes_folder else e.suffixes[0])) for e in readers
+    ]
+    raise UsageError(
+        f"a model of the kind {kind} gives {' or '.join(e.kind for e in readers)}",
+        where=str(output),
+        fix=f"name it {' or '.join(named)}",
+    )
 
 
-def check_options(model: Path, given: Mapping[str, object]) -> None:
+def check_options(
+    model: Path, given: Mapping[str, object], *, output: Path | None = None
+) -> None:
     """Raise UsageError for an option that says nothing of a model of this kind.
 
     It needs the model's name alone: no library is loaded to say so.
@@ -127,36 +178,50 @@ def check_options(model: Path, given: Mapping[str, object]) -> None:
     Args:
         model: The file of the model.
         given: What was given for options; what counts as false was not.
+        output: Where the result goes, if there is one.
     """
-    entry = _entry_of(model)
+    entry = _entry_of(model, output)
     for option, fix in entry.lacks.items():
         if given.get(option):
             raise UsageError(f"{option} does not apply to {entry.kind}", fix=fix)
 
 
-def folder_marker(model: Path) -> str:
-    """The file by which what is written of a model is told; empty where it is one file."""
-    return _entry_of(model).marker
+def written_with(model: Path, output: Destination) -> Written:
+    """What is written with ``output``, by the frontend that makes it of ``model``."""
+    if output.path is None:
+        return Written()
+    entry = _entry_of(model, output.path)
+    if entry.writes_folder:
+        return Written(folder=entry.folders[0])
+    if output.external_data is False:
+        return Written()
+    names = (n.format(name=output.path.name, stem=output.path.stem) for n in entry.beside)
+    return Written(beside=tuple(output.path.with_name(name) for name in names))
 
 
-def _entry_of(path: Path) -> FrontendEntry:
-    """The frontend of a model: of a folder by what is in it, of a file by its name.
+def _readers(model: Path) -> list[FrontendEntry]:
+    """The frontends that read ``model``; the first one takes what no other knows."""
+    return [e for e in FRONTENDS if e.reads(model)] or [FRONTENDS[0]]
 
-    Letters of names may be in any case.
+
+def _entry_of(model: Path, output: Path | None = None) -> FrontendEntry:
+    """The frontend of a model: of those that read it one that writes ``output``.
+
+    Without an output the first whose library is installed.
     """
-    for entry in FRONTENDS:
-        if entry.marker and (path / entry.marker).is_file():
-            return entry
-    suffix = path.suffix.lower()
-    return next((e for e in FRONTENDS if suffix in e.suffixes), FRONTENDS[0])
+    readers = _readers(model)
+    if output is not None:
+        return next((e for e in readers if e.writes(output)), readers[0])
+    return next((e for e in readers if e.installed), readers[0])
 
 
-def opened(model: Any, *, trust: bool = False) -> OpenedModel:
+def opened(model: Any, *, trust: bool = False, output: Path | None = None) -> OpenedModel:
     """A model by its path, or as an object of its library; an opened one stays as it is.
 
     Args:
         model: The model.
         trust: Whether what its file would execute may be executed.
+        output: Where a result goes: several frontends may read a model, its name decides.
 
     Raises:
         UsageError: If it is no model of any frontend.
@@ -164,12 +229,12 @@ def opened(model: Any, *, trust: bool = False) -> OpenedModel:
     """
     if isinstance(model, str | Path):
         path = Path(model)
-        entry = _entry_of(path)
-        if path.is_dir() and not entry.marker:
+        entry = _entry_of(path, output)
+        if path.is_dir() and not entry.folders:
             raise UsageError(
-                "the model is a directory, and no SavedModel",
+                "the model is a directory",
                 where=str(path),
-                fix="give a file, or a folder with saved_model.pb",
+                fix="give a file, or the folder of a SavedModel, with its saved_model.pb",
             )
         found: OpenedModel = entry.load().read(path, trust=trust)
         return found
@@ -183,6 +248,7 @@ def opened(model: Any, *, trust: bool = False) -> OpenedModel:
             return taken
     raise UsageError(
         f"a {type(model).__name__} is not a model",
-        fix="give a path, an onnx.ModelProto, an onnx_ir.Model or a Keras model;"
+        fix="give a path, an onnx.ModelProto, an onnx_ir.Model, an openvino.Model or a Keras"
+        " model;"
         " PyTorch's: finecast.torch",
     )

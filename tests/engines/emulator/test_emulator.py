@@ -30,7 +30,7 @@ from finecast.numbers.formats import FLOATS, Format
 from finecast.numbers.rounding import round_to
 from finecast.numbers.roundmodes import Rounding
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects.onnx.planning import make_planner
+from finecast.subjects.engine.planning import make_planner
 from tests.engines.emulator import models
 
 Floats = NDArray[np.float32]

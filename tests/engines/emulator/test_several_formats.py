@@ -20,7 +20,7 @@ from finecast.pipeline.device import DeviceModel, PlanSearch, search_plans
 from finecast.pipeline.tuning import Outcome, Verdict
 from finecast.pipeline.workload import Run
 from finecast.rules.policy import Policy
-from finecast.subjects.onnx.planning import make_planner
+from finecast.subjects.engine.planning import make_planner
 from tests.engines.emulator import models
 
 SIZE, SAMPLES = 256, 32

@@ -21,7 +21,7 @@ from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
 from finecast.numbers.roundmodes import Rounder, convert
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects.onnx.planning import make_planner
+from finecast.subjects.engine.planning import make_planner
 
 Floats = NDArray[np.float32]
 

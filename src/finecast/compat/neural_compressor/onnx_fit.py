@@ -27,7 +27,7 @@ from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects.onnx.planning import make_planner
+from finecast.subjects.engine.planning import make_planner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -11,8 +11,10 @@ import onnx_ir as ir
 
 from finecast import ops
 from finecast.errors import FinecastError, ModelError, UsageError
+from finecast.frontends.collection import paused_collection
 from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.frontends.onnx.functions import inline_functions
+from finecast.frontends.onnx.instrument import observable, with_outputs, with_switches
 from finecast.frontends.onnx.model import (
     OnnxFile,
     came_external,
@@ -21,7 +23,6 @@ from finecast.frontends.onnx.model import (
     fits_one_message,
     from_model,
     load,
-    paused_collection,
     save,
     to_bytes,
 )
@@ -31,16 +32,19 @@ from finecast.frontends.onnx.reader import PHI, OnnxBinding, name_nodes, read
 from finecast.frontends.onnx.restating import Restated, restate
 from finecast.frontends.onnx.schema import signature
 from finecast.frontends.onnx.shapeless import shapeless_ports
+from finecast.frontends.onnx.shapes import static_shapes
 from finecast.frontends.onnx.source_types import SOURCE_TYPES, take_to_fp32
-from finecast.frontends.onnx.statements import stated_since
+from finecast.frontends.onnx.statements import STATEMENTS, stated_since
 from finecast.frontends.onnx.stream import size_bytes, to_proto
 from finecast.frontends.onnx.types import check_inferable, every_node, infer
 from finecast.frontends.onnx.undo import PLAN_KEY, POLICY_KEY, undo
+from finecast.frontends.onnx.widen import widen
 from finecast.frontends.onnx.writer import apply_edits
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.planning.edits import Edit, edits
 from finecast.planning.plan import Plan
+from finecast.planning.switches import Switch
 from finecast.rules.matching import check_names
 from finecast.rules.policy import Policy, Scope
 
@@ -55,7 +59,6 @@ __all__ = [
     "Restated",
     "apply",
     "came_external",
-    "can_cast",
     "check",
     "digest",
     "fits_one_message",
@@ -63,7 +66,6 @@ __all__ = [
     "load",
     "minimal_opset",
     "opset_of",
-    "paused_collection",
     "planned",
     "prepare",
     "resolve_io",
@@ -91,6 +93,50 @@ class Prepared:
     shaped: tuple[ir.Value, ...] = ()
     """Values whose shape was inferred: a converted model does not state it either."""
 
+    @property
+    def library(self) -> str:
+        """What messages call the kind of its models."""
+        return "ONNX"
+
+    @property
+    def states(self) -> Collection[Format]:
+        """Formats that nodes of ONNX round to."""
+        return STATEMENTS
+
+    @property
+    def from_type(self) -> str:
+        """The type whose ops were taken to fp32 before; empty if none."""
+        return self.file.from_type
+
+    def minimal_opset(self, formats: Mapping[int, Format]) -> int:
+        """As the function of that name."""
+        return minimal_opset(self, formats)
+
+    def can_cast(self, fmt: Format) -> bool:
+        """Whether the model's opset, as far as it was raised, has what rounds to ``fmt``."""
+        opset = opset_of(self.model)
+        return stated_since(fmt, opset) == opset
+
+    def resolve_io(self, io: Mapping[str, Format]) -> dict[int, Format]:
+        """As the function of that name."""
+        return resolve_io(self.graph, io)
+
+    def observable(self) -> dict[str, int]:
+        """Names and ids of the float values that can be shown: those outside of bodies."""
+        return observable(self.model, self.graph)
+
+    def with_outputs(self, names: Sequence[str]) -> ir.Model:
+        """A copy whose outputs are just the values called ``names``."""
+        return with_outputs(self.model, names)
+
+    def with_switches(self, switches: Sequence[Switch]) -> ir.Model:
+        """A copy in fp32 that rounds what its extra input switches on."""
+        return with_switches(widen(self.model), switches)
+
+    def static_shapes(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+        """Shapes of values outside of bodies, by name, where onnx's inference knows them."""
+        return static_shapes(self.model, inputs)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
@@ -101,6 +147,18 @@ class Applied:
     edits: tuple[Edit, ...]
     restated: tuple[Restated, ...] = ()
     """Low ops that are stated as the plan's engine knows them."""
+
+    def observable(self) -> dict[str, int]:
+        """Ids of the float values that can be shown: those outside of bodies."""
+        kinds = set(DATA_TYPES.values())
+        values = (v for node in self.model.graph for v in node.outputs)
+        shown = {v.name for v in values if v.name and v.dtype in kinds}
+        made = (v for v in self.graph.values if v.producer is not None)
+        return {v.name: v.id for v in made if v.name in shown}
+
+    def with_outputs(self, names: Sequence[str]) -> ir.Model:
+        """A copy whose outputs are just the values called ``names``."""
+        return with_outputs(self.model, names)
 
 
 def prepare(file: OnnxFile, policy: Policy, *, own: bool = False) -> Prepared:
@@ -180,12 +238,6 @@ def _candidates(policy: Policy) -> frozenset[str] | None:
         return None
     names = (n for info in ops.OP_TABLE if info.matmul_engine for n in info.onnx)
     return frozenset(n.rpartition("::")[2] for n in names)
-
-
-def can_cast(prepared: Prepared, fmt: Format) -> bool:
-    """Whether the model's opset, as far as it was raised, has what rounds to ``fmt``."""
-    opset = opset_of(prepared.model)
-    return stated_since(fmt, opset) == opset
 
 
 def minimal_opset(prepared: Prepared, formats: Mapping[int, Format]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,10 +17,10 @@ from finecast.frontends.openvino.model import (
     save,
     size_bytes,
 )
-from finecast.frontends.openvino.reader import port_name, read
+from finecast.frontends.openvino.reader import port_name, read, shape_of
 from finecast.frontends.openvino.types import TYPES
 from finecast.frontends.openvino.writer import apply_edits
-from finecast.graph import Graph
+from finecast.graph import Dim, Graph
 from finecast.numbers.formats import Format
 from finecast.planning.edits import Edit, edits
 from finecast.planning.plan import Plan
@@ -36,7 +36,9 @@ __all__ = [
     "OvFile",
     "Prepared",
     "apply",
+    "emulated",
     "from_model",
+    "input_shapes",
     "load",
     "port_name",
     "prepare",
@@ -55,6 +57,16 @@ class Prepared:
     graph: Graph
 
     @property
+    def library(self) -> str:
+        """What messages call the kind of its models."""
+        return "OpenVINO"
+
+    @property
+    def states(self) -> Collection[Format]:
+        """Formats that are types of OpenVINO."""
+        return TYPES
+
+    @property
     def from_type(self) -> str:
         """The type whose ops were taken to fp32 first: models are planned as they are."""
         return ""
@@ -68,6 +80,10 @@ class Prepared:
         """Whether a conversion states ``fmt``."""
         return fmt in TYPES
 
+    def resolve_io(self, io: Mapping[str, Format]) -> dict[int, Format]:
+        """As the function of that name."""
+        return resolve_io(self.graph, io)
+
     def observable(self) -> dict[str, int]:
         """Names, for ``with_outputs``, of the values that can be shown, and their ids."""
         return instrument.observable(self.graph)
@@ -80,13 +96,11 @@ class Prepared:
         """A copy that rounds what its extra input switches on."""
         return instrument.with_switches(self.file.model, switches)
 
-    def static_shapes(
-        self, given: Mapping[str, tuple[int, ...]]
-    ) -> dict[str, tuple[int, ...]]:
-        """Shapes of observable values, as far as they follow from the inputs' in ``given``."""
+    def static_shapes(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+        """Shapes of observable values, as far as they follow from the inputs'."""
         copy = self.file.model.clone()
         try:
-            copy.reshape({name: list(shape) for name, shape in given.items()})
+            copy.reshape({name: list(shape) for name, shape in inputs.items()})
         except RuntimeError:
             return {}
         graph, _ = read(copy)
@@ -106,6 +120,21 @@ class Applied:
     model: openvino.Model
     graph: Graph
     edits: tuple[Edit, ...]
+
+    @property
+    def restated(self) -> tuple[()]:
+        """Ops are stated as they are."""
+        return ()
+
+    def observable(self) -> dict[str, int]:
+        """Ids of the float values that can be shown, by names for ``with_outputs``."""
+        shown = instrument.observable(read(self.model)[0]).keys()
+        ids = instrument.observable(self.graph)
+        return {name: index for name, index in ids.items() if name in shown}
+
+    def with_outputs(self, names: Sequence[str]) -> openvino.Model:
+        """A copy whose outputs are just the values called ``names``."""
+        return instrument.with_outputs(self.model, names)
 
 
 def prepare(file: OvFile, policy: Policy) -> Prepared:
@@ -144,6 +173,17 @@ def apply(file: OvFile, plan: Plan) -> Applied:
         apply_edits(graph, binding, done)
         mark(copy, plan.digest, plan.policy)
     return Applied(model=copy, graph=graph, edits=done)
+
+
+def emulated(file: OvFile, plan: Plan) -> openvino.Model:
+    """The fp32 model, rounded by arithmetic wherever the model of ``plan`` rounds."""
+    graph, _ = read(file.model, digest=file.digest)
+    return instrument.with_roundings(file.model, _edits(graph, plan))
+
+
+def input_shapes(model: openvino.Model) -> dict[str, tuple[Dim, ...] | None]:
+    """Declared shapes of a model's inputs by name."""
+    return {port_name(port): shape_of(port) for port in model.inputs}
 
 
 def _edits(graph: Graph, plan: Plan) -> tuple[Edit, ...]:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from finecast.frontends.openvino.reader import OvBinding, read
 from finecast.frontends.openvino.rounding import rounded
-from finecast.frontends.openvino.types import new_constant, numbers_of
+from finecast.frontends.openvino.types import new_constant, numbers_of, take_names
 from finecast.graph import Graph
 from finecast.numbers.encodings import Encoding
 from finecast.numbers.formats import Format
+from finecast.planning.edits import (
+    ConvertConstant,
+    Edit,
+    InsertCast,
+    RoundTrip,
+    SetFormat,
+    SetPort,
+    Use,
+)
 from finecast.planning.switches import SWITCH, Switch
 
 if TYPE_CHECKING:
@@ -20,29 +29,39 @@ if TYPE_CHECKING:
 
 
 def observable(graph: Graph) -> dict[str, int]:
-    """Names and ids of the float values that can be shown: those that an op computes."""
-    return {
-        f"finecast_{v.id}": v.id
-        for v in graph.values
-        if v.format is not None and v.constant is None and v.producer is not None
-    }
+    """Names and ids of the float values that can be shown: those that an op computes.
+
+    The names are of ops and ports: tensors may have none, or several.
+    """
+    found: dict[str, int] = {}
+    for value in graph.values:
+        if value.format is not None and value.constant is None and value.producer is not None:
+            maker = graph.nodes[value.producer]
+            found[f"{maker.name}:{maker.outputs.index(value.id)}"] = value.id
+    return found
 
 
 def with_outputs(model: openvino.Model, names: Sequence[str]) -> openvino.Model:
     """A copy of ``model`` whose outputs are just the values called ``names``.
 
-    Names are those of ``observable``: tensors may have none, or several.
+    Names are those of ``observable``.
     """
+    from openvino import opset13
+
     copy = model.clone()
     graph, binding = read(copy)
     ids = observable(graph)
     for result in copy.get_results():
         copy.remove_result(result)
     ports = [binding.values[ids[name]] for name in names]
-    copy.add_outputs(ports)
-    for name, port, result in zip(names, ports, copy.get_results(), strict=True):
+    for port in binding.values:
+        if port.get_node().get_type_name() != "Parameter":
+            port.set_names(set())  # a name that is given below may be another tensor's
+    results: list[Any] = []
+    for name, port in zip(names, ports, strict=True):
         port.set_names({name})
-        result.set_friendly_name(name)
+        results.append(opset13.result(port, name=name))
+    copy.add_results(results)
     copy.validate_nodes_and_infer_types()
     return copy
 
@@ -70,6 +89,45 @@ def with_switches(model: openvino.Model, switches: Sequence[Switch]) -> openvino
     return copy
 
 
+def with_roundings(model: openvino.Model, edits: Iterable[Edit]) -> openvino.Model:
+    """A copy in fp32 whose values are those that ``edits`` would give, up to sums' order.
+
+    What an op computes low is rounded where it is stored, and so is what is cast for it.
+    """
+    copy = model.clone()
+    graph, binding = read(copy)
+    for edit in edits:
+        match edit:
+            case SetFormat():
+                for value in graph.following_outputs(graph.nodes[edit.node]):
+                    _round(binding, value.id, edit.to, None)
+            case SetPort() if graph.values[edit.value].is_input:
+                _round(binding, edit.value, edit.to, None)
+            case InsertCast() | ConvertConstant() | RoundTrip():
+                _round(binding, edit.value, edit.to.format, edit.uses)
+            case _:
+                pass
+    copy.validate_nodes_and_infer_types()
+    return copy
+
+
+def _round(binding: OvBinding, value_id: int, fmt: Format, uses: Sequence[Use] | None) -> None:
+    """Round a value for ``uses``, by default for all that read it, the outputs among them."""
+    if fmt is Format.FP32:
+        return
+    port = binding.values[value_id]
+    readers = list(port.get_target_inputs())
+    if uses is not None:
+        inside = (u for u in uses if u.node is not None)
+        readers = [binding.nodes[u.node].input(u.index) for u in inside if u.node is not None]
+    out = rounded(port, fmt)
+    for reader in readers:
+        reader.replace_source_output(out)
+    if uses is None and port.get_node().get_type_name() != "Parameter":
+        take_names(port, out)
+        binding.values[value_id] = out
+
+
 class _Inserter:
     def __init__(self, graph: Graph, binding: OvBinding, given: openvino.Node) -> None:
         self.graph = graph
@@ -93,9 +151,7 @@ class _Inserter:
         out = self._rounded(port, encoding, k)
         result.input(0).replace_source_output(out)
         if port.get_node().get_type_name() != "Parameter":
-            names = port.get_names()
-            port.set_names(set())
-            out.set_names(names)
+            take_names(port, out)
 
     def round_port(self, node_id: int, index: int, encoding: Encoding, k: int) -> None:
         """Round what the node reads at one input; a constant ahead of time."""

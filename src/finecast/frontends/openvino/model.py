@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PLAN_KEY: Final = ("finecast", "plan")
 POLICY_KEY: Final = ("finecast", "policy")
-IR_SUFFIX: Final = ".xml"
+_IR_SUFFIX: Final = ".xml"
 WEIGHTS_SUFFIX: Final = ".bin"
 KERAS_SUFFIX: Final = ".keras"
 SAVED_MODEL: Final = "saved_model.pb"
@@ -33,7 +33,6 @@ _KINDS: Final = {
     ),
     ".tflite": ("a TensorFlow Lite model", "convert the model that it was made from"),
     ".pdmodel": ("a PaddlePaddle model", "save it again with paddle.jit.save"),
-    ".json": ("a PaddlePaddle model", "save it again with paddle.jit.save"),
     KERAS_SUFFIX: ("a Keras model", "write a SavedModel by model.export(FOLDER)"),
     "": (
         "a SavedModel",
@@ -74,6 +73,11 @@ class OvFile:
         return str(self.model.get_rt_info(key).astype(str))
 
 
+def reads(path: Path) -> bool:
+    """Whether a path is, by its name, of a model that ``load`` is for."""
+    return path.is_dir() or path.suffix.lower() in _KINDS.keys() - {""}
+
+
 def load(path: Path) -> OvFile:
     """Read a model; IR's constants stay on disk, mapped.
 
@@ -111,7 +115,7 @@ def from_model(model: openvino.Model) -> OvFile:
     copy = model.clone()
     name_ops(copy)
     with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
-        path = Path(folder) / f"model{IR_SUFFIX}"
+        path = Path(folder) / f"model{_IR_SUFFIX}"
         save(copy, path)
         parts = _parts(path)
         found, size = digest(*parts), sum(p.stat().st_size for p in parts)
@@ -159,8 +163,8 @@ def _parts(path: Path) -> list[Path]:
     """The files that a model is in; of a folder all, in the order of their names."""
     if path.is_dir():
         return sorted(p for p in path.rglob("*") if p.is_file())
-    weights = [path.with_suffix(WEIGHTS_SUFFIX)] if path.suffix.lower() == IR_SUFFIX else []
-    if path.suffix.lower() in (".pdmodel", ".json"):
+    weights = [path.with_suffix(WEIGHTS_SUFFIX)] if path.suffix.lower() == _IR_SUFFIX else []
+    if path.suffix.lower() == ".pdmodel":
         weights = [path.with_suffix(".pdiparams")]
     return [path, *(w for w in weights if w.is_file())]
 

@@ -185,7 +185,7 @@ class _Reader:
                 id=i,
                 name=names.get(i) or _name(port),
                 dtype=label_of(port.get_element_type()),
-                shape=_shape(port),
+                shape=shape_of(port),
                 producer=self.producers.get(i),
                 uses=tuple(self.uses.get(i, ())),
                 constant=self._constant(i),
@@ -244,7 +244,8 @@ def _name(port: openvino.Output) -> str:
     return name if node.get_output_size() == 1 else f"{name}:{port.get_index()}"
 
 
-def _shape(port: openvino.Output) -> tuple[Dim, ...] | None:
+def shape_of(port: openvino.Output) -> tuple[Dim, ...] | None:
+    """The declared shape; a free dimension has no name."""
     partial_shape = port.get_partial_shape()
     if partial_shape.rank.is_dynamic:
         return None

@@ -72,3 +72,10 @@ def new_constant(array: NDArray[np.generic], fmt: Format) -> openvino.Node:
     bits = f"u{fmt.storage_bytes}"
     tensor.data.view(bits)[...] = np.require(array, requirements="C").view(bits)
     return openvino.op.Constant(tensor)
+
+
+def take_names(source: openvino.Output, port: openvino.Output) -> None:
+    """The names of a tensor that users know go to what stands for it now."""
+    names = source.get_names()
+    source.set_names(set())
+    port.set_names(names)

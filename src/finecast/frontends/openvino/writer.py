@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Final
 
 from finecast.errors import ModelError
 from finecast.frontends.openvino.reader import OvBinding
-from finecast.frontends.openvino.types import TYPES, element_type, new_constant, numbers_of
+from finecast.frontends.openvino.types import (
+    TYPES,
+    element_type,
+    new_constant,
+    numbers_of,
+    take_names,
+)
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_constant
@@ -83,7 +89,7 @@ class _Writer:
         port = old.output(0)
         for target in port.get_target_inputs():
             target.replace_source_output(new.output(0))
-        _take_names(port, new.output(0))
+        take_names(port, new.output(0))
         self.binding.nodes[edit.node] = new
         index = self.graph.nodes[edit.node].outputs[0]
         assert index is not None
@@ -142,7 +148,7 @@ class _Writer:
                 if target.get_node().get_type_name() == "Result":
                     target.replace_source_output(port)
             if source.get_node().get_type_name() != "Parameter":
-                _take_names(source, port)
+                take_names(source, port)
 
     def _cast_name(self, value: int, fmt: Format) -> str:
         port = self.binding.values[value]
@@ -170,10 +176,3 @@ def _converted(port: openvino.Output, fmt: Format) -> openvino.Node:
     from openvino import opset13
 
     return opset13.convert(port, TYPES[fmt])
-
-
-def _take_names(source: openvino.Output, port: openvino.Output) -> None:
-    """The names of a tensor that users know go to what stands for it now."""
-    names = source.get_names()
-    source.set_names(set())
-    port.set_names(names)

@@ -7,28 +7,30 @@ full check and that the engine loads; nothing half-written stays.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from finecast.data.feeds import last_indices
-from finecast.data.lengths import affordable, length_limits
 from finecast.engines import EMULATOR
 from finecast.engines.base import Array, Engine, Feeds, Session
 from finecast.engines.emulator import exact_emulator, exact_session
 from finecast.engines.fallen_apart import Kernels, broken_by, load_telling
-from finecast.errors import EngineError, UsageError, naming
+from finecast.errors import EngineError, naming
 from finecast.files import check_writable
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile
-from finecast.graph import Graph
+from finecast.graph import Dim
 from finecast.pipeline.artefact import Destination, Verified, compared
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.plan import Plan
-from finecast.subjects.onnx.acceptance import Case, accept, accept_taken, feeds_for, nudge
-from finecast.subjects.onnx.integers import check_on_integers
+from finecast.subjects.engine.acceptance import Case, accept, accept_taken, feeds_for, nudge
+from finecast.subjects.engine.integers import check_on_integers
+from finecast.subjects.engine.publishing import publish, reference_run, sizes_of
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 # Models above this are not run in a second engine to find out what their formats explain:
 # that takes several times their size in memory.
@@ -68,7 +70,7 @@ def write(
             frontend.check(staged, shapeless=frontend.shapeless_ports(file.model))
             verified = verify(file, plan, applied, staged, engines, feeds)
         if place is not None:
-            _publish(parts, place, str(output.path))
+            publish(parts, place, str(output.path))
     return size, verified
 
 
@@ -86,19 +88,23 @@ def truth_session(file: OnnxFile) -> tuple[Session | None, str]:
         return None, note
 
 
+def input_shapes(file: OnnxFile) -> dict[str, tuple[Dim, ...] | None]:
+    """Declared shapes of the inputs that a caller gives."""
+    inputs = (v for v in file.model.graph.inputs if not v.is_initializer())
+    return {v.name or "": _dims(v) for v in inputs}
+
+
+def _dims(value: ir.Value) -> tuple[Dim, ...] | None:
+    if value.shape is None:
+        return None
+    return tuple(d if isinstance(d, int) else d.value for d in value.shape.dims)
+
+
 def check_output(file: OnnxFile, output: Destination) -> None:
     """Raise UsageError unless ``file``, converted, may be written to ``output``."""
     apart = output.external_data
     came = frontend.came_external(file.model)
     output.check(apart=came if apart is None else apart)
-
-
-def _publish(parts: Sequence[Path], place: Path, where: str) -> None:
-    try:
-        for part in parts:
-            part.replace(place / part.name)
-    except OSError as error:
-        raise UsageError(f"cannot write the output: {error.strerror}", where=where) from error
 
 
 def verify(
@@ -112,7 +118,7 @@ def verify(
     """Load and run the fp32 model and the one at ``path`` in the first engine that can."""
     if not engines:
         return Verified(engine=None, note="not run: no engine was asked to")
-    feeds.check(file.model)
+    feeds.check(input_shapes(file))
     failures: list[str] = []
     for engine in engines:
         try:
@@ -155,8 +161,8 @@ def _verify_in(
         reference = exact_session(file.path)
     else:
         reference, before = load_telling(engine, file.path)
-    given, wanted, note = _reference_run(reference, feeds, applied.graph)
-    sizes = {} if given is None else _sizes(reference, given)
+    given, wanted, note = reference_run(reference, feeds, applied.graph)
+    sizes = {} if given is None else sizes_of(reference, given)
     del reference  # one large model at a time
     session, after = load_telling(engine, path)
     seen = Verified(
@@ -223,55 +229,3 @@ def _against(
         reference="fp64",
         taken_error=compared("", list(taken.values()), wanted).relative_error,
     )
-
-
-def _sizes(session: Session, feeds: Feeds) -> dict[str, int]:
-    """Sizes of the free dimensions that have a name."""
-    return {
-        dim: size
-        for spec in session.inputs
-        if spec.name in feeds
-        for dim, size in zip(spec.shape or (), feeds[spec.name].shape, strict=False)
-        if isinstance(dim, str) and dim
-    }
-
-
-def _reference_run(
-    reference: Session, feeds: FeedMaker, graph: Graph
-) -> tuple[Feeds | None, Mapping[str, Array], str]:
-    """Feeds, what the fp32 model gives for them, and why there is nothing."""
-    note = "loaded, not run: give --data to compare outputs"
-    for lengths, last in _extremes(graph, feeds):
-        try:
-            given = feeds.draw(reference, last, lengths)
-        except UsageError as error:
-            if feeds.dims:
-                raise
-            note = f"loaded, not run: {error.what}: {error.fix}"
-            continue
-        try:
-            return given, reference.run(given), ""
-        except EngineError as error:
-            # The fp32 model refuses these feeds: they say nothing about the converted one.
-            note = f"loaded, not run: {error.what}"
-    return None, {}, note
-
-
-def _extremes(
-    graph: Graph, feeds: FeedMaker
-) -> Iterator[tuple[dict[str, int], dict[str, int]]]:
-    """Lengths and indices to run at, until the fp32 model takes them.
-
-    The ends of tables first; where the model wants others for a reason that cannot be seen,
-    small ones. Positions may start at 2, as RoBERTa's do.
-    """
-    if not feeds.batches:  # data is taken as it is
-        last = last_indices(graph)
-        limits = length_limits(graph)
-        for spare in (0, 2):
-            lengths = {name: max(rows - spare, 1) for name, rows in limits.items()}
-            if lengths:
-                yield affordable(lengths, graph), last
-        if last:
-            yield {}, last
-    yield {}, {}

@@ -3,45 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from finecast.data.feeds import synthetic_feeds
 from finecast.devices.emulation import Emulation
 from finecast.engines import EMULATOR, candidates, first_that_loads, get_engine
-from finecast.engines.base import Engine, Feeds, Session, TensorSpec
+from finecast.engines.base import Engine, Feeds, Session
 from finecast.engines.emulator import EmulatorEngine, exact_session
 from finecast.engines.fallen_apart import FallenApart, broken_by, load_telling
-from finecast.engines.probe import speed_of
-from finecast.errors import EngineError, UsageError
+from finecast.errors import UsageError
 from finecast.frontends import onnx as frontend
-from finecast.frontends.onnx import OnnxFile, Prepared, from_model
+from finecast.frontends.collection import paused_collection
+from finecast.frontends.onnx import OnnxFile, from_model
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified
-from finecast.pipeline.census import Census, risks
+from finecast.pipeline.census import Census
 from finecast.pipeline.conversion import Conversion
 from finecast.pipeline.model import RunOptions
-from finecast.pipeline.narrowing import worthwhile
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.program import Program
-from finecast.pipeline.sources import FeedMaker, calibration_batches, guessed_dims
+from finecast.pipeline.sources import FeedMaker
 from finecast.pipeline.subject import Subject
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
-from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.emulated import EmulatedSubject
-from finecast.subjects.onnx import artefact
-from finecast.subjects.onnx.artefact import check_output, truth_session
-from finecast.subjects.onnx.conversion import Converter
-from finecast.subjects.onnx.observing import observe
-from finecast.subjects.onnx.planning import make_planner
+from finecast.subjects.engine.conversion import Converter
+from finecast.subjects.engine.judging import batches_of, counted, judged
+from finecast.subjects.engine.native import EngineBuilt
+from finecast.subjects.engine.subject import EngineSubject
+from finecast.subjects.onnx.artefact import truth_session
 from finecast.subjects.onnx.program import OnnxProgram
-from finecast.subjects.onnx.sizes import shapes_for
-from finecast.subjects.onnx.source import OnnxBuilt, OnnxSource
-from finecast.subjects.onnx.subject import OnnxSubject
+from finecast.subjects.onnx.source import OnnxSource
 
 
 def read(path: Path, *, trust: bool = False) -> OnnxModel:
@@ -78,10 +73,6 @@ class OnnxModel(OnnxSource):
         """Its ops of that type in fp32; inputs and outputs keep theirs."""
         return OnnxModel(file=frontend.take_to_fp32(self.file, from_type))
 
-    def check(self, output: Destination) -> None:
-        """Raise UsageError unless the model, converted, may be written there."""
-        check_output(self.file, output)
-
     def reference(self) -> Session:
         """In the engine that computes for numbers alone."""
         return exact_session(self.file.path)
@@ -109,7 +100,7 @@ class OnnxModel(OnnxSource):
                 fix="give --target: its times are modelled",
             )
         chosen, session = first_that_loads(self.file.path, engine)
-        return OnnxSubject(
+        return EngineSubject(
             model=self, engine=chosen, reference=session, truth=truth, told=notes
         )
 
@@ -119,7 +110,7 @@ class OnnxModel(OnnxSource):
         device, first = options.device, engines[0]
         if device is None and isinstance(first, EmulatorEngine):
             device = first.emulation
-        batches = self._batches(options)
+        batches = batches_of(self, options)
         return self._converter(output, engines, batches, options).convert(
             policy,
             target=device,
@@ -130,7 +121,7 @@ class OnnxModel(OnnxSource):
     def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Conversion:
         """Verified as a converted model is."""
         taken = OnnxModel(file=frontend.planned(self.file, plan))
-        engines, batches = _engines(options), taken._batches(options)
+        engines, batches = _engines(options), batches_of(taken, options)
         return taken._converter(output, engines, batches, options).replay(plan)
 
     def _converter(
@@ -142,9 +133,9 @@ class OnnxModel(OnnxSource):
     ) -> Converter:
         """What writes the converted model, and verifies it on ``batches`` if there are any."""
         feeds = FeedMaker(batches=batches, dims=options.dims)
-        feeds.check_dims(self.file.model)
+        feeds.check_dims(self.input_shapes)
         return Converter(
-            file=self.file,
+            source=self,
             output=output,
             engines=engines,
             feeds=feeds,
@@ -155,57 +146,31 @@ class OnnxModel(OnnxSource):
         self, outcome: Outcome, output: Destination, subject: Subject, workload: Workload
     ) -> tuple[int, Verified]:
         """Verified on the feeds that were timed, in the engine that it was tuned for."""
-        assert isinstance(outcome.built, OnnxBuilt)
+        assert isinstance(outcome.built, EngineBuilt)
         engine: Engine
-        if isinstance(subject, OnnxSubject):
+        if isinstance(subject, EngineSubject):
             engine = subject.engine
         else:
             assert isinstance(subject, EmulatedSubject)
             engine = EmulatorEngine(emulation=subject.emulation)
         feeds = FeedMaker(batches=workload.timing())
-        applied = outcome.built.applied
-        return artefact.write(self.file, outcome.plan, applied, output, [engine], feeds)
+        return self.store(outcome.built, output, [engine], feeds)
 
     def census(self, options: RunOptions, low: Format) -> Census:
         """Shapes are those observed on data, else on one random batch where it runs."""
         if options.dims:
             given = [{}] if options.data is not None else ()
-            FeedMaker(batches=given, dims=options.dims).check_dims(self.file.model)
-        with frontend.paused_collection():
-            return self._census(options, low)
-
-    def _census(self, options: RunOptions, low: Format) -> Census:
-        prepared = frontend.prepare(self.file, Policy(scope=Scope.NONE), own=options.own)
-        facts: dict[int, ValueFacts] = {}
-        if options.data is not None:
-            batches = self._batches(options)
-            facts = observe(prepared, lambda: batches)
-            shapes = {i: f.shape for i, f in facts.items()}
-        else:
-            shapes = _drawn_shapes(prepared, options)
-        found = Census.of(
-            prepared.graph,
-            shapes,
-            facts,
-            name=self.file.name,
-            size_bytes=self.file.size_bytes,
-            opset=frontend.opset_of(self.file.model),
-        )
-        if options.data is None:
-            return found
-        return replace(found, warnings=risks(prepared.graph, facts, low))
+            FeedMaker(batches=given, dims=options.dims).check_dims(self.input_shapes)
+        with paused_collection():
+            policy = Policy(scope=Scope.NONE)
+            prepared = frontend.prepare(self.file, policy, own=options.own)
+            opset = frontend.opset_of(self.file.model)
+            return counted(self, prepared, options, batches_of(self, options), low, opset)
 
     def judge(self, policy: Policy, options: RunOptions) -> tuple[Graph, Plan]:
         """With data the rules see the ranges that values have, as ``convert`` does."""
         engine = _engines(options)[0]
-        rules = tuple(options.user_rules.items())
-        if options.device is None:
-            policy, _ = worthwhile(policy, lambda fmt: speed_of(engine, fmt), rules)
-        prepared = self.prepare(policy)
-        batches = self._batches(options)
-        facts = observe(prepared, lambda: batches) if batches else {}
-        planner = make_planner(prepared, policy, engine, facts=facts, user_rules=rules)
-        return prepared.graph, planner.lowest()
+        return judged(self, engine, policy, options, batches_of(self, options))
 
     def fallen_apart(self, plan: Plan, engine: str | None) -> Sequence[FallenApart]:
         """Kernels of the fp32 model whose low ops the plan's model runs in several."""
@@ -220,31 +185,9 @@ class OnnxModel(OnnxSource):
         plan.check_complete(graph, where=self.file.name)
         return graph
 
-    def _batches(self, options: RunOptions) -> list[Feeds]:
-        """The first feeds of the data; none without."""
-        if options.data is None:
-            return []
-        return calibration_batches(first_that_loads(self.file.path, None)[1], options.data)
-
 
 def _engines(options: RunOptions) -> list[Engine]:
     """What verifies: the engine that is asked for, else the device's emulator or any here."""
     if options.engine is None and options.device is not None:
         return [EmulatorEngine(emulation=options.device)]
     return candidates(options.engine)
-
-
-def _drawn_shapes(prepared: Prepared, options: RunOptions) -> dict[int, tuple[int, ...]]:
-    """Shapes of float values on one random batch; none where there can be none."""
-    try:
-        inputs = [
-            TensorSpec(name=v.name, dtype=v.dtype, shape=v.shape)
-            for v in prepared.graph.inputs
-        ]
-        sizes = {**guessed_dims(inputs), **options.dims}
-        feeds = synthetic_feeds(inputs, batch=options.batch, dims=sizes)
-        return shapes_for(prepared, inputs, feeds)
-    except (EngineError, UsageError):
-        if options.dims:
-            raise
-        return {}  # no shapes: the table shows what can be told without them

@@ -29,9 +29,9 @@ from finecast.planning.problem import Analysis
 from finecast.planning.units import make_units
 from finecast.rules.facts import ValueFacts, facts_in
 from finecast.rules.policy import Scope
-from finecast.subjects.onnx.observing import observe
-from finecast.subjects.onnx.planning import make_planner
-from finecast.subjects.onnx.roundings import analysis_of, probe_sensitivity
+from finecast.subjects.engine.observing import observe
+from finecast.subjects.engine.planning import make_planner
+from finecast.subjects.engine.roundings import analysis_of, probe_sensitivity
 from finecast.subjects.onnx.source import OnnxSource
 
 
@@ -125,7 +125,7 @@ class OnnxOnDevice:
         )
         shapes = {i: f.shape for i, f in self.facts.items()}
         cost = RooflineCost(target=asked.emulation.target, shapes=shapes)
-        return analysis_of(self.planner, units, points, errors, cost)
+        return analysis_of(self.prepared, self.planner, units, points, errors, cost)
 
 
 def _op_of(step: str) -> str:

@@ -2,49 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finecast.engines.base import Session
+from finecast.engines.base import Engine
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile, Prepared
-from finecast.planning.edits import cast_count
+from finecast.graph import Dim, Graph
+from finecast.pipeline.artefact import Destination, Verified
+from finecast.pipeline.conversion import kept_types
+from finecast.pipeline.sources import FeedMaker
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.rules.policy import Policy
-from finecast.subjects.onnx.conversion import earlier_conversion, kept_notes
+from finecast.rules.policy import Policy, Scope
+from finecast.subjects.engine import native as engine
+from finecast.subjects.engine.native import EngineBuilt
+from finecast.subjects.onnx.artefact import check_output, input_shapes, write
 
 if TYPE_CHECKING:
+    import onnx
     import onnx_ir as ir
-
-
-@dataclass(slots=True, kw_only=True)
-class OnnxBuilt:
-    """An ONNX model that a plan gives; ``loaded`` in an engine once it has been run there."""
-
-    plan: Plan
-    applied: Applied
-    loaded: Session | None = field(default=None, repr=False)
-
-    @property
-    def model(self) -> ir.Model:
-        """The model."""
-        return self.applied.model
-
-    @property
-    def casts(self) -> int:
-        """Casts inside."""
-        return cast_count(self.applied.graph, self.applied.edits)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the model and its tensors."""
-        return frontend.size_bytes(self.applied.model)
-
-    def release(self) -> None:
-        """Unload it."""
-        self.loaded = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,11 +63,74 @@ class OnnxSource:
         """Names that match nothing are refused as the model is prepared."""
         self.prepare(policy)
 
-    def build(self, plan: Plan) -> OnnxBuilt:
+    @property
+    def loadable(self) -> Path:
+        """The file."""
+        return self.file.path
+
+    def build(self, plan: Plan) -> EngineBuilt:
         """The plan replayed on the native model."""
-        return OnnxBuilt(plan=plan, applied=frontend.apply(self.file, plan))
+        return _built(plan, frontend.apply(self.file, plan))
 
     def notes(self, planner: Planner) -> Sequence[str]:
         """Of an earlier conversion, and of ops that keep a type of their own."""
         policy = planner.policy
-        return [*earlier_conversion(self.file, policy), *kept_notes(planner.graph, policy)]
+        return [*self.earlier(policy), *self.kept(planner.graph, policy)]
+
+    def earlier(self, policy: Policy) -> list[str]:
+        """What becomes of a conversion that the file came with."""
+        was = self.file.model.metadata_props.get(frontend.POLICY_KEY)
+        if was is None:
+            return []
+        if policy.scope is Scope.NONE or was == policy.label:
+            return [
+                f"an earlier conversion to {was} stays: for fp32 give the model of before it"
+            ]
+        return [f"an earlier conversion to {was} was taken back"]
+
+    def kept(self, graph: Graph, policy: Policy) -> list[str]:
+        """Which ops keep a type of their own, and the option that takes them out of it."""
+        return [
+            f"{text}: --from-type {label} (from_type={label!r}) takes them to fp32 first"
+            for label, text in kept_types(graph, policy).items()
+        ]
+
+    @property
+    def told(self) -> Sequence[str]:
+        """How it was taken to fp32, if it was."""
+        return self.file.notes
+
+    @property
+    def input_shapes(self) -> Mapping[str, tuple[Dim, ...] | None]:
+        """Declared shapes of the inputs that a caller gives."""
+        return input_shapes(self.file)
+
+    def check(self, output: Destination) -> None:
+        """Raise UsageError unless the model, converted, may be written there."""
+        check_output(self.file, output)
+
+    def consume(self, prepared: engine.Prepared, plan: Plan) -> EngineBuilt:
+        """As ``build``; the prepared model may become the result."""
+        assert isinstance(prepared, Prepared)
+        self._prepared = None
+        return _built(plan, frontend.apply(self.file, plan, prepared))
+
+    def store(
+        self,
+        built: EngineBuilt,
+        output: Destination,
+        engines: Sequence[Engine],
+        feeds: FeedMaker,
+    ) -> tuple[int, Verified]:
+        """Checked, loaded and run before it takes its name."""
+        assert isinstance(built.applied, Applied)
+        return write(self.file, built.plan, built.applied, output, engines, feeds)
+
+    def handed(self, built: EngineBuilt) -> onnx.ModelProto:
+        """A message."""
+        return frontend.to_proto(built.model)
+
+
+def _built(plan: Plan, applied: Applied) -> EngineBuilt:
+    size = frontend.size_bytes(applied.model)
+    return EngineBuilt(plan=plan, applied=applied, size_bytes=size)

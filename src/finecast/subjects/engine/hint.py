@@ -1,39 +1,36 @@
-"""An ONNX model that its engine lowers by itself, and what it chose, as a plan."""
+"""A model that its engine lowers by itself, and what it chose, as a plan."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from finecast.engines.base import Engine, HintingEngine, KernelFormats, KernelSession
 from finecast.errors import EngineError
-from finecast.frontends.onnx import OnnxFile
 from finecast.graph import Graph, Node
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.assign import pick
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from finecast.subjects.engine.native import NativeSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintedModel:
     """The fp32 model under the engine's own hint for ``fmt``; ``plan`` is what it chose."""
 
-    file: OnnxFile
+    source: NativeSource
     engine: HintingEngine
     fmt: Format
     plan: Plan
     loaded: KernelSession
 
     @property
-    def model(self) -> ir.Model:
+    def model(self) -> Any:
         """The fp32 model."""
-        return self.file.model
+        return self.source.model
 
     @property
     def casts(self) -> int:
@@ -42,25 +39,27 @@ class HintedModel:
 
     @property
     def size_bytes(self) -> int:
-        """Of the file and its external data."""
-        return self.file.size_bytes
+        """Of the model where it is stored."""
+        return self.source.size_bytes
 
     def release(self) -> None:
         """It stays loaded: it is timed again at the end."""
 
 
-def hinted_models(file: OnnxFile, engine: Engine, planner: Planner) -> Iterator[HintedModel]:
+def hinted_models(
+    source: NativeSource, engine: Engine, planner: Planner
+) -> Iterator[HintedModel]:
     """The model under the hint for each format of the policy that the engine heeds."""
     if not isinstance(engine, HintingEngine):
         return
     for fmt in planner.policy.formats:
         try:
-            session = engine.load_hinted(file.path, fmt)
+            session = engine.load_hinted(source.loadable, fmt)
         except EngineError:
             continue
         plan = stated(planner, session.kernel_formats(), fmt)
         if plan.lowers:
-            yield HintedModel(file=file, engine=engine, fmt=fmt, plan=plan, loaded=session)
+            yield HintedModel(source=source, engine=engine, fmt=fmt, plan=plan, loaded=session)
 
 
 def stated(planner: Planner, kernels: Sequence[KernelFormats], fmt: Format) -> Plan:

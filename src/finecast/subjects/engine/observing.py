@@ -11,15 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.engines.base import Array, Feeds
-from finecast.engines.loading import exact_engine, load_model
-from finecast.frontends.onnx import Prepared
-from finecast.frontends.onnx.instrument import SWITCH, observable, with_outputs, with_switches
-from finecast.frontends.onnx.shapes import static_shapes
-from finecast.frontends.onnx.widen import widen
+from finecast.engines.loading import exact_session
 from finecast.pipeline.observing import SHOWN_BYTES, input_facts, packed
 from finecast.planning.sensitivity import Probe
-from finecast.planning.switches import Switch
+from finecast.planning.switches import SWITCH, Switch
 from finecast.rules.facts import ValueFacts, merge
+from finecast.subjects.engine.native import Prepared
 
 # What a value is taken to have until one of unknown size was seen.
 _GUESSED_BYTES: Final = 4 << 20
@@ -36,7 +33,7 @@ def observe(
     Each batch is reduced to facts at once: memory grows neither with the number of batches
     nor with that of values. ``batches`` is called once for each group of values.
     """
-    names = observable(prepared.model, prepared.graph)
+    names = prepared.observable()
     first = list(islice(batches(), 1))
     facts = input_facts(prepared.graph, first)
     if first:
@@ -62,10 +59,10 @@ def _show_first(
 ) -> dict[int, ValueFacts]:
     """Facts of all values on the first batch, as many at once as are known to fit.
 
-    Each run loads the model anew: sizes that onnx's inference knows are packed, and the
+    Each run loads the model anew: sizes that inference knows are packed, and the
     others are taken to be as large as the largest of them that was seen.
     """
-    shapes = static_shapes(prepared.model, {n: a.shape for n, a in feeds.items()})
+    shapes = prepared.static_shapes({n: a.shape for n, a in feeds.items()})
     known = {n: 4 * math.prod(shapes[n]) for n in ids if n in shapes}
     facts: dict[int, ValueFacts] = {}
     for group in packed(known, SHOWN_BYTES):
@@ -84,8 +81,7 @@ def _show(
     prepared: Prepared, ids: Mapping[str, int], group: list[str], batches: Iterable[Feeds]
 ) -> dict[int, ValueFacts]:
     """Facts of the values called ``group`` over ``batches``."""
-    engine = exact_engine(optimizing=False)
-    session = load_model(engine, with_outputs(prepared.model, group))
+    session = exact_session(prepared.with_outputs(group), optimizing=False)
     facts: dict[int, ValueFacts] = {}
     for feeds in batches:
         shown = session.run(feeds)
@@ -97,8 +93,7 @@ def switched_probe(
     prepared: Prepared, switches: Sequence[Switch], feeds: Sequence[Feeds]
 ) -> Probe:
     """A function from a switch to the outputs on ``feeds``: one session serves every plan."""
-    model = with_switches(widen(prepared.model), switches)
-    session = load_model(exact_engine(), model)
+    session = exact_session(prepared.with_switches(switches))
 
     def probe(switch: NDArray[np.bool_]) -> list[Array]:
         return [a for f in feeds for a in session.run({**f, SWITCH: switch}).values()]

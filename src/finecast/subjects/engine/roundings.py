@@ -1,4 +1,4 @@
-"""ONNX models: what their roundings do to the outputs."""
+"""What a model's roundings do to the outputs, in sessions of an engine."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from finecast.engines.base import Feeds
-from finecast.frontends import onnx as frontend
-from finecast.frontends.onnx import Prepared
 from finecast.numbers.formats import Format
 from finecast.pipeline import roundings
 from finecast.pipeline.roundings import Points, find_units, free, points_of
@@ -18,7 +16,8 @@ from finecast.planning.problem import Analysis
 from finecast.planning.sensitivity import Sensitivity
 from finecast.planning.units import Units
 from finecast.progress import Progress
-from finecast.subjects.onnx.observing import switched_probe
+from finecast.subjects.engine.native import Prepared
+from finecast.subjects.engine.observing import switched_probe
 
 __all__ = ["Points", "analysis_of", "find_units", "free", "points_of", "probe_sensitivity"]
 
@@ -36,6 +35,7 @@ def probe_sensitivity(
 
 
 def analysis_of(
+    prepared: Prepared,
     planner: Planner,
     units: Units,
     points: Points,
@@ -45,7 +45,7 @@ def analysis_of(
     lowest_s: float = math.inf,
 ) -> Analysis:
     """What the choice among plans rests on, the requested types of ports among it."""
-    io = frontend.resolve_io(planner.graph, planner.highest().io)
+    io = prepared.resolve_io(planner.highest().io)
     return roundings.analysis_of(
         planner, units, points, sensitivity, cost, io=io, lowest_s=lowest_s
     )

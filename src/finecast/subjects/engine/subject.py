@@ -1,4 +1,4 @@
-"""An ONNX model in an engine that is here: accuracy and times are measured."""
+"""A model in an engine that is here: accuracy and times are measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from finecast.engines.integers import INTEGER_ENGINES
 from finecast.engines.loading import load_model
 from finecast.engines.probe import Speed, speed_of
 from finecast.errors import EngineError
-from finecast.frontends.onnx import Prepared
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
 from finecast.pipeline.subject import Built, UserRules
@@ -24,24 +23,24 @@ from finecast.planning.proposing import MAX_STEPS
 from finecast.progress import Progress
 from finecast.rules.facts import ValueFacts, first_nonfinite
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects.onnx.hint import HintedModel, hinted_models
-from finecast.subjects.onnx.integers import check_on_integers, narrowed
-from finecast.subjects.onnx.observing import observe
-from finecast.subjects.onnx.planning import (
+from finecast.subjects.engine.hint import HintedModel, hinted_models
+from finecast.subjects.engine.integers import check_on_integers, narrowed
+from finecast.subjects.engine.native import EngineBuilt, NativeSource, Prepared
+from finecast.subjects.engine.observing import observe
+from finecast.subjects.engine.planning import (
     check_stated,
     make_planner,
     measured_cost,
     profile_ends,
 )
-from finecast.subjects.onnx.roundings import analysis_of, find_units, probe_sensitivity
-from finecast.subjects.onnx.source import OnnxBuilt, OnnxSource
+from finecast.subjects.engine.roundings import analysis_of, find_units, probe_sensitivity
 
 
 @dataclass(slots=True, kw_only=True)
-class OnnxSubject:
-    """An ONNX model in ``engine``, where ``reference`` is the fp32 model, loaded."""
+class EngineSubject:
+    """A model in ``engine``, where ``reference`` is the fp32 model, loaded."""
 
-    model: OnnxSource
+    model: NativeSource
     engine: Engine
     reference: Session
     truth: Session | None = None
@@ -52,8 +51,8 @@ class OnnxSubject:
     @property
     def formats(self) -> tuple[Format, ...]:
         """bf16, and int8 where plans are made for it."""
-        integers = (Format.INT8,) if self.engine.name in INTEGER_ENGINES else ()
-        return (Format.BF16, *integers)
+        integers = self.engine.name in INTEGER_ENGINES and Format.INT8 in self._plain.states
+        return (Format.BF16, Format.INT8) if integers else (Format.BF16,)
 
     @property
     def runner(self) -> str:
@@ -62,7 +61,7 @@ class OnnxSubject:
 
     def check_formats(self, policy: Policy) -> None:
         """Those that the engine computes in and a model can state."""
-        check_stated(policy, self.engine)
+        check_stated(policy, self.engine, self._plain)
 
     def speed(self, fmt: Format) -> Speed:
         """By short probes of the engine."""
@@ -70,13 +69,18 @@ class OnnxSubject:
 
     def first_nan(self, workload: Workload) -> str:
         """By a run that shows all values."""
-        prepared = self.model.prepare(Policy(scope=Scope.NONE))
+        prepared = self._plain
         facts = observe(prepared, lambda: islice(workload.calibration(), 1))
         return first_nonfinite(prepared.graph, facts) or ""
 
+    @property
+    def _plain(self) -> Prepared:
+        """The model as it is."""
+        return self.model.prepare(Policy(scope=Scope.NONE))
+
     def examine(
         self, policy: Policy, user_rules: UserRules, workload: Workload, progress: Progress
-    ) -> OnnxExamined:
+    ) -> EngineExamined:
         """Facts by calibration, then the rules."""
         prepared = self.model.prepare(policy)
         facts = observe(
@@ -93,8 +97,8 @@ class OnnxSubject:
             measured=True,
         )
         with suppress(EngineError):  # the analysis meets it again, and says so
-            planner = narrowed(self.model.file, planner, self.engine, workload.timing()[0])
-        return OnnxExamined(
+            planner = narrowed(self.model, planner, self.engine, workload.timing()[0])
+        return EngineExamined(
             subject=self,
             prepared=prepared,
             facts=facts,
@@ -105,13 +109,13 @@ class OnnxSubject:
 
     def hints(self, planner: Planner) -> Sequence[HintedModel]:
         """Under the precision hints of the engine, where it has some."""
-        return tuple(hinted_models(self.model.file, self.engine, planner))
+        return tuple(hinted_models(self.model, self.engine, planner))
 
     def session(self, built: Built) -> Session:
         """Loaded in the engine, once."""
         if isinstance(built, HintedModel):
             return built.loaded
-        assert isinstance(built, OnnxBuilt)
+        assert isinstance(built, EngineBuilt)
         if built.loaded is None:
             built.loaded = load_model(self.engine, built.model)
         return built.loaded
@@ -122,7 +126,7 @@ class OnnxSubject:
         calls: dict[str, Callable[[], object]] = {}
         for name, one in built.items():
             try:
-                if isinstance(one, OnnxBuilt) and one.loaded is None:
+                if isinstance(one, EngineBuilt) and one.loaded is None:
                     check_on_integers(self.engine, one.plan, one.applied, timing[0])
                 calls[name] = partial(run_all, self.session(one), timing)
             except EngineError as error:
@@ -136,10 +140,10 @@ class OnnxSubject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnnxExamined:
+class EngineExamined:
     """A model whose values were observed, and its planner."""
 
-    subject: OnnxSubject
+    subject: EngineSubject
     prepared: Prepared
     facts: Mapping[int, ValueFacts]
     planner: Planner
@@ -151,10 +155,12 @@ class OnnxExamined:
         subject, planner = self.subject, self.planner
         self.progress("profile", 0, 1)
         feeds = self.workload.timing()[0]
-        profiles = profile_ends(subject.model.file, planner, subject.engine, feeds)
+        profiles = profile_ends(subject.model, planner, subject.engine, feeds)
         cost = measured_cost(planner.graph, profiles, subject.engine, self.facts)
         self.progress("profile", 1, 1)
         units, points = find_units(planner, profiles)
         few = thinned(next(iter(self.workload.calibration())), subject.reference.inputs)
         errors = probe_sensitivity(planner, self.prepared, points, [few], self.progress)
-        return analysis_of(planner, units, points, errors, cost, lowest_s=profiles.low_s)
+        return analysis_of(
+            self.prepared, planner, units, points, errors, cost, lowest_s=profiles.low_s
+        )

@@ -16,14 +16,13 @@ from finecast.engines.base import Engine, Feeds
 from finecast.engines.integers import not_on_integers
 from finecast.engines.loading import load_model
 from finecast.errors import EngineError, UsageError
-from finecast.frontends import onnx as frontend
-from finecast.frontends.onnx import Applied, OnnxFile
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.rules import Permission
 from finecast.rules.policy import Policy
 from finecast.rules.reason import Reason
+from finecast.subjects.engine.native import Applied, NativeSource
 
 # Each turn takes ops out, and what is left is fused anew: more turns have not been needed.
 _MOST_TURNS: Final = 4
@@ -52,7 +51,7 @@ def check_calibrated(policy: Policy, data: Sequence[Feeds], target: Emulation | 
             )
 
 
-def narrowed(file: OnnxFile, planner: Planner, engine: Engine, feeds: Feeds) -> Planner:
+def narrowed(source: NativeSource, planner: Planner, engine: Engine, feeds: Feeds) -> Planner:
     """``planner`` without the ops that the lowest plan in a scaled format fails to put there.
 
     Raises:
@@ -61,7 +60,7 @@ def narrowed(file: OnnxFile, planner: Planner, engine: Engine, feeds: Feeds) -> 
     for fmt in (f for f in planner.policy.formats if f.scaled):
         for _ in range(_MOST_TURNS):
             plan = planner.lowest(fmt)
-            failed = left_out(engine, plan, frontend.apply(file, plan), feeds)
+            failed = left_out(engine, plan, source.build(plan).applied, feeds)
             if not failed:
                 break
             planner = _without(planner, fmt, failed, engine.name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -29,13 +29,9 @@ from finecast.engines.base import Array, Engine, Feeds, Session
 from finecast.engines.loading import load_model
 from finecast.engines.ports import DTYPES
 from finecast.errors import EngineError, WrongNumbersError
-from finecast.frontends.onnx import DATA_TYPES, Applied
-from finecast.frontends.onnx.instrument import with_outputs
 from finecast.graph import Graph, Node
 from finecast.numbers.formats import Format
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from finecast.subjects.engine.native import Applied
 
 Outputs: TypeAlias = Mapping[str, Array]
 
@@ -235,12 +231,12 @@ class _Search:
     def __init__(self, case: Case, fault: _Fault, decided: frozenset[int]) -> None:
         self.case = case
         self.fault = fault
-        self.original = case.original().model
-        shown = _float_names(self.original) & _float_names(case.applied.model)
+        self.original = case.original()
+        shown = case.applied.observable().keys()
         self.names = {
-            v.id: v.name
-            for v in case.applied.graph.values
-            if v.name in shown and v.id not in decided and v.producer is not None
+            index: name
+            for name, index in self.original.observable().items()
+            if name in shown and index not in decided
         }
         self.runs = 0
 
@@ -250,12 +246,12 @@ class _Search:
         if not names:
             return []
         self.runs += 1
-        models = (self.original, self.case.applied.model)
-        wanted, got = (self._run(with_outputs(m, list(names))) for m in models)
+        models = (self.original, self.case.applied)
+        wanted, got = (self._run(m.with_outputs(list(names))) for m in models)
         pairs = ((i, deviation(got[n], wanted[n])) for n, i in names.items())
         return [i for i, found in pairs if found.comparable and self.fault.bad(found)]
 
-    def _run(self, model: ir.Model) -> Outputs:
+    def _run(self, model: Any) -> Outputs:
         session = load_model(self.case.engine, model)
         return session.run(feeds_for(session, self.case.feeds))
 
@@ -277,12 +273,6 @@ def feeds_for(session: Session, feeds: Feeds) -> dict[str, Array]:
     """What ``session`` takes of ``feeds``, in the types in which its inputs are declared."""
     specs = (s for s in session.inputs if s.name in feeds)
     return {s.name: feeds[s.name].astype(DTYPES[s.dtype], copy=False) for s in specs}
-
-
-def _float_names(model: ir.Model) -> set[str]:
-    kinds = set(DATA_TYPES.values())
-    values = (v for node in model.graph for v in node.outputs)
-    return {v.name for v in values if v.name and v.dtype in kinds}
 
 
 def _inputs(graph: Graph, value: int) -> list[int]:

@@ -12,9 +12,7 @@ from finecast.devices.targets import load_target
 from finecast.engines.base import Engine, Feeds
 from finecast.engines.probe import speed_of
 from finecast.errors import EngineError, UsageError
-from finecast.frontends import onnx as frontend
-from finecast.frontends.onnx import Applied, OnnxFile, Restated
-from finecast.graph import Graph
+from finecast.frontends.collection import paused_collection
 from finecast.measure.environment import local_target
 from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified
@@ -22,23 +20,27 @@ from finecast.pipeline.conversion import (
     NOTHING_CONVERTED,
     NOTHING_GAINS,
     Conversion,
-    kept_types,
 )
 from finecast.pipeline.modelled import fastest_plan, plan_time_s
 from finecast.pipeline.narrowing import worthwhile
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.cost import RooflineCost
-from finecast.planning.edits import cast_count
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.units import make_units, pattern_kernels
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects.onnx.artefact import check_output, write
-from finecast.subjects.onnx.integers import check_calibrated, narrowed
-from finecast.subjects.onnx.observing import observe
-from finecast.subjects.onnx.planning import make_planner, measured_cost, profile_ends
-from finecast.subjects.onnx.roundings import analysis_of, find_units, free, points_of
+from finecast.subjects.engine.integers import check_calibrated, narrowed
+from finecast.subjects.engine.native import (
+    Applied,
+    EngineBuilt,
+    NativeSource,
+    Prepared,
+    Restated,
+)
+from finecast.subjects.engine.observing import observe
+from finecast.subjects.engine.planning import make_planner, measured_cost, profile_ends
+from finecast.subjects.engine.roundings import analysis_of, find_units, free, points_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,7 @@ class Converter:
     """Writes the models that policies and plans give of a file.
 
     Attributes:
-        file: The model.
+        source: The model.
         output: Where the converted model goes.
         engines: In order of preference; the first also judges which kernels exist.
         feeds: Makes feeds to verify the model with.
@@ -54,7 +56,7 @@ class Converter:
         start: When the work began.
     """
 
-    file: OnnxFile
+    source: NativeSource
     output: Destination
     engines: Sequence[Engine]
     feeds: FeedMaker
@@ -80,32 +82,33 @@ class Converter:
         Raises:
             UsageError, ModelError, EngineError: As ``artefact.write``.
         """
-        file, engine = self.file, self.engines[0]
-        check_output(file, self.output)
+        source, engine = self.source, self.engines[0]
+        source.check(self.output)
         left_out: tuple[str, ...] = ()
         if target is None:
             policy, left_out = worthwhile(policy, partial(speed_of, engine), user_rules)
         check_calibrated(policy, data, target)
-        with frontend.paused_collection():  # graph and plan live on until all is written
-            prepared = frontend.prepare(file, policy)
+        with paused_collection():  # graph and plan live on until all is written
+            prepared = source.prepare(policy)
             facts = observe(prepared, lambda: data) if data else {}
             planner = make_planner(
                 prepared, policy, engine, facts=facts, user_rules=user_rules
             )
             if data:
-                planner = narrowed(file, planner, engine, data[0])
+                planner = narrowed(source, planner, engine, data[0])
             if policy.scope is not Scope.AUTO:
                 plan = planner.lowest()
             elif target is not None:
                 shapes = {i: f.shape for i, f in facts.items()}
                 cost = RooflineCost(target=target.target, shapes=shapes)
-                plan = _modelled_plan(planner, cost, target)
+                plan = _modelled_plan(prepared, planner, cost, target)
             else:
-                plan = _auto_plan(file, planner, engine, self.feeds)
-            applied = frontend.apply(file, plan, prepared)
-        done = self._write(plan, applied)
+                plan = _auto_plan(source, prepared, planner, engine, self.feeds)
+            built = source.consume(prepared, plan)
+        done = self._write(built)
+        applied = built.applied
         used = set(plan.formats.values())
-        warnings = (*left_out, *_warnings(file, policy, applied, used))
+        warnings = (*left_out, *_warnings(source, policy, applied, used))
         if NOTHING_CONVERTED in warnings and used != set(planner.lowest().formats.values()):
             warnings = tuple(NOTHING_GAINS if w == NOTHING_CONVERTED else w for w in warnings)
         if target is None and applied.edits:
@@ -115,23 +118,24 @@ class Converter:
 
     def replay(self, plan: Plan) -> Conversion:
         """Write the model that ``plan``, which decides every op, gives."""
-        applied = frontend.apply(self.file, plan)
-        plan.check_complete(applied.graph, where=self.file.name)
-        return self._write(plan, applied)
+        built = self.source.build(plan)
+        plan.check_complete(built.applied.graph, where=self.source.name)
+        return self._write(built)
 
-    def _write(self, plan: Plan, applied: Applied) -> Conversion:
-        """Write what ``plan`` gave, and say what it is."""
+    def _write(self, built: EngineBuilt) -> Conversion:
+        """Write what a plan gave, and say what it is."""
         judges = self.engines if self.verify else ()
-        size, verified = write(self.file, plan, applied, self.output, judges, self.feeds)
+        size, verified = self.source.store(built, self.output, judges, self.feeds)
+        applied = built.applied
         in_memory = self.output.path is None
         return Conversion(
-            plan=plan,
+            plan=built.plan,
             nodes=len(applied.graph.nodes),
-            casts=cast_count(applied.graph, applied.edits),
-            size_bytes=(self.file.size_bytes, size),
+            casts=built.casts,
+            size_bytes=(self.source.size_bytes, size),
             seconds=time.perf_counter() - self.start,
             verified=verified,
-            model=frontend.to_proto(applied.model) if in_memory else None,
+            model=self.source.handed(built) if in_memory else None,
             restated=tuple(_told(one) for one in applied.restated),
         )
 
@@ -141,29 +145,39 @@ def _told(restated: Restated) -> str:
     return f"{first}{f' and {count - 1} more' if count > 1 else ''}: {restated.reason}"
 
 
-def _auto_plan(file: OnnxFile, planner: Planner, engine: Engine, feeds: FeedMaker) -> Plan:
+def _auto_plan(
+    source: NativeSource,
+    prepared: Prepared,
+    planner: Planner,
+    engine: Engine,
+    feeds: FeedMaker,
+) -> Plan:
     """The fastest plan that the rules allow: by profile where the model can be run."""
     try:
-        feeds.check(file.model)
-        given = feeds.make(engine.load(file.path))
-        profiles = profile_ends(file, planner, engine, given) if given is not None else None
+        feeds.check(source.input_shapes)
+        given = feeds.make(engine.load(source.loadable))
+        profiles = profile_ends(source, planner, engine, given) if given is not None else None
     except (EngineError, UsageError):
         profiles = None  # nothing can be run here: the roofline of this machine decides
     if profiles is None or not (profiles.high and any(profiles.low.values())):
-        return _modelled_plan(planner, RooflineCost(target=load_target(local_target())))
+        return _modelled_plan(
+            prepared, planner, RooflineCost(target=load_target(local_target()))
+        )
     units, points = find_units(planner, profiles)
     cost = measured_cost(planner.graph, profiles, engine, {})
-    return fastest_plan(planner, analysis_of(planner, units, points, free(points), cost))
+    return fastest_plan(
+        planner, analysis_of(prepared, planner, units, points, free(points), cost)
+    )
 
 
 def _modelled_plan(
-    planner: Planner, cost: RooflineCost, device: Emulation | None = None
+    prepared: Prepared, planner: Planner, cost: RooflineCost, device: Emulation | None = None
 ) -> Plan:
     """The fastest plan by a roofline; of several formats on a device by its whole time."""
     graph, formats = planner.graph, planner.policy.formats
     units = make_units(graph, planner.permissions, formats, pattern_kernels(graph))
     points = points_of(planner, units, dict.fromkeys(formats, ()))
-    analysis = analysis_of(planner, units, points, free(points), cost)
+    analysis = analysis_of(prepared, planner, units, points, free(points), cost)
     if device is None or len(formats) == 1:
         return fastest_plan(planner, analysis)
     ids = {n.name: n.id for n in graph.nodes}
@@ -184,7 +198,7 @@ def _slow(engines: Sequence[Engine], verified: Verified, low: Format) -> tuple[s
 
 
 def _warnings(
-    file: OnnxFile, policy: Policy, applied: Applied, used: Collection[Format]
+    source: NativeSource, policy: Policy, applied: Applied, used: Collection[Format]
 ) -> tuple[str, ...]:
     nodes = applied.graph.nodes
     found: list[str] = []
@@ -192,9 +206,9 @@ def _warnings(
     if unknown:
         found.append(f"ops that are not known here keep their type: {', '.join(unknown)}")
     if policy.scope is not Scope.NONE:
-        found += kept_notes(applied.graph, policy)
-    found += file.notes
-    earlier = earlier_conversion(file, policy)
+        found += source.kept(applied.graph, policy)
+    found += source.told
+    earlier = source.earlier(policy)
     if earlier:
         found += earlier
     elif not applied.edits and policy.scope is not Scope.NONE:
@@ -204,21 +218,3 @@ def _warnings(
         if unused and len(policy.formats) > 1:
             found.append(f"no op is in {' or '.join(unused)}, which was asked for, too")
     return tuple(found)
-
-
-def earlier_conversion(file: OnnxFile, policy: Policy) -> list[str]:
-    """What becomes of a conversion that the file came with."""
-    was = file.model.metadata_props.get(frontend.POLICY_KEY)
-    if was is None:
-        return []
-    if policy.scope is Scope.NONE or was == policy.label:
-        return [f"an earlier conversion to {was} stays: for fp32 give the model of before it"]
-    return [f"an earlier conversion to {was} was taken back"]
-
-
-def kept_notes(graph: Graph, policy: Policy) -> list[str]:
-    """Which ops keep a type of their own, and the option that takes them out of it."""
-    return [
-        f"{text}: --from-type {label} (from_type={label!r}) takes them to fp32 first"
-        for label, text in kept_types(graph, policy).items()
-    ]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from finecast.engines.base import Feeds, TensorSpec
-from finecast.frontends.onnx import Prepared
-from finecast.frontends.onnx.shapes import static_shapes
 from finecast.graph import Graph, Value
-from finecast.subjects.onnx.observing import observe
+from finecast.subjects.engine.native import Prepared
+from finecast.subjects.engine.observing import observe
 
 
 def shapes_for(
@@ -28,8 +27,9 @@ def shapes_for(
     shapes = _stated(prepared.graph, _symbols(inputs, feeds))
     if len(shapes) < len(floats):
         given = {name: array.shape for name, array in feeds.items()}
-        known = given | static_shapes(prepared.model, given)
-        shapes |= {v.id: known[v.name] for v in floats if v.name in known}
+        ids = {v.name: v.id for v in prepared.graph.inputs} | dict(prepared.observable())
+        known = given | prepared.static_shapes(given)
+        shapes |= {ids[name]: sizes for name, sizes in known.items() if name in ids}
     if len(shapes) < len(floats):
         shapes |= {i: f.shape for i, f in observe(prepared, lambda: [feeds]).items()}
     return shapes

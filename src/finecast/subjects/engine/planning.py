@@ -14,9 +14,6 @@ from finecast.engines.kernels import kernel_query
 from finecast.engines.loading import load_model
 from finecast.engines.probe import probe_one, speed_of
 from finecast.errors import UsageError
-from finecast.frontends import onnx as frontend
-from finecast.frontends.onnx import OnnxFile, Prepared
-from finecast.frontends.onnx.statements import STATEMENTS
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline import profiles
@@ -28,7 +25,8 @@ from finecast.rules import Context
 from finecast.rules.facts import ValueFacts
 from finecast.rules.override import active, check_overrides
 from finecast.rules.policy import Policy
-from finecast.subjects.onnx.casting import measure_casts
+from finecast.subjects.engine.casting import measure_casts
+from finecast.subjects.engine.native import NativeSource, Prepared
 
 
 def make_planner(
@@ -47,7 +45,7 @@ def make_planner(
         UsageError: If the model can state none of a format's numbers, or an override names
             no op of it.
     """
-    check_stated(policy, engine)
+    check_stated(policy, engine, prepared)
     check_overrides(prepared.graph)
     name = f"{EMULATOR}:{engine.device}" if engine.name == EMULATOR else engine.name
     context = Context(
@@ -59,20 +57,20 @@ def make_planner(
         faults=faults(engine.name, engine.device, prepared.graph, policy.formats),
         user_rules=(*user_rules, *active()),
         measured=measured,
-        casts_around=frozenset(f for f in policy.formats if frontend.can_cast(prepared, f)),
+        casts_around=frozenset(f for f in policy.formats if prepared.can_cast(f)),
     )
     return Planner(
         graph=prepared.graph,
         policy=policy,
         permissions=rules.permit(context),
         engine=engine.name,
-        opset=partial(frontend.minimal_opset, prepared),
-        from_type=prepared.file.from_type,
+        opset=prepared.minimal_opset,
+        from_type=prepared.from_type,
     )
 
 
-def check_stated(policy: Policy, engine: Engine) -> None:
-    """Raise UsageError for a format that no nodes of ONNX round to."""
+def check_stated(policy: Policy, engine: Engine, prepared: Prepared) -> None:
+    """Raise UsageError for a format that the engine lacks, or such a model cannot state."""
     for fmt in policy.formats:
         if fmt is Format.TF32 and engine.name != EMULATOR:
             raise UsageError(
@@ -86,14 +84,16 @@ def check_stated(policy: Policy, engine: Engine) -> None:
                 fix=f"use bf16 or fp16, or {' or '.join(sorted(INTEGER_ENGINES))} on a CPU"
                 " with integer products (VNNI)",
             )
-        if fmt not in STATEMENTS:
+        if fmt not in prepared.states:
             raise UsageError(
-                f"ONNX has no type {fmt.label}: a model cannot state it",
+                f"{prepared.library} has no type {fmt.label}: a model cannot state it",
                 fix="use bf16 or fp16",
             )
 
 
-def profile_ends(file: OnnxFile, planner: Planner, engine: Engine, feeds: Feeds) -> Profiles:
+def profile_ends(
+    source: NativeSource, planner: Planner, engine: Engine, feeds: Feeds
+) -> Profiles:
     """Profile the fp32 model and the lowest plan in each format, once each, in ``engine``.
 
     Raises:
@@ -101,7 +101,7 @@ def profile_ends(file: OnnxFile, planner: Planner, engine: Engine, feeds: Feeds)
     """
 
     def profiled(plan: Plan) -> Session:
-        return load_model(engine, frontend.apply(file, plan).model, profiling=True)
+        return load_model(engine, source.build(plan).model, profiling=True)
 
     return profiles.profile_ends(planner, profiled, feeds)
 

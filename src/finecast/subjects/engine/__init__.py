@@ -1,0 +1,1 @@
+"""Models that an engine runs here, whatever library they are of: what frontends share."""
