@@ -9,7 +9,7 @@ from onnx import parser
 
 from finecast.cli import main
 from finecast.cli.data_options import dim_sizes
-from finecast.engines import ENGINES, installed
+from finecast.engines import ONNX, installed, reading
 from finecast.errors import ExitCode, UsageError
 
 NET = """<ir_version: 10, opset_import: ["" : 17]>
@@ -27,7 +27,7 @@ def model(tmp_path: Path) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("engine", list(ENGINES))
+@pytest.mark.parametrize("engine", reading(ONNX))
 def test_json_figures(engine: str, model: str, capsys: pytest.CaptureFixture[str]) -> None:
     if not installed(engine):
         pytest.skip(f"{engine} is not installed")

@@ -10,13 +10,13 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, numpy_helper, parser
 
-from finecast.engines import ENGINES, get_engine, installed
+from finecast.engines import ONNX, get_engine, installed, reading
 from finecast.engines.base import Engine
 from finecast.errors import EngineError, UsageError
 from finecast.numbers.formats import Format
 from tests.engines import toy
 
-NAMES = (*ENGINES, "toy")
+NAMES = (*reading(ONNX), "toy")
 HEADER = '<ir_version: 10, opset_import: ["" : 22, "no.such.domain" : 1]>'
 MLP = f"""{HEADER}
 net (float[N,4] x) => (float[N,3] second, float[N,3] first)

@@ -11,6 +11,7 @@ import pytest
 
 from finecast.engines.base import Capability, KernelTime
 from finecast.numbers.formats import Format
+from finecast.pipeline import casting as rates
 from finecast.subjects.engine import casting
 
 
@@ -41,7 +42,7 @@ class Casts:
 
 
 def test_measured_once_per_name_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(casting, "_KNOWN", {})
+    monkeypatch.setattr(rates, "_KNOWN", {})
     first, second, other = Casts(), Casts(), Casts(device="GPU")
     rate = casting.measure_casts(first, Format.BF16)  # pyright: ignore[reportArgumentType]
     assert rate.overhead_s == pytest.approx(1e-6)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from finecast.engines import ENGINES, installed
+from finecast.engines import ONNX, installed, reading
 from finecast.errors import EngineError
 from finecast.measure.environment import environment
 from finecast.measure.memory import peak_memory, resident_peak_bytes
@@ -18,7 +18,7 @@ from finecast.measure.memory import peak_memory, resident_peak_bytes
 ELEMENTS = 8_000_000
 
 
-@pytest.mark.parametrize("engine", list(ENGINES))
+@pytest.mark.parametrize("engine", reading(ONNX))
 def test_memory_is_that_of_the_model_in_a_process_of_its_own(
     engine: str, tmp_path: Path
 ) -> None:
@@ -36,7 +36,7 @@ def test_memory_is_that_of_the_model_in_a_process_of_its_own(
 
 
 def test_a_model_that_does_not_load_says_why(tmp_path: Path) -> None:
-    engine = next(name for name in ENGINES if installed(name))
+    engine = next(name for name in reading(ONNX) if installed(name))
     with pytest.raises(EngineError, match="cannot measure memory: cannot read the model"):
         peak_memory(tmp_path / "none.onnx", engine, {})
 

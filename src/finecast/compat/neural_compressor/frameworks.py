@@ -11,14 +11,11 @@ from typing import Any, Final
 
 from finecast.errors import UsageError
 
-_TENSORFLOW: Final = (
-    "a TensorFlow model",
-    "pip install tf2onnx, then python -m tf2onnx.convert --saved-model FOLDER --output FILE",
+_CHECKPOINT: Final = (
+    "a checkpoint or an old format of TensorFlow's",
+    "load it, and give the Keras model, or a SavedModel of it",
 )
-_MXNET: Final = (
-    "an MXNet model",
-    "export it to ONNX (mxnet.onnx.export_model), and give that file",
-)
+_TFLITE: Final = ("a TensorFlow Lite model", "give the SavedModel that it was made from")
 _JAX: Final = ("a JAX model", "export it to ONNX (pip install jax2onnx), and give that file")
 _OPENVINO: Final = (
     "an OpenVINO model",
@@ -33,17 +30,13 @@ _PROGRAM: Final = (
     "convert it with: finecast convert model.pt2 -o low.pt2, or finecast tune",
 )
 _PACKAGES: Final[Mapping[str, tuple[str, str]]] = {
-    "tensorflow": _TENSORFLOW,
-    "keras": _TENSORFLOW,
-    "tf_keras": _TENSORFLOW,
-    "mxnet": _MXNET,
     "jax": _JAX,
     "flax": _JAX,
     "openvino": _OPENVINO,
 }
 _SUFFIXES: Final[Mapping[str, tuple[str, str]]] = {
-    **dict.fromkeys((".pb", ".h5", ".keras", ".ckpt", ".meta", ".tflite"), _TENSORFLOW),
-    **dict.fromkeys((".params", ".json"), _MXNET),
+    **dict.fromkeys((".h5", ".ckpt", ".meta"), _CHECKPOINT),
+    ".tflite": _TFLITE,
     **dict.fromkeys((".pt", ".pth", ".bin", ".safetensors"), _STATE),
     ".pt2": _PROGRAM,
     ".xml": _OPENVINO,
@@ -55,6 +48,18 @@ class Kind(Enum):
 
     ONNX = "onnx"
     TORCH = "torch"
+    TENSORFLOW = "tensorflow"
+    MXNET = "mxnet"
+
+
+_OTHER_FILES: Final = {
+    **dict.fromkeys((".pb", ".keras"), Kind.TENSORFLOW),
+    **dict.fromkeys((".params", ".json"), Kind.MXNET),
+}
+_OTHER_PACKAGES: Final = {
+    **dict.fromkeys(("tensorflow", "keras", "tf_keras"), Kind.TENSORFLOW),
+    "mxnet": Kind.MXNET,
+}
 
 
 def kind_of(model: Any) -> Kind:
@@ -67,17 +72,20 @@ def kind_of(model: Any) -> Kind:
         path = Path(model)
         other = _SUFFIXES.get(path.suffix.lower())
         if (path / "saved_model.pb").is_file():
-            other = _TENSORFLOW
+            return Kind.TENSORFLOW
         if other is not None:
             raise _unread(str(path), other)
-        return Kind.ONNX
+        return _OTHER_FILES.get(path.suffix.lower(), Kind.ONNX)
     if type(model).__name__ == "ModelProto":
         return Kind.ONNX
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
         return Kind.TORCH
     for base in type(model).__mro__:
-        other = _PACKAGES.get(base.__module__.partition(".")[0])
+        package = base.__module__.partition(".")[0]
+        if package in _OTHER_PACKAGES:
+            return _OTHER_PACKAGES[package]
+        other = _PACKAGES.get(package)
         if other is not None:
             raise _unread(type(model).__name__, other)
     known = "an ONNX model or path"

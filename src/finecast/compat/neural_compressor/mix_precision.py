@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from finecast.compat.neural_compressor import quantization
 from finecast.compat.neural_compressor.config import MixedPrecisionConfig
@@ -16,6 +17,23 @@ from finecast.compat.neural_compressor.frameworks import Kind, kind_of
 from finecast.compat.neural_compressor.op_dicts import restrictions
 from finecast.errors import EngineError, ModelError, UsageError
 from finecast.numbers.formats import Format
+
+_ITEX: Final = (
+    "backend 'itex': Intel's extension for TensorFlow is archived, and the bf16 kernels it"
+    ' had for CPUs are TensorFlow\'s own (oneDNN): converted as with backend="default"'
+)
+# Backends of the matrix in INC's documentation that finecast does not drive: why, and what
+# to do.
+_UNSUPPORTED: Final[Mapping[str, tuple[str, str]]] = {
+    "ipex": (
+        "Intel's extension for PyTorch is discontinued; its kernels are in PyTorch",
+        'use backend="default"',
+    ),
+    "onnxrt_dml_ep": (
+        "finecast does not drive DirectML, which has no bf16",
+        'give DirectML the file that finecast.convert(model, "low.onnx", "all:fp16") writes',
+    ),
+}
 
 
 def fit(
@@ -35,9 +53,11 @@ def fit(
         product or convolution in the low format is never a result: it would gain nothing.
 
     Args:
-        model: An ``nn.Module``, an ONNX ModelProto, or the path of an ONNX file.
+        model: An ``nn.Module``, a ModelProto, a Keras model, or the path of an ONNX file, a
+            SavedModel, a frozen ``.pb`` or an MXNet ``-symbol.json``.
         conf: The settings.
-        eval_func: Accuracy of a model: an ``nn.Module`` or a ModelProto (over 2 GB, a path).
+        eval_func: Accuracy of a model: an ``nn.Module``, a ModelProto (over 2 GB, a path) or
+            a function on arrays, of TensorFlow's.
         eval_dataloader: Batches ``(inputs, labels)``; with ``eval_metric``.
         eval_metric: ``update(predictions, labels)``, ``result()`` and ``reset()``.
         config: Another name of ``conf``.
@@ -123,13 +143,35 @@ def _subject(
     low: Format,
     dataloader: Iterable[Any] | None,
 ) -> FitSubject:
-    if kind_of(model) is Kind.ONNX:
+    kind = kind_of(model)
+    if settings.backend == "itex":
+        if kind is not Kind.TENSORFLOW:
+            raise UsageError(
+                "backend 'itex' is for TensorFlow models", fix='use backend="default"'
+            )
+        warnings.warn(_ITEX, stacklevel=3)
+    if kind is Kind.MXNET:
+        from finecast.compat.neural_compressor.mxnet_export import exported
+
+        model, kind = exported(model, settings.example_inputs), Kind.ONNX
+    if kind is Kind.TENSORFLOW:
+        _require("tensorflow", "pip install 'finecast[tensorflow]'")
+        from finecast.compat.neural_compressor.tensorflow_fit import TensorFlowFit
+
+        return TensorFlowFit.of(model, settings, low)
+    if kind is Kind.ONNX:
         from finecast.compat.neural_compressor.onnx_fit import OnnxFit
 
         return OnnxFit.of(model, settings, low)
     from finecast.compat.neural_compressor.torch_fit import TorchFit
 
     return TorchFit.of(model, settings, low, dataloader)
+
+
+def _require(package: str, install: str) -> None:
+    """Raise EngineError unless a package is installed."""
+    if importlib.util.find_spec(package) is None:
+        raise EngineError(f"a model of {package} needs {package}", fix=install)
 
 
 def _check_speed(settings: MixedPrecisionConfig, low: Format, subject: FitSubject) -> None:

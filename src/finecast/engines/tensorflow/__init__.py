@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -15,11 +16,13 @@ from finecast.engines.tensorflow.trace import kernel_times
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.tensorflow.library import DTYPES, FLOATS, kernels, tf
 from finecast.frontends.tensorflow.loading import load
-from finecast.frontends.tensorflow.model import FrozenModel, Port
+from finecast.frontends.tensorflow.model import FrozenModel, SignaturePort
+from finecast.frontends.tensorflow.op_types import precision_attribute
 from finecast.numbers.formats import Format
 
 NAME: Final = "tensorflow"
 _LONGEST: Final = 240
+_AT_NODE: Final = re.compile(r"^Node: '(?P<node>.*)'\n(?P<what>.*)$", re.MULTILINE)
 
 
 def devices() -> tuple[str, ...]:
@@ -177,26 +180,30 @@ class TensorFlowSession:
         return kernel_times(self._model, runs[1:])
 
 
-def _spec(port: Port) -> TensorSpec:
+def _spec(port: SignaturePort) -> TensorSpec:
     return TensorSpec(name=port.name, dtype=port.dtype, shape=port.shape)
 
 
 def explain(error: Exception) -> str:
     """The reason in one of TensorFlow's exceptions, in one line."""
-    message = getattr(error, "message", None) or str(error)
-    text = " ".join(str(message).partition("\n\n")[0].split()) or type(error).__name__
+    message = str(getattr(error, "message", None) or error)
+    stated = _AT_NODE.search(message)  # behind where Python made the node
+    plain = f"{stated['what']} at {stated['node']!r}" if stated else message
+    text = " ".join(plain.partition("\n\n")[0].split()) or type(error).__name__
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
 
 
 @lru_cache(maxsize=1024)
 def kernel_formats(op: str) -> frozenset[Format]:
     """The float formats that some kernel of an op takes on a CPU; all where it names none."""
+    attribute = precision_attribute(op)
     found: set[Format] = set()
     for kernel in kernels.get_registered_kernels_for_op(op).kernel:
         if kernel.device_type != "CPU":
             continue
-        named = [t for c in kernel.constraint for t in c.allowed_values.list.type]
-        found |= {FLOATS[t] for t in named if t in FLOATS} if named else set(DTYPES)
+        stated = [c for c in kernel.constraint if c.name == attribute]
+        named = [t for c in stated for t in c.allowed_values.list.type]
+        found |= {FLOATS[t] for t in named if t in FLOATS} if stated else set(DTYPES)
     return frozenset(found)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from finecast.engines.probe_models import Probe
 from finecast.errors import EngineError
 from finecast.frontends.tensorflow.library import DTYPES, tf
-from finecast.frontends.tensorflow.model import FrozenModel, Port
+from finecast.frontends.tensorflow.model import FrozenModel, SignaturePort
 from finecast.numbers.formats import Format
 
 
@@ -42,8 +42,8 @@ def probe_graph(probe: Probe, fmt: Format) -> FrozenModel:
     )
 
 
-def _port(name: str, shape: tuple[int, ...]) -> Port:
-    return Port(name=name, tensor=f"{name}:0", dtype="fp32", shape=shape)
+def _port(name: str, shape: tuple[int, ...]) -> SignaturePort:
+    return SignaturePort(name=name, tensor=f"{name}:0", dtype="fp32", shape=shape)
 
 
 def cast_graph(low: Format, size: int) -> FrozenModel:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from finecast.errors import ModelError
-from finecast.frontends.tensorflow.model import FrozenModel, Port
+from finecast.frontends.tensorflow.model import FrozenModel, SignaturePort
 from finecast.frontends.tensorflow.reader import GraphBinding, read
 from finecast.frontends.tensorflow.writer import apply_edits
 from finecast.graph import Graph
 from finecast.planning.edits import Edit, edits
 from finecast.planning.plan import Plan
 
-__all__ = ["Applied", "Captured", "FrozenModel", "Port", "apply", "capture"]
+__all__ = ["FrozenModel", "Imported", "Rewritten", "SignaturePort", "apply", "capture"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Captured:
+class Imported:
     """A model with its neutral graph."""
 
     model: FrozenModel
@@ -25,20 +25,20 @@ class Captured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
+class Rewritten:
     """The model that a plan gives, and by which edits."""
 
     model: FrozenModel
     edits: tuple[Edit, ...]
 
 
-def capture(model: FrozenModel, digest: str) -> Captured:
+def capture(model: FrozenModel, digest: str) -> Imported:
     """The model's graph; ``digest`` identifies it in plans."""
     graph, binding = read(model, digest)
-    return Captured(model=model, graph=graph, binding=binding)
+    return Imported(model=model, graph=graph, binding=binding)
 
 
-def apply(captured: Captured, plan: Plan, where: str = "") -> Applied:
+def apply(captured: Imported, plan: Plan, where: str = "") -> Rewritten:
     """Replay ``plan``; ``captured`` is left as it was.
 
     Raises:
@@ -55,4 +55,4 @@ def apply(captured: Captured, plan: Plan, where: str = "") -> Applied:
     ids = {n.name: n.id for n in graph.nodes}
     formats = {ids[name]: fmt for name, fmt in plan.formats.items()}
     done = edits(graph, formats)
-    return Applied(model=apply_edits(graph, captured.binding, done, formats), edits=done)
+    return Rewritten(model=apply_edits(graph, captured.binding, done, formats), edits=done)

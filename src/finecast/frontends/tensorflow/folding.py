@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from finecast.frontends.tensorflow.library import NodeDef, Operation, Tensor, tf
-from finecast.frontends.tensorflow.model import FrozenModel, Port, import_graph
+from finecast.frontends.tensorflow.model import FrozenModel, SignaturePort, import_graph
 
 _LARGEST_BYTES: Final = 10 << 20
 """A constant that is larger than that, and than what it is computed from, stays computed:
@@ -54,7 +54,7 @@ def _with_short_names(model: FrozenModel) -> FrozenModel:
             before = base_name(read)
             node.input[index] = read.replace(before, names[before], 1)
 
-    def moved(port: Port) -> Port:
+    def moved(port: SignaturePort) -> SignaturePort:
         node, _, index = port.tensor.partition(":")
         return replace(port, tensor=f"{names[node]}:{index}")
 

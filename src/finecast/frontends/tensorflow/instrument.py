@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from finecast.frontends.tensorflow.library import DTYPES, tf, type_number
-from finecast.frontends.tensorflow.model import FrozenModel, Port
+from finecast.frontends.tensorflow.model import FrozenModel, SignaturePort
 from finecast.frontends.tensorflow.reader import GraphBinding
 from finecast.frontends.tensorflow.writer import Rewriter, plain, reference
 from finecast.graph import Graph
@@ -29,7 +29,7 @@ def with_outputs(model: FrozenModel, graph: Graph, binding: GraphBinding) -> Fro
     A session can be asked for any of them; nothing is fused that it is asked for.
     """
     shown = tuple(
-        Port(
+        SignaturePort(
             name=str(value.id),
             tensor=binding.values[value.id],
             dtype=value.dtype,
@@ -119,7 +119,7 @@ class _Inserter:
         node.attr["dtype"].type = tf.bool.as_datatype_enum
         node.attr["shape"].shape.CopyFrom(tf.TensorShape([count]).as_proto())
         self.rewriter.nodes[SWITCH] = node
-        port = Port(name=SWITCH, tensor=f"{SWITCH}:0", dtype="bool", shape=(count,))
+        port = SignaturePort(name=SWITCH, tensor=f"{SWITCH}:0", dtype="bool", shape=(count,))
         done = self.rewriter.finish()
         kept = done.graph
         if not any(n.name == SWITCH for n in kept.node):

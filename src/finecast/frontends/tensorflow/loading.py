@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from finecast.frontends.tensorflow.library import dtype_label, freezing, tf
 from finecast.frontends.tensorflow.model import (
     SERVING,
     FrozenModel,
-    Port,
+    SignaturePort,
     import_graph,
     unreadable,
 )
@@ -102,8 +103,8 @@ def of_keras(model: Any) -> FrozenModel:
         tf.TensorSpec(x.shape, x.dtype, name=x.name or f"input_{i}")
         for i, x in enumerate(model.inputs)
     ]
-    nested = model.input if isinstance(model.input, Mapping) else None
-    names = list(nested) if nested is not None else None
+    nested = getattr(model, "_inputs_struct", None)  # Keras has no public name for it
+    names = list(nested) if isinstance(nested, Mapping) else None
 
     def call(*tensors: Any) -> Any:
         given: Any = list(tensors)
@@ -210,7 +211,7 @@ def _of_function(function: Any, names: Sequence[str], where: str) -> FrozenModel
     return _checked(folded(model), where)
 
 
-def _outputs(function: Any, tensors: Sequence[Any]) -> Iterator[Port]:
+def _outputs(function: Any, tensors: Sequence[Any]) -> Iterator[SignaturePort]:
     structure = function.structured_outputs
     if isinstance(structure, Mapping):
         names = sorted(structure)
@@ -220,9 +221,9 @@ def _outputs(function: Any, tensors: Sequence[Any]) -> Iterator[Port]:
         yield _port(name, tensor, tensor.name)
 
 
-def _port(name: str, tensor: Any, at: str) -> Port:
+def _port(name: str, tensor: Any, at: str) -> SignaturePort:
     shape = None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
-    return Port(name=name, tensor=at, dtype=dtype_label(tensor.dtype), shape=shape)
+    return SignaturePort(name=name, tensor=at, dtype=dtype_label(tensor.dtype), shape=shape)
 
 
 def _check_ports(function: Any, where: str) -> None:
@@ -285,11 +286,14 @@ def _the_one(frozen: Mapping[str, FrozenModel], where: str) -> FrozenModel:
 
 
 def _content(model: FrozenModel) -> tuple[Any, ...]:
-    """What two signatures of one function have alike: ports, ops, and sizes of constants."""
+    """What two signatures of one function have alike: ports, ops and constants."""
     ports = tuple(sorted(p.name for p in (*model.inputs, *model.outputs)))
-    nodes = sorted((n.op, len(n.input), n.ByteSize() if n.op == "Const" else 0)
-                   for n in model.graph.node)  # fmt: skip
-    return ports, tuple(nodes)
+    nodes = (
+        (n.op, len(n.input), *(n.attr[k].SerializeToString() for k in sorted(n.attr)))
+        for n in model.graph.node
+        if n.op not in ("Placeholder", "While", "StatelessWhile", "If", "StatelessIf")
+    )
+    return ports, tuple(sorted(hashlib.sha256(repr(n).encode()).hexdigest() for n in nodes))
 
 
 def _notes(folder: Path) -> dict[str, str]:

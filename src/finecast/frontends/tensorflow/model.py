@@ -14,7 +14,7 @@ SERVING: Final = "serving_default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Port:
+class SignaturePort:
     """An input or output.
 
     Attributes:
@@ -43,8 +43,8 @@ class FrozenModel:
     """
 
     graph: GraphDef
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
+    inputs: tuple[SignaturePort, ...]
+    outputs: tuple[SignaturePort, ...]
     signatures: tuple[str, ...] = (SERVING,)
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
 

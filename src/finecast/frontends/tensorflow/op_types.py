@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from finecast.frontends.tensorflow.library import FLOATS, Operation
+from finecast.frontends.tensorflow.library import FLOATS, Operation, definitions
 from finecast.numbers.formats import Format
 
 # They choose types, pass on any, or write memory that keeps its own.
@@ -53,6 +53,17 @@ def op_types(op: Operation) -> OpTypes:
         outputs=tuple(name == main for name in ports_out),
         admits=_admitted(op, main),
     )
+
+
+def precision_attribute(op: str) -> str:
+    """The attribute of an op's first float port, by the registry; empty if there is none."""
+    definition = definitions.get(op)
+    if definition is None or op in _NO_PRECISION:
+        return ""
+    allowed = {a.name: set(a.allowed_values.list.type) for a in definition.attr}
+    ports = (a.type_attr for a in (*definition.input_arg, *definition.output_arg))
+    float_ports = (n for n in ports if n and (not allowed[n] or allowed[n] & set(FLOATS)))
+    return next(float_ports, "")
 
 
 def _attributes(op: Operation, arguments: Any) -> Iterator[str]:

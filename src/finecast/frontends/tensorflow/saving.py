@@ -10,7 +10,12 @@ from typing import Any, Final
 from finecast.errors import ModelError
 from finecast.frontends.tensorflow.library import DTYPES, tf
 from finecast.frontends.tensorflow.loading import NOTES_FILE
-from finecast.frontends.tensorflow.model import SERVING, FrozenModel, Port, import_graph
+from finecast.frontends.tensorflow.model import (
+    SERVING,
+    FrozenModel,
+    SignaturePort,
+    import_graph,
+)
 from finecast.numbers.formats import Format
 
 _MOST_BYTES: Final = 1 << 31
@@ -59,7 +64,7 @@ def _function(model: FrozenModel) -> Any:
     return tf.function(call, input_signature=specs).get_concrete_function()
 
 
-def _tensor_spec(port: Port) -> Any:
+def _tensor_spec(port: SignaturePort) -> Any:
     labels = {f.label: dtype for f, dtype in DTYPES.items()} | {"fp64": tf.float64}
     dtype = labels.get(port.dtype) or tf.as_dtype(port.dtype)
     return tf.TensorSpec(port.shape, dtype, name=port.name)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from finecast.errors import ModelError, UsageError
 from finecast.frontends.tensorflow.library import DTYPES, NodeDef, tf, type_number
-from finecast.frontends.tensorflow.model import FrozenModel, Port
+from finecast.frontends.tensorflow.model import FrozenModel, SignaturePort
 from finecast.frontends.tensorflow.reader import GraphBinding
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
@@ -159,7 +159,7 @@ class Rewriter:
         result.node.extend(n for name, n in self.nodes.items() if name in kept)
         return replace(model, graph=result, outputs=outputs)
 
-    def _moved(self, port: Port) -> Port:
+    def _moved(self, port: SignaturePort) -> SignaturePort:
         return replace(port, tensor=self.outputs.get(port.tensor, port.tensor))
 
     def _needed(self, ends: Sequence[str]) -> set[str]:

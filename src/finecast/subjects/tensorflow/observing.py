@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from finecast.engines.base import Array, Feeds
 from finecast.engines.tensorflow import TensorFlowEngine
-from finecast.frontends.tensorflow import Captured
+from finecast.frontends.tensorflow import Imported
 from finecast.frontends.tensorflow.instrument import SWITCH, with_outputs, with_switches
 from finecast.graph import Value
 from finecast.pipeline.observing import SHOWN_BYTES, input_facts, packed
@@ -20,7 +20,7 @@ from finecast.rules.facts import ValueFacts, merge
 
 
 def observe(
-    captured: Captured,
+    captured: Imported,
     batches: Callable[[], Iterable[Feeds]],
     *,
     on_step: Callable[[int, int], None] | None = None,
@@ -48,7 +48,7 @@ def observe(
     return facts
 
 
-def shapes_on(captured: Captured, feeds: Feeds) -> dict[int, tuple[int, ...]]:
+def shapes_on(captured: Imported, feeds: Feeds) -> dict[int, tuple[int, ...]]:
     """Shapes of all float values for one call."""
     return {i: f.shape for i, f in observe(captured, lambda: [feeds]).items()}
 
@@ -60,7 +60,7 @@ def _bytes(value: Value, rows: int) -> int:
 
 
 def switched_probe(
-    captured: Captured, switches: Sequence[Switch], feeds: Sequence[Feeds]
+    captured: Imported, switches: Sequence[Switch], feeds: Sequence[Feeds]
 ) -> Probe:
     """A function from a switch to the outputs on ``feeds``: one session serves every plan."""
     model = with_switches(captured.graph, captured.binding, switches)

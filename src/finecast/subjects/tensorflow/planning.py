@@ -12,7 +12,7 @@ from finecast.engines.kernels import kernel_query
 from finecast.engines.tensorflow import TensorFlowEngine
 from finecast.engines.tensorflow.probe_graphs import cast_graph
 from finecast.frontends import tensorflow as frontend
-from finecast.frontends.tensorflow import Captured
+from finecast.frontends.tensorflow import Imported
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline import casting, profiles
@@ -30,7 +30,7 @@ from finecast.subjects.tensorflow.source import check_formats
 
 
 def make_planner(
-    captured: Captured,
+    captured: Imported,
     policy: Policy,
     engine: TensorFlowEngine,
     *,
@@ -65,7 +65,7 @@ def make_planner(
 
 
 def profile_ends(
-    captured: Captured, planner: Planner, engine: TensorFlowEngine, feeds: Feeds
+    captured: Imported, planner: Planner, engine: TensorFlowEngine, feeds: Feeds
 ) -> Profiles:
     """Profile the fp32 model and the lowest plan in each format, once each.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from finecast.engines.base import Session
 from finecast.errors import UsageError
 from finecast.frontends import tensorflow as frontend
-from finecast.frontends.tensorflow import Applied, Captured, FrozenModel
+from finecast.frontends.tensorflow import FrozenModel, Imported, Rewritten
 from finecast.frontends.tensorflow.library import DTYPES
 from finecast.frontends.tensorflow.reader import functions_with_floats
 from finecast.pipeline.conversion import kept_types
@@ -25,7 +25,7 @@ class TensorFlowBuilt:
     """The model that a plan gives; ``loaded`` once it has been run."""
 
     plan: Plan
-    applied: Applied
+    applied: Rewritten
     casts: int
     loaded: Session | None = field(default=None, repr=False)
 
@@ -48,7 +48,7 @@ class TensorFlowBuilt:
 class TensorFlowSource:
     """A frozen model and its graph."""
 
-    captured: Captured
+    captured: Imported
     name: str
     size_bytes: int
 
@@ -93,7 +93,7 @@ def check_formats(policy: Policy) -> None:
             )
 
 
-def told(captured: Captured, policy: Policy) -> tuple[str, ...]:
+def told(captured: Imported, policy: Policy) -> tuple[str, ...]:
     """What is to be said of a model under a policy, whatever is found."""
     if policy.scope is Scope.NONE:
         return ()

@@ -1,0 +1,85 @@
+"""A model of TensorFlow's as a function that can be called and saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from finecast.errors import UsageError
+from finecast.files import check_writable_folder
+from finecast.frontends.tensorflow import FrozenModel
+from finecast.frontends.tensorflow.library import tf
+from finecast.frontends.tensorflow.loading import GRAPH_FILE
+from finecast.frontends.tensorflow.saving import callable_of, save
+from finecast.planning.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Function:
+    """A converted model: called with tensors or arrays, saved as a SavedModel.
+
+    Attributes:
+        frozen: The graph.
+        plan: What it was built by; None for the fp32 model.
+    """
+
+    frozen: FrozenModel = field(repr=False)
+    plan: Plan | None = field(default=None, repr=False)
+
+    @cached_property
+    def _call(self) -> Any:
+        return callable_of(self.frozen)
+
+    @property
+    def graph_def(self) -> Any:
+        """The graph, weights and all."""
+        return self.frozen.graph
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the inputs, in the order in which they may be given."""
+        return [p.name for p in self.frozen.inputs]
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the outputs."""
+        return [p.name for p in self.frozen.outputs]
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """The output; a dict of outputs, where there are several.
+
+        Raises:
+            UsageError: If an input is missing, or unknown.
+        """
+        given = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], Mapping) else None
+        by_name = {**dict(given or zip(self.input_names, inputs, strict=False)), **named}
+        if sorted(by_name) != sorted(self.input_names):
+            raise UsageError(
+                f"inputs {', '.join(map(repr, by_name)) or 'none'} were given",
+                fix=f"give {', '.join(self.input_names)}",
+            )
+        ordered = [tf.convert_to_tensor(by_name[name]) for name in self.input_names]
+        found = dict(zip(self.output_names, self._call(*ordered), strict=True))
+        return next(iter(found.values())) if len(found) == 1 else found
+
+    def save(self, folder: str | Path, *, force: bool = False) -> None:
+        """Write a SavedModel.
+
+        Raises:
+            UsageError: If there is something at ``folder``, and no SavedModel or no
+                ``force``.
+        """
+        from finecast.subjects.tensorflow.artefact import publish
+
+        path = Path(folder)
+        check_writable_folder(path, GRAPH_FILE, force=force)
+        publish(lambda staged: save(self.frozen, staged, self._notes), path, force=force)
+
+    @property
+    def _notes(self) -> dict[str, str]:
+        if self.plan is None:
+            return {}
+        return {"plan": self.plan.digest, "policy": self.plan.policy}

@@ -1,0 +1,91 @@
+"""finecast for TensorFlow and Keras in Python: ``convert`` and ``tune``.
+
+For example::
+
+    low = finecast.tensorflow.convert(model, policy="all:bf16")
+    low(x)
+    low.save("low/")
+
+SavedModels by their path go to ``finecast.convert`` and ``finecast.tune`` as well.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from finecast import api
+from finecast.errors import EngineError
+from finecast.pipeline.outcome import Outcome
+from finecast.pipeline.sources import Data, DataOptions
+from finecast.rules import UserRule
+from finecast.rules.policy import Policy
+
+if importlib.util.find_spec("tensorflow") is None:
+    raise EngineError(
+        "finecast.tensorflow needs TensorFlow", fix="pip install 'finecast[tensorflow]'"
+    )
+
+from finecast.subjects.tensorflow.function import Function
+
+__all__ = ["Function", "Tuned", "convert", "tune"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuned:
+    """What ``tune`` found; ``model`` is the fp32 one where nothing helps."""
+
+    outcome: Outcome
+    model: Function
+
+
+def convert(
+    model: Any,
+    output: str | Path | None = None,
+    policy: str | Policy = "auto:bf16",
+    *,
+    data: DataOptions | Data | None = None,
+    user_rules: Mapping[str, UserRule] | None = None,
+    force: bool = False,
+) -> Function:
+    """A Keras model, or a SavedModel, as a function that computes as a plan states.
+
+    Laws: inputs and outputs keep their names and types; ``model`` is left as it is. The plan,
+    with every rule's reason, is ``result.plan``.
+
+    Args:
+        model: A built Keras model, or the path of a SavedModel or a ``.keras`` file.
+        output: Where a SavedModel of the result goes; None for nowhere.
+        policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
+        data: An npz or arrays by input name: their ranges guide the rules.
+        user_rules: Rule functions by name.
+        force: Whether a SavedModel at ``output`` may be replaced.
+
+    Raises:
+        FinecastError: One of its kinds, with what is wrong, where, and what to do.
+    """
+    done = api.convert(model, None, policy, data=data, user_rules=user_rules)
+    result = Function(frozen=done.model, plan=done.plan)
+    if output is not None:
+        result.save(output, force=force)
+    return result
+
+
+def tune(model: Any, output: str | Path | None = None, **options: Any) -> Tuned:
+    """Find the fastest mixed precision that keeps an accuracy; write it if it helps.
+
+    Args:
+        model: As for ``convert``.
+        output: Where a SavedModel of the result goes.
+        options: Those of ``finecast.tune``: ``data``, ``metric``, ``evaluate``,
+            ``tolerance`` and the like.
+
+    Raises:
+        FinecastError: As ``finecast.tune``.
+    """
+    outcome = api.tune(model, output, **options)
+    plan = outcome.plan if outcome.improved else None
+    return Tuned(outcome=outcome, model=Function(frozen=outcome.model, plan=plan))

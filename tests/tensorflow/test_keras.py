@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import finecast
+from finecast import keras as policies
+from finecast import tensorflow as converting
+from finecast.errors import ModelError, UsageError
+from finecast.numbers.formats import Format
+from tests.tensorflow.models import served, tf, types_of
+
+X = np.random.default_rng(4).normal(size=(8, 12, 32)).astype(np.float32)
+layers: Any = tf.keras.layers
+# numpy 2 says so of TensorFlow 2.21's own tensors.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+
+@pytest.fixture
+def attention() -> Any:
+    """Attention, a norm and two dense layers; names that repeat."""
+    tf.keras.utils.set_random_seed(0)
+    tf.keras.backend.clear_session()
+    tokens = tf.keras.Input((12, 32), name="tokens")
+    x = layers.MultiHeadAttention(2, 16)(tokens, tokens)
+    x = layers.LayerNormalization()(x + tokens)
+    x = layers.Dense(32, activation="gelu")(x)
+    x = layers.Dense(16)(x)
+    return tf.keras.Model(tokens, layers.Dense(3)(x[:, 0]))
+
+
+def test_a_keras_model_becomes_a_function_in_bf16(attention: Any, tmp_path: Path) -> None:
+    low = converting.convert(attention, policy="all:bf16")
+    assert low.plan is not None
+    assert low.input_names == ["tokens"]
+    wanted = np.asarray(attention(X))
+    for found in (low(X), low(tokens=X), low({"tokens": X})):
+        assert found.dtype == tf.float32
+        np.testing.assert_allclose(np.asarray(found), wanted, atol=np.abs(wanted).max() / 32)
+    with pytest.raises(UsageError, match="give tokens"):
+        low(image=X)
+    low.save(tmp_path / "low")
+    (stored,) = served(tmp_path / "low", {"tokens": X}).values()
+    np.testing.assert_array_equal(stored, np.asarray(low(X)))
+    with pytest.raises(UsageError, match="output exists"):
+        low.save(tmp_path / "low")
+
+
+def test_a_keras_file_is_read_and_its_code_is_not_run(attention: Any, tmp_path: Path) -> None:
+    attention.save(tmp_path / "m.keras")
+    finecast.convert(tmp_path / "m.keras", tmp_path / "low", "all:bf16")
+    assert "bfloat16" in types_of(tmp_path / "low").values()
+    inputs = tf.keras.Input((4,))
+    code = tf.keras.Model(inputs, layers.Lambda(lambda x: x * 2)(inputs))
+    code.save(tmp_path / "code.keras")
+    with pytest.raises(ModelError, match=r"brings code of its own.*trust"):
+        finecast.load(tmp_path / "code.keras")
+    assert finecast.load(tmp_path / "code.keras", trust=True)
+
+
+def test_an_export_is_the_model_under_both_of_its_names(
+    attention: Any, tmp_path: Path
+) -> None:
+    attention.export(tmp_path / "sm", verbose=False)
+    finecast.convert(tmp_path / "sm", tmp_path / "low", "all:bf16")
+    for name in ("serve", "serving_default"):
+        (before,), (after,) = (
+            served(tmp_path / at, {"tokens": X}, name).values() for at in ("sm", "low")
+        )
+        np.testing.assert_allclose(after, before, atol=np.abs(before).max() / 32)
+    reloaded = tf.saved_model.load(str(tmp_path / "low"))
+    assert reloaded.serve(X)["output_0"].shape == (8, 3)
+
+
+def test_a_plan_becomes_policies_of_layers_and_is_trained_on(attention: Any) -> None:
+    plan = converting.convert(attention, policy="all:bf16").plan
+    assert plan is not None
+    before = np.asarray(attention(X))
+    found = policies.apply_plan(attention, plan)
+    assert found["dense_2"] == "float32"  # its result is the model's
+    assert {v for k, v in found.items() if k != "dense_2"} == {"mixed_bfloat16"}
+    assert "multi_head_attention/query" in found
+    after = attention(X)
+    assert after.dtype == tf.float32
+    assert 0 < np.abs(np.asarray(after) - before).max() < np.abs(before).max() / 16
+    attention.compile("sgd", "mse")
+    attention.fit(X, np.zeros((8, 3), np.float32), verbose=0)
+    assert {w.dtype for w in attention.trainable_weights} == {"float32"}
+
+
+def test_a_plan_may_keep_a_layer_and_be_taken_back(attention: Any) -> None:
+    mixed = finecast.Policy.parse("all:bf16")
+    kept = replace(mixed, exclude=(re.compile(r".*layer_normalization.*"),))
+    low, none = (
+        converting.convert(attention, policy=policy).plan for policy in (kept, "none")
+    )
+    assert low is not None
+    assert none is not None
+    found = policies.apply_plan(attention, low)
+    assert found["layer_normalization"] == "float32"
+    assert found["dense"] == "mixed_bfloat16"
+    before = np.asarray(attention(X))
+    assert set(policies.apply_plan(attention, none).values()) == {"float32"}
+    assert np.abs(np.asarray(attention(X)) - before).max() > 0
+    assert {layer.compute_dtype for layer in attention.layers} == {"float32"}
+
+
+def test_plans_of_other_models_are_refused(attention: Any) -> None:
+    other = tf.keras.Sequential([tf.keras.Input((4,)), layers.Dense(2, name="other")])
+    plan = converting.convert(other, policy="all:bf16").plan
+    assert plan is not None
+    with pytest.raises(ModelError, match="names a node the model lacks"):
+        policies.apply_plan(attention, plan)
+    with pytest.raises(UsageError, match="no Keras model"):
+        policies.apply_plan(3, plan)
+
+
+def test_what_was_never_built_is_refused() -> None:
+    with pytest.raises(UsageError, match="is not built"):
+        converting.convert(tf.keras.Sequential([layers.Dense(2)]))
+
+
+def test_tune_returns_the_fp32_model_where_nothing_helps(attention: Any) -> None:
+    data = {"tokens": X, "label": np.asarray(attention(X)).argmax(axis=1)}
+    tuned = converting.tune(attention, data=data, metric="top1", policy="none")
+    assert not tuned.outcome.improved
+    assert tuned.model.plan is None
+    np.testing.assert_allclose(np.asarray(tuned.model(X)), np.asarray(attention(X)), rtol=1e-4)
+    assert Format.BF16 not in tuned.outcome.plan.formats.values()

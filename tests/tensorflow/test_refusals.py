@@ -1,0 +1,153 @@
+"""What cannot be converted: one error that says what was found, and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import finecast
+from finecast.cli import main
+from finecast.errors import ExitCode, FinecastError, ModelError, UsageError
+from tests.tensorflow.models import Model, of_function, tf
+
+ROWS = tf.TensorSpec([None, 16], tf.float32, name="x")
+
+
+def refused(path: Path, message: str) -> None:
+    with pytest.raises(FinecastError, match=message) as caught:
+        finecast.convert(path, None, "all:bf16")
+    assert "\n" not in str(caught.value)
+    assert caught.value.fix
+
+
+def test_several_signatures_that_differ(tmp_path: Path) -> None:
+    module = tf.Module()
+    module.one = tf.function(lambda x: {"y": x @ tf.ones([16, 4])}, input_signature=[ROWS])
+    module.two = tf.function(lambda x: {"y": x @ tf.ones([16, 8])}, input_signature=[ROWS])
+    signatures = {"scores": module.one, "features": module.two}
+    tf.saved_model.save(module, str(tmp_path / "m"), signatures=signatures)
+    refused(tmp_path / "m", r"several signatures that differ: .*'scores'.*signatures=")
+
+
+def test_two_names_of_one_function_are_no_two_functions(tmp_path: Path) -> None:
+    module = tf.Module()
+    module.one = tf.function(lambda x: {"y": x @ tf.ones([16, 4])}, input_signature=[ROWS])
+    signatures = {"scores": module.one, "serving_default": module.one}
+    tf.saved_model.save(module, str(tmp_path / "m"), signatures=signatures)
+    finecast.convert(tmp_path / "m", tmp_path / "low", "all:bf16")
+    assert set(tf.saved_model.load(str(tmp_path / "low")).signatures) == set(signatures)
+
+
+def test_no_signature(tmp_path: Path) -> None:
+    tf.saved_model.save(tf.Module(), str(tmp_path / "m"))
+    refused(tmp_path / "m", r"has no signatures.*model.export")
+
+
+def test_text(tmp_path: Path) -> None:
+    spec = tf.TensorSpec([None], tf.string, name="sentence")
+    model = of_function(tmp_path / "m", lambda s: {"length": tf.strings.length(s)}, [spec])
+    refused(model.path, r"input 'sentence' is text.*plain arrays of numbers")
+
+
+def test_parts_of_a_ragged_tensor_need_data_to_run_on(tmp_path: Path) -> None:
+    """A signature takes their parts as plain arrays, of which random ones do not fit."""
+    module = tf.Module()
+
+    def call(rows: Any) -> dict[str, Any]:
+        return {"y": tf.matmul(tf.reduce_sum(rows, axis=1)[:, None], tf.ones([1, 4]))}
+
+    ragged = tf.RaggedTensorSpec([None, None], tf.float32)
+    module.call = tf.function(call, input_signature=[ragged])
+    tf.saved_model.save(module, str(tmp_path / "m"), signatures=module.call)
+    done = finecast.convert(tmp_path / "m", tmp_path / "low", "all:bf16")
+    assert done.verified.relative_error is None
+    assert "give --data" in done.verified.note
+    parts = finecast.load(tmp_path / "m").reference().inputs
+    values, splits = (s.name for s in parts)
+    rows = {values: np.ones(3, np.float32), splits: np.array([0, 1, 3])}
+    done = finecast.convert(tmp_path / "m", None, "all:bf16", data=[rows])
+    assert done.verified.relative_error is not None
+
+
+def test_a_look_up_table(tmp_path: Path) -> None:
+    keys, values = tf.constant([1, 2], tf.int64), tf.constant([0.5, 0.25])
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, values), 0.0)
+    module = tf.Module()
+    module.table = table
+    spec = tf.TensorSpec([None], tf.int64, name="ids")
+    module.call = tf.function(lambda i: {"y": table.lookup(i)}, input_signature=[spec])
+    tf.saved_model.save(module, str(tmp_path / "m"), signatures=module.call)
+    refused(tmp_path / "m", "table or another resource")
+
+
+def test_loops_of_tensorflow_1(tmp_path: Path) -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.compat.v1.disable_control_flow_v2()
+        x = tf.compat.v1.placeholder(tf.float32, [None, 4], name="x")
+        y = tf.while_loop(lambda i, _: i < 3, lambda i, v: (i + 1, v * 2), (0, x))[1]
+        tf.compat.v1.enable_control_flow_v2()
+        with tf.compat.v1.Session() as session:
+            tf.compat.v1.saved_model.simple_save(
+                session, str(tmp_path / "m"), {"x": x}, {"y": y}
+            )
+    refused(tmp_path / "m", r"loops of TensorFlow 1.*enable_control_flow_v2")
+
+
+def test_a_saved_model_of_a_tensorflow_1_session_is_read(tmp_path: Path) -> None:
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        x = tf.compat.v1.placeholder(tf.float32, [None, 4], name="x")
+        w = tf.compat.v1.get_variable("w", initializer=np.eye(4, dtype=np.float32) * 2)
+        y = tf.matmul(x, w)
+        session.run(tf.compat.v1.global_variables_initializer())
+        tf.compat.v1.saved_model.simple_save(
+            session, str(tmp_path / "m"), {"features": x}, {"out": y}
+        )
+        with pytest.raises(UsageError, match=r"a session of TensorFlow 1.*simple_save"):
+            finecast.load(session)
+    finecast.convert(tmp_path / "m", tmp_path / "low", "all:bf16")
+    function = tf.saved_model.load(str(tmp_path / "low")).signatures["serving_default"]
+    found = function(features=tf.ones([2, 4]))
+    np.testing.assert_array_equal(found["out"].numpy(), np.full((2, 4), 2, np.float32))
+
+
+def test_a_custom_op(tmp_path: Path) -> None:
+    from finecast.frontends.tensorflow.loading import of_graph_def
+
+    graph = tf.compat.v1.GraphDef()
+    graph.node.add(name="x", op="Placeholder").attr["dtype"].type = 1
+    graph.node.add(name="y", op="MyOwnOp", input=["x"])
+    with pytest.raises(ModelError, match=r"custom op 'MyOwnOp'.*tf.load_op_library"):
+        of_graph_def(graph, ["x"], ["y"])
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    refused(tmp_path / "m", r"a directory, and no SavedModel.*saved_model.pb")
+
+
+def test_what_does_not_apply_is_said(mlp: Model, tmp_path: Path) -> None:
+    for given, message in (
+        ({"external_data": True}, "does not apply to SavedModels"),
+        ({"from_type": "fp64"}, "does not apply to SavedModels"),
+        ({"engine": "onnxruntime"}, "reads ONNX files"),
+        ({"target": "trn1"}, "not emulated on trn1"),
+    ):
+        with pytest.raises(FinecastError, match=message):
+            finecast.convert(mlp.path, tmp_path / "low", "all:bf16", **given)  # type: ignore[arg-type]
+    assert not (tmp_path / "low").exists()
+
+
+@pytest.mark.parametrize("verb", ["convert", "tune"])
+def test_the_command_line_ends_with_one_line(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "m").mkdir()
+    given = [verb, str(tmp_path / "m"), "-o", str(tmp_path / "low")]
+    assert main(given) == ExitCode.USAGE
+    said = capsys.readouterr().err
+    assert "no SavedModel" in said
+    assert "Traceback" not in said
