@@ -33,7 +33,9 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.units import make_units, pattern_kernels
 from finecast.rules import UserRule
+from finecast.rules.calibration import uncalibrated
 from finecast.rules.policy import Policy, Scope
+from finecast.rules.quantized import quantized_notes
 from finecast.subjects.onnx.artefact import check_output, write
 from finecast.subjects.onnx.integers import check_calibrated, narrowed
 from finecast.subjects.onnx.observing import observe
@@ -105,7 +107,8 @@ class Converter:
             applied = frontend.apply(file, plan, prepared)
         done = self._write(plan, applied)
         used = set(plan.formats.values())
-        warnings = (*left_out, *_warnings(file, policy, applied, used))
+        without = uncalibrated(prepared.graph, policy.formats, facts)
+        warnings = (*left_out, *without, *_warnings(file, policy, applied, used))
         if NOTHING_CONVERTED in warnings and used != set(planner.lowest().formats.values()):
             warnings = tuple(NOTHING_GAINS if w == NOTHING_CONVERTED else w for w in warnings)
         if target is None and applied.edits:
@@ -193,6 +196,7 @@ def _warnings(
         found.append(f"ops that are not known here keep their type: {', '.join(unknown)}")
     if policy.scope is not Scope.NONE:
         found += kept_notes(applied.graph, policy)
+    found += quantized_notes(applied.graph)
     found += file.notes
     earlier = earlier_conversion(file, policy)
     if earlier:

@@ -13,6 +13,7 @@ from finecast.planning.edits import cast_count
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy
+from finecast.rules.quantized import quantized_notes
 from finecast.subjects.onnx.conversion import earlier_conversion, kept_notes
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class OnnxSource:
         return OnnxBuilt(plan=plan, applied=frontend.apply(self.file, plan))
 
     def notes(self, planner: Planner) -> Sequence[str]:
-        """Of an earlier conversion, and of ops that keep a type of their own."""
-        policy = planner.policy
-        return [*earlier_conversion(self.file, policy), *kept_notes(planner.graph, policy)]
+        """Of an earlier conversion, and of ops that keep what they have."""
+        policy, graph = planner.policy, planner.graph
+        earlier = earlier_conversion(self.file, policy)
+        return [*earlier, *kept_notes(graph, policy), *quantized_notes(graph)]

@@ -22,6 +22,7 @@ from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
 from finecast.planning.proposing import MAX_STEPS
 from finecast.progress import Progress
+from finecast.rules.calibration import uncalibrated
 from finecast.rules.facts import ValueFacts, first_nonfinite
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.onnx.hint import HintedModel, hinted_models
@@ -84,6 +85,7 @@ class OnnxSubject:
             workload.calibration,
             on_step=lambda done, total: progress("calibration", done, total),
         )
+        self.told = (*self.told, *uncalibrated(prepared.graph, policy.formats, facts))
         planner = make_planner(
             prepared,
             policy,
