@@ -41,6 +41,7 @@ def test_names_of_the_model_pass(named: dict[str, Any]) -> None:
         ({"exclude": (re.compile("soft"), re.compile("dec/.*"))}, "--exclude", "enc/soft"),
         ({"op_formats": {"Sofmax": Format.FP32}}, "--op", "use one of Softmax, Relu"),
         ({"op_formats": {"SOFTMAX": Format.FP32}}, "--op", "use one of Softmax, Relu"),
+        ({"op_formats": {"Softmax": Format.INT8}}, "--op", "--auto-cast-type bf16,int8"),
         ({"io": {"X": Format.BF16}}, "--io", "use one of x, y"),
         ({"io": {"p": Format.BF16}}, "--io", "use one of x, y"),
     ],

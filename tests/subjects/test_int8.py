@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -152,6 +153,52 @@ def test_every_op_that_is_not_coded_says_why(net: Path, openvino: OpenVinoEngine
     _, plan = api.judge(net, Policy.parse("all:int8"), engine="openvino")
     reasons = "; ".join(r.text for r in plan.reasons)
     assert "x has no int8 scale: nothing was observed of it" in reasons
+
+
+def test_data_that_shows_no_range_is_said(net: Path, openvino: OpenVinoEngine) -> None:
+    """By the verbs themselves: fp32 is kept where a user asked for int8."""
+    spoilt = X.copy()
+    spoilt[3, 0, 0, 0] = np.inf
+    done = api.convert(
+        net, net.with_name("low.onnx"), "all:int8", data={"x": spoilt}, engine="openvino",
+        verify=False,
+    )  # fmt: skip
+    (said,) = (w for w in done.warnings if "NaN or Inf was observed" in w)
+    assert said.startswith("x has no int8 scale, ")
+    assert said.endswith("what reads it keeps fp32; so it is with 4 more")
+
+
+def test_data_of_good_numbers_is_not_remarked_on(net: Path, openvino: OpenVinoEngine) -> None:
+    done = api.convert(
+        net, net.with_name("low.onnx"), "all:int8", data=DATA, engine="openvino"
+    )
+    assert not [w for w in done.warnings if "scale" in w]
+
+
+def test_what_came_quantized_is_said_to_be(net: Path, openvino: OpenVinoEngine) -> None:
+    """A model of another tool has no marks of finecast's."""
+    low, other = net.with_name("low.onnx"), net.with_name("other.onnx")
+    api.convert(net, low, "all:int8", data=DATA, engine="openvino")
+    assert types(low) == {"int8": len(CODED) + 1, "fp32": 6}  # the pool moves codes
+    made = onnx.load(low)
+    for entry in (made, *made.graph.node):
+        del entry.metadata_props[:]
+    onnx.save(made, other)
+    assert types(other)["quantized"] >= len(CODED)
+    for policy in ("all:bf16", "none:bf16"):
+        done = api.convert(other, net.with_name("again.onnx"), policy, data=DATA, force=True)
+        assert [w for w in done.warnings if "ops came quantized by another tool" in w]
+        assert kinds(net.with_name("again.onnx")).count("QuantizeLinear") == 5
+    assert not [w for w in api.convert(net, None, "all:bf16").warnings if "quantized" in w]
+
+
+def types(path: Path) -> dict[str, int]:
+    """Of the ops that stand for the net's own, by what ``inspect`` says they compute in."""
+    counts = Counter[str]()
+    for row in api.inspect(path).classes:
+        if row.kind != "quantize":
+            counts.update(row.types)
+    return dict(counts)
 
 
 def test_a_plan_is_replayed_and_taken_back(net: Path, openvino: OpenVinoEngine) -> None:

@@ -15,6 +15,7 @@ from finecast.ops.flops import Shape, bytes_moved, flops
 from finecast.rules.constants import constant_problem
 from finecast.rules.facts import Facts, ValueFacts, first_nonfinite
 from finecast.rules.observed import divided_by, range_limit
+from finecast.rules.quantized import computed_in
 
 # Inputs at which an op gives a finite number for Inf, so that no NaN or Inf shows the error.
 _ABSORBING: Final[Mapping[str, int]] = {
@@ -124,9 +125,7 @@ def _count(
         kind=kind,
         nodes=len(nodes),
         ops=dict(Counter(n.op for n in nodes).most_common()),
-        types=dict(
-            Counter(n.format.label if n.format else "other" for n in nodes).most_common()
-        ),
+        types=dict(Counter(computed_in(graph, n) or "other" for n in nodes).most_common()),
         flops=sum(f for f in operations if f is not None),
         bytes=sum(b for b in moved if b is not None),
         unknown=sum(b is None for b in moved),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from typing import Final
 
 import numpy as np
@@ -40,6 +42,36 @@ def calibrated(graph: Graph, node: Node, fmt: Format, facts: Facts) -> Encodings
         except ValueError as error:
             raise ValueError(f"{value.name} has no {fmt.label} scale: {error}") from error
     return Encodings(operands=operands, constants=constants)
+
+
+def uncalibrated(graph: Graph, formats: Collection[Format], facts: Facts) -> list[str]:
+    """A note on values that have no scale in ``formats`` for what the data showed of them.
+
+    Without data there is none: that is refused elsewhere.
+    """
+    scaled = [f for f in formats if f in SCALED]
+    every = (
+        text for f in scaled for n in graph.float_nodes for text in _lack(graph, n, f, facts)
+    )
+    found = list(dict.fromkeys(every))
+    if not found:
+        return []
+    more = f"; so it is with {len(found) - 1} more" if len(found) > 1 else ""
+    return [f"{found[0]}: what reads it keeps fp32{more}"]
+
+
+def _lack(graph: Graph, node: Node, fmt: Format, facts: Facts) -> Iterator[str]:
+    """What ``node`` would read in ``fmt``, and what was observed has no scale."""
+    with suppress(ValueError):  # it does not run on codes, whatever it reads
+        sources = (node.inputs[i] for i in scaled_operands(graph, node))
+        values = [graph.values[i] for i in sources if i is not None]
+        for value in (v for v in values if v.constant is None):
+            seen = _seen(graph, value, facts)
+            try:
+                _of_value(seen, fmt)
+            except ValueError as error:
+                if seen is not None:
+                    yield f"{value.name} has no {fmt.label} scale, {error}"
 
 
 def _seen(graph: Graph, value: Value, facts: Facts) -> ValueFacts | None:

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from finecast.errors import UsageError
 from finecast.graph import Graph, Node
 from finecast.naming import suggestion
+from finecast.numbers.formats import Format
 from finecast.rules.op_formats import matches
 from finecast.rules.policy import Policy
 
@@ -16,16 +17,24 @@ def check_names(policy: Policy, graph: Graph) -> None:
 
     Raises:
         UsageError: If a pattern matches no node's name, an op's name no op, or an input's or
-            output's name none of those that carry floats; gives the closest names.
+            output's name none of those that carry floats; gives the closest names. If an op
+            is given a format that is none of the policy's.
     """
     names = [n.name for n in graph.nodes]
     for option, patterns in (("--include", policy.include), ("--exclude", policy.exclude)):
         for pattern in patterns:
             if not any(map(pattern.search, names)):
                 raise _nothing(pattern.pattern, names, "the name of any node", option)
-    for name in policy.op_formats:
+    for name, fmt in policy.op_formats.items():
         if not any(matches(name, node) for node in graph.nodes):
             raise _nothing(name, op_names(graph.nodes), "any op of the model", "--op")
+        if fmt is not Format.FP32 and fmt not in policy.formats:
+            formats = ",".join(f.label for f in (*policy.formats, fmt))
+            raise UsageError(
+                f"{name}={fmt.label}: {fmt.label} is none of the formats to lower to",
+                where="--op",
+                fix=f"name it among them: --auto-cast-type {formats}",
+            )
     ports = {v.name: v for v in (*graph.inputs, *graph.outputs) if v.format is not None}
     for name in policy.io:
         if name not in ports:

@@ -40,6 +40,30 @@ def _judge(node: Node, context: Context) -> Ruling | None:
     return Ruling(permits=KEEP, text="it belongs to a quantized region, which stays as it is")
 
 
+def quantized_notes(graph: Graph) -> list[str]:
+    """What to say of a model that came quantized; nothing of others."""
+    count = len(graph.once(_regions))
+    if not count:
+        return []
+    every = len(graph.float_nodes)
+    return [f"{count} of {every} ops came quantized by another tool and stay as they are"]
+
+
+def computed_in(graph: Graph, node: Node) -> str:
+    """The format that the node's operands have; "quantized" where the model came so.
+
+    Empty if it has none: it carries no floats.
+    """
+    if node.id in graph.once(_regions):
+        return "quantized"
+    for index in node.inputs:
+        producer = None if index is None else graph.values[index].producer
+        label = None if producer is None else graph.nodes[producer].attributes.get(ROUNDS)
+        if isinstance(label, str):
+            return label
+    return node.format.label if node.format else ""
+
+
 def _regions(graph: Graph) -> frozenset[int]:
     """Ids of the float nodes that run on integers, or scale them."""
     if not any(_quantizes(n) for n in graph.nodes):

@@ -15,8 +15,8 @@ from finecast.pipeline.subject import Built, Examined, UserRules
 from finecast.pipeline.workload import Workload, spread
 from finecast.progress import Progress
 from finecast.rules.policy import Policy
+from finecast.subjects.engine.subject import EngineSubject
 from finecast.subjects.onnx.source import OnnxSource
-from finecast.subjects.onnx.subject import OnnxSubject
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -82,11 +82,12 @@ class EvaluatedSubject:
     It has no ``hints``: what an engine lowers by itself is no model that could be returned.
     """
 
-    inner: OnnxSubject
+    inner: EngineSubject
 
     @property
     def model(self) -> OnnxSource:
         """The model."""
+        assert isinstance(self.inner.model, OnnxSource)
         return self.inner.model
 
     @property

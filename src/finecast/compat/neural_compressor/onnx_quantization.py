@@ -27,11 +27,11 @@ from finecast.pipeline.tuning import tune
 from finecast.planning.plan import Plan
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects.onnx.integers import check_on_integers, narrowed
-from finecast.subjects.onnx.observing import observe
-from finecast.subjects.onnx.planning import check_stated, make_planner
+from finecast.subjects.engine.integers import check_on_integers, narrowed
+from finecast.subjects.engine.observing import observe
+from finecast.subjects.engine.planning import check_stated, make_planner
+from finecast.subjects.engine.subject import EngineSubject
 from finecast.subjects.onnx.source import OnnxSource
-from finecast.subjects.onnx.subject import OnnxSubject
 
 
 def quantize(
@@ -53,8 +53,9 @@ def quantize(
     policy = Policy(scope=Scope.AUTO, formats=_gaining(engine, conf))
     feeds = _feeds(source, engine, batches, conf.samples)
     one = _Quantization(source=source, engine=engine, policy=policy, feeds=feeds)
-    graph = frontend.prepare(source.file, policy).graph
-    rules = tuple(op_rule(graph, conf).items())
+    prepared = frontend.prepare(source.file, policy)
+    check_stated(policy, engine, prepared)
+    rules = tuple(op_rule(prepared.graph, conf).items())
     return one.tuned(conf, evaluation, rules) if evaluation.given else one.lowest(rules)
 
 
@@ -74,7 +75,7 @@ class _Quantization:
         """The fastest model that keeps the accuracy; None where there is none."""
         file, tuning = self.source.file, conf.tuning_criterion
         criterion = conf.accuracy_criterion.to_criterion()
-        inner = OnnxSubject(
+        inner = EngineSubject(
             model=OnnxSource(file=file),
             engine=self.engine,
             reference=self.engine.load(file.path),
@@ -103,12 +104,13 @@ class _Quantization:
     def lowest(self, rules: tuple[tuple[str, UserRule], ...]) -> OnnxResult:
         """Every op that may have a low format, as the engine runs it."""
         file = self.source.file
+        source = OnnxSource(file=file)
         prepared = frontend.prepare(file, self.policy)
         facts = observe(prepared, lambda: self.feeds)
         planner = make_planner(
             prepared, self.policy, self.engine, facts=facts, user_rules=rules
         )
-        plan = narrowed(file, planner, self.engine, self.feeds[0]).lowest()
+        plan = narrowed(source, planner, self.engine, self.feeds[0]).lowest()
         applied = frontend.apply(file, plan, prepared)
         check_on_integers(self.engine, plan, applied, self.feeds[0])
         found = self._result(plan, applied.model)
@@ -142,7 +144,6 @@ def _gaining(engine: Engine, conf: PostTrainingQuantConfig) -> tuple[Format, ...
     for fmt in conf.formats:
         speed = speed_of(engine, fmt)
         if speed.gains or os.environ.get(f"FORCE_{fmt.name}") == "1":
-            check_stated(Policy(formats=(fmt,)), engine)
             found.append(fmt)
         else:
             slow.append(speed.text)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from finecast.errors import EngineError, FinecastError, ModelError, UsageError
 from finecast.files import digest
@@ -176,7 +177,7 @@ def _readable(path: Path) -> Generator[Path]:
         yield path
         return
     try:
-        import keras  # pyright: ignore[reportMissingImports]
+        keras: Any = importlib.import_module("keras")
     except ImportError as error:
         raise EngineError(
             "Keras's own files are read by Keras, which is not installed",

@@ -29,7 +29,9 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.units import make_units, pattern_kernels
 from finecast.rules import UserRule
+from finecast.rules.calibration import uncalibrated
 from finecast.rules.policy import Policy, Scope
+from finecast.rules.quantized import quantized_notes
 from finecast.subjects.engine.integers import check_calibrated, narrowed
 from finecast.subjects.engine.native import (
     Applied,
@@ -104,11 +106,13 @@ class Converter:
                 plan = _modelled_plan(prepared, planner, cost, target)
             else:
                 plan = _auto_plan(source, prepared, planner, engine, self.feeds)
+            graph = prepared.graph
             built = source.consume(prepared, plan)
         done = self._write(built)
         applied = built.applied
         used = set(plan.formats.values())
-        warnings = (*left_out, *_warnings(source, policy, applied, used))
+        without = uncalibrated(graph, policy.formats, facts)
+        warnings = (*left_out, *without, *_warnings(source, policy, applied, used))
         if NOTHING_CONVERTED in warnings and used != set(planner.lowest().formats.values()):
             warnings = tuple(NOTHING_GAINS if w == NOTHING_CONVERTED else w for w in warnings)
         if target is None and applied.edits:
@@ -207,6 +211,7 @@ def _warnings(
         found.append(f"ops that are not known here keep their type: {', '.join(unknown)}")
     if policy.scope is not Scope.NONE:
         found += source.kept(applied.graph, policy)
+    found += quantized_notes(applied.graph)
     found += source.told
     earlier = source.earlier(policy)
     if earlier:

@@ -21,6 +21,7 @@ from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
 from finecast.planning.proposing import MAX_STEPS
 from finecast.progress import Progress
+from finecast.rules.calibration import uncalibrated
 from finecast.rules.facts import ValueFacts, first_nonfinite
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.engine.hint import HintedModel, hinted_models
@@ -88,6 +89,7 @@ class EngineSubject:
             workload.calibration,
             on_step=lambda done, total: progress("calibration", done, total),
         )
+        self.told = (*self.told, *uncalibrated(prepared.graph, policy.formats, facts))
         planner = make_planner(
             prepared,
             policy,

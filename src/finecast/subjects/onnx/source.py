@@ -17,6 +17,7 @@ from finecast.pipeline.sources import FeedMaker
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy, Scope
+from finecast.rules.quantized import quantized_notes
 from finecast.subjects.engine import native as engine
 from finecast.subjects.engine.native import EngineBuilt
 from finecast.subjects.onnx.artefact import check_output, input_shapes, write
@@ -73,9 +74,9 @@ class OnnxSource:
         return _built(plan, frontend.apply(self.file, plan))
 
     def notes(self, planner: Planner) -> Sequence[str]:
-        """Of an earlier conversion, and of ops that keep a type of their own."""
-        policy = planner.policy
-        return [*self.earlier(policy), *self.kept(planner.graph, policy)]
+        """Of an earlier conversion, and of ops that keep what they have."""
+        policy, graph = planner.policy, planner.graph
+        return [*self.earlier(policy), *self.kept(graph, policy), *quantized_notes(graph)]
 
     def earlier(self, policy: Policy) -> list[str]:
         """What becomes of a conversion that the file came with."""
