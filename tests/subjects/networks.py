@@ -64,6 +64,20 @@ def _write_onnx(path: Path, weights: Weights) -> None:
     onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
 
 
+def _write_ir(path: Path, weights: Weights) -> None:
+    import openvino
+    from openvino import opset13
+
+    given = opset13.parameter([-1, len(weights[0])], np.float32, name="x")
+    last: openvino.Node = given
+    for i, w in enumerate(weights):
+        if i:
+            last = opset13.relu(last, name=f"relu{i - 1}")
+        last = opset13.matmul(last, opset13.constant(w), False, False, name=f"product{i}")
+    last.output(0).set_names({"y"})
+    openvino.save_model(openvino.Model([last], [given], "net"), path, compress_to_fp16=False)
+
+
 def _write_pt2(path: Path, weights: Weights) -> None:
     import torch
 
@@ -99,6 +113,13 @@ def _write_toy(path: Path, weights: Weights) -> None:
     path.write_text(json.dumps({"ops": ops[:-1]}), encoding="utf-8")
 
 
+def _same_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs is the same engine in every test, and each model takes the same time."""
+    from finecast.measure import racing
+
+    monkeypatch.setattr(racing, "time", toy_engine.Clock())
+
+
 def _op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler is not what is tested: modules run as they are, all in the same time."""
     from finecast.measure import racing
@@ -115,6 +136,13 @@ FRONTENDS: Final = (
         state_times=toy_engine.install,
         gains=True,
         needs="onnxruntime",
+    ),
+    Frontend(
+        suffix=".xml",
+        write=_write_ir,
+        state_times=_same_times,
+        gains=False,
+        needs="openvino",
     ),
     Frontend(
         suffix=".pt2",
