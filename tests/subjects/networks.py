@@ -68,6 +68,8 @@ def _write_ir(path: Path, weights: Weights) -> None:
     import openvino
     from openvino import opset13
 
+    from tests.frontends.openvino_graphs import model_of
+
     given = opset13.parameter([-1, len(weights[0])], np.float32, name="x")
     last: openvino.Node = given
     for i, w in enumerate(weights):
@@ -75,7 +77,7 @@ def _write_ir(path: Path, weights: Weights) -> None:
             last = opset13.relu(last, name=f"relu{i - 1}")
         last = opset13.matmul(last, opset13.constant(w), False, False, name=f"product{i}")
     last.output(0).set_names({"y"})
-    openvino.save_model(openvino.Model([last], [given], "net"), path, compress_to_fp16=False)
+    openvino.save_model(model_of([last], [given]), path, compress_to_fp16=False)
 
 
 def _write_pt2(path: Path, weights: Weights) -> None:

@@ -39,7 +39,12 @@ from finecast.subjects.engine.native import (
     Restated,
 )
 from finecast.subjects.engine.observing import observe
-from finecast.subjects.engine.planning import make_planner, measured_cost, profile_ends
+from finecast.subjects.engine.planning import (
+    check_stated,
+    make_planner,
+    measured_cost,
+    profile_ends,
+)
 from finecast.subjects.engine.roundings import analysis_of, find_units, free, points_of
 
 
@@ -87,9 +92,10 @@ class Converter:
         left_out: tuple[str, ...] = ()
         if target is None:
             policy, left_out = worthwhile(policy, partial(speed_of, engine), user_rules)
-        check_calibrated(policy, data, target)
         with paused_collection():  # graph and plan live on until all is written
             prepared = source.prepare(policy)
+            check_stated(policy, engine, prepared)
+            check_calibrated(policy, data, target)
             facts = observe(prepared, lambda: data) if data else {}
             planner = make_planner(
                 prepared, policy, engine, facts=facts, user_rules=user_rules

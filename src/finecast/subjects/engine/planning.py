@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NoReturn
 
 from finecast import rules
 from finecast.engines import EMULATOR
@@ -96,6 +96,8 @@ def check_stated(policy: Policy, engine: Engine, prepared: Prepared) -> None:
                 f"no engine here computes in {fmt.label}",
                 fix="name the device with --target (target=...), or use bf16 or fp16",
             )
+        if fmt not in prepared.states:
+            _refuse(fmt, prepared)
         if fmt.scaled and engine.name != EMULATOR and not probe_one(engine, fmt).runs:
             raise UsageError(
                 speed_of(engine, fmt).text,
@@ -103,11 +105,19 @@ def check_stated(policy: Policy, engine: Engine, prepared: Prepared) -> None:
                 fix=f"use bf16 or fp16, or {' or '.join(sorted(INTEGER_ENGINES))} on a CPU"
                 " with integer products (VNNI)",
             )
-        if fmt not in prepared.states:
-            raise UsageError(
-                f"{prepared.library} has no type {fmt.label}: a model cannot state it",
-                fix="use bf16 or fp16",
-            )
+
+
+def _refuse(fmt: Format, prepared: Prepared) -> NoReturn:
+    if fmt.scaled:
+        raise UsageError(
+            f"{fmt.label} is planned for ONNX models, and this is one of {prepared.library}",
+            where=f"--auto-cast-type {fmt.label}",
+            fix="use bf16 or fp16, or give the model as ONNX",
+        )
+    raise UsageError(
+        f"{prepared.library} has no type {fmt.label}: a model cannot state it",
+        fix="use bf16 or fp16",
+    )
 
 
 def profile_ends(
