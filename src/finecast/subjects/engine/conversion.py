@@ -32,11 +32,11 @@ from finecast.rules import UserRule
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.engine.integers import check_calibrated, narrowed
 from finecast.subjects.engine.native import (
-    Applied,
+    AppliedModel,
     EngineBuilt,
     NativeSource,
-    Prepared,
-    Restated,
+    PreparedModel,
+    RestatedOps,
 )
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import (
@@ -146,14 +146,14 @@ class Converter:
         )
 
 
-def _told(restated: Restated) -> str:
+def _told(restated: RestatedOps) -> str:
     first, count = restated.nodes[0], len(restated.nodes)
     return f"{first}{f' and {count - 1} more' if count > 1 else ''}: {restated.reason}"
 
 
 def _auto_plan(
     source: NativeSource,
-    prepared: Prepared,
+    prepared: PreparedModel,
     planner: Planner,
     engine: Engine,
     feeds: FeedMaker,
@@ -177,7 +177,10 @@ def _auto_plan(
 
 
 def _modelled_plan(
-    prepared: Prepared, planner: Planner, cost: RooflineCost, device: Emulation | None = None
+    prepared: PreparedModel,
+    planner: Planner,
+    cost: RooflineCost,
+    device: Emulation | None = None,
 ) -> Plan:
     """The fastest plan by a roofline; of several formats on a device by its whole time."""
     graph, formats = planner.graph, planner.policy.formats
@@ -204,7 +207,7 @@ def _slow(engines: Sequence[Engine], verified: Verified, low: Format) -> tuple[s
 
 
 def _warnings(
-    source: NativeSource, policy: Policy, applied: Applied, used: Collection[Format]
+    source: NativeSource, policy: Policy, applied: AppliedModel, used: Collection[Format]
 ) -> tuple[str, ...]:
     nodes = applied.graph.nodes
     found: list[str] = []

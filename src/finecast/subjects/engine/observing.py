@@ -16,7 +16,7 @@ from finecast.graph import Graph
 from finecast.planning.sensitivity import Probe
 from finecast.planning.switches import SWITCH, Switch
 from finecast.rules.facts import ValueFacts, merge
-from finecast.subjects.engine.native import Prepared
+from finecast.subjects.engine.native import PreparedModel
 
 # Bytes of values shown by one run: bounds what is held at once.
 _SHOWN_BYTES: Final = 256 << 20
@@ -25,7 +25,7 @@ _GUESSED_BYTES: Final = 4 << 20
 
 
 def observe(
-    prepared: Prepared,
+    prepared: PreparedModel,
     batches: Callable[[], Iterable[Feeds]],
     *,
     on_step: Callable[[int, int], None] | None = None,
@@ -57,7 +57,7 @@ def observe(
 
 
 def _show_first(
-    prepared: Prepared, ids: Mapping[str, int], feeds: Feeds
+    prepared: PreparedModel, ids: Mapping[str, int], feeds: Feeds
 ) -> dict[int, ValueFacts]:
     """Facts of all values on the first batch, as many at once as are known to fit.
 
@@ -80,7 +80,7 @@ def _show_first(
 
 
 def _show(
-    prepared: Prepared, ids: Mapping[str, int], group: list[str], batches: Iterable[Feeds]
+    prepared: PreparedModel, ids: Mapping[str, int], group: list[str], batches: Iterable[Feeds]
 ) -> dict[int, ValueFacts]:
     """Facts of the values called ``group`` over ``batches``."""
     session = exact_session(prepared.with_outputs(group), optimizing=False)
@@ -114,7 +114,7 @@ def _packed(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
 
 
 def switched_probe(
-    prepared: Prepared, switches: Sequence[Switch], feeds: Sequence[Feeds]
+    prepared: PreparedModel, switches: Sequence[Switch], feeds: Sequence[Feeds]
 ) -> Probe:
     """A function from a switch to the outputs on ``feeds``: one session serves every plan."""
     session = exact_session(prepared.with_switches(switches))

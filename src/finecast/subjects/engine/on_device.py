@@ -14,7 +14,7 @@ from finecast.planning.problem import Analysis
 from finecast.planning.units import make_units, rounding_points
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Scope
-from finecast.subjects.engine.native import Prepared
+from finecast.subjects.engine.native import PreparedModel
 from finecast.subjects.engine.planning import make_planner
 from finecast.subjects.engine.roundings import analysis_of, probe_sensitivity
 
@@ -24,12 +24,14 @@ class OnDevice:
     """A model examined for a device."""
 
     planner: Planner
-    prepared: Prepared
+    prepared: PreparedModel
     facts: Mapping[int, ValueFacts]
     asked: Asked
 
     @classmethod
-    def of(cls, prepared: Prepared, asked: Asked, facts: Mapping[int, ValueFacts]) -> OnDevice:
+    def of(
+        cls, prepared: PreparedModel, asked: Asked, facts: Mapping[int, ValueFacts]
+    ) -> OnDevice:
         """The rules judge the model that the device's compiler is handed."""
         engine = EmulatorEngine(emulation=replace(asked.emulation, scope=Scope.NONE))
         planner = make_planner(

@@ -25,7 +25,7 @@ from finecast.rules.facts import ValueFacts
 from finecast.rules.override import active, check_overrides
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.casting import measure_casts
-from finecast.subjects.engine.native import NativeSource, Prepared
+from finecast.subjects.engine.native import NativeSource, PreparedModel
 
 # Runs of a profile: enough that each kernel once had a core for itself, on a busy machine too.
 _PROFILE_S: Final = 0.5
@@ -49,7 +49,7 @@ class Profiles:
 
 
 def make_planner(
-    prepared: Prepared,
+    prepared: PreparedModel,
     policy: Policy,
     engine: Engine,
     *,
@@ -88,7 +88,7 @@ def make_planner(
     )
 
 
-def check_stated(policy: Policy, engine: Engine, prepared: Prepared) -> None:
+def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> None:
     """Raise UsageError for a format that the engine lacks, or such a model cannot state."""
     for fmt in policy.formats:
         if fmt is Format.TF32 and engine.name != EMULATOR:
@@ -107,7 +107,7 @@ def check_stated(policy: Policy, engine: Engine, prepared: Prepared) -> None:
             )
 
 
-def _refuse(fmt: Format, prepared: Prepared) -> NoReturn:
+def _refuse(fmt: Format, prepared: PreparedModel) -> NoReturn:
     if fmt.scaled:
         raise UsageError(
             f"{fmt.label} is planned for ONNX models, and this is one of {prepared.library}",

@@ -16,7 +16,7 @@ from finecast.planning.sensitivity import Sensitivity, measure
 from finecast.planning.switches import switches
 from finecast.planning.units import RoundingPoints, Units, make_units, rounding_points
 from finecast.progress import Progress
-from finecast.subjects.engine.native import Prepared
+from finecast.subjects.engine.native import PreparedModel
 from finecast.subjects.engine.observing import switched_probe
 from finecast.subjects.engine.planning import Profiles, kernel_nodes
 
@@ -47,7 +47,7 @@ def points_of(
 
 def probe_sensitivity(
     planner: Planner,
-    prepared: Prepared,
+    prepared: PreparedModel,
     points: Points,
     feeds: Sequence[Feeds],
     progress: Progress,
@@ -72,7 +72,7 @@ def free(points: Points) -> dict[Format, Sensitivity]:
 
 
 def analysis_of(
-    prepared: Prepared,
+    prepared: PreparedModel,
     planner: Planner,
     units: Units,
     points: Points,

@@ -19,7 +19,7 @@ from finecast.engines.loading import exact_session
 from finecast.errors import EngineError, UsageError, naming
 from finecast.files import check_writable
 from finecast.frontends import openvino as frontend
-from finecast.frontends.openvino import Applied, OvFile
+from finecast.frontends.openvino import OvApplied, OvFile
 from finecast.frontends.openvino.model import WEIGHTS_SUFFIX
 from finecast.pipeline.artefact import Destination, Verified, compared
 from finecast.pipeline.sources import FeedMaker
@@ -31,7 +31,7 @@ from finecast.subjects.engine.publishing import publish, reference_run, sizes_of
 def write(
     file: OvFile,
     plan: Plan,
-    applied: Applied,
+    applied: OvApplied,
     output: Destination,
     engines: Sequence[Engine],
     feeds: FeedMaker,
@@ -72,7 +72,7 @@ def check_output(output: Destination) -> None:
 def _verified(
     file: OvFile,
     plan: Plan,
-    applied: Applied,
+    applied: OvApplied,
     path: Path,
     engines: Sequence[Engine],
     feeds: FeedMaker,
@@ -97,7 +97,7 @@ def _verified(
 def _verified_in(
     file: OvFile,
     plan: Plan,
-    applied: Applied,
+    applied: OvApplied,
     path: Path,
     engine: Engine,
     feeds: FeedMaker,

@@ -13,7 +13,7 @@ from finecast.engines.emulator.openvino_session import (
     check_emulation,
     plan_session,
 )
-from finecast.frontends.openvino import Prepared
+from finecast.frontends.openvino import OvPrepared
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline.program import Asked
@@ -31,7 +31,7 @@ class OvProgram:
 
     source: OvSource
     emulation: Emulation
-    prepared: Prepared = field(init=False)
+    prepared: OvPrepared = field(init=False)
 
     def __post_init__(self) -> None:
         """Read the graph.
