@@ -90,7 +90,7 @@ def test_what_is_written_beside_an_output_counts(model: Path, force: bool) -> No
     data.write_text("of the user's")
     files = CommandFiles(force=force)
     files.read("the data", data)
-    with pytest.raises(UsageError, match=r"-o \(with .data\) and the data are the same"):
+    with pytest.raises(UsageError, match=r"-o \(with low.data\) and the data are the same"):
         files.write("-o", model.with_name("low"), beside=[model.with_name("low.data")])
 
 

@@ -41,9 +41,10 @@ from finecast.subjects import check_output_name, opened, written_with
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
+    import openvino
 
-Model: TypeAlias = "OpenedModel | str | Path | onnx.ModelProto | ir.Model"
-"""What takes a model takes it loaded, as a path (.onnx, .pt2), or from memory."""
+Model: TypeAlias = "OpenedModel | str | Path | onnx.ModelProto | ir.Model | openvino.Model"
+"""What takes a model takes it loaded, as a path, or from memory."""
 
 __all__ = [
     "DataOptions",

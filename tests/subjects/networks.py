@@ -64,6 +64,22 @@ def _write_onnx(path: Path, weights: Weights) -> None:
     onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
 
 
+def _write_ir(path: Path, weights: Weights) -> None:
+    import openvino
+    from openvino import opset13
+
+    from tests.frontends.openvino_graphs import model_of
+
+    given = opset13.parameter([-1, len(weights[0])], np.float32, name="x")
+    last: openvino.Node = given
+    for i, w in enumerate(weights):
+        if i:
+            last = opset13.relu(last, name=f"relu{i - 1}")
+        last = opset13.matmul(last, opset13.constant(w), False, False, name=f"product{i}")
+    last.output(0).set_names({"y"})
+    openvino.save_model(model_of([last], [given]), path, compress_to_fp16=False)
+
+
 def _write_pt2(path: Path, weights: Weights) -> None:
     import torch
 
@@ -115,8 +131,8 @@ def _write_saved_model(path: Path, weights: Weights) -> None:
     tf.saved_model.save(module, str(path), signatures=module.call.get_concrete_function())
 
 
-def _alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All models take the same time."""
+def _same_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs is the same engine in every test, and each model takes the same time."""
     from finecast.measure import racing
 
     monkeypatch.setattr(racing, "time", toy_engine.Clock())
@@ -140,6 +156,13 @@ FRONTENDS: Final = (
         needs="onnxruntime",
     ),
     Frontend(
+        suffix=".xml",
+        write=_write_ir,
+        state_times=_same_times,
+        gains=False,
+        needs="openvino",
+    ),
+    Frontend(
         suffix=".pt2",
         write=_write_pt2,
         state_times=_op_by_op,
@@ -150,7 +173,7 @@ FRONTENDS: Final = (
     Frontend(
         suffix="",
         write=_write_saved_model,
-        state_times=_alike,
+        state_times=_same_times,
         gains=False,
         needs="tensorflow",
     ),

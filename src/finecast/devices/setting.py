@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from finecast.devices.emulation import Emulation, cast_nodes
@@ -108,3 +108,31 @@ def setting_of_plan(
         writes=writes,
         relayout=emulation.relayout is not None,
     )
+
+
+def setting_of_formats(
+    formats: Mapping[int, Format],
+    emulation: Emulation,
+    *,
+    fp32_parameters: frozenset[int] = frozenset(),
+) -> Setting:
+    """What a plan of any number of low formats sets, each op in the format that it has there.
+
+    Args:
+        formats: Format by node id.
+        emulation: The target.
+        fp32_parameters: Nodes whose scale and shift the plan's model keeps in fp32.
+    """
+    low = {i: f for i, f in formats.items() if f is not Format.FP32}
+    found = Setting(relayout=emulation.relayout is not None)
+    for fmt in set(low.values()):
+        one = setting_of_plan(
+            low, replace(emulation, format=fmt), fp32_parameters=fp32_parameters
+        )
+        found = replace(
+            found,
+            reads=found.reads | one.reads,
+            parameters=found.parameters | one.parameters,
+            writes=found.writes | one.writes,
+        )
+    return found

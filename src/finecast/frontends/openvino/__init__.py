@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     import openvino
 
 __all__ = [
-    "Applied",
+    "OvApplied",
     "OvFile",
-    "Prepared",
+    "OvPrepared",
     "apply",
     "emulated",
     "from_model",
@@ -50,7 +50,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class OvPrepared:
     """A model ready to be planned, and the copies of it that show and round its values."""
 
     file: OvFile
@@ -114,7 +114,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
+class OvApplied:
     """The model that a plan gives, and the edits that made it."""
 
     model: openvino.Model
@@ -137,7 +137,7 @@ class Applied:
         return instrument.with_outputs(self.model, names)
 
 
-def prepare(file: OvFile, policy: Policy) -> Prepared:
+def prepare(file: OvFile, policy: Policy) -> OvPrepared:
     """Read the graph and hold ``policy`` against it.
 
     Raises:
@@ -149,10 +149,10 @@ def prepare(file: OvFile, policy: Policy) -> Prepared:
     with guarded(file.path, "the model is malformed", "convert its original again"):
         graph, _ = read(file.model, digest=file.digest)
     check_names(policy, graph)
-    return Prepared(file=file, graph=graph)
+    return OvPrepared(file=file, graph=graph)
 
 
-def apply(file: OvFile, plan: Plan) -> Applied:
+def apply(file: OvFile, plan: Plan) -> OvApplied:
     """Replay ``plan`` on the model it was made for; ``file.model`` is left as it was.
 
     Raises:
@@ -172,7 +172,7 @@ def apply(file: OvFile, plan: Plan) -> Applied:
         _check_original(file)
         apply_edits(graph, binding, done)
         mark(copy, plan.digest, plan.policy)
-    return Applied(model=copy, graph=graph, edits=done)
+    return OvApplied(model=copy, graph=graph, edits=done)
 
 
 def emulated(file: OvFile, plan: Plan) -> openvino.Model:

@@ -41,7 +41,7 @@ _LOW: Final = (Format.BF16, Format.FP16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Definition:
+class PortTypes:
     """Ports that follow an op of these types, its format, and those that it admits."""
 
     follows_in: tuple[bool, ...]
@@ -50,22 +50,22 @@ class Definition:
     admits: frozenset[Format]
 
 
-class Definitions:
-    """Definitions of ops, found once for each kind with the same types and ranks."""
+class OpTypes:
+    """Types of ops, found once for each kind with the same types and ranks."""
 
     def __init__(self) -> None:
         self._known: dict[object, frozenset[Format]] = {}
 
-    def fixed(self, op: openvino.Node) -> Definition:
+    def fixed(self, op: openvino.Node) -> PortTypes:
         """Of an op that keeps the types that it has."""
-        return Definition(
+        return PortTypes(
             follows_in=(False,) * op.get_input_size(),
             follows_out=(False,) * op.get_output_size(),
             format=None,
             admits=frozenset(),
         )
 
-    def of(self, op: openvino.Node, kind: str) -> Definition:
+    def of(self, op: openvino.Node, kind: str) -> PortTypes:
         """Of ``op``; one whose ports are of different float types keeps them."""
         read = [label_of(v.get_element_type()) for v in op.input_values()]
         made = [label_of(p.get_element_type()) for p in op.outputs()]
@@ -88,17 +88,17 @@ class Definitions:
             self._known[key] = frozenset(
                 {Format.FP32, *(f for f in _LOW if _validates(op, follows_in, follows_out, f))}
             )
-        return Definition(
+        return PortTypes(
             follows_in=follows_in,
             follows_out=follows_out,
             format=FORMATS[labels.pop()],
             admits=self._known[key],
         )
 
-    def _stated(self, op: openvino.Node, read: str, made: str) -> Definition:
+    def _stated(self, op: openvino.Node, read: str, made: str) -> PortTypes:
         if made not in FORMATS:
             return self.fixed(op)
-        return Definition(
+        return PortTypes(
             follows_in=(False,),
             follows_out=(True,),
             format=FORMATS[made],

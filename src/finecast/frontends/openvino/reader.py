@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from finecast import ops
-from finecast.frontends.openvino.definitions import Definitions
+from finecast.frontends.openvino.definitions import OpTypes
 from finecast.frontends.openvino.types import label_of, numbers_of
 from finecast.frontends.scopes import scope_of
 from finecast.graph import SCALARS, Attribute, ConstantStats, Dim, Graph, Node, Value
@@ -100,7 +100,7 @@ def read(model: openvino.Model, *, digest: str = "") -> tuple[Graph, OvBinding]:
 class _Reader:
     def __init__(self, model: openvino.Model) -> None:
         self.binding = OvBinding(model=model)
-        self.definitions = Definitions()
+        self.types = OpTypes()
         self.ids: dict[Port, int] = {}
         self.nodes: list[Node] = []
         self.producers: dict[int, int] = {}
@@ -131,9 +131,9 @@ class _Reader:
         sources = [port.get_source_output() for port in op.inputs()]
         inputs = [self.value(port) for port in sources]
         info = ops.lookup(f"openvino::{kind}")
-        found = self.definitions.of(op, kind)
+        found = self.types.of(op, kind)
         if self._decompresses(info, inputs, results):
-            found = self.definitions.fixed(op)
+            found = self.types.fixed(op)
         number = len(self.nodes)
         self.binding.nodes.append(op)
         name = op.get_friendly_name()

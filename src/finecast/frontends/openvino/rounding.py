@@ -16,6 +16,7 @@ import numpy as np
 
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
+from finecast.numbers.roundmodes import Rounder
 
 if TYPE_CHECKING:
     import openvino
@@ -52,6 +53,31 @@ def rounded(port: openvino.Output, fmt: Format) -> openvino.Output:
     beyond = op.multiply(op.sign(port), _number(math.nan if fmt.finite_only else math.inf))
     found = op.select(inside, near, beyond)
     return op.select(op.is_nan(port), port, found).output(0)  # a clamp takes NaN for a number
+
+
+def converted(port: openvino.Output, how: Rounder) -> openvino.Output:
+    """``port`` as a device converts it, to nearest even: saturated and flushed if so asked."""
+    from openvino import opset13 as op
+
+    fmt = how.format
+    if how.saturate:
+        port = op.clamp(port, -fmt.max, fmt.max).output(0)
+    found = port if fmt is Format.FP32 else rounded(port, fmt)
+    if not how.flush_subnormals:
+        return found
+    tiny = op.less(op.abs(found), _number(fmt.smallest_normal))
+    return op.select(tiny, op.multiply(found, _number(0.0)), found).output(0)
+
+
+def without_infinities(port: openvino.Output, top: float | None) -> openvino.Output:
+    """Inf as ``top`` of its sign; None for what a product by the identity makes of it: NaN."""
+    from openvino import opset13 as op
+
+    if top is not None:
+        return op.select(op.is_inf(port), op.clamp(port, -top, top), port).output(0)
+    zeros = op.multiply(port, _number(0.0))
+    total = op.reduce_sum(zeros, op.constant(np.array([-1])), keep_dims=True)
+    return op.add(port, total).output(0)
 
 
 def _high_part(port: Any, fmt: Format) -> Any:

@@ -123,7 +123,7 @@ class _Writer:
         if not isinstance(fmt, Format) or fmt not in TYPES:
             raise ModelError(
                 f"OpenVINO models cannot state {fmt.format.label} here",
-                fix="use bf16, fp16 or fp8; int8 is planned for ONNX models",
+                fix="use bf16, fp16 or fp8",
             )
         constant = self.binding.constants.get(edit.value)
         if constant is not None:

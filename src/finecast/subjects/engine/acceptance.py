@@ -31,7 +31,7 @@ from finecast.engines.ports import DTYPES
 from finecast.errors import EngineError, WrongNumbersError
 from finecast.graph import Graph, Node
 from finecast.numbers.formats import Format
-from finecast.subjects.engine.native import Applied
+from finecast.subjects.engine.native import AppliedModel
 
 Outputs: TypeAlias = Mapping[str, Array]
 
@@ -62,8 +62,8 @@ class Case:
     """
 
     engine: Engine
-    applied: Applied
-    original: Callable[[], Applied]
+    applied: AppliedModel
+    original: Callable[[], AppliedModel]
     formats: Mapping[int, Format]
     feeds: Feeds
     exact: Callable[[Feeds], Outputs]

@@ -34,14 +34,19 @@ from finecast.rules.policy import Policy, Scope
 from finecast.rules.quantized import quantized_notes
 from finecast.subjects.engine.integers import check_calibrated, narrowed
 from finecast.subjects.engine.native import (
-    Applied,
+    AppliedModel,
     EngineBuilt,
     NativeSource,
-    Prepared,
-    Restated,
+    PreparedModel,
+    RestatedOps,
 )
 from finecast.subjects.engine.observing import observe
-from finecast.subjects.engine.planning import make_planner, measured_cost, profile_ends
+from finecast.subjects.engine.planning import (
+    check_stated,
+    make_planner,
+    measured_cost,
+    profile_ends,
+)
 from finecast.subjects.engine.roundings import analysis_of, find_units, free, points_of
 
 
@@ -89,9 +94,10 @@ class Converter:
         left_out: tuple[str, ...] = ()
         if target is None:
             policy, left_out = worthwhile(policy, partial(speed_of, engine), user_rules)
-        check_calibrated(policy, data, target)
         with paused_collection():  # graph and plan live on until all is written
             prepared = source.prepare(policy)
+            check_stated(policy, engine, prepared)
+            check_calibrated(policy, data, target)
             facts = observe(prepared, lambda: data) if data else {}
             planner = make_planner(
                 prepared, policy, engine, facts=facts, user_rules=user_rules
@@ -144,14 +150,14 @@ class Converter:
         )
 
 
-def _told(restated: Restated) -> str:
+def _told(restated: RestatedOps) -> str:
     first, count = restated.nodes[0], len(restated.nodes)
     return f"{first}{f' and {count - 1} more' if count > 1 else ''}: {restated.reason}"
 
 
 def _auto_plan(
     source: NativeSource,
-    prepared: Prepared,
+    prepared: PreparedModel,
     planner: Planner,
     engine: Engine,
     feeds: FeedMaker,
@@ -175,7 +181,10 @@ def _auto_plan(
 
 
 def _modelled_plan(
-    prepared: Prepared, planner: Planner, cost: RooflineCost, device: Emulation | None = None
+    prepared: PreparedModel,
+    planner: Planner,
+    cost: RooflineCost,
+    device: Emulation | None = None,
 ) -> Plan:
     """The fastest plan by a roofline; of several formats on a device by its whole time."""
     graph, formats = planner.graph, planner.policy.formats
@@ -202,7 +211,7 @@ def _slow(engines: Sequence[Engine], verified: Verified, low: Format) -> tuple[s
 
 
 def _warnings(
-    source: NativeSource, policy: Policy, applied: Applied, used: Collection[Format]
+    source: NativeSource, policy: Policy, applied: AppliedModel, used: Collection[Format]
 ) -> tuple[str, ...]:
     nodes = applied.graph.nodes
     found: list[str] = []

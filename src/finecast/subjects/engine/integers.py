@@ -22,7 +22,7 @@ from finecast.planning.planner import Planner
 from finecast.rules import Permission
 from finecast.rules.policy import Policy
 from finecast.rules.reason import Reason
-from finecast.subjects.engine.native import Applied, NativeSource
+from finecast.subjects.engine.native import AppliedModel, NativeSource
 
 # Each turn takes ops out, and what is left is fused anew: more turns have not been needed.
 _MOST_TURNS: Final = 4
@@ -67,7 +67,9 @@ def narrowed(source: NativeSource, planner: Planner, engine: Engine, feeds: Feed
     return planner
 
 
-def left_out(engine: Engine, plan: Plan, applied: Applied, feeds: Feeds) -> dict[str, str]:
+def left_out(
+    engine: Engine, plan: Plan, applied: AppliedModel, feeds: Feeds
+) -> dict[str, str]:
     """Ops that ``plan`` puts on integers, by name, and in what ``engine`` ran them instead.
 
     Raises:
@@ -80,7 +82,7 @@ def left_out(engine: Engine, plan: Plan, applied: Applied, feeds: Feeds) -> dict
     return not_on_integers(session.profile(feeds, repeats=1), planned)
 
 
-def check_on_integers(engine: Engine, plan: Plan, applied: Applied, feeds: Feeds) -> None:
+def check_on_integers(engine: Engine, plan: Plan, applied: AppliedModel, feeds: Feeds) -> None:
     """Return if every op that ``plan`` puts on integers ran so.
 
     Raises:

@@ -19,7 +19,7 @@ from finecast.pipeline.sources import calibration_batches, guessed_dims
 from finecast.planning.plan import Plan
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy
-from finecast.subjects.engine.native import NativeSource, Prepared
+from finecast.subjects.engine.native import NativeSource, PreparedModel
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import make_planner
 from finecast.subjects.engine.sizes import shapes_for
@@ -51,7 +51,7 @@ def judged(
 
 def counted(
     source: NativeSource,
-    prepared: Prepared,
+    prepared: PreparedModel,
     options: RunOptions,
     batches: Sequence[Feeds],
     low: Format,
@@ -77,7 +77,7 @@ def counted(
     return replace(found, warnings=risks(prepared.graph, facts, low))
 
 
-def _drawn_shapes(prepared: Prepared, options: RunOptions) -> dict[int, tuple[int, ...]]:
+def _drawn_shapes(prepared: PreparedModel, options: RunOptions) -> dict[int, tuple[int, ...]]:
     """Shapes of float values on one random batch; none where there can be none."""
     try:
         inputs = [

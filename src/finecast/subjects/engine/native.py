@@ -18,7 +18,7 @@ from finecast.planning.switches import Switch
 from finecast.rules.policy import Policy
 
 
-class Prepared(Protocol):
+class PreparedModel(Protocol):
     """A model as a policy plans it, and the copies of it that show and round its values."""
 
     @property
@@ -74,7 +74,7 @@ class Prepared(Protocol):
         ...
 
 
-class Restated(Protocol):
+class RestatedOps(Protocol):
     """Ops that were stated otherwise."""
 
     @property
@@ -88,7 +88,7 @@ class Restated(Protocol):
         ...
 
 
-class Applied(Protocol):
+class AppliedModel(Protocol):
     """The native model that a plan gives, and the edits that made it."""
 
     @property
@@ -107,7 +107,7 @@ class Applied(Protocol):
         ...
 
     @property
-    def restated(self) -> Sequence[Restated]:
+    def restated(self) -> Sequence[RestatedOps]:
         """Low ops that are stated as the plan's engine knows them."""
         ...
 
@@ -128,7 +128,7 @@ class EngineBuilt:
     """
 
     plan: Plan
-    applied: Applied
+    applied: AppliedModel
     size_bytes: int
     loaded: Session | None = field(default=None, repr=False)
 
@@ -155,7 +155,7 @@ class NativeSource(SourceModel, Protocol):
         """What an engine loads for the fp32 model."""
         ...
 
-    def prepare(self, policy: Policy) -> Prepared:
+    def prepare(self, policy: Policy) -> PreparedModel:
         """The model as ``policy`` plans it; that of the last policy is kept."""
         ...
 
@@ -181,7 +181,7 @@ class NativeSource(SourceModel, Protocol):
         """Raise UsageError unless the model, converted, may be written there."""
         ...
 
-    def consume(self, prepared: Prepared, plan: Plan) -> EngineBuilt:
+    def consume(self, prepared: PreparedModel, plan: Plan) -> EngineBuilt:
         """As ``build``; what nobody needs any more of ``prepared`` may become the result."""
         ...
 

@@ -16,14 +16,14 @@ from finecast.pipeline.observing import SHOWN_BYTES, input_facts, packed
 from finecast.planning.sensitivity import Probe
 from finecast.planning.switches import SWITCH, Switch
 from finecast.rules.facts import ValueFacts, merge
-from finecast.subjects.engine.native import Prepared
+from finecast.subjects.engine.native import PreparedModel
 
 # What a value is taken to have until one of unknown size was seen.
 _GUESSED_BYTES: Final = 4 << 20
 
 
 def observe(
-    prepared: Prepared,
+    prepared: PreparedModel,
     batches: Callable[[], Iterable[Feeds]],
     *,
     on_step: Callable[[int, int], None] | None = None,
@@ -55,7 +55,7 @@ def observe(
 
 
 def _show_first(
-    prepared: Prepared, ids: Mapping[str, int], feeds: Feeds
+    prepared: PreparedModel, ids: Mapping[str, int], feeds: Feeds
 ) -> dict[int, ValueFacts]:
     """Facts of all values on the first batch, as many at once as are known to fit.
 
@@ -78,7 +78,7 @@ def _show_first(
 
 
 def _show(
-    prepared: Prepared, ids: Mapping[str, int], group: list[str], batches: Iterable[Feeds]
+    prepared: PreparedModel, ids: Mapping[str, int], group: list[str], batches: Iterable[Feeds]
 ) -> dict[int, ValueFacts]:
     """Facts of the values called ``group`` over ``batches``."""
     session = exact_session(prepared.with_outputs(group), optimizing=False)
@@ -90,7 +90,7 @@ def _show(
 
 
 def switched_probe(
-    prepared: Prepared, switches: Sequence[Switch], feeds: Sequence[Feeds]
+    prepared: PreparedModel, switches: Sequence[Switch], feeds: Sequence[Feeds]
 ) -> Probe:
     """A function from a switch to the outputs on ``feeds``: one session serves every plan."""
     session = exact_session(prepared.with_switches(switches))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import NoReturn
 
 from finecast import rules
 from finecast.engines import EMULATOR
@@ -26,11 +27,11 @@ from finecast.rules.facts import ValueFacts
 from finecast.rules.override import active, check_overrides
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.casting import measure_casts
-from finecast.subjects.engine.native import NativeSource, Prepared
+from finecast.subjects.engine.native import NativeSource, PreparedModel
 
 
 def make_planner(
-    prepared: Prepared,
+    prepared: PreparedModel,
     policy: Policy,
     engine: Engine,
     *,
@@ -69,7 +70,7 @@ def make_planner(
     )
 
 
-def check_stated(policy: Policy, engine: Engine, prepared: Prepared) -> None:
+def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> None:
     """Raise UsageError for a format that the engine lacks, or such a model cannot state."""
     for fmt in policy.formats:
         if fmt is Format.TF32 and engine.name != EMULATOR:
@@ -77,6 +78,8 @@ def check_stated(policy: Policy, engine: Engine, prepared: Prepared) -> None:
                 f"no engine here computes in {fmt.label}",
                 fix="name the device with --target (target=...), or use bf16 or fp16",
             )
+        if fmt not in prepared.states:
+            _refuse(fmt, prepared)
         if fmt.scaled and engine.name != EMULATOR and not probe_one(engine, fmt).runs:
             raise UsageError(
                 speed_of(engine, fmt).text,
@@ -84,11 +87,19 @@ def check_stated(policy: Policy, engine: Engine, prepared: Prepared) -> None:
                 fix=f"use bf16 or fp16, or {' or '.join(sorted(INTEGER_ENGINES))} on a CPU"
                 " with integer products (VNNI)",
             )
-        if fmt not in prepared.states:
-            raise UsageError(
-                f"{prepared.library} has no type {fmt.label}: a model cannot state it",
-                fix="use bf16 or fp16",
-            )
+
+
+def _refuse(fmt: Format, prepared: PreparedModel) -> NoReturn:
+    if fmt.scaled:
+        raise UsageError(
+            f"{fmt.label} is planned for ONNX models, and this is one of {prepared.library}",
+            where=f"--auto-cast-type {fmt.label}",
+            fix="use bf16 or fp16, or give the model as ONNX",
+        )
+    raise UsageError(
+        f"{prepared.library} has no type {fmt.label}: a model cannot state it",
+        fix="use bf16 or fp16",
+    )
 
 
 def profile_ends(

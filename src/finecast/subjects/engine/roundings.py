@@ -16,7 +16,7 @@ from finecast.planning.problem import Analysis
 from finecast.planning.sensitivity import Sensitivity
 from finecast.planning.units import Units
 from finecast.progress import Progress
-from finecast.subjects.engine.native import Prepared
+from finecast.subjects.engine.native import PreparedModel
 from finecast.subjects.engine.observing import switched_probe
 
 __all__ = ["Points", "analysis_of", "find_units", "free", "points_of", "probe_sensitivity"]
@@ -24,7 +24,7 @@ __all__ = ["Points", "analysis_of", "find_units", "free", "points_of", "probe_se
 
 def probe_sensitivity(
     planner: Planner,
-    prepared: Prepared,
+    prepared: PreparedModel,
     points: Points,
     feeds: Sequence[Feeds],
     progress: Progress,
@@ -35,7 +35,7 @@ def probe_sensitivity(
 
 
 def analysis_of(
-    prepared: Prepared,
+    prepared: PreparedModel,
     planner: Planner,
     units: Units,
     points: Points,

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from finecast.engines.base import Feeds, TensorSpec
 from finecast.graph import Graph, Value
-from finecast.subjects.engine.native import Prepared
+from finecast.subjects.engine.native import PreparedModel
 from finecast.subjects.engine.observing import observe
 
 
 def shapes_for(
-    prepared: Prepared, inputs: Sequence[TensorSpec], feeds: Feeds
+    prepared: PreparedModel, inputs: Sequence[TensorSpec], feeds: Feeds
 ) -> dict[int, tuple[int, ...]]:
     """Shapes of float values by id: those stated, else inferred, else those of a run.
 

@@ -26,7 +26,7 @@ from finecast.rules.facts import ValueFacts, first_nonfinite
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.engine.hint import HintedModel, hinted_models
 from finecast.subjects.engine.integers import check_on_integers, narrowed
-from finecast.subjects.engine.native import EngineBuilt, NativeSource, Prepared
+from finecast.subjects.engine.native import EngineBuilt, NativeSource, PreparedModel
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import (
     check_stated,
@@ -75,7 +75,7 @@ class EngineSubject:
         return first_nonfinite(prepared.graph, facts) or ""
 
     @property
-    def _plain(self) -> Prepared:
+    def _plain(self) -> PreparedModel:
         """The model as it is."""
         return self.model.prepare(Policy(scope=Scope.NONE))
 
@@ -146,7 +146,7 @@ class EngineExamined:
     """A model whose values were observed, and its planner."""
 
     subject: EngineSubject
-    prepared: Prepared
+    prepared: PreparedModel
     facts: Mapping[int, ValueFacts]
     planner: Planner
     workload: Workload

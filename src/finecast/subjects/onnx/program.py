@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from finecast.devices.emulation import Emulation
@@ -19,19 +19,12 @@ from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Prepared
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
-from finecast.ops.patterns import activation_kernels, bias_kernels, merged, norm_kernels
 from finecast.pipeline.program import Asked
-from finecast.planning.cost import RooflineCost
 from finecast.planning.plan import Plan
-from finecast.planning.planner import Planner
-from finecast.planning.points import rounding_points
-from finecast.planning.problem import Analysis
-from finecast.planning.units import make_units
 from finecast.rules.facts import ValueFacts, facts_in
 from finecast.rules.policy import Scope
 from finecast.subjects.engine.observing import observe
-from finecast.subjects.engine.planning import make_planner
-from finecast.subjects.engine.roundings import analysis_of, probe_sensitivity
+from finecast.subjects.engine.on_device import OnDevice
 from finecast.subjects.onnx.source import OnnxSource
 
 
@@ -85,47 +78,14 @@ class OnnxProgram:
         assert isinstance(session, EmulatorSession)
         return session
 
-    def examine(self, asked: Asked) -> OnnxOnDevice:
+    def examine(self, asked: Asked) -> OnDevice:
         """The rules judge the model that the device's compiler is handed."""
-        engine = EmulatorEngine(emulation=replace(asked.emulation, scope=Scope.NONE))
         prepared = self.source.prepare(asked.policy)
-        facts = facts_in(prepared.graph, asked.facts, self.graph)
-        planner = make_planner(
-            prepared,
-            asked.policy,
-            engine,
-            facts=facts,
-            user_rules=asked.user_rules,
-            measured=asked.measured,
-        )
-        return OnnxOnDevice(planner=planner, prepared=prepared, facts=facts, asked=asked)
+        return OnDevice.of(prepared, asked, facts_in(prepared.graph, asked.facts, self.graph))
 
     def casts(self, plan: Plan) -> int:
         """The casts in the plan's model."""
         return self.source.build(plan).casts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OnnxOnDevice:
-    """An ONNX model examined for a device."""
-
-    planner: Planner
-    prepared: Prepared
-    facts: Mapping[int, ValueFacts]
-    asked: Asked
-
-    def analysis(self) -> Analysis:
-        """Times by the roofline, errors by probing."""
-        asked, graph, low = self.asked, self.planner.graph, self.planner.policy.formats
-        kernels = merged(bias_kernels(graph) + activation_kernels(graph) + norm_kernels(graph))
-        units = make_units(graph, self.planner.permissions, low, kernels)
-        points = dict.fromkeys(low, rounding_points(graph, units, kernels))
-        errors = probe_sensitivity(
-            self.planner, self.prepared, points, asked.feeds, asked.progress
-        )
-        shapes = {i: f.shape for i, f in self.facts.items()}
-        cost = RooflineCost(target=asked.emulation.target, shapes=shapes)
-        return analysis_of(self.prepared, self.planner, units, points, errors, cost)
 
 
 def _op_of(step: str) -> str:

@@ -18,8 +18,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy, Scope
 from finecast.rules.quantized import quantized_notes
-from finecast.subjects.engine import native as engine
-from finecast.subjects.engine.native import EngineBuilt
+from finecast.subjects.engine.native import EngineBuilt, PreparedModel
 from finecast.subjects.onnx.artefact import check_output, input_shapes, write
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ class OnnxSource:
         """Raise UsageError unless the model, converted, may be written there."""
         check_output(self.file, output)
 
-    def consume(self, prepared: engine.Prepared, plan: Plan) -> EngineBuilt:
+    def consume(self, prepared: PreparedModel, plan: Plan) -> EngineBuilt:
         """As ``build``; the prepared model may become the result."""
         assert isinstance(prepared, Prepared)
         self._prepared = None

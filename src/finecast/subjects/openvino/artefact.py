@@ -11,12 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from finecast.engines.base import Array, Engine
+from finecast.engines import EMULATOR
+from finecast.engines.base import Array, Engine, Session
+from finecast.engines.emulator import EmulatorEngine
+from finecast.engines.emulator.openvino_session import plan_session
 from finecast.engines.loading import exact_session
 from finecast.errors import EngineError, UsageError, naming
 from finecast.files import check_writable
 from finecast.frontends import openvino as frontend
-from finecast.frontends.openvino import Applied, OvFile
+from finecast.frontends.openvino import OvApplied, OvFile
 from finecast.frontends.openvino.model import WEIGHTS_SUFFIX
 from finecast.pipeline.artefact import Destination, Verified, compared
 from finecast.pipeline.sources import FeedMaker
@@ -28,7 +31,7 @@ from finecast.subjects.engine.publishing import publish, reference_run, sizes_of
 def write(
     file: OvFile,
     plan: Plan,
-    applied: Applied,
+    applied: OvApplied,
     output: Destination,
     engines: Sequence[Engine],
     feeds: FeedMaker,
@@ -69,7 +72,7 @@ def check_output(output: Destination) -> None:
 def _verified(
     file: OvFile,
     plan: Plan,
-    applied: Applied,
+    applied: OvApplied,
     path: Path,
     engines: Sequence[Engine],
     feeds: FeedMaker,
@@ -94,18 +97,26 @@ def _verified(
 def _verified_in(
     file: OvFile,
     plan: Plan,
-    applied: Applied,
+    applied: OvApplied,
     path: Path,
     engine: Engine,
     feeds: FeedMaker,
 ) -> Verified:
-    reference = engine.load(file.model)
+    emulated = isinstance(engine, EmulatorEngine)
+    name = f"{EMULATOR}:{engine.device}" if emulated else engine.name
+    # A device may have no fp32 products of its own: its emulator is held against fp32.
+    reference = exact_session(file.model) if emulated else engine.load(file.model)
     given, wanted, note = reference_run(reference, feeds, applied.graph)
     sizes = {} if given is None else sizes_of(reference, given)
     del reference  # one large model at a time
-    session = engine.load(path)
+    session: Session
+    if isinstance(engine, EmulatorEngine):
+        exact_session(path)  # it loads, whatever the device gives
+        session = plan_session(file.model, applied.graph, plan, engine.emulation)
+    else:
+        session = engine.load(path)
     if given is None or note:
-        return Verified(engine=engine.name, note=note)
+        return Verified(engine=name, note=note)
     got = session.run(feeds_for(session, given))
     del session
 
@@ -122,10 +133,10 @@ def _verified_in(
             formats={ids[n]: f for n, f in plan.formats.items()},
             feeds=given,
             exact=lambda nudged: exact_session(file.model).run(nudged),
-            emulated=elsewhere,
+            emulated=None if emulated else elsewhere,
         ),
         got,
         wanted,
     )
-    found = compared(engine.name, list(got.values()), list(wanted.values()))
+    found = compared(name, list(got.values()), list(wanted.values()))
     return replace(found, sizes=sizes)

@@ -10,8 +10,9 @@ from typing import Any
 from finecast.devices.emulation import Emulation
 from finecast.engines import get_engine
 from finecast.engines.base import Engine, Session
+from finecast.engines.emulator import EmulatorEngine
 from finecast.engines.loading import exact_session
-from finecast.errors import ModelError, UsageError
+from finecast.errors import UsageError
 from finecast.frontends import openvino as frontend
 from finecast.frontends.openvino import OvFile
 from finecast.graph import Graph
@@ -32,6 +33,7 @@ from finecast.subjects.engine.conversion import Converter
 from finecast.subjects.engine.judging import batches_of, counted, judged
 from finecast.subjects.engine.native import EngineBuilt
 from finecast.subjects.engine.subject import EngineSubject
+from finecast.subjects.openvino.program import OvProgram
 from finecast.subjects.openvino.source import OvSource
 
 _ENGINE = "openvino"
@@ -80,12 +82,18 @@ class OvModel(OvSource):
         return exact_session(self.file.model)
 
     def program(self, emulation: Emulation) -> Program:
-        """Not emulated."""
-        raise ModelError("OpenVINO models are not emulated", where=self.name, fix="TODO")
+        """The model as it is, rounded by arithmetic."""
+        return OvProgram(source=self, emulation=emulation)
 
     def subject(self, engine: str | None, device: Emulation | None) -> Subject:
         """In OpenVINO; or on ``device``."""
         if device is not None:
+            if engine is not None:
+                raise UsageError(
+                    f"--engine {engine} with --target {device.target.name}: a device that is"
+                    " not here runs in its emulator",
+                    fix="keep one of them",
+                )
             return EmulatedSubject(model=self, emulation=device)
         chosen = _engine(engine)
         return EngineSubject(model=self, engine=chosen, reference=chosen.load(self.file.model))
@@ -110,7 +118,7 @@ class OvModel(OvSource):
         return Converter(
             source=self,
             output=output,
-            engines=[_engine(options.engine)],
+            engines=[_judge(options)],
             feeds=feeds,
             verify=options.verify,
         )
@@ -120,7 +128,12 @@ class OvModel(OvSource):
     ) -> tuple[int, Verified]:
         """Verified on the feeds that were timed."""
         assert isinstance(outcome.built, EngineBuilt)
-        engine = subject.engine if isinstance(subject, EngineSubject) else _engine(None)
+        engine: Engine
+        if isinstance(subject, EngineSubject):
+            engine = subject.engine
+        else:
+            assert isinstance(subject, EmulatedSubject)
+            engine = EmulatorEngine(emulation=subject.emulation)
         feeds = FeedMaker(batches=workload.timing())
         return self.store(outcome.built, output, [engine], feeds)
 
@@ -134,7 +147,7 @@ class OvModel(OvSource):
 
     def judge(self, policy: Policy, options: RunOptions) -> tuple[Graph, Plan]:
         """With data the rules see the ranges that values have, as ``convert`` does."""
-        engine = _engine(options.engine)
+        engine = _judge(options)
         return judged(self, engine, policy, options, batches_of(self, options))
 
     def graph_for(self, plan: Plan) -> Graph:
@@ -142,6 +155,15 @@ class OvModel(OvSource):
         graph = frontend.apply(self.file, plan).graph
         plan.check_complete(graph, where=self.file.name)
         return graph
+
+
+def _judge(options: RunOptions) -> Engine:
+    """What says which kernels there are, and verifies: OpenVINO, or the device's emulator."""
+    if options.device is None:
+        return _engine(options.engine)
+    if options.engine is not None:
+        _engine(options.engine)
+    return EmulatorEngine(emulation=options.device)
 
 
 def _engine(spec: str | None) -> Engine:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from finecast.engines.base import Engine
 from finecast.frontends import openvino as frontend
-from finecast.frontends.openvino import Applied, OvFile, Prepared
+from finecast.frontends.openvino import OvApplied, OvFile, OvPrepared
 from finecast.graph import Dim, Graph
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.conversion import kept_types
@@ -16,8 +16,7 @@ from finecast.pipeline.sources import FeedMaker
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects.engine import native
-from finecast.subjects.engine.native import EngineBuilt
+from finecast.subjects.engine.native import EngineBuilt, PreparedModel
 from finecast.subjects.openvino.artefact import check_output, write
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ class OvSource:
     """A model as it was read, with its graph as the last policy had it prepared."""
 
     file: OvFile
-    _prepared: tuple[Policy, Prepared] | None = field(default=None, init=False)
+    _prepared: tuple[Policy, OvPrepared] | None = field(default=None, init=False)
 
     @property
     def model(self) -> openvino.Model:
@@ -66,7 +65,7 @@ class OvSource:
         """Declared shapes of the inputs."""
         return frontend.input_shapes(self.file.model)
 
-    def prepare(self, policy: Policy) -> Prepared:
+    def prepare(self, policy: Policy) -> OvPrepared:
         """The model as ``policy`` plans it; that of the last policy is kept."""
         if self._prepared is None or self._prepared[0] != policy:
             self._prepared = (policy, frontend.prepare(self.file, policy))
@@ -82,7 +81,7 @@ class OvSource:
         size = frontend.size_bytes(applied.model)
         return EngineBuilt(plan=plan, applied=applied, size_bytes=size)
 
-    def consume(self, prepared: native.Prepared, plan: Plan) -> EngineBuilt:
+    def consume(self, prepared: PreparedModel, plan: Plan) -> EngineBuilt:
         """As ``build``: a graph holds no copy of the model."""
         del prepared
         return self.build(plan)
@@ -121,7 +120,7 @@ class OvSource:
         feeds: FeedMaker,
     ) -> tuple[int, Verified]:
         """Both files of IR, once the model was loaded and run."""
-        assert isinstance(built.applied, Applied)
+        assert isinstance(built.applied, OvApplied)
         return write(self.file, built.plan, built.applied, output, engines, feeds)
 
     def handed(self, built: EngineBuilt) -> Any:

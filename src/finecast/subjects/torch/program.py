@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 
 from finecast import rules
 from finecast.devices.emulation import Emulation
-from finecast.devices.setting import Setting, setting_of_plan
+from finecast.devices.setting import Setting, setting_of_formats
 from finecast.engines.base import Feeds
 from finecast.engines.emulator import EmulatorEngine
 from finecast.engines.emulator.torch_program import (
@@ -85,19 +85,9 @@ class TorchProgram:
     def plan_session(self, plan: Plan, emulation: Emulation) -> TorchEmulatorSession:
         """The plan's casts, each op in the format that it has there."""
         low = {i: f for i, f in self.formats(plan).items() if f is not Format.FP32}
-        setting = Setting(relayout=emulation.relayout is not None)
-        for fmt in set(low.values()):
-            one = setting_of_plan(
-                low,
-                replace(emulation, format=fmt),
-                fp32_parameters=self.prepared.fp32_parameters,
-            )
-            setting = replace(
-                setting,
-                reads=setting.reads | one.reads,
-                parameters=setting.parameters | one.parameters,
-                writes=setting.writes | one.writes,
-            )
+        setting = setting_of_formats(
+            low, emulation, fp32_parameters=self.prepared.fp32_parameters
+        )
         return TorchEmulatorSession(self.prepared, emulation, setting, formats=low)
 
     def examine(self, asked: Asked) -> TorchOnDevice:

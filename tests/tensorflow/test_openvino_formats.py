@@ -1,0 +1,68 @@
+"""What TensorFlow and Keras save, read by OpenVINO's frontend and written as IR."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import finecast
+from finecast.errors import ModelError
+from finecast.numbers.formats import Format
+
+tf: Any = pytest.importorskip("tensorflow")
+keras: Any = pytest.importorskip("keras")
+
+
+@pytest.fixture(scope="module")
+def net() -> Any:
+    keras.utils.set_random_seed(0)
+    image = keras.Input((8, 8, 1), name="image")
+    x = keras.layers.Conv2D(8, 3, activation="relu")(image)
+    x = keras.layers.BatchNormalization()(x)
+    x = keras.layers.Flatten()(x)
+    return keras.Model(image, keras.layers.Dense(10)(x))
+
+
+X = np.random.default_rng(0).normal(size=(4, 8, 8, 1)).astype(np.float32)
+
+
+def saved(net: Any, kind: str, folder: Path) -> Path:
+    """The net in one of the forms that TensorFlow's world keeps models in."""
+    if kind == "SavedModel":
+        net.export(folder / "saved", verbose=False)
+        return folder / "saved"
+    if kind == ".keras":
+        net.save(folder / "net.keras")
+        return folder / "net.keras"
+    net.export(folder / "saved", verbose=False)
+    content = tf.lite.TFLiteConverter.from_saved_model(str(folder / "saved")).convert()
+    (folder / "net.tflite").write_bytes(content)
+    return folder / "net.tflite"
+
+
+@pytest.mark.parametrize("kind", ["SavedModel", ".keras", ".tflite"])
+def test_models_are_converted_from_what_they_are_saved_as(
+    net: Any, kind: str, tmp_path: Path
+) -> None:
+    path, low = saved(net, kind, tmp_path), tmp_path / "low.xml"
+    done = finecast.convert(path, low, "all:bf16")
+    assert set(done.plan.formats.values()) == {Format.BF16}
+    opened = finecast.load(low).reference()
+    (port,) = opened.inputs
+    (got,) = opened.run({port.name: X}).values()
+    wanted = np.asarray(net(X))
+    assert np.linalg.norm(got - wanted) < 0.02 * np.linalg.norm(wanted)
+
+
+def test_text_is_told_from_numbers(tmp_path: Path) -> None:
+    class Words(tf.Module):  # type: ignore[misc]
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="text")])
+        def __call__(self, text: Any) -> Any:
+            return tf.strings.length(text)
+
+    tf.saved_model.save(Words(), str(tmp_path / "words"))
+    with pytest.raises(ModelError, match=r"SavedModel|text"):
+        finecast.inspect(tmp_path / "words")
