@@ -50,7 +50,7 @@ def test_ops_ports_and_constants_are_read() -> None:
     }  # fmt: skip
     assert [v.name for v in graph.inputs] == ["x"]
     assert [v.name for v in graph.outputs] == ["probabilities"]
-    assert graph.inputs[0].shape == (None, WIDTH)
+    assert graph.inputs[0].shape == ("x.0", WIDTH)
     assert sum(v.constant.size for v in graph.values if v.constant) == 2 * WIDTH**2 + WIDTH
     assert all(n.admits == {Format.FP32, Format.BF16, Format.FP16} for n in graph.nodes)
     assert graph.find("first").attributes["transA"] == 0

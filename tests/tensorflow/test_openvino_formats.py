@@ -64,5 +64,5 @@ def test_text_is_told_from_numbers(tmp_path: Path) -> None:
             return tf.strings.length(text)
 
     tf.saved_model.save(Words(), str(tmp_path / "words"))
-    with pytest.raises(ModelError, match="SavedModel|text"):
+    with pytest.raises(ModelError, match=r"SavedModel|text"):
         finecast.inspect(tmp_path / "words")

@@ -245,8 +245,12 @@ def _name(port: openvino.Output) -> str:
 
 
 def shape_of(port: openvino.Output) -> tuple[Dim, ...] | None:
-    """The declared shape; a free dimension has no name."""
-    partial_shape = port.get_partial_shape()
-    if partial_shape.rank.is_dynamic:
+    """The declared shape; a free dimension of an input is called ``INPUT.AXIS``."""
+    sizes = port.get_partial_shape()
+    if sizes.rank.is_dynamic:
         return None
-    return tuple(d.get_length() if d.is_static else None for d in partial_shape)
+    given = port.get_node().get_type_name() == "Parameter"
+    names = (f"{port_name(port)}.{axis}" if given else None for axis in range(len(sizes)))
+    return tuple(
+        d.get_length() if d.is_static else n for d, n in zip(sizes, names, strict=True)
+    )
