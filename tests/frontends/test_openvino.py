@@ -313,6 +313,24 @@ def test_bodies_keep_their_types_and_it_is_said(tmp_path: Path) -> None:
     assert any("bodies of" in line and "keep their types" in line for line in done.warnings)
 
 
+def test_every_call_of_a_model_with_memory_is_a_first_one() -> None:
+    x = op.parameter([1, WIDTH], np.float32, name="x")
+    before = op.read_value(op.constant(np.zeros((1, WIDTH), np.float32)), "memory")
+    total = op.add(x, before)
+    kept = op.assign(total, "memory")
+    product = op.matmul(total, op.constant(np.eye(WIDTH, dtype=np.float32)), False, False)
+    make: Any = openvino.Model
+    model = make([op.result(product)], [kept], [x], "net")
+    done = finecast.convert(model, None, "all:bf16")
+    assert done.plan.counts == {"bf16": 2}
+    session = finecast.load(done.model).reference()
+    feeds = {"x": np.ones((1, WIDTH), np.float32)}
+    (first,), (second,) = (session.run(feeds).values() for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    (written,) = done.model.get_sinks()
+    assert written.get_input_element_type(0) == openvino.Type.f32
+
+
 def test_int8_says_where_it_is_planned(tmp_path: Path) -> None:
     path = tmp_path / "model.xml"
     openvino.save_model(chain(), path, compress_to_fp16=False)
