@@ -278,8 +278,10 @@ def test_inputs_can_be_declared_low(tmp_path: Path) -> None:
     assert [p.get_element_type() for p in found.outputs] == [openvino.Type.bf16]
 
 
-def test_an_ov_model_in_memory() -> None:
+def test_an_ov_model_in_memory(tmp_path: Path) -> None:
     model = chain()
+    written = finecast.convert(model, tmp_path / "low.xml", "all:bf16")
+    assert written.size_bytes[1] == sum(p.stat().st_size for p in tmp_path.iterdir())
     done = finecast.convert(model, None, "all:bf16")
     assert isinstance(done.model, openvino.Model)
     assert done.verified.relative_error is not None
