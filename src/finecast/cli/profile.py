@@ -65,7 +65,10 @@ class Rounds:
 
 
 def run(
-    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="ONNX files.")],
+    models: Annotated[
+        list[Path],
+        typer.Argument(metavar="MODEL...", help="ONNX files, or what OpenVINO reads."),
+    ],
     data: Data,
     feeds: RandomFeeds,
     rounds: Rounds,
