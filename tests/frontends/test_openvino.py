@@ -12,6 +12,8 @@ import pytest
 from openvino import opset13 as op
 
 import finecast
+import finecast.api
+from finecast.cli.explain import _verdicts  # pyright: ignore[reportPrivateUsage]
 from finecast.data.deviation import expected
 from finecast.engines import get_engine
 from finecast.errors import EngineError, ModelError, UsageError
@@ -313,6 +315,10 @@ def test_bodies_keep_their_types_and_it_is_said(tmp_path: Path) -> None:
     done = finecast.convert(path, tmp_path / "low.xml", "all:bf16")
     assert set(done.plan.formats.values()) == {Format.BF16}
     assert any("bodies of" in line and "keep their types" in line for line in done.warnings)
+    graph, _ = finecast.api.judge(path, Policy.parse("all:bf16"))
+    (node,) = (n for n in graph.nodes if n.op == "loop")
+    (row,) = _verdicts(node, None)
+    assert "bodies are not opened" in row[2]
 
 
 def test_every_call_of_a_model_with_memory_is_a_first_one() -> None:

@@ -51,7 +51,7 @@ class OvFile:
         model: The model; its ops have names of their own.
         digest: Of all its files.
         size_bytes: Of all its files.
-        external: Files beside ``path`` that hold its constants.
+        external: Its files other than ``path``: constants beside it, or what is in the folder.
     """
 
     path: Path
@@ -107,7 +107,7 @@ def load(path: Path) -> OvFile:
         model=model,
         digest=digest(*parts),
         size_bytes=sum(p.stat().st_size for p in parts),
-        external=tuple(p for p in parts if p != path and path.is_file()),
+        external=tuple(p for p in parts if p != path),
     )
 
 

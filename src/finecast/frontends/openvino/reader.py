@@ -12,7 +12,7 @@ from finecast import ops
 from finecast.frontends.openvino.definitions import OpTypes
 from finecast.frontends.openvino.types import label_of, numbers_of
 from finecast.frontends.scopes import scope_of
-from finecast.graph import SCALARS, Attribute, ConstantStats, Dim, Graph, Node, Value
+from finecast.graph import CLOSED, SCALARS, Attribute, ConstantStats, Dim, Graph, Node, Value
 from finecast.ops import OpKind
 
 if TYPE_CHECKING:
@@ -220,6 +220,8 @@ def _compressed(op: openvino.Node) -> openvino.Node | None:
 
 def _attributes(op: openvino.Node, kind: str) -> Iterator[tuple[str, Attribute]]:
     found: Mapping[str, Any] = op.get_attributes()
+    if inner := bodies(op):
+        yield CLOSED, len(inner)
     scalars = [found[name] for name in _SCALARS.get(kind, ()) if name in found]
     if scalars:
         yield SCALARS, tuple(float(number) for number in scalars)
