@@ -72,7 +72,7 @@ GROUPS: Final[Mapping[str, Group]] = {
         "tests/engines/emulator/test_torch_programs.py",
     ),
     "onnx": Group(
-        modules=("frontends/onnx/*.py", "subjects/onnx/*.py"),
+        modules=("frontends/onnx/*.py", "subjects/onnx/*.py", "subjects/engine/*.py"),
         tests=(
             "tests/frontends",
             "tests/subjects",

@@ -12,6 +12,8 @@ import pytest
 from openvino import opset13 as op
 
 import finecast
+import finecast.api
+from finecast.cli.explain import _verdicts  # pyright: ignore[reportPrivateUsage]
 from finecast.data.deviation import expected
 from finecast.engines import get_engine
 from finecast.errors import EngineError, ModelError, UsageError
@@ -50,7 +52,7 @@ def test_ops_ports_and_constants_are_read() -> None:
     }  # fmt: skip
     assert [v.name for v in graph.inputs] == ["x"]
     assert [v.name for v in graph.outputs] == ["probabilities"]
-    assert graph.inputs[0].shape == (None, WIDTH)
+    assert graph.inputs[0].shape == ("x.0", WIDTH)
     assert sum(v.constant.size for v in graph.values if v.constant) == 2 * WIDTH**2 + WIDTH
     assert all(n.admits == {Format.FP32, Format.BF16, Format.FP16} for n in graph.nodes)
     assert graph.find("first").attributes["transA"] == 0
@@ -281,8 +283,10 @@ def test_inputs_can_be_declared_low(tmp_path: Path) -> None:
     assert [p.get_element_type() for p in found.outputs] == [openvino.Type.bf16]
 
 
-def test_an_ov_model_in_memory() -> None:
+def test_an_ov_model_in_memory(tmp_path: Path) -> None:
     model = chain()
+    written = finecast.convert(model, tmp_path / "low.xml", "all:bf16")
+    assert written.size_bytes[1] == sum(p.stat().st_size for p in tmp_path.iterdir())
     done = finecast.convert(model, None, "all:bf16")
     assert isinstance(done.model, openvino.Model)
     assert done.verified.relative_error is not None
@@ -314,6 +318,28 @@ def test_bodies_keep_their_types_and_it_is_said(tmp_path: Path) -> None:
     done = finecast.convert(path, tmp_path / "low.xml", "all:bf16")
     assert set(done.plan.formats.values()) == {Format.BF16}
     assert any("bodies of" in line and "keep their types" in line for line in done.warnings)
+    graph, _ = finecast.api.judge(path, Policy.parse("all:bf16"))
+    (node,) = (n for n in graph.nodes if n.op == "loop")
+    (row,) = _verdicts(node, None)
+    assert "bodies are not opened" in row[2]
+
+
+def test_every_call_of_a_model_with_memory_is_a_first_one() -> None:
+    x = op.parameter([1, WIDTH], np.float32, name="x")
+    before = op.read_value(op.constant(np.zeros((1, WIDTH), np.float32)), "memory")
+    total = op.add(x, before)
+    kept = op.assign(total, "memory")
+    product = op.matmul(total, op.constant(np.eye(WIDTH, dtype=np.float32)), False, False)
+    make: Any = openvino.Model
+    model = make([op.result(product)], [kept], [x], "net")
+    done = finecast.convert(model, None, "all:bf16")
+    assert done.plan.counts == {"bf16": 2}
+    session = finecast.load(done.model).reference()
+    feeds = {"x": np.ones((1, WIDTH), np.float32)}
+    (first,), (second,) = (session.run(feeds).values() for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    (written,) = done.model.get_sinks()
+    assert written.get_input_element_type(0) == openvino.Type.f32
 
 
 def test_int8_says_where_it_is_planned(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ Each writes the same network in its own form: products by ``weights``, a ReLU be
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,10 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from finecast.graph import Graph
+from finecast.numbers.formats import Format
+from finecast.pipeline.subject import Built
+from finecast.planning.cost import MeasuredCost
 from tests.engines import toy as toy_engine
 
 Weights = Sequence[NDArray[np.float32]]
@@ -132,10 +136,28 @@ def _write_saved_model(path: Path, weights: Weights) -> None:
 
 
 def _same_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What runs is the same engine in every test, and each model takes the same time."""
+    """Each model takes the same time."""
     from finecast.measure import racing
 
     monkeypatch.setattr(racing, "time", toy_engine.Clock())
+
+
+def _half_in_low(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenVINO runs the models; each op takes half the time in bf16, casts hardly any."""
+    from finecast.measure.racing import Race
+    from finecast.subjects.engine import subject
+
+    def cost(graph: Graph, *_: object) -> MeasuredCost:
+        shares = ((Format.FP32, 2e-3), (Format.BF16, 1e-3))
+        times = {fmt: {n.name: s for n in graph.nodes} for fmt, s in shares}
+        return MeasuredCost(times_s=times, cast_overhead_s=1e-6, cast_bandwidth_gb_s=1e3)
+
+    def times(_: object, built: Mapping[str, Built], *__: object) -> Race:
+        low = {name: one.plan.counts.get("bf16", 0) for name, one in built.items()}
+        return Race.stated(1.0, {name: 1.0 - 0.05 * count for name, count in low.items()})
+
+    monkeypatch.setattr(subject, "measured_cost", cost)
+    monkeypatch.setattr(subject.EngineSubject, "times", times)
 
 
 def _op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,8 +180,8 @@ FRONTENDS: Final = (
     Frontend(
         suffix=".xml",
         write=_write_ir,
-        state_times=_same_times,
-        gains=False,
+        state_times=_half_in_low,
+        gains=True,
         needs="openvino",
     ),
     Frontend(

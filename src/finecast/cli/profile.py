@@ -66,7 +66,8 @@ class Rounds:
 
 def run(
     models: Annotated[
-        list[Path], typer.Argument(metavar="MODEL...", help="ONNX files, or SavedModels.")
+        list[Path],
+        typer.Argument(metavar="MODEL...", help="ONNX files, or what OpenVINO reads."),
     ],
     data: Data,
     feeds: RandomFeeds,

@@ -145,6 +145,7 @@ def run(
     respects (--auto-cast none).
 
     MODEL may be a program of torch.export.save, named .pt2; it is timed by torch.compile.
+    It may be what OpenVINO reads, as a SavedModel's folder: what is written is IR, named .xml.
 
     Examples:
       finecast tune model.onnx -o tuned.onnx --data val.npz --metric top1 --tolerance 0.005

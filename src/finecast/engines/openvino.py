@@ -77,6 +77,7 @@ class OpenVinoSession:
         self._outputs = _specs(compiled.outputs, source.outputs)
         self._compiled = compiled
         self._runs = 0
+        self._stateful = bool(self._request.query_state())
 
     @property
     def inputs(self) -> Sequence[TensorSpec]:
@@ -190,6 +191,10 @@ class OpenVinoSession:
             else:
                 tensor = self._tensor(data, shared_memory=data.dtype.kind != "O")
             self._request.set_input_tensor(index, tensor)
+        if (
+            self._stateful
+        ):  # every call is a first one: what it gives depends on its feeds alone
+            self._request.reset_state()
         # share_outputs: the arrays that infer() would copy for its own result are not used
         self._request.infer(share_outputs=True)
         self._runs += 1

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from finecast.engines.base import TensorSpec
 from finecast.engines.source import ModelSource, ModelStep
-from finecast.frontends.openvino.reader import bodies, port_name
+from finecast.frontends.openvino.reader import bodies, port_name, shape_of
 from finecast.frontends.openvino.types import label_of
 
 if TYPE_CHECKING:
@@ -32,15 +32,8 @@ def op_names(model: openvino.Model) -> dict[str, tuple[str, ...]]:
 
 
 def _spec(port: openvino.Output) -> TensorSpec:
-    shape = port.get_partial_shape()
-    dims = None if shape.rank.is_dynamic else tuple(_extent(d) for d in shape)
-    return TensorSpec(
-        name=port_name(port), dtype=label_of(port.get_element_type()), shape=dims
-    )
-
-
-def _extent(dim: openvino.Dimension) -> int | None:
-    return dim.get_length() if dim.is_static else None
+    label = label_of(port.get_element_type())
+    return TensorSpec(name=port_name(port), dtype=label, shape=shape_of(port))
 
 
 def _step(op: openvino.Node) -> ModelStep:

@@ -23,7 +23,8 @@ POLICY_KEY: Final = ("finecast", "policy")
 _IR_SUFFIX: Final = ".xml"
 WEIGHTS_SUFFIX: Final = ".bin"
 KERAS_SUFFIX: Final = ".keras"
-SAVED_MODEL: Final = "saved_model.pb"
+_IN_MEMORY: Final = Path("<openvino.Model>.xml")
+"""What messages call a model that came from no file."""
 
 # What a file of each kind is called, and what to do where OpenVINO cannot read it.
 _KINDS: Final = {
@@ -47,11 +48,11 @@ class OvFile:
     """A model as it was read: ``model`` is never changed.
 
     Attributes:
-        path: Its file or folder; one of no name for a model in memory.
+        path: Its file or folder; of a model in memory a name that no file has.
         model: The model; its ops have names of their own.
         digest: Of all its files.
         size_bytes: Of all its files.
-        external: Files beside ``path`` that hold its constants.
+        external: Its files other than ``path``: constants beside it, or what is in the folder.
     """
 
     path: Path
@@ -107,7 +108,7 @@ def load(path: Path) -> OvFile:
         model=model,
         digest=digest(*parts),
         size_bytes=sum(p.stat().st_size for p in parts),
-        external=tuple(p for p in parts if p != path and path.is_file()),
+        external=tuple(p for p in parts if p != path),
     )
 
 
@@ -120,7 +121,7 @@ def from_model(model: openvino.Model) -> OvFile:
         save(copy, path)
         parts = _parts(path)
         found, size = digest(*parts), sum(p.stat().st_size for p in parts)
-    return OvFile(path=Path(), model=copy, digest=found, size_bytes=size)
+    return OvFile(path=_IN_MEMORY, model=copy, digest=found, size_bytes=size)
 
 
 def save(model: openvino.Model, path: Path) -> int:

@@ -12,7 +12,7 @@ from finecast import ops
 from finecast.frontends.openvino.definitions import OpTypes
 from finecast.frontends.openvino.types import label_of, numbers_of
 from finecast.frontends.scopes import scope_of
-from finecast.graph import SCALARS, Attribute, ConstantStats, Dim, Graph, Node, Value
+from finecast.graph import CLOSED, SCALARS, Attribute, ConstantStats, Dim, Graph, Node, Value
 from finecast.ops import OpKind
 
 if TYPE_CHECKING:
@@ -220,6 +220,8 @@ def _compressed(op: openvino.Node) -> openvino.Node | None:
 
 def _attributes(op: openvino.Node, kind: str) -> Iterator[tuple[str, Attribute]]:
     found: Mapping[str, Any] = op.get_attributes()
+    if inner := bodies(op):
+        yield CLOSED, len(inner)
     scalars = [found[name] for name in _SCALARS.get(kind, ()) if name in found]
     if scalars:
         yield SCALARS, tuple(float(number) for number in scalars)
@@ -245,8 +247,12 @@ def _name(port: openvino.Output) -> str:
 
 
 def shape_of(port: openvino.Output) -> tuple[Dim, ...] | None:
-    """The declared shape; a free dimension has no name."""
-    partial_shape = port.get_partial_shape()
-    if partial_shape.rank.is_dynamic:
+    """The declared shape; a free dimension of an input is called ``INPUT.AXIS``."""
+    sizes = port.get_partial_shape()
+    if sizes.rank.is_dynamic:
         return None
-    return tuple(d.get_length() if d.is_static else None for d in partial_shape)
+    given = port.get_node().get_type_name() == "Parameter"
+    names = (f"{port_name(port)}.{axis}" if given else None for axis in range(len(sizes)))
+    return tuple(
+        d.get_length() if d.is_static else n for d, n in zip(sizes, names, strict=True)
+    )

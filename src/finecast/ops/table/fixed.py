@@ -106,11 +106,15 @@ FIXED: tuple[OpInfo, ...] = (
         flops=FlopRule.ZERO,
     ),
     *family(OpKind.SEQUENCE, Tier.NEVER, row("sequence_map", "SequenceMap")),
+    # Memory of the model's own that lasts from call to call, and has a type of its own.
+    *family(
+        OpKind.CONTROL, Tier.NEVER, row("variable", openvino="ReadValue Assign"), exact=True
+    ),
     # A write into memory that lasts, which keeps its type.
     *family(
         OpKind.MOVEMENT,
         Tier.NEVER,
-        row("assign", "", "copy_ _foreach_copy_", openvino="Assign ReadValue"),
+        row("assign", "", "copy_ _foreach_copy_"),
         exact=True,
     ),
     # Boxes and anchors are coordinates, decoded by ops that have no other than fp32 kernels.

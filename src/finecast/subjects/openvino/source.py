@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from finecast.engines.base import Engine
 from finecast.frontends import openvino as frontend
 from finecast.frontends.openvino import OvApplied, OvFile, OvPrepared
-from finecast.graph import Dim, Graph
+from finecast.graph import CLOSED, Dim, Graph
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.conversion import kept_types
 from finecast.pipeline.sources import FeedMaker
@@ -95,7 +95,7 @@ class OvSource:
         found = [
             f"{text}: convert the model in fp32" for text in kept_types(graph, policy).values()
         ]
-        closed = [n.name for n in graph.nodes if n.op in ("if", "loop")]
+        closed = [n.name for n in graph.nodes if CLOSED in n.attributes]
         if closed and policy.scope is not Scope.NONE:
             more = f" and {len(closed) - 1} more" if len(closed) > 1 else ""
             found.append(f"ops in the bodies of {closed[0]}{more} keep their types")
