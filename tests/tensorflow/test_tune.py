@@ -17,6 +17,8 @@ from finecast.numbers.formats import Format
 from finecast.pipeline.subject import Built
 from finecast.planning.plan import Plan
 from finecast.subjects.tensorflow import subject as subjects
+from finecast.subjects.tensorflow.hint import lowered_models
+from finecast.subjects.tensorflow.planning import make_planner
 from tests.tensorflow.models import served, tf, types_of
 
 # numpy 2 says so of TensorFlow 2.21's own tensors.
@@ -30,7 +32,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from sklearn.datasets import load_digits
 
     folder = tmp_path_factory.mktemp("digits")
-    found = load_digits()
+    found: Any = load_digits()
     images, labels = (found.images[..., None] / 16).astype(np.float32), found.target
     tf.keras.utils.set_random_seed(0)
     net = tf.keras.Sequential(
@@ -106,6 +108,25 @@ def test_what_is_measured_here_never_gives_a_worse_model(digits: Path, tmp_path:
     assert outcome.improved == (tmp_path / "tuned").exists()
     assert outcome.tuned.metric >= outcome.baseline.metric * 0.99
     assert outcome.tuned.latency_s <= outcome.baseline.latency_s
+
+
+@pytest.mark.usefixtures("bf16_pays")
+def test_grapplers_own_choice_stands_beside_the_result(digits: Path) -> None:
+    """Where this CPU has what it asks for, products are what it lowers first."""
+    opened: Any = finecast.load(digits / "model")
+    with np.load(digits / "data.npz") as arrays:
+        feeds = {"image": arrays["image"][:8]}
+    engine = subjects.TensorFlowEngine()
+    policy = finecast.Policy.parse("auto:bf16")
+    planner = make_planner(opened.captured, policy, engine, measured=True)
+    found = list(lowered_models(opened.model, 0, engine, planner, feeds))
+    products = {"conv", "matmul"}
+    lowered = {d.format for one in found for d in one.plan.decisions if d.op in products}
+    assert lowered == ({Format.BF16} if found else set())
+    outcome = finecast.tune(
+        digits / "model", data=digits / "data.npz", metric="top1", policy=policy
+    )
+    assert [a.name for a in outcome.anchors] == ["the hint alone"] * len(found)
 
 
 def test_inspect_and_explain_read_it(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
