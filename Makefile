@@ -70,7 +70,8 @@ $(TF_VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 test-tensorflow: $(TF_VENV)/.installed
-	$(TF_VENV)/bin/pytest tests/tensorflow tests/subjects/test_conformance.py
+	FINECAST_MXNET=1 $(TF_VENV)/bin/pytest tests/tensorflow tests/subjects/test_conformance.py \
+	  tests/compat/test_mxnet.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -106,5 +107,5 @@ zoo-sample: $(ZOO_VENV)/.installed
 	$(ZOO) --sample --json build/zoo-sample.jsonl
 
 clean:
-	rm -rf $(VENV) $(ZOO_VENV) $(TF_VENV) $(OUT) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(ZOO_VENV) $(TF_VENV) .venv-mxnet $(OUT) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -18,9 +18,10 @@ from finecast.engines.base import Capability, KernelFormats
 from finecast.frontends import onnx as frontend
 from finecast.numbers.formats import Format
 from finecast.pipeline.hint import Hinting
+from finecast.pipeline.hinted_plan import stated
 from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy
-from finecast.subjects.engine.hint import hinted_models, stated
+from finecast.subjects.engine.hint import hinted_models
 from finecast.subjects.engine.planning import make_planner
 from finecast.subjects.engine.subject import EngineSubject
 from finecast.subjects.onnx.source import OnnxSource

@@ -56,8 +56,7 @@ def fit(
         model: An ``nn.Module``, a ModelProto, a Keras model, or the path of an ONNX file, a
             SavedModel, a frozen ``.pb`` or an MXNet ``-symbol.json``.
         conf: The settings.
-        eval_func: Accuracy of a model: an ``nn.Module``, a ModelProto (over 2 GB, a path) or
-            a function on arrays, of TensorFlow's.
+        eval_func: Accuracy of an ``nn.Module``, ModelProto (or path) or TensorFlow function.
         eval_dataloader: Batches ``(inputs, labels)``; with ``eval_metric``.
         eval_metric: ``update(predictions, labels)``, ``result()`` and ``reset()``.
         config: Another name of ``conf``.

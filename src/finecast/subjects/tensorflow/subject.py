@@ -22,6 +22,7 @@ from finecast.planning.proposing import MAX_STEPS
 from finecast.progress import Progress
 from finecast.rules.facts import ValueFacts, first_nonfinite
 from finecast.rules.policy import Policy
+from finecast.subjects.tensorflow.hint import LoweredByGrappler, lowered_models
 from finecast.subjects.tensorflow.observing import observe, switched_probe
 from finecast.subjects.tensorflow.planning import make_planner, measured_cost, profile_ends
 from finecast.subjects.tensorflow.source import (
@@ -33,7 +34,10 @@ from finecast.subjects.tensorflow.source import (
 
 @dataclass(slots=True, kw_only=True)
 class TensorFlowSubject:
-    """A model in ``engine``, where ``reference`` is the fp32 model, loaded."""
+    """A model in ``engine``, where ``reference`` is the fp32 model, loaded.
+
+    ``timed`` are the feeds of the workload that was examined last.
+    """
 
     model: TensorFlowSource
     engine: TensorFlowEngine
@@ -43,6 +47,7 @@ class TensorFlowSubject:
     target: str = ""
     max_steps: int = MAX_STEPS
     formats: tuple[Format, ...] = (Format.BF16,)
+    timed: Sequence[Feeds] = ()
 
     @property
     def runner(self) -> str:
@@ -67,6 +72,7 @@ class TensorFlowSubject:
         self, policy: Policy, user_rules: UserRules, workload: Workload, progress: Progress
     ) -> TensorFlowExamined:
         """Facts by calibration, then the rules."""
+        self.timed = workload.timing()
         facts = observe(
             self.model.captured,
             workload.calibration,
@@ -84,8 +90,23 @@ class TensorFlowSubject:
             subject=self, facts=facts, planner=planner, workload=workload, progress=progress
         )
 
+    def hints(self, planner: Planner) -> Sequence[LoweredByGrappler]:
+        """Under Grappler's automatic mixed precision, what a user would try instead."""
+        if not self.timed:
+            return ()
+        model = self.model
+        try:
+            found = lowered_models(
+                model.model, model.size_bytes, self.engine, planner, self.timed[0]
+            )
+            return tuple(found)
+        except EngineError:
+            return ()
+
     def session(self, built: Built) -> Session:
         """Loaded once."""
+        if isinstance(built, LoweredByGrappler):
+            return built.loaded
         assert isinstance(built, TensorFlowBuilt)
         if built.loaded is None:
             built.loaded = self.engine.open(built.model)
