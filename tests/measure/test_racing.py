@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -142,3 +144,35 @@ def test_settled_is_known_order_or_no_matter(
     surely_apart = one.low > 1 or one.high < 1
     surely_near = max(one.high, 1 / one.low) <= matters
     assert one.settles(matters) == (surely_apart or surely_near)
+
+
+def test_what_is_far_too_slow_leaves(clock: Clock) -> None:
+    race = Race(calls=calls_of(clock, 0.01, fp32=1.0, slow=2.0, near=1.02, low=0.5))
+    race.run(replace(effort(9), limit=0.98))
+    counts = Counter(clock.calls)
+    assert counts["slow"] < counts["near"] == counts["low"] == counts["fp32"] == 9
+    assert race.speed("slow").median == pytest.approx(0.5, rel=0.05)
+
+
+def test_one_fast_round_keeps_it(clock: Clock) -> None:
+    calls = calls_of(clock, 0.0, fp32=1.0, low=0.5)
+    calls["disturbed"] = clock.taking("disturbed", iter([9.0, 9.0, *[0.5] * 7]))
+    Race(calls=calls).run(replace(effort(9), limit=0.98))
+    assert clock.calls.count("disturbed") == 9
+
+
+def test_the_order_of_two_that_are_too_slow_is_not_settled(clock: Clock) -> None:
+    """Noise leaves open which of the two is the faster one, and it does not matter."""
+    means = {"fp32": 1.0, "one": 1.2, "other": 1.201, "low": 0.5}
+    rounds: list[int] = []
+    for limit in (math.inf, 0.98):
+        clock.calls.clear()
+        race = Race(calls=calls_of(clock, 0.02, **means), matters=1.0001)
+        race.run(replace(effort(30, settle_s=400.0), limit=limit))
+        rounds.append(clock.calls.count("fp32"))
+    assert rounds[1] <= 30 < rounds[0]
+
+
+def test_nothing_is_timed_once_all_are_too_slow(clock: Clock) -> None:
+    Race(calls=calls_of(clock, 0.0, fp32=1.0, slow=2.0)).run(replace(effort(9), limit=0.98))
+    assert clock.calls.count("fp32") < 9

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finecast.pipeline.search import Candidate, chain, fastest_passing
+from finecast.pipeline.search import Candidate, chain, fastest_passing, worth_timing
+from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
 
 PLAN = Plan(model="m", policy="auto:bf16", opset=22, decisions=())
@@ -197,3 +198,12 @@ def test_replay_of_recorded_measurements(path: Path) -> None:
     assert found is not None
     assert found.latency_s <= best * SAME
     assert len(tried) <= recorded["evaluations_at_most"]
+
+
+def test_what_is_predicted_to_gain_nothing_is_not_timed() -> None:
+    steps = [
+        Proposal(name=str(t), plan=PLAN, time_s=t, error=0.0) for t in (1.0, 0.995, 0.98, 0.5)
+    ]
+    assert [p.time_s for p in worth_timing(steps)] == [0.98, 0.5]
+    assert [p.time_s for p in worth_timing(steps, 2.0)] == [0.5]
+    assert worth_timing([]) == []

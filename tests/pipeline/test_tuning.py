@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -133,6 +134,7 @@ class Bench:
         evaluate: EvalFunction | None = None,
         max_trials: int | None = None,
         min_speedup: float = MIN_SPEEDUP,
+        start_s: float | None = None,
     ) -> Outcome:
         chosen = engine or self.engine
         options = DataOptions(data=self.data, metric=metric, batch=16)
@@ -147,7 +149,8 @@ class Bench:
         model = OnnxSource(file=frontend.load(self.model))
         subject = EngineSubject(model=model, engine=chosen, reference=chosen.load(self.model))
         goal = Goal(criterion=criterion, max_trials=max_trials, min_speedup=min_speedup)
-        return tuning.tune(subject, workload, goal, Policy.parse(policy), study=study)
+        asked = Policy.parse(policy)
+        return tuning.tune(subject, workload, goal, asked, study=study, start_s=start_s)
 
 
 def conv_net(path: Path, *, middle: str = "Relu") -> None:
@@ -400,6 +403,10 @@ def test_a_budget_is_kept_and_said(bench: Bench) -> None:
     assert outcome.evaluations == 2  # the baseline's, and one
     assert outcome.verdict is Verdict.UNCHANGED
     assert "the limit of 1 trials is reached" in outcome.why
+
+
+def test_the_seconds_count_from_when_it_was_asked_for(bench: Bench) -> None:
+    assert bench.tune(start_s=time.perf_counter() - 1000.0).seconds > 1000.0
 
 
 def test_a_plan_that_is_not_fast_enough(bench: Bench) -> None:

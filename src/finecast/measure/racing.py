@@ -2,8 +2,9 @@
 
 Everything runs in rounds, one call each and the order reversed from round to round, so that a
 disturbance hits all of them. Speeds are medians of ratios within rounds, beside one callable
-that is in every round. After some rounds of all only those go on whose order is not settled:
-neighbours, by speed, that may be either way round and may differ by more than matters.
+that is in every round. What is far too slow in each of the first rounds leaves. After some
+rounds of all others only those go on whose order is not settled: neighbours, by speed, that
+may be either way round and may differ by more than matters; not two that are both too slow.
 
 The interval of a median is 2.5 IQR / sqrt(n) to each side: 2.7 standard errors of normal
 noise, more than the notches of box plots (1.57; McGill, Tukey and Larsen, 1978), because it is
@@ -12,6 +13,7 @@ looked at again and again, and chance would settle an order sooner or later.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +28,10 @@ ANCHOR = "fp32"
 _INTERVAL = 2.5
 # Rounds between two looks at what is settled.
 _STEP = 5
+# Rounds after which what was slower in each of them than the limit by this factor leaves: a
+# disturbance would have to hit it, and it alone, every time.
+_FIRST = 3
+_FAR = 1.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +57,14 @@ class Effort:
         settle_s: At most so many more for those whose order is open.
         rounds: Of all.
         warmup: Calls of each that are not counted.
+        limit: Times of the anchor's from which on a call is too slow, however slow.
     """
 
     min_time_s: float
     settle_s: float = 0.0
     rounds: int = 7
     warmup: int = 3
+    limit: float = math.inf
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,18 +110,24 @@ class Race:
         for call in self.calls.values():
             for _ in range(effort.warmup):
                 call()
-        self._go_on(self.calls, effort.rounds, effort.min_time_s)
+        end = time.perf_counter() + effort.min_time_s
+        self._go_on(self.calls, min(_FIRST, effort.rounds), 0.0)
+        names = {n for n in self.names if min(self._ratios(n)) <= effort.limit * _FAR}
+        if names or not self.names:
+            left_s = end - time.perf_counter()
+            self._go_on({*names, ANCHOR}, effort.rounds - _FIRST, left_s)
         end = time.perf_counter() + effort.settle_s
-        while time.perf_counter() < end and (names := self.unsettled()):
+        while time.perf_counter() < end and (names := self.unsettled(effort.limit)):
             self._go_on({*names, ANCHOR}, _STEP, 0.0)
 
-    def unsettled(self) -> set[str]:
-        """Names whose order with a neighbour is open."""
+    def unsettled(self, limit: float = math.inf) -> set[str]:
+        """Names whose order with a neighbour is open; not of two that are beyond ``limit``."""
         order = sorted(self.calls, key=lambda name: self.slowdown(name).median)
         return {
             name
             for pair in pairwise(order)
             if not self._between(*pair).settles(self.matters)
+            and any(self.slowdown(one).low <= limit for one in pair)
             for name in pair
         }
 
@@ -140,11 +154,14 @@ class Race:
 
     def _between(self, one: str, other: str) -> Interval:
         """The time of ``one`` over that of ``other``, in the rounds that both ran in."""
-        first, second = self._samples[one], self._samples[other]
-        ratios = [first[r] / second[r] for r in first if r in second]
+        ratios = self._ratios(one, other)
         low, median, high = (float(q) for q in np.quantile(ratios, (0.25, 0.5, 0.75)))
         reach = _INTERVAL * (high - low) / len(ratios) ** 0.5
         return Interval(low=median - reach, median=median, high=median + reach)
+
+    def _ratios(self, one: str, other: str = ANCHOR) -> list[float]:
+        first, second = self._samples[one], self._samples[other]
+        return [first[r] / second[r] for r in first if r in second]
 
     def _go_on(self, names: Collection[str], rounds: int, min_time_s: float) -> None:
         ordered = [name for name in self.calls if name in names]

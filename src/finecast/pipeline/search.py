@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from finecast.pipeline.goal import MIN_SPEEDUP
+from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
 
 SAME_TIME: Final = 1.03
@@ -28,6 +29,23 @@ class Candidate:
     error: float
     latency_s: float
     casts: int
+
+
+def worth_timing(
+    proposals: Sequence[Proposal], min_speedup: float = MIN_SPEEDUP
+) -> list[Proposal]:
+    """Those that are predicted to gain at least half of what is asked for.
+
+    Each of the others would cost a conversion, a load and its share of the rounds, and
+    predictions are not that far off.
+
+    Args:
+        proposals: Of a frontier; the slowest one changes least.
+        min_speedup: What is asked for.
+    """
+    exact_s = max((p.time_s for p in proposals), default=0.0)
+    least = (1 + min_speedup) / 2
+    return [p for p in proposals if p.time_s * least <= exact_s]
 
 
 def chain(

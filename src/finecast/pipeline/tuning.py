@@ -20,7 +20,7 @@ from finecast.pipeline.goal import MIN_SPEEDUP, Budget, Goal
 from finecast.pipeline.hint import Anchor, Hinting
 from finecast.pipeline.narrowing import worthwhile
 from finecast.pipeline.outcome import Measured, Outcome, Verdict
-from finecast.pipeline.search import SAME_TIME, Candidate, chain
+from finecast.pipeline.search import SAME_TIME, Candidate, chain, worth_timing
 from finecast.pipeline.study import Study
 from finecast.pipeline.subject import Built, Examined, Subject, UserRules
 from finecast.pipeline.trials import Trials, nan_baseline
@@ -52,15 +52,18 @@ def tune(
     user_rules: UserRules = (),
     study: Study | None = None,
     progress: Progress = silent,
+    start_s: float | None = None,
 ) -> Outcome:
     """Find the fastest plan that keeps ``goal`` on all of the workload's data.
+
+    The budget counts from ``start_s`` on, by ``time.perf_counter``; by default from now.
 
     Raises:
         UsageError: If the policy does not fit the model or the device.
         ModelError: If the fp32 model gives NaN, or the model cannot be converted.
         EngineError: If the fp32 model cannot be run.
     """
-    budget = Budget(goal=goal)
+    budget = Budget(goal=goal) if start_s is None else Budget(goal=goal, start_s=start_s)
     if policy.open_formats:
         policy = replace(policy, formats=subject.formats, open_formats=False)
     subject.check_formats(policy)
@@ -188,7 +191,8 @@ class _Tuning:
         planner, analysis = self.examined.planner, self.examined.analysis()
         self.analysis = analysis
         proposals = propose(planner, analysis, max_steps=self.subject.max_steps)
-        found = (*self._hinted(analysis), *proposals, *lowest(planner, analysis))
+        near = worth_timing(proposals, self._min_speedup)
+        found = (*self._hinted(analysis), *near, *lowest(planner, analysis))
         return [p for p in found if p.plan.lowers]
 
     def _hinted(self, analysis: Analysis) -> list[Proposal]:
@@ -222,7 +226,8 @@ class _Tuning:
             self.built[digest] = self.subject.model.build(proposal.plan)
             self.progress("convert", done + 1, len(unique))
         models = {digest: self.built[digest] for digest in unique}
-        times = self.subject.times(models, self.workload, _RANKING)
+        effort = replace(_RANKING, limit=1 / self._min_speedup)
+        times = self.subject.times(models, self.workload, effort)
         if self.baseline_s is None:
             self.baseline_s = times.latency_s(ANCHOR)
         candidates = [
