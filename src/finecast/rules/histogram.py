@@ -57,8 +57,6 @@ class Histogram:
         same = np.array_equal(self.bins, other.bins)
         return same and np.array_equal(self.counts, other.counts)
 
-    __hash__ = None
-
     @property
     def binades(self) -> NDArray[np.int64]:
         """Counts by exponent, from the smallest on, of both signs."""
