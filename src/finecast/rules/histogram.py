@@ -34,9 +34,10 @@ class Histogram:
     def of(cls, numbers: NDArray[np.floating[Any]]) -> Histogram:
         """Of finite numbers other than 0."""
         fraction, exponent = np.frexp(np.abs(numbers))
-        eighth = ((fraction - 0.5) * (2 * _PER_BINADE)).astype(np.int64)
-        bins = (exponent.astype(np.int64) - _LOWEST) * _PER_BINADE + eighth
-        return cls._dense(np.bincount(np.where(numbers > 0, _BINS + bins, _BINS - 1 - bins)))
+        bins = ((fraction - 0.5) * (2 * _PER_BINADE)).astype(np.int32)
+        bins += (exponent - _LOWEST) * _PER_BINADE
+        bins = np.where(numbers > 0, bins, -1 - bins) + _BINS
+        return cls._dense(np.bincount(bins))
 
     @classmethod
     def _dense(cls, counts: NDArray[np.int64]) -> Histogram:
