@@ -224,3 +224,30 @@ def test_a_type_that_no_op_has_is_refused(finecast: Finecast, tmp_path: Path) ->
         assert answer.code == ExitCode.USAGE
         assert "no op of the model computes in fp64" in answer.err
         assert "fp32" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("fmt", "how", "says"),
+    [
+        ("bf16", "mse", "bf16 has no scale"),
+        ("int8", "entropy", "minmax, percentile"),
+        ("bf16", "minmax", "--auto-cast-type int8"),
+    ],
+)
+def test_a_calibration_that_does_nothing_is_refused(
+    fmt: str, how: str, says: str, tmp_path: Path, finecast: Finecast
+) -> None:
+    net = saved(OVERFLOW, tmp_path)
+    answer = convert(finecast, net, tmp_path / "o.onnx", fmt, "--calibration", how)
+    assert answer.code == ExitCode.USAGE
+    assert "--calibration" in answer.err
+    assert says in answer.err
+
+
+def test_an_op_in_a_format_that_was_not_asked_for_is_a_slip(
+    tmp_path: Path, finecast: Finecast
+) -> None:
+    net = saved(OVERFLOW, tmp_path)
+    answer = convert(finecast, net, tmp_path / "o.onnx", "bf16", "--op", "Mul=int8")
+    assert answer.code == ExitCode.USAGE
+    assert "--auto-cast-type bf16,int8" in answer.err

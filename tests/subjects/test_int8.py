@@ -26,6 +26,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.rules import Context, permit
 from finecast.rules.policy import Policy
+from finecast.rules.ranges import Calibration
 from finecast.subjects.engine import integers
 from finecast.subjects.engine.integers import check_on_integers, left_out, narrowed
 from finecast.subjects.engine.observing import observe
@@ -333,3 +334,22 @@ def test_of_what_the_rules_permit_and_time_leaves_that_is_said(
     nothing = replace(Policy.parse("auto:int8"), exclude=(re.compile(""),))
     done = api.convert(net, None, nothing, data=DATA, engine="openvino")
     assert any("the rules leave every op in its type" in w for w in done.warnings)
+
+
+def test_a_calibration_narrows_ranges_and_the_model_has_them(
+    net: Path, openvino: OpenVinoEngine
+) -> None:
+    """A pixel far beyond all others: by its share it is left out."""
+    data = X.copy()
+    data[0, 0, 0, 0] = 1000.0
+    scales: dict[Calibration, float] = {}
+    for calibration in Calibration:
+        policy = replace(Policy.parse("all:int8"), calibration=calibration)
+        done = api.convert(
+            net, None, policy, data={"x": data}, engine="openvino", verify=False
+        )
+        encodings = done.plan.encodings["stem"].operands[0]
+        scales[calibration] = encodings.scale[0]
+    assert scales[Calibration.MINMAX] == pytest.approx(1000 / 255, rel=0.02)
+    assert scales[Calibration.PERCENTILE] < 0.05
+    assert scales[Calibration.MSE] <= scales[Calibration.MINMAX]

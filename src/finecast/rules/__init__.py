@@ -116,7 +116,9 @@ def _judge(node: Node, context: Context, rules: Sequence[Rule]) -> Permission:
         formats=formats,
         reasons=tuple(_reason(r, v, waived=waived) for r, v in found),
         encodings={
-            fmt: calibrated(context.graph, node, fmt, context.facts)
+            fmt: calibrated(
+                context.graph, node, fmt, context.facts, context.policy.calibration
+            )
             for fmt in formats & SCALED.keys()
             if node.format is Format.FP32
         },

@@ -15,14 +15,21 @@ from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 from finecast.rules.facts import Facts, ValueFacts
+from finecast.rules.ranges import Calibration, covered
 from finecast.rules.scaled_operands import origin, scaled_operands
 
 
-def calibrated(graph: Graph, node: Node, fmt: Format, facts: Facts) -> Encodings:
+def calibrated(
+    graph: Graph,
+    node: Node,
+    fmt: Format,
+    facts: Facts,
+    calibration: Calibration = Calibration.MINMAX,
+) -> Encodings:
     """The encodings of what ``node`` reads in ``fmt``, which has parameters.
 
-    Law: they cover what was observed of values, and all of constants; values that are only
-    moved from one another have the same.
+    Law: they cover all of constants, and of values what ``calibration`` says of what was
+    observed; values that are only moved from one another have the same.
 
     Raises:
         ValueError: If the op does not run on such operands, or nothing, or NaN or Inf, was
@@ -36,7 +43,7 @@ def calibrated(graph: Graph, node: Node, fmt: Format, facts: Facts) -> Encodings
         value = graph.values[source]
         try:
             if value.constant is None:
-                operands[index] = _of_value(_seen(graph, value, facts), fmt)
+                operands[index] = _of_value(_seen(graph, value, facts), fmt, calibration)
             else:
                 constants[index] = _of_constant(value.constant.read(), fmt, axis)
         except ValueError as error:
@@ -79,15 +86,18 @@ def _seen(graph: Graph, value: Value, facts: Facts) -> ValueFacts | None:
     return facts.get(origin(graph, value).id) or facts.get(value.id)
 
 
-def _of_value(seen: ValueFacts | None, fmt: Format) -> Scaled:
+def _of_value(
+    seen: ValueFacts | None, fmt: Format, calibration: Calibration = Calibration.MINMAX
+) -> Scaled:
     if seen is None or not seen.count:
         raise ValueError("nothing was observed of it")
     if seen.nans or seen.infs:
         raise ValueError("NaN or Inf was observed")
     if seen.lowest == seen.highest and seen.count > 1:
         raise ValueError("the data has one number in all of its places: that shows no range")
-    ends = np.asarray(seen.lowest), np.asarray(seen.highest)
-    return Scaled.fitted(fmt, SCALED[fmt].values, *ends)
+    grid = SCALED[fmt].values
+    low, high = covered(seen, grid, calibration)
+    return Scaled.fitted(fmt, grid, np.asarray(low), np.asarray(high))
 
 
 def _of_constant(array: NDArray[np.generic], fmt: Format, axis: int | None) -> Scaled:
@@ -103,7 +113,7 @@ def _judge(node: Node, context: Context) -> Ruling | None:
     if context.low not in SCALED or node.format is not Format.FP32:
         return None
     try:
-        calibrated(context.graph, node, context.low, context.facts)
+        calibrated(context.graph, node, context.low, context.facts, context.policy.calibration)
     except ValueError as error:
         return Ruling(permits=KEEP, text=str(error))
     return None

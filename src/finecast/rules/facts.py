@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
+from finecast.rules.histogram import Histogram
 
-# frexp exponents of fp32: from the smallest subnormal, 2**-149, to below 2**128.
+# The frexp exponent of the first binade: that of the smallest subnormal, 2**-149.
 _LOWEST: Final = -148
-_BINADES: Final = 128 - _LOWEST + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +28,8 @@ class ValueFacts:
 
     ``lowest`` and ``highest`` are of the finite elements, with their signs; infinities of the
     other sign where there are none.
-    ``binades[k]`` counts finite nonzero elements with frexp exponent ``k - 148``: those in
-    [2**(k-149), 2**(k-148)).
+    ``histogram`` counts the finite nonzero elements, and so do by magnitude alone
+    ``binades[k]``: those with frexp exponent ``k - 148``, in [2**(k-149), 2**(k-148)).
     """
 
     shape: tuple[int, ...]
@@ -41,7 +41,7 @@ class ValueFacts:
     smallest_nonzero: float
     lowest: float
     highest: float
-    binades: NDArray[np.int64]
+    histogram: Histogram
 
     @classmethod
     def of(cls, array: NDArray[np.generic]) -> ValueFacts:
@@ -50,7 +50,6 @@ class ValueFacts:
         within = x[np.isfinite(x)]
         finite = np.abs(within)
         nonzero = finite[finite > 0]
-        exponents = np.frexp(nonzero)[1].astype(np.int64) - _LOWEST
         return cls(
             shape=tuple(array.shape),
             count=x.size,
@@ -61,7 +60,7 @@ class ValueFacts:
             smallest_nonzero=float(nonzero.min()) if nonzero.size else math.inf,
             lowest=float(within.min(initial=math.inf)),
             highest=float(within.max(initial=-math.inf)),
-            binades=np.bincount(exponents, minlength=_BINADES),
+            histogram=Histogram.of(within[within != 0]),
         )
 
     def merge(self, other: ValueFacts) -> ValueFacts:
@@ -76,9 +75,14 @@ class ValueFacts:
             smallest_nonzero=min(self.smallest_nonzero, other.smallest_nonzero),
             lowest=min(self.lowest, other.lowest),
             highest=max(self.highest, other.highest),
-            binades=self.binades + other.binades,
+            histogram=self.histogram.merge(other.histogram),
             shape=max(self.shape, other.shape, key=math.prod),
         )
+
+    @property
+    def binades(self) -> NDArray[np.int64]:
+        """Counts by magnitude."""
+        return self.histogram.binades
 
     def flushed_share(self, fmt: Format) -> float:
         """Share of all elements that are nonzero and round to zero in ``fmt``."""

@@ -10,6 +10,7 @@ from enum import Enum
 from finecast.errors import UsageError
 from finecast.naming import look_up
 from finecast.numbers.formats import Format
+from finecast.rules.ranges import Calibration
 
 
 class Scope(Enum):
@@ -43,7 +44,8 @@ class Policy:
     thumb, never of what the op's definition admits. ``io`` declares the format of inputs
     and outputs by name; ``io_low`` all of them. With ``keep_ops`` no op is stated as another
     that the engine recognises. ``open_formats`` says that nobody named ``formats``: whoever
-    measures may try others that there are kernels for.
+    measures may try others that there are kernels for. ``calibration`` is how formats with
+    scales take the range of a value from what was observed of it.
     """
 
     scope: Scope = Scope.AUTO
@@ -55,6 +57,7 @@ class Policy:
     io_low: bool = False
     keep_ops: bool = False
     open_formats: bool = False
+    calibration: Calibration = Calibration.MINMAX
 
     @property
     def label(self) -> str:
