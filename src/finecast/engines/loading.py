@@ -22,7 +22,7 @@ def exact_engine(*, optimizing: bool = True) -> Engine:
     """
     from finecast.engines.onnxruntime import OnnxRuntimeEngine
 
-    return OnnxRuntimeEngine("CPU", spinning=False, optimizing=optimizing)
+    return OnnxRuntimeEngine("CPU", spinning=False, optimizing=optimizing, fusing_codes=False)
 
 
 def load_model(engine: Engine, model: ir.Model, *, profiling: bool = False) -> Session:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Final
 
 import numpy as np
@@ -40,6 +41,16 @@ def calibrated(graph: Graph, node: Node, fmt: Format, facts: Facts) -> Encodings
         except ValueError as error:
             raise ValueError(f"{value.name} has no {fmt.label} scale: {error}") from error
     return Encodings(operands=operands, constants=constants)
+
+
+def calibrated_nodes(graph: Graph, fmt: Format, facts: Facts) -> dict[int, Encodings]:
+    """Those of each fp32 op that can run on such operands, by its id."""
+    found: dict[int, Encodings] = {}
+    for node in graph.float_nodes:
+        if node.format is Format.FP32:
+            with suppress(ValueError):
+                found[node.id] = calibrated(graph, node, fmt, facts)
+    return found
 
 
 def _seen(graph: Graph, value: Value, facts: Facts) -> ValueFacts | None:

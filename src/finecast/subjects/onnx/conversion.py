@@ -85,7 +85,7 @@ class Converter:
         left_out: tuple[str, ...] = ()
         if target is None:
             policy, left_out = worthwhile(policy, partial(speed_of, engine), user_rules)
-        check_calibrated(policy, data, target)
+        check_calibrated(policy, data)
         with frontend.paused_collection():  # graph and plan live on until all is written
             prepared = frontend.prepare(file, policy)
             facts = observe(prepared, lambda: data) if data else {}

@@ -25,12 +25,12 @@ from finecast.planning.cost import RooflineCost
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
-from finecast.planning.units import make_units, rounding_points
+from finecast.planning.units import make_units
 from finecast.rules.facts import ValueFacts, facts_in
 from finecast.rules.policy import Scope
 from finecast.subjects.onnx.observing import observe
 from finecast.subjects.onnx.planning import make_planner
-from finecast.subjects.onnx.roundings import analysis_of, probe_sensitivity
+from finecast.subjects.onnx.roundings import analysis_of, points_of, probe_sensitivity
 from finecast.subjects.onnx.source import OnnxSource
 
 
@@ -77,7 +77,12 @@ class OnnxProgram:
         formats = self.formats(plan)
         low = set(formats.values()) - {Format.FP32}
         if len(low) <= 1:
-            emulation = replace(emulation, format=next(iter(low), emulation.format))
+            coded = {d.node: d.encodings for d in plan.decisions if d.format.scaled}
+            emulation = replace(
+                emulation,
+                format=next(iter(low), emulation.format),
+                encodings={n.id: coded[n.name] for n in self.graph.nodes if n.name in coded},
+            )
             return self.session(emulation, setting_of_plan(formats, emulation))
         engine = EmulatorEngine(emulation=replace(emulation, scope=Scope.NONE))
         session = load_model(engine, frontend.apply(self.source.file, plan).model)
@@ -118,7 +123,7 @@ class OnnxOnDevice:
         asked, graph, low = self.asked, self.planner.graph, self.planner.policy.formats
         kernels = merged(bias_kernels(graph) + activation_kernels(graph) + norm_kernels(graph))
         units = make_units(graph, self.planner.permissions, low, kernels)
-        points = dict.fromkeys(low, rounding_points(graph, units, kernels))
+        points = points_of(self.planner, units, dict.fromkeys(low, kernels))
         errors = probe_sensitivity(
             self.planner, self.prepared, points, asked.feeds, asked.progress
         )
