@@ -18,7 +18,7 @@ T = TypeVar("T")
 _ALIKE: Final = 0.5
 _MOST_OFFERED: Final = 3
 # A vocabulary of up to so many words is given in full.
-_MOST_LISTED: Final = 16
+_MOST_LISTED: Final = 20
 # Names compared: one comparison takes microseconds, a model may have 100,000 nodes.
 _MOST_COMPARED: Final = 20_000
 

@@ -208,7 +208,7 @@ def test_ladder_keeps_no_model_that_fails_its_check(
     def refuse(path: Path, **_: object) -> None:
         raise ModelError("the model is not valid ONNX", where=str(path))
 
-    def found(walk: LadderWalk, outcome: object) -> tuple[PlanResult, str]:
+    def found(walk: LadderWalk, outcome: object, named: object) -> tuple[PlanResult, str]:
         _, plan = judge(walk.model.path, Policy.parse("all:bf16"))
         return PlanResult(plan=plan, metric=1.0, error=0.0, time_s=1e-6), ""
 

@@ -22,7 +22,7 @@ from finecast.ops import OpKind
 EXPECTED = {
     "inf1", "trn1", "inf2", "trn2", "trn3",
     "sm70", "sm75", "sm80", "sm89", "sm90", "sm100",
-    "avx512-bf16", "amx", "avx2", "neoverse-v1",
+    "avx512-bf16", "amx", "avx2", "neoverse-v1", "avx512-vnni", "avx2-vnni",
 }  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def test_every_number_has_a_comment() -> None:
 @pytest.mark.parametrize(
     ("name", "fmt", "tflops"),
     [  # contracts.md, section 1
-        ("inf1", "bf16", 16), ("inf1", "fp16", 16),
+        ("inf1", "bf16", 16), ("inf1", "fp16", 16), ("inf1", "int8", 32),
         ("trn1", "bf16", 92), ("trn1", "tf32", 92), ("trn1", "fp32", 23),
         ("trn2", "fp8_e4m3", 158), ("trn2", "fp16", 79), ("trn2", "fp32", 20),
         ("trn3", "bf16", 79), ("trn3", "fp32", 20),
@@ -101,6 +101,17 @@ def test_inferentia1_has_no_fp32_product() -> None:
     engine = load_target("inf1").engine(EngineRole.MATMUL)
     assert engine.computes_in(Format.FP32) is Format.BF16
     assert engine.computes_in(Format.TF32) is None
+
+
+@pytest.mark.parametrize("name", ["sm75", "sm80", "avx512-vnni", "avx2-vnni", "avx512-bf16"])
+def test_integer_products_are_faster_and_give_fp32(name: str) -> None:
+    target = load_target(name)
+    engine = target.engine(EngineRole.MATMUL)
+    fp32, int8 = engine.rate_tflops(Format.FP32), engine.rate_tflops(Format.INT8)
+    assert fp32 is not None
+    assert int8 is not None
+    assert int8 > 3.9 * fp32
+    assert target.engine(EngineRole.VECTOR).computes_in(Format.INT8) is Format.FP32
 
 
 def test_trainium1_and_inferentia2_share_a_core() -> None:

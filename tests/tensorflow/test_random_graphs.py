@@ -173,8 +173,17 @@ def test_a_random_plan_gives_the_numbers_of_its_emulation(
 def test_a_switch_that_is_off_changes_nothing(model: FrozenModel) -> None:
     captured = frontend.capture(model, "")
     graph = captured.graph
-    rounded = [v.id for v in graph.values if v.format is Format.FP32 and v.constant is None]
-    switches = [Switch(values={i: Format.BF16}) for i in rounded]
+    read = [
+        (node.id, index)
+        for node in graph.float_nodes
+        for index, value in enumerate(node.inputs)
+        if value is not None and graph.values[value].format is Format.FP32
+    ]
+    shown = range(len(graph.outputs))
+    switches = [
+        *(Switch(ports={port: Format.BF16}) for port in read),
+        *(Switch(outputs={i: Format.BF16}) for i in shown),
+    ]
     engine, x = TensorFlowEngine(), np.ones((SIZE, SIZE), np.float32) / 3
     session = engine.open(with_switches(graph, captured.binding, switches))
     off = session.run({"x": x, SWITCH: np.zeros(len(switches), bool)})

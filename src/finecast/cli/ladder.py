@@ -35,13 +35,13 @@ from finecast.cli.output import (
     write_line,
     write_table,
 )
-from finecast.cli.policy_options import Device
+from finecast.cli.policy_options import Casting, Device
 from finecast.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from finecast.cli.output import ProgressBar
     from finecast.data.criterion import Criterion
-    from finecast.devices.neuron import Rung
+    from finecast.devices.neuron import CompilerChoice, Rung
     from finecast.files import CommandFiles
     from finecast.pipeline.ladder import LadderOutcome
     from finecast.pipeline.model import OpenedModel
@@ -54,15 +54,36 @@ _COMPILED = ".neff"
 _PlanModel = Annotated[
     Path | None, typer.Option("-o", "--output", help="The model of the per-op plan.")
 ]
-_PerOp = Annotated[
-    bool, typer.Option("--per-op/--no-per-op", help="Look for a plan by op as well.")
-]
 _Compile = Annotated[
     Path | None,
     typer.Option(
         "--compile", metavar="HLO", help="Compile this program at the recommended rung."
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByOp:
+    """The plan by op beyond the ladder."""
+
+    per_op: Annotated[
+        bool, typer.Option("--per-op/--no-per-op", help="Look for a plan by op as well.")
+    ] = True
+    auto_cast_type: Annotated[
+        str | None,
+        typer.Option(
+            "--auto-cast-type",
+            metavar="FORMAT[,FORMAT]",
+            help="Of the plan by op: bf16, fp16, int8 on inf1; by default that of a rung.",
+        ),
+    ] = None
+
+    def named(self, target: str, device: Device) -> CompilerChoice | None:
+        """What the plan is to have; None where no format is named."""
+        if self.auto_cast_type is None:
+            return None
+        casting = Casting(auto_cast="auto", auto_cast_type=self.auto_cast_type)
+        return device.choice(casting, target)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +103,8 @@ def run(
     evaluation: Evaluation,
     tolerance: Tolerance,
     device: Device,
+    by_op: ByOp,
     output: _PlanModel = None,
-    per_op: _PerOp = True,
     compile_with: _Compile = None,
     trust: Trust = False,
     force: Force = False,
@@ -108,11 +129,10 @@ def run(
     if compile_with is not None:
         files.write("the compiled program", compile_with.with_suffix(_COMPILED))
     opened = _opened(files, Source(model=model, trust=trust), output)
-    rungs = _rungs(target, device)
+    rungs, by = _rungs(target, device), (by_op.per_op, by_op.named(target, device))
     with telling_stale(files), progress("ladder", quiet=as_json) as bar:
-        climbed = _climbed(
-            opened, rungs, evaluation.options(data), tolerance.stated(), bar, per_op=per_op
-        )
+        kept = evaluation.options(data), tolerance.stated()
+        climbed = _climbed(opened, rungs, *kept, bar, by_op=by)
     outcome, plan = climbed.outcome, climbed.plan
     if plan is not None and output is not None:
         # No engine here runs it as the device: the emulation has judged it.
@@ -156,9 +176,9 @@ def _climbed(
     criterion: Criterion,
     bar: ProgressBar,
     *,
-    per_op: bool,
+    by_op: tuple[bool, CompilerChoice | None],
 ) -> _Climbed:
-    """Every rung on all data, and the best plan by op."""
+    """Every rung on all data; and by op the best plan, if one is wanted, of what is named."""
     from finecast.pipeline.ladder import LadderWalk
     from finecast.pipeline.per_op import beyond
     from finecast.pipeline.sources import workload_of
@@ -174,7 +194,8 @@ def _climbed(
         progress=lambda stage, done, total: bar(done, total, stage),
     )
     outcome = walk.walk()
-    plan, why = beyond(walk, outcome) if per_op else (None, "not asked for")
+    wanted, named = by_op
+    plan, why = beyond(walk, outcome, named) if wanted else (None, "not asked for")
     return _Climbed(outcome=outcome, plan=plan, why=why, warnings=workload.warnings)
 
 

@@ -37,9 +37,9 @@ class Casting:
         typer.Option(
             "--auto-cast-type",
             metavar="FORMAT[,FORMAT]",
-            help="bf16, fp16; int8 in OpenVINO, with --data; for a device that has it fp8_e4m3"
-            " or tf32. Several: auto mixes them, other scopes take the first that an op may"
-            " have.",
+            help="bf16, fp16; int8 in OpenVINO, with --data; for a device that has it int8,"
+            " fp8_e4m3 or tf32. Several: auto mixes them, other scopes take the first that an"
+            " op may have.",
         ),
     ] = None
     fast_math: Annotated[
@@ -138,12 +138,12 @@ class Device:
 
     def emulation(self, casting: Casting, target: str) -> tuple[Emulation, str]:
         """What the compiler for ``target`` makes of the options, and they in full."""
-        from finecast.devices.neuron import resolve
+        from finecast.devices.neuron import emulated
 
-        options = resolve(self.given(casting, target), sdk=self.sdk)
-        for note in options.notes:
+        emulation, label, notes = emulated(self.given(casting, target), sdk=self.sdk)
+        for note in notes:
             warn(note)
-        return options.emulation(), options.label
+        return emulation, label
 
     def choice(self, casting: Casting, target: str | None) -> CompilerChoice:
         """What to cast, for which device.

@@ -12,14 +12,17 @@ it depends on their order, which no device documents).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from finecast.devices.targets import Target
 from finecast.errors import UsageError
 from finecast.graph import Graph, Node
+from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder, Rounding
+from finecast.numbers.scaled import Scaled
 from finecast.ops import OpKind, Tier, by_name
 from finecast.rules.policy import Scope
 
@@ -51,6 +54,8 @@ class Emulation:
         standalone: Of the conversions that no kernel takes in: of the model's inputs, and of
             norms before scale and shift.
         seed: Of stochastic rounding.
+        encodings: Where ``format`` has parameters, those of the inputs of each node that is
+            cast, by its id; other nodes are not.
     """
 
     target: Target
@@ -63,9 +68,17 @@ class Emulation:
     rounding: Rounding = Rounding.NEAREST_EVEN
     standalone: Rounding | None = None
     seed: int = 0
+    encodings: Mapping[int, Encodings] = field(
+        default_factory=dict[int, Encodings], hash=False
+    )
 
     def conversion(
-        self, fmt: Format, *, standalone: bool = False, flush: bool = False
+        self,
+        fmt: Format,
+        encoding: Scaled | None = None,
+        *,
+        standalone: bool = False,
+        flush: bool = False,
     ) -> Rounder:
         """How values come into ``fmt`` on this target; with ``flush``, at an engine's port."""
         alone = self.standalone if standalone else None
@@ -75,6 +88,7 @@ class Emulation:
             saturate=fmt.storage_bytes == 1 and self.target.saturating_fp8,
             flush_subnormals=flush,
             seed=self.seed,
+            encoding=encoding,
         )
 
     def in_scope(self, node: Node) -> bool:
@@ -91,6 +105,9 @@ class Emulation:
         real = self.target.engine_for(by_name(node.op).kind).computes_in(self.format)
         if real is None or node.format is not Format.FP32:
             return None
+        if self.format.scaled:
+            coded = node.id in self.encodings and real is self.format
+            return EmulatedPorts(read=self.format, write=Format.FP32) if coded else None
         # An engine that computes in more than was asked still takes what the cast left.
         narrow = min(self.format, real, key=lambda f: (f.mantissa_bits, f.max))
         stored = self.format.storage is not Format.FP32 or narrow is not Format.FP32

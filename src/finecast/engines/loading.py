@@ -37,7 +37,7 @@ def exact_engine(*, optimizing: bool = True) -> Engine:
     """
     from finecast.engines.onnxruntime import OnnxRuntimeEngine
 
-    return OnnxRuntimeEngine("CPU", spinning=False, optimizing=optimizing)
+    return OnnxRuntimeEngine("CPU", spinning=False, optimizing=optimizing, fusing_codes=False)
 
 
 def load_model(engine: Engine, model: Any, *, profiling: bool = False) -> Session:

@@ -168,7 +168,12 @@ class OnnxRuntimeEngine:
     """
 
     def __init__(
-        self, device: str = "CPU", *, spinning: bool = True, optimizing: bool = True
+        self,
+        device: str = "CPU",
+        *,
+        spinning: bool = True,
+        optimizing: bool = True,
+        fusing_codes: bool = True,
     ) -> None:
         try:
             present = devices()
@@ -183,7 +188,9 @@ class OnnxRuntimeEngine:
                 f"this ONNX Runtime has no execution provider {device!r}",
                 fix=f"use one of {', '.join(present)}, or install a build that has it",
             )
-        self._options = _Options(spinning=spinning, optimizing=optimizing)
+        self._options = _Options(
+            spinning=spinning, optimizing=optimizing, fusing_codes=fusing_codes
+        )
         self._device = match
         self._provider = match + _SUFFIX
 
@@ -227,8 +234,15 @@ class OnnxRuntimeEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
+    """How sessions are opened.
+
+    ``fusing_codes``: quantized ops run on integers. Without, they compute as their definitions
+    say, on every CPU: sums of 8-bit products saturate on those without VNNI.
+    """
+
     spinning: bool
     optimizing: bool
+    fusing_codes: bool
 
 
 @final
@@ -252,6 +266,8 @@ class _Profile:
             options.graph_optimization_level = level
         if not self._asked.spinning:
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if not self._asked.fusing_codes:
+            options.add_session_config_entry("session.disable_quant_qdq", "1")
         if folder is not None:
             options.enable_profiling = True
             options.profile_file_prefix = str(folder / "trace")

@@ -122,6 +122,8 @@ def local_target() -> str:
         ("amx_bf16", "amx"),
         ("avx512_bf16", "avx512-bf16"),
         ("sve", "neoverse-v1"),
+        ("avx512_vnni", "avx512-vnni"),
+        ("avx_vnni", "avx2-vnni"),
     ):
         if flag in flags:
             return target

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
+from finecast.numbers.scaled import Scaled
 
 # A Philox block is four words of 64 bits; a draw takes the upper half of one.
 _DRAWS_PER_BLOCK: Final = 4
@@ -47,6 +48,8 @@ class Rounder:
             it becomes Inf (NaN in formats without). Toward zero never leaves the range.
         flush_subnormals: Results below the smallest normal number become zero.
         seed: Of stochastic rounding.
+        encoding: The parameters of a scaled format, to whose codes numbers are rounded to
+            nearest even and limited; nothing else here counts then.
     """
 
     format: Format
@@ -54,6 +57,7 @@ class Rounder:
     saturate: bool = False
     flush_subnormals: bool = False
     seed: int = 0
+    encoding: Scaled | None = None
 
 
 def convert(
@@ -68,6 +72,8 @@ def convert(
         stream: Tells apart streams of one seed.
     """
     x = np.asarray(x, dtype=np.float32)
+    if how.encoding is not None:
+        return how.encoding.round(x)
     plain = not how.saturate and not how.flush_subnormals
     if plain and how.rounding is Rounding.NEAREST_EVEN:
         return round_to(x, how.format)

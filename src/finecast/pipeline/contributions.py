@@ -90,7 +90,9 @@ def reasons(
     if depth > 1 and by_name(node.op).accumulates:
         found.append(f"sums {depth} terms")
     if not found:
-        found.append(f"digits: {fmt.label} rounds to {fmt.unit_roundoff:.2g}")
+        size = f"{fmt.unit_roundoff:.2g}"
+        of = f"half a step is {size} of the range" if fmt.scaled else f"rounds to {size}"
+        found.append(f"digits: {fmt.label} {of}")
     return tuple(found)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from finecast.devices.emulation import Emulation
@@ -17,6 +17,7 @@ from finecast.pipeline.model import OpenedModel
 from finecast.pipeline.workload import Workload
 from finecast.planning.sensitivity import squared_error
 from finecast.progress import Progress, silent
+from finecast.rules.calibration import calibrated_nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +58,14 @@ def emulate(
     progress("fp32", 0, 1)
     baseline = workload.evaluate(reference, None)
     program = model.program(emulation)
+    feeds = list(islice(workload.calibration(), CALIBRATION_FEEDS))
+    facts = program.observe(feeds)
+    if emulation.format.scaled:
+        coded = calibrated_nodes(program.graph, emulation.format, facts)
+        emulation = replace(emulation, encodings=coded)
     setting = setting_of(program.graph, emulation)
     progress("emulated", 0, 1)
     metric = workload.evaluate(program.session(emulation, setting), reference)
-    feeds = list(islice(workload.calibration(), CALIBRATION_FEEDS))
     exact = [a for f in feeds for a in reference.run(f).values()]
     switched = program.session(emulation, setting, switched=True)
     outputs = [a for f in feeds for a in switched.run(f).values()]
@@ -70,7 +75,7 @@ def emulate(
         emulation,
         setting,
         feeds,
-        program.observe(feeds),
+        facts,
         progress=progress,
     )
     return EmulationReport(

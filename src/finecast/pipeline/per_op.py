@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from finecast.devices.emulation import Emulation
+from finecast.devices.neuron import CompilerChoice
 from finecast.pipeline.device import search_plans
 from finecast.pipeline.ladder import STATED, LadderOutcome, LadderWalk
 from finecast.pipeline.search import Candidate, chain, fastest_passing
@@ -26,30 +27,40 @@ class PlanResult:
     time_s: float
 
 
-def beyond(walk: LadderWalk, outcome: LadderOutcome) -> tuple[PlanResult | None, str]:
-    """The fastest passing per-op plan that beats the best rung, and what was found."""
+def beyond(
+    walk: LadderWalk, outcome: LadderOutcome, named: CompilerChoice | None = None
+) -> tuple[PlanResult | None, str]:
+    """The fastest passing per-op plan that beats the best rung, and what was found.
+
+    Plans are in the formats of ``named`` where it is given: no rung may have them.
+    """
     best = outcome.best
-    if best is not None and best.time_s <= outcome.fastest_s:
+    if named is None and best is not None and best.time_s <= outcome.fastest_s:
         return None, "the fastest rung passes: no choice by op can be faster"
     limit = best.time_s if best is not None else math.inf
-    found = [r for e in _bases(outcome) if (r := _fastest(walk, e, limit)) is not None]
+    found = [r for e, p in _bases(outcome, named) if (r := _fastest(walk, e, p, limit))]
     if found:
         return min(found, key=lambda r: r.time_s), "faster than the best passing rung"
     return None, "no plan by op that was tried passes and is faster than the best passing rung"
 
 
-def _bases(outcome: LadderOutcome) -> list[Emulation]:
-    """One emulation for each format that a cast in the model can state."""
+def _bases(
+    outcome: LadderOutcome, named: CompilerChoice | None
+) -> list[tuple[Emulation, Policy]]:
+    """What is asked for; else a search for each format that a cast in the model can state."""
+    if named is not None and named.emulation is not None:
+        return [(named.emulation, named.policy)]
     chosen: dict[str, Emulation] = {}
     for result in outcome.rungs:
         emulation = result.rung.options.emulation()
         if emulation.format in STATED and emulation.scope is not Scope.NONE:
             chosen.setdefault(emulation.format.label, emulation)
-    return list(chosen.values())
+    return [(e, Policy(scope=Scope.AUTO, formats=(e.format,))) for e in chosen.values()]
 
 
-def _fastest(walk: LadderWalk, emulation: Emulation, limit: float) -> PlanResult | None:
-    policy = Policy(scope=Scope.AUTO, formats=(emulation.format,))
+def _fastest(
+    walk: LadderWalk, emulation: Emulation, policy: Policy, limit: float
+) -> PlanResult | None:
     search = search_plans(walk.device, emulation, policy)
     results: dict[str, PlanResult] = {}
 

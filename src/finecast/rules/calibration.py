@@ -81,6 +81,16 @@ def _lack(graph: Graph, node: Node, fmt: Format, facts: Facts) -> Iterator[str]:
                     yield f"{value.name} has no {fmt.label} scale, {error}"
 
 
+def calibrated_nodes(graph: Graph, fmt: Format, facts: Facts) -> dict[int, Encodings]:
+    """Those of each fp32 op that can run on such operands, by its id."""
+    found: dict[int, Encodings] = {}
+    for node in graph.float_nodes:
+        if node.format is Format.FP32:
+            with suppress(ValueError):
+                found[node.id] = calibrated(graph, node, fmt, facts)
+    return found
+
+
 def _seen(graph: Graph, value: Value, facts: Facts) -> ValueFacts | None:
     """What was observed of the value's origin, or else of itself."""
     return facts.get(origin(graph, value).id) or facts.get(value.id)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from finecast.devices.neuron.choice import TF32_NOTE, CompilerChoice, choose, explicit_casts
+from finecast.devices.neuron.choice import (
+    TF32_NOTE,
+    CompilerChoice,
+    choose,
+    emulated,
+    explicit_casts,
+)
 from finecast.devices.neuron.ladders import LADDERS, NEURON_TARGETS, Rung, casts_off, ladder
 from finecast.devices.neuron.options import Compiler, NeuronOptions, compiler_for, resolve
 from finecast.devices.neuron.reading import Given, from_environment, read
@@ -19,6 +25,7 @@ __all__ = [
     "casts_off",
     "choose",
     "compiler_for",
+    "emulated",
     "explicit_casts",
     "from_environment",
     "ladder",

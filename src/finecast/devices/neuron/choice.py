@@ -27,7 +27,10 @@ DEFAULT_FORMAT: Final = Format.BF16
 # Formats that engines on this machine may compute in, and those that a model can state: by
 # ONNX's types, tf32 by arithmetic.
 _HERE: Final = (Format.BF16, Format.FP16, Format.INT8)
-_STATED: Final = (Format.BF16, Format.FP16, Format.TF32, Format.FP8_E4M3, Format.FP8_E5M2)
+_STATED: Final = (
+    *(Format.BF16, Format.FP16, Format.TF32),
+    *(Format.FP8_E4M3, Format.FP8_E5M2, Format.INT8),
+)
 _NO_TARGET: Final = "TARGET"
 TF32_NOTE: Final = (
     "ONNX has no tf32: fp32 arithmetic in the model rounds the operands, and gives wrong"
@@ -85,7 +88,7 @@ def choose(given: Given, *, sdk: str | None = None, compiler: bool = False) -> C
         return CompilerChoice(policy=_local(given))
     stated = given.fast_math is not None or given.fp32_cast is not None
     own = given.auto_cast is None and not (stated or compiler or sdk is not None)
-    if own or _is_auto(given) or len(_labels(given)) > 1:
+    if own or _is_auto(given) or len(_labels(given)) > 1 or asks_for_codes(given):
         return _planned(given)
     options = resolve(given, sdk=sdk)
     emulation = options.emulation()
@@ -107,6 +110,37 @@ def choose(given: Given, *, sdk: str | None = None, compiler: bool = False) -> C
         notes=tuple(notes),
         format_notes=_format_notes(emulation),
     )
+
+
+def asks_for_codes(given: Given) -> bool:
+    """Whether a format with scales is named: no compiler's option, the model states them."""
+    return any(Format.parse(label).scaled for label in _labels(given))
+
+
+def emulated(
+    given: Given, *, sdk: str | None = None
+) -> tuple[Emulation, str, tuple[str, ...]]:
+    """What the target makes of ``given``, the options in full, and what is to be told.
+
+    A format with scales is finecast's own cast on any target: of all ops that can have it,
+    or of products by ``--auto-cast matmult``.
+
+    Raises:
+        UsageError: As ``resolve``; or if there are several formats.
+    """
+    if not asks_for_codes(given):
+        options = resolve(given, sdk=sdk)
+        return options.emulation(), options.label, options.notes
+    choice = _planned(given)
+    assert choice.emulation is not None
+    if len(choice.policy.formats) > 1:
+        raise UsageError(
+            f"--auto-cast-type {given.auto_cast_type}: one format is emulated",
+            fix="name one, or mix them by op with finecast tune --target",
+        )
+    scope = Scope.ALL if choice.policy.scope is Scope.AUTO else choice.policy.scope
+    label = f"--auto-cast {scope.value} --auto-cast-type {choice.policy.format.label}"
+    return replace(choice.emulation, scope=scope), label, choice.notes
 
 
 def explicit_casts(target: str) -> Emulation:
@@ -164,14 +198,6 @@ def _format(label: str, given: Given, target: str) -> Format:
         )
     if fmt in _STATED:
         return fmt
-    if fmt.scaled:
-        if target == _NO_TARGET:
-            return fmt
-        raise UsageError(
-            f"--auto-cast-type {fmt.label} with --target {target}: its scales are planned for"
-            " engines that are here alone",
-            fix="drop the target, or use one of its own formats",
-        )
     raise UsageError(
         f"ONNX has no type {fmt.label}: a model's casts cannot state it",
         where="--auto-cast-type",

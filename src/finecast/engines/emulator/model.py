@@ -181,6 +181,8 @@ class _Builder:
                 assert exact is not None
                 assert uncast is not None
                 name = f"{value.name}_{into.format.label}{'_flushed' * into.flush}"
+                if into.encoding is not None:  # by this reader's axis
+                    name += f"_{node.id}_{index}"
                 rounded = convert(exact, self.wants.conversion(value, into))
                 switched = self.fixed is None and ALWAYS not in bits
                 if switched and exact.size >= _FED_SIZE:

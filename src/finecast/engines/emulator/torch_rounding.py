@@ -22,7 +22,7 @@ def convert_tensor(
     x: torch.Tensor, how: Rounder, *, offset: int = 0, stream: int = 0
 ) -> torch.Tensor:
     """Convert an fp32 tensor; the results are fp32, in the same shape."""
-    plain = how.rounding is Rounding.NEAREST_EVEN and not how.saturate
+    plain = how.rounding is Rounding.NEAREST_EVEN and not how.saturate and how.encoding is None
     if plain and how.format in (*_CASTS, Format.TF32, Format.FP32):
         out = _nearest(x, how.format)
         return _flushed(out, how.format) if how.flush_subnormals else out

@@ -19,6 +19,7 @@ from finecast.devices.setting import ALWAYS, PARAMETER, READ, RELAYOUT, WRITE, B
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder
+from finecast.numbers.scaled import Scaled
 from finecast.ops import OpKind, by_name
 
 
@@ -28,12 +29,14 @@ class Into:
 
     Into fp32 with ``flush`` rounds nothing else: it is what an engine does to its sums.
     ``own`` is what an engine does to operands that nothing casts; ``instead`` takes its place.
+    ``encoding`` has the parameters of a format with scales.
     """
 
     format: Format
     flush: bool = False
     own: bool = False
     instead: bool = False
+    encoding: Scaled | None = None
 
 
 Wants = Mapping[Into, frozenset[Bit]]
@@ -123,7 +126,7 @@ class RoundWants:
     def conversion(self, value: Value, into: Into) -> Rounder:
         """How ``value`` comes into a format."""
         return self.emulation.conversion(
-            into.format, standalone=self.standalone(value), flush=into.flush
+            into.format, into.encoding, standalone=self.standalone(value), flush=into.flush
         )
 
     def standalone(self, value: Value) -> bool:
@@ -235,20 +238,31 @@ class RoundWants:
         if node.format is not Format.FP32:
             return Format.FP32
         stated = self.stated(node)
+        if stated is None and self._reads_codes(node):
+            return Format.FP32
         if stated is None:
             return self.emulation.own_read(node)
         # They are in that format already; what is left to do is to flush.
         return stated if self.emulation.flushes(node, stated) else Format.FP32
 
+    def _reads_codes(self, node: Node) -> bool:
+        """Whether the model has an operand of ``node`` as codes, taken as they are."""
+        makers = (v.producer for v in self.graph.following_inputs(node))
+        return any(m is not None and self.graph.nodes[m].op == "dequantize" for m in makers)
+
     def reads(self, node: Node, index: int) -> dict[Into, frozenset[Bit]]:
         """What ``node`` rounds to at input ``index``, which follows its format, and when."""
-        return self._reads(node, parameter=is_parameter(node, index))
+        coded = self.emulation.encodings.get(node.id)
+        encoding = None if coded is None else coded.at(index)
+        return self._reads(node, parameter=is_parameter(node, index), encoding=encoding)
 
     def scalars(self, node: Node) -> dict[Into, frozenset[Bit]]:
         """What ``node`` rounds numbers to that are operands and no values of the graph."""
         return {} if node.format is not Format.FP32 else self._reads(node, parameter=False)
 
-    def _reads(self, node: Node, *, parameter: bool) -> dict[Into, frozenset[Bit]]:
+    def _reads(
+        self, node: Node, *, parameter: bool, encoding: Scaled | None = None
+    ) -> dict[Into, frozenset[Bit]]:
         found: dict[Into, frozenset[Bit]] = {}
         own = Format.FP32 if parameter else self.own(node)
         if own is not Format.FP32:
@@ -256,9 +270,12 @@ class RoundWants:
             found[into] = frozenset({ALWAYS})
         if node.id in self.ports and node.op not in _NO_FLOAT_RESULT:
             wanted = self.ports[node.id].read
+            if wanted.scaled and encoding is None:
+                wanted = Format.FP32  # an operand that stays as it is
             if wanted is not Format.FP32 and wanted is not own:
                 flush = self.emulation.flushes(node, wanted) and not parameter
-                into = Into(wanted, flush, instead=any(i.own for i in found))
+                instead = any(i.own for i in found)
+                into = Into(wanted, flush, instead=instead, encoding=encoding)
                 bit = (PARAMETER if parameter else READ, node.id)
                 found = joined(found, {into: frozenset({bit})})
         relayout = self.emulation.relayout

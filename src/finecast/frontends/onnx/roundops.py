@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder, Rounding, draws
+from finecast.numbers.scaled import Scaled
 
 # A prime, so that values of different sizes walk through the table at different strides.
 _TABLE: Final = 1_048_573
@@ -54,6 +55,8 @@ class RoundOps:
     ) -> tuple[list[ir.Node], ir.Value]:
         """Nodes, in order, and the value they end in: ``value`` rounded."""
         self.made, self.label, self.count = [], label, 0
+        if how.encoding is not None:
+            return self.made, self._by_codes(value, how.encoding)
         if how.format is Format.FP32:  # an engine's own sums: there is nothing to round
             return self.made, self._flushed(value, how.format)
         table = how.rounding is Rounding.NEAREST_EVEN and _CASTS.get(how.format)
@@ -100,6 +103,14 @@ class RoundOps:
         self.count += 1
         self.made.append(ir.node(kind, list(inputs), attributes, outputs=[out]))
         return out
+
+    def _by_codes(self, value: ir.Value, encoding: Scaled) -> ir.Value:
+        """ONNX's own nodes, for a tensor as a whole."""
+        scale = self.scalar(encoding.scale[0])
+        zero = self.constant(np.array(encoding.zero_point, dtype=encoding.dtype))
+        dtype = ir.DataType.from_numpy(encoding.dtype)
+        codes = self.op("QuantizeLinear", value, scale, zero, dtype=dtype)
+        return self.op("DequantizeLinear", codes, scale, zero)
 
     def _by_cast(self, value: ir.Value, how: Rounder) -> ir.Value:
         if how.saturate:

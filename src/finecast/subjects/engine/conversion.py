@@ -97,7 +97,7 @@ class Converter:
         with paused_collection():  # graph and plan live on until all is written
             prepared = source.prepare(policy)
             check_stated(policy, engine, prepared)
-            check_calibrated(policy, data, target)
+            check_calibrated(policy, data)
             facts = observe(prepared, lambda: data) if data else {}
             planner = make_planner(
                 prepared, policy, engine, facts=facts, user_rules=user_rules

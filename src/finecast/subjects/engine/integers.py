@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from finecast.devices.emulation import Emulation
 from finecast.engines.base import Engine, Feeds
-from finecast.engines.integers import not_on_integers
+from finecast.engines.integers import INTEGER_ENGINES, not_on_integers
 from finecast.engines.loading import load_model
 from finecast.errors import EngineError, UsageError
 from finecast.numbers.formats import Format
@@ -28,21 +27,13 @@ from finecast.subjects.engine.native import AppliedModel, NativeSource
 _MOST_TURNS: Final = 4
 
 
-def check_calibrated(policy: Policy, data: Sequence[Feeds], target: Emulation | None) -> None:
+def check_calibrated(policy: Policy, data: Sequence[Feeds]) -> None:
     """Return unless a format of ``policy`` needs what is not there.
 
     Raises:
-        UsageError: If it has scales, and there is no data to take them from, or if it is
-            asked of a device that is not here.
+        UsageError: If it has scales, and there is no data to take them from.
     """
     for fmt in (f for f in policy.formats if f.scaled):
-        if target is not None:
-            raise UsageError(
-                f"{fmt.label} is planned for engines that are here, not for"
-                f" {target.target.name}",
-                where="--auto-cast-type",
-                fix="drop the target, or use one of its own formats",
-            )
         if not data:
             raise UsageError(
                 f"{fmt.label} needs the ranges of the model's values, and there is no data",
@@ -54,9 +45,13 @@ def check_calibrated(policy: Policy, data: Sequence[Feeds], target: Emulation | 
 def narrowed(source: NativeSource, planner: Planner, engine: Engine, feeds: Feeds) -> Planner:
     """``planner`` without the ops that the lowest plan in a scaled format fails to put there.
 
+    A device that is emulated has no kernels to be held against.
+
     Raises:
         EngineError: If the engine cannot run the lowest plan.
     """
+    if engine.name not in INTEGER_ENGINES:
+        return planner
     for fmt in (f for f in planner.policy.formats if f.scaled):
         for _ in range(_MOST_TURNS):
             plan = planner.lowest(fmt)
@@ -76,7 +71,7 @@ def left_out(
         EngineError: If the engine cannot run the model.
     """
     planned = {name for name, fmt in plan.formats.items() if fmt.scaled}
-    if not planned:
+    if not planned or engine.name not in INTEGER_ENGINES:
         return {}
     session = load_model(engine, applied.model, profiling=True)
     return not_on_integers(session.profile(feeds, repeats=1), planned)

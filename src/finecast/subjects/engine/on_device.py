@@ -10,14 +10,13 @@ from finecast.ops.patterns import activation_kernels, bias_kernels, merged, norm
 from finecast.pipeline.program import Asked
 from finecast.planning.cost import RooflineCost
 from finecast.planning.planner import Planner
-from finecast.planning.points import rounding_points
 from finecast.planning.problem import Analysis
 from finecast.planning.units import make_units
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Scope
 from finecast.subjects.engine.native import PreparedModel
 from finecast.subjects.engine.planning import make_planner
-from finecast.subjects.engine.roundings import analysis_of, probe_sensitivity
+from finecast.subjects.engine.roundings import analysis_of, points_of, probe_sensitivity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +49,7 @@ class OnDevice:
         asked, graph, low = self.asked, self.planner.graph, self.planner.policy.formats
         kernels = merged(bias_kernels(graph) + activation_kernels(graph) + norm_kernels(graph))
         units = make_units(graph, self.planner.permissions, low, kernels)
-        points = dict.fromkeys(low, rounding_points(graph, units, kernels))
+        points = points_of(self.planner, units, dict.fromkeys(low, kernels))
         errors = probe_sensitivity(
             self.planner, self.prepared, points, asked.feeds, asked.progress
         )

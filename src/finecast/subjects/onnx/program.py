@@ -71,7 +71,12 @@ class OnnxProgram:
         formats = self.formats(plan)
         low = set(formats.values()) - {Format.FP32}
         if len(low) <= 1:
-            emulation = replace(emulation, format=next(iter(low), emulation.format))
+            coded = {d.node: d.encodings for d in plan.decisions if d.format.scaled}
+            emulation = replace(
+                emulation,
+                format=next(iter(low), emulation.format),
+                encodings={n.id: coded[n.name] for n in self.graph.nodes if n.name in coded},
+            )
             return self.session(emulation, setting_of_plan(formats, emulation))
         engine = EmulatorEngine(emulation=replace(emulation, scope=Scope.NONE))
         session = load_model(engine, frontend.apply(self.source.file, plan).model)

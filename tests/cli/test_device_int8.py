@@ -1,0 +1,117 @@
+"""int8 on devices that are not here, as a user asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+from onnx.reference import ReferenceEvaluator
+
+from finecast import api
+from finecast.engines.loading import exact_engine
+from finecast.errors import UsageError
+from tests.cli.conftest import Answer
+
+Finecast = Callable[..., Answer]
+
+NET = """<ir_version: 9, opset_import: ["" : 19]>
+net (float[n, 1, 8, 8] x) => (float[n, 16] y)
+<int64[2] flat = {-1, 64}> {
+  [flatten] f = Reshape (x, flat)
+  [one] a = MatMul (f, w)
+  [act] r = Relu (a)
+  [two] b = Gemm <transB = 1> (r, u)
+  [conv] c = Conv <kernel_shape = [8, 8]> (x, k)
+  [flat1] d = Flatten (c)
+  [sum] e = Add (d, b)
+  [head] y = MatMul (e, v)
+}"""
+SHAPES = {"w": (64, 64), "u": (64, 64), "k": (64, 1, 8, 8), "v": (64, 16)}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    draw = np.random.default_rng(0)
+    made = parser.parse_model(NET)
+    for name, shape in SHAPES.items():
+        array = (draw.standard_normal(shape) / 8).astype(np.float32)
+        made.graph.initializer.append(numpy_helper.from_array(array, name))
+    onnx.save(made, tmp_path / "net.onnx")
+    np.savez(tmp_path / "x.npz", x=draw.standard_normal((16, 1, 8, 8)).astype(np.float32))
+    return tmp_path / "net.onnx", tmp_path / "x.npz"
+
+
+def test_one_emulation_for_every_verb(finecast: Finecast, files: tuple[Path, Path]) -> None:
+    net, data = files
+    options = ["--auto-cast-type", "int8", "--data", data]
+    seen = finecast("emulate", net, "--target", "sm75", *options, "--json").json
+    assert seen["options"] == "--auto-cast all --auto-cast-type int8"
+    assert seen["cast_ops"] == 4  # of sums the device makes none on integers
+    assert seen["output_error"] > 0
+    assert {one["node"] for one in seen["ops"]} <= {"one", "two", "conv", "head"}
+    out = net.with_name("low.onnx")
+    options = ["--auto-cast", "all", *options]
+    made = finecast("convert", net, "-o", out, "--target", "sm75", *options, "--json").json
+    assert made["ops"]["int8"] == 4
+    assert made["verified"]["engine"] == "emulator:sm75"
+    assert made["verified"]["relative_error"] == pytest.approx(seen["output_error"], rel=0.01)
+    # Of the sum of two 8-bit products in 32 bits no CPU's integer kernel may lose a bit.
+    session = exact_engine().load(out)
+    (reference,) = map(
+        np.asarray, ReferenceEvaluator(onnx.load(out)).run(["y"], dict(np.load(data)))
+    )
+    found = session.run(dict(np.load(data)))["y"]
+    assert np.abs(found - reference).max() <= 1e-5 * np.abs(reference).max()
+
+
+@pytest.fixture
+def heavy(tmp_path: Path) -> tuple[Path, Path]:
+    """A product whose weights are most of what is read."""
+    draw = np.random.default_rng(0)
+    text = """<ir_version: 9, opset_import: ["" : 19]>
+    net (float[n, 2048] x) => (float[n, 8] y) {
+      [large] a = MatMul (x, w)
+      [small] y = MatMul (a, v)
+    }"""
+    made = parser.parse_model(text)
+    for name, shape in (("w", (2048, 1024)), ("v", (1024, 8))):
+        array = (draw.standard_normal(shape) / 30).astype(np.float32)
+        made.graph.initializer.append(numpy_helper.from_array(array, name))
+    onnx.save(made, tmp_path / "heavy.onnx")
+    np.savez(tmp_path / "heavy.npz", x=draw.standard_normal((4, 2048)).astype(np.float32))
+    return tmp_path / "heavy.onnx", tmp_path / "heavy.npz"
+
+
+KEPT = ("--metric", "cosine", "--tolerance", "0.01", "--auto-cast-type", "int8,bf16", "--json")
+
+
+@pytest.mark.parametrize("target", ["inf1", "avx2-vnni"])
+def test_tune_for_a_device_with_integers(
+    target: str, finecast: Finecast, heavy: tuple[Path, Path]
+) -> None:
+    net, data = heavy
+    out = net.with_name("low.onnx")
+    found = finecast("tune", net, "-o", out, "--target", target, "--data", data, *KEPT).json
+    assert found["verdict"] == "improved", found["why"]
+    assert "QuantizeLinear" in {n.op_type for n in onnx.load(out).graph.node}
+
+
+def test_the_ladder_has_a_plan_on_integers(
+    finecast: Finecast, heavy: tuple[Path, Path]
+) -> None:
+    net, data = heavy
+    found = finecast("ladder", net, "--target", "inf1", "--data", data, *KEPT).json
+    assert found["per_op"]["ops"]["int8"] >= 1, found["per_op"]
+    assert found["per_op"]["relative_time"] < 1
+
+
+def test_what_a_device_has_no_integers_for_is_refused(files: tuple[Path, Path]) -> None:
+    net, data = files
+    with pytest.raises(UsageError, match="trn1 has no int8 arithmetic"):
+        api.tune(net, None, data=str(data), policy="auto:int8", target="trn1")
+    with pytest.raises(UsageError, match="needs the ranges"):
+        api.convert(net, None, "all:int8", target="sm80")
