@@ -145,8 +145,7 @@ def run(
     modelled from its documented rates, and the plan is stated by casts that its compiler
     respects (--auto-cast none).
 
-    MODEL may be a program of torch.export.save, named .pt2; it is timed by torch.compile.
-    It may be what OpenVINO reads, as a SavedModel's folder: what is written is IR, named .xml.
+    MODEL may be torch.export's .pt2, or what OpenVINO reads (a SavedModel): that gives .xml.
 
     Examples:
       finecast tune model.onnx -o tuned.onnx --data val.npz --metric top1 --tolerance 0.005
