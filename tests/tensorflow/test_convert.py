@@ -9,8 +9,14 @@ import numpy as np
 import pytest
 
 import finecast
+from finecast.engines.tensorflow import TensorFlowEngine
 from finecast.errors import ModelError, UsageError
+from finecast.frontends import tensorflow as frontend
+from finecast.frontends.tensorflow.instrument import SWITCH, with_switches
+from finecast.frontends.tensorflow.loading import load
 from finecast.numbers.formats import Format
+from finecast.numbers.rounding import round_to
+from finecast.planning.switches import Switch
 from tests.tensorflow.models import Model, nodes_of, of_function, served, tf, types_of
 
 X = np.random.default_rng(1).normal(size=(4, 16)).astype(np.float32)
@@ -186,3 +192,22 @@ def test_an_assertion_is_still_made(tmp_path: Path) -> None:
     finecast.convert(model.path, tmp_path / "low", "all:bf16")
     with pytest.raises(tf.errors.InvalidArgumentError):
         served(tmp_path / "low", {"x": np.full((1, 16), 1000, np.float32)})
+
+
+def test_a_switch_rounds_to_bf16_and_back(mlp: Model) -> None:
+    captured = frontend.capture(load(mlp.path), "")
+    (scores,) = captured.graph.outputs
+    product = next(n for n in captured.graph.nodes if n.op == "matmul")
+    switches = [
+        Switch(values={scores.id: Format.BF16}),
+        Switch(ports={(product.id, 1): Format.BF16}),
+    ]
+    model = with_switches(captured.graph, captured.binding, switches)
+    session = TensorFlowEngine().open(model)
+
+    def run(*on: bool) -> Any:
+        return session.run({"x": X, SWITCH: np.array(on)})["scores"]
+
+    exact = run(False, False)
+    np.testing.assert_array_equal(run(True, False), round_to(exact, Format.BF16))
+    assert 0 < np.abs(run(False, True) - exact).max() < 0.02
