@@ -23,12 +23,15 @@ class Goal:
         max_trials: Evaluations of plans on all data at most; None for as many as it takes.
             A given number is used: faster plans are looked for until it is spent.
         timeout_s: Seconds after which no evaluation is begun.
+        start_s: From when on they count, by ``time.perf_counter``: from when the goal was
+            stated, so that loading the model counts.
     """
 
     criterion: Criterion
     min_speedup: float = MIN_SPEEDUP
     max_trials: int | None = None
     timeout_s: float | None = None
+    start_s: float = field(default_factory=time.perf_counter, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse what can never be met.
@@ -63,10 +66,9 @@ class Goal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What is left of a goal's budget from ``start_s`` on, by ``time.perf_counter``."""
+    """What is left of a goal's budget."""
 
     goal: Goal
-    start_s: float = field(default_factory=time.perf_counter)
 
     def spent(self, trials: int) -> str:
         """Why no other trial is begun after so many; empty while one may be."""
@@ -80,4 +82,4 @@ class Budget:
     @property
     def seconds(self) -> float:
         """Since the start."""
-        return time.perf_counter() - self.start_s
+        return time.perf_counter() - self.goal.start_s
