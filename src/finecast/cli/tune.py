@@ -173,10 +173,9 @@ def run(
         resume=records.resume,
         from_type=source.from_type,
     )
-    outcome = _searched(files, model, written, request, quiet=as_json)
     plan = records.plan_of(written.output)
-    if outcome.improved:
-        write_text(plan, outcome.plan.to_json())
+    outcome = _searched(files, model, written, request, quiet=as_json)
+    outcome = _with_plan(files, outcome, plan)
     _warn(outcome, choice.told(set(outcome.plan.formats.values())), request)
     _report(outcome, evaluation.label, written.output, plan, as_json=as_json)
     return ExitCode.DONE if outcome.improved else ExitCode.NOT_IMPROVED
@@ -218,7 +217,14 @@ def _searched(
         progress("tuning", quiet=quiet) as bar,
     ):
         told = replace(request, progress=lambda stage, done, total: bar(done, total, stage))
-        return replace(api.tuned(model, written.destination, told), stale=files.stale())
+        return api.tuned(model, written.destination, told)
+
+
+def _with_plan(files: CommandFiles, outcome: Outcome, plan: Path) -> Outcome:
+    """Write the plan, if there is one; what is stale shows after that."""
+    if outcome.improved:
+        write_text(plan, outcome.plan.to_json())
+    return replace(outcome, stale=files.stale())
 
 
 def _warn(outcome: Outcome, told: Sequence[str], request: TuneRequest) -> None:
