@@ -249,7 +249,6 @@ def tuned(model: OpenedModel, output: Destination, options: TuneRequest) -> Outc
         user_rules=tuple(options.user_rules.items()),
         study=study,
         progress=options.progress,
-        start_s=options.start_s,
     )
     if output.path is not None and outcome.improved:
         size, _ = model.write(outcome, output, subject, workload)

@@ -149,8 +149,10 @@ class Bench:
         model = OnnxSource(file=frontend.load(self.model))
         subject = EngineSubject(model=model, engine=chosen, reference=chosen.load(self.model))
         goal = Goal(criterion=criterion, max_trials=max_trials, min_speedup=min_speedup)
+        if start_s is not None:
+            goal = replace(goal, start_s=start_s)
         asked = Policy.parse(policy)
-        return tuning.tune(subject, workload, goal, asked, study=study, start_s=start_s)
+        return tuning.tune(subject, workload, goal, asked, study=study)
 
 
 def conv_net(path: Path, *, middle: str = "Relu") -> None:

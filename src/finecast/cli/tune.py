@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -156,7 +155,7 @@ def run(
 
       finecast tune model.pt2 -o tuned.pt2 --data val.npz --metric top1
     """
-    start_s = time.perf_counter()  # what is imported and loaded from here on counts
+    goal = search.goal(tolerance.stated())  # its seconds count from here on
     from finecast.pipeline.model import TuneRequest
 
     choice = narrowing.narrowed(device.choice(casting, target))
@@ -165,7 +164,7 @@ def run(
     model = _claimed(files, source, written, records, engine)
     request = TuneRequest(
         data=evaluation.options(data),
-        goal=search.goal(tolerance.stated()),
+        goal=goal,
         policy=choice.policy,
         engine=engine,
         device=choice.emulation,
@@ -173,13 +172,10 @@ def run(
         study=records.study_of(written.output),
         resume=records.resume,
         from_type=source.from_type,
-        start_s=start_s,
     )
-    outcome = _searched(files, model, written, request, quiet=as_json)
     plan = records.plan_of(written.output)
-    if outcome.improved:
-        write_text(plan, outcome.plan.to_json())
-    outcome = replace(outcome, stale=files.stale())
+    outcome = _searched(files, model, written, request, quiet=as_json)
+    outcome = _with_plan(files, outcome, plan)
     _warn(outcome, choice.told(set(outcome.plan.formats.values())), request)
     _report(outcome, evaluation.label, written.output, plan, as_json=as_json)
     return ExitCode.DONE if outcome.improved else ExitCode.NOT_IMPROVED
@@ -222,6 +218,13 @@ def _searched(
     ):
         told = replace(request, progress=lambda stage, done, total: bar(done, total, stage))
         return api.tuned(model, written.destination, told)
+
+
+def _with_plan(files: CommandFiles, outcome: Outcome, plan: Path) -> Outcome:
+    """Write the plan, if there is one; what is stale shows after that."""
+    if outcome.improved:
+        write_text(plan, outcome.plan.to_json())
+    return replace(outcome, stale=files.stale())
 
 
 def _warn(outcome: Outcome, told: Sequence[str], request: TuneRequest) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,7 +67,6 @@ class TuneRequest:
         resume: Whether trials that are there count.
         from_type: The type whose ops are taken to fp32 first.
         progress: Told of each step.
-        start_s: When it was asked for, by ``time.perf_counter``: loading the model counts.
     """
 
     data: DataOptions
@@ -81,7 +79,6 @@ class TuneRequest:
     resume: bool = False
     from_type: str | None = None
     progress: Progress = silent
-    start_s: float = field(default_factory=time.perf_counter)
 
 
 @runtime_checkable

@@ -52,18 +52,15 @@ def tune(
     user_rules: UserRules = (),
     study: Study | None = None,
     progress: Progress = silent,
-    start_s: float | None = None,
 ) -> Outcome:
     """Find the fastest plan that keeps ``goal`` on all of the workload's data.
-
-    The budget counts from ``start_s`` on, by ``time.perf_counter``; by default from now.
 
     Raises:
         UsageError: If the policy does not fit the model or the device.
         ModelError: If the fp32 model gives NaN, or the model cannot be converted.
         EngineError: If the fp32 model cannot be run.
     """
-    budget = Budget(goal=goal) if start_s is None else Budget(goal=goal, start_s=start_s)
+    budget = Budget(goal=goal)
     if policy.open_formats:
         policy = replace(policy, formats=subject.formats, open_formats=False)
     subject.check_formats(policy)
