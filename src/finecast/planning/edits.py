@@ -79,6 +79,8 @@ def edits(
     formats: Mapping[int, Format],
     io: Mapping[int, Format] | None = None,
     encodings: Mapping[int, Encodings] | None = None,
+    *,
+    moves_codes: bool = True,
 ) -> tuple[Edit, ...]:
     """The edits that give node i the format ``formats[i]``; other nodes keep theirs.
 
@@ -87,6 +89,8 @@ def edits(
         formats: Format by node id.
         io: Declared format by value id of inputs and outputs that change type.
         encodings: Those of the inputs of nodes whose format has parameters.
+        moves_codes: Whether what runs the model moves codes as well as numbers; else values
+            are rounded right before the ops that read them so.
     """
     io = io or {}
     around = {n: f for n, f in formats.items() if f.operands_only}
@@ -105,15 +109,19 @@ def edits(
         constant = graph.values[value_id].constant is not None
         kind = ConvertConstant if constant else InsertCast
         changed.append(kind(value=value_id, to=fmt, uses=tuple(uses)))
-    return (*changed, *_round_trips(graph, around, stored, encodings or {}))
+    wanted_codes = _rounded(graph, around, stored, encodings or {})
+    if moves_codes:
+        _hoist(graph, wanted_codes, stored)
+    return (*changed, *_round_trips(graph, wanted_codes))
 
 
-def _round_trips(
+def _rounded(
     graph: Graph,
     around: Mapping[int, Format],
     stored: Mapping[int, Format],
     encodings: Mapping[int, Encodings],
-) -> list[RoundTrip]:
+) -> dict[tuple[int, Encoding], list[Use]]:
+    """Uses of each value that read it rounded, by value and encoding."""
     wanted: dict[tuple[int, Encoding], list[Use]] = {}
     for number, fmt in around.items():
         node, scaled = graph.nodes[number], encodings.get(number)
@@ -125,11 +133,16 @@ def _round_trips(
             to = scaled.at(index) if scaled is not None else fmt
             if to is not None:
                 wanted.setdefault((source, to), []).append(Use(node=number, index=index))
-    _hoist(graph, wanted, stored)
-    wanted = {(v, e): u for (v, e), u in wanted.items() if not _came_from(graph, v, e.format)}
+    return wanted
+
+
+def _round_trips(
+    graph: Graph, wanted: Mapping[tuple[int, Encoding], list[Use]]
+) -> list[RoundTrip]:
     return [
         RoundTrip(value=v, to=e, uses=tuple(uses))
         for (v, e), uses in sorted(wanted.items(), key=lambda w: w[0][0])
+        if not _came_from(graph, v, e.format)
     ]
 
 

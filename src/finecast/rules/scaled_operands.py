@@ -108,6 +108,7 @@ def _operand(graph: Graph, node: Node, index: int) -> Value | None:
 
 _OPERANDS: Final[Mapping[str, Callable[[Graph, Node], Axes]]] = {
     "conv": _weighted(0),
+    "linear": _weighted(0),
     "matmul": _weighted(-1),
     "gemm": _gemm,
     "add": _addition,

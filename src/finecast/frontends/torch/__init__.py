@@ -33,7 +33,12 @@ def planned_edits(captured: Captured, plan: Plan, where: str = "") -> tuple[Edit
             fix="make a plan for this model, or give the one that the plan was made for",
         )
     plan.check(captured.graph, where=where)
-    return edits(captured.graph, {by_name[n]: f for n, f in plan.formats.items()})
+    return edits(
+        captured.graph,
+        {by_name[n]: f for n, f in plan.formats.items()},
+        encodings={by_name[n]: e for n, e in plan.encodings.items()},
+        moves_codes=False,  # Inductor recognises them right before a product
+    )
 
 
 def apply(captured: Captured, edits: Sequence[Edit]) -> GraphModule:

@@ -18,11 +18,13 @@ from torch.fx.node import map_arg
 from finecast.errors import ModelError
 from finecast.frontends.torch.aten import DTYPES, is_number, named_arguments, scalar_names
 from finecast.frontends.torch.casts import simplify_casts
+from finecast.frontends.torch.codes import read_back, round_trip, stored_codes
 from finecast.frontends.torch.layout import free_of_strides
 from finecast.frontends.torch.reader import FxBinding, ValueSource, attribute, forget_unused
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_scalar, overflow_limit
+from finecast.numbers.scaled import Scaled
 from finecast.planning.edits import (
     ConvertConstant,
     Edit,
@@ -67,7 +69,7 @@ def apply_edits(
     if edits:
         simplify_casts(module)
         free_of_strides(module)
-    if any(isinstance(edit, ConvertConstant) for edit in edits):
+    if any(isinstance(edit, ConvertConstant | RoundTrip) for edit in edits):
         forget_unused(module)
     module.graph.lint()
     module.recompile()
@@ -81,6 +83,7 @@ class _Writer:
     low_paths: dict[tuple[int, Format], str] = field(
         default_factory=dict[tuple[int, Format], str]
     )
+    coded: dict[tuple[int, Scaled], str] = field(default_factory=dict[tuple[int, Scaled], str])
 
     def apply(self, edit: Edit) -> None:
         match edit:
@@ -90,6 +93,10 @@ class _Writer:
                 self._rewire(edit.value, edit.uses, self._cast(edit))
             case ConvertConstant():
                 self._rewire(edit.value, edit.uses, self._constant(edit))
+            case RoundTrip(to=Scaled() as to) if self._is_constant(edit.value):
+                self._rewire(edit.value, edit.uses, self._coded(edit.value, to))
+            case RoundTrip(to=Scaled() as to):
+                self._rewire(edit.value, edit.uses, self._round_trip(edit.value, to))
             case RoundTrip():
                 raise ModelError(
                     f"{edit.to.label} is no type that PyTorch computes in",
@@ -149,6 +156,41 @@ class _Writer:
                 return user
         raise ModelError("a tuple's element is used but never taken", where=source.node.name)
 
+    def _is_constant(self, value_id: int) -> bool:
+        return self.graph.values[value_id].constant is not None
+
+    def _round_trip(self, value_id: int, to: Scaled) -> FxNode:
+        """The value as it is read back from its codes."""
+        origin = self._origin(value_id)
+        fake = self._fake(value_id, Format.FP32)
+        with self.binding.module.graph.inserting_after(_last_placeholder(origin)):
+            # Made in order: what is inserted after one node comes before what was.
+            codes, back = round_trip(self.binding.module.graph, origin, to)
+            codes.append(back)
+        _mark(codes, origin, fake.to(getattr(torch, to.dtype.name)))
+        _mark(back, origin, fake)
+        return back
+
+    def _coded(self, value_id: int, to: Scaled) -> FxNode:
+        """The constant as it is read back from stored codes."""
+        source = self.binding.values[value_id].node
+        module, fx = self.binding.module, self.binding.module.graph
+        path = str(source.target)
+        tensor = attribute(module, path)
+        key = (id(tensor), to)
+        known = self.coded.setdefault(key, f"{path}_{to.label}_{len(self.coded)}")
+        stored: dict[str, FxNode] = {}
+        with fx.inserting_before(source.next):
+            for part, array in stored_codes(tensor, to).items():
+                name = f"{known}_{part}".replace(".", "_")
+                if not hasattr(module, name):
+                    module.register_buffer(name, array)
+                stored[part] = fx.get_attr(name)
+                _mark(stored[part], source, _faked(source, array))
+            back = read_back(fx, stored, to)
+        _mark(back, source, self._fake(value_id, Format.FP32))
+        return back
+
     def _constant(self, edit: ConvertConstant) -> FxNode:
         source = self.binding.values[edit.value]
         module, fx = self.binding.module, self.binding.module.graph
@@ -204,6 +246,11 @@ def _replace(
 
     args, kwargs = map_arg((node.args, node.kwargs), swap)
     node.args, node.kwargs = args, kwargs
+
+
+def _faked(beside: FxNode, tensor: torch.Tensor) -> Any:
+    """``tensor`` as a fake one, as those of the node ``beside`` are."""
+    return beside.meta["val"].new_empty(tensor.shape, dtype=tensor.dtype)
 
 
 def _last_placeholder(node: FxNode) -> FxNode:

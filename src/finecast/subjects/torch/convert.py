@@ -39,6 +39,7 @@ from finecast.rules import UserRule
 from finecast.rules.matching import check_names
 from finecast.rules.override import check_overrides
 from finecast.rules.policy import Policy, Scope
+from finecast.subjects.torch.integers import quantized
 from finecast.subjects.torch.source import TorchBuilt, built_of, kept_advice
 
 
@@ -85,7 +86,10 @@ def convert(
         fold=wanted.scope is not Scope.NONE,
     )
     rules = tuple((user_rules or {}).items())
-    built, told = lowered(captured, arguments, wanted, rules, RuleSet.parse(rule_set))
+    if any(fmt.scaled for fmt in wanted.formats):
+        built, told = quantized(captured, arguments, wanted, rules)
+    else:
+        built, told = lowered(captured, arguments, wanted, rules, RuleSet.parse(rule_set))
     for text in told:
         warnings.warn(text, stacklevel=2)
     return built.model

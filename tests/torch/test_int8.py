@@ -1,0 +1,194 @@
+"""PyTorch's products on integers, in compiled modules."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+
+import finecast.torch as ft
+from finecast.engines.torch.integers import CompiledProducts
+from finecast.errors import UsageError
+from finecast.frontends import torch as frontend
+from finecast.frontends.torch.observing import observe
+from finecast.measure.environment import environment
+from finecast.numbers.formats import Format
+from finecast.subjects.torch import integers
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
+]
+
+
+class Net(nn.Module):
+    """Convolutions with a residual sum, and products with an activation between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Conv2d(3, 16, 3, padding=1)
+        self.two = nn.Conv2d(16, 16, 3, padding=1)
+        self.hidden = nn.Linear(16 * 8 * 8, 64)
+        self.head = nn.Linear(64, 10, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.one(x))
+        x = x + torch.relu(self.two(x))
+        return self.head(nn.functional.gelu(self.hidden(x.flatten(1))))
+
+
+@pytest.fixture
+def net() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    return Net().eval(), torch.randn(8, 3, 8, 8)
+
+
+def converted(
+    monkeypatch: pytest.MonkeyPatch,
+    net: tuple[nn.Module, torch.Tensor],
+    policy: str = "matmult:int8",
+    *,
+    ran: tuple[int, ...] = (99,),
+    error: float = 0.0,
+    **options: Any,
+) -> tuple[Any, list[str]]:
+    """``convert``, where compiled modules ran so many products on integers, in turn."""
+    counts = iter(ran)
+
+    def compiled(*_: object) -> CompiledProducts:
+        return CompiledProducts(count=next(counts), error=error)
+
+    monkeypatch.setattr(integers, "products_on_integers", compiled)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", UserWarning)
+        module, x = net
+        result = ft.convert(module, (x,), policy, **options)
+    return result, [str(w.message) for w in told]
+
+
+def relative(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got - want).norm() / want.norm())
+
+
+def test_values_are_observed_with_their_signs(net: tuple[nn.Module, torch.Tensor]) -> None:
+    module, x = net
+    captured = frontend.capture(module, (x,))
+    facts = observe(captured, [x])
+    (seen,) = (facts[v.id] for v in captured.graph.inputs)
+    assert seen.lowest == float(x.min())
+    assert seen.highest == float(x.max())
+
+
+def test_products_read_codes_and_the_rest_stays(
+    net: tuple[nn.Module, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, x = net
+    for policy in ("matmult:int8", "all:int8"):
+        made, told = converted(monkeypatch, net, policy)
+        assert made.finecast_plan.counts == {"int8": 4, "fp32": 5}
+        assert any("'freezing': True" in text for text in told)
+        with torch.no_grad():
+            assert 0 < relative(made(x), module(x)) < 0.05
+    stored = dict(made.named_buffers())
+    codes = [t for name, t in stored.items() if name.endswith("_codes")]
+    assert len(codes) == 4
+    assert all(t.dtype is torch.int8 and int(t.abs().max()) == 127 for t in codes)
+    # What the convolution's codes stand for, as the plan states them.
+    (conv,) = (d for d in made.finecast_plan.decisions if d.node.endswith("conv2d"))
+    encoding = conv.encodings.constants[1]
+    back = encoding.decode(
+        encoding.encode(module.get_parameter("one.weight").detach().numpy())
+    )
+    step = torch.tensor(encoding.scale).reshape(-1, 1, 1, 1)
+    off = (torch.from_numpy(back) - module.get_parameter("one.weight")).abs()
+    assert bool((off <= step / 2 * 1.0001).all())
+    # Numbers are rounded right before each product, never before what moves them.
+    (moved,) = (n for n in made.graph.nodes if str(n.target) == "aten.reshape.default")
+    assert "quantize" not in str(moved.args[0].target)
+
+
+def test_what_the_compiled_module_does_not_run_on_integers_is_dropped_and_said(
+    net: tuple[nn.Module, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, told = converted(monkeypatch, net, ran=(3, 2))
+    assert made.finecast_plan.counts["int8"] == 2
+    assert "aten::linear keeps fp32: of 4 products in int8" in told[0]
+    made, told = converted(monkeypatch, net, ran=(0, 0))
+    assert "int8" not in made.finecast_plan.counts
+    assert [text.partition(" keeps")[0] for text in told] == ["aten::linear", "aten::conv2d"]
+
+
+def test_wrong_sums_keep_everything_in_fp32(
+    net: tuple[nn.Module, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, x = net
+    for error in (0.2, float("nan")):
+        made, told = converted(monkeypatch, net, error=error)
+        assert any("are wrong by" in text for text in told)
+        with torch.no_grad():
+            assert torch.equal(made(x), module(x))
+
+
+def test_the_user_s_word_counts(
+    net: tuple[nn.Module, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = {"mine": lambda view: "fp32" if view.op == "linear" else None}
+    made, _ = converted(monkeypatch, net, user_rules=rules)
+    low = [d.op for d in made.finecast_plan.decisions if d.format is Format.INT8]
+    assert low == ["conv", "conv"]
+
+
+@pytest.mark.parametrize("policy", ["auto:int8", "all:int8,bf16"])
+def test_what_is_not_planned_is_refused(
+    policy: str, net: tuple[nn.Module, torch.Tensor]
+) -> None:
+    with pytest.raises(UsageError, match='use "matmult:int8"'):
+        ft.convert(net[0], (net[1],), policy)
+    with pytest.raises(UsageError, match="int8"):
+        ft.tune(net[0], (net[1],), evaluate=lambda _: 1.0, policy="auto:int8")
+
+
+# What runs in a process that oneDNN holds to some instructions.
+COMPILED = """
+import json, warnings, torch
+from tests.torch import test_int8 as t
+from finecast.engines.torch.integers import products_on_integers
+import finecast.torch as ft
+torch.manual_seed(0)
+net, x = t.Net().eval(), torch.randn(8, 3, 8, 8)
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    made = ft.convert(net, (x,), "matmult:int8")
+found = products_on_integers(made, (x,), {})
+print(json.dumps({"counts": made.finecast_plan.counts, "count": found.count,
+                  "error": found.error, "told": [str(w.message) for w in told]}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not {"avx512_vnni", "avx_vnni"} & set(environment().flags), reason="needs VNNI"
+)
+def test_compiled_products_run_on_integers() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=500,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["counts"]["int8"] == 4, found
+    assert found["count"] == 4
+    assert found["error"] < Format.INT8.unit_roundoff
