@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from finecast.engines.torch.integers import (
@@ -11,15 +11,17 @@ from finecast.engines.torch.integers import (
     takes_codes,
 )
 from finecast.engines.torch.kernel_check import flat_inputs
-from finecast.engines.torch.planning import device_of, make_torch_planner
+from finecast.engines.torch.planning import ENGINE, device_of
 from finecast.engines.torch.session import Arguments
 from finecast.errors import UsageError
 from finecast.frontends.torch import Captured
 from finecast.frontends.torch.observing import observe
 from finecast.numbers.formats import Format
 from finecast.pipeline.subject import UserRules
+from finecast.planning.planner import Planner
+from finecast.rules import Context, permit
 from finecast.rules.matching import check_names
-from finecast.rules.override import check_overrides
+from finecast.rules.override import active, check_overrides
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.torch.source import TorchBuilt, built_of, kept_advice
 
@@ -49,19 +51,11 @@ def quantized(
     _check(policy, device_of(captured.module, args))
     check_names(policy, graph)
     check_overrides(graph)
-    facts = observe(captured, args)
     told: tuple[str, ...] = ()
     natives = sorted({n.native for n in graph.nodes if takes_codes(n)})
     left = list(natives)
     while True:
-        planner = make_torch_planner(
-            graph,
-            policy,
-            facts=facts,
-            user_rules=rules,
-            unsupported=frozenset(n.native for n in graph.nodes if n.native not in left),
-            measured=True,
-        )
+        planner = _planner(captured, policy, args, rules, left)
         built = built_of(captured, planner.lowest())
         planned = [d for d in built.plan.decisions if d.format is Format.INT8]
         if not planned:
@@ -78,6 +72,28 @@ def quantized(
         dropped = left.pop()
         why = f"of {len(planned)} products in int8 the compiled module runs {ran} on integers"
         told = (*told, f"{dropped} keeps fp32: {why}")
+
+
+def _planner(
+    captured: Captured,
+    policy: Policy,
+    args: Sequence[Any],
+    user_rules: UserRules,
+    natives: Collection[str],
+) -> Planner:
+    """What the rules leave each op, where only ops of ``natives`` may be on integers."""
+    graph = captured.graph
+    context = Context(
+        graph=graph,
+        policy=policy,
+        facts=observe(captured, args),
+        kernels=lambda node, _: None if node.native in natives else False,
+        engine=ENGINE,
+        user_rules=(*user_rules, *active()),
+        measured=True,
+        casts_around=frozenset(policy.formats),
+    )
+    return Planner(graph=graph, policy=policy, permissions=permit(context), engine=ENGINE)
 
 
 def _compiled(built: TorchBuilt, arguments: Arguments) -> CompiledProducts:
