@@ -196,10 +196,9 @@ def test_an_assertion_is_still_made(tmp_path: Path) -> None:
 
 def test_a_switch_rounds_to_bf16_and_back(mlp: Model) -> None:
     captured = frontend.capture(load(mlp.path), "")
-    (scores,) = captured.graph.outputs
     product = next(n for n in captured.graph.nodes if n.op == "matmul")
     switches = [
-        Switch(values={scores.id: Format.BF16}),
+        Switch(outputs={0: Format.BF16}),
         Switch(ports={(product.id, 1): Format.BF16}),
     ]
     model = with_switches(captured.graph, captured.binding, switches)
