@@ -207,11 +207,15 @@ def tune(
     if not isinstance(data, DataOptions):
         data = DataOptions(data=data, labels=labels, metric=metric, evaluate=evaluate)
         data = replace(data, calib=calib, batch=batch, lower_is_better=lower_is_better)
-    kept = Criterion(kind=CriterionKind.parse(criterion), tolerance=tolerance)
-    goal = Goal(criterion=kept, min_speedup=min_speedup, max_trials=max_trials)
+    goal = Goal(
+        criterion=Criterion(kind=CriterionKind.parse(criterion), tolerance=tolerance),
+        min_speedup=min_speedup,
+        max_trials=max_trials,
+        timeout_s=timeout_s,
+    )
     options = TuneRequest(
         data=data,
-        goal=replace(goal, timeout_s=timeout_s),
+        goal=goal,
         policy=Policy.of(policy),
         engine=engine,
         device=_device(target),

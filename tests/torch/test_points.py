@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from finecast.frontends.torch.points import moves
-
 from finecast.graph.text import from_text
+from finecast.planning.points import moves
 
 GRAPH = from_text(
     "input %0 x fp32[4, 4]\n"

@@ -103,7 +103,7 @@ def as_product(
     _arrange_left(a, batch, rows, summed, outer)
     column = columns if merged else columns[-1:] or [""]
     beside = rows[:-1] if batch else []
-    if _ELLIPSIS in beside or (_ELLIPSIS in outer and (batch or rows[:-1])):
+    if _ELLIPSIS in (*beside, *column) or (_ELLIPSIS in outer and (batch or rows[:-1])):
         raise ValueError(_UNKNOWN)
     lead = [*batch, *[""] * len(beside), *outer]
     if merged:

@@ -59,11 +59,14 @@ class FrontendEntry:
         return path.suffix.lower() in self.suffixes
 
     def writes(self, path: Path) -> bool:
-        """Whether it writes what has this name; letters in any case."""
+        """Whether it writes what has this name; letters in any case.
+
+        Folders have names of any kind, and so may files of the first frontend.
+        """
         suffix = path.suffix.lower()
-        if self.writes_folder:
-            return suffix not in _SUFFIXES
-        return suffix == self.suffixes[0]
+        if suffix in _SUFFIXES:
+            return suffix == self.suffixes[0] and not self.writes_folder
+        return self.writes_folder or self is FRONTENDS[0]
 
     @property
     def installed(self) -> bool:

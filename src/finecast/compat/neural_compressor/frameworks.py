@@ -46,10 +46,10 @@ _SUFFIXES: Final[Mapping[str, tuple[str, str]]] = {
 class Kind(Enum):
     """Whose models ``fit`` takes."""
 
-    ONNX = "onnx"
-    TORCH = "torch"
-    TENSORFLOW = "tensorflow"
-    MXNET = "mxnet"
+    ONNX = "ONNX"
+    TORCH = "PyTorch"
+    TENSORFLOW = "TensorFlow"
+    MXNET = "MXNet"
 
 
 _OTHER_FILES: Final = {

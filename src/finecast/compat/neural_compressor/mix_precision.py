@@ -22,18 +22,6 @@ _ITEX: Final = (
     "backend 'itex': Intel's extension for TensorFlow is archived, and the bf16 kernels it"
     ' had for CPUs are TensorFlow\'s own (oneDNN): converted as with backend="default"'
 )
-# Backends of the matrix in INC's documentation that finecast does not drive: why, and what
-# to do.
-_UNSUPPORTED: Final[Mapping[str, tuple[str, str]]] = {
-    "ipex": (
-        "Intel's extension for PyTorch is discontinued; its kernels are in PyTorch",
-        'use backend="default"',
-    ),
-    "onnxrt_dml_ep": (
-        "finecast does not drive DirectML, which has no bf16",
-        'give DirectML the file that finecast.convert(model, "low.onnx", "all:fp16") writes',
-    ),
-}
 
 
 def fit(

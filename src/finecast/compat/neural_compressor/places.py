@@ -25,10 +25,6 @@ _UNSUPPORTED: Final[Mapping[str, tuple[str, str]]] = {
         "Intel's extension for PyTorch is discontinued; its kernels are in PyTorch",
         'use backend="default"',
     ),
-    "itex": (
-        "it is for TensorFlow, which finecast has no frontend for",
-        'export it (python -m tf2onnx.convert), and give the ONNX file with backend="default"',
-    ),
     "onnxrt_dml_ep": (
         "finecast does not drive DirectML, which has no bf16",
         'give DirectML the file that finecast.convert(model, "low.onnx", "all:fp16") writes',

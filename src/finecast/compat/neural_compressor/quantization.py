@@ -63,10 +63,11 @@ def fit(
             "int8 needs the ranges of the model's values, and there is no data",
             fix="give calib_dataloader: batches (inputs, labels)",
         )
-    if kind_of(model) is not Kind.ONNX:
+    kind = kind_of(model)
+    if kind is not Kind.ONNX:
         raise UsageError(
-            f"int8 of a {type(model).__name__}: it is planned for ONNX models",
-            fix="export it (torch.onnx.export), or use mix_precision.fit with bf16",
+            f"int8 is planned for ONNX models, and this one is of {kind.value}",
+            fix="export it to ONNX, or use mix_precision.fit with bf16",
         )
     from finecast.compat.neural_compressor.onnx_quantization import quantize
 

@@ -35,7 +35,6 @@ from finecast.planning.points import Point, find_points
 from finecast.planning.problem import Analysis, Roundings
 from finecast.planning.units import make_units
 from finecast.rules import Context, UserRule
-from finecast.rules.facts import Facts
 from finecast.rules.override import Overrides, active
 from finecast.rules.policy import Policy, Scope
 from finecast.rules.raf import raf_rules
@@ -146,7 +145,6 @@ def make_torch_planner(
     graph: Graph,
     policy: Policy,
     *,
-    facts: Facts | None = None,
     user_rules: Sequence[tuple[str, UserRule]] = (),
     unsupported: frozenset[str] = frozenset(),
     measured: bool,
@@ -162,11 +160,9 @@ def make_torch_planner(
     context = Context(
         graph=graph,
         policy=policy,
-        facts=facts or {},
         kernels=lambda node, _: False if node.native in unsupported else None,
         engine=ENGINE,
         faults=faults(ENGINE, "", graph, policy.formats),
-        casts_around=frozenset(f for f in policy.formats if f.scaled),
         user_rules=(*user_rules, *overriding),
         measured=measured,
     )

@@ -14,7 +14,7 @@ _NO_PRECISION: Final = frozenset({"Cast", "Bitcast", "Print", "Assert", "FakePar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpTypes:
+class TypeAttribute:
     """The attribute that names the float type an op computes in, and which ports have it.
 
     ``attribute`` is empty for an op that has none whose type could change.
@@ -27,7 +27,7 @@ class OpTypes:
     admits: frozenset[Format]
 
 
-def op_types(op: Operation) -> OpTypes:
+def op_types(op: Operation) -> TypeAttribute:
     """What the definition of ``op`` says of its types.
 
     Law: setting ``attribute`` to another of ``admits``, with the ports that are marked, gives
@@ -39,14 +39,14 @@ def op_types(op: Operation) -> OpTypes:
     names = (n for n in (*ports_in, *ports_out) if n)
     main = next((n for n in names if op.node_def.attr[n].type in FLOATS), "")
     if op.type in _NO_PRECISION or not main:
-        return OpTypes(
+        return TypeAttribute(
             attribute="",
             format=None,
             inputs=(False,) * len(ports_in),
             outputs=(False,) * len(ports_out),
             admits=frozenset(),
         )
-    return OpTypes(
+    return TypeAttribute(
         attribute=main,
         format=FLOATS[op.node_def.attr[main].type],
         inputs=tuple(name == main for name in ports_in),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from finecast import ops
 from finecast.frontends.tensorflow.library import Operation, Tensor, dtype_label, tf
 from finecast.frontends.tensorflow.model import FrozenModel, import_graph
-from finecast.frontends.tensorflow.op_types import OpTypes, op_types
+from finecast.frontends.tensorflow.op_types import TypeAttribute, op_types
 from finecast.graph import Attribute, ConstantStats, Dim, Graph, Node, Value
 
 _INPUTS: Final = frozenset({"Placeholder", "PlaceholderWithDefault"})
@@ -34,7 +34,7 @@ class GraphBinding:
 
     model: FrozenModel
     nodes: list[str] = field(default_factory=list[str])
-    types: list[OpTypes] = field(default_factory=list[OpTypes])
+    types: list[TypeAttribute] = field(default_factory=list[TypeAttribute])
     values: list[str] = field(default_factory=list[str])
 
 
