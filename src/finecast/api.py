@@ -207,15 +207,12 @@ def tune(
     if not isinstance(data, DataOptions):
         data = DataOptions(data=data, labels=labels, metric=metric, evaluate=evaluate)
         data = replace(data, calib=calib, batch=batch, lower_is_better=lower_is_better)
-    goal = Goal(
-        criterion=Criterion(kind=CriterionKind.parse(criterion), tolerance=tolerance),
-        min_speedup=min_speedup,
-        max_trials=max_trials,
-        timeout_s=timeout_s,
-    )
+    kept = Criterion(kind=CriterionKind.parse(criterion), tolerance=tolerance)
     options = TuneRequest(
         data=data,
-        goal=goal,
+        goal=Goal(
+            criterion=kept, min_speedup=min_speedup, max_trials=max_trials, timeout_s=timeout_s
+        ),
         policy=Policy.of(policy),
         engine=engine,
         device=_device(target),
@@ -225,9 +222,8 @@ def tune(
         from_type=from_type,
         progress=progress,
     )
-    return tuned(
-        load(model, output=output), _destination(output, force, external_data), options
-    )
+    destination = _destination(output, force, external_data)
+    return tuned(load(model, output=output), destination, options)
 
 
 def tuned(model: OpenedModel, output: Destination, options: TuneRequest) -> Outcome:

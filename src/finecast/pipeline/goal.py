@@ -25,7 +25,7 @@ class Goal:
         timeout_s: Seconds after which no evaluation is begun.
         first_is_enough: The first plan that is found ends the search: what is left of a
             budget is not spent.
-        start_s: From when on they count, by ``time.perf_counter``: from when the goal was
+        start_s: From when on seconds count, by ``time.perf_counter``: from when the goal was
             stated, so that loading the model counts.
     """
 

@@ -64,7 +64,7 @@ class FrontendEntry:
         Folders have names of any kind, and so may files of the first frontend.
         """
         suffix = path.suffix.lower()
-        if suffix in _SUFFIXES:
+        if suffix in {s for entry in FRONTENDS for s in entry.suffixes}:
             return suffix == self.suffixes[0] and not self.writes_folder
         return self.writes_folder or self is FRONTENDS[0]
 
@@ -132,9 +132,6 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
         writes_folder=True,
     ),
 )
-
-
-_SUFFIXES: Final = frozenset(s for entry in FRONTENDS for s in entry.suffixes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
