@@ -193,13 +193,11 @@ def tune(
 
     Nothing is written where the verdict is UNCHANGED: use the fp32 model. ``data`` and
     ``calib`` are an npz file, arrays by name, or batches that can be iterated again and again,
-    such as a DataLoader; ``calib`` may be a function that yields feeds, and ``data`` a
-    DataOptions that stands for metric, labels, calib and the like too. With a ``target``
-    accuracy is emulated and times are modelled. Trials are kept in ``study``; ``resume`` takes
-    those of an earlier run of the same model, data, code and baseline for granted, but for the
-    winner's. A plan is to be ``min_speedup`` times as fast as fp32. At most ``max_trials`` are
-    evaluated on all data, none is begun after ``timeout_s`` seconds; what is left of such a
-    budget goes into faster plans. ``from_type`` is as for ``convert``.
+    such as a DataLoader; ``calib`` may be a function that yields feeds, and ``data`` may be a
+    DataOptions. With a ``target`` accuracy is emulated and times are modelled. Trials are kept
+    in ``study``; ``resume`` takes those of an earlier run of the same model, data, code and
+    baseline for granted, but for the winner's. At most ``max_trials`` are evaluated on all
+    data, none is begun after ``timeout_s`` seconds; a budget's rest goes into faster plans.
 
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
