@@ -14,6 +14,7 @@ from finecast.numbers.formats import Format
 
 tf: Any = pytest.importorskip("tensorflow")
 keras: Any = pytest.importorskip("keras")
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 
 @pytest.fixture(scope="module")

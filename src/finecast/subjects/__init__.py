@@ -94,6 +94,19 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
         beside=(f"{{name}}{DATA_SUFFIX}",),
     ),
     FrontendEntry(
+        suffixes=(".keras",),
+        packages=("keras", "tensorflow", "finecast.frontends.tensorflow"),
+        module="finecast.subjects.tensorflow.model",
+        requires="tensorflow",
+        install="pip install 'finecast[tensorflow]'",
+        lacks={
+            "--external-data/--one-file": "leave it out",
+            "--from-type": "save the model in fp32 first",
+        },
+        folders=("saved_model.pb",),
+        writes_folder=True,
+    ),
+    FrontendEntry(
         suffixes=(".xml", ".keras", ".tflite", ".pb", ".pdmodel"),
         packages=("openvino", "finecast.frontends.openvino"),
         module="finecast.subjects.openvino.model",
@@ -117,19 +130,6 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
             "--external-data/--one-file": "leave it out",
             "--from-type": "export the module in fp32: copy.deepcopy(module).float()",
         },
-    ),
-    FrontendEntry(
-        suffixes=(".keras",),
-        packages=("keras", "tensorflow", "finecast.frontends.tensorflow"),
-        module="finecast.subjects.tensorflow.model",
-        requires="tensorflow",
-        install="pip install 'finecast[tensorflow]'",
-        lacks={
-            "--external-data/--one-file": "leave it out",
-            "--from-type": "save the model in fp32 first",
-        },
-        folders=("saved_model.pb",),
-        writes_folder=True,
     ),
 )
 
@@ -232,9 +232,9 @@ def opened(model: Any, *, trust: bool = False, output: Path | None = None) -> Op
         entry = _entry_of(path, output)
         if path.is_dir() and not entry.folders:
             raise UsageError(
-                "the model is a directory",
+                "the model is a directory, and no SavedModel",
                 where=str(path),
-                fix="give a file, or the folder of a SavedModel, with its saved_model.pb",
+                fix="give a file, or a folder with saved_model.pb",
             )
         found: OpenedModel = entry.load().read(path, trust=trust)
         return found
