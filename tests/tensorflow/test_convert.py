@@ -124,7 +124,7 @@ def test_only_a_saved_model_is_replaced_and_only_with_force(
 
 
 def test_a_file_is_no_place_for_a_saved_model(mlp: Model, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="gives SavedModels or .xml files"):
+    with pytest.raises(UsageError, match=r"gives SavedModels or \.xml files"):
         finecast.convert(mlp.path, tmp_path / "low.onnx", "all:bf16")
 
 
