@@ -98,7 +98,7 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
         packages=("keras", "tensorflow", "finecast.frontends.tensorflow"),
         module="finecast.subjects.tensorflow.model",
         requires="tensorflow",
-        install="pip install 'finecast[tensorflow]'",
+        install="pip install 'finecast[tensorflow]'; or name an output .xml, for OpenVINO",
         lacks={
             "--external-data/--one-file": "leave it out",
             "--from-type": "save the model in fp32 first",
