@@ -51,7 +51,7 @@ def run(
     --from-env) lower what the compiler would, by casts in the model. ONNX has no tf32:
     arithmetic in fp32 states it, for its numbers; its speed is the compiler's to give.
 
-    MODEL may be torch.export's .pt2, or what OpenVINO reads (a SavedModel): that gives .xml.
+    MODEL may be torch.export's .pt2, a SavedModel, or what OpenVINO reads: that gives .xml.
 
     Examples:
       finecast convert model.onnx -o low.onnx --auto-cast all --auto-cast-type bf16

@@ -144,7 +144,7 @@ def run(
     modelled from its documented rates, and the plan is stated by casts that its compiler
     respects (--auto-cast none).
 
-    MODEL may be torch.export's .pt2, or what OpenVINO reads (a SavedModel): that gives .xml.
+    MODEL may be torch.export's .pt2, a SavedModel, or what OpenVINO reads: that gives .xml.
 
     Examples:
       finecast tune model.onnx -o tuned.onnx --data val.npz --metric top1 --tolerance 0.005
