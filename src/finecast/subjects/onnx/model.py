@@ -9,7 +9,7 @@ from typing import Any
 
 from finecast.devices.emulation import Emulation
 from finecast.engines import EMULATOR, candidates, first_that_loads, get_engine
-from finecast.engines.base import Engine, Feeds, Session
+from finecast.engines.base import Engine, Session
 from finecast.engines.emulator import EmulatorEngine, exact_session
 from finecast.engines.fallen_apart import FallenApart, broken_by, load_telling
 from finecast.errors import UsageError
@@ -24,16 +24,19 @@ from finecast.pipeline.conversion import Conversion
 from finecast.pipeline.model import RunOptions
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.program import Program
-from finecast.pipeline.sources import FeedMaker
 from finecast.pipeline.subject import Subject
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.emulated import EmulatedSubject
-from finecast.subjects.engine.conversion import Converter
 from finecast.subjects.engine.judging import batches_of, counted, judged
-from finecast.subjects.engine.native import EngineBuilt
 from finecast.subjects.engine.subject import EngineSubject
+from finecast.subjects.engine.verbs import (
+    check_no_engine,
+    check_sizes,
+    converter,
+    write_tuned,
+)
 from finecast.subjects.onnx.artefact import truth_session
 from finecast.subjects.onnx.program import OnnxProgram
 from finecast.subjects.onnx.source import OnnxSource
@@ -86,12 +89,7 @@ class OnnxModel(OnnxSource):
         truth, note = truth_session(self.file)
         notes = (*self.file.notes, *filter(None, [note]))
         if device is not None:
-            if engine is not None:
-                raise UsageError(
-                    f"--engine {engine} with --target {device.target.name}: a device that is"
-                    " not here runs in its emulator",
-                    fix="keep one of them",
-                )
+            check_no_engine(engine, device)
             return EmulatedSubject(model=self, emulation=device, truth=truth, told=notes)
         if engine is not None and get_engine(engine).name == EMULATOR:
             raise UsageError(
@@ -111,7 +109,7 @@ class OnnxModel(OnnxSource):
         if device is None and isinstance(first, EmulatorEngine):
             device = first.emulation
         batches = batches_of(self, options)
-        return self._converter(output, engines, batches, options).convert(
+        return converter(self, output, engines, batches, options).convert(
             policy,
             target=device,
             data=batches,
@@ -122,45 +120,17 @@ class OnnxModel(OnnxSource):
         """Verified as a converted model is."""
         taken = OnnxModel(file=frontend.planned(self.file, plan))
         engines, batches = _engines(options), batches_of(taken, options)
-        return taken._converter(output, engines, batches, options).replay(plan)
-
-    def _converter(
-        self,
-        output: Destination,
-        engines: Sequence[Engine],
-        batches: Sequence[Feeds],
-        options: RunOptions,
-    ) -> Converter:
-        """What writes the converted model, and verifies it on ``batches`` if there are any."""
-        feeds = FeedMaker(batches=batches, dims=options.dims)
-        feeds.check_dims(self.input_shapes)
-        return Converter(
-            source=self,
-            output=output,
-            engines=engines,
-            feeds=feeds,
-            verify=options.verify,
-        )
+        return converter(taken, output, engines, batches, options).replay(plan)
 
     def write(
         self, outcome: Outcome, output: Destination, subject: Subject, workload: Workload
     ) -> tuple[int, Verified]:
         """Verified on the feeds that were timed, in the engine that it was tuned for."""
-        assert isinstance(outcome.built, EngineBuilt)
-        engine: Engine
-        if isinstance(subject, EngineSubject):
-            engine = subject.engine
-        else:
-            assert isinstance(subject, EmulatedSubject)
-            engine = EmulatorEngine(emulation=subject.emulation)
-        feeds = FeedMaker(batches=workload.timing())
-        return self.store(outcome.built, output, [engine], feeds)
+        return write_tuned(self, outcome, output, subject, workload)
 
     def census(self, options: RunOptions, low: Format) -> Census:
         """Shapes are those observed on data, else on one random batch where it runs."""
-        if options.dims:
-            given = [{}] if options.data is not None else ()
-            FeedMaker(batches=given, dims=options.dims).check_dims(self.input_shapes)
+        check_sizes(self, options)
         with paused_collection():
             policy = Policy(scope=Scope.NONE)
             prepared = frontend.prepare(self.file, policy, own=options.own)

@@ -23,16 +23,19 @@ from finecast.pipeline.conversion import Conversion
 from finecast.pipeline.model import RunOptions
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.program import Program
-from finecast.pipeline.sources import FeedMaker
 from finecast.pipeline.subject import Subject
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.emulated import EmulatedSubject
-from finecast.subjects.engine.conversion import Converter
 from finecast.subjects.engine.judging import batches_of, counted, judged
-from finecast.subjects.engine.native import EngineBuilt
 from finecast.subjects.engine.subject import EngineSubject
+from finecast.subjects.engine.verbs import (
+    check_no_engine,
+    check_sizes,
+    converter,
+    write_tuned,
+)
 from finecast.subjects.openvino.program import OvProgram
 from finecast.subjects.openvino.source import OvSource
 
@@ -88,12 +91,7 @@ class OvModel(OvSource):
     def subject(self, engine: str | None, device: Emulation | None) -> Subject:
         """In OpenVINO; or on ``device``."""
         if device is not None:
-            if engine is not None:
-                raise UsageError(
-                    f"--engine {engine} with --target {device.target.name}: a device that is"
-                    " not here runs in its emulator",
-                    fix="keep one of them",
-                )
+            check_no_engine(engine, device)
             return EmulatedSubject(model=self, emulation=device)
         chosen = _engine(engine)
         return EngineSubject(model=self, engine=chosen, reference=chosen.load(self.file.model))
@@ -101,7 +99,7 @@ class OvModel(OvSource):
     def convert(self, output: Destination, policy: Policy, options: RunOptions) -> Conversion:
         """OpenVINO judges and verifies; times of a device by its roofline."""
         batches = batches_of(self, options)
-        return self._converter(output, options).convert(
+        return converter(self, output, [_judge(options)], batches, options).convert(
             policy,
             target=options.device,
             data=batches,
@@ -110,38 +108,18 @@ class OvModel(OvSource):
 
     def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Conversion:
         """Verified as a converted model is."""
-        return self._converter(output, options).replay(plan)
-
-    def _converter(self, output: Destination, options: RunOptions) -> Converter:
-        feeds = FeedMaker(batches=batches_of(self, options), dims=options.dims)
-        feeds.check_dims(self.input_shapes)
-        return Converter(
-            source=self,
-            output=output,
-            engines=[_judge(options)],
-            feeds=feeds,
-            verify=options.verify,
-        )
+        batches = batches_of(self, options)
+        return converter(self, output, [_judge(options)], batches, options).replay(plan)
 
     def write(
         self, outcome: Outcome, output: Destination, subject: Subject, workload: Workload
     ) -> tuple[int, Verified]:
         """Verified on the feeds that were timed."""
-        assert isinstance(outcome.built, EngineBuilt)
-        engine: Engine
-        if isinstance(subject, EngineSubject):
-            engine = subject.engine
-        else:
-            assert isinstance(subject, EmulatedSubject)
-            engine = EmulatorEngine(emulation=subject.emulation)
-        feeds = FeedMaker(batches=workload.timing())
-        return self.store(outcome.built, output, [engine], feeds)
+        return write_tuned(self, outcome, output, subject, workload)
 
     def census(self, options: RunOptions, low: Format) -> Census:
         """Shapes are those observed on data, else on one random batch where it runs."""
-        if options.dims:
-            given = [{}] if options.data is not None else ()
-            FeedMaker(batches=given, dims=options.dims).check_dims(self.input_shapes)
+        check_sizes(self, options)
         prepared = self.prepare(Policy(scope=Scope.NONE))
         return counted(self, prepared, options, batches_of(self, options), low)
 
