@@ -8,8 +8,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import onnx
 import pytest
@@ -63,15 +65,37 @@ def test_ctrl_c_is_not_for_it() -> None:
 def test_ctrl_c_while_it_works() -> None:
     """The interrupt comes through at once, and the next answer is that of the next request."""
     before = pid()
-    here = threading.get_ident()
-    interrupt = threading.Timer(0.3, signal.pthread_kill, [here, signal.SIGINT])
-    interrupt.start()
-    start = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        ask(HANGS)
-    interrupt.join()
+    with interrupted(every_s=0.3):
+        start = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            ask(HANGS)
     assert time.monotonic() - start < 10
     assert pid() != before
+
+
+@contextmanager
+def interrupted(*, every_s: float) -> Generator[None]:
+    """Ctrl-C until one came through: one that comes just before a read begins is not seen."""
+    here, seen = threading.get_ident(), threading.Event()
+
+    def once(number: int, frame: FrameType | None) -> None:
+        if not seen.is_set():
+            seen.set()
+            signal.default_int_handler(number, frame)
+
+    def press() -> None:
+        while not seen.wait(every_s):
+            signal.pthread_kill(here, signal.SIGINT)
+
+    handler = signal.signal(signal.SIGINT, once)
+    keys = threading.Thread(target=press)
+    keys.start()
+    try:
+        yield
+    finally:
+        seen.set()
+        keys.join()
+        signal.signal(signal.SIGINT, handler)
 
 
 def test_what_a_pass_prints_is_no_answer(capfd: pytest.CaptureFixture[str]) -> None:
