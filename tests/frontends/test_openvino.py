@@ -410,3 +410,13 @@ def test_no_edits_are_made_twice() -> None:
     formats = {n.id: Format.BF16 for n in graph.float_nodes}
     casts = [e for e in edits(graph, formats) if type(e).__name__ == "InsertCast"]
     assert len(casts) == 2  # the input's, and the output's
+
+
+def test_what_is_written_has_openvino_s_own_suffix(tmp_path: Path) -> None:
+    """It reads files of any case, and writes those in small letters alone."""
+    finecast.convert(chain(), tmp_path / "low.xml", "all:bf16")
+    for part in (*tmp_path.iterdir(),):
+        part.rename(part.with_suffix(part.suffix.upper() if part.suffix == ".xml" else ".bin"))
+    assert finecast.inspect(tmp_path / "low.XML").parameters
+    with pytest.raises(UsageError, match=r"name it .*other\.xml"):
+        finecast.convert(chain(), tmp_path / "other.XML", "all:bf16")

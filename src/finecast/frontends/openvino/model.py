@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PLAN_KEY: Final = ("finecast", "plan")
 POLICY_KEY: Final = ("finecast", "policy")
-_IR_SUFFIX: Final = ".xml"
+IR_SUFFIX: Final = ".xml"
 WEIGHTS_SUFFIX: Final = ".bin"
 KERAS_SUFFIX: Final = ".keras"
 _IN_MEMORY: Final = Path("<openvino.Model>.xml")
@@ -117,7 +117,7 @@ def from_model(model: openvino.Model) -> OvFile:
     copy = model.clone()
     name_ops(copy)
     with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
-        path = Path(folder) / f"model{_IR_SUFFIX}"
+        path = Path(folder) / f"model{IR_SUFFIX}"
         save(copy, path)
         parts = _parts(path)
         found, size = digest(*parts), sum(p.stat().st_size for p in parts)
@@ -165,7 +165,7 @@ def _parts(path: Path) -> list[Path]:
     """The files that a model is in; of a folder all, in the order of their names."""
     if path.is_dir():
         return sorted(p for p in path.rglob("*") if p.is_file())
-    weights = [path.with_suffix(WEIGHTS_SUFFIX)] if path.suffix.lower() == _IR_SUFFIX else []
+    weights = [path.with_suffix(WEIGHTS_SUFFIX)] if path.suffix.lower() == IR_SUFFIX else []
     if path.suffix.lower() == ".pdmodel":
         weights = [path.with_suffix(".pdiparams")]
     return [path, *(w for w in weights if w.is_file())]

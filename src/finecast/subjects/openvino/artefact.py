@@ -20,7 +20,7 @@ from finecast.errors import EngineError, UsageError, naming
 from finecast.files import check_writable
 from finecast.frontends import openvino as frontend
 from finecast.frontends.openvino import OvApplied, OvFile
-from finecast.frontends.openvino.model import WEIGHTS_SUFFIX
+from finecast.frontends.openvino.model import IR_SUFFIX, WEIGHTS_SUFFIX
 from finecast.pipeline.artefact import Destination, Verified, compared
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.plan import Plan
@@ -66,6 +66,12 @@ def check_output(output: Destination) -> None:
         )
     output.check()
     if output.path is not None:
+        if output.path.suffix != IR_SUFFIX:
+            raise UsageError(
+                f"OpenVINO writes no IR whose name does not end in {IR_SUFFIX}",
+                where=str(output.path),
+                fix=f"name it {output.path.with_suffix(IR_SUFFIX)}",
+            )
         check_writable(output.path.with_suffix(WEIGHTS_SUFFIX), force=output.force)
 
 
