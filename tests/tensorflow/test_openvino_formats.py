@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import finecast
+from finecast.cli import main
 from finecast.errors import ModelError
 from finecast.numbers.formats import Format
 
@@ -67,3 +68,12 @@ def test_text_is_told_from_numbers(tmp_path: Path) -> None:
     tf.saved_model.save(Words(), str(tmp_path / "words"))
     with pytest.raises(ModelError, match=r"SavedModel|text"):
         finecast.inspect(tmp_path / "words")
+
+
+def test_profile_runs_a_saved_model_beside_what_it_gave(net: Any, tmp_path: Path) -> None:
+    saved, low = tmp_path / "saved", tmp_path / "low.xml"
+    net.export(str(saved), verbose=False)
+    finecast.convert(saved, low, "all:bf16")
+    given = ["--runs", "2", "--seconds", "0.01", "--no-memory", "--json"]
+    assert main(["profile", str(saved), str(low), *given]) == 0
+    assert main(["profile", str(saved), *given]) == 0

@@ -87,7 +87,7 @@ def run(
     from finecast.measure.memory import peak_memory
     from finecast.measure.timing import latency, ratio
 
-    loader = get_engine(engine) if engine else engine_for(models[0])
+    loader = get_engine(engine) if engine else engine_for(models)
     if loader.name == EMULATOR:
         raise UsageError(
             "the emulator's time says nothing of the device",

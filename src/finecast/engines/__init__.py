@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,9 +141,15 @@ def default_engine() -> Engine:
     raise EngineError("no engine is installed", fix=advice)
 
 
-def engine_for(model: Path) -> Engine:
-    """What runs a model by default: a folder is a SavedModel's."""
-    return get_engine(reading(SAVED_MODELS)[0]) if model.is_dir() else default_engine()
+def engine_for(models: Sequence[Path]) -> Engine:
+    """What runs all of these by default: SavedModels, which are folders, in their own engine.
+
+    Beside a file, or where that is not installed, the default engine reads them.
+    """
+    own = [name for name in reading(SAVED_MODELS) if installed(name)]
+    if own and all(model.is_dir() for model in models):
+        return get_engine(own[0])
+    return default_engine()
 
 
 def candidates(spec: str | None) -> list[Engine]:
