@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 
 from finecast.compat.neural_compressor.config import MixedPrecisionConfig
+from finecast.compat.neural_compressor.lowest import all_low_but
 from finecast.compat.neural_compressor.onnx_result import (
     GivenModel,
     OnnxResult,
@@ -70,17 +71,7 @@ class OnnxFit:
 
     def build(self, kept: frozenset[str]) -> OnnxResult:
         """Everything that may be low and is not kept is."""
-        low, nodes = self.planner.policy.format, self.planner.graph.nodes
-        formats = {
-            i: low
-            if low in p.formats and nodes[i].name not in kept
-            else Format.FP32
-            if Format.FP32 in p.formats
-            else next(iter(p.formats))
-            for i, p in self.planner.permissions.items()
-        }
-        plan = self.planner.plan(formats, "converted by neural_compressor's interface")
-        lowered = [nodes[i].op for i, f in formats.items() if f is low]
+        plan, lowered = all_low_but(self.planner, kept)
         return OnnxResult(
             source=self.source,
             converted=frontend.apply(self.source.file, plan).model,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from finecast.compat.neural_compressor.config import MixedPrecisionConfig, names
+from finecast.compat.neural_compressor.lowest import all_low_but
 from finecast.engines.probe import speed_of
 from finecast.engines.tensorflow import TensorFlowEngine
 from finecast.errors import UsageError
@@ -92,17 +93,7 @@ class TensorFlowFit:
 
     def build(self, kept: frozenset[str]) -> TensorFlowResult:
         """Everything that may be low and is not kept is."""
-        low, nodes = self.planner.policy.format, self.planner.graph.nodes
-        formats = {
-            i: low
-            if low in p.formats and nodes[i].name not in kept
-            else Format.FP32
-            if Format.FP32 in p.formats
-            else next(iter(p.formats))
-            for i, p in self.planner.permissions.items()
-        }
-        plan = self.planner.plan(formats, "converted by neural_compressor's interface")
-        lowered = [nodes[i].op for i, f in formats.items() if f is low]
+        plan, lowered = all_low_but(self.planner, kept)
         return TensorFlowResult(
             model=Function(frozen=self.opened.build(plan).model, plan=plan),
             lowered=len(lowered),
