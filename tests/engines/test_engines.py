@@ -40,14 +40,13 @@ def test_an_engine_that_is_not_installed_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     entry = EngineEntry(module="m", class_name="C", requires="no_such", install="pip it")
-    monkeypatch.setitem(ENGINES, "absent", entry)
+    monkeypatch.setattr(engines, "ENGINES", {"absent": entry})
     with pytest.raises(EngineError, match=r"'absent' is not installed: pip it"):
         get_engine("absent")
 
 
 def test_the_default_is_the_first_that_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_engine().name == next(name for name in ENGINES if installed(name))
-    # In place of the table: what is deleted from it would come back in another order.
     monkeypatch.setattr(engines, "ENGINES", {})
     with pytest.raises(EngineError, match="no engine is installed"):
         default_engine()

@@ -10,7 +10,7 @@ import pytest
 from onnx import parser
 
 import finecast
-from finecast.engines import ENGINES
+from finecast import engines
 from finecast.measure.racing import Effort
 from finecast.numbers.formats import Format
 from finecast.pipeline import tuning
@@ -79,8 +79,7 @@ def test_doctor_probes_it(
 ) -> None:
     from finecast.cli import doctor
 
-    for name in set(ENGINES) - {engine}:
-        monkeypatch.delitem(ENGINES, name)
+    monkeypatch.setattr(engines, "ENGINES", {engine: toy.ROW})
     assert doctor.engine_specs() == ["toy:CPU"]
     monkeypatch.setattr(
         doctor, "_probes", lambda: {s: lambda s=s: doctor._onnx(s) for s in ["toy:CPU"]}

@@ -16,7 +16,8 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from finecast.engines import ENGINES, EngineEntry, probe
+from finecast import engines
+from finecast.engines import EngineEntry, probe
 from finecast.engines.base import Array, Capability, Feeds, KernelTime, TensorSpec
 from finecast.engines.ports import DTYPES, dtype_label, ordered_feeds
 from finecast.engines.source import ModelSource, read_source
@@ -49,7 +50,7 @@ CLOCK: Final = Clock()
 
 def install(monkeypatch: pytest.MonkeyPatch) -> str:
     """The engine's name, known to the whole package until the test ends."""
-    monkeypatch.setitem(ENGINES, "toy", ROW)
+    monkeypatch.setattr(engines, "ENGINES", {**engines.ENGINES, "toy": ROW})
     monkeypatch.setattr(probe, "_cache", {})
     for name, value in (("_BUDGET_S", 0.0), ("_FEWEST_TURNS", 2)):
         monkeypatch.setattr(probe, name, value)  # stated times need no repetition

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Final
 
 from finecast.engines.base import Engine, Session
 from finecast.errors import EngineError, UsageError
@@ -44,28 +46,30 @@ class EngineEntry:
     reads: str = ONNX
 
 
-ENGINES: dict[str, EngineEntry] = {
-    "openvino": EngineEntry(
-        module="finecast.engines.openvino",
-        class_name="OpenVinoEngine",
-        requires="openvino",
-        install="pip install openvino",
-    ),
-    "onnxruntime": EngineEntry(
-        module="finecast.engines.onnxruntime",
-        class_name="OnnxRuntimeEngine",
-        requires="onnxruntime",
-        install="pip install onnxruntime",
-    ),
-    "tensorflow": EngineEntry(
-        module="finecast.engines.tensorflow",
-        class_name="TensorFlowEngine",
-        requires="tensorflow",
-        install="pip install 'finecast[tensorflow]'",
-        reads=SAVED_MODELS,
-    ),
-}
-"""Known engines, the preferred one first."""
+ENGINES: Final[Mapping[str, EngineEntry]] = MappingProxyType(
+    {
+        "openvino": EngineEntry(
+            module="finecast.engines.openvino",
+            class_name="OpenVinoEngine",
+            requires="openvino",
+            install="pip install openvino",
+        ),
+        "onnxruntime": EngineEntry(
+            module="finecast.engines.onnxruntime",
+            class_name="OnnxRuntimeEngine",
+            requires="onnxruntime",
+            install="pip install onnxruntime",
+        ),
+        "tensorflow": EngineEntry(
+            module="finecast.engines.tensorflow",
+            class_name="TensorFlowEngine",
+            requires="tensorflow",
+            install="pip install 'finecast[tensorflow]'",
+            reads=SAVED_MODELS,
+        ),
+    }
+)
+"""Known engines, the preferred one first; read-only, for their order decides."""
 
 
 def installed(name: str) -> bool:
