@@ -136,10 +136,8 @@ class _Builder:
     def _round_value(self, value: Value) -> None:
         wants = self.wants.value(value)
         port = self.binding.values[value.id]
-        ports = {
-            (self.binding.nodes[node].get_friendly_name(), index): found
-            for (node, index), found in wants.ports.items()
-        }
+        entries = {self.binding.entries[n][i]: found for (n, i), found in wants.ports.items()}
+        ports = {(e.op.get_friendly_name(), e.index): found for e, found in entries.items()}
         readers = list(port.get_target_inputs())
 
         def rounding(base: openvino.Output, into: Into) -> openvino.Output:
@@ -172,7 +170,7 @@ class _Builder:
         for into in on:
             array = convert(array, self._how(value, into))
         new = new_constant(np.asarray(array, dtype=np.float32), Format.FP32)
-        self.binding.nodes[node.id].input(index).replace_source_output(new.output(0))
+        self.binding.entries[node.id][index].port.replace_source_output(new.output(0))
 
     def _spoil_infinities(self, node: Node) -> None:
         """Inf times the identity's zeros is NaN along the whole vector, unless clamped."""
@@ -180,5 +178,5 @@ class _Builder:
             return
         emulation = self.wants.emulation
         top = emulation.format.max if emulation.saturate_infinity else None
-        given = self.binding.nodes[node.id].input(0)
+        given = self.binding.entries[node.id][0].port
         given.replace_source_output(without_infinities(given.get_source_output(), top))

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from finecast.frontends.openvino.bodies import hand_in
 from finecast.frontends.openvino.reader import OvBinding, read
 from finecast.frontends.openvino.rounding import rounded
 from finecast.frontends.openvino.types import new_constant, numbers_of, take_names
-from finecast.graph import Graph
+from finecast.graph import INNER, Graph
 from finecast.numbers.encodings import Encoding
 from finecast.numbers.formats import Format
 from finecast.planning.edits import (
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def observable(graph: Graph) -> dict[str, int]:
-    """Names and ids of the float values that can be shown: those that an op computes.
+    """Names and ids of the float values that can be shown: those computed outside of bodies.
 
     The names are of ops and ports: tensors may have none, or several.
     """
@@ -37,7 +38,10 @@ def observable(graph: Graph) -> dict[str, int]:
     for value in graph.values:
         if value.format is not None and value.constant is None and value.producer is not None:
             maker = graph.nodes[value.producer]
-            found[f"{maker.name}:{maker.outputs.index(value.id)}"] = value.id
+            index = maker.outputs.index(value.id)
+            inner = maker.attributes.get(INNER, 0)
+            if not maker.region and isinstance(inner, int) and index >= inner:
+                found[f"{maker.name}:{index}"] = value.id
     return found
 
 
@@ -83,7 +87,7 @@ def with_switches(model: openvino.Model, switches: Sequence[Switch]) -> openvino
         for (node_id, index), encoding in switch.ports.items():
             inserter.round_port(node_id, index, encoding, k)
         for index, encoding in switch.outputs.items():
-            inserter.round_output(copy.get_results()[index], encoding, k)
+            inserter.round_output(graph.outputs[index].id, encoding, k)
     copy.add_parameters([given])
     copy.validate_nodes_and_infer_types()
     return copy
@@ -98,7 +102,7 @@ def with_roundings(model: openvino.Model, edits: Iterable[Edit]) -> openvino.Mod
     graph, binding = read(copy)
     for edit in edits:
         match edit:
-            case SetFormat():
+            case SetFormat() if binding.nodes[edit.node] is not None:
                 for value in graph.following_outputs(graph.nodes[edit.node]):
                     _round(binding, value.id, edit.to, None)
             case SetPort() if graph.values[edit.value].is_input:
@@ -118,8 +122,7 @@ def _round(binding: OvBinding, value_id: int, fmt: Format, uses: Sequence[Use] |
     port = binding.values[value_id]
     readers = list(port.get_target_inputs())
     if uses is not None:
-        inside = (u for u in uses if u.node is not None)
-        readers = [binding.nodes[u.node].input(u.index) for u in inside if u.node is not None]
+        readers = [binding.entries[u.node][u.index].port for u in uses if u.node is not None]
     out = rounded(port, fmt)
     for reader in readers:
         reader.replace_source_output(out)
@@ -132,24 +135,36 @@ class _Inserter:
     def __init__(self, graph: Graph, binding: OvBinding, given: openvino.Node) -> None:
         self.graph = graph
         self.binding = binding
-        self.given = given
-        self.scalars: dict[int, openvino.Node] = {}
+        self.switches = {0: given.output(0)}
+        self.scalars: dict[tuple[int, int], openvino.Node] = {}
         self.at_ports: dict[tuple[int, Encoding, int], openvino.Output] = {}
 
-    def scalar(self, k: int) -> openvino.Node:
+    def switch(self, region: int) -> openvino.Output:
+        """The switch input as it is in a region: each body is handed its parent's."""
+        if region not in self.switches:
+            body = self.binding.regions[region]
+            assert body is not None
+            self.switches[region] = hand_in(body, self.switch(body.parent))
+        return self.switches[region]
+
+    def scalar(self, k: int, region: int) -> openvino.Node:
         """Element ``k`` of the switch input."""
         from openvino import opset13
 
-        if k not in self.scalars:
+        if (k, region) not in self.scalars:
             index, axis = (opset13.constant(np.int64(n)) for n in (k, 0))
-            self.scalars[k] = opset13.gather(self.given, index, axis)
-        return self.scalars[k]
+            self.scalars[k, region] = opset13.gather(self.switch(region), index, axis)
+        return self.scalars[k, region]
 
-    def round_output(self, result: openvino.Node, encoding: Encoding, k: int) -> None:
+    def round_output(self, value_id: int, encoding: Encoding, k: int) -> None:
         """Round one of the model's outputs, which keeps its names."""
-        port = result.input_value(0)
-        out = self._rounded(port, encoding, k)
-        result.input(0).replace_source_output(out)
+        port = self.binding.values[value_id]
+        ends = [
+            t for t in port.get_target_inputs() if t.get_node().get_type_name() == "Result"
+        ]
+        out = self._rounded(port, encoding, self.scalar(k, 0))
+        for end in ends:
+            end.replace_source_output(out)
         if port.get_node().get_type_name() != "Parameter":
             take_names(port, out)
 
@@ -158,27 +173,32 @@ class _Inserter:
         value_id = self.graph.nodes[node_id].inputs[index]
         if value_id is None:
             return
+        entry = self.binding.entries[node_id][index]
         key = (value_id, encoding, k)
         if key not in self.at_ports:
             constant = value_id in self.binding.constants
             make = self._rounded_constant if constant else self._rounded_value
-            self.at_ports[key] = make(value_id, encoding, k)
-        self.binding.nodes[node_id].input(index).replace_source_output(self.at_ports[key])
+            self.at_ports[key] = make(value_id, encoding, self.scalar(k, entry.region))
+        entry.port.replace_source_output(self.at_ports[key])
 
-    def _rounded_value(self, value_id: int, encoding: Encoding, k: int) -> openvino.Output:
-        return self._rounded(self.binding.values[value_id], encoding, k)
+    def _rounded_value(
+        self, value_id: int, encoding: Encoding, on: openvino.Node
+    ) -> openvino.Output:
+        return self._rounded(self.binding.values[value_id], encoding, on)
 
-    def _rounded(self, port: openvino.Output, encoding: Encoding, k: int) -> openvino.Output:
-        """What ``port`` gives, rounded where element ``k`` of the switch is on."""
+    def _rounded(
+        self, port: openvino.Output, encoding: Encoding, on: openvino.Node
+    ) -> openvino.Output:
+        """What ``port`` gives, rounded where ``on`` is true."""
         from openvino import opset13
 
-        choice = opset13.select(self.scalar(k), rounded(port, encoding.format), port)
-        return choice.output(0)
+        return opset13.select(on, rounded(port, encoding.format), port).output(0)
 
-    def _rounded_constant(self, value_id: int, encoding: Encoding, k: int) -> openvino.Output:
+    def _rounded_constant(
+        self, value_id: int, encoding: Encoding, on: openvino.Node
+    ) -> openvino.Output:
         from openvino import opset13
 
         array = numbers_of(self.binding.constants[value_id]).astype(np.float32)
         low = new_constant(encoding.decode(encoding.encode(array)), Format.FP32)
-        choice = opset13.select(self.scalar(k), low, self.binding.values[value_id])
-        return choice.output(0)
+        return opset13.select(on, low, self.binding.values[value_id]).output(0)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from finecast.engines.base import Engine
 from finecast.frontends import openvino as frontend
 from finecast.frontends.openvino import OvApplied, OvFile, OvPrepared
-from finecast.graph import CLOSED, Dim, Graph
+from finecast.graph import Dim, Graph
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.conversion import kept_types
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.rules.policy import Policy, Scope
+from finecast.rules.policy import Policy
 from finecast.subjects.engine.native import EngineBuilt, PreparedModel
 from finecast.subjects.openvino.artefact import check_output, write
 
@@ -87,19 +87,14 @@ class OvSource:
         return self.build(plan)
 
     def notes(self, planner: Planner) -> Sequence[str]:
-        """Of bodies of control flow, and of ops that keep a type of their own."""
+        """Of ops that keep a type of their own."""
         return self.kept(planner.graph, planner.policy)
 
     def kept(self, graph: Graph, policy: Policy) -> list[str]:
         """Which ops keep their types, and why."""
-        found = [
+        return [
             f"{text}: convert the model in fp32" for text in kept_types(graph, policy).values()
         ]
-        closed = [n.name for n in graph.nodes if CLOSED in n.attributes]
-        if closed and policy.scope is not Scope.NONE:
-            more = f" and {len(closed) - 1} more" if len(closed) > 1 else ""
-            found.append(f"ops in the bodies of {closed[0]}{more} keep their types")
-        return found
 
     def earlier(self, policy: Policy) -> list[str]:
         """What becomes of a conversion that the model came with: it stays."""
