@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -406,3 +407,21 @@ def test_what_is_written_has_openvino_s_own_suffix(tmp_path: Path) -> None:
     assert finecast.inspect(tmp_path / "low.XML").parameters
     with pytest.raises(UsageError, match=r"name it .*other\.xml"):
         finecast.convert(chain(), tmp_path / "other.XML", "all:bf16")
+
+
+def test_a_paddle_paddle_model(tmp_path: Path) -> None:
+    """softmax(relu(x @ w + b) @ v + c) by PaddlePaddle 3.3.1, as ``paddle.jit.save`` wrote it.
+
+    With ``FLAGS_enable_pir_api=0``: newer files are JSON, which OpenVINO does not read.
+    """
+    path = Path(__file__).parent / "data" / "paddle" / "mlp.pdmodel"
+    done = finecast.convert(path, tmp_path / "mlp.xml", "all:bf16")
+    assert done.verified.relative_error is not None
+    assert 0 < done.verified.relative_error < 8 * Format.BF16.unit_roundoff
+    kinds = [n.op for n in read(frontend.load(path).model)[0].nodes]
+    assert kinds.count("matmul") == 2
+    (low,) = run(tmp_path / "mlp.xml", {"x": np.ones((3, 8), np.float32)}).values()
+    assert low.shape == (3, 4)
+    shutil.copy(path, tmp_path)  # without the weights that belong to it
+    with pytest.raises(ModelError, match=r"cannot be read as a PaddlePaddle model"):
+        finecast.convert(tmp_path / path.name, tmp_path / "low.xml", "all:bf16")
