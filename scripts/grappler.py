@@ -20,6 +20,7 @@ import numpy as np
 from finecast.engines.base import Session
 from finecast.engines.tensorflow import TensorFlowEngine
 from finecast.measure.environment import environment
+from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination
 from finecast.pipeline.model import RunOptions
 from finecast.rules.policy import Policy
@@ -52,13 +53,13 @@ def sessions(opened: TensorFlowModel) -> dict[str, Session]:
     """The model as it is, as Grappler lowers it, and by finecast's policies."""
     engine = TensorFlowEngine()
     found: dict[str, Session] = {
-        "fp32": engine.open(opened.model),
-        "grappler": engine.open(opened.model, lowering=True),
+        "fp32": engine.load(opened.model),
+        "grappler": engine.load_hinted(opened.model, Format.BF16),
     }
     for policy in ("all:bf16", "auto:bf16"):
         options = RunOptions(batch=BATCH, verify=False)
         done = opened.convert(Destination(path=None), Policy.of(policy), options)
-        found[policy] = engine.open(done.model)
+        found[policy] = engine.load(done.model)
     return found
 
 

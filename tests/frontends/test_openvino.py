@@ -18,7 +18,8 @@ from finecast.engines import get_engine
 from finecast.errors import EngineError, ModelError, UsageError
 from finecast.frontends import openvino as frontend
 from finecast.frontends.openvino.reader import read
-from finecast.frontends.openvino.rounding import rounded
+from finecast.frontends.roundable import with_roundings
+from finecast.frontends.rounding import rounded
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
 from finecast.planning.edits import cast_count, edits
@@ -139,7 +140,7 @@ def test_random_models_by_random_plans(seed: int, tmp_path: Path) -> None:
     ids = {v.name: v.id for v in graph.outputs}
     feeds = feeds_of(model, seed)
     wanted, got = run(model, feeds), run(low, feeds)
-    emulated = run(frontend.emulated(file, plan), feeds)
+    emulated = run(with_roundings(frontend.roundable(file), applied.edits), feeds)
     for name, exact in wanted.items():
         if ids[name] not in decided:  # else one rounding may decide for another branch
             # Sums in another order may round one step apart, as may what follows them.
@@ -171,7 +172,7 @@ def test_rounding_by_arithmetic_is_that_of_a_cast(fmt: Format) -> None:
     kept = ~(np.abs(numbers) < np.finfo(np.float32).smallest_normal) | (numbers == 0)
     numbers = numbers[kept]
     x = op.parameter([-1], np.float32, name="x")
-    (got,) = run(model_of([rounded(x.output(0), fmt)], [x]), {"x": numbers}).values()
+    (got,) = run(model_of([rounded(op, x.output(0), fmt)], [x]), {"x": numbers}).values()
     np.testing.assert_array_equal(got, round_to(numbers, fmt))
 
 

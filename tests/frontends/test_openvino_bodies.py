@@ -16,10 +16,11 @@ import finecast
 from finecast.devices.emulation import Emulation
 from finecast.devices.targets import load_target
 from finecast.engines import get_engine
-from finecast.engines.emulator.openvino_session import plan_session
+from finecast.engines.emulator.native_session import plan_session
 from finecast.frontends import openvino as frontend
 from finecast.frontends.openvino.bodies import every_op
 from finecast.frontends.openvino.reader import read
+from finecast.frontends.roundable import with_roundings
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.planning.switches import SWITCH, Switch
@@ -223,7 +224,7 @@ def test_any_plan(name: str, seed: int, tmp_path: Path) -> None:
         assert before.get_partial_shape() == after.get_partial_shape()
     feeds = feeds_of(model, seed)
     wanted, got = run(model, feeds), run(low, feeds)
-    emulated = run(frontend.emulated(file, plan), feeds)
+    emulated = run(with_roundings(frontend.roundable(file), applied.edits), feeds)
     for port, exact in wanted.items():
         limit = 2 * difference(emulated[port], exact) + 2 * Format.BF16.epsilon
         assert difference(got[port], exact) <= limit
@@ -271,8 +272,11 @@ def test_a_device_computes_low_in_bodies_too(name: str) -> None:
         }
         plan = planner.plan(formats, "given")
         emulation = Emulation(target=load_target("trn1"), scope=Scope.NONE)
-        session = plan_session(file.model, prepared.graph, plan, emulation)
-        wanted = run(frontend.emulated(file, plan), feeds)["out0"]
+        session = plan_session(
+            lambda: frontend.roundable(file), prepared.graph, plan, emulation
+        )
+        edits = frontend.apply(file, plan).edits
+        wanted = run(with_roundings(frontend.roundable(file), edits), feeds)["out0"]
         errors.append(difference(session.run(feeds)["out0"], exact))
         assert difference(session.run(feeds)["out0"], wanted) < 2 * difference(wanted, exact)
     assert 1e-5 < min(errors) <= max(errors) < 0.05

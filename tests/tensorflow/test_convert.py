@@ -12,11 +12,11 @@ import finecast
 from finecast.engines.tensorflow import TensorFlowEngine
 from finecast.errors import ModelError, UsageError
 from finecast.frontends import tensorflow as frontend
-from finecast.frontends.tensorflow.instrument import SWITCH, with_switches
+from finecast.frontends.roundable import with_switches
 from finecast.frontends.tensorflow.loading import load
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
-from finecast.planning.switches import Switch
+from finecast.planning.switches import SWITCH, Switch
 from tests.tensorflow.models import Model, nodes_of, of_function, served, tf, types_of
 
 X = np.random.default_rng(1).normal(size=(4, 16)).astype(np.float32)
@@ -128,10 +128,17 @@ def test_a_file_is_no_place_for_a_saved_model(mlp: Model, tmp_path: Path) -> Non
         finecast.convert(mlp.path, tmp_path / "low.onnx", "all:bf16")
 
 
-def test_ports_keep_their_types(mlp: Model) -> None:
-    policy = replace(finecast.Policy.parse("all:bf16"), io={"x": Format.BF16})
-    with pytest.raises(UsageError, match="does not apply to SavedModels"):
-        finecast.convert(mlp.path, None, policy)
+def test_ports_are_declared_low_where_that_is_asked_for(mlp: Model, tmp_path: Path) -> None:
+    io = {"x": Format.BF16, "scores": Format.FP16}
+    policy = replace(finecast.Policy.parse("all:bf16"), io=io)
+    finecast.convert(mlp.path, tmp_path / "low", policy)
+    x = X.astype(Format.BF16.dtype)
+    after = served(tmp_path / "low", {"x": x})["scores"]
+    assert after.dtype == np.float16
+    wanted = mlp.serve({"x": x.astype(np.float32)})["scores"]
+    np.testing.assert_allclose(after.astype(np.float32), wanted, atol=0.02)
+    with pytest.raises(UsageError, match=r"'y' does not match any float input.*x, scores"):
+        finecast.convert(mlp.path, None, replace(policy, io={"y": Format.BF16}))
 
 
 def test_formats_without_arithmetic_are_refused(mlp: Model) -> None:
@@ -201,8 +208,8 @@ def test_a_switch_rounds_to_bf16_and_back(mlp: Model) -> None:
         Switch(outputs={0: Format.BF16}),
         Switch(ports={(product.id, 1): Format.BF16}),
     ]
-    model = with_switches(captured.graph, captured.binding, switches)
-    session = TensorFlowEngine().open(model)
+    model = with_switches(frontend.roundable(captured), switches)
+    session = TensorFlowEngine().load(model)
 
     def run(*on: bool) -> Any:
         return session.run({"x": X, SWITCH: np.array(on)})["scores"]

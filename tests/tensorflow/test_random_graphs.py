@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from finecast.engines.tensorflow import TensorFlowEngine
 from finecast.frontends import tensorflow as frontend
+from finecast.frontends.roundable import with_switches
 from finecast.frontends.tensorflow import FrozenModel
 from finecast.frontends.tensorflow.folding import folded
-from finecast.frontends.tensorflow.instrument import SWITCH, with_switches
 from finecast.frontends.tensorflow.loading import of_graph_def
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_constant, round_to
 from finecast.planning.plan import Decision, Plan
-from finecast.planning.switches import Switch
+from finecast.planning.switches import SWITCH, Switch
 from tests.tensorflow.models import tf
 
 SIZE = 8
@@ -157,14 +157,14 @@ def test_a_random_plan_gives_the_numbers_of_its_emulation(
     ]
     x = np.random.default_rng(0).normal(size=(SIZE, SIZE)).astype(np.float32)
     engine = TensorFlowEngine()
-    got, wanted = engine.open(applied.model).run({"x": x}), emulated(model, graph, low, x)
+    got, wanted = engine.load(applied.model).run({"x": x}), emulated(model, graph, low, x)
     for name, array in wanted.items():
         assert got[name].dtype == np.float32
         # A sum in another order may round each op's result to the next number of bf16.
         bound = Format.BF16.unit_roundoff * 2 * len(low) * max(1.0, float(np.abs(array).max()))
         np.testing.assert_allclose(got[name].astype(np.float32), array, atol=bound + 1e-5)
     if not low:
-        exact = engine.open(model).run({"x": x})
+        exact = engine.load(model).run({"x": x})
         assert all(np.array_equal(got[n], exact[n]) for n in exact)
 
 
@@ -185,9 +185,9 @@ def test_a_switch_that_is_off_changes_nothing(model: FrozenModel) -> None:
         *(Switch(outputs={i: Format.BF16}) for i in shown),
     ]
     engine, x = TensorFlowEngine(), np.ones((SIZE, SIZE), np.float32) / 3
-    session = engine.open(with_switches(graph, captured.binding, switches))
+    session = engine.load(with_switches(frontend.roundable(captured), switches))
     off = session.run({"x": x, SWITCH: np.zeros(len(switches), bool)})
-    exact = engine.open(model).run({"x": x})
+    exact = engine.load(model).run({"x": x})
     for name, array in exact.items():
         found, wanted = off[name].astype(np.float32), array.astype(np.float32)
         np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)

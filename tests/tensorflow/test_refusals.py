@@ -133,8 +133,7 @@ def test_what_does_not_apply_is_said(mlp: Model, tmp_path: Path) -> None:
     for given, message in (
         ({"external_data": True}, "does not apply to SavedModels"),
         ({"from_type": "fp64"}, "does not apply to SavedModels"),
-        ({"engine": "onnxruntime"}, "reads ONNX files"),
-        ({"target": "trn1"}, "not emulated on trn1"),
+        ({"engine": "onnxruntime"}, "does not run models of TensorFlow"),
     ):
         with pytest.raises(FinecastError, match=message):
             finecast.convert(mlp.path, tmp_path / "low", "all:bf16", **given)  # type: ignore[arg-type]

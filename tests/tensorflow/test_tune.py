@@ -10,15 +10,16 @@ import pytest
 
 import finecast
 from finecast.cli import main
+from finecast.engines import get_engine
 from finecast.engines.probe import Speed
 from finecast.errors import ExitCode
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
 from finecast.pipeline.subject import Built
 from finecast.planning.plan import Plan
-from finecast.subjects.tensorflow import subject as subjects
-from finecast.subjects.tensorflow.hint import lowered_models
-from finecast.subjects.tensorflow.planning import make_planner
+from finecast.subjects.engine import subject as subjects
+from finecast.subjects.engine.hint import hinted_models
+from finecast.subjects.engine.planning import make_planner
 from tests.tensorflow.models import served, tf, types_of
 
 # numpy 2 says so of TensorFlow 2.21's own tensors.
@@ -68,7 +69,7 @@ def bf16_pays(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return Race.stated(1e-3, {name: seconds(one.plan) for name, one in built.items()})
 
-    monkeypatch.setattr(subjects.TensorFlowSubject, "times", times)
+    monkeypatch.setattr(subjects.EngineSubject, "times", times)
     monkeypatch.setattr(subjects, "speed_of", lambda *_: Speed(gains=True, text="stated"))
 
 
@@ -114,12 +115,10 @@ def test_what_is_measured_here_never_gives_a_worse_model(digits: Path, tmp_path:
 def test_grapplers_own_choice_stands_beside_the_result(digits: Path) -> None:
     """Where this CPU has what it asks for, products are what it lowers first."""
     opened: Any = finecast.load(digits / "model")
-    with np.load(digits / "data.npz") as arrays:
-        feeds = {"image": arrays["image"][:8]}
-    engine = subjects.TensorFlowEngine()
+    engine = get_engine("tensorflow")
     policy = finecast.Policy.parse("auto:bf16")
-    planner = make_planner(opened.captured, policy, engine, measured=True)
-    found = list(lowered_models(opened.model, 0, engine, planner, feeds))
+    planner = make_planner(opened.prepare(policy), policy, engine, measured=True)
+    found = list(hinted_models(opened, engine, planner))
     products = {"conv", "matmul"}
     lowered = {d.format for one in found for d in one.plan.decisions if d.op in products}
     assert lowered == ({Format.BF16} if found else set())

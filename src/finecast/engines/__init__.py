@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from finecast.engines.base import Engine, Session
+from finecast.engines.base import Engine, Loadable, Session
 from finecast.errors import EngineError, UsageError
 from finecast.naming import spelled, unknown_name
 
@@ -167,18 +167,18 @@ def candidates(spec: str | None) -> list[Engine]:
     return [get_engine(name) for name in names] or [default_engine()]
 
 
-def first_that_loads(model: Path, spec: str | None) -> tuple[Engine, Session]:
-    """The engine that is asked for, or the first installed one that loads ``model``.
+def first_that_loads(engines: Sequence[Engine], model: Loadable) -> tuple[Engine, Session]:
+    """The first of ``engines`` that loads ``model``.
 
     Raises:
         EngineError: If none does; gives each one's reason.
     """
     failures: list[str] = []
-    for engine in candidates(spec):
+    for engine in engines:
         try:
             return engine, engine.load(model)
         except EngineError as error:
-            if spec:
+            if len(engines) == 1:
                 raise
             failures.append(f"{engine.name}: {error.what}")
     raise EngineError("no engine here can run the model", where="; ".join(failures))

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from finecast.engines import get_engine
 from finecast.engines.base import Engine, Session
 from finecast.errors import naming
 from finecast.frontends import onnx as frontend
 
+_OWN: Final = {"openvino": "openvino", "finecast.frontends.tensorflow": "tensorflow"}
+"""Engines that compute models of their own library, by where these are defined."""
+
 
 def is_onnx(model: Any) -> bool:
-    """Whether a native model is ONNX's, and not OpenVINO's."""
+    """Whether a native model is ONNX's, and not of an engine's own library."""
     return type(model).__module__.partition(".")[0] == "onnx_ir"
 
 
 def exact_session(model: Any, *, optimizing: bool = True) -> Session:
     """A model in memory in what computes in fp32 here for numbers alone, never for time.
 
-    Of an ``ov.Model`` that is OpenVINO itself; instrumented models say all of their roundings
-    by arithmetic in fp32.
+    Of a model of an engine's own library that is the engine itself; instrumented models of
+    OpenVINO's say all of their roundings by arithmetic in fp32.
     """
     if is_onnx(model):
         return load_model(exact_engine(optimizing=optimizing), model)
-    from finecast.engines.openvino import OpenVinoEngine
-
-    return OpenVinoEngine().load(model)
+    home = type(model).__module__
+    return get_engine(next(e for at, e in _OWN.items() if home.startswith(at))).load(model)
 
 
 def exact_engine(*, optimizing: bool = True) -> Engine:
@@ -41,7 +44,7 @@ def exact_engine(*, optimizing: bool = True) -> Engine:
 
 
 def load_model(engine: Engine, model: Any, *, profiling: bool = False) -> Session:
-    """Load a converted model from memory; OpenVINO takes one of its own library as it is.
+    """Load a converted model from memory; an engine takes one of its own library as it is.
 
     An ONNX model goes by its bytes, or by a file where one message cannot hold it: a message
     has no folder beside which external data could lie. The file is gone when this returns:

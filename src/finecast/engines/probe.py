@@ -74,6 +74,16 @@ class ProbingEngine(Protocol):
         """
         ...
 
+    def load_cast_probe(self, low: Format, size: int) -> Session:
+        """A session to profile: a cast to ``low`` called ``cast``, of ``size`` elements.
+
+        It stands between ops that do not absorb it; its input is ``x``, fp32, [size / 64, 64].
+
+        Raises:
+            EngineError: If it has no kernels in the format.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:

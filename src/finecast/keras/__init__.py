@@ -51,8 +51,8 @@ def apply_plan(model: Any, plan: Plan) -> dict[str, str]:
     layers = [layer for layer in model._flatten_layers() if layer is not model]
     with _in_fp32(layers):
         opened, owners = take(model), _owners(model, layers)
-    plan.check(opened.captured.graph, where=opened.name)
-    chosen = _chosen(opened.captured.graph, owners, plan)
+    plan.check(opened.file.graph, where=opened.name)
+    chosen = _chosen(opened.file.graph, owners, plan)
     ends = {id(tensor._keras_history.operation) for tensor in model.outputs}
     found: dict[str, str] = {}
     for index, fmt in chosen.items():
@@ -92,7 +92,7 @@ def _owners(model: Any, layers: list[Any]) -> dict[int, int]:
     under marks of their own they cannot be mistaken.
     """
     with _marked(layers):
-        graph = take(model).captured.graph
+        graph = take(model).file.graph
     marks = ((n.id, _MARK.findall(n.name)) for n in graph.nodes)
     return {number: int(found[-1]) for number, found in marks if found}
 

@@ -191,10 +191,14 @@ def calibration_batches(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedMaker:
-    """Feeds to verify a model with: the first batch, else random ones if they can be made."""
+    """Feeds to verify a model with: the first batch, else random ones if they can be made.
+
+    ``batch`` is the number of samples of random ones.
+    """
 
     batches: Sequence[Feeds] = ()
     dims: Mapping[str, int] = field(default_factory=dict[str, int])
+    batch: int = 1
 
     def check(self, shapes: Shapes) -> None:
         """Refuse to draw inputs of sizes that a few bytes of a file may declare.
@@ -249,7 +253,7 @@ class FeedMaker:
         free = {d for spec in session.inputs for d in spec.shape or ()}
         long = {name: size for name, size in (lengths or {}).items() if name in free}
         sizes = {**guessed_dims(session.inputs), **long, **self.dims}
-        return synthetic_feeds(session.inputs, batch=1, dims=sizes, last=last)
+        return synthetic_feeds(session.inputs, batch=self.batch, dims=sizes, last=last)
 
 
 def _static(dims: Sequence[Dim] | None) -> tuple[int, ...] | None:

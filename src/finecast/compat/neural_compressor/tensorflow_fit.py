@@ -20,9 +20,9 @@ from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy, Scope
+from finecast.subjects.engine.planning import make_planner
 from finecast.subjects.tensorflow.function import Function
 from finecast.subjects.tensorflow.model import TensorFlowModel, of_frozen, read, take
-from finecast.subjects.tensorflow.planning import make_planner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class TensorFlowFit:
             )
         opened = _opened(model, settings)
         policy = Policy(scope=Scope.AUTO, formats=(low,))
-        planner = make_planner(opened.captured, policy, TensorFlowEngine())
+        planner = make_planner(opened.prepare(policy), policy, TensorFlowEngine())
         known = {n.name: n.native.rpartition("::")[2] for n in planner.graph.nodes}
         types = {
             n.name: known[n.name]

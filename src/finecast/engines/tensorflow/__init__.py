@@ -8,11 +8,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, final
 
-from finecast.engines.base import Array, Capability, Feeds, KernelTime, TensorSpec
+from finecast.engines.base import (
+    Array,
+    Capability,
+    Feeds,
+    KernelFormats,
+    KernelTime,
+    Loadable,
+    TensorSpec,
+)
 from finecast.engines.ports import ordered_feeds
 from finecast.engines.probe_models import Probe
-from finecast.engines.tensorflow.probe_graphs import probe_graph
-from finecast.engines.tensorflow.trace import kernel_times
+from finecast.engines.tensorflow.probe_graphs import cast_graph, probe_graph
+from finecast.engines.tensorflow.trace import kernel_formats, kernel_times
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.tensorflow.library import DTYPES, FLOATS, kernels, tf
 from finecast.frontends.tensorflow.loading import load
@@ -21,6 +29,10 @@ from finecast.frontends.tensorflow.op_types import precision_attribute
 from finecast.numbers.formats import Format
 
 NAME: Final = "tensorflow"
+_REWRITES: Final = {Format.BF16: "auto_mixed_precision_onednn_bfloat16", Format.FP32: ""}
+"""Grappler's setting by which it lowers a model to each format on a CPU."""
+_ON: Final = 1
+"""RewriterConfig.Toggle's."""
 _LONGEST: Final = 240
 _AT_NODE: Final = re.compile(r"^Node: '(?P<node>.*)'\n(?P<what>.*)$", re.MULTILINE)
 
@@ -60,35 +72,28 @@ class TensorFlowEngine:
 
         return probe(self)
 
-    def load(self, model: Path | bytes, *, profiling: bool = False) -> TensorFlowSession:
-        """Open a SavedModel.
+    def load(self, model: Loadable, *, profiling: bool = False) -> TensorFlowSession:
+        """Open a SavedModel, by its folder, or a model in memory.
 
         Raises:
             UsageError: If it is no SavedModel.
             EngineError: If TensorFlow cannot run it.
         """
-        if isinstance(model, bytes):
-            raise EngineError(
-                "TensorFlow cannot load the model: it is no SavedModel",
-                fix="give the folder of a SavedModel, or use another engine",
-            )
-        return self.open(load(model), profiling=profiling)
+        return TensorFlowSession(_taken(model), profiling=profiling)
 
-    def open(
-        self, model: FrozenModel, *, profiling: bool = False, lowering: bool = False
-    ) -> TensorFlowSession:
-        """A session on a model in memory.
-
-        With ``lowering`` Grappler's automatic mixed precision chooses types.
+    def load_hinted(self, model: Loadable, fmt: Format) -> TensorFlowSession:
+        """With Grappler's automatic mixed precision, which chooses types by itself.
 
         Raises:
-            EngineError: If TensorFlow cannot run it.
+            EngineError: If Grappler has no such setting, or TensorFlow cannot run the model.
         """
-        return TensorFlowSession(model, profiling=profiling, lowering=lowering)
+        if fmt not in _REWRITES:
+            raise EngineError(f"Grappler has no setting for {fmt.label} on a CPU")
+        return TensorFlowSession(_taken(model), rewrite=_REWRITES[fmt])
 
     def has_kernel(self, native: str, fmt: Format) -> bool:
         """By TensorFlow's registry of kernels for CPUs."""
-        return fmt in kernel_formats(native.removeprefix("tf::"))
+        return fmt in registered_formats(native.removeprefix("tf::"))
 
     def load_probe(self, probe: Probe, fmt: Format) -> TensorFlowSession:
         """A model to probe with.
@@ -96,20 +101,45 @@ class TensorFlowEngine:
         Raises:
             EngineError: If TensorFlow has no kernel for it.
         """
-        return self.open(probe_graph(probe, fmt))
+        return self.load(probe_graph(probe, fmt))
+
+    def load_cast_probe(self, low: Format, size: int) -> TensorFlowSession:
+        """A model to time a cast with, loaded for profiling.
+
+        Raises:
+            EngineError: If TensorFlow cannot run it.
+        """
+        return self.load(cast_graph(low, size), profiling=True)
+
+
+def _taken(model: Loadable) -> FrozenModel:
+    if isinstance(model, FrozenModel):
+        return model
+    if isinstance(model, Path):
+        return load(model)
+    raise EngineError(
+        "TensorFlow cannot load the model: it is no SavedModel",
+        fix="give the folder of a SavedModel, or use another engine",
+    )
 
 
 @final
 class TensorFlowSession:
-    """A session of TensorFlow's on one graph."""
+    """A session of TensorFlow's on one graph.
 
-    def __init__(self, model: FrozenModel, *, profiling: bool, lowering: bool) -> None:
+    ``rewrite`` is the setting of Grappler's by which it chooses types; empty for none.
+    """
+
+    def __init__(
+        self, model: FrozenModel, *, profiling: bool = False, rewrite: str = ""
+    ) -> None:
         self._model = model
         self._profiling = profiling
+        self._config = _config(profiling, rewrite)
         graph, tensors = model.imported()
         self._feeds = [tensors[p.tensor] for p in model.inputs]
         self._fetches = [tensors[p.tensor] for p in model.outputs]
-        self._session = tf.compat.v1.Session(graph=graph, config=_config(profiling, lowering))
+        self._session = tf.compat.v1.Session(graph=graph, config=self._config)
         self._calls: dict[tuple[str, ...], Callable[..., Any]] = {}
 
     @property
@@ -153,6 +183,10 @@ class TensorFlowSession:
                 fix="check the feeds' sizes, or keep the op named in fp32",
             ) from error
 
+    def kernel_formats(self) -> Sequence[KernelFormats]:
+        """Of each op that Grappler leaves of the graph."""
+        return kernel_formats(self._model, self._config)
+
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
         """Least time of each kernel, slowest first.
 
@@ -194,7 +228,7 @@ def explain(error: Exception) -> str:
 
 
 @lru_cache(maxsize=1024)
-def kernel_formats(op: str) -> frozenset[Format]:
+def registered_formats(op: str) -> frozenset[Format]:
     """The float formats that some kernel of an op takes on a CPU; all where it names none."""
     attribute = precision_attribute(op)
     found: set[Format] = set()
@@ -207,11 +241,10 @@ def kernel_formats(op: str) -> frozenset[Format]:
     return frozenset(found)
 
 
-def _config(profiling: bool, lowering: bool) -> Any:
+def _config(profiling: bool, rewrite: str) -> Any:
     config = tf.compat.v1.ConfigProto()
     if profiling:  # kernels that run at the same time have no times of their own
         config.inter_op_parallelism_threads = 1
-    if lowering:
-        rewrite = config.graph_options.rewrite_options
-        rewrite.auto_mixed_precision_onednn_bfloat16 = type(rewrite).ON
+    if rewrite:
+        setattr(config.graph_options.rewrite_options, rewrite, _ON)
     return config

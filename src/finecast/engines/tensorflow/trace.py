@@ -1,4 +1,4 @@
-"""TensorFlow's trace of a run, back to the nodes of the model.
+"""What TensorFlow runs of a graph, back to the nodes of the model.
 
 Grappler fuses what follows a product into it, and the kernel has the name of the last node;
 casts and layouts that it adds have names of their own.
@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from finecast.engines.attribution import Kernel, attribute
-from finecast.engines.base import KernelTime
+from finecast.engines.base import KernelFormats, KernelTime
 from finecast.engines.source import ModelStep
-from finecast.frontends.tensorflow.library import dtype_label, tf
+from finecast.frontends.tensorflow.library import dtype_label, grappler, tf
 from finecast.frontends.tensorflow.model import FrozenModel
 
-# What moves no numbers of the model's.
+# Kinds of nodes that TensorFlow adds to a model's, and names of those that move no numbers.
+_ADDED: Final = ("_Arg", "_Retval", "NoOp", "Const", "Cast")
 _BOOKKEEPING: Final = ("_SOURCE", "_SINK", "_arg_", "_retval_", "_Arg", "_Retval")
 
 
@@ -44,6 +45,22 @@ def kernel_times(model: FrozenModel, runs: Sequence[Any]) -> list[KernelTime]:
         if kinds.get(name) not in ("Const", "NoOp", "_Arg", "_Retval", None)
     ]
     return sorted((k for k in found if k.time_s > 0), key=lambda k: -k.time_s)
+
+
+def kernel_formats(model: FrozenModel, config: Any) -> list[KernelFormats]:
+    """The type of each op that Grappler leaves of a model's graph under ``config``."""
+    graph, _ = model.imported()
+    for port in model.outputs:
+        graph.add_to_collection("train_op", graph.get_tensor_by_name(port.tensor).op)
+    meta = tf.compat.v1.train.export_meta_graph(graph_def=graph.as_graph_def(), graph=graph)
+    left = grappler.OptimizeGraph(config, meta).node
+    types = {n.name: _label(n.attr["T"].type) for n in left if "T" in n.attr}
+    ops = attribute(_steps(model.graph.node), _kernels(left, _steps(model.graph.node)))
+    return [
+        KernelFormats(ops=ops[name], computed=label, stored=label)
+        for name, label in types.items()
+        if ops.get(name)
+    ]
 
 
 def _kernels_of(seen: Any) -> Iterator[tuple[str, float, str]]:
@@ -96,7 +113,7 @@ def _kernels(graph: Sequence[Any], steps: Sequence[ModelStep]) -> list[Kernel]:
             name=n.name,
             named=(n.name,) if n.name in nodes else (),
             feeds=tuple(readers[n.name]),
-            added=n.op in ("_Arg", "_Retval", "NoOp", "Const"),
+            added=n.name not in nodes and n.op in _ADDED,
         )
         for n in graph
     ]

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from finecast import ops
-from finecast.errors import FinecastError, ModelError, UsageError
+from finecast.errors import FinecastError, ModelError
 from finecast.frontends.collection import paused_collection
 from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.frontends.onnx.functions import inline_functions
@@ -40,9 +40,10 @@ from finecast.frontends.onnx.types import check_inferable, every_node, infer
 from finecast.frontends.onnx.undo import PLAN_KEY, POLICY_KEY, undo
 from finecast.frontends.onnx.widen import widen
 from finecast.frontends.onnx.writer import apply_edits
+from finecast.frontends.replaying import check_made_for, edits_of, resolve_io
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
-from finecast.planning.edits import Edit, edits
+from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
 from finecast.planning.switches import Switch
 from finecast.rules.matching import check_names
@@ -68,7 +69,6 @@ __all__ = [
     "opset_of",
     "planned",
     "prepare",
-    "resolve_io",
     "save",
     "shapeless_ports",
     "size_bytes",
@@ -118,8 +118,8 @@ class Prepared:
         return stated_since(fmt, opset) == opset
 
     def resolve_io(self, io: Mapping[str, Format]) -> dict[int, Format]:
-        """As the function of that name."""
-        return resolve_io(self.graph, io)
+        """Declared formats by value id."""
+        return resolve_io(self.graph, io, DATA_TYPES, self.library)
 
     def observable(self) -> dict[str, int]:
         """Names and ids of the float values that can be shown: those outside of bodies."""
@@ -302,12 +302,7 @@ def planned(file: OnnxFile, plan: Plan) -> OnnxFile:
     Raises:
         ModelError: If the plan was made for another model.
     """
-    if plan.model != file.digest:
-        raise ModelError(
-            f"the plan was made for another model: digest {plan.model}, not {file.digest}",
-            where=file.name,
-            fix="make a plan for this file, or give the file that the plan was made for",
-        )
+    check_made_for(plan, file.digest, file.name)
     if plan.from_type and not file.from_type:
         return take_to_fp32(file, plan.from_type)
     if plan.from_type != file.from_type:
@@ -326,33 +321,7 @@ def _fits(prepared: Prepared, file: OnnxFile, plan: Plan) -> bool:
 
 def _replay(prepared: Prepared, plan: Plan) -> tuple[Edit, ...]:
     graph = prepared.graph
-    by_name = {n.name: n.id for n in graph.nodes}
     plan.check(graph, where=prepared.file.name)
-    formats = {by_name[name]: fmt for name, fmt in plan.formats.items()}
-    encodings = {by_name[name]: found for name, found in plan.encodings.items()}
-    done = edits(graph, formats, resolve_io(graph, plan.io), encodings)
+    done = edits_of(graph, plan, prepared.resolve_io(plan.io))
     apply_edits(graph, prepared.binding, done)
     return done
-
-
-def resolve_io(graph: Graph, io: Mapping[str, Format]) -> dict[int, Format]:
-    """Declared formats by value id.
-
-    Raises:
-        UsageError: If a name is not a float input or output of the model, or a format none
-            of ONNX's types.
-    """
-    ports = {v.name: v for v in (*graph.inputs, *graph.outputs)}
-    for name in io:
-        if name not in ports or ports[name].format is None:
-            known = ", ".join(n for n, v in ports.items() if v.format is not None)
-            raise UsageError(
-                f"{name!r} is not a float input or output", where="--io", fix=f"use {known}"
-            )
-        if io[name] not in DATA_TYPES:
-            raise UsageError(
-                f"ONNX has no type {io[name].label} that {name!r} could be cast to",
-                where="--io",
-                fix=f"use {', '.join(f.label for f in DATA_TYPES)}",
-            )
-    return {ports[name].id: fmt for name, fmt in io.items()}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from finecast.errors import ModelError, UsageError
+from finecast.errors import ModelError
 from finecast.frontends.openvino import instrument
 from finecast.frontends.openvino.model import (
     OvFile,
@@ -20,9 +20,11 @@ from finecast.frontends.openvino.model import (
 from finecast.frontends.openvino.reader import port_name, read, shape_of
 from finecast.frontends.openvino.types import TYPES
 from finecast.frontends.openvino.writer import apply_edits
+from finecast.frontends.replaying import check_made_for, edits_of, resolve_io
+from finecast.frontends.roundable import with_switches
 from finecast.graph import Dim, Graph
 from finecast.numbers.formats import Format
-from finecast.planning.edits import Edit, edits
+from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
 from finecast.planning.switches import Switch
 from finecast.rules.matching import check_names
@@ -36,17 +38,17 @@ __all__ = [
     "OvFile",
     "OvPrepared",
     "apply",
-    "emulated",
     "from_model",
     "input_shapes",
     "load",
     "port_name",
     "prepare",
     "read",
-    "resolve_io",
+    "roundable",
     "save",
     "size_bytes",
 ]
+_LIBRARY = "OpenVINO"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,7 @@ class OvPrepared:
     @property
     def library(self) -> str:
         """What messages call the kind of its models."""
-        return "OpenVINO"
+        return _LIBRARY
 
     @property
     def states(self) -> Collection[Format]:
@@ -81,8 +83,8 @@ class OvPrepared:
         return fmt in TYPES
 
     def resolve_io(self, io: Mapping[str, Format]) -> dict[int, Format]:
-        """As the function of that name."""
-        return resolve_io(self.graph, io)
+        """Declared formats by value id."""
+        return resolve_io(self.graph, io, TYPES, _LIBRARY)
 
     def observable(self) -> dict[str, int]:
         """Names, for ``with_outputs``, of the values that can be shown, and their ids."""
@@ -94,7 +96,7 @@ class OvPrepared:
 
     def with_switches(self, switches: Sequence[Switch]) -> openvino.Model:
         """A copy that rounds what its extra input switches on."""
-        return instrument.with_switches(self.file.model, switches)
+        return with_switches(roundable(self.file), switches)
 
     def static_shapes(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
         """Shapes of observable values, as far as they follow from the inputs'."""
@@ -158,16 +160,11 @@ def apply(file: OvFile, plan: Plan) -> OvApplied:
     Raises:
         ModelError: If the plan was made for another model, or this is a conversion already.
     """
-    if plan.model != file.digest:
-        raise ModelError(
-            f"the plan was made for another model: digest {plan.model}, not {file.digest}",
-            where=file.name,
-            fix="make a plan for this file, or give the file that the plan was made for",
-        )
+    check_made_for(plan, file.digest, file.name)
     copy = file.model.clone()
     graph, binding = read(copy, digest=file.digest)
     plan.check(graph, where=file.name)
-    done = _edits(graph, plan)
+    done = edits_of(graph, plan, resolve_io(graph, plan.io, TYPES, _LIBRARY))
     if done:
         _check_original(file)
         apply_edits(graph, binding, done)
@@ -175,50 +172,14 @@ def apply(file: OvFile, plan: Plan) -> OvApplied:
     return OvApplied(model=copy, graph=graph, edits=done)
 
 
-def emulated(file: OvFile, plan: Plan) -> openvino.Model:
-    """The fp32 model, rounded by arithmetic wherever the model of ``plan`` rounds."""
-    graph, _ = read(file.model, digest=file.digest)
-    return instrument.with_roundings(file.model, _edits(graph, plan))
+def roundable(file: OvFile) -> instrument.OvRoundable:
+    """A copy of the model whose values can be rounded."""
+    return instrument.OvRoundable(file.model)
 
 
 def input_shapes(model: openvino.Model) -> dict[str, tuple[Dim, ...] | None]:
     """Declared shapes of a model's inputs by name."""
     return {port_name(port): shape_of(port) for port in model.inputs}
-
-
-def _edits(graph: Graph, plan: Plan) -> tuple[Edit, ...]:
-    by_name = {n.name: n.id for n in graph.nodes}
-    formats = {by_name[name]: fmt for name, fmt in plan.formats.items()}
-    encodings = {by_name[name]: found for name, found in plan.encodings.items()}
-    return edits(graph, formats, resolve_io(graph, plan.io), encodings)
-
-
-def resolve_io(graph: Graph, io: Mapping[str, Format]) -> dict[int, Format]:
-    """Declared formats by value id.
-
-    Raises:
-        UsageError: If a name is not a float input or output of the model, or a format none
-            of OpenVINO's types.
-    """
-    ports = {v.name: v for v in (*graph.inputs, *graph.outputs)}
-    for name, fmt in io.items():
-        if name not in ports or ports[name].format is None:
-            raise UsageError(
-                f"{name!r} is not a float input or output",
-                where="--io",
-                fix=f"use {_listed(n for n, v in ports.items() if v.format is not None)}",
-            )
-        if fmt not in TYPES:
-            raise UsageError(
-                f"OpenVINO has no type {fmt.label} that {name!r} could be cast to",
-                where="--io",
-                fix=f"use {_listed(f.label for f in TYPES)}",
-            )
-    return {ports[name].id: fmt for name, fmt in io.items()}
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names)
 
 
 def _check_original(file: OvFile) -> None:

@@ -1,29 +1,22 @@
-"""Copies of a model that show its values, or that round them at the turn of a switch."""
+"""Copies of a model that show its values, or that round them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from finecast.frontends import rounding
 from finecast.frontends.openvino.bodies import hand_in
-from finecast.frontends.openvino.reader import OvBinding, read
-from finecast.frontends.openvino.rounding import rounded
-from finecast.frontends.openvino.types import new_constant, numbers_of, take_names
+from finecast.frontends.openvino.reader import read
+from finecast.frontends.openvino.types import new_constant, take_names
 from finecast.graph import INNER, Graph
-from finecast.numbers.encodings import Encoding
 from finecast.numbers.formats import Format
-from finecast.planning.edits import (
-    ConvertConstant,
-    Edit,
-    InsertCast,
-    RoundTrip,
-    SetFormat,
-    SetPort,
-    Use,
-)
-from finecast.planning.switches import SWITCH, Switch
+from finecast.numbers.roundmodes import Rounder
+from finecast.planning.edits import Use
+from finecast.planning.switches import SWITCH
 
 if TYPE_CHECKING:
     import openvino
@@ -70,135 +63,118 @@ def with_outputs(model: openvino.Model, names: Sequence[str]) -> openvino.Model:
     return copy
 
 
-def with_switches(model: openvino.Model, switches: Sequence[Switch]) -> openvino.Model:
-    """A copy of ``model`` that rounds what its extra input switches on.
+@final
+class OvRoundable:
+    """A ``Roundable`` copy of an ``ov.Model``: all of its roundings are arithmetic in fp32."""
 
-    The input ``finecast_switch`` is a bool vector: element k rounds what ``switches[k]`` has,
-    each to its format and back to fp32. Law: with all of them off it is ``model``.
-    """
-    from openvino import Type, opset13
+    def __init__(self, model: openvino.Model) -> None:
+        self._graph, self._binding = read(model.clone())
+        ids = {_key(port): value for value, port in enumerate(self._binding.values)}
+        self._results: dict[int, list[openvino.Node]] = {}
+        for result in self._binding.model.get_results():
+            self._results.setdefault(ids[_key(result.input_value(0))], []).append(result)
+        self._regions = dict(zip(ids, self._binding.value_regions, strict=True))
+        self._switch: openvino.Node | None = None
+        self._switches: dict[int, openvino.Output] = {}
+        self._elements: dict[tuple[int, int], openvino.Node] = {}
 
-    copy = model.clone()
-    graph, binding = read(copy)
-    given = opset13.parameter([len(switches)], Type.boolean, name=SWITCH)
-    given.output(0).set_names({SWITCH})
-    inserter = _Inserter(graph, binding, given)
-    for k, switch in enumerate(switches):
-        for (node_id, index), encoding in switch.ports.items():
-            inserter.round_port(node_id, index, encoding, k)
-        for index, encoding in switch.outputs.items():
-            inserter.round_output(graph.outputs[index].id, encoding, k)
-    copy.add_parameters([given])
-    copy.validate_nodes_and_infer_types()
-    return copy
+    @property
+    def library(self) -> str:
+        """What messages call the kind of the model."""
+        return "OpenVINO"
 
+    @property
+    def graph(self) -> Graph:
+        """The graph of the model as it was copied."""
+        return self._graph
 
-def with_roundings(model: openvino.Model, edits: Iterable[Edit]) -> openvino.Model:
-    """A copy in fp32 whose values are those that ``edits`` would give, up to sums' order.
+    def tensor(self, value: int) -> openvino.Output:
+        """The port that gives it."""
+        return self._binding.values[value]
 
-    What an op computes low is rounded where it is stored, and so is what is cast for it.
-    """
-    copy = model.clone()
-    graph, binding = read(copy)
-    for edit in edits:
-        match edit:
-            case SetFormat() if binding.nodes[edit.node] is not None:
-                for value in graph.following_outputs(graph.nodes[edit.node]):
-                    _round(binding, value.id, edit.to, None)
-            case SetPort() if graph.values[edit.value].is_input:
-                _round(binding, edit.value, edit.to, None)
-            case InsertCast() | ConvertConstant() | RoundTrip():
-                _round(binding, edit.value, edit.to.format, edit.uses)
-            case _:
-                pass
-    copy.validate_nodes_and_infer_types()
-    return copy
+    def read_at(self, node: int, index: int) -> openvino.Output:
+        """The port that an input is joined to."""
+        source: openvino.Output = self._binding.entries[node][index].port.get_source_output()
+        return source
 
+    def give(self, value: int, uses: Iterable[Use], tensor: openvino.Output) -> None:
+        """Join inputs to ``tensor``; an output of the model takes its names along."""
+        for use in uses:
+            if use.node is not None:
+                self._binding.entries[use.node][use.index].port.replace_source_output(tensor)
+                continue
+            for result in self._results[value]:
+                before = result.input_value(0)
+                result.input(0).replace_source_output(tensor)
+                if before.get_node().get_type_name() != "Parameter" and before.get_names():
+                    take_names(before, tensor)
 
-def _round(binding: OvBinding, value_id: int, fmt: Format, uses: Sequence[Use] | None) -> None:
-    """Round a value for ``uses``, by default for all that read it, the outputs among them."""
-    if fmt is Format.FP32:
-        return
-    port = binding.values[value_id]
-    readers = list(port.get_target_inputs())
-    if uses is not None:
-        readers = [binding.entries[u.node][u.index].port for u in uses if u.node is not None]
-    out = rounded(port, fmt)
-    for reader in readers:
-        reader.replace_source_output(out)
-    if uses is None and port.get_node().get_type_name() != "Parameter":
-        take_names(port, out)
-        binding.values[value_id] = out
+    def constant(self, array: NDArray[np.float32]) -> openvino.Output:
+        """In memory of its own."""
+        return new_constant(np.asarray(array, dtype=np.float32), Format.FP32).output(0)
 
-
-class _Inserter:
-    def __init__(self, graph: Graph, binding: OvBinding, given: openvino.Node) -> None:
-        self.graph = graph
-        self.binding = binding
-        self.switches = {0: given.output(0)}
-        self.scalars: dict[tuple[int, int], openvino.Node] = {}
-        self.at_ports: dict[tuple[int, Encoding, int], openvino.Output] = {}
-
-    def switch(self, region: int) -> openvino.Output:
-        """The switch input as it is in a region: each body is handed its parent's."""
-        if region not in self.switches:
-            body = self.binding.regions[region]
-            assert body is not None
-            self.switches[region] = hand_in(body, self.switch(body.parent))
-        return self.switches[region]
-
-    def scalar(self, k: int, region: int) -> openvino.Node:
-        """Element ``k`` of the switch input."""
+    def rounded(self, tensor: openvino.Output, how: Rounder) -> openvino.Output:
+        """By arithmetic in fp32."""
         from openvino import opset13
 
-        if (k, region) not in self.scalars:
+        return _port(rounding.converted(opset13, tensor, how))
+
+    def without_infinities(
+        self, tensor: openvino.Output, top: float | None
+    ) -> openvino.Output:
+        """Inf as ``top`` of its sign; None for NaN."""
+        from openvino import opset13
+
+        return _port(rounding.without_infinities(opset13, tensor, top))
+
+    def switched(self, k: int, on: openvino.Output, off: openvino.Output) -> openvino.Output:
+        """A Select by an element of the extra input."""
+        from openvino import opset13
+
+        region = self._regions[_key(off)]
+        if (k, region) not in self._elements:
             index, axis = (opset13.constant(np.int64(n)) for n in (k, 0))
-            self.scalars[k, region] = opset13.gather(self.switch(region), index, axis)
-        return self.scalars[k, region]
+            self._elements[k, region] = opset13.gather(self._in(region), index, axis)
+        return opset13.select(self._elements[k, region], on, off).output(0)
 
-    def round_output(self, value_id: int, encoding: Encoding, k: int) -> None:
-        """Round one of the model's outputs, which keeps its names."""
-        port = self.binding.values[value_id]
-        ends = [
-            t for t in port.get_target_inputs() if t.get_node().get_type_name() == "Result"
-        ]
-        out = self._rounded(port, encoding, self.scalar(k, 0))
-        for end in ends:
-            end.replace_source_output(out)
-        if port.get_node().get_type_name() != "Parameter":
-            take_names(port, out)
+    def _in(self, region: int) -> openvino.Output:
+        """The extra input as it is in a region: each body is handed its parent's."""
+        if region not in self._switches:
+            body = self._binding.regions[region]
+            self._switches[region] = (
+                self._given().output(0)
+                if body is None
+                else hand_in(body, self._in(body.parent))
+            )
+        return self._switches[region]
 
-    def round_port(self, node_id: int, index: int, encoding: Encoding, k: int) -> None:
-        """Round what the node reads at one input; a constant ahead of time."""
-        value_id = self.graph.nodes[node_id].inputs[index]
-        if value_id is None:
-            return
-        entry = self.binding.entries[node_id][index]
-        key = (value_id, encoding, k)
-        if key not in self.at_ports:
-            constant = value_id in self.binding.constants
-            make = self._rounded_constant if constant else self._rounded_value
-            self.at_ports[key] = make(value_id, encoding, self.scalar(k, entry.region))
-        entry.port.replace_source_output(self.at_ports[key])
+    def _given(self) -> openvino.Node:
+        from openvino import Type, opset13
 
-    def _rounded_value(
-        self, value_id: int, encoding: Encoding, on: openvino.Node
-    ) -> openvino.Output:
-        return self._rounded(self.binding.values[value_id], encoding, on)
+        if self._switch is None:
+            self._switch = opset13.parameter([-1], Type.boolean, name=SWITCH)
+            self._switch.output(0).set_names({SWITCH})
+        return self._switch
 
-    def _rounded(
-        self, port: openvino.Output, encoding: Encoding, on: openvino.Node
-    ) -> openvino.Output:
-        """What ``port`` gives, rounded where ``on`` is true."""
-        from openvino import opset13
+    def finish(self, switches: int = 0) -> openvino.Model:
+        """The copy."""
+        from openvino import PartialShape
 
-        return opset13.select(on, rounded(port, encoding.format), port).output(0)
+        model = self._binding.model
+        if switches:
+            given: Any = self._given()
+            given.set_partial_shape(PartialShape([switches]))
+            model.add_parameters([given])
+        model.validate_nodes_and_infer_types()
+        return model
 
-    def _rounded_constant(
-        self, value_id: int, encoding: Encoding, on: openvino.Node
-    ) -> openvino.Output:
-        from openvino import opset13
 
-        array = numbers_of(self.binding.constants[value_id]).astype(np.float32)
-        low = new_constant(encoding.decode(encoding.encode(array)), Format.FP32)
-        return opset13.select(on, low, self.binding.values[value_id]).output(0)
+def _port(made: Any) -> openvino.Output:
+    """What an op gives; a port stays as it is."""
+    import openvino
+
+    return made if isinstance(made, openvino.Output) else made.output(0)
+
+
+def _key(port: Any) -> tuple[str, int]:
+    return port.get_node().get_friendly_name(), port.get_index()

@@ -49,13 +49,14 @@ class OvBinding:
     ``nodes[i]`` is None for a phi, and ``entries[i]`` has one for each of node i's inputs.
     ``constants`` are those that a value's numbers come from: the op of its port, or the one
     behind a conversion that only widens a compressed constant. ``regions[r]`` is the body that
-    region r is; the model itself, region 0, is none.
+    region r is; the model itself, region 0, is none. ``value_regions[i]`` is that of value i.
     """
 
     model: openvino.Model
     nodes: list[openvino.Node | None] = field(default_factory=list["openvino.Node | None"])
     entries: list[tuple[Entry, ...]] = field(default_factory=list[tuple[Entry, ...]])
     regions: list[Region | None] = field(default_factory=lambda: [None])
+    value_regions: list[int] = field(default_factory=list[int])
     values: list[openvino.Output] = field(default_factory=list["openvino.Output"])
     constants: dict[int, openvino.Node] = field(default_factory=dict[int, "openvino.Node"])
 
@@ -108,12 +109,13 @@ class _Reader:
         self.folded: set[int] = set()
         self.names = {op.get_friendly_name() for op in every_op(model)}
 
-    def value(self, port: openvino.Output) -> int:
+    def value(self, port: openvino.Output, region: int = 0) -> int:
         key = (port.get_node().get_friendly_name(), port.get_index())
         found = self.ids.get(key)
         if found is None:
             found = self.ids[key] = len(self.binding.values)
             self.binding.values.append(port)
+            self.binding.value_regions.append(region)
         return found
 
     def region(self, model: openvino.Model, number: int) -> None:
@@ -133,7 +135,7 @@ class _Reader:
         if kind == "Result":
             return
         ties = ties_of(op, region, inner) if inner else []
-        results = [] if ties else [self.value(port) for port in op.outputs()]
+        results = [] if ties else [self.value(port, region) for port in op.outputs()]
         if kind == "Constant":
             self.binding.constants[results[0]] = op
         elif (packed := _compressed(op)) is not None:
@@ -174,7 +176,7 @@ class _Reader:
     def phi(self, op: openvino.Node, number: int, tie: Tie, region: int) -> None:
         """Add what joins the values that ``op`` forces to be of one type."""
         inputs = [self._source(entry) for entry in tie.inputs]
-        outputs = [self.value(port) for port in (*tie.inner, *tie.outer)]
+        outputs = [self.value(port, region) for port in (*tie.inner, *tie.outer)]
         values = [self.binding.values[i] for i in (*inputs, *outputs)]
         labels = {label_of(port.get_element_type()) for port in values}
         fmt = FORMATS.get(labels.pop()) if len(labels) == 1 else None
@@ -200,7 +202,7 @@ class _Reader:
         self._add(None, tie.inputs, made)
 
     def _source(self, entry: Entry) -> int:
-        return self.value(entry.port.get_source_output())
+        return self.value(entry.port.get_source_output(), entry.region)
 
     def _add(
         self, native: openvino.Node | None, entries: tuple[Entry, ...], node: Node

@@ -2,57 +2,202 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from finecast.errors import ModelError
-from finecast.frontends.tensorflow.model import FrozenModel, SignaturePort
+from finecast.frontends.replaying import check_made_for, edits_of, resolve_io
+from finecast.frontends.roundable import with_switches
+from finecast.frontends.tensorflow import instrument
+from finecast.frontends.tensorflow.library import DTYPES
+from finecast.frontends.tensorflow.model import FrozenModel, SignaturePort, with_sizes
 from finecast.frontends.tensorflow.reader import GraphBinding, read
 from finecast.frontends.tensorflow.writer import apply_edits
-from finecast.graph import Graph
-from finecast.planning.edits import Edit, edits
+from finecast.graph import Dim, Graph
+from finecast.numbers.formats import Format
+from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
+from finecast.planning.switches import Switch
+from finecast.rules.matching import check_names
+from finecast.rules.policy import Policy
 
-__all__ = ["FrozenModel", "Imported", "Rewritten", "SignaturePort", "apply", "capture"]
+__all__ = [
+    "FrozenModel",
+    "SignaturePort",
+    "TensorFlowApplied",
+    "TensorFlowFile",
+    "TensorFlowPrepared",
+    "apply",
+    "capture",
+    "input_shapes",
+    "prepare",
+    "roundable",
+]
+_LIBRARY = "TensorFlow"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Imported:
-    """A model with its neutral graph."""
+class TensorFlowFile:
+    """A model as it was read, with its neutral graph; neither is ever changed.
+
+    Attributes:
+        path: Its file or folder; of a model in memory a name that no file has.
+        name: What messages call it.
+        model: The model.
+        graph: Its graph.
+        binding: What of the model the graph's ids stand for.
+        size_bytes: Of all its files.
+        external: Files other than ``path``: there are none.
+    """
+
+    path: Path
+    name: str
+    model: FrozenModel
+    graph: Graph
+    binding: GraphBinding
+    size_bytes: int
+    external: tuple[Path, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Of all its files, or of the graph where there are none."""
+        return self.graph.digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorFlowPrepared:
+    """A model ready to be planned, and the copies of it that show and round its values."""
+
+    file: TensorFlowFile
+
+    @property
+    def graph(self) -> Graph:
+        """Its graph."""
+        return self.file.graph
+
+    @property
+    def library(self) -> str:
+        """What messages call the kind of its models."""
+        return _LIBRARY
+
+    @property
+    def states(self) -> Collection[Format]:
+        """Formats that TensorFlow's ops compute in."""
+        return DTYPES
+
+    @property
+    def from_type(self) -> str:
+        """The type whose ops were taken to fp32 first: models are planned as they are."""
+        return ""
+
+    def minimal_opset(self, formats: Mapping[int, Format]) -> int:
+        """There are no operation sets."""
+        del formats
+        return 0
+
+    def can_cast(self, fmt: Format) -> bool:
+        """Whether an op could be stated between casts to ``fmt``."""
+        return fmt in DTYPES
+
+    def resolve_io(self, io: Mapping[str, Format]) -> dict[int, Format]:
+        """Declared formats by value id."""
+        return resolve_io(self.graph, io, DTYPES, _LIBRARY)
+
+    def observable(self) -> dict[str, int]:
+        """Names, for ``with_outputs``, of the values that can be shown, and their ids."""
+        return instrument.observable(self.graph, self.file.binding)
+
+    def with_outputs(self, names: Sequence[str]) -> FrozenModel:
+        """A copy whose outputs are just the values called ``names``."""
+        return instrument.with_outputs(self.file.model, names)
+
+    def with_switches(self, switches: Sequence[Switch]) -> FrozenModel:
+        """A copy that rounds what its extra input switches on."""
+        found: FrozenModel = with_switches(roundable(self.file), switches)
+        return found
+
+    def static_shapes(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+        """Shapes of observable values, as far as TensorFlow infers them from the inputs'."""
+        graph, binding = read(with_sizes(self.file.model, inputs))
+        found: dict[str, tuple[int, ...]] = {}
+        for name, index in instrument.observable(graph, binding).items():
+            shape = graph.values[index].shape or (None,)
+            sizes = tuple(d for d in shape if isinstance(d, int))
+            if len(sizes) == len(shape):
+                found[name] = sizes
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorFlowApplied:
+    """The model that a plan gives, and the edits that made it."""
 
     model: FrozenModel
     graph: Graph
     binding: GraphBinding
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rewritten:
-    """The model that a plan gives, and by which edits."""
-
-    model: FrozenModel
     edits: tuple[Edit, ...]
 
+    @property
+    def restated(self) -> tuple[()]:
+        """Ops are stated as they are."""
+        return ()
 
-def capture(model: FrozenModel, digest: str) -> Imported:
-    """The model's graph; ``digest`` identifies it in plans."""
+    def observable(self) -> dict[str, int]:
+        """Ids of the float values that can be shown, by names for ``with_outputs``."""
+        kept = {node.name for node in self.model.graph.node}
+        shown = instrument.observable(self.graph, self.binding)
+        return {name: i for name, i in shown.items() if name.partition(":")[0] in kept}
+
+    def with_outputs(self, names: Sequence[str]) -> FrozenModel:
+        """A copy whose outputs are just the values called ``names``."""
+        return instrument.with_outputs(self.model, names)
+
+
+def capture(
+    model: FrozenModel, digest: str, *, path: Path = Path("model"), size_bytes: int = 0
+) -> TensorFlowFile:
+    """The model with its graph; ``digest`` identifies it in plans."""
     graph, binding = read(model, digest)
-    return Imported(model=model, graph=graph, binding=binding)
+    return TensorFlowFile(
+        path=path,
+        name=str(path),
+        model=model,
+        graph=graph,
+        binding=binding,
+        size_bytes=size_bytes or model.size_bytes,
+    )
 
 
-def apply(captured: Imported, plan: Plan, where: str = "") -> Rewritten:
-    """Replay ``plan``; ``captured`` is left as it was.
+def prepare(file: TensorFlowFile, policy: Policy) -> TensorFlowPrepared:
+    """Hold ``policy`` against the graph.
+
+    Raises:
+        UsageError: If ``policy`` names a node, an op, an input or an output that is not there.
+    """
+    check_names(policy, file.graph)
+    return TensorFlowPrepared(file=file)
+
+
+def apply(file: TensorFlowFile, plan: Plan) -> TensorFlowApplied:
+    """Replay ``plan``; ``file`` is left as it was.
 
     Raises:
         ModelError: If the plan was made for another model.
     """
-    graph = captured.graph
-    if plan.model != graph.digest:
-        raise ModelError(
-            f"the plan was made for another model: digest {plan.model}, not {graph.digest}",
-            where=where,
-            fix="make a plan for this model, or give the one that the plan was made for",
-        )
-    plan.check(graph, where=where)
-    ids = {n.name: n.id for n in graph.nodes}
-    formats = {ids[name]: fmt for name, fmt in plan.formats.items()}
-    done = edits(graph, formats)
-    return Rewritten(model=apply_edits(graph, captured.binding, done, formats), edits=done)
+    graph = file.graph
+    check_made_for(plan, file.digest, file.name)
+    plan.check(graph, where=file.name)
+    ports = resolve_io(graph, plan.io, DTYPES, _LIBRARY)
+    done = edits_of(graph, plan, ports)
+    model = apply_edits(graph, file.binding, done)
+    return TensorFlowApplied(model=model, graph=graph, binding=file.binding, edits=done)
+
+
+def roundable(file: TensorFlowFile) -> instrument.TensorFlowRoundable:
+    """A copy of the model whose values can be rounded."""
+    return instrument.TensorFlowRoundable(file.graph, file.binding)
+
+
+def input_shapes(model: FrozenModel) -> dict[str, tuple[Dim, ...] | None]:
+    """Declared shapes of a model's inputs by name."""
+    return {port.name: port.shape for port in model.inputs}

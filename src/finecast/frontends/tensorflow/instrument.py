@@ -1,127 +1,177 @@
-"""A copy of a model that rounds what the switch of an extra input turns on."""
+"""Copies of a model that show its values, or that round them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Final, final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from finecast.frontends.tensorflow.library import DTYPES, tf, type_number
+from finecast.frontends import rounding
+from finecast.frontends.tensorflow.library import DTYPES, dtype_label, tf
 from finecast.frontends.tensorflow.model import FrozenModel, SignaturePort
 from finecast.frontends.tensorflow.reader import GraphBinding
-from finecast.frontends.tensorflow.writer import Rewriter, plain, reference
+from finecast.frontends.tensorflow.writer import Rewriter, plain, tensor_of
 from finecast.graph import Graph
-from finecast.numbers.encodings import Encoding
 from finecast.numbers.formats import Format
-from finecast.numbers.rounding import convert_constant
+from finecast.numbers.roundmodes import Rounder
 from finecast.planning.edits import Use
-from finecast.planning.switches import Switch
-
-SWITCH: Final = "finecast_switch"
-_FP32: Final = Format.FP32
+from finecast.planning.switches import SWITCH
 
 
-def with_outputs(model: FrozenModel, graph: Graph, binding: GraphBinding) -> FrozenModel:
-    """``model`` with all its float values as outputs, named by their ids.
-
-    A session can be asked for any of them; nothing is fused that it is asked for.
-    """
-    shown = tuple(
-        SignaturePort(
-            name=str(value.id),
-            tensor=binding.values[value.id],
-            dtype=value.dtype,
-            shape=None,
-        )
+def observable(graph: Graph, binding: GraphBinding) -> dict[str, int]:
+    """Tensors and ids of the float values that can be shown: those that an op computes."""
+    return {
+        binding.values[value.id]: value.id
         for value in graph.values
         if value.format is not None and value.constant is None and value.producer is not None
+    }
+
+
+def with_outputs(model: FrozenModel, tensors: Sequence[str]) -> FrozenModel:
+    """``model`` with some of its tensors as its outputs, each called by its own name."""
+    graph, _ = replace(model, outputs=()).imported()
+    shown = tuple(
+        SignaturePort(
+            name=name,
+            tensor=name,
+            dtype=dtype_label(graph.get_tensor_by_name(name).dtype),
+            shape=None,
+        )
+        for name in tensors
     )
     return replace(model, outputs=shown)
 
 
-def with_switches(
-    graph: Graph, binding: GraphBinding, switches: Sequence[Switch]
-) -> FrozenModel:
-    """A copy of the binding's model that rounds what its extra input switches on.
+@final
+class TensorFlowRoundable:
+    """A ``Roundable`` copy of a graph of TensorFlow's; its tensors are ``NODE:INDEX``.
 
-    The input ``finecast_switch`` is a bool vector: element k rounds what ``switches[k]`` has,
-    to its format and back to fp32. Law: with all of them off it is the model.
+    What is rounded goes to a type of TensorFlow's and back, or is rounded by arithmetic.
     """
-    inserter = _Inserter(Rewriter.of(graph, binding))
-    for k, switch in enumerate(switches):
-        for (node, index), encoding in switch.ports.items():
-            inserter.round_port(node, index, encoding, k)
-        for index, encoding in switch.outputs.items():
-            inserter.round_output(graph.outputs[index].id, encoding.format, k)
-    return inserter.finish(len(switches))
 
+    def __init__(self, graph: Graph, binding: GraphBinding) -> None:
+        self._rewriter = Rewriter.of(graph, binding)
+        self._elements: dict[int, str] = {}
+        self._made: dict[Any, Any] = {}
+        self._grafts = 0
 
-@dataclass(slots=True, kw_only=False)
-class _Inserter:
-    rewriter: Rewriter
-    elements: dict[int, str] = field(default_factory=dict[int, str])
+    @property
+    def library(self) -> str:
+        """What messages call the kind of the model."""
+        return "TensorFlow"
 
-    def round_output(self, value: int, fmt: Format, k: int) -> None:
-        """Round the value where it is an output of the model."""
-        tensor = self.rewriter.binding.values[value]
-        low = self.rewriter.add_cast(tensor, _FP32, fmt)
-        back = self.rewriter.add_cast(low, fmt, _FP32)
-        self.rewriter.rewire(value, [Use(node=None)], self._choice(k, back, tensor))
+    @property
+    def graph(self) -> Graph:
+        """The graph of the model as it was copied."""
+        return self._rewriter.graph
 
-    def round_port(self, node: int, index: int, encoding: Encoding, k: int) -> None:
-        """Round what the node reads at one input; a constant ahead of time."""
-        graph, binding = self.rewriter.graph, self.rewriter.binding
-        value = graph.nodes[node].inputs[index]
-        assert value is not None
-        exact, stats = binding.values[value], graph.values[value].constant
-        if stats is None:
-            low = self.rewriter.add_cast(exact, _FP32, encoding.format)
-            rounded = self.rewriter.add_cast(low, encoding.format, _FP32)
-        else:
-            array = convert_constant(stats.read(), encoding.format).astype(np.float32)
-            rounded = self.rewriter.add_constant(
-                f"{plain(exact)}/rounded", array, DTYPES[_FP32]
-            )
-        chosen = self._choice(k, rounded, exact)
-        self.rewriter.rewire(value, [Use(node=node, index=index)], chosen)
+    def tensor(self, value: int) -> str:
+        """The tensor's name."""
+        return self._rewriter.binding.values[value]
 
-    def _choice(self, k: int, rounded: str, exact: str) -> str:
-        """``rounded`` where element ``k`` of the switch is on."""
-        name = self.rewriter.fresh(f"{plain(exact)}/switched")
-        inputs = [self._element(k), rounded, exact]
-        node = tf.compat.v1.NodeDef(
-            name=name, op="SelectV2", input=[reference(i) for i in inputs]
+    def read_at(self, node: int, index: int) -> str:
+        """The tensor that an input names."""
+        name = self._rewriter.binding.nodes[node]
+        return tensor_of(self._rewriter.nodes[name].input[index])
+
+    def give(self, value: int, uses: Iterable[Use], tensor: str) -> None:
+        """Inputs, and outputs of the signature, name ``tensor``."""
+        self._rewriter.rewire(value, uses, tensor)
+
+    def constant(self, array: NDArray[np.float32]) -> str:
+        """A constant of its own."""
+        return self._rewriter.add_constant("finecast_constant", array, tf.float32)
+
+    def rounded(self, tensor: str, how: Rounder) -> str:
+        """To a type and back; by arithmetic what no type or Cast does."""
+        plain_cast = not how.saturate and not how.flush_subnormals
+        if plain_cast and how.format in DTYPES:
+            return self._graft(how.format, _there_and_back(how.format), tensor)
+        return self._graft(how, lambda x: rounding.converted(_Ops, x, how), tensor)
+
+    def without_infinities(self, tensor: str, top: float | None) -> str:
+        """Inf as ``top`` of its sign; None for NaN."""
+        return self._graft(
+            ("infinities", top), lambda x: rounding.without_infinities(_Ops, x, top), tensor
         )
-        node.attr["T"].type = type_number(_FP32)
-        self.rewriter.nodes[name] = node
-        return f"{name}:0"
 
-    def _element(self, k: int) -> str:
-        if k not in self.elements:
-            nodes = self.rewriter.nodes
-            index = self.rewriter.add_constant(f"{SWITCH}/{k}/index", np.array(k), tf.int32)
-            axis = self.rewriter.add_constant(f"{SWITCH}/{k}/axis", np.array(0), tf.int32)
-            name = f"{SWITCH}/{k}"
-            inputs = [SWITCH, reference(index), reference(axis)]
-            node = tf.compat.v1.NodeDef(name=name, op="GatherV2", input=inputs)
-            node.attr["Tparams"].type = tf.bool.as_datatype_enum
-            node.attr["Tindices"].type = tf.int32.as_datatype_enum
-            node.attr["Taxis"].type = tf.int32.as_datatype_enum
-            nodes[name] = node
-            self.elements[k] = f"{name}:0"
-        return self.elements[k]
+    def switched(self, k: int, on: str, off: str) -> str:
+        """A SelectV2 by an element of the extra input."""
+        if k not in self._elements:
+            self._elements[k] = self._graft(
+                ("element", k), lambda given: given[k], f"{SWITCH}:0", kinds=[tf.bool]
+            )
+        kinds = [tf.bool, tf.float32, tf.float32]
+        return self._graft("switched", tf.where, self._elements[k], on, off, kinds=kinds)
 
-    def finish(self, count: int) -> FrozenModel:
-        model = self.rewriter.binding.model
+    def finish(self, switches: int = 0) -> FrozenModel:
+        """The copy, with its extra input behind the others."""
+        if not switches:
+            return self._rewriter.finish()
         node = tf.compat.v1.NodeDef(name=SWITCH, op="Placeholder")
         node.attr["dtype"].type = tf.bool.as_datatype_enum
-        node.attr["shape"].shape.CopyFrom(tf.TensorShape([count]).as_proto())
-        self.rewriter.nodes[SWITCH] = node
-        port = SignaturePort(name=SWITCH, tensor=f"{SWITCH}:0", dtype="bool", shape=(count,))
-        done = self.rewriter.finish()
-        kept = done.graph
-        if not any(n.name == SWITCH for n in kept.node):
-            kept.node.append(node)
-        return replace(done, inputs=(*model.inputs, port))
+        node.attr["shape"].shape.CopyFrom(tf.TensorShape([switches]).as_proto())
+        self._rewriter.nodes[SWITCH] = node
+        port = SignaturePort(
+            name=SWITCH, tensor=f"{SWITCH}:0", dtype="bool", shape=(switches,)
+        )
+        return self._rewriter.finish(port)
+
+    def _graft(
+        self, key: Any, make: Callable[..., Any], *tensors: str, kinds: Sequence[Any] = ()
+    ) -> str:
+        """The tensor that ops of ``make``, which ``key`` tells apart, give of ``tensors``."""
+        if key not in self._made:
+            self._made[key] = _traced(make, kinds or [tf.float32] * len(tensors))
+        nodes, end = self._made[key]
+        self._grafts += 1
+        prefix = f"{plain(tensors[0])}/finecast_{self._grafts}"
+        return self._rewriter.graft(prefix, nodes, end, tensors)
+
+
+def _there_and_back(fmt: Format) -> Callable[[Any], Any]:
+    return lambda x: tf.cast(tf.cast(x, DTYPES[fmt]), tf.float32)
+
+
+def _traced(make: Callable[..., Any], kinds: Sequence[Any]) -> tuple[list[Any], str]:
+    """The nodes that ``make`` adds to placeholders ``0``, ``1``...; the tensor it gives."""
+    graph = tf.Graph()
+    with graph.as_default():
+        given = [tf.compat.v1.placeholder(k, None, name=f"p{i}") for i, k in enumerate(kinds)]
+        end: str = make(*given).name
+    return [n for n in graph.as_graph_def().node if n.op != "Placeholder"], end
+
+
+class _Ops:
+    """TensorFlow's functions by the names that ``rounding`` calls them by."""
+
+    abs: Final = staticmethod(tf.abs)
+    add: Final = staticmethod(tf.add)
+    constant: Final = staticmethod(tf.constant)
+    greater: Final = staticmethod(tf.greater)
+    is_finite: Final = staticmethod(tf.math.is_finite)
+    is_inf: Final = staticmethod(tf.math.is_inf)
+    is_nan: Final = staticmethod(tf.math.is_nan)
+    less: Final = staticmethod(tf.less)
+    less_equal: Final = staticmethod(tf.less_equal)
+    multiply: Final = staticmethod(tf.multiply)
+    select: Final = staticmethod(tf.where)
+    sign: Final = staticmethod(tf.sign)
+    subtract: Final = staticmethod(tf.subtract)
+
+    @staticmethod
+    def clamp(x: Any, low: float, high: float) -> Any:
+        return tf.minimum(tf.maximum(x, low), high)
+
+    @staticmethod
+    def round(x: Any, mode: str) -> Any:
+        """To the nearest whole number, of two the even one: there is no other mode."""
+        del mode
+        return tf.round(x)
+
+    @staticmethod
+    def reduce_sum(x: Any, axes: Any, *, keep_dims: bool) -> Any:
+        return tf.reduce_sum(x, axes, keepdims=keep_dims)

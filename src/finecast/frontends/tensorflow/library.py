@@ -19,10 +19,11 @@ INSTALL: Final = "pip install 'finecast[tensorflow]'"
 
 try:
     tf: Any = importlib.import_module("tensorflow")
-    # Without a public name: what makes constants of variables, and the registries of kernels
-    # and ops.
+    # Without a public name: what makes constants of variables, the registries of kernels and
+    # ops, and what a session makes of a graph before it runs it.
     freezing: Any = importlib.import_module("tensorflow.python.framework.convert_to_constants")
     kernels: Any = importlib.import_module("tensorflow.python.framework.kernels")
+    grappler: Any = importlib.import_module("tensorflow.python.grappler.tf_optimizer")
     definitions: Any = importlib.import_module("tensorflow.python.framework.op_def_registry")
 except ImportError as error:
     raise EngineError("TensorFlow is not installed", fix=INSTALL) from error

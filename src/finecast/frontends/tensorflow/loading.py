@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -136,7 +137,7 @@ def of_graph_def(
     tensors = [_named(graph, name, where) for name in (*given, *ends)]
     model = FrozenModel(
         graph=graph_def,
-        inputs=tuple(_port(base_name(t.name), t, t.name) for t in tensors[: len(given)]),
+        inputs=tuple(_given(base_name(t.name), t) for t in tensors[: len(given)]),
         outputs=tuple(_port(base_name(t.name), t, t.name) for t in tensors[len(given) :]),
     )
     return _checked(folded(model), where)
@@ -205,7 +206,7 @@ def _of_function(function: Any, names: Sequence[str], where: str) -> FrozenModel
         )
     model = FrozenModel(
         graph=frozen.graph.as_graph_def(),
-        inputs=tuple(_port(name, t, t.name) for name, t in zip(names, tensors, strict=True)),
+        inputs=tuple(map(_given, names, tensors)),
         outputs=tuple(_outputs(function, frozen.outputs)),
     )
     return _checked(folded(model), where)
@@ -219,6 +220,15 @@ def _outputs(function: Any, tensors: Sequence[Any]) -> Iterator[SignaturePort]:
         names = [f"output_{i}" for i in range(len(tensors))]
     for name, tensor in zip(names, tensors, strict=True):
         yield _port(name, tensor, tensor.name)
+
+
+def _given(name: str, tensor: Any) -> SignaturePort:
+    """An input; its free sizes have names."""
+    port = _port(name, tensor, tensor.name)
+    if port.shape is None:
+        return port
+    named = tuple(f"{name}.{i}" if d is None else d for i, d in enumerate(port.shape))
+    return replace(port, shape=named)
 
 
 def _port(name: str, tensor: Any, at: str) -> SignaturePort:

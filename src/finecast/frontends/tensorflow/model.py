@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from finecast.errors import ModelError
 from finecast.frontends.tensorflow.library import GraphDef, tf
+from finecast.graph import Dim
 
 SERVING: Final = "serving_default"
 """The signature that TensorFlow's own tools call where none is named."""
@@ -21,13 +22,13 @@ class SignaturePort:
         name: In the signature.
         tensor: Its tensor, ``NODE:INDEX``.
         dtype: A format's label or another type's name.
-        shape: None for an unknown one, and for unknown sizes.
+        shape: None for an unknown one; free sizes of inputs are called ``INPUT.AXIS``.
     """
 
     name: str
     tensor: str
     dtype: str
-    shape: tuple[int | None, ...] | None
+    shape: tuple[Dim, ...] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,7 @@ class FrozenModel:
         size: int = self.graph.ByteSize()
         return size
 
-    def imported(self) -> tuple[object, dict[str, object]]:
+    def imported(self) -> tuple[Any, dict[str, Any]]:
         """The graph in TensorFlow, and its tensors by name: what a session runs.
 
         Raises:
@@ -65,6 +66,18 @@ class FrozenModel:
             import_graph(self.graph)
         names = (port.tensor for port in (*self.inputs, *self.outputs))
         return graph, {name: graph.get_tensor_by_name(name) for name in names}
+
+
+def with_sizes(model: FrozenModel, sizes: Mapping[str, Sequence[int]]) -> FrozenModel:
+    """A copy whose inputs, by name, are declared in these sizes."""
+    graph = tf.compat.v1.GraphDef()
+    graph.CopyFrom(model.graph)
+    nodes = {node.name: node for node in graph.node}
+    for port in model.inputs:
+        shape = tf.TensorShape(sizes[port.name]).as_proto()
+        nodes[port.tensor.partition(":")[0]].attr["shape"].shape.CopyFrom(shape)
+    inputs = tuple(replace(p, shape=tuple(sizes[p.name])) for p in model.inputs)
+    return replace(model, graph=graph, inputs=inputs)
 
 
 def import_graph(graph_def: GraphDef) -> None:

@@ -72,7 +72,7 @@ class _Reader:
         self.constants: dict[int, ConstantStats] = {}
         self.uses: dict[int, list[int]] = {}
         self.producers: dict[int, int] = {}
-        self.inputs = {port.tensor: port.name for port in model.inputs}
+        self.inputs = {port.tensor: port for port in model.inputs}
         self.outputs = {port.tensor: port.name for port in model.outputs}
 
     def visit(self, op: Operation) -> None:
@@ -125,16 +125,17 @@ class _Reader:
 
     def _finished(self, number: int, tensor: Tensor) -> Value:
         plain: str = tensor.name
-        name = self.inputs.get(plain) or self.outputs.get(plain) or plain.removesuffix(":0")
+        given = self.inputs.get(plain)
+        own = self.outputs.get(plain) or plain.removesuffix(":0")
         return Value(
             id=number,
-            name=name,
+            name=given.name if given else own,
             dtype=dtype_label(tensor.dtype),
-            shape=_shape(tensor),
+            shape=given.shape if given else _shape(tensor),
             producer=self.producers.get(number),
             uses=tuple(self.uses.get(number, ())),
             constant=self.constants.get(number),
-            is_input=plain in self.inputs,
+            is_input=given is not None,
             is_output=plain in self.outputs,
         )
 

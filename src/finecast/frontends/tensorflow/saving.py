@@ -67,7 +67,9 @@ def _function(model: FrozenModel) -> Any:
 def _tensor_spec(port: SignaturePort) -> Any:
     labels = {f.label: dtype for f, dtype in DTYPES.items()} | {"fp64": tf.float64}
     dtype = labels.get(port.dtype) or tf.as_dtype(port.dtype)
-    return tf.TensorSpec(port.shape, dtype, name=port.name)
+    sizes = port.shape
+    free = None if sizes is None else [d if isinstance(d, int) else None for d in sizes]
+    return tf.TensorSpec(free, dtype, name=port.name)
 
 
 def low_weights(model: FrozenModel) -> Format | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.fx import GraphModule
 
-from finecast.errors import ModelError
+from finecast.frontends.replaying import check_made_for
 from finecast.frontends.torch.aten import native_name
 from finecast.frontends.torch.capture import Captured, capture, shared_copy
 from finecast.frontends.torch.reader import read
@@ -25,13 +25,7 @@ def planned_edits(captured: Captured, plan: Plan, where: str = "") -> tuple[Edit
         ModelError: If the plan was made for another model.
     """
     by_name = {n.name: n.id for n in captured.graph.nodes}
-    if plan.model != captured.graph.digest:
-        raise ModelError(
-            f"the plan was made for another model: digest {plan.model}, not"
-            f" {captured.graph.digest}",
-            where=where,
-            fix="make a plan for this model, or give the one that the plan was made for",
-        )
+    check_made_for(plan, captured.graph.digest, where)
     plan.check(captured.graph, where=where)
     return edits(
         captured.graph,

@@ -1,8 +1,9 @@
-"""What a cast costs in an engine that reads ONNX."""
+"""What a cast costs in an engine."""
 
 from __future__ import annotations
 
 from finecast.engines.base import Engine, Session
+from finecast.engines.probe import ProbingEngine
 from finecast.frontends.onnx.probes import cast_model
 from finecast.numbers.formats import Format
 from finecast.pipeline import casting
@@ -13,6 +14,8 @@ def measure_casts(engine: Engine, low: Format) -> CastRate:
     """The rate on this machine; measured once per process, engine, device and format."""
 
     def session(fmt: Format, size: int) -> Session:
+        if isinstance(engine, ProbingEngine):
+            return engine.load_cast_probe(fmt, size)
         return engine.load(cast_model(fmt, size), profiling=True)
 
     return casting.measure_casts(engine, low, session)

@@ -29,7 +29,8 @@ def batches_of(source: NativeSource, options: RunOptions) -> list[Feeds]:
     """The first feeds of the data; none without."""
     if options.data is None:
         return []
-    return calibration_batches(first_that_loads(source.loadable, None)[1], options.data)
+    _, session = first_that_loads(source.runners(None), source.loadable)
+    return calibration_batches(session, options.data)
 
 
 def judged(
@@ -55,7 +56,6 @@ def counted(
     options: RunOptions,
     batches: Sequence[Feeds],
     low: Format,
-    opset: int = 0,
 ) -> Census:
     """Ops by class; shapes are those observed on data, else on one random batch."""
     facts: dict[int, ValueFacts] = {}
@@ -70,7 +70,7 @@ def counted(
         facts,
         name=source.name,
         size_bytes=source.size_bytes,
-        opset=opset,
+        opset=source.opset,
     )
     if options.data is None:
         return found

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from finecast.engines.base import Engine, Loadable, Session
+from finecast.frontends.roundable import Roundable
 from finecast.graph import Dim, Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified
@@ -155,8 +156,34 @@ class NativeSource(SourceModel, Protocol):
         """What an engine loads for the fp32 model."""
         ...
 
+    @property
+    def opset(self) -> int:
+        """Its operation set; 0 where there is none."""
+        ...
+
+    def runners(self, spec: str | None) -> Sequence[Engine]:
+        """The engine asked for, else all here that run such models, the preferred one first.
+
+        Raises:
+            UsageError: If the one asked for does not.
+            EngineError: If there is none.
+        """
+        ...
+
+    def reference(self) -> Session:
+        """The fp32 model's own numbers; no time of it counts."""
+        ...
+
+    def truth(self) -> tuple[Session | None, tuple[str, ...]]:
+        """A more exact model that it was taken from, and what is to be told of how it was."""
+        ...
+
     def prepare(self, policy: Policy) -> PreparedModel:
         """The model as ``policy`` plans it; that of the last policy is kept."""
+        ...
+
+    def prepare_once(self, *, own: bool) -> PreparedModel:
+        """The model as it is; it may be used up where the caller has it for its ``own``."""
         ...
 
     @property
@@ -214,4 +241,12 @@ class NativeSource(SourceModel, Protocol):
         Raises:
             ModelError: If the plan was made for another model.
         """
+        ...
+
+
+class RoundableSource(NativeSource, Protocol):
+    """A model of which copies are made that round its values in fp32."""
+
+    def roundable(self) -> Roundable:
+        """A new copy."""
         ...

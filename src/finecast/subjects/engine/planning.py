@@ -97,7 +97,7 @@ def _refuse(fmt: Format, prepared: PreparedModel) -> NoReturn:
             fix="use bf16 or fp16, or give the model as ONNX",
         )
     raise UsageError(
-        f"{prepared.library} has no type {fmt.label}: a model cannot state it",
+        f"ops of {prepared.library} do not compute in {fmt.label}: a model cannot state it",
         fix="use bf16 or fp16",
     )
 

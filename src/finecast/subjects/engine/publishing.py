@@ -62,7 +62,7 @@ def reference_run(
             return given, reference.run(given), ""
         except EngineError as error:
             # The fp32 model refuses these feeds: they say nothing about the converted one.
-            note = f"loaded, not run: {error.what}"
+            note = f"loaded, not run: {error.what}: give --data"
     return None, {}, note
 
 

@@ -130,7 +130,9 @@ class EngineSubject:
             try:
                 if isinstance(one, EngineBuilt) and one.loaded is None:
                     check_on_integers(self.engine, one.plan, one.applied, timing[0])
-                calls[name] = partial(run_all, self.session(one), timing)
+                session = self.session(one)
+                session.run(timing[0])  # a kernel that is missing may show only as it runs
+                calls[name] = partial(run_all, session, timing)
             except EngineError as error:
                 note = f"a plan was dropped: {error.what}"
                 self.told = (*dict.fromkeys((*self.told, note)),)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finecast.engines.base import Engine
+from finecast.engines import candidates
+from finecast.engines.base import Engine, Session
+from finecast.engines.emulator import exact_session
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile, Prepared
 from finecast.graph import Dim, Graph
@@ -15,11 +17,15 @@ from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.conversion import kept_types
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.plan import Plan
-from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy, Scope
-from finecast.rules.quantized import quantized_notes
 from finecast.subjects.engine.native import EngineBuilt, PreparedModel
-from finecast.subjects.onnx.artefact import check_output, input_shapes, write
+from finecast.subjects.engine.source import FileSource
+from finecast.subjects.onnx.artefact import (
+    check_output,
+    input_shapes,
+    truth_session,
+    write,
+)
 
 if TYPE_CHECKING:
     import onnx
@@ -27,55 +33,45 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, kw_only=True)
-class OnnxSource:
+class OnnxSource(FileSource[OnnxFile, Prepared]):
     """A file, with the model as the last policy had it prepared."""
-
-    file: OnnxFile
-    _prepared: tuple[Policy, Prepared] | None = field(default=None, init=False)
-
-    @property
-    def model(self) -> ir.Model:
-        """The model."""
-        return self.file.model
-
-    @property
-    def name(self) -> str:
-        """The file as it was named."""
-        return self.file.name
-
-    @property
-    def digest(self) -> str:
-        """Of the file and its external data."""
-        return self.file.digest
-
-    @property
-    def size_bytes(self) -> int:
-        """Of the file and its external data."""
-        return self.file.size_bytes
-
-    def prepare(self, policy: Policy) -> Prepared:
-        """The model as ``policy`` plans it; that of the last policy is kept."""
-        if self._prepared is None or self._prepared[0] != policy:
-            self._prepared = (policy, frontend.prepare(self.file, policy))
-        return self._prepared[1]
-
-    def check_policy(self, policy: Policy) -> None:
-        """Names that match nothing are refused as the model is prepared."""
-        self.prepare(policy)
 
     @property
     def loadable(self) -> Path:
         """The file."""
         return self.file.path
 
-    def build(self, plan: Plan) -> EngineBuilt:
-        """The plan replayed on the native model."""
-        return _built(plan, frontend.apply(self.file, plan))
+    @property
+    def opset(self) -> int:
+        """That of ONNX's own domain."""
+        return frontend.opset_of(self.file.model)
 
-    def notes(self, planner: Planner) -> Sequence[str]:
-        """Of an earlier conversion, and of ops that keep what they have."""
-        policy, graph = planner.policy, planner.graph
-        return [*self.earlier(policy), *self.kept(graph, policy), *quantized_notes(graph)]
+    def runners(self, spec: str | None) -> Sequence[Engine]:
+        """The engine that is asked for, else all that are installed."""
+        return candidates(spec)
+
+    def reference(self) -> Session:
+        """In the engine that computes for numbers alone."""
+        return exact_session(self.file.path)
+
+    def truth(self) -> tuple[Session | None, tuple[str, ...]]:
+        """The fp64 model that it was taken from, if it was."""
+        found, note = truth_session(self.file)
+        return found, (*self.file.notes, *filter(None, [note]))
+
+    def prepare_once(self, *, own: bool) -> Prepared:
+        """With no copy, where the caller has the model for its own."""
+        return frontend.prepare(self.file, Policy(scope=Scope.NONE), own=own)
+
+    def _prepare(self, policy: Policy) -> Prepared:
+        return frontend.prepare(self.file, policy)
+
+    def _apply(self, plan: Plan, prepared: PreparedModel | None) -> Applied:
+        assert prepared is None or isinstance(prepared, Prepared)
+        return frontend.apply(self.file, plan, prepared)
+
+    def _size_of(self, model: ir.Model) -> int:
+        return frontend.size_bytes(model)
 
     def earlier(self, policy: Policy) -> list[str]:
         """What becomes of a conversion that the file came with."""
@@ -109,12 +105,6 @@ class OnnxSource:
         """Raise UsageError unless the model, converted, may be written there."""
         check_output(self.file, output)
 
-    def consume(self, prepared: PreparedModel, plan: Plan) -> EngineBuilt:
-        """As ``build``; the prepared model may become the result."""
-        assert isinstance(prepared, Prepared)
-        self._prepared = None
-        return _built(plan, frontend.apply(self.file, plan, prepared))
-
     def store(
         self,
         built: EngineBuilt,
@@ -129,8 +119,3 @@ class OnnxSource:
     def handed(self, built: EngineBuilt) -> onnx.ModelProto:
         """A message."""
         return frontend.to_proto(built.model)
-
-
-def _built(plan: Plan, applied: Applied) -> EngineBuilt:
-    size = frontend.size_bytes(applied.model)
-    return EngineBuilt(plan=plan, applied=applied, size_bytes=size)

@@ -1,43 +1,34 @@
-"""An OpenVINO model, opened: each verb's work on it."""
+"""An OpenVINO model that plans are made for and built of."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from finecast.devices.emulation import Emulation
-from finecast.engines import get_engine
 from finecast.engines.base import Engine, Session
-from finecast.engines.emulator import EmulatorEngine
 from finecast.engines.loading import exact_session
 from finecast.errors import UsageError
 from finecast.frontends import openvino as frontend
-from finecast.frontends.openvino import OvFile
-from finecast.graph import Graph
-from finecast.numbers.formats import Format
+from finecast.frontends.openvino import OvApplied, OvFile, OvPrepared
+from finecast.frontends.roundable import Roundable
+from finecast.graph import Dim, Graph
 from finecast.pipeline.artefact import Destination, Verified
-from finecast.pipeline.census import Census
-from finecast.pipeline.conversion import Conversion
-from finecast.pipeline.model import RunOptions
-from finecast.pipeline.outcome import Outcome
+from finecast.pipeline.conversion import kept_types
 from finecast.pipeline.program import Program
-from finecast.pipeline.subject import Subject
-from finecast.pipeline.workload import Workload
+from finecast.pipeline.sources import FeedMaker
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects.emulated import EmulatedSubject
-from finecast.subjects.engine.judging import batches_of, counted, judged
-from finecast.subjects.engine.subject import EngineSubject
-from finecast.subjects.engine.verbs import (
-    check_no_engine,
-    check_sizes,
-    converter,
-    write_tuned,
-)
-from finecast.subjects.openvino.program import OvProgram
-from finecast.subjects.openvino.source import OvSource
+from finecast.subjects.engine.model import EngineModel, engine_of
+from finecast.subjects.engine.native import EngineBuilt, PreparedModel
+from finecast.subjects.engine.program import NativeProgram
+from finecast.subjects.engine.source import FileSource
+from finecast.subjects.openvino.artefact import check_output, write
+
+if TYPE_CHECKING:
+    import openvino
 
 _ENGINE = "openvino"
 
@@ -59,18 +50,40 @@ def take(model: Any) -> OvModel:
 
 
 @dataclass(slots=True, kw_only=True)
-class OvModel(OvSource):
+class OvModel(FileSource[OvFile, OvPrepared], EngineModel):
     """An OpenVINO model, opened."""
 
     @property
-    def path(self) -> Path:
-        """Its file or folder."""
-        return self.file.path
+    def loadable(self) -> openvino.Model:
+        """The model: it was read once, from whatever it is stored as."""
+        return self.file.model
 
     @property
-    def external(self) -> Sequence[Path]:
-        """The file beside it that holds its constants."""
-        return self.file.external
+    def opset(self) -> int:
+        """Operation sets do not tell what types an op takes."""
+        return 0
+
+    @property
+    def told(self) -> Sequence[str]:
+        """Models are taken as they are."""
+        return ()
+
+    @property
+    def input_shapes(self) -> Mapping[str, tuple[Dim, ...] | None]:
+        """Declared shapes of the inputs."""
+        return frontend.input_shapes(self.file.model)
+
+    def runners(self, spec: str | None) -> Sequence[Engine]:
+        """OpenVINO, on the device asked for."""
+        return [engine_of(spec, _ENGINE, "OpenVINO")]
+
+    def reference(self) -> Session:
+        """In OpenVINO, in the types that it states."""
+        return exact_session(self.file.model)
+
+    def truth(self) -> tuple[None, tuple[str, ...]]:
+        """None is more exact."""
+        return None, ()
 
     def taken(self, from_type: str) -> OvModel:
         """Refused: models are converted in fp32."""
@@ -80,81 +93,62 @@ class OvModel(OvSource):
             fix="convert the model in fp32",
         )
 
-    def reference(self) -> Session:
-        """In OpenVINO, in the types that it states."""
-        return exact_session(self.file.model)
+    def planned(self, plan: Plan) -> OvModel:
+        """The model: it is planned as it is."""
+        del plan
+        return self
+
+    def roundable(self) -> Roundable:
+        """A copy that rounds by arithmetic."""
+        return frontend.roundable(self.file)
 
     def program(self, emulation: Emulation) -> Program:
         """The model as it is, rounded by arithmetic."""
-        return OvProgram(source=self, emulation=emulation)
+        return NativeProgram(source=self, emulation=emulation)
 
-    def subject(self, engine: str | None, device: Emulation | None) -> Subject:
-        """In OpenVINO; or on ``device``."""
-        if device is not None:
-            check_no_engine(engine, device)
-            return EmulatedSubject(model=self, emulation=device)
-        chosen = _engine(engine)
-        return EngineSubject(model=self, engine=chosen, reference=chosen.load(self.file.model))
+    def prepare_once(self, *, own: bool) -> OvPrepared:
+        """A graph holds no copy of the model: nothing is used up."""
+        del own
+        return self.prepare(Policy(scope=Scope.NONE))
 
-    def convert(self, output: Destination, policy: Policy, options: RunOptions) -> Conversion:
-        """OpenVINO judges and verifies; times of a device by its roofline."""
-        batches = batches_of(self, options)
-        return converter(self, output, [_judge(options)], batches, options).convert(
-            policy,
-            target=options.device,
-            data=batches,
-            user_rules=tuple(options.user_rules.items()),
-        )
+    def _prepare(self, policy: Policy) -> OvPrepared:
+        return frontend.prepare(self.file, policy)
 
-    def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Conversion:
-        """Verified as a converted model is."""
-        batches = batches_of(self, options)
-        return converter(self, output, [_judge(options)], batches, options).replay(plan)
+    def _apply(self, plan: Plan, prepared: PreparedModel | None) -> OvApplied:
+        """On a copy; constants that stay are shared with it."""
+        del prepared
+        return frontend.apply(self.file, plan)
 
-    def write(
-        self, outcome: Outcome, output: Destination, subject: Subject, workload: Workload
+    def _size_of(self, model: Any) -> int:
+        return frontend.size_bytes(model)
+
+    def kept(self, graph: Graph, policy: Policy) -> list[str]:
+        """Which ops keep their types, and why."""
+        return [
+            f"{text}: convert the model in fp32" for text in kept_types(graph, policy).values()
+        ]
+
+    def earlier(self, policy: Policy) -> list[str]:
+        """What becomes of a conversion that the model came with: it stays."""
+        del policy
+        was = self.file.converted
+        what = f"an earlier conversion to {was} stays: for fp32 give the model of before it"
+        return [what] if was else []
+
+    def check(self, output: Destination) -> None:
+        """Raise UsageError unless IR may be written there."""
+        check_output(output)
+
+    def store(
+        self,
+        built: EngineBuilt,
+        output: Destination,
+        engines: Sequence[Engine],
+        feeds: FeedMaker,
     ) -> tuple[int, Verified]:
-        """Verified on the feeds that were timed."""
-        return write_tuned(self, outcome, output, subject, workload)
+        """Both files of IR, once the model was loaded and run."""
+        return write(self, built, output, engines, feeds)
 
-    def census(self, options: RunOptions, low: Format) -> Census:
-        """Shapes are those observed on data, else on one random batch where it runs."""
-        check_sizes(self, options)
-        prepared = self.prepare(Policy(scope=Scope.NONE))
-        return counted(self, prepared, options, batches_of(self, options), low)
-
-    def judge(self, policy: Policy, options: RunOptions) -> tuple[Graph, Plan]:
-        """With data the rules see the ranges that values have, as ``convert`` does."""
-        engine = _judge(options)
-        return judged(self, engine, policy, options, batches_of(self, options))
-
-    def graph_for(self, plan: Plan) -> Graph:
-        """The model's graph."""
-        graph = frontend.apply(self.file, plan).graph
-        plan.check_complete(graph, where=self.file.name)
-        return graph
-
-
-def _judge(options: RunOptions) -> Engine:
-    """What says which kernels there are, and verifies: OpenVINO, or the device's emulator."""
-    if options.device is None:
-        return _engine(options.engine)
-    if options.engine is not None:
-        _engine(options.engine)
-    return EmulatorEngine(emulation=options.device)
-
-
-def _engine(spec: str | None) -> Engine:
-    """OpenVINO on the device asked for.
-
-    Raises:
-        UsageError: If another engine is asked for.
-    """
-    engine = get_engine(spec or _ENGINE)
-    if engine.name != _ENGINE:
-        raise UsageError(
-            f"engine {engine.name!r} runs ONNX models, and this is one of OpenVINO",
-            where="--engine",
-            fix=f"use {_ENGINE} or {_ENGINE}:DEVICE",
-        )
-    return engine
+    def handed(self, built: EngineBuilt) -> openvino.Model:
+        """The ``ov.Model``."""
+        return built.model

@@ -1,4 +1,4 @@
-"""An OpenVINO model for the emulation of a device."""
+"""A model for the emulation of a device, of a library whose copies can be rounded in fp32."""
 
 from __future__ import annotations
 
@@ -8,30 +8,29 @@ from dataclasses import dataclass, field
 from finecast.devices.emulation import Emulation
 from finecast.devices.setting import Setting
 from finecast.engines.base import Feeds
-from finecast.engines.emulator.openvino_session import (
-    OvEmulatorSession,
+from finecast.engines.emulator.native_session import (
+    NativeEmulatorSession,
     check_emulation,
     plan_session,
 )
-from finecast.frontends.openvino import OvPrepared
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline.program import Asked
 from finecast.planning.plan import Plan
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy, Scope
+from finecast.subjects.engine.native import PreparedModel, RoundableSource
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.on_device import OnDevice
-from finecast.subjects.openvino.source import OvSource
 
 
 @dataclass(slots=True, kw_only=True)
-class OvProgram:
-    """A ``Program`` of an OpenVINO model: what is emulated is the model as it is."""
+class NativeProgram:
+    """A ``Program`` of a model that is emulated as it is."""
 
-    source: OvSource
+    source: RoundableSource
     emulation: Emulation
-    prepared: OvPrepared = field(init=False)
+    prepared: PreparedModel = field(init=False)
 
     def __post_init__(self) -> None:
         """Read the graph.
@@ -39,8 +38,8 @@ class OvProgram:
         Raises:
             UsageError: If ``emulation`` has options that are not emulated here.
         """
-        check_emulation(self.emulation)
         self.prepared = self.source.prepare(Policy(scope=Scope.NONE))
+        check_emulation(self.emulation, self.prepared.library)
 
     @property
     def graph(self) -> Graph:
@@ -53,20 +52,21 @@ class OvProgram:
 
     def session(
         self, emulation: Emulation, setting: Setting, *, switched: bool = False
-    ) -> OvEmulatorSession:
+    ) -> NativeEmulatorSession:
         """Built for the setting; another one is built anew."""
         del switched
-        check_emulation(emulation)
-        return OvEmulatorSession(model=self.source.model, emulation=emulation, setting=setting)
+        return NativeEmulatorSession(
+            copy=self.source.roundable, emulation=emulation, setting=setting
+        )
 
     def formats(self, plan: Plan) -> dict[int, Format]:
         """The plan's formats by id."""
         ids = {n.name: n.id for n in self.graph.nodes}
         return {ids[name]: fmt for name, fmt in plan.formats.items()}
 
-    def plan_session(self, plan: Plan, emulation: Emulation) -> OvEmulatorSession:
+    def plan_session(self, plan: Plan, emulation: Emulation) -> NativeEmulatorSession:
         """The plan's casts, each op in the format that it has there."""
-        return plan_session(self.source.model, self.graph, plan, emulation)
+        return plan_session(self.source.roundable, self.graph, plan, emulation)
 
     def examine(self, asked: Asked) -> OnDevice:
         """The rules judge the model that the device's compiler is handed."""

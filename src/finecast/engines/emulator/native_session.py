@@ -1,13 +1,13 @@
-"""OpenVINO models as a device would compute them: rounded by arithmetic, in fp32.
+"""Models as a device would compute them, of libraries whose roundings are arithmetic in fp32.
 
-What a device rounds is told by ``wants``. A model is built and compiled for each setting.
+What a device rounds is told by ``wants``. A model is built and loaded for each setting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, final
+from typing import Any, final
 
 import numpy as np
 
@@ -20,23 +20,19 @@ from finecast.devices.setting import (
 )
 from finecast.engines.base import Array, Feeds, KernelTime, Session, TensorSpec
 from finecast.engines.emulator.views import RoundedViews
-from finecast.engines.emulator.wants import Into, RoundWants, Wants
+from finecast.engines.emulator.wants import Into, RoundWants
 from finecast.engines.loading import exact_session
 from finecast.errors import UsageError
-from finecast.frontends.openvino.reader import OvBinding, read
-from finecast.frontends.openvino.rounding import converted, without_infinities
-from finecast.frontends.openvino.types import new_constant, numbers_of, take_names
+from finecast.frontends.roundable import Roundable, uses_of
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
-from finecast.numbers.roundmodes import Rounder, Rounding, convert
+from finecast.numbers.roundmodes import Rounding, convert
+from finecast.planning.edits import Use
 from finecast.planning.plan import Plan
 
-if TYPE_CHECKING:
-    import openvino
 
-
-def check_emulation(emulation: Emulation) -> None:
-    """Raise UsageError for options that are not emulated for OpenVINO models."""
+def check_emulation(emulation: Emulation, library: str) -> None:
+    """Raise UsageError for options that are emulated for ONNX models alone."""
     refused = {
         "stochastic rounding": emulation.rounding is not Rounding.NEAREST_EVEN,
         "accumulation in the low format": not emulation.mixed_accumulation,
@@ -45,7 +41,7 @@ def check_emulation(emulation: Emulation) -> None:
     for what, asked in refused.items():
         if asked:
             raise UsageError(
-                f"{what} is not emulated for OpenVINO models",
+                f"{what} is not emulated for {library} models",
                 where=f"--target {emulation.target.name}",
                 fix="leave that option out, or give the model as ONNX",
             )
@@ -53,10 +49,17 @@ def check_emulation(emulation: Emulation) -> None:
 
 @final
 @dataclass(slots=True, kw_only=True)
-class OvEmulatorSession:
-    """A model under one setting; ``formats`` are those of nodes that have not emulation's."""
+class NativeEmulatorSession:
+    """A model under one setting.
 
-    model: openvino.Model
+    Attributes:
+        copy: Makes a copy of the model.
+        emulation: The target and its options.
+        setting: What is cast.
+        formats: Those of nodes that have not emulation's.
+    """
+
+    copy: Callable[[], Roundable]
     emulation: Emulation
     setting: Setting
     formats: Mapping[int, Format] = field(default_factory=dict[int, Format])
@@ -76,20 +79,21 @@ class OvEmulatorSession:
         """The model's outputs."""
         return self._session.outputs
 
-    def apply(self, setting: Setting) -> OvEmulatorSession:
+    def apply(self, setting: Setting) -> NativeEmulatorSession:
         """Cast what ``setting`` says from now on."""
         self.setting = setting
-        graph, binding = read(self.model.clone())
+        model = self.copy()
+        check_emulation(self.emulation, model.library)
         wants = RoundWants(
-            graph=graph,
+            graph=model.graph,
             emulation=self.emulation,
-            kernel_of=kernel_numbers(device_kernels(graph, self.emulation)),
+            kernel_of=kernel_numbers(device_kernels(model.graph, self.emulation)),
             formats=self.formats,
         )
-        self._session = exact_session(_Builder(graph, binding, wants, setting).build())
+        self._session = exact_session(_Builder(model, wants, setting).build())
         return self
 
-    def restart(self) -> OvEmulatorSession:
+    def restart(self) -> NativeEmulatorSession:
         """Nothing is drawn: every sample is the first."""
         return self
 
@@ -104,73 +108,61 @@ class OvEmulatorSession:
 
 
 def plan_session(
-    model: openvino.Model, graph: Graph, plan: Plan, emulation: Emulation
-) -> OvEmulatorSession:
+    copy: Callable[[], Roundable], graph: Graph, plan: Plan, emulation: Emulation
+) -> NativeEmulatorSession:
     """The plan's casts, each op in the format that it has there."""
-    check_emulation(emulation)
     ids = {n.name: n.id for n in graph.nodes}
     formats = {ids[name]: fmt for name, fmt in plan.formats.items()}
     low = {i: f for i, f in formats.items() if f is not Format.FP32}
     setting = setting_of_formats(low, emulation)
-    return OvEmulatorSession(model=model, emulation=emulation, setting=setting, formats=low)
+    return NativeEmulatorSession(copy=copy, emulation=emulation, setting=setting, formats=low)
 
 
 @dataclass(slots=True)
 class _Builder:
-    graph: Graph
-    binding: OvBinding
+    model: Roundable
     wants: RoundWants
     setting: Setting
 
-    def build(self) -> openvino.Model:
-        for value in self.graph.values:
+    def build(self) -> Any:
+        graph = self.model.graph
+        for value in graph.values:
             if value.format is Format.FP32 and value.constant is None:
                 self._round_value(value)
-        for node in self.graph.float_nodes:
+        for node in graph.float_nodes:
             for index in range(len(node.inputs)):
                 self._round_constant(node, index)
             self._spoil_infinities(node)
-        self.binding.model.validate_nodes_and_infer_types()
-        return self.binding.model
+        return self.model.finish()
 
     def _round_value(self, value: Value) -> None:
         wants = self.wants.value(value)
-        port = self.binding.values[value.id]
-        entries = {self.binding.entries[n][i]: found for (n, i), found in wants.ports.items()}
-        ports = {(e.op.get_friendly_name(), e.index): found for e, found in entries.items()}
-        readers = list(port.get_target_inputs())
+        exact = self.model.tensor(value.id)
 
-        def rounding(base: openvino.Output, into: Into) -> openvino.Output:
-            return converted(base, self._how(value, into))
+        def rounding(base: Any, into: Into) -> Any:
+            return self.model.rounded(base, self.wants.conversion(value, into))
 
-        views = RoundedViews(native=port, rounding=rounding, fixed=self.setting)
-        for reader in readers:
-            key = reader.get_node().get_friendly_name(), reader.get_index()
-            new = views.of(ports.get(key, wants.stored))
-            if new is port:
-                continue
-            reader.replace_source_output(new)
-            ends = reader.get_node().get_type_name() == "Result"
-            if ends and port.get_node().get_type_name() != "Parameter" and port.get_names():
-                take_names(port, new)
-
-    def _how(self, value: Value, into: Into) -> Rounder:
-        return self.wants.conversion(value, into)
+        views = RoundedViews(native=exact, rounding=rounding, fixed=self.setting)
+        for use in uses_of(self.model.graph, value.id):
+            at_port = None if use.node is None else wants.ports.get((use.node, use.index))
+            new = views.of(wants.stored if at_port is None else at_port)
+            if new is not exact:
+                self.model.give(value.id, [use], new)
 
     def _round_constant(self, node: Node, index: int) -> None:
         source = node.inputs[index]
-        if source is None or source not in self.binding.constants:
+        value = None if source is None else self.model.graph.values[source]
+        if value is None or value.constant is None:
             return
-        wants: Wants = self.wants.constant(node, index)
+        wants = self.wants.constant(node, index)
         on = [into for into, bits in wants.items() if self.setting.on(bits)]
         if not on:
             return
-        value = self.graph.values[source]
-        array = numbers_of(self.binding.constants[source]).astype(np.float32)
+        array = value.constant.read().astype(np.float32)
         for into in on:
-            array = convert(array, self._how(value, into))
-        new = new_constant(np.asarray(array, dtype=np.float32), Format.FP32)
-        self.binding.entries[node.id][index].port.replace_source_output(new.output(0))
+            array = convert(array, self.wants.conversion(value, into))
+        use = Use(node=node.id, index=index)
+        self.model.give(value.id, [use], self.model.constant(array))
 
     def _spoil_infinities(self, node: Node) -> None:
         """Inf times the identity's zeros is NaN along the whole vector, unless clamped."""
@@ -178,5 +170,7 @@ class _Builder:
             return
         emulation = self.wants.emulation
         top = emulation.format.max if emulation.saturate_infinity else None
-        given = self.binding.entries[node.id][0].port
-        given.replace_source_output(without_infinities(given.get_source_output(), top))
+        source = node.inputs[0]
+        assert source is not None
+        given = self.model.without_infinities(self.model.read_at(node.id, 0), top)
+        self.model.give(source, [Use(node=node.id, index=0)], given)

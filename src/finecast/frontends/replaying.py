@@ -1,0 +1,62 @@
+"""From a plan to the edits of a graph: what every frontend asks before it makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from finecast.errors import ModelError, UsageError
+from finecast.graph import Graph
+from finecast.numbers.formats import Format
+from finecast.planning.edits import Edit, edits
+from finecast.planning.plan import Plan
+
+
+def check_made_for(plan: Plan, digest: str, where: str) -> None:
+    """Raise ModelError unless ``plan`` was made for the model of that digest."""
+    if plan.model != digest:
+        raise ModelError(
+            f"the plan was made for another model: digest {plan.model}, not {digest}",
+            where=where,
+            fix="make a plan for this file, or give the file that the plan was made for",
+        )
+
+
+def edits_of(graph: Graph, plan: Plan, ports: Mapping[int, Format]) -> tuple[Edit, ...]:
+    """The edits that ``plan`` asks for; ``ports`` are the types of inputs and outputs."""
+    by_name = {n.name: n.id for n in graph.nodes}
+    formats = {by_name[name]: fmt for name, fmt in plan.formats.items()}
+    encodings = {by_name[name]: found for name, found in plan.encodings.items()}
+    return edits(graph, formats, ports, encodings)
+
+
+def resolve_io(
+    graph: Graph, io: Mapping[str, Format], types: Collection[Format], library: str
+) -> dict[int, Format]:
+    """Declared formats by value id.
+
+    Args:
+        graph: The model's.
+        io: Formats by the names of ports.
+        types: Formats that are types of the library.
+        library: What messages call it.
+
+    Raises:
+        UsageError: If a name is not a float input or output of the model, or a format none
+            of the library's types.
+    """
+    ports = {v.name: v for v in (*graph.inputs, *graph.outputs)}
+    for name, fmt in io.items():
+        if name not in ports or ports[name].format is None:
+            floats = (n for n, v in ports.items() if v.format is not None)
+            raise UsageError(
+                f"{name!r} is not a float input or output",
+                where="--io",
+                fix=f"use {', '.join(floats)}",
+            )
+        if fmt not in types:
+            raise UsageError(
+                f"{library} has no type {fmt.label} that {name!r} could be cast to",
+                where="--io",
+                fix=f"use {', '.join(f.label for f in types)}",
+            )
+    return {ports[name].id: fmt for name, fmt in io.items()}

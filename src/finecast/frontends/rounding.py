@@ -1,0 +1,87 @@
+"""Rounding by arithmetic in fp32, for models that show what rounding does.
+
+A conversion to a low type and back says the same, but some engines take both out where they
+have no kernels in that type, and not every format is a type of a library's. Law: what
+``rounded`` gives is what a cast to the format and back gives, to nearest even (T. J. Dekker,
+"A floating-point technique for extending the available precision", 1971: the high part of a
+product by 2 ** n + 1). Numbers below fp32's smallest normal one may be taken for 0, as
+engines' kernels do.
+
+``op`` is what makes ops of a library's model: OpenVINO's operation set, or functions by the
+same names.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numpy as np
+
+from finecast.numbers.formats import Format
+from finecast.numbers.rounding import overflow_limit
+from finecast.numbers.roundmodes import Rounder
+
+_FP32_BITS: Final = np.finfo(np.float32).nmant
+# Above, the product by 2 ** n + 1 could overflow: numbers are scaled down first, exactly.
+_LARGE: Final = 2.0**64
+_DOWN: Final = 2.0**-32
+
+
+def rounded(op: Any, port: Any, fmt: Format) -> Any:
+    """Numbers of ``fmt``, in fp32, nearest to those of ``port``."""
+    magnitude = op.abs(port)
+    if fmt.exponent_bits == Format.FP32.exponent_bits:
+        large = op.greater(magnitude, _number(op, _LARGE))
+        scaled = op.multiply(port, op.select(large, _number(op, _DOWN), _number(op, 1.0)))
+        high = _high_part(op, scaled, fmt)
+        back = op.multiply(high, op.select(large, _number(op, 1 / _DOWN), _number(op, 1.0)))
+        # Inf and NaN have no high part.
+        return op.select(op.is_finite(port), back, port)
+    bounded = op.clamp(port, -2 * fmt.max, 2 * fmt.max)
+    step = fmt.smallest_subnormal
+    fixed = op.multiply(
+        op.round(op.multiply(bounded, _number(op, 1 / step)), "half_to_even"),
+        _number(op, step),
+    )
+    small = op.less(magnitude, _number(op, fmt.smallest_normal))
+    near = op.select(small, fixed, _high_part(op, bounded, fmt))
+    # Half a unit in the last place beyond the largest number is a tie: to even.
+    limit = _number(op, (fmt.max + overflow_limit(fmt)) / 2)
+    compare = op.less_equal if fmt.finite_only else op.less
+    inside = compare(magnitude, limit)
+    beyond = op.multiply(op.sign(port), _number(op, math.nan if fmt.finite_only else math.inf))
+    found = op.select(inside, near, beyond)
+    return op.select(op.is_nan(port), port, found)  # a clamp takes NaN for a number
+
+
+def converted(op: Any, port: Any, how: Rounder) -> Any:
+    """``port`` as a device converts it, to nearest even: saturated and flushed if so asked."""
+    fmt = how.format
+    if how.saturate:
+        port = op.clamp(port, -fmt.max, fmt.max)
+    found = port if fmt is Format.FP32 else rounded(op, port, fmt)
+    if not how.flush_subnormals:
+        return found
+    tiny = op.less(op.abs(found), _number(op, fmt.smallest_normal))
+    return op.select(tiny, op.multiply(found, _number(op, 0.0)), found)
+
+
+def without_infinities(op: Any, port: Any, top: float | None) -> Any:
+    """Inf as ``top`` of its sign; None for what a product by the identity makes of it: NaN."""
+    if top is not None:
+        return op.select(op.is_inf(port), op.clamp(port, -top, top), port)
+    zeros = op.multiply(port, _number(op, 0.0))
+    total = op.reduce_sum(zeros, op.constant(np.array([-1])), keep_dims=True)
+    return op.add(port, total)
+
+
+def _high_part(op: Any, port: Any, fmt: Format) -> Any:
+    """The first bits of each number, as many as ``fmt`` has, to nearest even."""
+    dropped = _FP32_BITS - fmt.mantissa_bits
+    product = op.multiply(port, _number(op, 2.0**dropped + 1.0))
+    return op.subtract(product, op.subtract(product, port))
+
+
+def _number(op: Any, value: float) -> Any:
+    return op.constant(np.float32(value))

@@ -1,0 +1,179 @@
+"""An opened model that engines run: each verb's work on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from finecast.devices.emulation import Emulation
+from finecast.engines import EMULATOR, first_that_loads, get_engine
+from finecast.engines.base import Engine, Feeds
+from finecast.engines.emulator import EmulatorEngine
+from finecast.errors import UsageError
+from finecast.frontends.collection import paused_collection
+from finecast.graph import Graph
+from finecast.numbers.formats import Format
+from finecast.pipeline.artefact import Destination, Verified
+from finecast.pipeline.census import Census
+from finecast.pipeline.conversion import Conversion
+from finecast.pipeline.model import OpenedModel, RunOptions
+from finecast.pipeline.outcome import Outcome
+from finecast.pipeline.program import Program
+from finecast.pipeline.sources import FeedMaker
+from finecast.pipeline.subject import Subject
+from finecast.pipeline.workload import Workload
+from finecast.planning.plan import Plan
+from finecast.rules.policy import Policy
+from finecast.subjects.emulated import EmulatedSubject
+from finecast.subjects.engine.conversion import Converter
+from finecast.subjects.engine.judging import batches_of, counted, judged
+from finecast.subjects.engine.native import EngineBuilt, NativeSource
+from finecast.subjects.engine.subject import EngineSubject
+
+
+class EngineModel(NativeSource, Protocol):
+    """A model of any library, opened: what is its library's own is asked of the source."""
+
+    @property
+    def path(self) -> Path:
+        """Its file or folder."""
+        ...
+
+    @property
+    def external(self) -> Sequence[Path]:
+        """Files other than ``path`` that are read with it."""
+        ...
+
+    def program(self, emulation: Emulation) -> Program:
+        """The model as a device's emulation takes it."""
+        ...
+
+    def planned(self, plan: Plan) -> NativeSource:
+        """The model as the one was taken that ``plan`` was made for.
+
+        Raises:
+            ModelError: If it was made for another model.
+        """
+        ...
+
+    def taken(self, from_type: str) -> OpenedModel:
+        """The model with its ops of a type in fp32.
+
+        Raises:
+            UsageError: If no op has that type, or models of this kind are taken as they are.
+        """
+        ...
+
+    def subject(self, engine: str | None, device: Emulation | None) -> Subject:
+        """In the engine asked for, else the first that loads it; or on ``device``."""
+        truth, notes = self.truth()
+        if device is not None:
+            if engine is not None:
+                raise UsageError(
+                    f"--engine {engine} with --target {device.target.name}: a device that is"
+                    " not here runs in its emulator",
+                    fix="keep one of them",
+                )
+            return EmulatedSubject(model=self, emulation=device, truth=truth, told=notes)
+        if engine is not None and get_engine(engine).name == EMULATOR:
+            raise UsageError(
+                "the emulator's time says nothing of the device",
+                where="--engine",
+                fix="give --target: its times are modelled",
+            )
+        chosen, session = first_that_loads(self.runners(engine), self.loadable)
+        return EngineSubject(
+            model=self, engine=chosen, reference=session, truth=truth, told=notes
+        )
+
+    def convert(self, output: Destination, policy: Policy, options: RunOptions) -> Conversion:
+        """The engine that is asked for, or the device's emulator, judges and verifies."""
+        engines = self._judges(options)
+        device, first = options.device, engines[0]
+        if device is None and isinstance(first, EmulatorEngine):
+            device = first.emulation
+        batches = batches_of(self, options)
+        return _converter(self, output, engines, batches, options).convert(
+            policy,
+            target=device,
+            data=batches,
+            user_rules=tuple(options.user_rules.items()),
+        )
+
+    def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Conversion:
+        """Verified as a converted model is."""
+        taken = self.planned(plan)
+        engines, batches = self._judges(options), batches_of(taken, options)
+        return _converter(taken, output, engines, batches, options).replay(plan)
+
+    def write(
+        self, outcome: Outcome, output: Destination, subject: Subject, workload: Workload
+    ) -> tuple[int, Verified]:
+        """Verified on the feeds that were timed, in the engine that it was tuned for."""
+        assert isinstance(outcome.built, EngineBuilt)
+        engine: Engine
+        if isinstance(subject, EngineSubject):
+            engine = subject.engine
+        else:
+            assert isinstance(subject, EmulatedSubject)
+            engine = EmulatorEngine(emulation=subject.emulation)
+        feeds = FeedMaker(batches=workload.timing())
+        return self.store(outcome.built, output, [engine], feeds)
+
+    def census(self, options: RunOptions, low: Format) -> Census:
+        """Shapes are those observed on data, else on one random batch where it runs."""
+        if options.dims:
+            given = [{}] if options.data is not None else ()
+            FeedMaker(batches=given, dims=options.dims).check_dims(self.input_shapes)
+        with paused_collection():
+            prepared = self.prepare_once(own=options.own)
+            return counted(self, prepared, options, batches_of(self, options), low)
+
+    def judge(self, policy: Policy, options: RunOptions) -> tuple[Graph, Plan]:
+        """With data the rules see the ranges that values have, as ``convert`` does."""
+        engine = self._judges(options)[0]
+        return judged(self, engine, policy, options, batches_of(self, options))
+
+    def graph_for(self, plan: Plan) -> Graph:
+        """The graph whose nodes the plan names."""
+        graph = self.build(plan).applied.graph
+        plan.check_complete(graph, where=self.name)
+        return graph
+
+    def _judges(self, options: RunOptions) -> Sequence[Engine]:
+        """What verifies: what is asked for, else the device's emulator or any that is here."""
+        if options.engine is None and options.device is not None:
+            return [EmulatorEngine(emulation=options.device)]
+        return self.runners(options.engine)
+
+
+def _converter(
+    source: NativeSource,
+    output: Destination,
+    engines: Sequence[Engine],
+    batches: Sequence[Feeds],
+    options: RunOptions,
+) -> Converter:
+    """What writes the converted model, and verifies it on ``batches`` if there are any."""
+    feeds = FeedMaker(batches=batches, dims=options.dims, batch=options.batch)
+    feeds.check_dims(source.input_shapes)
+    return Converter(
+        source=source, output=output, engines=engines, feeds=feeds, verify=options.verify
+    )
+
+
+def engine_of(spec: str | None, name: str, library: str) -> Engine:
+    """The engine ``name``, the only one that runs models of ``library``, as ``spec`` has it.
+
+    Raises:
+        UsageError: If another engine is asked for.
+    """
+    engine = get_engine(spec or name)
+    if engine.name != name:
+        raise UsageError(
+            f"engine {engine.name!r} does not run models of {library}",
+            where="--engine",
+            fix=f"use {name} or {name}:DEVICE, or leave it out",
+        )
+    return engine

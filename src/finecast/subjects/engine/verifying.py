@@ -1,0 +1,101 @@
+"""Running a converted model beside the fp32 one, where one engine loads models of the kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from finecast.engines import EMULATOR
+from finecast.engines.base import Array, Engine, Loadable, Session
+from finecast.engines.emulator import EmulatorEngine
+from finecast.engines.emulator.native_session import plan_session
+from finecast.engines.loading import exact_session
+from finecast.errors import EngineError
+from finecast.frontends.roundable import with_roundings
+from finecast.pipeline.artefact import Verified, compared
+from finecast.pipeline.sources import FeedMaker
+from finecast.subjects.engine.acceptance import Case, accept, feeds_for
+from finecast.subjects.engine.native import EngineBuilt, RoundableSource
+from finecast.subjects.engine.publishing import reference_run, sizes_of
+
+
+def verify(
+    source: RoundableSource,
+    built: EngineBuilt,
+    written: Loadable,
+    engines: Sequence[Engine],
+    feeds: FeedMaker,
+) -> Verified:
+    """Load and run the fp32 model and ``written``, in the first engine that can.
+
+    Args:
+        source: The fp32 model.
+        built: What a plan gave of it.
+        written: The same as it was written.
+        engines: What may verify it; none to leave it unverified.
+        feeds: What both are run on.
+
+    Raises:
+        WrongNumbersError: If its formats do not explain what it gives.
+        EngineError: If no engine can run it.
+    """
+    if not engines:
+        return Verified(engine=None, note="not run: no engine was asked to")
+    feeds.check(source.input_shapes)
+    failures: list[str] = []
+    for engine in engines:
+        try:
+            return _verify_in(source, built, written, engine, feeds)
+        except EngineError as error:
+            failures.append(f"{engine.name}: {error.what}")
+    raise EngineError(
+        "no engine here can run the converted model",
+        where="; ".join(failures),
+        fix="choose another format, or write it unverified with --no-verify",
+    )
+
+
+def _verify_in(
+    source: RoundableSource,
+    built: EngineBuilt,
+    written: Loadable,
+    engine: Engine,
+    feeds: FeedMaker,
+) -> Verified:
+    plan, graph = built.plan, built.applied.graph
+    emulated = isinstance(engine, EmulatorEngine)
+    name = f"{EMULATOR}:{engine.device}" if emulated else engine.name
+    # A device may have no fp32 products of its own: its emulator is held against fp32.
+    reference = source.reference() if emulated else engine.load(source.loadable)
+    given, wanted, note = reference_run(reference, feeds, graph)
+    sizes = {} if given is None else sizes_of(reference, given)
+    del reference  # one large model at a time
+    session: Session
+    if isinstance(engine, EmulatorEngine):
+        source.runners(None)[0].load(written)  # it loads, whatever the device gives
+        session = plan_session(source.roundable, graph, plan, engine.emulation)
+    else:
+        session = engine.load(written)
+    if given is None or note:
+        return Verified(engine=name, note=note)
+    got = session.run(feeds_for(session, given))
+    del session
+
+    def elsewhere() -> Mapping[str, Array]:
+        """The plan's roundings by arithmetic in fp32: what its formats alone give."""
+        model = with_roundings(source.roundable(), built.applied.edits)
+        return exact_session(model).run(given)
+
+    ids = {n.name: n.id for n in graph.nodes}
+    case = Case(
+        engine=engine,
+        applied=built.applied,
+        original=lambda: source.build(replace(plan, decisions=(), io={})).applied,
+        formats={ids[n]: f for n, f in plan.formats.items()},
+        feeds=given,
+        exact=lambda nudged: source.reference().run(nudged),
+        emulated=None if emulated else elsewhere,
+    )
+    accept(case, got, wanted)
+    found = compared(name, [got[output] for output in wanted], list(wanted.values()))
+    return replace(found, sizes=sizes)
