@@ -26,6 +26,7 @@ from finecast.pipeline.census import Census
 from finecast.pipeline.conversion import Conversion
 from finecast.pipeline.goal import MIN_SPEEDUP, Goal
 from finecast.pipeline.model import OpenedModel, RunOptions, TuneRequest
+from finecast.pipeline.objective import Objective
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.sources import DEFAULT_BATCH, Data, DataOptions, workload_of
 from finecast.pipeline.study import Study, journals
@@ -179,6 +180,7 @@ def tune(
     target: Emulation | str | None = None,
     batch: int = DEFAULT_BATCH,
     user_rules: Mapping[str, UserRule] | None = None,
+    objective: Objective | str = Objective.LATENCY,
     min_speedup: float = MIN_SPEEDUP,
     max_trials: int | None = None,
     timeout_s: float | None = None,
@@ -194,7 +196,10 @@ def tune(
     Nothing is written where the verdict is UNCHANGED: use the fp32 model. ``data`` and
     ``calib`` are an npz file, arrays by name, or batches that can be iterated again and again,
     such as a DataLoader; ``calib`` may be a function that yields feeds, and ``data`` may be a
-    DataOptions. With a ``target`` accuracy is emulated and times are modelled. Trials are kept
+    DataOptions. ``objective`` says what to have least of: "latency" of a call, its time under
+    load ("throughput"), "size" of the written model, or "memory" of the running one, by an
+    estimate; ``min_speedup`` is how many times as good as fp32 a plan has to be by that.
+    With a ``target`` accuracy is emulated and times are modelled. Trials are kept
     in ``study``; ``resume`` takes those of an earlier run of the same model, data, code and
     baseline for granted, but for the winner's. At most ``max_trials`` are evaluated on all
     data, none is begun after ``timeout_s`` seconds; a budget's rest goes into faster plans.
@@ -209,7 +214,11 @@ def tune(
     options = TuneRequest(
         data=data,
         goal=Goal(
-            criterion=kept, min_speedup=min_speedup, max_trials=max_trials, timeout_s=timeout_s
+            criterion=kept,
+            objective=Objective.of(objective),
+            min_speedup=min_speedup,
+            max_trials=max_trials,
+            timeout_s=timeout_s,
         ),
         policy=Policy.of(policy),
         engine=engine,

@@ -22,7 +22,7 @@ from finecast.errors import EngineError, ModelError
 from finecast.frontends import onnx as frontend
 from finecast.measure.racing import Effort
 from finecast.numbers.formats import Format
-from finecast.pipeline import tuning
+from finecast.pipeline import measuring, tuning
 from finecast.pipeline.goal import MIN_SPEEDUP, Goal
 from finecast.pipeline.outcome import Outcome, Verdict
 from finecast.pipeline.study import Study
@@ -184,8 +184,8 @@ def conv_net(path: Path, *, middle: str = "Relu") -> None:
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     clock = Clock()
     monkeypatch.setattr("finecast.measure.racing.time", clock)
-    for name in ("_RANKING", "_FINAL"):
-        monkeypatch.setattr(tuning, name, Effort(min_time_s=0.0))
+    for name in ("RANKING", "FINAL"):
+        monkeypatch.setattr(measuring, name, Effort(min_time_s=0.0))
     model, data = tmp_path / "net.onnx", tmp_path / "data.npz"
     conv_net(model)
     x = np.random.default_rng(1).standard_normal((40, 3, 8, 8)).astype(np.float32)

@@ -20,7 +20,7 @@ from finecast.engines.base import Array
 from finecast.errors import FinecastError, ModelError, UsageError
 from finecast.measure.racing import Effort
 from finecast.numbers.formats import Format
-from finecast.pipeline import tuning
+from finecast.pipeline import measuring
 from finecast.pipeline.workload import Run
 from finecast.planning.plan import Plan
 from finecast.planning.sensitivity import squared_error
@@ -210,8 +210,8 @@ def test_outputs_that_collide_are_refused(net: Path, low: Path) -> None:
 
 
 def _stated(frontend: Frontend, monkeypatch: pytest.MonkeyPatch) -> str | None:
-    for name in ("_RANKING", "_FINAL", "_BASELINE"):
-        monkeypatch.setattr(tuning, name, Effort(min_time_s=0.0))
+    for name in ("RANKING", "FINAL", "BASELINE"):
+        monkeypatch.setattr(measuring, name, Effort(min_time_s=0.0))
     return frontend.state_times(monkeypatch)
 
 
