@@ -24,6 +24,7 @@ from finecast.measure.racing import Effort
 from finecast.numbers.formats import Format
 from finecast.pipeline import measuring, tuning
 from finecast.pipeline.goal import MIN_SPEEDUP, Goal
+from finecast.pipeline.objective import Objective
 from finecast.pipeline.outcome import Outcome, Verdict
 from finecast.pipeline.study import Study
 from finecast.pipeline.workload import EvalFunction, Run
@@ -87,7 +88,7 @@ class ToyEngine:
     def capabilities(self) -> Mapping[Format, Capability]:
         return {}
 
-    def load(self, model: Path | bytes, *, profiling: bool = False) -> Session:
+    def load(self, model: Path | bytes, *, profiling: bool = False) -> ToySession:
         del profiling
         proto = onnx.load(model) if isinstance(model, Path) else onnx.load_from_string(model)
         formats = {k.format for k in self.kernels(proto) if k.kind != "Cast"}
@@ -135,6 +136,7 @@ class Bench:
         max_trials: int | None = None,
         min_speedup: float = MIN_SPEEDUP,
         start_s: float | None = None,
+        objective: Objective = Objective.LATENCY,
     ) -> Outcome:
         chosen = engine or self.engine
         options = DataOptions(data=self.data, metric=metric, batch=16)
@@ -148,7 +150,12 @@ class Bench:
         )
         model = OnnxSource(file=frontend.load(self.model))
         subject = EngineSubject(model=model, engine=chosen, reference=chosen.load(self.model))
-        goal = Goal(criterion=criterion, max_trials=max_trials, min_speedup=min_speedup)
+        goal = Goal(
+            criterion=criterion,
+            objective=objective,
+            max_trials=max_trials,
+            min_speedup=min_speedup,
+        )
         if start_s is not None:
             goal = replace(goal, start_s=start_s)
         asked = Policy.parse(policy)

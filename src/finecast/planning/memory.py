@@ -22,7 +22,10 @@ from finecast.solver.assignment import Ints
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resting:
-    """A value in memory from node ``first`` to node ``last``, both included."""
+    """A value in memory from moment ``first`` to moment ``last``, both included.
+
+    Node k runs at the moment 2k + 1; what is cast for it is cast at 2k.
+    """
 
     value: int
     elements: int
@@ -88,18 +91,31 @@ def _copies(
     graph: Graph, value: Value, elements: int, formats: Mapping[int, Format], last: int
 ) -> Iterator[Resting]:
     made, own = value.producer, value.format or Format.FP32
+    stored = own
     if made is not None and _among(value, graph.following_outputs(graph.nodes[made])):
-        own = result_format(formats.get(made, own))
-    first = 0 if made is None else made
-    yield Resting(value=value.id, elements=elements, fmt=own, first=first, last=last)
-    readers: dict[Format, list[int]] = {}
-    for node in value.uses:
-        if _among(value, graph.following_inputs(graph.nodes[node])):
-            readers.setdefault(formats.get(node, own).storage, []).append(node)
-    for fmt, nodes in readers.items():
-        if fmt is not own:
-            first, last = min(nodes), max(nodes)
-            yield Resting(value=value.id, elements=elements, fmt=fmt, first=first, last=last)
+        stored = result_format(formats.get(made, own))
+    copied: dict[Format, list[int]] = {}
+    ends = [last] if value.is_output else []
+    for index in value.uses:
+        node = graph.nodes[index]
+        wanted = formats.get(index, own).storage
+        if wanted is not stored and _among(value, graph.following_inputs(node)):
+            copied.setdefault(wanted, []).append(index)
+        else:
+            ends.append(last if is_view(node) else 2 * index + 1)
+    ends += [2 * min(nodes) for nodes in copied.values()]
+    first = 0 if made is None else 2 * made + 1
+    yield Resting(
+        value=value.id, elements=elements, fmt=stored, first=first, last=max([first, *ends])
+    )
+    for fmt, nodes in copied.items():
+        yield Resting(
+            value=value.id,
+            elements=elements,
+            fmt=fmt,
+            first=2 * min(nodes),
+            last=2 * max(nodes) + 1,
+        )
 
 
 def result_format(fmt: Format) -> Format:
@@ -124,20 +140,20 @@ def _is_alias(graph: Graph, value: Value) -> bool:
 
 
 def _last_readers(graph: Graph) -> list[int]:
-    """Of each value the node after which it is freed; readers of a view are its source's."""
-    last = [0 if v.producer is None else v.producer for v in graph.values]
+    """Of each value the moment after which it is freed; readers of a view are its source's."""
+    last = [0 if v.producer is None else 2 * v.producer + 1 for v in graph.values]
     for value in graph.outputs:
-        last[value.id] = len(graph.nodes) - 1
+        last[value.id] = 2 * len(graph.nodes)
     for node in reversed(graph.nodes):
         seen = [last[v] for v in node.outputs if v is not None] if is_view(node) else []
         for index in node.inputs:
             if index is not None:
-                last[index] = max(last[index], node.id, *seen)
+                last[index] = max(last[index], 2 * node.id + 1, *seen)
     return last
 
 
 def _alive(resting: Sequence[Resting]) -> Ints:
-    """Bytes in memory while each node runs."""
+    """Bytes in memory at each moment."""
     steps = np.zeros(max((r.last for r in resting), default=-1) + 2, dtype=np.int64)
     for one in resting:
         steps[one.first] += one.size_bytes
