@@ -34,6 +34,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.predicting import predicted_error
 from finecast.planning.problem import Analysis
 from finecast.planning.proposing import between, lowest, near, propose
+from finecast.planning.singles import lowered_by_one, raised_by_one
 from finecast.progress import Progress, silent
 from finecast.rules.policy import Policy
 
@@ -143,8 +144,12 @@ class _Tuning:
             if found is not None:
                 limit = (found.cost, SAME_TIME)
             found = self._search(chain(finer, *limit), found) or found
+        singles, found = self._one_by_one(candidates, found)
         if found is None:
-            return self._unchanged(self.trials.none_passes(len(candidates)))
+            why = self.trials.none_passes(len(candidates) + singles)
+            if not self.trials.budget.goal.goes_on:
+                why += "; with --max-trials or --timeout single ops are tried, too"
+            return self._unchanged(why)
         self._keep(found)
         return self._conclusion.improved(found, self.built[found.plan.digest])
 
@@ -210,6 +215,49 @@ class _Tuning:
         errors = (0.0 if found is None else found.error, tried[-1].error)
         proposals = between(self.examined.planner, self.analysis, errors, most=_MORE_STEPS)
         return self._rank(proposals)[0] if proposals else []
+
+    def _one_by_one(
+        self, candidates: Sequence[Candidate], found: Candidate | None
+    ) -> tuple[int, Candidate | None]:
+        """Single units tried both ways while a given budget lasts; how many plans that made.
+
+        From the plan found one unit more is lowered. Where none passes, one less of the plan
+        that came nearest, and one alone: the metric may fail by a unit whose predicted error
+        is small. The best of those that were tried is the next to start from.
+        """
+        made, at = 0, found
+        tried = {c.plan.digest for c in candidates}
+        while self.trials.budget.goal.goes_on and self.trials.may_go_on():
+            at = at or self.trials.nearest(candidates)
+            fresh = [p for p in self._singles(at, found) if p.plan.digest not in tried]
+            if not fresh:
+                break
+            tried |= {p.plan.digest for p in fresh}
+            self._keep(*([found] if found else ()))
+            ranked, fp32 = self._rank(fresh)
+            made += len(ranked)
+            limit = fp32 / self._min_speedup if found is None else found.cost / SAME_TIME
+            faster = sorted((c for c in ranked if c.cost < limit), key=lambda c: c.cost)
+            passed = self._first_passing(faster)
+            if passed is None and found is not None:
+                break
+            found, at = passed, passed or self.trials.nearest(faster) or at
+        return made, found
+
+    def _singles(self, at: Candidate | None, found: Candidate | None) -> list[Proposal]:
+        planner, analysis = self.examined.planner, self.analysis
+        if analysis is None or at is None:
+            return []
+        if found is not None:
+            return lowered_by_one(planner, analysis, found.plan)
+        alone = planner.highest()
+        return [
+            *raised_by_one(planner, analysis, at.plan),
+            *lowered_by_one(planner, analysis, alone),
+        ]
+
+    def _first_passing(self, candidates: Sequence[Candidate]) -> Candidate | None:
+        return next((c for c in candidates if self.trials.search([c], self._evaluate)), None)
 
     def _proposals(self) -> list[Proposal]:
         planner = self.examined.planner

@@ -24,12 +24,13 @@ from finecast.solver.labelling import two_sided
 class Choice:
     """A format for each unit, what it is predicted to take, and its squared output error.
 
-    ``casts`` counts the casts that take time; ``how`` it was found, in words. What it takes,
+    ``casts`` counts the casts that take time; ``how`` it was found, in words, and the
+    ``index`` of its step of the frontier, if it is one or lies before one. What it takes,
     ``time_s``, is seconds, or what else the plans are ``priced`` by.
     """
 
     how: str
-    index: int
+    index: int | None
     formats: tuple[Format, ...]
     time_s: float
     error: float
@@ -44,8 +45,8 @@ class Choice:
     @property
     def because(self) -> str:
         """The reason that the plan made of it states."""
-        text = f"{self.how}, step {self.index} of the frontier: predicted"
-        text += f" {self.priced.say(self.time_s)}"
+        step = "" if self.index is None else f", step {self.index} of the frontier"
+        text = f"{self.how}{step}: predicted {self.priced.say(self.time_s)}"
         if self.priced is Priced.TIME:
             text += f" with {self.casts} casts"
         if self.error > 0:
