@@ -1,7 +1,8 @@
 """OpenVINO: the default engine on CPU, the one with bf16 kernels for ONNX models.
 
 Law: the types that the model states are the types that run; sessions are compiled with the
-inference precision hint ``f32``, under which OpenVINO adds no lower precision of its own.
+inference precision hint ``f32``, under which OpenVINO adds no lower precision of its own, and
+without dynamic quantization: by default what meets 8-bit weights is rounded to 8 bits, too.
 Two exceptions remain on CPUs: fp16 ops compute in fp32 (unrounded between them), and 64-bit
 integers in 32 bits.
 """
@@ -30,7 +31,12 @@ from finecast.engines.base import (
 )
 from finecast.engines.links import without_links
 from finecast.engines.openvino_model import model_source, op_names
-from finecast.engines.openvino_names import kernels_of, nodes_by_friendly_name, stored_in
+from finecast.engines.openvino_names import (
+    constants_of,
+    kernels_of,
+    nodes_by_friendly_name,
+    stored_in,
+)
 from finecast.engines.ports import DTYPES, ordered_feeds
 from finecast.engines.source import ModelSource, read_source
 from finecast.errors import EngineError, UsageError
@@ -47,6 +53,7 @@ if TYPE_CHECKING:
 
 # The setting by which OpenVINO lowers a model by itself.
 _HINTS = {Format.FP32: "f32", Format.BF16: "bf16", Format.FP16: "f16"}
+_DYNAMIC = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 _SINK = "/sink_port_"
 _MICROSECOND_S = 1e-6
 _CUT_OFF_S = 0.5e-6
@@ -137,6 +144,7 @@ class OpenVinoSession:
                 times[name].append(last_s)
             before_s = mean_s
         ops, formats = self._attributed(self._names)
+        constants = constants_of(self._compiled)
         found = [
             KernelTime(
                 kernel=name,
@@ -144,6 +152,7 @@ class OpenVinoSession:
                 ops=ops.get(name, ()),
                 format=_label(formats.get(name, "")),
                 time_s=_typical_s(series, self._runs),
+                constants=frozenset(map(_label, constants.get(name, ()))),
             )
             for name, series in times.items()
         ]
@@ -216,6 +225,7 @@ class OpenVinoEngine:
             ) from error
         self._core = openvino.Core()
         self._device = device.upper()
+        self._own: dict[str, Any] | None = None
         present = self._core.available_devices
         if self._device.split(".")[0].split(":")[0] not in {
             *(d.split(".")[0] for d in present),
@@ -270,6 +280,7 @@ class OpenVinoEngine:
             "INFERENCE_PRECISION_HINT": hint,
             "PERFORMANCE_HINT": "LATENCY",
             "PERF_COUNT": profiling,
+            **self._exact(),
         }
         try:
             with self._read(model, where) as (read, source, names):
@@ -282,6 +293,13 @@ class OpenVinoEngine:
                 where=where,
                 fix="try --engine onnxruntime, or keep the op named in its own type",
             ) from error
+
+    def _exact(self) -> dict[str, Any]:
+        """Without dynamic quantization, on a device that has it."""
+        if self._own is None:
+            known = self._core.get_property(self._device, "SUPPORTED_PROPERTIES")
+            self._own = dict.fromkeys({_DYNAMIC}.intersection(known), 0)
+        return self._own
 
     @contextmanager
     def _read(self, model: Any, where: str) -> Generator[_Read]:

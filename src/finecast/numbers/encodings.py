@@ -20,18 +20,24 @@ from finecast.numbers.scaled import Grid, Scaled
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaledFormat:
-    """The codes of values, and of constants, which have a scale for each channel."""
+    """The codes of values, and of constants, which have a scale for each channel.
+
+    Of a format for constants alone those of values are not used.
+    """
 
     values: Grid
     constants: Grid
 
 
 # What x86's integer products take: unsigned values, and signed weights symmetric around 0.
+_INTEGERS: Final = ScaledFormat(
+    values=Grid(dtype=np.dtype(np.uint8), lowest=0, highest=255),
+    constants=Grid(dtype=np.dtype(np.int8), lowest=-127, highest=127, symmetric=True),
+)
+
 SCALED: Final[Mapping[Format, ScaledFormat]] = {
-    Format.INT8: ScaledFormat(
-        values=Grid(dtype=np.dtype(np.uint8), lowest=0, highest=255),
-        constants=Grid(dtype=np.dtype(np.int8), lowest=-127, highest=127, symmetric=True),
-    ),
+    Format.INT8: _INTEGERS,
+    Format.INT8_WEIGHTS: _INTEGERS,
 }
 """Formats whose encodings have parameters."""
 
@@ -86,7 +92,10 @@ class Encodings:
             raise ValueError(
                 f"{fmt.label} ops give {found.result.label}, not {content['result']!r}"
             )
-        if not (found.operands or found.constants):
+        if fmt.constants_only:  # none where an earlier conversion stored them so
+            if found.operands:
+                raise ValueError(f"{fmt.label} stores constants, and no operand is one")
+        elif not (found.operands or found.constants):
             raise ValueError(f"{fmt.label} needs the parameters of an input")
         return found
 

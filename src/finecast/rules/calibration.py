@@ -37,7 +37,7 @@ def calibrated(
     """
     operands: dict[int, Scaled] = {}
     constants: dict[int, Scaled] = {}
-    for index, axis in scaled_operands(graph, node).items():
+    for index, axis in scaled_operands(graph, node, fmt).items():
         source = node.inputs[index]
         assert source is not None
         value = graph.values[source]
@@ -70,7 +70,7 @@ def uncalibrated(graph: Graph, formats: Collection[Format], facts: Facts) -> lis
 def _lack(graph: Graph, node: Node, fmt: Format, facts: Facts) -> Iterator[str]:
     """What ``node`` would read in ``fmt``, and what was observed has no scale."""
     with suppress(ValueError):  # it does not run on codes, whatever it reads
-        sources = (node.inputs[i] for i in scaled_operands(graph, node))
+        sources = (node.inputs[i] for i in scaled_operands(graph, node, fmt))
         values = [graph.values[i] for i in sources if i is not None]
         for value in (v for v in values if v.constant is None):
             seen = _seen(graph, value, facts)

@@ -104,28 +104,39 @@ def with_roundings(model: openvino.Model, edits: Iterable[Edit]) -> openvino.Mod
             case SetPort() if graph.values[edit.value].is_input:
                 _round(binding, edit.value, edit.to, None)
             case InsertCast() | ConvertConstant() | RoundTrip():
-                _round(binding, edit.value, edit.to.format, edit.uses)
+                _round(binding, edit.value, edit.to, edit.uses)
             case _:
                 pass
     copy.validate_nodes_and_infer_types()
     return copy
 
 
-def _round(binding: OvBinding, value_id: int, fmt: Format, uses: Sequence[Use] | None) -> None:
+def _round(
+    binding: OvBinding, value_id: int, to: Encoding, uses: Sequence[Use] | None
+) -> None:
     """Round a value for ``uses``, by default for all that read it, the outputs among them."""
-    if fmt is Format.FP32:
+    if to is Format.FP32:
         return
     port = binding.values[value_id]
     readers = list(port.get_target_inputs())
     if uses is not None:
         inside = (u for u in uses if u.node is not None)
         readers = [binding.nodes[u.node].input(u.index) for u in inside if u.node is not None]
-    out = rounded(port, fmt)
+    out = (
+        rounded(port, to)
+        if isinstance(to, Format)
+        else _rounded_numbers(binding.constants[value_id], to).output(0)
+    )
     for reader in readers:
         reader.replace_source_output(out)
     if uses is None and port.get_node().get_type_name() != "Parameter":
         take_names(port, out)
         binding.values[value_id] = out
+
+
+def _rounded_numbers(constant: openvino.Node, to: Encoding) -> openvino.Node:
+    array = numbers_of(constant).astype(np.float32)
+    return new_constant(to.decode(to.encode(array)), Format.FP32)
 
 
 class _Inserter:
@@ -178,7 +189,6 @@ class _Inserter:
     def _rounded_constant(self, value_id: int, encoding: Encoding, k: int) -> openvino.Output:
         from openvino import opset13
 
-        array = numbers_of(self.binding.constants[value_id]).astype(np.float32)
-        low = new_constant(encoding.decode(encoding.encode(array)), Format.FP32)
+        low = _rounded_numbers(self.binding.constants[value_id], encoding)
         choice = opset13.select(self.scalar(k), low, self.binding.values[value_id])
         return choice.output(0)

@@ -10,7 +10,7 @@ from finecast import rules
 from finecast.engines import EMULATOR
 from finecast.engines.base import Engine, Feeds, Session
 from finecast.engines.faults import faults
-from finecast.engines.integers import INTEGER_ENGINES
+from finecast.engines.integers import engines_for
 from finecast.engines.kernels import kernel_query
 from finecast.engines.loading import load_model
 from finecast.engines.probe import probe_one, speed_of
@@ -84,7 +84,7 @@ def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> Non
             raise UsageError(
                 speed_of(engine, fmt).text,
                 where=f"--auto-cast-type {fmt.label}",
-                fix=f"use bf16 or fp16, or {' or '.join(sorted(INTEGER_ENGINES))} on a CPU"
+                fix=f"use bf16 or fp16, or {engines_for(fmt)} on a CPU"
                 " with integer products (VNNI)",
             )
 

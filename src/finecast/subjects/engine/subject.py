@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 
 from finecast.engines.base import Engine, Feeds, Session
-from finecast.engines.integers import INTEGER_ENGINES
+from finecast.engines.integers import FUSING_ENGINES, fuses
 from finecast.engines.loading import load_model
 from finecast.engines.probe import Speed, speed_of
 from finecast.errors import EngineError
@@ -51,9 +51,10 @@ class EngineSubject:
 
     @property
     def formats(self) -> tuple[Format, ...]:
-        """bf16, and int8 where plans are made for it."""
-        integers = self.engine.name in INTEGER_ENGINES and Format.INT8 in self._plain.states
-        return (Format.BF16, Format.INT8) if integers else (Format.BF16,)
+        """bf16, and those of whole numbers where plans are made for them."""
+        name, states = self.engine.name, self._plain.states
+        coded = (f for f in FUSING_ENGINES if fuses(name, f) and f in states)
+        return (Format.BF16, *coded)
 
     @property
     def runner(self) -> str:

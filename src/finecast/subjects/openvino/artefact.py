@@ -25,6 +25,7 @@ from finecast.pipeline.artefact import Destination, Verified, compared
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.plan import Plan
 from finecast.subjects.engine.acceptance import Case, accept, feeds_for
+from finecast.subjects.engine.integers import check_on_integers
 from finecast.subjects.engine.publishing import publish, reference_run, sizes_of
 
 
@@ -125,6 +126,8 @@ def _verified_in(
         return Verified(engine=name, note=note)
     got = session.run(feeds_for(session, given))
     del session
+    if not emulated:
+        check_on_integers(engine, plan, applied, given)
 
     def elsewhere() -> Mapping[str, Array]:
         """The plan's roundings by arithmetic in fp32: what its formats alone give."""
