@@ -30,6 +30,7 @@ from finecast.engines.base import (
     TensorSpec,
 )
 from finecast.engines.links import without_links
+from finecast.engines.openvino_config import config
 from finecast.engines.openvino_model import model_source, op_names
 from finecast.engines.openvino_names import (
     constants_of,
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
 
 # The setting by which OpenVINO lowers a model by itself.
 _HINTS = {Format.FP32: "f32", Format.BF16: "bf16", Format.FP16: "f16"}
-_DYNAMIC = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 _SINK = "/sink_port_"
 _MICROSECOND_S = 1e-6
 _CUT_OFF_S = 0.5e-6
@@ -225,7 +225,6 @@ class OpenVinoEngine:
             ) from error
         self._core = openvino.Core()
         self._device = device.upper()
-        self._own: dict[str, Any] | None = None
         present = self._core.available_devices
         if self._device.split(".")[0].split(":")[0] not in {
             *(d.split(".")[0] for d in present),
@@ -276,15 +275,10 @@ class OpenVinoEngine:
         self, model: Loadable, hint: str, *, profiling: bool, named: bool
     ) -> OpenVinoSession:
         where = str(model) if isinstance(model, Path) else ""
-        config: dict[str, Any] = {
-            "INFERENCE_PRECISION_HINT": hint,
-            "PERFORMANCE_HINT": "LATENCY",
-            "PERF_COUNT": profiling,
-            **self._exact(),
-        }
         try:
+            settings = config(self._core, self._device, hint, profiling=profiling)
             with self._read(model, where) as (read, source, names):
-                compiled = self._core.compile_model(read, self._device, config)
+                compiled = self._core.compile_model(read, self._device, settings)
             known = names() if named else None
             return OpenVinoSession(compiled, source, where=where, names=known)
         except RuntimeError as error:
@@ -293,13 +287,6 @@ class OpenVinoEngine:
                 where=where,
                 fix="try --engine onnxruntime, or keep the op named in its own type",
             ) from error
-
-    def _exact(self) -> dict[str, Any]:
-        """Without dynamic quantization, on a device that has it."""
-        if self._own is None:
-            known = self._core.get_property(self._device, "SUPPORTED_PROPERTIES")
-            self._own = dict.fromkeys({_DYNAMIC}.intersection(known), 0)
-        return self._own
 
     @contextmanager
     def _read(self, model: Any, where: str) -> Generator[_Read]:

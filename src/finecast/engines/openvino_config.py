@@ -1,0 +1,25 @@
+"""How OpenVINO compiles a model here: in the types that it states, for one call at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import openvino
+
+DYNAMIC_QUANTIZATION: Final = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
+"""By default what is multiplied by 8-bit weights is rounded to 8 bits, too; with 0 it is not."""
+
+
+def config(
+    core: openvino.Core, device: str, hint: str, *, profiling: bool = False
+) -> dict[str, Any]:
+    """Settings of ``compile_model``; ``hint`` is OpenVINO's name of a precision."""
+    found: dict[str, Any] = {
+        "INFERENCE_PRECISION_HINT": hint,
+        "PERFORMANCE_HINT": "LATENCY",
+        "PERF_COUNT": profiling,
+    }
+    if DYNAMIC_QUANTIZATION in core.get_property(device, "SUPPORTED_PROPERTIES"):
+        found[DYNAMIC_QUANTIZATION] = 0
+    return found
