@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from finecast.engines.base import KernelTime
 from finecast.numbers.formats import Format
 
-FUSING_ENGINES: Final[Mapping[Format, frozenset[str]]] = {
-    Format.INT8: frozenset({"openvino"}),
-    Format.INT8_WEIGHTS: frozenset({"openvino"}),
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fusion:
+    """What an engine's kernels in a format need.
+
+    ``coded_results``: that results are stored as codes, too, as
+    ``rules.scaled_operands.coded_result`` has it; else they give floats as well.
+    """
+
+    coded_results: bool = False
+
+
+FUSIONS: Final[Mapping[Format, Mapping[str, Fusion]]] = {
+    Format.INT8: {"openvino": Fusion(), "onnxruntime": Fusion(coded_results=True)},
+    Format.INT8_WEIGHTS: {"openvino": Fusion()},
 }
 """By format the engines for which plans are made: kernels of theirs dequantize."""
 
@@ -19,12 +32,18 @@ _INTEGERS: Final = frozenset({"int8", "uint8"})
 
 def fuses(engine: str, fmt: Format) -> bool:
     """Whether plans in ``fmt``, which has scales, are made for ``engine``."""
-    return engine in FUSING_ENGINES.get(fmt, ())
+    return engine in FUSIONS.get(fmt, ())
+
+
+def codes_results(engine: str, fmt: Format) -> bool:
+    """Whether kernels of ``engine`` in ``fmt`` have to give codes."""
+    found = FUSIONS.get(fmt, {}).get(engine)
+    return found is not None and found.coded_results
 
 
 def engines_for(fmt: Format) -> str:
     """Those that plans in ``fmt`` are made for, in words."""
-    return " or ".join(sorted(FUSING_ENGINES.get(fmt, ()))) or "no engine"
+    return " or ".join(FUSIONS.get(fmt, ())) or "no engine"
 
 
 def not_as_planned(

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import openvino
 
 DYNAMIC_QUANTIZATION: Final = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
-"""By default what is multiplied by 8-bit weights is rounded to 8 bits, too; with 0 it is not."""
+"""By default what meets 8-bit weights in a product is rounded to 8 bits; with 0 it is not."""
 
 
 def config(

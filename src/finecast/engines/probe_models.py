@@ -160,8 +160,16 @@ def build_scaled(probe: Probe, fmt: Format) -> bytes:
             node("DequantizeLinear", [f"q{i}", *given], f"d{i}")
             value = f"d{i}"
         node(probe.op, [value, "w_read"], f"p{i}", **pads)
-        value = "y" if i + 1 == probe.depth else f"r{i}"
+        value = f"r{i}"
         node("Relu", [f"p{i}"], value)
+    last = probe.stages[-1]
+    if fmt.constants_only:
+        node("Identity", [value], "y")
+    else:  # kernels of some engines give nothing but codes
+        of_value = Scaled.fitted(fmt, row.values, last.min(), last.max())
+        given = parameters("last", of_value)
+        node("QuantizeLinear", [value, *given], "q_last")
+        node("DequantizeLinear", ["q_last", *given], "y")
     return _finished(probe, nodes, constants)
 
 

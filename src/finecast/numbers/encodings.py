@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Grid, Scaled
+
+Encoding: TypeAlias = Format | Scaled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +49,13 @@ class Encodings:
     """The encodings of an op whose format has parameters: of its inputs, by index.
 
     ``result`` stores the op's result: its own type, for the op computes on operands that were
-    read back to fp32, and rounds nothing but those.
+    read back to fp32, and rounds nothing but those; or codes, for all that read it, where the
+    engine's kernel has to give codes.
     """
 
     operands: Mapping[int, Scaled] = field(default_factory=dict[int, Scaled])
     constants: Mapping[int, Scaled] = field(default_factory=dict[int, Scaled])
-    result: Format = Format.FP32
+    result: Encoding = Format.FP32
 
     def at(self, index: int) -> Scaled | None:
         """The encoding of input ``index``; None if it is not encoded."""
@@ -65,7 +68,9 @@ class Encodings:
             role: {str(index): e.to_dict() for index, e in sorted(named.items())}
             for role, named in roles.items()
         }
-        return {**inputs, "result": self.result.label}
+        result = self.result
+        stored = result.label if isinstance(result, Format) else result.to_dict()
+        return {**inputs, "result": stored}
 
     @classmethod
     def from_dict(cls, fmt: Format, content: Mapping[str, Any]) -> Encodings:
@@ -85,22 +90,23 @@ class Encodings:
             named: dict[str, dict[str, Any]] = content[role]
             return {int(i): Scaled.from_dict(fmt, grid, e) for i, e in named.items()}
 
+        stated: object = content["result"]
+        result: Encoding = Format.FP32
+        if isinstance(stated, dict) and not fmt.constants_only:
+            result = Scaled.from_dict(fmt, row.values, cast("dict[str, Any]", stated))
+        elif stated != result.label:
+            raise ValueError(f"{fmt.label} ops give {result.label}, not {stated!r}")
         found = cls(
-            operands=read("operands", row.values), constants=read("constants", row.constants)
+            operands=read("operands", row.values),
+            constants=read("constants", row.constants),
+            result=result,
         )
-        if content["result"] != found.result.label:
-            raise ValueError(
-                f"{fmt.label} ops give {found.result.label}, not {content['result']!r}"
-            )
         if fmt.constants_only:  # none where an earlier conversion stored them so
             if found.operands:
                 raise ValueError(f"{fmt.label} stores constants, and no operand is one")
         elif not (found.operands or found.constants):
             raise ValueError(f"{fmt.label} needs the parameters of an input")
         return found
-
-
-Encoding: TypeAlias = Format | Scaled
 
 
 def encoded(

@@ -41,6 +41,55 @@ def scaled_operands(graph: Graph, node: Node, fmt: Format) -> Axes:
     return {i: a for i, a in find(graph, node).items() if _is_constant(graph, node, i)}
 
 
+def coded_result(graph: Graph, node: Node) -> Value | None:
+    """What ``node``'s kernel gives, where it runs on integers only if that is stored as codes.
+
+    Engines that want this (ONNX Runtime) fuse the rounding of a result into the kernel, behind
+    its bias and a Relu; products without a bias give floats as well.
+
+    Raises:
+        ValueError: If it is an output of the model, which stays as it is.
+    """
+    (value,) = graph.following_outputs(node)
+    biased = node.op != "gemm" or (len(node.inputs) > 2 and node.inputs[2] is not None)
+    if node.op in ("matmul", "linear"):
+        added = _only_reader(graph, value, "add")
+        constants = () if added is None else graph.following_inputs(added)
+        biased = any(v.constant is not None for v in constants)
+        if added is not None and biased:
+            (value,) = graph.following_outputs(added)
+    if not biased:
+        return None
+    relu = _only_reader(graph, value, "relu")
+    if relu is not None:
+        (value,) = graph.following_outputs(relu)
+    if value.is_output:
+        raise ValueError("its result is an output of the model, which is not stored as codes")
+    return value
+
+
+def reading(graph: Graph, value: Value) -> list[tuple[int, int]]:
+    """The ports, by node and index, that read the value in their node's own format.
+
+    Nodes that an earlier conversion rounds it by are none.
+    """
+    nodes = (graph.nodes[n] for n in value.uses)
+    return [
+        (node.id, index)
+        for node in nodes
+        for index, source in enumerate(node.inputs)
+        if source == value.id and node.follows_in[index] and ROUNDS not in node.attributes
+    ]
+
+
+def _only_reader(graph: Graph, value: Value, op: str) -> Node | None:
+    """What alone reads the value, if it is an ``op``."""
+    if len(value.uses) != 1 or value.is_output:
+        return None
+    reader = graph.nodes[value.uses[0]]
+    return reader if reader.op == op else None
+
+
 def origin(graph: Graph, value: Value) -> Value:
     """The value that ``value`` is only moved from: all of a rounding class have one.
 

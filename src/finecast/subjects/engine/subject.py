@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 
 from finecast.engines.base import Engine, Feeds, Session
-from finecast.engines.integers import FUSING_ENGINES, fuses
+from finecast.engines.integers import FUSIONS, fuses
 from finecast.engines.loading import load_model
 from finecast.engines.probe import Speed, speed_of
 from finecast.errors import EngineError
@@ -53,7 +53,7 @@ class EngineSubject:
     def formats(self) -> tuple[Format, ...]:
         """bf16, and those of whole numbers where plans are made for them."""
         name, states = self.engine.name, self._plain.states
-        coded = (f for f in FUSING_ENGINES if fuses(name, f) and f in states)
+        coded = (f for f in FUSIONS if fuses(name, f) and f in states)
         return (Format.BF16, *coded)
 
     @property
