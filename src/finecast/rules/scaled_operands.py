@@ -167,10 +167,18 @@ def _addition(graph: Graph, node: Node) -> Axes:
 
 
 def _joins(graph: Graph, value: Value) -> bool:
-    """Whether the value is the result of a convolution that nothing else reads."""
-    made = value.producer
+    """Whether the value is the result of a convolution that nothing else reads.
+
+    An earlier conversion may have rounded it on the way.
+    """
     only = len(value.uses) == 1 and not value.is_output
-    return only and made is not None and graph.nodes[made].op == "conv"
+    if not only or value.producer is None:
+        return False
+    made = graph.nodes[value.producer]
+    source = made.inputs[0] if made.inputs else None
+    if ROUNDS in made.attributes and source is not None:
+        return _joins(graph, graph.values[source])
+    return made.op == "conv"
 
 
 def _operand(graph: Graph, node: Node, index: int) -> Value | None:
