@@ -25,7 +25,7 @@ from finecast.planning.units import make_units
 from finecast.rules import Context, Permission, permit
 from finecast.rules.policy import Policy
 from finecast.rules.scaled_operands import origin
-from finecast.subjects.engine import conversion, integers, planning
+from finecast.subjects.engine import conversion, planning
 from finecast.subjects.engine.observing import observe, switched_probe
 from tests import toy_encoding
 from tests.frontends.tools import planner_of
@@ -301,10 +301,9 @@ def test_without_data_there_is_no_scale_and_the_op_keeps_fp32(model: Path) -> No
 def test_the_pipeline_converts_to_it_for_an_engine(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The probes are of int8: an engine fuses its grids, and computes with these in fp32.
+    # Plans in it are made for no engine: one computes with its numbers in fp32.
     for module in (planning, conversion):
         monkeypatch.setattr(module, "check_stated", lambda *_: None)
-    monkeypatch.setattr(integers, "not_on_integers", lambda *_: {})
     out = model.with_name("out.onnx")
     data = [{"x": X[:40]}, {"x": X[40:]}]
     done = api.convert(model, out, POLICY, data=data, engine="openvino")

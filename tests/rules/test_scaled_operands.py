@@ -9,6 +9,7 @@ import pytest
 
 from finecast.graph import ConstantStats, Graph, Value
 from finecast.graph.text import from_text
+from finecast.numbers.formats import Format
 from finecast.rules.scaled_operands import moved_by, origin, scaled_operands
 
 NET = """\
@@ -18,6 +19,7 @@ constant %2 b fp32[4] size=4
 constant %3 m fp32[4, 8] size=32
 constant %4 zero fp32[] size=1
 constant %5 one fp32[] size=1
+constant %21 at int64[2] size=2
 node act relu onnx::Relu fp32 (%0) -> (%6 r fp32[1, 4, 8, 8])
 node pool max_pool onnx::MaxPool fp32 (%6) -> (%7 p fp32[1, 4, 8, 8])
 node turn transpose onnx::Transpose fp32 (%7) -> (%8 t fp32[1, 8, 8, 4])
@@ -32,6 +34,10 @@ node both matmul onnx::MatMul fp32 (%8, %8) -> (%16 z fp32[1, 8, 8, 8])
 node left matmul onnx::MatMul fp32 (%3, %8) -> (%17 v fp32[1, 8, 8, 8])
 node soft softmax onnx::Softmax fp32 (%15) -> (%18 s fp32[1, 8, 8, 8])
 node gemm gemm onnx::Gemm fp32 (%0, %3, %2) -> (%19 g fp32[4, 8])
+node rows gather onnx::Gather fp32 (%3, ~%21) -> (%22 rows fp32[2, 8])
+node columns gather onnx::Gather fp32 (%3, ~%21) -> (%23 cols fp32[4, 2]) {"axis": 1}
+node seen gather onnx::Gather fp32 (%0, ~%21) -> (%24 seen fp32[2, 4, 8, 8])
+node turned_mm matmul openvino::MatMul fp32 (%0, %3) -> (%25 w2 fp32[4, 4]) {"transB": 1}
 node turned gemm onnx::Gemm fp32 (%0, %3, %2) -> (%20 h fp32[4, 4]) {"transB": 1}
 output %14
 output %18
@@ -64,7 +70,7 @@ def test_products_store_a_value_and_weights_by_channel(
     name: str, axes: dict[int, int | None]
 ) -> None:
     graph = net()
-    assert scaled_operands(graph, graph.find(name)) == axes
+    assert scaled_operands(graph, graph.find(name), Format.INT8) == axes
 
 
 @pytest.mark.parametrize(
@@ -81,7 +87,7 @@ def test_products_store_a_value_and_weights_by_channel(
 def test_other_ops_do_not_run_on_integers(name: str, says: str) -> None:
     graph = net()
     with pytest.raises(ValueError, match=says):
-        scaled_operands(graph, graph.find(name))
+        scaled_operands(graph, graph.find(name), Format.INT8)
 
 
 def test_an_addition_to_a_convolution_of_its_own_stores_both_values() -> None:
@@ -89,7 +95,7 @@ def test_an_addition_to_a_convolution_of_its_own_stores_both_values() -> None:
         "node bias add onnx::Add fp32 (%11,", "node bias add onnx::Add fp32 (%7,"
     )
     graph = from_text(text.replace("~_", "_"))
-    assert scaled_operands(graph, graph.find("join")) == {0: None, 1: None}
+    assert scaled_operands(graph, graph.find("join"), Format.INT8) == {0: None, 1: None}
 
 
 def test_moved_values_have_the_origin_that_their_numbers_come_from() -> None:
@@ -99,3 +105,34 @@ def test_moved_values_have_the_origin_that_their_numbers_come_from() -> None:
     assert origins == dict.fromkeys(origins, "r"), "a relu changes the range"
     assert origin(graph, by_name["filled"]) is by_name["filled"], "it holds a 1 besides"
     assert moved_by(graph, graph.find("act")) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "axes"),
+    [
+        ("mm", {1: 1}),
+        ("gemm", {1: 1}),
+        ("turned", {1: 0}),
+        ("turned_mm", {1: 0}),
+        ("rows", {0: 0}),  # a scale for each row of the table
+    ],
+)
+def test_weights_alone_are_those_of_products_and_rows(name: str, axes: dict[int, int]) -> None:
+    graph = net()
+    assert scaled_operands(graph, graph.find(name), Format.INT8_WEIGHTS) == axes
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("conv", "no engine here computes conv from weights in int8_weights"),
+        ("soft", "no engine here computes softmax from weights in int8_weights"),
+        ("both", "weights are no constant"),
+        ("columns", "does not look up rows"),
+        ("seen", "the table is no constant"),
+    ],
+)
+def test_other_ops_have_no_weights_of_codes(name: str, says: str) -> None:
+    graph = net()
+    with pytest.raises(ValueError, match=says):
+        scaled_operands(graph, graph.find(name), Format.INT8_WEIGHTS)

@@ -37,9 +37,9 @@ class Casting:
         typer.Option(
             "--auto-cast-type",
             metavar="FORMAT[,FORMAT]",
-            help="bf16, fp16; int8 in OpenVINO, with --data; for a device that has it int8,"
-            " fp8_e4m3 or tf32. Several: auto mixes them, other scopes take the first that an"
-            " op may have.",
+            help="bf16, fp16; in OpenVINO int8, with --data, and int8_weights, weights alone;"
+            " for a device that has it int8, fp8_e4m3 or tf32. Several: auto mixes them, other"
+            " scopes take the first that an op may have.",
         ),
     ] = None
     fast_math: Annotated[
@@ -239,10 +239,11 @@ class Narrowing:
 
         if self.calibration is None:
             return policy.calibration
-        if not (policy.open_formats or any(f.scaled for f in policy.formats)):
+        ranged = (f.scaled and not f.constants_only for f in policy.formats)
+        if not (policy.open_formats or any(ranged)):
             named = ",".join(f.label for f in policy.formats)
             raise UsageError(
-                f"{named} has no scale that a range would give",
+                f"{named} has no scale that a value's range would give",
                 where="--calibration",
                 fix="leave it out, or add --auto-cast-type int8",
             )

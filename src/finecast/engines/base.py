@@ -33,6 +33,7 @@ class KernelTime:
     """Time of one kernel and the names of the model's nodes that run in it.
 
     ``ops`` is empty for kernels that the engine itself added (reorders, conversions).
+    ``constants`` are the types of the constants that it reads, where the engine tells.
     """
 
     kernel: str
@@ -40,6 +41,7 @@ class KernelTime:
     ops: tuple[str, ...]
     format: str
     time_s: float
+    constants: frozenset[str] = frozenset()
 
 
 _GAINS = 1.05  # a format that is no faster than this gains nothing: what short probes resolve

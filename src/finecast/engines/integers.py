@@ -1,26 +1,67 @@
-"""Ops on integers: which engines they are written for, and whether they ran as such."""
+"""Formats of whole numbers: the engines that plans are made for, and what ran as planned."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from finecast.engines.base import KernelTime
+from finecast.numbers.formats import Format
 
-INTEGER_ENGINES: Final = frozenset({"openvino"})
-"""Engines whose fusions of quantized ops plans are made for."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fusion:
+    """What an engine's kernels in a format need.
+
+    ``coded_results``: that results are stored as codes, too, as
+    ``rules.scaled_operands.coded_result`` has it; else they give floats as well.
+    """
+
+    coded_results: bool = False
+
+
+FUSIONS: Final[Mapping[Format, Mapping[str, Fusion]]] = {
+    Format.INT8: {"openvino": Fusion(), "onnxruntime": Fusion(coded_results=True)},
+    Format.INT8_WEIGHTS: {"openvino": Fusion()},
+}
+"""By format the engines for which plans are made: kernels of theirs dequantize."""
 
 _INTEGERS: Final = frozenset({"int8", "uint8"})
 
 
-def not_on_integers(kernels: Sequence[KernelTime], nodes: Collection[str]) -> dict[str, str]:
-    """Those of ``nodes`` that no kernel on 8-bit integers runs, and in what they ran.
+def fuses(engine: str, fmt: Format) -> bool:
+    """Whether plans in ``fmt``, which has scales, are made for ``engine``."""
+    return engine in FUSIONS.get(fmt, ())
 
-    An op that no kernel names is not judged: it was fused into one, or left out.
+
+def codes_results(engine: str, fmt: Format) -> bool:
+    """Whether kernels of ``engine`` in ``fmt`` have to give codes."""
+    found = FUSIONS.get(fmt, {}).get(engine)
+    return found is not None and found.coded_results
+
+
+def engines_for(fmt: Format) -> str:
+    """Those that plans in ``fmt`` are made for, in words."""
+    return " or ".join(FUSIONS.get(fmt, ())) or "no engine"
+
+
+def not_as_planned(
+    kernels: Sequence[KernelTime], planned: Mapping[str, Format]
+) -> dict[str, str]:
+    """Those of ``planned`` that no kernel runs on 8-bit integers, and in what they ran.
+
+    In a format for constants alone a kernel has to read them so, and computes in floats. An
+    op that no kernel names is not judged: it was fused into one, or left out.
     """
-    formats: dict[str, set[str]] = {}
-    for kernel in kernels:
-        for name in kernel.ops:
-            formats.setdefault(name, set()).add(kernel.format)
-    ran = {name: formats[name] for name in nodes if name in formats}
-    return {n: " and ".join(sorted(f)) for n, f in ran.items() if f.isdisjoint(_INTEGERS)}
+    failed: dict[str, str] = {}
+    for name, fmt in planned.items():
+        ran = [k for k in kernels if name in k.ops]
+        if ran and not any(_on_codes(k, fmt) for k in ran):
+            failed[name] = " and ".join(sorted({k.format for k in ran}))
+    return failed
+
+
+def _on_codes(kernel: KernelTime, fmt: Format) -> bool:
+    read = kernel.constants if fmt.constants_only else {kernel.format}
+    return not _INTEGERS.isdisjoint(read)

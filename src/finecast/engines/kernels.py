@@ -72,8 +72,8 @@ def _onnxruntime(provider: str, node: Node, fmt: Format) -> bool | None:
     kernels = _onnxruntime_kernels()
     domain, _, op = node.native.rpartition("::")
     key = (provider, "" if domain == "onnx" else domain, op)
-    if key not in kernels or (provider, fmt) in _EMULATED:
-        return None
+    if key not in kernels or (provider, fmt) in _EMULATED or fmt.scaled:
+        return None  # kernels on codes are other ops: a run tells what was fused into one
     return _TYPES.get(fmt) in kernels[key]
 
 

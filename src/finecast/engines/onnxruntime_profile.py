@@ -16,6 +16,8 @@ from finecast.engines.source import ModelSource, ModelStep
 
 _SUFFIX = "_kernel_time"
 _LABELS = {"float": "fp32", "float16": "fp16", "bfloat16": "bf16", "double": "fp64"}
+# Of kernels that read or give such numbers, what they read is what they compute on.
+_EIGHT_BITS = frozenset({"int8", "uint8"})
 _ADDED = frozenset({"ReorderInput", "ReorderOutput", "MemcpyFromHost", "MemcpyToHost"})
 
 
@@ -34,6 +36,9 @@ def kernel_times(
         times[kernel].append(event["dur"] * 1e-6)
         kinds[kernel] = details.get("op_name", "")
         types: list[str] = [t for shape in details.get("output_type_shape", ()) for t in shape]
+        read = [t for shape in details.get("input_type_shape", ())[:1] for t in shape]
+        if read and not _EIGHT_BITS.isdisjoint((*read, *types[:1])):
+            types = read
         formats[kernel] = _LABELS.get(types[0], types[0]) if types else ""
     ops = attribute(original.steps, _kernels(optimized, original))
     found = [

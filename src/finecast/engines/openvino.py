@@ -1,7 +1,8 @@
 """OpenVINO: the default engine on CPU, the one with bf16 kernels for ONNX models.
 
 Law: the types that the model states are the types that run; sessions are compiled with the
-inference precision hint ``f32``, under which OpenVINO adds no lower precision of its own.
+inference precision hint ``f32``, under which OpenVINO adds no lower precision of its own, and
+without dynamic quantization: by default what meets 8-bit weights is rounded to 8 bits, too.
 Two exceptions remain on CPUs: fp16 ops compute in fp32 (unrounded between them), and 64-bit
 integers in 32 bits.
 """
@@ -29,8 +30,14 @@ from finecast.engines.base import (
     TensorSpec,
 )
 from finecast.engines.links import without_links
+from finecast.engines.openvino_config import config
 from finecast.engines.openvino_model import model_source, op_names
-from finecast.engines.openvino_names import kernels_of, nodes_by_friendly_name, stored_in
+from finecast.engines.openvino_names import (
+    constants_of,
+    kernels_of,
+    nodes_by_friendly_name,
+    stored_in,
+)
 from finecast.engines.openvino_streams import OpenVinoStreams, shareable, tensor_of
 from finecast.engines.ports import DTYPES, ordered_feeds
 from finecast.engines.source import ModelSource, read_source
@@ -136,6 +143,7 @@ class OpenVinoSession:
                 times[name].append(last_s)
             before_s = mean_s
         ops, formats = self._attributed(self._names)
+        constants = constants_of(self._compiled)
         found = [
             KernelTime(
                 kernel=name,
@@ -143,6 +151,7 @@ class OpenVinoSession:
                 ops=ops.get(name, ()),
                 format=_label(formats.get(name, "")),
                 time_s=_typical_s(series, self._runs),
+                constants=frozenset(map(_label, constants.get(name, ()))),
             )
             for name, series in times.items()
         ]
@@ -262,34 +271,27 @@ class OpenVinoEngine:
             EngineError: As ``load_hinted``; or if the model keeps a state between requests.
         """
         where = str(model) if isinstance(model, Path) else ""
-        config = {
-            "INFERENCE_PRECISION_HINT": _HINTS[fmt],
-            "PERFORMANCE_HINT": "THROUGHPUT",
-        }
-        with self._compiled(model, where, config) as (compiled, source, _):
+        settings = config(self._core, self._device, _HINTS[fmt], serving="THROUGHPUT")
+        with self._compiled(model, where, settings) as (compiled, source, _):
             return OpenVinoStreams(compiled, _specs(compiled.inputs, source.inputs), where)
 
     def _load(
         self, model: Loadable, hint: str, *, profiling: bool, named: bool
     ) -> OpenVinoSession:
         where = str(model) if isinstance(model, Path) else ""
-        config: dict[str, Any] = {
-            "INFERENCE_PRECISION_HINT": hint,
-            "PERFORMANCE_HINT": "LATENCY",
-            "PERF_COUNT": profiling,
-        }
-        with self._compiled(model, where, config) as (compiled, source, names):
+        settings = config(self._core, self._device, hint, profiling=profiling)
+        with self._compiled(model, where, settings) as (compiled, source, names):
             known = names() if named else None
             return OpenVinoSession(compiled, source, where=where, names=known)
 
     @contextmanager
     def _compiled(
-        self, model: Loadable, where: str, config: Mapping[str, Any]
+        self, model: Loadable, where: str, settings: dict[str, Any]
     ) -> Generator[_Compiled]:
         """The model compiled, its ports and steps, and what finds the steps' ops."""
         try:
             with self._read(model, where) as (read, source, names):
-                compiled = self._core.compile_model(read, self._device, dict(config))
+                compiled = self._core.compile_model(read, self._device, settings)
             yield compiled, source, names
         except RuntimeError as error:
             raise EngineError(

@@ -89,6 +89,22 @@ def stored_in(compiled: openvino.CompiledModel) -> dict[str, str]:
     return {name: kinds.partition(",")[0] for name, kinds in text.items()}
 
 
+def constants_of(compiled: openvino.CompiledModel) -> dict[str, frozenset[str]]:
+    """OpenVINO's names of the types of the constants that each kernel reads."""
+    found: dict[str, frozenset[str]] = {}
+    fixed: set[str] = set()
+    kinds: dict[str, str] = {}
+    for op in compiled.get_runtime_model().get_ordered_ops():
+        info, name = op.get_rt_info(), op.get_friendly_name()
+        kinds[name] = _text(info, "outputPrecisions")
+        if _is_fixed(op, _text(info, "layerType"), fixed):
+            fixed.add(name)
+            continue
+        sources = {v.get_node().get_friendly_name() for v in op.input_values()}
+        found[name] = frozenset(kinds[source] for source in sources & fixed)
+    return found
+
+
 def _is_fixed(op: openvino.Node, kind: str, fixed: set[str]) -> bool:
     sources = op.input_values()
     return kind == "Const" or (

@@ -1,7 +1,8 @@
 """What a device can do: small kernels run per format, and timed against fp32.
 
 A format "runs" when the engine loads and runs a matrix product and a convolution, each with
-an elementwise op behind, whose values are stored in that format, and the results are right.
+an elementwise op behind, whose values are stored in that format, and the results are right;
+one for constants alone, if a product whose time is that of reading its weights does.
 Its speed is the better of the two kernels' times in fp32 over its own, measured in turns:
 a capability flag is not a speed.
 """
@@ -18,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.engines.base import Array, Capability, Engine, Session
-from finecast.engines.integers import INTEGER_ENGINES
-from finecast.engines.probe_models import PROBES, Probe, admitted, build
+from finecast.engines.integers import engines_for, fuses
+from finecast.engines.probe_models import Probe, admitted, build, probes_of
 from finecast.errors import EngineError
 from finecast.numbers.formats import Format
 
@@ -31,6 +32,7 @@ PROBED = (
     Format.FP8_E4M3,
     Format.FP8_E5M2,
     Format.INT8,
+    Format.INT8_WEIGHTS,
 )
 _TF32_ENGINES = frozenset({("onnxruntime", "CUDA"), ("onnxruntime", "Tensorrt")})
 """Where fp32 ops may compute in tf32 (ONNX has no such type of its own)."""
@@ -109,8 +111,12 @@ def _known(engine: Engine, formats: Sequence[Format]) -> dict[Format, Capability
     known = _cache.setdefault((engine.name, engine.device), {})
     missing = [fmt for fmt in formats if fmt not in known]
     if missing:
-        baseline = {p: _attempt(engine, p, Format.FP32) for p in PROBES}
-        known |= {fmt: _judge(engine, fmt, baseline) for fmt in missing}
+        needed = dict.fromkeys(p for fmt in missing for p in probes_of(fmt))
+        baseline = {p: _attempt(engine, p, Format.FP32) for p in needed}
+        known |= {
+            fmt: _judge(engine, fmt, {p: baseline[p] for p in probes_of(fmt)})
+            for fmt in missing
+        }
     return {fmt: known[fmt] for fmt in formats}
 
 
@@ -125,10 +131,8 @@ def _judge(engine: Engine, fmt: Format, baseline: Mapping[Probe, _Attempt]) -> C
         return Capability(
             runs=not failed, speed=None if failed else 1.0, reason="; ".join(failed)
         )
-    if fmt.scaled and engine.name not in INTEGER_ENGINES:
-        reason = (
-            f"plans in {fmt.label} are made for {', '.join(sorted(INTEGER_ENGINES))} alone"
-        )
+    if fmt.scaled and not fuses(engine.name, fmt):
+        reason = f"plans in {fmt.label} are made for {engines_for(fmt)} alone"
         return Capability(runs=False, reason=reason)
     speeds: list[float] = []
     reasons: list[str] = []

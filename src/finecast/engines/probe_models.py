@@ -1,4 +1,4 @@
-"""The small ONNX models that probing runs: one of the matmul class, one convolution."""
+"""The small ONNX models that probing runs: products, and a convolution."""
 
 from __future__ import annotations
 
@@ -74,6 +74,15 @@ PROBES = (
     Probe(name="matmul", op="MatMul", x_shape=(256, 384), w_shape=(384, 384), depth=2),
     Probe(name="conv", op="Conv", x_shape=(1, 64, 28, 28), w_shape=(64, 64, 3, 3), depth=2),
 )
+# Of one row by weights of 16 MB, more than the caches that belong to a core hold.
+_WEIGHT_PROBES = (
+    Probe(name="matvec", op="MatMul", x_shape=(1, 2048), w_shape=(2048, 2048), depth=1),
+)
+
+
+def probes_of(fmt: Format) -> tuple[Probe, ...]:
+    """Those that tell of ``fmt``; in fp32 they are run besides, for comparison."""
+    return _WEIGHT_PROBES if fmt.constants_only else PROBES
 
 
 def admitted(op: str, fmt: Format) -> bool:
@@ -144,13 +153,23 @@ def build_scaled(probe: Probe, fmt: Format) -> bytes:
     pads: dict[str, Any] = {"pads": [1, 1, 1, 1]} if probe.op == "Conv" else {}
     value = "x"
     for i, stage in enumerate(probe.stages[:-1]):
-        of_value = Scaled.fitted(fmt, row.values, stage.min(), stage.max())
-        given = parameters(f"v{i}", of_value)
-        node("QuantizeLinear", [value, *given], f"q{i}")
-        node("DequantizeLinear", [f"q{i}", *given], f"d{i}")
-        node(probe.op, [f"d{i}", "w_read"], f"p{i}", **pads)
-        value = "y" if i + 1 == probe.depth else f"r{i}"
+        if not fmt.constants_only:
+            of_value = Scaled.fitted(fmt, row.values, stage.min(), stage.max())
+            given = parameters(f"v{i}", of_value)
+            node("QuantizeLinear", [value, *given], f"q{i}")
+            node("DequantizeLinear", [f"q{i}", *given], f"d{i}")
+            value = f"d{i}"
+        node(probe.op, [value, "w_read"], f"p{i}", **pads)
+        value = f"r{i}"
         node("Relu", [f"p{i}"], value)
+    last = probe.stages[-1]
+    if fmt.constants_only:
+        node("Identity", [value], "y")
+    else:  # kernels of some engines give nothing but codes
+        of_value = Scaled.fitted(fmt, row.values, last.min(), last.max())
+        given = parameters("last", of_value)
+        node("QuantizeLinear", [value, *given], "q_last")
+        node("DequantizeLinear", ["q_last", *given], "y")
     return _finished(probe, nodes, constants)
 
 

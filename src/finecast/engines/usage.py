@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from finecast.engines.openvino_config import DYNAMIC_QUANTIZATION
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
@@ -26,7 +28,11 @@ USAGES: Final[Mapping[str, Usage]] = {
         # Its default lowers the ops that were left in fp32, too.
         code='openvino.Core().compile_model({path}, config={{"INFERENCE_PRECISION_HINT":'
         ' "f32"}}); without the hint OpenVINO chooses types itself',
-        notes={"bf16": "ONNX Runtime has no bf16 on CPUs"},
+        notes={
+            "bf16": "ONNX Runtime has no bf16 on CPUs",
+            "int8_weights": f'with "{DYNAMIC_QUANTIZATION}": 0 in the config as here; by'
+            " default OpenVINO rounds what meets such weights, too: faster and less exact",
+        },
     ),
     "onnxruntime": Usage(code="onnxruntime.InferenceSession({path})"),
     "tensorflow": Usage(

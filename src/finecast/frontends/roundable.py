@@ -112,14 +112,18 @@ def with_switches(model: Roundable, switches: Sequence[Switch]) -> Any:
 
 
 def _switched(model: Roundable, value: int, encoding: Encoding, k: int) -> Any:
-    """A value, rounded where element ``k`` is on; a constant ahead of time."""
-    exact, stats = model.tensor(value), model.graph.values[value].constant
+    """A value, rounded where element ``k`` is on."""
+    exact = model.tensor(value)
+    return model.switched(k, _rounded(model, value, exact, encoding), exact)
+
+
+def _rounded(model: Roundable, value: int, tensor: Any, encoding: Encoding) -> Any:
+    """``tensor``, which a value is by now, rounded; a constant ahead of time."""
+    stats = model.graph.values[value].constant
     if stats is None:
-        low = model.rounded(exact, _rounder(encoding))
-    else:
-        array = stats.read().astype(np.float32)
-        low = model.constant(encoding.decode(encoding.encode(array)))
-    return model.switched(k, low, exact)
+        return model.rounded(tensor, _rounder(encoding))
+    array = stats.read().astype(np.float32)
+    return model.constant(encoding.decode(encoding.encode(array)))
 
 
 def _rounder(encoding: Encoding) -> Rounder:
@@ -137,8 +141,7 @@ def with_roundings(model: Roundable, edits: Iterable[Edit]) -> Any:
     current: dict[int, Any] = {}
 
     def round_for(value: int, to: Encoding, uses: Iterable[Use]) -> Any:
-        base = current.get(value, model.tensor(value))
-        low = model.rounded(base, _rounder(to))
+        low = _rounded(model, value, current.get(value, model.tensor(value)), to)
         model.give(value, uses, low)
         return low
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,21 +17,29 @@ from numpy.typing import NDArray
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Grid, Scaled
 
+Encoding: TypeAlias = Format | Scaled
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaledFormat:
-    """The codes of values, and of constants, which have a scale for each channel."""
+    """The codes of values, and of constants, which have a scale for each channel.
+
+    Of a format for constants alone those of values are not used.
+    """
 
     values: Grid
     constants: Grid
 
 
 # What x86's integer products take: unsigned values, and signed weights symmetric around 0.
+_INTEGERS: Final = ScaledFormat(
+    values=Grid(dtype=np.dtype(np.uint8), lowest=0, highest=255),
+    constants=Grid(dtype=np.dtype(np.int8), lowest=-127, highest=127, symmetric=True),
+)
+
 SCALED: Final[Mapping[Format, ScaledFormat]] = {
-    Format.INT8: ScaledFormat(
-        values=Grid(dtype=np.dtype(np.uint8), lowest=0, highest=255),
-        constants=Grid(dtype=np.dtype(np.int8), lowest=-127, highest=127, symmetric=True),
-    ),
+    Format.INT8: _INTEGERS,
+    Format.INT8_WEIGHTS: _INTEGERS,
 }
 """Formats whose encodings have parameters."""
 
@@ -41,12 +49,13 @@ class Encodings:
     """The encodings of an op whose format has parameters: of its inputs, by index.
 
     ``result`` stores the op's result: its own type, for the op computes on operands that were
-    read back to fp32, and rounds nothing but those.
+    read back to fp32, and rounds nothing but those; or codes, for all that read it, where the
+    engine's kernel has to give codes.
     """
 
     operands: Mapping[int, Scaled] = field(default_factory=dict[int, Scaled])
     constants: Mapping[int, Scaled] = field(default_factory=dict[int, Scaled])
-    result: Format = Format.FP32
+    result: Encoding = Format.FP32
 
     def at(self, index: int) -> Scaled | None:
         """The encoding of input ``index``; None if it is not encoded."""
@@ -59,7 +68,9 @@ class Encodings:
             role: {str(index): e.to_dict() for index, e in sorted(named.items())}
             for role, named in roles.items()
         }
-        return {**inputs, "result": self.result.label}
+        result = self.result
+        stored = result.label if isinstance(result, Format) else result.to_dict()
+        return {**inputs, "result": stored}
 
     @classmethod
     def from_dict(cls, fmt: Format, content: Mapping[str, Any]) -> Encodings:
@@ -79,19 +90,23 @@ class Encodings:
             named: dict[str, dict[str, Any]] = content[role]
             return {int(i): Scaled.from_dict(fmt, grid, e) for i, e in named.items()}
 
+        stated: object = content["result"]
+        result: Encoding = Format.FP32
+        if isinstance(stated, dict) and not fmt.constants_only:
+            result = Scaled.from_dict(fmt, row.values, cast("dict[str, Any]", stated))
+        elif stated != result.label:
+            raise ValueError(f"{fmt.label} ops give {result.label}, not {stated!r}")
         found = cls(
-            operands=read("operands", row.values), constants=read("constants", row.constants)
+            operands=read("operands", row.values),
+            constants=read("constants", row.constants),
+            result=result,
         )
-        if content["result"] != found.result.label:
-            raise ValueError(
-                f"{fmt.label} ops give {found.result.label}, not {content['result']!r}"
-            )
-        if not (found.operands or found.constants):
+        if fmt.constants_only:  # none where an earlier conversion stored them so
+            if found.operands:
+                raise ValueError(f"{fmt.label} stores constants, and no operand is one")
+        elif not (found.operands or found.constants):
             raise ValueError(f"{fmt.label} needs the parameters of an input")
         return found
-
-
-Encoding: TypeAlias = Format | Scaled
 
 
 def encoded(

@@ -26,6 +26,7 @@ class _Layout:
     storage_bits: int
     finite_only: bool = False
     scaled: bool = False
+    constants_only: bool = False
 
 
 class Format(Enum):
@@ -45,6 +46,10 @@ class Format(Enum):
     FP8_E5M2 = _Layout(exponent_bits=5, mantissa_bits=2, storage_bits=8)
     FP8_E3M4 = _Layout(exponent_bits=3, mantissa_bits=4, storage_bits=8)
     INT8 = _Layout(exponent_bits=8, mantissa_bits=7, storage_bits=8, scaled=True)
+    # Weight-only: constants are stored so, and ops compute in fp32 on what they stand for.
+    INT8_WEIGHTS = _Layout(
+        exponent_bits=8, mantissa_bits=7, storage_bits=8, scaled=True, constants_only=True
+    )
 
     # Members are compared by identity; Enum hashes the name, which takes ten times as long.
     __hash__ = object.__hash__
@@ -83,6 +88,11 @@ class Format(Enum):
     def scaled(self) -> bool:
         """Whether numbers of the format are codes, to which parameters give sizes."""
         return self.value.scaled
+
+    @property
+    def constants_only(self) -> bool:
+        """Whether an op in it has its constants stored so, and reads values as they are."""
+        return self.value.constants_only
 
     @property
     def bias(self) -> int:
@@ -178,11 +188,12 @@ _DTYPES: dict[Format, np.dtype[np.generic]] = {
     Format.FP8_E5M2: np.dtype(ml_dtypes.float8_e5m2),
     Format.FP8_E3M4: np.dtype(ml_dtypes.float8_e3m4),
     Format.INT8: np.dtype(np.int8),
+    Format.INT8_WEIGHTS: np.dtype(np.int8),
 }
 FLOATS: Final = tuple(f for f in Format if not f.scaled)
 """Floating-point formats: each rounds a number by itself, without parameters."""
 _BY_LABEL = {f.label: f for f in Format}
-# What PyTorch, numpy, ONNX and RAF call them.
+# What PyTorch, numpy, ONNX, RAF and tools that compress weights call them.
 _BY_ALIAS = {
     "float32": Format.FP32,
     "float": Format.FP32,
@@ -194,4 +205,7 @@ _BY_ALIAS = {
     "float8_e4m3": Format.FP8_E4M3_IEEE,
     "float8_e5m2": Format.FP8_E5M2,
     "float8_e3m4": Format.FP8_E3M4,
+    "int8-weights": Format.INT8_WEIGHTS,
+    "int8_weight_only": Format.INT8_WEIGHTS,
+    "w8": Format.INT8_WEIGHTS,
 }

@@ -144,7 +144,10 @@ def port_formats(graph: Graph, node: Node, fmt: Format) -> dict[int, Format]:
 
     Results of a format for operands alone rest in the op's own.
     """
-    found = {value.id: fmt.storage for value in graph.following_inputs(node)}
+    reads = graph.following_inputs(node)
+    if fmt.constants_only:
+        return {value.id: fmt.storage for value in reads if value.constant is not None}
+    found = {value.id: fmt.storage for value in reads}
     if not fmt.operands_only:
         found |= {value.id: fmt.storage for value in graph.following_outputs(node)}
     return found

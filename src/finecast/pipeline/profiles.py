@@ -91,8 +91,9 @@ def measured_cost(
             inside = [name for name in kernel.ops if name in known]
             for name in inside:
                 shares[name] = shares.get(name, 0.0) + kernel.time_s / len(inside)
-    lows = sorted(profiles.low, key=lambda fmt: fmt.scaled)  # casts between floats, if any
-    rate = casts(lows[0])
+    # Casts between floats, if any; for constants alone nothing is cast.
+    lows = sorted((f for f in profiles.low if not f.constants_only), key=lambda f: f.scaled)
+    rate = casts(lows[0]) if lows else CastRate()
     return MeasuredCost(
         times_s=times,
         shapes={i: f.shape for i, f in facts.items()},

@@ -16,8 +16,9 @@ from typing import TypeAlias
 from finecast.graph import ROUNDS, Graph
 from finecast.numbers.encodings import Encoding, Encodings
 from finecast.numbers.formats import Format
+from finecast.numbers.scaled import Scaled
 from finecast.ops import READS_ANY_FORMAT
-from finecast.rules.scaled_operands import moved_by
+from finecast.rules.scaled_operands import coded_result, moved_by, reading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +134,12 @@ def _rounded(
             to = scaled.at(index) if scaled is not None else fmt
             if to is not None:
                 wanted.setdefault((source, to), []).append(Use(node=number, index=index))
+        if scaled is not None and isinstance(scaled.result, Scaled):
+            value = coded_result(graph, node)
+            assert value is not None
+            uses = [Use(node=n, index=index) for n, index in reading(graph, value)]
+            if uses:
+                wanted.setdefault((value.id, scaled.result), []).extend(uses)
     return wanted
 
 
@@ -140,7 +147,7 @@ def _round_trips(
     graph: Graph, wanted: Mapping[tuple[int, Encoding], list[Use]]
 ) -> list[RoundTrip]:
     return [
-        RoundTrip(value=v, to=e, uses=tuple(uses))
+        RoundTrip(value=v, to=e, uses=tuple(dict.fromkeys(uses)))
         for (v, e), uses in sorted(wanted.items(), key=lambda w: w[0][0])
         if not _came_from(graph, v, e.format)
     ]

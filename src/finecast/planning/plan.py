@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
@@ -15,6 +16,7 @@ from finecast.graph import Graph, Node
 from finecast.numbers.encodings import SCALED, Encodings
 from finecast.numbers.formats import Format
 from finecast.rules.reason import Reason
+from finecast.rules.scaled_operands import coded_result
 
 PLAN_VERSION: Final = 3
 # A million ops with five reasons each take half of it.
@@ -135,6 +137,7 @@ class Plan:
             if node.op != one.op:
                 what = f"the plan takes {one.node!r} for {one.op!r}, and it is {node.op!r}"
                 raise ModelError(what, where=where, fix=fix)
+            _check_result(graph, node, one.encodings, where)
             wrong = _wrong_input(graph, node, one.encodings)
             if wrong is not None:
                 what = f"the plan encodes input {wrong} of {one.node!r} as what it is not"
@@ -241,6 +244,17 @@ def _check_version(content: dict[str, Any], where: str) -> None:
             where=where,
             fix="upgrade finecast",
         )
+
+
+def _check_result(graph: Graph, node: Node, encodings: Encodings, where: str) -> None:
+    """Raise ModelError if the result is encoded, and is none that can be."""
+    if isinstance(encodings.result, Format):
+        return
+    with suppress(ValueError):
+        if coded_result(graph, node) is not None:
+            return
+    what = f"the plan encodes the result of {node.name!r}, which stays as it is"
+    raise ModelError(what, where=where, fix=_MAKE_ANEW)
 
 
 def _wrong_input(graph: Graph, node: Node, encodings: Encodings) -> int | None:

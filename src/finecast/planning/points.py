@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from finecast.graph import Graph, Node, Value
+from finecast.numbers.encodings import Encoding
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.units import Units
@@ -51,13 +52,14 @@ class RoundingPoint:
     """Places that the same choices round: ``readers`` and ``makers`` are units.
 
     ``ends`` are the model's inputs and outputs among the values: declared in a low format
-    they are rounded, too.
+    they are rounded, too. ``encoding`` is that of all places, where its format has parameters.
     """
 
     places: tuple[Place, ...]
     readers: tuple[int, ...]
     makers: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()
+    encoding: Encoding | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

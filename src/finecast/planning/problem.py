@@ -171,8 +171,11 @@ def _rows(
     def price(value: Value, source: Format, to: Format) -> float:
         """From an op in ``source``: one that only reads its operands in it gives fp32.
 
-        But a kernel on codes gives the next one the codes that it takes.
+        But a kernel on codes gives the next one the codes that it takes, and one whose
+        constants alone are low reads fp32.
         """
+        if to.constants_only:
+            to = Format.FP32
         if source.scaled and to is source:
             return 0.0
         return cast_time(value, Format.FP32 if source.operands_only else source, to)

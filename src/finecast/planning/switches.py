@@ -42,12 +42,15 @@ def switches(
         [(node, index) for node, indices in ports.items() for index in indices]
         for ports in points.weights
     ]
-    places = (*(point.places for point in points.points), *constants)
-    return tuple(_switch(permissions, of, fmt) for of in places)
+    values = (_switch(permissions, p.places, fmt, p.encoding) for p in points.points)
+    return (*values, *(_switch(permissions, of, fmt) for of in constants))
 
 
 def _switch(
-    permissions: Mapping[int, Permission], places: Iterable[Place], fmt: Format
+    permissions: Mapping[int, Permission],
+    places: Iterable[Place],
+    fmt: Format,
+    shared: Encoding | None = None,
 ) -> Switch:
     ports: dict[Port, Encoding] = {}
     outputs: dict[int, Encoding] = {}
@@ -59,7 +62,7 @@ def _switch(
                 ports[node, index] = fmt
         elif (
             node is not None
-            and (encoding := _encoding(permissions, node, index, fmt)) is not None
+            and (encoding := shared or _encoding(permissions, node, index, fmt)) is not None
         ):
             ports[node, index] = encoding
     return Switch(ports=ports, outputs=outputs)

@@ -11,7 +11,7 @@ from finecast.graph import Node
 from finecast.numbers.encodings import SCALED, Encodings
 from finecast.numbers.formats import Format
 from finecast.rules.base import ANY, Context, NodeView, Rule, Ruling, UserRule
-from finecast.rules.calibration import CALIBRATION, calibrated
+from finecast.rules.calibration import CALIBRATION, encodings_in
 from finecast.rules.carried import CARRIED
 from finecast.rules.constants import CONSTANTS
 from finecast.rules.coordinates import COORDINATES
@@ -116,9 +116,7 @@ def _judge(node: Node, context: Context, rules: Sequence[Rule]) -> Permission:
         formats=formats,
         reasons=tuple(_reason(r, v, waived=waived) for r, v in found),
         encodings={
-            fmt: calibrated(
-                context.graph, node, fmt, context.facts, context.policy.calibration
-            )
+            fmt: encodings_in(context, node)
             for fmt in formats & SCALED.keys()
             if node.format is Format.FP32
         },

@@ -39,6 +39,8 @@ class Context:
     measured: bool = False  # errors will be measured: rules of thumb on digits do not count
     # Formats to which the frontend can round operands in this model.
     casts_around: frozenset[Format] = frozenset()
+    # Formats of whose ops the engine wants results stored as codes, too.
+    coded_results: frozenset[Format] = frozenset()
 
     @property
     def low(self) -> Format:

@@ -16,7 +16,7 @@ from finecast.numbers.scaled import Scaled
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 from finecast.rules.facts import Facts, ValueFacts
 from finecast.rules.ranges import Calibration, covered
-from finecast.rules.scaled_operands import origin, scaled_operands
+from finecast.rules.scaled_operands import coded_result, origin, scaled_operands
 
 
 def calibrated(
@@ -25,11 +25,14 @@ def calibrated(
     fmt: Format,
     facts: Facts,
     calibration: Calibration = Calibration.MINMAX,
+    *,
+    results: bool = False,
 ) -> Encodings:
     """The encodings of what ``node`` reads in ``fmt``, which has parameters.
 
     Law: they cover all of constants, and of values what ``calibration`` says of what was
-    observed; values that are only moved from one another have the same.
+    observed; values that are only moved from one another have the same. With ``results`` what
+    it gives has one as well, where ``coded_result`` says so.
 
     Raises:
         ValueError: If the op does not run on such operands, or nothing, or NaN or Inf, was
@@ -37,7 +40,7 @@ def calibrated(
     """
     operands: dict[int, Scaled] = {}
     constants: dict[int, Scaled] = {}
-    for index, axis in scaled_operands(graph, node).items():
+    for index, axis in scaled_operands(graph, node, fmt).items():
         source = node.inputs[index]
         assert source is not None
         value = graph.values[source]
@@ -48,7 +51,26 @@ def calibrated(
                 constants[index] = _of_constant(value.constant.read(), fmt, axis)
         except ValueError as error:
             raise ValueError(f"{value.name} has no {fmt.label} scale: {error}") from error
-    return Encodings(operands=operands, constants=constants)
+    given = coded_result(graph, node) if results else None
+    if given is None:
+        return Encodings(operands=operands, constants=constants)
+    try:
+        result = _of_value(_seen(graph, given, facts), fmt, calibration)
+    except ValueError as error:
+        raise ValueError(f"{given.name} has no {fmt.label} scale: {error}") from error
+    return Encodings(operands=operands, constants=constants, result=result)
+
+
+def encodings_in(context: Context, node: Node) -> Encodings:
+    """Those of ``node`` in the low format that ``context`` judges, for its engine."""
+    return calibrated(
+        context.graph,
+        node,
+        context.low,
+        context.facts,
+        context.policy.calibration,
+        results=context.low in context.coded_results,
+    )
 
 
 def uncalibrated(graph: Graph, formats: Collection[Format], facts: Facts) -> list[str]:
@@ -70,7 +92,7 @@ def uncalibrated(graph: Graph, formats: Collection[Format], facts: Facts) -> lis
 def _lack(graph: Graph, node: Node, fmt: Format, facts: Facts) -> Iterator[str]:
     """What ``node`` would read in ``fmt``, and what was observed has no scale."""
     with suppress(ValueError):  # it does not run on codes, whatever it reads
-        sources = (node.inputs[i] for i in scaled_operands(graph, node))
+        sources = (node.inputs[i] for i in scaled_operands(graph, node, fmt))
         values = [graph.values[i] for i in sources if i is not None]
         for value in (v for v in values if v.constant is None):
             seen = _seen(graph, value, facts)
@@ -123,7 +145,7 @@ def _judge(node: Node, context: Context) -> Ruling | None:
     if context.low not in SCALED or node.format is not Format.FP32:
         return None
     try:
-        calibrated(context.graph, node, context.low, context.facts, context.policy.calibration)
+        encodings_in(context, node)
     except ValueError as error:
         return Ruling(permits=KEEP, text=str(error))
     return None

@@ -16,7 +16,10 @@ def _judge(node: Node, context: Context) -> Ruling | None:
         return Ruling(permits=only(own), text=f"already {own.label} in the model; kept")
     permits = (node.admits | only(own)) & frozenset({own, context.low})
     if context.low.operands_only:
-        around = context.low in context.casts_around and not by_name(node.op).exact
+        # Rounded before and behind an op that only moves, a number is the same; a constant
+        # that is stored small is not.
+        rounds = context.low.constants_only or not by_name(node.op).exact
+        around = context.low in context.casts_around and rounds
         permits = frozenset({own, context.low}) if around else only(own)
     if context.low in permits:
         return None

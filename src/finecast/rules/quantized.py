@@ -18,6 +18,7 @@ from finecast.rules.base import KEEP, Context, Rule, Ruling
 
 _MOVES: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT})
 _FUSED: Final = _MOVES | {OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL}
+_STATES: Final = frozenset({"quantize", "dequantize", "dynamic_quantize"})
 _SCALES_AND_BIASES: Final = frozenset({"mul", "add"})
 
 
@@ -42,11 +43,12 @@ def _judge(node: Node, context: Context) -> Ruling | None:
 
 def quantized_notes(graph: Graph) -> list[str]:
     """What to say of a model that came quantized; nothing of others."""
-    count = len(graph.once(_regions))
-    if not count:
+    computed = {n.id for n in graph.nodes if _computes_on_integers(n)}
+    found = graph.once(_regions) | computed
+    if not found:
         return []
-    every = len(graph.float_nodes)
-    return [f"{count} of {every} ops came quantized by another tool and stay as they are"]
+    every = len(computed.union(n.id for n in graph.float_nodes))
+    return [f"{len(found)} of {every} ops came quantized by another tool and stay as they are"]
 
 
 def computed_in(graph: Graph, node: Node) -> str:
@@ -76,6 +78,11 @@ def _regions(graph: Graph) -> frozenset[int]:
 def _quantizes(node: Node) -> bool:
     """Whether the model's author quantized or dequantized here, and not a conversion."""
     return by_name(node.op).kind is OpKind.QUANTIZE and ROUNDS not in node.attributes
+
+
+def _computes_on_integers(node: Node) -> bool:
+    """Whether it is an op of integers itself, no float ops around it (``QLinearConv``)."""
+    return by_name(node.op).kind is OpKind.QUANTIZE and node.op not in _STATES
 
 
 def _scales(graph: Graph, node: Node, found: dict[int, _From]) -> bool:

@@ -1,8 +1,9 @@
-"""Which operands of an op are stored in a format with parameters, and by which range.
+"""Which operands of an op are stored in a format with parameters, and along which axis.
 
 What an engine runs on integers: products by constant weights, which have a scale for each
 channel of the result, and the addition that joins a convolution's result with another value
-in the convolution's own kernel.
+in the convolution's own kernel. What it computes in floats from weights that are stored as
+codes: products, and rows that are looked up in a table, which have a scale each.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from finecast.graph import ROUNDS, Graph, Node, Value
+from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
 from finecast.rules.constants import scalars
 
@@ -20,16 +22,72 @@ Axes = Mapping[int, int | None]
 _PLACES: Final = frozenset({OpKind.RELAYOUT, OpKind.MOVEMENT, OpKind.POOL})
 
 
-def scaled_operands(graph: Graph, node: Node) -> Axes:
-    """The operands of ``node`` that are stored as codes; all others stay as they are.
+def scaled_operands(graph: Graph, node: Node, fmt: Format) -> Axes:
+    """The operands of ``node`` that are codes in ``fmt``; all others stay as they are.
+
+    Of a format for constants alone there may be none: those that are stored so already.
 
     Raises:
-        ValueError: If the op does not run on integers; says why.
+        ValueError: If the op does not run on such operands; says why.
     """
-    find = _OPERANDS.get(node.op)
+    if not fmt.constants_only:
+        find = _OPERANDS.get(node.op)
+        if find is None:
+            raise ValueError(f"no engine here runs {node.op} on integers")
+        return find(graph, node)
+    find = _WEIGHTS.get(node.op)
     if find is None:
-        raise ValueError(f"no engine here runs {node.op} on integers")
-    return find(graph, node)
+        raise ValueError(f"no engine here computes {node.op} from weights in {fmt.label}")
+    return {i: a for i, a in find(graph, node).items() if _is_constant(graph, node, i)}
+
+
+def coded_result(graph: Graph, node: Node) -> Value | None:
+    """What ``node``'s kernel gives, where it runs on integers only if that is stored as codes.
+
+    Engines that want this (ONNX Runtime) fuse the rounding of a result into the kernel, behind
+    its bias and a Relu; products without a bias give floats as well.
+
+    Raises:
+        ValueError: If it is an output of the model, which stays as it is.
+    """
+    (value,) = graph.following_outputs(node)
+    biased = node.op != "gemm" or (len(node.inputs) > 2 and node.inputs[2] is not None)
+    if node.op in ("matmul", "linear"):
+        added = _only_reader(graph, value, "add")
+        constants = () if added is None else graph.following_inputs(added)
+        biased = any(v.constant is not None for v in constants)
+        if added is not None and biased:
+            (value,) = graph.following_outputs(added)
+    if not biased:
+        return None
+    relu = _only_reader(graph, value, "relu")
+    if relu is not None:
+        (value,) = graph.following_outputs(relu)
+    if value.is_output:
+        raise ValueError("its result is an output of the model, which is not stored as codes")
+    return value
+
+
+def reading(graph: Graph, value: Value) -> list[tuple[int, int]]:
+    """The ports, by node and index, that read the value in their node's own format.
+
+    Nodes that an earlier conversion rounds it by are none.
+    """
+    nodes = (graph.nodes[n] for n in value.uses)
+    return [
+        (node.id, index)
+        for node in nodes
+        for index, source in enumerate(node.inputs)
+        if source == value.id and node.follows_in[index] and ROUNDS not in node.attributes
+    ]
+
+
+def _only_reader(graph: Graph, value: Value, op: str) -> Node | None:
+    """What alone reads the value, if it is an ``op``."""
+    if len(value.uses) != 1 or value.is_output:
+        return None
+    reader = graph.nodes[value.uses[0]]
+    return reader if reader.op == op else None
 
 
 def origin(graph: Graph, value: Value) -> Value:
@@ -78,8 +136,25 @@ def _is_stored(graph: Graph, value: Value) -> bool:
     return value.producer is not None and ROUNDS in graph.nodes[value.producer].attributes
 
 
-def _gemm(graph: Graph, node: Node) -> Axes:
-    return _product(graph, node, 0 if node.attributes.get("transB") else 1)
+def _matrix_product(graph: Graph, node: Node) -> Axes:
+    return _product(graph, node, -2 if node.attributes.get("transB") else -1)
+
+
+def _lookup(graph: Graph, node: Node) -> Axes:
+    """Rows of a table: each has a scale, and is widened where it is read."""
+    table = _operand(graph, node, 0)
+    if table is not None and _is_stored(graph, table):
+        return {}
+    if table is None or table.constant is None:
+        raise ValueError("the table is no constant")
+    if len(table.shape or ()) < 2 or node.attributes.get("axis", 0) != 0:
+        raise ValueError("it does not look up rows")
+    return {0: 0}
+
+
+def _is_constant(graph: Graph, node: Node, index: int) -> bool:
+    value = _operand(graph, node, index)
+    return value is not None and value.constant is not None
 
 
 def _addition(graph: Graph, node: Node) -> Axes:
@@ -92,10 +167,18 @@ def _addition(graph: Graph, node: Node) -> Axes:
 
 
 def _joins(graph: Graph, value: Value) -> bool:
-    """Whether the value is the result of a convolution that nothing else reads."""
-    made = value.producer
+    """Whether the value is the result of a convolution that nothing else reads.
+
+    An earlier conversion may have rounded it on the way.
+    """
     only = len(value.uses) == 1 and not value.is_output
-    return only and made is not None and graph.nodes[made].op == "conv"
+    if not only or value.producer is None:
+        return False
+    made = graph.nodes[value.producer]
+    source = made.inputs[0] if made.inputs else None
+    if ROUNDS in made.attributes and source is not None:
+        return _joins(graph, graph.values[source])
+    return made.op == "conv"
 
 
 def _operand(graph: Graph, node: Node, index: int) -> Value | None:
@@ -109,7 +192,13 @@ def _operand(graph: Graph, node: Node, index: int) -> Value | None:
 _OPERANDS: Final[Mapping[str, Callable[[Graph, Node], Axes]]] = {
     "conv": _weighted(0),
     "linear": _weighted(0),
-    "matmul": _weighted(-1),
-    "gemm": _gemm,
+    "matmul": _matrix_product,
+    "gemm": _matrix_product,
     "add": _addition,
+}
+_WEIGHTS: Final[Mapping[str, Callable[[Graph, Node], Axes]]] = {
+    "linear": _weighted(0),
+    "matmul": _matrix_product,
+    "gemm": _matrix_product,
+    "gather": _lookup,
 }

@@ -26,10 +26,10 @@ from finecast.rules.policy import Policy, Scope, low_formats
 DEFAULT_FORMAT: Final = Format.BF16
 # Formats that engines on this machine may compute in, and those that a model can state: by
 # ONNX's types, tf32 by arithmetic.
-_HERE: Final = (Format.BF16, Format.FP16, Format.INT8)
+_HERE: Final = (Format.BF16, Format.FP16, Format.INT8, Format.INT8_WEIGHTS)
 _STATED: Final = (
     *(Format.BF16, Format.FP16, Format.TF32),
-    *(Format.FP8_E4M3, Format.FP8_E5M2, Format.INT8),
+    *(Format.FP8_E4M3, Format.FP8_E5M2, Format.INT8, Format.INT8_WEIGHTS),
 )
 _NO_TARGET: Final = "TARGET"
 TF32_NOTE: Final = (

@@ -121,6 +121,12 @@ STATEMENTS: Final[Mapping[Format, Statement]] = {
         since=SINCE,
         read=reader(Format.INT8, SCALED[Format.INT8].constants),
     ),
+    Format.INT8_WEIGHTS: Statement(
+        into=quantize,
+        back=dequantize,
+        since=SINCE,
+        read=reader(Format.INT8_WEIGHTS, SCALED[Format.INT8_WEIGHTS].constants),
+    ),
 }
 
 

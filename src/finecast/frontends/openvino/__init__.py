@@ -18,7 +18,7 @@ from finecast.frontends.openvino.model import (
     size_bytes,
 )
 from finecast.frontends.openvino.reader import port_name, read, shape_of
-from finecast.frontends.openvino.types import TYPES
+from finecast.frontends.openvino.types import STATED, TYPES
 from finecast.frontends.openvino.writer import apply_edits
 from finecast.frontends.replaying import check_made_for, edits_of, resolve_io
 from finecast.frontends.roundable import with_switches
@@ -65,8 +65,8 @@ class OvPrepared:
 
     @property
     def states(self) -> Collection[Format]:
-        """Formats that are types of OpenVINO."""
-        return TYPES
+        """Types of OpenVINO, and what its ops state from constants of integers."""
+        return STATED
 
     @property
     def from_type(self) -> str:
@@ -79,8 +79,8 @@ class OvPrepared:
         return 0
 
     def can_cast(self, fmt: Format) -> bool:
-        """Whether a conversion states ``fmt``."""
-        return fmt in TYPES
+        """Whether ops state ``fmt``."""
+        return fmt in STATED
 
     def resolve_io(self, io: Mapping[str, Format]) -> dict[int, Format]:
         """Declared formats by value id."""

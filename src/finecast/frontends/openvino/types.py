@@ -36,6 +36,9 @@ TYPES: Final = {
 }
 """OpenVINO's name of the type that each format is stated by."""
 
+STATED: Final = (*TYPES, Format.INT8_WEIGHTS)
+"""Formats that models can state."""
+
 FORMATS: Final = {LABELS.get(name, name): fmt for fmt, name in TYPES.items()}
 """The formats that values can have, by label."""
 

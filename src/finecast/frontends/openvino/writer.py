@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from finecast.errors import ModelError
 from finecast.frontends.openvino.bodies import every_op
+from finecast.frontends.openvino.quantization import decoded
 from finecast.frontends.openvino.reader import OvBinding
 from finecast.frontends.openvino.types import (
+    STATED,
     TYPES,
     element_type,
     new_constant,
@@ -24,6 +26,7 @@ from finecast.frontends.openvino.types import (
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_constant
+from finecast.numbers.scaled import Scaled
 from finecast.planning.edits import (
     ConvertConstant,
     Edit,
@@ -131,14 +134,16 @@ class _Writer:
         self._give(edit.value, new.output(0), edit.uses)
 
     def round_trip(self, edit: RoundTrip) -> None:
-        """To the format and back; a constant is stored in it."""
-        fmt = edit.to
-        if not isinstance(fmt, Format) or fmt not in TYPES:
+        """To the format and back; a constant is stored in it, and of codes nothing else."""
+        fmt, constant = edit.to, self.binding.constants.get(edit.value)
+        if fmt.format not in STATED or (isinstance(fmt, Scaled) and constant is None):
             raise ModelError(
                 f"OpenVINO models cannot state {fmt.format.label} here",
                 fix="use bf16, fp16 or fp8",
             )
-        constant = self.binding.constants.get(edit.value)
+        if isinstance(fmt, Scaled):
+            self._give(edit.value, self._stored_codes(constant, fmt), edit.uses)
+            return
         if constant is not None:
             low = new_constant(convert_constant(numbers_of(constant), fmt), fmt)
             low.set_friendly_name(self.fresh(f"{constant.get_friendly_name()}_{fmt.label}"))
@@ -148,6 +153,14 @@ class _Writer:
         back = _converted(low.output(0), Format.FP32)
         back.set_friendly_name(self.fresh(f"{low.get_friendly_name()}_back"))
         self._give(edit.value, back.output(0), edit.uses)
+
+    def _stored_codes(self, constant: Any, encoding: Scaled) -> openvino.Output:
+        """A constant's numbers from its codes: kernels compute them as they read."""
+        nodes = decoded(numbers_of(constant), encoding)
+        base = f"{constant.get_friendly_name()}_{encoding.label}"
+        for node, suffix in zip(nodes, ("", "_scale", "_wide", "_back"), strict=True):
+            node.set_friendly_name(self.fresh(f"{base}{suffix}"))
+        return nodes[-1].output(0)
 
     def _give(self, value: int, port: openvino.Output, uses: Iterable[Use]) -> None:
         """Have ``uses`` read ``port`` in the value's place."""

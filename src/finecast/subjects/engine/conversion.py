@@ -10,6 +10,7 @@ from functools import partial
 from finecast.devices.emulation import Emulation
 from finecast.devices.targets import load_target
 from finecast.engines.base import Engine, Feeds
+from finecast.engines.integers import fuses
 from finecast.engines.probe import speed_of
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.collection import paused_collection
@@ -102,8 +103,7 @@ class Converter:
             planner = make_planner(
                 prepared, policy, engine, facts=facts, user_rules=user_rules
             )
-            if data:
-                planner = narrowed(source, planner, engine, data[0])
+            planner = self._fused(planner)
             if policy.scope is not Scope.AUTO:
                 plan = planner.lowest()
             elif target is not None:
@@ -125,6 +125,18 @@ class Converter:
             for fmt in policy.formats:
                 warnings += _slow(self.engines, done.verified, fmt) if fmt in used else ()
         return replace(done, warnings=warnings)
+
+    def _fused(self, planner: Planner) -> Planner:
+        """``planner`` without ops that the engine would not run as planned.
+
+        Where nothing can be run, the formats are those that rules permit.
+        """
+        engine = self.engines[0]
+        if not any(f.scaled and fuses(engine.name, f) for f in planner.policy.formats):
+            return planner
+        self.feeds.check(self.source.input_shapes)
+        given = self.feeds.make(engine.load(self.source.loadable))
+        return planner if given is None else narrowed(self.source, planner, engine, given)
 
     def replay(self, plan: Plan) -> Conversion:
         """Write the model that ``plan``, which decides every op, gives."""

@@ -1,8 +1,9 @@
-"""Ops that a plan puts on integers and the engine does not run so.
+"""Ops that a plan puts on integers, or has read weights of integers, and that do not run so.
 
-Engines fuse what quantizes and dequantizes into kernels on integers by patterns of their own,
-and where none fits they compute in fp32 between roundings, without a word: slower than fp32
-and less exact. So every such plan is held against the kernels that ran.
+Engines fuse what quantizes and dequantizes into kernels by patterns of their own. Where none
+fits they compute in fp32 between roundings, or from weights that they widened before, without
+a word: slower than fp32 and less exact. So every such plan is held against the kernels that
+ran.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from finecast.engines.base import Engine, Feeds
-from finecast.engines.integers import INTEGER_ENGINES, not_on_integers
+from finecast.engines.integers import fuses, not_as_planned
 from finecast.engines.loading import load_model
 from finecast.errors import EngineError, UsageError
 from finecast.numbers.formats import Format
@@ -33,7 +34,7 @@ def check_calibrated(policy: Policy, data: Sequence[Feeds]) -> None:
     Raises:
         UsageError: If it has scales, and there is no data to take them from.
     """
-    for fmt in (f for f in policy.formats if f.scaled):
+    for fmt in (f for f in policy.formats if f.scaled and not f.constants_only):
         if not data:
             raise UsageError(
                 f"{fmt.label} needs the ranges of the model's values, and there is no data",
@@ -50,9 +51,7 @@ def narrowed(source: NativeSource, planner: Planner, engine: Engine, feeds: Feed
     Raises:
         EngineError: If the engine cannot run the lowest plan.
     """
-    if engine.name not in INTEGER_ENGINES:
-        return planner
-    for fmt in (f for f in planner.policy.formats if f.scaled):
+    for fmt in (f for f in planner.policy.formats if f.scaled and fuses(engine.name, f)):
         for _ in range(_MOST_TURNS):
             plan = planner.lowest(fmt)
             failed = left_out(engine, plan, source.build(plan).applied, feeds)
@@ -70,11 +69,15 @@ def left_out(
     Raises:
         EngineError: If the engine cannot run the model.
     """
-    planned = {name for name, fmt in plan.formats.items() if fmt.scaled}
-    if not planned or engine.name not in INTEGER_ENGINES:
+    planned = {
+        name: fmt
+        for name, fmt in plan.formats.items()
+        if fmt.scaled and fuses(engine.name, fmt)
+    }
+    if not planned:
         return {}
     session = load_model(engine, applied.model, profiling=True)
-    return not_on_integers(session.profile(feeds, repeats=1), planned)
+    return not_as_planned(session.profile(feeds, repeats=1), planned)
 
 
 def check_on_integers(engine: Engine, plan: Plan, applied: AppliedModel, feeds: Feeds) -> None:
@@ -104,7 +107,7 @@ def _deprived(permission: Permission, fmt: Format, engine: str, ran: str) -> Per
     formats = (permission.formats - {fmt}) or frozenset({Format.FP32})
     reason = Reason(
         rule="kernel",
-        text=f"quantized for {fmt.label}, {engine} runs it in {ran} all the same",
+        text=f"planned in {fmt.label}, {engine} runs it in {ran} all the same",
         permits=tuple(sorted(f.label for f in formats)),
     )
     kept = {f: e for f, e in permission.encodings.items() if f is not fmt}

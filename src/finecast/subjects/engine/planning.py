@@ -10,7 +10,7 @@ from finecast import rules
 from finecast.engines import EMULATOR
 from finecast.engines.base import Engine, Feeds, Session
 from finecast.engines.faults import faults
-from finecast.engines.integers import INTEGER_ENGINES
+from finecast.engines.integers import codes_results, engines_for
 from finecast.engines.kernels import kernel_query
 from finecast.engines.loading import load_model
 from finecast.engines.probe import probe_one, speed_of
@@ -59,6 +59,7 @@ def make_planner(
         user_rules=(*user_rules, *active()),
         measured=measured,
         casts_around=frozenset(f for f in policy.formats if prepared.can_cast(f)),
+        coded_results=frozenset(f for f in policy.formats if codes_results(engine.name, f)),
     )
     return Planner(
         graph=prepared.graph,
@@ -84,7 +85,7 @@ def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> Non
             raise UsageError(
                 speed_of(engine, fmt).text,
                 where=f"--auto-cast-type {fmt.label}",
-                fix=f"use bf16 or fp16, or {' or '.join(sorted(INTEGER_ENGINES))} on a CPU"
+                fix=f"use bf16 or fp16, or {engines_for(fmt)} on a CPU"
                 " with integer products (VNNI)",
             )
 

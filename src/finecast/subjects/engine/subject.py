@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Final
 
 from finecast.engines.base import Engine, Feeds, Session, StreamingEngine
-from finecast.engines.integers import INTEGER_ENGINES
+from finecast.engines.integers import FUSIONS, fuses
 from finecast.engines.loading import from_memory, load_model
 from finecast.engines.probe import Speed, speed_of
 from finecast.errors import EngineError
@@ -58,9 +58,10 @@ class EngineSubject:
 
     @property
     def formats(self) -> tuple[Format, ...]:
-        """bf16, and int8 where plans are made for it."""
-        integers = self.engine.name in INTEGER_ENGINES and Format.INT8 in self._plain.states
-        return (Format.BF16, Format.INT8) if integers else (Format.BF16,)
+        """bf16, and those of whole numbers where plans are made for them."""
+        name, states = self.engine.name, self._plain.states
+        coded = (f for f in FUSIONS if fuses(name, f) and f in states)
+        return (Format.BF16, *coded)
 
     @property
     def runner(self) -> str:

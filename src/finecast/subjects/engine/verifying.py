@@ -15,6 +15,7 @@ from finecast.frontends.roundable import with_roundings
 from finecast.pipeline.artefact import Verified, compared
 from finecast.pipeline.sources import FeedMaker
 from finecast.subjects.engine.acceptance import Case, accept, feeds_for
+from finecast.subjects.engine.integers import check_on_integers
 from finecast.subjects.engine.native import EngineBuilt, RoundableSource
 from finecast.subjects.engine.publishing import reference_run, sizes_of
 
@@ -80,6 +81,8 @@ def _verify_in(
         return Verified(engine=name, note=note)
     got = session.run(feeds_for(session, given))
     del session
+    if not emulated:
+        check_on_integers(engine, plan, built.applied, given)
 
     def elsewhere() -> Mapping[str, Array]:
         """The plan's roundings by arithmetic in fp32: what its formats alone give."""

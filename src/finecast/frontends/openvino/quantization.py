@@ -1,0 +1,32 @@
+"""Constants of an ``ov.Model`` that rest as codes of an encoding with parameters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finecast.numbers.scaled import Scaled
+
+if TYPE_CHECKING:
+    import openvino
+
+
+def decoded(array: NDArray[np.generic], encoding: Scaled) -> tuple[openvino.Node, ...]:
+    """Codes, scales, and the ops that give the numbers they stand for, in order.
+
+    The zero point is 0. It is the form in which OpenVINO knows compressed weights: kernels
+    that read them as they are widen them on the way.
+    """
+    from openvino import opset13
+
+    if encoding.zero_point:
+        raise ValueError("codes of constants are symmetric around 0")
+    codes = opset13.constant(encoding.encode(array))
+    behind = 0 if encoding.axis is None else array.ndim - encoding.axis - 1
+    scales = np.asarray(encoding.scale, np.float32)
+    shape = () if encoding.axis is None else (scales.size, *(1,) * behind)
+    scale = opset13.constant(scales.reshape(shape))
+    wide = opset13.convert(codes, "f32")
+    return codes, scale, wide, opset13.multiply(wide, scale)

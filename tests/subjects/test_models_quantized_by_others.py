@@ -1,0 +1,141 @@
+"""Models that ONNX Runtime's tools quantized: that stays, and the float rest is planned."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import numpy_helper, parser
+from onnxruntime import quantization
+
+from finecast import api
+from finecast.engines import get_engine
+from finecast.engines.probe import probe_one
+from finecast.numbers.formats import Format
+
+NET = """<ir_version: 8, opset_import: ["" : 17]>
+net (float[n, 3, 8, 8] x) => (float[n, 10] y)
+<int64[2] flat = {-1, 128}> {
+  [stem] a = Conv <pads = [1, 1, 1, 1]> (x, w0, b0)
+  [act] r = Relu (a)
+  [one] c = Conv <pads = [1, 1, 1, 1]> (r, w1, b1)
+  [join] f = Add (c, r)
+  [pool] h = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (f)
+  [flatten] i = Reshape (h, flat)
+  [head] k = MatMul (i, w2)
+  [soft] s = Softmax (k)
+  [next] t = MatMul (s, w3)
+  [tanh] u = Tanh (t)
+  [tail] y = MatMul (u, w3)
+}"""
+SHAPES = {
+    "w0": (8, 3, 3, 3), "b0": (8,), "w1": (8, 8, 3, 3), "b1": (8,), "w2": (128, 10),
+    "w3": (10, 10),
+}  # fmt: skip
+FLOATS = ["next", "soft", "tail", "tanh"]
+X = np.random.default_rng(0).standard_normal((16, 3, 8, 8)).astype(np.float32)
+KINDS = ("qdq", "qoperator", "dynamic")
+
+
+class Batches(quantization.CalibrationDataReader):
+    def __init__(self) -> None:
+        self.left: Iterator[dict[str, NDArray[np.float32]]] = iter([{"x": X}])
+
+    def get_next(self) -> dict[str, NDArray[np.float32]]:
+        """Nothing behind the last one, as the tool's own readers have it."""
+        return next(self.left, {})
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def quantized(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    folder = tmp_path_factory.mktemp(request.param)
+    made = parser.parse_model(NET)
+    draw = np.random.default_rng(1)
+    for name, shape in SHAPES.items():
+        array = draw.standard_normal(shape) / np.sqrt(max(np.prod(shape[1:]), 4))
+        made.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
+    fp32, out = folder / "net.onnx", folder / f"{request.param}.onnx"
+    onnx.save(made, fp32)
+    if request.param == "dynamic":
+        quantization.quantize_dynamic(
+            fp32, out, op_types_to_quantize=["MatMul"], nodes_to_exclude=FLOATS
+        )
+        return out
+    formats = quantization.QuantFormat
+    quantization.quantize_static(
+        fp32,
+        out,
+        Batches(),
+        quant_format=formats.QDQ if request.param == "qdq" else formats.QOperator,
+        per_channel=request.param == "qdq",  # OpenVINO 2026.4 reads no QLinearConv by channel
+        nodes_to_exclude=FLOATS,
+    )
+    return out
+
+
+def kinds(path: Path) -> Counter[str]:
+    """Ops of the main graph; casts apart, which plans put in."""
+    return Counter(n.op_type for n in onnx.load(path).graph.node if n.op_type != "Cast")
+
+
+def run(path: Path) -> NDArray[np.float32]:
+    return get_engine("onnxruntime").load(path).run({"x": X})["y"].astype(np.float32)
+
+
+def test_what_came_quantized_stays_and_the_rest_is_planned(
+    quantized: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "low.onnx"
+    done = api.convert(quantized, out, "all:bf16", engine="openvino")
+    assert {n for n, f in done.plan.formats.items() if f is Format.BF16} >= set(FLOATS)
+    assert kinds(out) == kinds(quantized)
+    assert [w for w in done.warnings if "ops came quantized by another tool" in w]
+    integers = {n.name for n in onnx.load(quantized).graph.node if "Quantize" in n.op_type}
+    assert not {n for n, f in done.plan.formats.items() if f is not Format.FP32} & integers
+    fp32 = api.convert(quantized, tmp_path / "same.onnx", "none", engine="openvino")
+    assert fp32.plan.counts.keys() == {"fp32"}
+    assert kinds(tmp_path / "same.onnx") == kinds(quantized)
+
+
+def test_what_came_quantized_is_counted(quantized: Path) -> None:
+    types = Counter[str]()
+    for row in api.inspect(quantized).classes:
+        types.update(row.types)
+    stays = types["quantized"] + types["other"]
+    assert stays >= 3, "two convolutions and a product, or what scales one"
+    assert types["fp32"] >= len(FLOATS)
+
+
+def test_the_rest_may_run_on_integers_too(quantized: Path, tmp_path: Path) -> None:
+    engine = get_engine("onnxruntime")
+    if not probe_one(engine, Format.INT8).runs:
+        pytest.skip("this CPU has no integer products that are right")
+    out = tmp_path / "low.onnx"
+    done = api.convert(quantized, out, "all:int8", data={"x": X}, engine="onnxruntime")
+    coded = {n for n, f in done.plan.formats.items() if f is Format.INT8}
+    assert {"next", "tail"} <= coded
+    before, after = kinds(quantized), kinds(out)
+    own = {k for k in before if k not in ("QuantizeLinear", "DequantizeLinear")}
+    assert {k: after[k] for k in own} == {k: before[k] for k in own}
+    exact = run(quantized)
+    assert 0 < np.linalg.norm(run(out) - exact) / np.linalg.norm(exact) < 0.1
+    back = tmp_path / "back.onnx"
+    api.convert(out, back, "all:bf16", engine="openvino", verify=False)
+    assert kinds(back) == before, "of the other tool's nothing is taken back"
+
+
+def test_tune_takes_it_for_the_model_to_keep(quantized: Path) -> None:
+    found = api.tune(
+        quantized, None, data={"x": X}, metric="cosine", policy="auto:bf16",
+        engine="openvino", tolerance=0.01,
+    )  # fmt: skip
+    assert found.baseline.metric == pytest.approx(1.0, abs=1e-6)
+    assert found.tuned.metric >= 0.99
+    assert any("came quantized by another tool" in text for text in found.warnings)
