@@ -61,8 +61,15 @@ class Policy:
 
     @property
     def label(self) -> str:
-        """The grammar ``SCOPE:FORMAT[,FORMAT...]``."""
-        return f"{self.scope.value}:{','.join(f.label for f in self.formats)}"
+        """The grammar ``SCOPE:FORMAT[,FORMAT...][@CALIBRATION]``.
+
+        How ranges are taken is stated where it matters: a format has scales, by another way
+        than the default.
+        """
+        text = f"{self.scope.value}:{','.join(f.label for f in self.formats)}"
+        asked = self.calibration is not Calibration.MINMAX
+        matters = asked and any(f.scaled for f in self.formats)
+        return f"{text}@{self.calibration.value}" if matters else text
 
     @property
     def format(self) -> Format:
@@ -77,16 +84,29 @@ class Policy:
 
     @classmethod
     def parse(cls, text: str) -> Policy:
-        """Read ``SCOPE:FORMAT[,FORMAT...]``: ``auto:bf16``, ``all:fp8_e4m3,bf16``.
+        """Read ``SCOPE:FORMAT[,FORMAT...][@CALIBRATION]``.
+
+        For example ``auto:bf16``, ``all:fp8_e4m3,bf16``, ``all:int8@mse``.
 
         Raises:
-            UsageError: If a part is unknown, or a format is named twice.
+            UsageError: If a part is unknown, or a format is named twice, or a calibration is
+                given for formats that have no scales.
         """
-        scope, _, names = text.partition(":")
+        wanted, at, how = text.partition("@")
+        scope, _, names = wanted.partition(":")
         parsed = Scope.parse(scope)
         formats = low_formats(names or "bf16")
+        if at and not any(f.scaled for f in formats):
+            raise UsageError(
+                f"{text!r}: a calibration, and no format that has ranges",
+                where="policy",
+                fix="leave it out, or put int8 among the formats",
+            )
         return cls(
-            scope=parsed, formats=formats, open_formats=parsed is Scope.AUTO and not names
+            scope=parsed,
+            formats=formats,
+            open_formats=parsed is Scope.AUTO and not names,
+            calibration=Calibration.parse(how) if at else Calibration.MINMAX,
         )
 
     @classmethod
