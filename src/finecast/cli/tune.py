@@ -279,6 +279,7 @@ def to_dict(outcome: Outcome) -> dict[str, Any]:
             "predicted": outcome.predicted_error,
             "measured": outcome.measured_error,
         },
+        "correction": outcome.correction.to_dict() if outcome.correction else None,
         "anchors": [
             {
                 "name": a.name,
@@ -316,6 +317,16 @@ def _measured(one: Measured) -> dict[str, Any]:
     }
 
 
+def _errors(outcome: Outcome) -> list[str]:
+    """The tuned model's, and what corrected biases gained."""
+    seen = "emulated" if outcome.target else "measured"
+    text = (
+        f"relative output error: predicted {outcome.predicted_error:.3g},"
+        f" {seen} {outcome.measured_error:.3g}"
+    )
+    return [text, *([outcome.correction.text] if outcome.correction else [])]
+
+
 def _report(outcome: Outcome, metric: str, output: Path, plan: Path, *, as_json: bool) -> None:
     if as_json:
         write_json(to_dict(outcome))
@@ -349,13 +360,7 @@ def _report(outcome: Outcome, metric: str, output: Path, plan: Path, *, as_json:
             f"x{outcome.baseline.latency_s / anchor.latency_s:.2f}",
         )
     ops = ", ".join(f"{n} {fmt}" for fmt, n in outcome.plan.counts.items())
-    seen = "emulated" if outcome.target else "measured"
-    lines: list[str] = []
-    if improved:
-        lines.append(
-            f"relative output error: predicted {outcome.predicted_error:.3g},"
-            f" {seen} {outcome.measured_error:.3g}"
-        )
+    lines = _errors(outcome) if improved else []
     if outcome.target:
         off = casts_off(outcome.target)
         lines.append(

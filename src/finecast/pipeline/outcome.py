@@ -7,6 +7,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from finecast.pipeline.correction import Correction
 from finecast.pipeline.hint import Anchor
 from finecast.pipeline.study import Trial
 from finecast.pipeline.subject import Built
@@ -41,7 +42,8 @@ class Outcome:
     output's place that were there before and that this run did not replace. ``model`` is the
     tuned model in its frontend's form, the fp32 model where it is unchanged; ``built`` is what
     the plan gave, None where it is unchanged. ``anchors`` are what the engine's own lowering
-    gives without tuning.
+    gives without tuning. ``correction`` is what corrected biases gained, if the tuned
+    model has some.
     """
 
     verdict: Verdict
@@ -65,6 +67,7 @@ class Outcome:
     model: Any = None
     built: Built | None = None
     anchors: tuple[Anchor, ...] = ()
+    correction: Correction | None = None
 
     @property
     def improved(self) -> bool:

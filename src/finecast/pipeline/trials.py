@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from finecast.data.criterion import Criterion
 from finecast.errors import ModelError
 from finecast.pipeline.goal import Budget
-from finecast.pipeline.search import Candidate, fastest_passing, none_passes
+from finecast.pipeline.search import SAME_TIME, Candidate, fastest_passing, none_passes
 from finecast.pipeline.study import Study, Trial, TrialKey
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
@@ -82,6 +82,14 @@ class Trials:
         """Whether there was room to evaluate ``candidate``, and it fails."""
         self._measure = measure
         return self.may_go_on() and not self.passes(candidate)
+
+    def missed(
+        self, candidates: Sequence[Candidate], found: Candidate | None
+    ) -> list[Candidate]:
+        """Those that were tried and failed, and are faster than ``found``."""
+        limit = math.inf if found is None else found.latency_s / SAME_TIME
+        failed = {d for d, trial in self.tried.items() if not trial.passed}
+        return [c for c in candidates if c.plan.digest in failed and c.latency_s < limit]
 
     def allowed_error(self, candidates: Sequence[Candidate]) -> float | None:
         """The squared output error at which the metric is expected to reach the target.

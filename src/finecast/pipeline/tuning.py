@@ -16,6 +16,7 @@ from typing import Final
 from finecast.data.criterion import Criterion
 from finecast.errors import EngineError
 from finecast.measure.racing import ANCHOR, Effort, Race
+from finecast.pipeline.correction import Correcting, corrected, measured, output_error
 from finecast.pipeline.goal import MIN_SPEEDUP, Budget, Goal
 from finecast.pipeline.hint import Anchor, Hinting
 from finecast.pipeline.narrowing import worthwhile
@@ -26,14 +27,14 @@ from finecast.pipeline.subject import Built, Examined, Subject, UserRules
 from finecast.pipeline.trials import Trials, nan_baseline
 from finecast.pipeline.truth import baseline_of
 from finecast.pipeline.workload import Workload
+from finecast.planning.biases import uncorrected
 from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
 from finecast.planning.predicting import predicted_error
 from finecast.planning.problem import Analysis
 from finecast.planning.proposing import between, lowest, near, propose
-from finecast.planning.sensitivity import squared_error
 from finecast.progress import Progress, silent
-from finecast.rules.policy import Policy
+from finecast.rules.policy import Adjust, Policy
 
 _FINAL: Final = Effort(min_time_s=4.0, settle_s=6.0)
 _RANKING: Final = Effort(min_time_s=3.0, settle_s=12.0)
@@ -134,10 +135,11 @@ class _Tuning:
         finer = self._refine(chained, found)
         if finer:
             candidates += finer
-            limit = (baseline_s, self._min_speedup)
-            if found is not None:
-                limit = (found.latency_s, SAME_TIME)
-            found = self._search(chain(finer, *limit), found) or found
+            found = self._faster(finer, found, baseline_s)
+        adjusted = self._corrected(candidates, found)
+        if adjusted:
+            candidates += adjusted
+            found = self._faster(adjusted, found, baseline_s)
         if found is None:
             return self._unchanged(self.trials.none_passes(len(candidates)))
         return self._finish(found)
@@ -154,6 +156,41 @@ class _Tuning:
         for digest in [d for d in self.built if d not in kept]:
             self.built.pop(digest).release()
         return self.trials.search(chained, self._evaluate)
+
+    def _faster(
+        self, candidates: Sequence[Candidate], found: Candidate | None, baseline_s: float
+    ) -> Candidate | None:
+        """The fastest of ``candidates`` that passes and beats ``found``; else that."""
+        limit = (baseline_s, self._min_speedup)
+        if found is not None:
+            limit = (found.latency_s, SAME_TIME)
+        return self._search(chain(candidates, *limit), found) or found
+
+    def _corrected(
+        self, candidates: Sequence[Candidate], found: Candidate | None
+    ) -> list[Candidate]:
+        """Candidates with biases corrected, where plans on codes are faster and miss.
+
+        Of the most accurate of them the gain is measured: where it is too little to tell, none
+        is tried. With less error other plans come within the criterion.
+        """
+        examined, analysis = self.examined, self.analysis
+        missed = self.trials.missed(candidates, found)
+        coded = [c for c in missed if c.plan.encodings]
+        off = self.policy.adjust is Adjust.NONE or not self.trials.may_go_on()
+        if off or not coded or analysis is None or not isinstance(examined, Correcting):
+            return []
+        nearest = min(coded, key=lambda c: c.error)
+        made = examined.corrected(nearest.plan)
+        gain = measured(self.subject, self.workload, nearest.plan, made)
+        if gain is None or not gain.gains:
+            return []
+        allowed = self.trials.allowed_error(candidates) or nearest.error
+        wanted = [
+            *near(examined.planner, analysis, allowed / gain.share),
+            *(Proposal(name=c.name, plan=c.plan, time_s=0.0, error=c.error) for c in coded),
+        ]
+        return self._rank(corrected(wanted, examined, gain.share))[0]
 
     def _near(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Candidates of the error that the criterion is expected to allow, after a miss.
@@ -275,6 +312,10 @@ class _Tuning:
             )
         keeps = "keeps the criterion" + (" in emulation" if subject.target else "")
         anchors = self._anchors(times)
+        plain = uncorrected(found.plan)
+        correction = measured(subject, self.workload, plain, found.plan)
+        feeds = subject.feeds(self.workload)
+        error = output_error(subject.session(built), subject.reference, feeds)
         outcome = self._outcome(
             "; ".join((f"{found.name} {keeps}", *self.left_out)),
             baseline=self._fp32(times.latency_s(ANCHOR)),
@@ -286,9 +327,9 @@ class _Tuning:
             plan=found.plan,
             built=built,
             speed=(speed.median, speed.high - speed.low),
-            errors=(math.sqrt(found.error), self._error(built)),
+            errors=(math.sqrt(found.error), error),
         )
-        return replace(outcome, anchors=anchors)
+        return replace(outcome, anchors=anchors, correction=correction)
 
     def _anchors(self, times: Race) -> tuple[Anchor, ...]:
         """What the engine's own lowering gives, on all data."""
@@ -306,16 +347,6 @@ class _Tuning:
                 )
             )
         return tuple(found)
-
-    def _error(self, built: Built) -> float:
-        """Relative error of the outputs, as the square root of the mean square over feeds."""
-        subject = self.subject
-        session = subject.session(built)
-        errors = [
-            squared_error([*session.run(f).values()], [*subject.reference.run(f).values()])
-            for f in subject.feeds(self.workload)
-        ]
-        return math.sqrt(sum(errors) / len(errors))
 
     def _fp32(self, latency_s: float) -> Measured:
         return Measured(

@@ -12,9 +12,11 @@ import onnx_ir as ir
 from finecast import ops
 from finecast.errors import FinecastError, ModelError, UsageError
 from finecast.frontends.collection import paused_collection
+from finecast.frontends.onnx.adjusting import adjust
 from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.frontends.onnx.functions import inline_functions
 from finecast.frontends.onnx.instrument import observable, with_outputs, with_switches
+from finecast.frontends.onnx.mean_errors import with_mean_errors
 from finecast.frontends.onnx.model import (
     OnnxFile,
     came_external,
@@ -41,7 +43,9 @@ from finecast.frontends.onnx.undo import PLAN_KEY, POLICY_KEY, undo
 from finecast.frontends.onnx.widen import widen
 from finecast.frontends.onnx.writer import apply_edits
 from finecast.graph import Graph
+from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
+from finecast.planning.biases import Bias
 from finecast.planning.edits import Edit, edits
 from finecast.planning.plan import Plan
 from finecast.planning.switches import Switch
@@ -132,6 +136,15 @@ class Prepared:
     def with_switches(self, switches: Sequence[Switch]) -> ir.Model:
         """A copy in fp32 that rounds what its extra input switches on."""
         return with_switches(widen(self.model), switches)
+
+    def with_mean_errors(
+        self,
+        formats: Mapping[int, Format],
+        encodings: Mapping[int, Encodings],
+        places: Sequence[Bias],
+    ) -> ir.Model:
+        """A copy whose outputs are the mean errors of products on codes, by channel."""
+        return with_mean_errors(self.model, formats, encodings, places)
 
     def static_shapes(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
         """Shapes of values outside of bodies, by name, where onnx's inference knows them."""
@@ -331,6 +344,7 @@ def _replay(prepared: Prepared, plan: Plan) -> tuple[Edit, ...]:
     formats = {by_name[name]: fmt for name, fmt in plan.formats.items()}
     encodings = {by_name[name]: found for name, found in plan.encodings.items()}
     done = edits(graph, formats, resolve_io(graph, plan.io), encodings)
+    adjust(prepared.binding, plan.adjusting(graph, where=prepared.file.name))
     apply_edits(graph, prepared.binding, done)
     return done
 

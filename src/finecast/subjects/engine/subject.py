@@ -17,6 +17,7 @@ from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
 from finecast.pipeline.subject import Built, UserRules
 from finecast.pipeline.workload import Workload, run_all, thinned
+from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
 from finecast.planning.proposing import MAX_STEPS
@@ -24,6 +25,7 @@ from finecast.progress import Progress
 from finecast.rules.calibration import uncalibrated
 from finecast.rules.facts import ValueFacts, first_nonfinite
 from finecast.rules.policy import Policy, Scope
+from finecast.subjects.engine.correcting import correct
 from finecast.subjects.engine.hint import HintedModel, hinted_models
 from finecast.subjects.engine.integers import check_on_integers, narrowed
 from finecast.subjects.engine.native import EngineBuilt, NativeSource, PreparedModel
@@ -151,6 +153,10 @@ class EngineExamined:
     planner: Planner
     workload: Workload
     progress: Progress
+
+    def corrected(self, plan: Plan) -> Plan:
+        """With biases corrected by the mean errors on the calibration data."""
+        return correct(self.prepared, plan, self.workload.calibration())
 
     def analysis(self) -> Analysis:
         """Times by profiles of the fp32 model and of the lowest plans; errors by probing."""
