@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from finecast.data.criterion import Criterion, CriterionKind
 from finecast.devices.emulation import Emulation
-from finecast.devices.neuron import explicit_casts
+from finecast.devices.neuron import check_formats, explicit_casts
 from finecast.engines.base import Feeds
 from finecast.files import CommandFiles
 from finecast.graph import Graph
@@ -120,12 +120,13 @@ def convert(
     written = _destination(output, force, external_data)
     _claim(given, written, data=data)
     given = _taken(given, from_type)
+    asked = Policy.of(policy)
     done = given.convert(
         written,
-        Policy.of(policy),
+        asked,
         RunOptions(
             engine=engine,
-            device=_device(target),
+            device=_device_for(asked, target),
             data=_data_options(data),
             dims=dims or {},
             user_rules=user_rules or {},
@@ -332,13 +333,14 @@ def judge(
     Raises:
         FinecastError: If the model cannot be read or rules conflict.
     """
+    asked = Policy.of(policy)
     options = RunOptions(
         engine=engine,
-        device=_device(target),
+        device=_device_for(asked, target),
         data=_data_options(data),
         user_rules=user_rules or {},
     )
-    return _taken(load(model), from_type).judge(Policy.of(policy), options)
+    return _taken(load(model), from_type).judge(asked, options)
 
 
 def graph_for(model: Model, plan: Plan) -> Graph:
@@ -368,3 +370,11 @@ def _destination(
 
 def _device(target: Emulation | str | None) -> Emulation | None:
     return explicit_casts(target) if isinstance(target, str) else target
+
+
+def _device_for(policy: Policy, target: Emulation | str | None) -> Emulation | None:
+    """The device; UsageError if it does not compute in a format of ``policy``."""
+    device = _device(target)
+    if device is not None:
+        check_formats(device, policy)
+    return device

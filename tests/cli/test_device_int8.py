@@ -111,7 +111,14 @@ def test_the_ladder_has_a_plan_on_integers(
 
 def test_what_a_device_has_no_integers_for_is_refused(files: tuple[Path, Path]) -> None:
     net, data = files
-    with pytest.raises(UsageError, match="trn1 has no int8 arithmetic"):
+    nothing = "int8 with .*target trn1: the device has no such arithmetic"
+    with pytest.raises(UsageError, match=nothing):
         api.tune(net, None, data=str(data), policy="auto:int8", target="trn1")
+    with pytest.raises(UsageError, match=nothing):
+        api.convert(net, None, "all:int8", target="trn1", data=str(data))
+    with pytest.raises(UsageError, match=nothing):
+        api.convert(net, None, "all:int8", engine="emulator:trn1", data=str(data))
+    with pytest.raises(UsageError, match=nothing):
+        api.judge(net, "all:int8", target="trn1", data=str(data))
     with pytest.raises(UsageError, match="needs the ranges"):
         api.convert(net, None, "all:int8", target="sm80")

@@ -193,11 +193,11 @@ def test_op_dicts_and_recipes(settings: dict[str, Any], want: list[str]) -> None
         ({"op_name_dict": {"four": {"weight": {"dtype": ["fp32"]}}}}, "unknown op 'four'"),
         (
             {"op_type_dict": {"MatMul": {"weight": {"scheme": ["asym"]}}}},
-            "weight scheme 'asym': finecast has 'sym' alone",
+            "weight scheme 'asym': ops have 'sym' here",
         ),
         (
             {"op_type_dict": {"MatMul": {"activation": {"algorithm": ["kl"]}}}},
-            "'minmax' alone",
+            "ops have 'minmax' here.*--calibration minmax.percentile.mse",
         ),
         ({"op_type_dict": {"MatMul": {"weight": {"bit": ["4"]}}}}, "unknown setting"),
         ({"device": "gpu", "backend": "onnxrt_dnnl_ep"}, "does not run on device"),

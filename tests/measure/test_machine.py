@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -12,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from finecast.engines import ONNX, installed, reading
 from finecast.errors import EngineError
-from finecast.measure.environment import environment
+from finecast.measure.environment import environment, local_target
 from finecast.measure.memory import peak_memory, resident_peak_bytes
 
 ELEMENTS = 8_000_000
@@ -47,6 +48,30 @@ def test_the_environment_is_json() -> None:
     assert found["cpu"]
     assert found["cores"] >= 1
     assert "numpy" in found["libraries"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "target"),
+    [
+        (None, "amx"),
+        ("ALL", "amx"),
+        ("AVX512_CORE_AMX", "amx"),
+        ("avx512_core_bf16", "avx512-bf16"),
+        ("AVX512_CORE_VNNI", "avx512-vnni"),
+        ("AVX2_VNNI", "avx2-vnni"),
+        ("AVX512_CORE", "avx2"),
+        ("SSE41", "avx2"),
+    ],
+)
+def test_the_target_of_a_cpu_held_to_older_instructions(
+    limit: str | None, target: str
+) -> None:
+    machine = replace(
+        environment(),
+        flags=("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_bf16"),
+        isa_limit=None if limit is None else f"ONEDNN_MAX_CPU_ISA={limit}",
+    )
+    assert local_target(machine) == target
 
 
 def _large() -> bytes:

@@ -16,7 +16,14 @@ from finecast.data.datasets import Dataset
 from finecast.data.metrics import METRICS
 from finecast.engines.base import Array, Feeds, TensorSpec
 from finecast.errors import UsageError
-from finecast.pipeline.workload import DataWorkload, FunctionWorkload, Run, spread, thinned
+from finecast.pipeline.workload import (
+    DataWorkload,
+    FunctionWorkload,
+    Run,
+    probed,
+    spread,
+    thinned,
+)
 
 
 class Session:
@@ -135,6 +142,22 @@ def test_samples_are_left_out_where_all_inputs_share_a_free_dimension(
     ]
     feeds = {"x": np.zeros((20, 2), np.float32), "y": np.zeros((20, 2), np.float32)}
     assert {a.shape[0] for a in thinned(feeds, specs).values()} == {rows}
+
+
+@pytest.mark.parametrize(("rows", "calls"), [(1, 8), (3, 3), (8, 1), (20, 1)])
+def test_calls_are_probed_until_they_have_the_samples(rows: int, calls: int) -> None:
+    specs = [TensorSpec(name="x", dtype="fp32", shape=("n", 2))]
+    feeds = [{"x": np.zeros((rows, 2), np.float32)}] * 12
+    found = probed(feeds, specs)
+    assert len(found) == calls
+    assert all(len(f["x"]) <= 8 for f in found)
+
+
+def test_calls_whose_inputs_share_no_dimension_are_a_sample_each() -> None:
+    specs = [TensorSpec(name=n, dtype="fp32", shape=None) for n in "xs"]
+    feeds = {"x": np.zeros((1, 64), np.float32), "s": np.zeros((2, 1), np.float32)}
+    assert len(probed([feeds] * 12, specs)) == 8
+    assert len(probed([feeds] * 3, specs)) == 3
 
 
 @pytest.mark.parametrize(

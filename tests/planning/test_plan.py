@@ -110,6 +110,7 @@ def test_plans_of_every_version_load(sample: Path) -> None:
     assert plan.io == {"x": Format.BF16}
     assert plan.from_type == stated.get("from_type", "")
     assert plan.keep_ops == stated.get("keep_ops", False)
+    assert [a.to_dict() for a in plan.adjustments] == stated.get("adjustments", [])
 
 
 def test_every_version_has_a_sample_and_keeps_its_digest() -> None:
@@ -127,7 +128,7 @@ def test_every_version_has_a_sample_and_keeps_its_digest() -> None:
         ("[]", "not a finecast plan"),
         ("null", "not a finecast plan"),
         ("{}", "not a finecast plan: KeyError"),
-        ('{"version": 99}', r"version 99 is newer than 3.*upgrade finecast"),
+        ('{"version": 99}', r"version 99 is newer than 4.*upgrade finecast"),
         (PLAN.to_json().replace('"bf16"', '"bf17"'), "unknown format 'bf17'"),
         (PLAN.to_json()[:-20], "not a finecast plan"),
     ],

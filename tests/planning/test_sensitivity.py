@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from finecast.planning.points import RoundingPoint, RoundingPoints
-from finecast.planning.sensitivity import Sensitivity, measure, squared_error
+from finecast.planning.sensitivity import Probes, Sensitivity, measure, squared_error
 
 Array = NDArray[np.generic]
 
@@ -41,6 +41,19 @@ def test_errors_of_all_points(values: list[float], weights: list[float]) -> None
     assert found.weights == pytest.approx(np.array(weights))
     assert found.total == pytest.approx(sum(values) + sum(weights))
     assert found.probes == model.runs - 1  # all but the reference
+
+
+def test_more_samples_say_how_much_and_few_of_what() -> None:
+    few, more = Model([0.1, 0.3]), Model([0.2, 1.0])
+    found = measure(2, Probes(few=few, more=more))
+    assert found.total == pytest.approx(1.2)
+    assert found.values == pytest.approx([0.3, 0.9])
+    assert found.probes == few.runs + more.runs - 2  # all but the references
+
+
+def test_an_output_that_breaks_on_more_samples_alone_scales_nothing() -> None:
+    found = measure(2, Probes(few=Model([0.1, 0.3]), more=Model([math.nan, 0.0])))
+    assert found.values == pytest.approx([0.1, 0.3])
 
 
 @given(st.integers(0, 999))

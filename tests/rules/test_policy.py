@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from finecast.errors import UsageError
 from finecast.numbers.formats import FLOATS, Format
 from finecast.rules.policy import Policy, Scope, assignments, low_format, patterns
+from finecast.rules.ranges import Calibration
 
 LOW = [f for f in FLOATS if f.storage is not Format.FP32]
 
@@ -30,6 +31,19 @@ def test_label_is_read_back(scope: Scope, formats: list[Format]) -> None:
 )
 def test_spellings(text: str, scope: Scope, fmt: Format) -> None:
     assert Policy.parse(text) == Policy(scope=scope, formats=(fmt,))
+
+
+@pytest.mark.parametrize("how", Calibration)
+def test_a_label_states_how_ranges_are_taken_where_it_matters(how: Calibration) -> None:
+    policy = Policy(formats=(Format.INT8, Format.BF16), calibration=how)
+    assert Policy.parse(policy.label) == policy
+    assert Policy(formats=(Format.BF16,), calibration=how).label == "auto:bf16"
+
+
+@pytest.mark.parametrize("text", ["all:int8@entropy", "all:bf16@mse", "all:int8@"])
+def test_a_calibration_that_is_none_or_of_nothing_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        Policy.parse(text)
 
 
 def test_several_formats_are_in_order_of_preference() -> None:

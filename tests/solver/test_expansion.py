@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise, product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finecast.errors import RuleConflictError
-from finecast.solver import assignment
+from finecast.solver import assignment, expansion
 from finecast.solver.expansion import envelope, highest, label
 from finecast.solver.labelling import (
     Labelling,
@@ -195,6 +196,56 @@ def test_the_envelope_falls(problem: LabelProblem) -> None:
         assert after.time_s < before.time_s
         assert after.error > before.error
     assert steps[-1].time_s <= min(label(problem, 0.0).time_s, highest(problem).time_s)
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(labels=2, bound=False), st.floats(0, 8), st.floats(0, 8))
+def test_a_part_of_the_envelope_is_as_low_about_the_errors(
+    problem: LabelProblem, one: float, other: float
+) -> None:
+    """Of two formats, where all of it is exact."""
+    low, high = sorted((one, other))
+    part = envelope(problem, max_steps=64, errors=(low, high))
+    for step in envelope(problem, max_steps=64):
+        if low < step.error < high:
+            line = np.interp(step.error, [s.error for s in part], [s.time_s for s in part])
+            assert line <= step.time_s + 1e-9
+
+
+def chain_of(count: int) -> LabelProblem:
+    """Units one after the other, each with prices of its own, and casts between formats."""
+    draw = np.random.default_rng(0)
+    units = np.arange(count)
+    cast = np.broadcast_to((1.0 - np.eye(3))[:, :, None] * 0.05, (3, 3, count - 1))
+    none = Touched(rows=Rows.of([]), error=np.zeros(0))
+    fast, slow = np.sort(draw.uniform(1, 3, (2, count)), axis=0)
+    errors = [np.zeros(count), draw.uniform(0, 1, count), draw.uniform(1, 9, count)]
+    return LabelProblem(
+        time=np.stack([np.full(count, 4.0), slow, fast], axis=1),
+        error=np.stack(errors, axis=1),
+        producer=units[:-1],
+        consumers=Rows.of([[int(u)] for u in units[1:]]),
+        cast=np.array(cast),
+        touched=(none, none),
+    )
+
+
+def test_a_part_of_the_envelope_takes_few_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, solved = chain_of(120), 0
+    exact = expansion.solve
+
+    def counted(*given: Any) -> Any:
+        nonlocal solved
+        solved += 1
+        return exact(*given)
+
+    monkeypatch.setattr(expansion, "solve", counted)
+    whole = envelope(problem, max_steps=64)
+    all_cuts, solved = solved, 0
+    middle = whole[len(whole) // 2].error
+    part = envelope(problem, max_steps=64, errors=(middle, middle))
+    assert solved < all_cuts / 4
+    assert middle in {s.error for s in part}
 
 
 def test_a_mix_beats_each_format_alone() -> None:

@@ -337,6 +337,22 @@ def test_of_what_the_rules_permit_and_time_leaves_that_is_said(
     assert any("the rules leave every op in its type" in w for w in done.warnings)
 
 
+def test_a_conversion_with_another_calibration_takes_the_first_back(
+    net: Path, openvino: OpenVinoEngine
+) -> None:
+    first, again = net.with_name("first.onnx"), net.with_name("again.onnx")
+    scales: dict[Path, list[float]] = {}
+    for source, out, how in ((net, first, "minmax"), (first, again, "percentile")):
+        done = api.convert(source, out, f"all:int8@{how}", data=DATA, engine="openvino")
+        assert coded(done.plan) == CODED
+        scales[out] = [e.operands[0].scale[0] for e in done.plan.encodings.values()]
+    assert "an earlier conversion to all:int8 was taken back" in done.warnings
+    assert all(b < a for a, b in zip(scales[first], scales[again], strict=True))
+    assert kinds(again) == kinds(first)
+    done = api.convert(again, None, "all:int8@percentile", data=DATA, engine="openvino")
+    assert any("all:int8@percentile stays" in note for note in done.warnings)
+
+
 def test_a_calibration_narrows_ranges_and_the_model_has_them(
     net: Path, openvino: OpenVinoEngine
 ) -> None:

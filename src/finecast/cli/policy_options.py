@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from finecast.devices.emulation import Emulation
     from finecast.devices.neuron import CompilerChoice, Given
     from finecast.rules import UserRule
-    from finecast.rules.policy import Policy
+    from finecast.rules.policy import Adjust, Policy
     from finecast.rules.ranges import Calibration
 
 
@@ -206,6 +206,16 @@ class Narrowing:
         ),
     ] = None
 
+    adjust: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHAT",
+            help="bias: take the mean errors of int8 products off their biases, if outputs on"
+            " --data err less for it. convert does none unasked; tune tries it where a faster"
+            " plan misses the criterion, unless none is given.",
+        ),
+    ] = None
+
     @property
     def reads(self) -> list[tuple[str, Path]]:
         """The files that the options name, each with its option."""
@@ -224,6 +234,7 @@ class Narrowing:
         policy = replace(
             choice.policy,
             calibration=self._calibration(choice.policy),
+            adjust=self._adjust(choice.policy),
             include=patterns(tuple(self.include or ()), option="--include"),
             exclude=patterns(tuple(self.exclude or ()), option="--exclude"),
             op_formats=assignments(tuple(self.op or ()), option="--op"),
@@ -234,20 +245,20 @@ class Narrowing:
         return replace(choice, policy=policy)
 
     def _calibration(self, policy: Policy) -> Calibration:
-        from finecast.errors import UsageError
         from finecast.rules.ranges import Calibration
 
         if self.calibration is None:
             return policy.calibration
-        ranged = (f.scaled and not f.constants_only for f in policy.formats)
-        if not (policy.open_formats or any(ranged)):
-            named = ",".join(f.label for f in policy.formats)
-            raise UsageError(
-                f"{named} has no scale that a value's range would give",
-                where="--calibration",
-                fix="leave it out, or add --auto-cast-type int8",
-            )
+        _check_scaled(policy, "--calibration", "no scale that a value's range would give")
         return Calibration.parse(self.calibration)
+
+    def _adjust(self, policy: Policy) -> Adjust | None:
+        from finecast.rules.policy import Adjust
+
+        if self.adjust is None:
+            return policy.adjust
+        _check_scaled(policy, "--adjust", "no mean errors that are worth a correction")
+        return Adjust.parse(self.adjust)
 
     def user_rules(self) -> dict[str, UserRule]:
         """Functions whose name starts with ``rule`` in each file, by ``FILE:NAME``.
@@ -256,6 +267,21 @@ class Narrowing:
             UsageError: If a file cannot be imported or has no such function.
         """
         return load_rules(self.rules)
+
+
+def _check_scaled(policy: Policy, option: str, lack: str) -> None:
+    """Raise UsageError for an option of formats with scales where none is asked for."""
+    from finecast.errors import UsageError
+
+    if not (
+        policy.open_formats or any(f.scaled and not f.constants_only for f in policy.formats)
+    ):
+        named = ",".join(f.label for f in policy.formats)
+        raise UsageError(
+            f"{named} has {lack}",
+            where=option,
+            fix="leave it out, or add --auto-cast-type int8",
+        )
 
 
 Target = Annotated[

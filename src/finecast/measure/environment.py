@@ -50,6 +50,29 @@ _CPUINFO = Path("/proc/cpuinfo")
 # leave newer instructions alone; read as the process starts. The older name counts where the
 # newer one is not set.
 _ISA_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+# Values of the variable and what each leaves on: one is below another whose bits include its
+# own. Others (ALL, DEFAULT, newer ones) leave all on. Source: oneDNN's dnnl_cpu_isa_t.
+_ISA_BITS = {
+    "SSE41": 0x1,
+    "AVX": 0x3,
+    "AVX2": 0x7,
+    "AVX2_VNNI": 0xF,
+    "AVX2_VNNI_2": 0x1F,
+    "AVX512_CORE": 0x27,
+    "AVX512_CORE_VNNI": 0x67,
+    "AVX512_CORE_BF16": 0xE7,
+    "AVX512_CORE_FP16": 0x1EF,
+    "AVX10_1_512": 0x1EF,
+    "AVX512_CORE_AMX": 0xFEF,
+    "AVX10_1_512_AMX": 0xFEF,
+}
+# The least value that leaves a CPU's flag on.
+_ISA_OF_FLAG = {
+    "amx_bf16": "AVX512_CORE_AMX",
+    "avx512_bf16": "AVX512_CORE_BF16",
+    "avx512_vnni": "AVX512_CORE_VNNI",
+    "avx_vnni": "AVX2_VNNI",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +134,14 @@ def limited(machine: Environment) -> str:
     return machine.cpu + (f" ({machine.isa_limit})" if machine.isa_limit else "")
 
 
-def local_target() -> str:
-    """The name of the target that describes this CPU best."""
-    flags = environment().flags
+def local_target(machine: Environment | None = None) -> str:
+    """The name of the target that describes this CPU best, held to what engines may use of it.
+
+    Args:
+        machine: The CPU; None for this one.
+    """
+    machine = machine or environment()
+    flags = [f for f in machine.flags if _left_on(f, machine.isa_limit)]
     for flag, target in (
         ("amx_bf16", "amx"),
         ("avx512_bf16", "avx512-bf16"),
@@ -124,3 +152,11 @@ def local_target() -> str:
         if flag in flags:
             return target
     return "avx2"
+
+
+def _left_on(flag: str, isa_limit: str | None) -> bool:
+    """Whether ``isa_limit`` leaves the instructions of ``flag`` to engines."""
+    limit = (isa_limit or "").partition("=")[2].upper()
+    if limit not in _ISA_BITS or flag not in _ISA_OF_FLAG:
+        return True
+    return not _ISA_BITS[_ISA_OF_FLAG[flag]] & ~_ISA_BITS[limit]

@@ -9,6 +9,7 @@ from typing import Final
 
 from finecast.measure.racing import ANCHOR, Effort
 from finecast.pipeline import measuring
+from finecast.pipeline.correction import measured, output_error
 from finecast.pipeline.goal import MIN_SPEEDUP
 from finecast.pipeline.hint import Anchor
 from finecast.pipeline.measuring import Measuring, Standing
@@ -17,10 +18,10 @@ from finecast.pipeline.search import Candidate
 from finecast.pipeline.subject import Built, SourceModel, Subject
 from finecast.pipeline.trials import Trials
 from finecast.pipeline.workload import Workload
+from finecast.planning.biases import uncorrected
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
-from finecast.planning.sensitivity import squared_error
 
 _TUNED: Final = "tuned"
 
@@ -65,20 +66,25 @@ class Conclusion:
                 f" fp32 {words.takes(fp32)}"
             )
         keeps = "keeps the criterion" + (" in emulation" if self.subject.target else "")
-        anchors = self._anchors(standing)
+        anchors, subject = self._anchors(standing), self.subject
+        plain = uncorrected(found.plan)
+        correction = measured(subject, self.workload, plain, found.plan)
+        feeds = subject.feeds(self.workload)
+        error = output_error(subject.session(built), subject.reference, feeds)
         outcome = self._outcome(
             "; ".join((f"{found.name} {keeps}", *self.left_out)),
             baseline=self._fp32(standing),
             tuned=self._measured(standing, _TUNED, self.trials.metric(found.plan), built),
             plan=found.plan,
             built=built,
-            errors=(math.sqrt(found.error), self._error(built)),
+            errors=(math.sqrt(found.error), error),
         )
         built.release()
         speed = standing.times.speed(_TUNED)
         return replace(
             outcome,
             anchors=anchors,
+            correction=correction,
             speedup=speed.median,
             speedup_spread=speed.high - speed.low,
             gain=gain.median,
@@ -128,16 +134,6 @@ class Conclusion:
                 )
             )
         return tuple(found)
-
-    def _error(self, built: Built) -> float:
-        """Relative error of the outputs, as the square root of the mean square over feeds."""
-        subject = self.subject
-        session = subject.session(built)
-        errors = [
-            squared_error([*session.run(f).values()], [*subject.reference.run(f).values()])
-            for f in subject.feeds(self.workload)
-        ]
-        return math.sqrt(sum(errors) / len(errors))
 
     def _outcome(
         self,

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from finecast.graph import Graph, Node
 from finecast.pipeline.artefact import Verified
+from finecast.pipeline.correction import Correction
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
 
@@ -26,6 +27,8 @@ class Conversion:
 
     ``model`` is the model where it was not written to a file: an onnx.ModelProto, or an
     exported program. ``restated`` are ops that are stated as the engine knows them, and why.
+    ``correction`` is what correcting biases does, where it was asked for; the model has it if
+    it gains.
     """
 
     plan: Plan
@@ -37,6 +40,7 @@ class Conversion:
     warnings: tuple[str, ...] = ()
     model: Any = None
     restated: tuple[str, ...] = ()
+    correction: Correction | None = None
 
 
 def kept_types(graph: Graph, policy: Policy) -> dict[str, str]:

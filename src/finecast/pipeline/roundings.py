@@ -13,7 +13,7 @@ from finecast.planning.planner import Planner
 from finecast.planning.points import RoundingPoints, rounding_points
 from finecast.planning.problem import Analysis, pins, roundings
 from finecast.planning.scaled_points import scaled_points
-from finecast.planning.sensitivity import Probe, Sensitivity, measure
+from finecast.planning.sensitivity import Probe, Probes, Sensitivity, measure
 from finecast.planning.switches import Switch, switches
 from finecast.planning.units import Units, make_units
 from finecast.progress import Progress
@@ -46,7 +46,7 @@ def points_of(
 def probe_sensitivity(
     planner: Planner,
     points: Points,
-    prober: Callable[[Sequence[Switch]], Probe],
+    prober: Callable[[Sequence[Switch]], Probe | Probes],
     progress: Progress,
 ) -> dict[Format, Sensitivity]:
     """Round each point alone in one switched session and compare the outputs.

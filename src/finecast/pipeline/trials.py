@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from finecast.data.criterion import Criterion
 from finecast.errors import ModelError
 from finecast.pipeline.goal import Budget
-from finecast.pipeline.search import Candidate, fastest_passing, none_passes
+from finecast.pipeline.search import SAME_TIME, Candidate, fastest_passing, none_passes
 from finecast.pipeline.study import Study, Trial, TrialKey
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
@@ -88,6 +88,14 @@ class Trials:
         tried = [c for c in candidates if c.plan.digest in self.tried]
         better = self._criterion.higher_is_better
         return max(tried, key=lambda c: _known(self.metric(c.plan), better), default=None)
+
+    def missed(
+        self, candidates: Sequence[Candidate], found: Candidate | None
+    ) -> list[Candidate]:
+        """Those that were tried and failed, and are faster than ``found``."""
+        limit = math.inf if found is None else found.cost / SAME_TIME
+        failed = {d for d, trial in self.tried.items() if not trial.passed}
+        return [c for c in candidates if c.plan.digest in failed and c.cost < limit]
 
     def allowed_error(self, candidates: Sequence[Candidate]) -> float | None:
         """The squared output error at which the metric is expected to reach the target.

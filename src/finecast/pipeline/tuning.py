@@ -18,6 +18,7 @@ from finecast.errors import EngineError
 from finecast.measure.racing import ANCHOR
 from finecast.pipeline import measuring
 from finecast.pipeline.conclusion import Conclusion
+from finecast.pipeline.correction import Correcting, corrected, measured
 from finecast.pipeline.goal import MIN_SPEEDUP, Budget, Goal
 from finecast.pipeline.hint import Hinting
 from finecast.pipeline.measuring import Measuring
@@ -36,7 +37,7 @@ from finecast.planning.problem import Analysis
 from finecast.planning.proposing import between, lowest, near, propose
 from finecast.planning.singles import lowered_by_one, raised_by_one
 from finecast.progress import Progress, silent
-from finecast.rules.policy import Policy
+from finecast.rules.policy import Adjust, Policy
 
 # Steps of the frontier that become candidates where none of the first ones passes: bisection
 # evaluates three or four of them.
@@ -140,10 +141,11 @@ class _Tuning:
         finer = self._refine(chained, found)
         if finer:
             candidates += finer
-            limit = (fp32, self._min_speedup)
-            if found is not None:
-                limit = (found.cost, SAME_TIME)
-            found = self._search(chain(finer, *limit), found) or found
+            found = self._faster(finer, found, fp32)
+        adjusted = self._corrected(candidates, found)
+        if adjusted:
+            candidates += adjusted
+            found = self._faster(adjusted, found, fp32)
         singles, found = self._one_by_one(candidates, found)
         if found is None:
             why = self.trials.none_passes(len(candidates) + singles)
@@ -186,6 +188,41 @@ class _Tuning:
         """The fastest that passes; models that count no longer, beside ``found``, go."""
         self._keep(*chained, *([found] if found else ()))
         return self.trials.search(chained, self._evaluate)
+
+    def _faster(
+        self, candidates: Sequence[Candidate], found: Candidate | None, fp32: float
+    ) -> Candidate | None:
+        """The fastest of ``candidates`` that passes and beats ``found``; else that."""
+        limit = (fp32, self._min_speedup)
+        if found is not None:
+            limit = (found.cost, SAME_TIME)
+        return self._search(chain(candidates, *limit), found) or found
+
+    def _corrected(
+        self, candidates: Sequence[Candidate], found: Candidate | None
+    ) -> list[Candidate]:
+        """Candidates with biases corrected, where plans on codes are faster and miss.
+
+        Of the most accurate of them the gain is measured: where it is too little to tell, none
+        is tried. With less error other plans come within the criterion.
+        """
+        examined, analysis = self.examined, self.analysis
+        missed = self.trials.missed(candidates, found)
+        coded = [c for c in missed if c.plan.encodings]
+        off = self.policy.adjust is Adjust.NONE or not self.trials.may_go_on()
+        if off or not coded or analysis is None or not isinstance(examined, Correcting):
+            return []
+        nearest = min(coded, key=lambda c: c.error)
+        made = examined.corrected(nearest.plan)
+        gain = measured(self.subject, self.workload, nearest.plan, made)
+        if gain is None or not gain.gains:
+            return []
+        allowed = self.trials.allowed_error(candidates) or nearest.error
+        wanted = [
+            *near(examined.planner, analysis, allowed / gain.share),
+            *(Proposal(name=c.name, plan=c.plan, time_s=0.0, error=c.error) for c in coded),
+        ]
+        return self._rank(corrected(wanted, examined, gain.share))[0]
 
     def _near(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Candidates of the error that the criterion is expected to allow, after a miss.

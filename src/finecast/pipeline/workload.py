@@ -217,6 +217,24 @@ def thinned(feeds: Feeds, inputs: Sequence[TensorSpec], rows: int = PROBED_ROWS)
     return {name: array[:rows] for name, array in feeds.items()}
 
 
+def probed(
+    calls: Iterable[Feeds], inputs: Sequence[TensorSpec], rows: int = PROBED_ROWS
+) -> list[Feeds]:
+    """The first calls that have ``rows`` samples together; the first alone where it has them.
+
+    A call is one sample where its inputs share no dimension in front.
+    """
+    found: list[Feeds] = []
+    samples = 0
+    for feeds in calls:
+        found.append(thinned(feeds, inputs, rows))
+        fronts = {a.shape[0] if a.shape else None for a in found[-1].values()}
+        samples += (fronts.pop() if len(fronts) == 1 else None) or 1
+        if samples >= rows:
+            break
+    return found
+
+
 def run_all(session: Session, feeds: Sequence[Mapping[str, Array]]) -> None:
     """One pass over the timing feeds."""
     for one in feeds:

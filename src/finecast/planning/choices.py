@@ -79,6 +79,7 @@ def choices(
     analysis: Analysis,
     *,
     most: int | None = None,
+    errors: tuple[float, float] = (0.0, math.inf),
 ) -> tuple[Choice, ...]:
     """At most ``most`` choices, from the most accurate to the fastest.
 
@@ -90,6 +91,8 @@ def choices(
         permissions: What the rules left.
         analysis: What the choice rests on.
         most: How many; None for all of them.
+        errors: Squared errors about which choices are wanted: others may be left out. Each
+            choice among more than two formats takes several cuts.
 
     Raises:
         RuleConflictError: If a unit may have no format.
@@ -119,7 +122,9 @@ def choices(
             casts=found.casts,
             priced=analysis.priced,
         )
-        for index, found in enumerate(envelope(problem, max_steps=most or _MANY))
+        for index, found in enumerate(
+            envelope(problem, max_steps=most or _MANY, errors=errors)
+        )
     )
 
 

@@ -15,10 +15,11 @@ from finecast.errors import ModelError, UsageError
 from finecast.graph import Graph, Node
 from finecast.numbers.encodings import SCALED, Encodings
 from finecast.numbers.formats import Format
+from finecast.planning.adjustments import AdjustConstant, Adjustment
 from finecast.rules.reason import Reason
 from finecast.rules.scaled_operands import coded_result
 
-PLAN_VERSION: Final = 3
+PLAN_VERSION: Final = 4
 # A million ops with five reasons each take half of it.
 _LARGEST_BYTES: Final = 1 << 30
 _MAKE_ANEW: Final = "make a plan for this model with this version of finecast"
@@ -48,7 +49,8 @@ class Plan:
     model is raised to before the plan is replayed, ``io`` the requested types of inputs and
     outputs that do not keep their declared one. ``from_type`` is the type that the model is
     taken to fp32 from before all of that; empty if it is not. ``engine`` is what it was made
-    for: low ops are stated as that engine knows them, unless ``keep_ops``.
+    for: low ops are stated as that engine knows them, unless ``keep_ops``. ``adjustments`` are
+    made of constants before all else.
     """
 
     model: str
@@ -59,13 +61,16 @@ class Plan:
     engine: str = ""
     from_type: str = ""
     keep_ops: bool = False
+    adjustments: tuple[Adjustment, ...] = ()
 
     @property
     def version(self) -> int:
         """The first version of the format that has all of the plan.
 
-        2 has ``from_type``, 3 ``keep_ops``.
+        2 has ``from_type``, 3 ``keep_ops``, 4 ``adjustments``.
         """
+        if self.adjustments:
+            return 4
         if self.keep_ops:
             return 3
         return 2 if self.from_type else 1
@@ -111,10 +116,12 @@ class Plan:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
     @property
-    def _options(self) -> dict[str, str | bool]:
+    def _options(self) -> dict[str, Any]:
         """What is stated only where it is not the default."""
-        found: dict[str, str | bool] = {"from_type": self.from_type} if self.from_type else {}
-        return found | ({"keep_ops": True} if self.keep_ops else {})
+        found: dict[str, Any] = {"from_type": self.from_type} if self.from_type else {}
+        found |= {"keep_ops": True} if self.keep_ops else {}
+        adjusted = [a.to_dict() for a in self.adjustments]
+        return found | ({"adjustments": adjusted} if adjusted else {})
 
     def decision(self, node: str) -> Decision | None:
         """The decision for ``node``; None if the plan does not name it."""
@@ -125,8 +132,9 @@ class Plan:
 
         Raises:
             ModelError: If it names a node that the graph lacks, or another op for one, or
-                encodes inputs that the op has not.
+                encodes or adjusts inputs that the op has not.
         """
+        self.adjusting(graph, where=where)
         nodes = {n.name: n for n in graph.nodes}
         fix = _MAKE_ANEW
         for one in self.decisions:
@@ -142,6 +150,22 @@ class Plan:
             if wrong is not None:
                 what = f"the plan encodes input {wrong} of {one.node!r} as what it is not"
                 raise ModelError(what, where=where, fix=fix)
+
+    def adjusting(self, graph: Graph, *, where: str) -> tuple[AdjustConstant, ...]:
+        """The edits that make the adjustments.
+
+        Raises:
+            ModelError: If an op reads no such constant.
+        """
+        nodes = {n.name: n for n in graph.nodes}
+        found: list[AdjustConstant] = []
+        for one in self.adjustments:
+            edit = one.edit(graph, nodes)
+            if edit is None:
+                what = f"the plan adjusts input {one.port} of {one.node!r} as what it is not"
+                raise ModelError(what, where=where, fix=_MAKE_ANEW)
+            found.append(edit)
+        return tuple(found)
 
     def check_complete(self, graph: Graph, *, where: str) -> None:
         """Check that a saved plan decides every op of its graph, as tune's and convert's do.
@@ -192,6 +216,9 @@ class Plan:
                 decisions=tuple(_decision_from_dict(d) for d in content["decisions"]),
                 from_type=str(content.get("from_type", "")),
                 keep_ops=bool(content.get("keep_ops", False)),
+                adjustments=tuple(
+                    Adjustment.from_dict(a) for a in content.get("adjustments", ())
+                ),
             )
             stated = str(content["digest"])
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

@@ -24,10 +24,14 @@ _SHARES: Final = (1.0, 0.9, 0.8, 0.7)
 
 
 def frontier_of(
-    planner: Planner, analysis: Analysis, *, most: int | None = None
+    planner: Planner,
+    analysis: Analysis,
+    *,
+    most: int | None = None,
+    errors: tuple[float, float] = (0.0, math.inf),
 ) -> tuple[Choice, ...]:
-    """At most ``most`` choices, from the most accurate to the fastest."""
-    return choices(planner.graph, planner.permissions, analysis, most=most)
+    """At most ``most`` choices, the most accurate first; all that lie about ``errors``."""
+    return choices(planner.graph, planner.permissions, analysis, most=most, errors=errors)
 
 
 def proposal(planner: Planner, analysis: Analysis, choice: Choice) -> Proposal:
@@ -49,14 +53,18 @@ def between(
 ) -> list[Proposal]:
     """At most ``most`` plans of the whole frontier whose squared errors lie between two."""
     low, high = errors
-    steps = [c for c in frontier_of(planner, analysis) if c.lowers and low < c.error < high]
+    found = frontier_of(planner, analysis, errors=errors)
+    steps = [c for c in found if c.lowers and low < c.error < high]
     places = sorted({round(i) for i in np.linspace(0, len(steps) - 1, min(most, len(steps)))})
     return [proposal(planner, analysis, steps[i]) for i in places]
 
 
 def near(planner: Planner, analysis: Analysis, error: float) -> list[Proposal]:
     """Plans that are expected to have at most about this squared error, and little less."""
-    steps = [c for c in frontier_of(planner, analysis) if math.isfinite(c.time_s)]
+    about = (min(_SHARES) ** 2 * error, error)
+    steps = [
+        c for c in frontier_of(planner, analysis, errors=about) if math.isfinite(c.time_s)
+    ]
     found: dict[tuple[Format, ...], Proposal] = {}
     for share in _SHARES:
         graph, permissions = planner.graph, planner.permissions

@@ -20,6 +20,17 @@ from finecast.planning.points import RoundingPoints
 # Outputs of the model with the given points switched on.
 Probe = Callable[[NDArray[np.bool_]], Sequence[NDArray[np.generic]]]
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probes:
+    """Runs of a model on few samples, for points one by one, and on more, for all at once."""
+
+    few: Probe
+    more: Probe
+
+
+# An infinite error must stay comparable: as bad as losing the output many times over.
+_WORST: Final = 1e6
 # A group that brings less than this share of the largest group's error is not split.
 _NEGLIGIBLE: Final = 1e-3
 # Up to this many points each is probed on its own; beyond, in groups first.
@@ -30,9 +41,10 @@ _PROBE_EACH: Final = 160
 class Sensitivity:
     """Squared relative output error by rounding point and by unit of weights.
 
-    Measured ones add up to ``total``, the error of all points at once: where an output
-    saturates, single errors add up to more than that, and are scaled down alike. ``probes``
-    counts the runs of the model.
+    Measured ones add up to ``total``, the error of all points at once, on more samples where
+    there are such: where an output saturates, single errors add up to more than that, and on
+    few samples they are known to some ten percent. They are scaled alike. ``probes`` counts
+    the runs of the model.
     """
 
     values: NDArray[np.float64]
@@ -66,7 +78,7 @@ def squared_error(
 
 def measure(
     values: int,
-    probe: Probe,
+    probe: Probe | Probes,
     *,
     weights: int = 0,
     on_probe: Callable[[int, int], None] | None = None,
@@ -82,7 +94,7 @@ def measure(
     """
     prober = _Prober(probe, values + weights, on_probe)
     errors = prober.errors()
-    if errors.sum() > 0 and prober.total > 0:
+    if errors.sum() > 0 and 0 < prober.total < _WORST:
         errors *= prober.total / errors.sum()
     return Sensitivity(
         values=errors[:values], weights=errors[values:], total=prober.total, probes=prober.done
@@ -91,14 +103,26 @@ def measure(
 
 class _Prober:
     def __init__(
-        self, probe: Probe, count: int, on_probe: Callable[[int, int], None] | None
+        self,
+        probe: Probe | Probes,
+        count: int,
+        on_probe: Callable[[int, int], None] | None,
     ) -> None:
-        self.probe = probe
         self.count = count
         self.on_probe = on_probe
         self.done = 0
-        self.reference = probe(np.zeros(count, dtype=bool))
-        self.total = self.error(np.arange(count))
+        if isinstance(probe, Probes):
+            self.use(probe.more)
+            self.total = self.error(np.arange(count))
+            self.use(probe.few)
+        else:
+            self.use(probe)
+            self.total = self.error(np.arange(count))
+
+    def use(self, probe: Probe) -> None:
+        """Run ``probe`` from now on."""
+        self.probe = probe
+        self.reference = probe(np.zeros(self.count, dtype=bool))
 
     def error(self, members: NDArray[np.int64]) -> float:
         switch = np.zeros(self.count, dtype=bool)
@@ -107,8 +131,7 @@ class _Prober:
         self.done += 1
         if self.on_probe is not None:
             self.on_probe(self.done, max(self.done, min(self.count, _PROBE_EACH)))
-        # An infinite error must stay comparable: as bad as losing the output many times over.
-        return min(found, 1e6)
+        return min(found, _WORST)
 
     def errors(self) -> NDArray[np.float64]:
         result = np.zeros(self.count)

@@ -32,6 +32,22 @@ class Scope(Enum):
         return look_up(name, table, what="scope", where="--auto-cast")
 
 
+class Adjust(Enum):
+    """What may be changed of constants so that ops on codes err less."""
+
+    NONE = "none"
+    BIAS = "bias"
+
+    @classmethod
+    def parse(cls, name: str) -> Adjust:
+        """Read its name.
+
+        Raises:
+            UsageError: If it is none.
+        """
+        return look_up(name, {a.value: a for a in cls}, what="adjustment", where="--adjust")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """Scope x formats, narrowed by name patterns and forced by op.
@@ -45,7 +61,9 @@ class Policy:
     and outputs by name; ``io_low`` all of them. With ``keep_ops`` no op is stated as another
     that the engine recognises. ``open_formats`` says that nobody named ``formats``: whoever
     measures may try others that there are kernels for. ``calibration`` is how formats with
-    scales take the range of a value from what was observed of it.
+    scales take the range of a value from what was observed of it. ``adjust`` says which
+    constants may be adjusted; None is the verb's own choice: ``tune`` tries all where a faster
+    plan misses the criterion, ``convert``, which measures nothing unasked, none.
     """
 
     scope: Scope = Scope.AUTO
@@ -58,11 +76,21 @@ class Policy:
     keep_ops: bool = False
     open_formats: bool = False
     calibration: Calibration = Calibration.MINMAX
+    adjust: Adjust | None = None
 
     @property
     def label(self) -> str:
-        """The grammar ``SCOPE:FORMAT[,FORMAT...]``."""
-        return f"{self.scope.value}:{','.join(f.label for f in self.formats)}"
+        """The grammar ``SCOPE:FORMAT[,FORMAT...][@CALIBRATION][+bias]``.
+
+        How formats with scales take ranges, and that biases are corrected for them, is stated
+        where it is not the default.
+        """
+        text = f"{self.scope.value}:{','.join(f.label for f in self.formats)}"
+        if not any(f.scaled for f in self.formats):
+            return text
+        if self.calibration is not Calibration.MINMAX:
+            text += f"@{self.calibration.value}"
+        return f"{text}+{self.adjust.value}" if self.adjust is Adjust.BIAS else text
 
     @property
     def format(self) -> Format:
@@ -77,16 +105,32 @@ class Policy:
 
     @classmethod
     def parse(cls, text: str) -> Policy:
-        """Read ``SCOPE:FORMAT[,FORMAT...]``: ``auto:bf16``, ``all:fp8_e4m3,bf16``.
+        """Read ``SCOPE:FORMAT[,FORMAT...][@CALIBRATION][+bias]``.
+
+        For example ``auto:bf16``, ``all:fp8_e4m3,bf16``, ``all:int8@mse``, ``all:int8+bias``.
 
         Raises:
-            UsageError: If a part is unknown, or a format is named twice.
+            UsageError: If a part is unknown, or a format is named twice, or a calibration or
+                an adjustment is given for formats that have no scales.
         """
-        scope, _, names = text.partition(":")
+        rest, plus, adjust = text.partition("+")
+        wanted, at, how = rest.partition("@")
+        scope, _, names = wanted.partition(":")
         parsed = Scope.parse(scope)
         formats = low_formats(names or "bf16")
+        if (at or plus) and not any(f.scaled for f in formats):
+            what = "a calibration" if at else "an adjustment"
+            raise UsageError(
+                f"{text!r}: {what}, and no format that has ranges",
+                where="policy",
+                fix="leave it out, or put int8 among the formats",
+            )
         return cls(
-            scope=parsed, formats=formats, open_formats=parsed is Scope.AUTO and not names
+            scope=parsed,
+            formats=formats,
+            open_formats=parsed is Scope.AUTO and not names,
+            calibration=Calibration.parse(how) if at else Calibration.MINMAX,
+            adjust=Adjust.parse(adjust) if plus else None,
         )
 
     @classmethod

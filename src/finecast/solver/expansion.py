@@ -49,11 +49,14 @@ def highest(problem: LabelProblem) -> Labelling:
     return evaluate(problem, np.where(np.isfinite(problem.time[:, 0]), 0, fastest))
 
 
-def envelope(problem: LabelProblem, *, max_steps: int) -> tuple[Labelling, ...]:
+def envelope(
+    problem: LabelProblem, *, max_steps: int, errors: tuple[float, float] = (0.0, np.inf)
+) -> tuple[Labelling, ...]:
     """Labellings along the lower convex envelope of error and time, fastest last.
 
     Law: error grows and time falls strictly. The envelope is that of what moves find: they
-    are exact for two formats only. At most ``max_steps``, evenly spread along it.
+    are exact for two formats only. At most ``max_steps``, evenly spread along it. Between two
+    steps nothing is looked for where no error lies within ``errors``.
     """
     slowest, fastest = highest(problem), label(problem, 0.0)
     found, waiting = [slowest, fastest], [(slowest, fastest)]
@@ -62,6 +65,8 @@ def envelope(problem: LabelProblem, *, max_steps: int) -> tuple[Labelling, ...]:
             break
         high, low = waiting.pop(0)
         if low.error <= high.error or low.time_s >= high.time_s:
+            continue
+        if low.error <= errors[0] or high.error > errors[1]:
             continue
         lam = (high.time_s - low.time_s) / (low.error - high.error)
         between = min((label(problem, lam, x) for x in (high, low)), key=lambda x: x.cost(lam))

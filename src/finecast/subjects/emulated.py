@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from finecast.devices.emulation import Emulation
+from finecast.devices.neuron import check_formats
 from finecast.devices.setting import Setting
 from finecast.engines.base import Feeds, Session
 from finecast.engines.probe import Speed
-from finecast.errors import UsageError
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
-from finecast.ops import OpKind
 from finecast.pipeline.cached_session import Remembered
 from finecast.pipeline.device import DeviceModel, PlanSearch, search_plans
 from finecast.pipeline.model import OpenedModel
@@ -66,14 +65,7 @@ class EmulatedSubject:
 
     def check_formats(self, policy: Policy) -> None:
         """Those that the device computes in."""
-        rates = self.emulation.target.engine_for(OpKind.MATMUL)
-        for low in policy.formats:
-            if rates.computes_in(low) is None:
-                raise UsageError(
-                    f"{self.target} has no {low.label} arithmetic",
-                    where="--auto-cast-type",
-                    fix=f"use one of {', '.join(f.label for f in rates.rates_tflops)}",
-                )
+        check_formats(self.emulation, policy)
 
     def speed(self, fmt: Format) -> Speed:
         """By the data sheet."""

@@ -16,10 +16,16 @@ from finecast.numbers.formats import Format
 OpSetting = Mapping[str, Mapping[str, Sequence[str]]]
 OpDict = Mapping[str, OpSetting]
 
-# How values and weights are quantized here, by the names of INC's recipes of an op.
+# How values and weights are quantized here, by the names of INC's recipes of an op. Ranges by
+# other algorithms are chosen for a whole model, by finecast's own policy alone.
 _QUANTIZED: Final[Mapping[str, Mapping[str, str]]] = {
     "weight": {"scheme": "sym", "granularity": "per_channel", "algorithm": "minmax"},
     "activation": {"scheme": "asym", "granularity": "per_tensor", "algorithm": "minmax"},
+}
+# What else there is, outside of INC's interface.
+_ELSEWHERE: Final[Mapping[tuple[str, str], str]] = {
+    ("activation", "algorithm"): "; finecast convert and tune have --calibration"
+    " minmax|percentile|mse, of all values alike",
 }
 DTYPES: Final[Mapping[str, Format]] = {
     "fp32": Format.FP32,
@@ -76,9 +82,9 @@ def _check_recipe(part: str, kind: str, given: tuple[str, ...], where: str) -> N
         raise unknown_name(kind, ("dtype", *_QUANTIZED[part]), what="setting", where=where)
     if ours not in given:
         raise UsageError(
-            f"{part} {kind} {', '.join(given)!r}: finecast has {ours!r} alone",
+            f"{part} {kind} {', '.join(given)!r}: ops have {ours!r} here",
             where=where,
-            fix=f"leave {kind!r} out, or put {ours!r} in",
+            fix=f"leave {kind!r} out, or put {ours!r} in{_ELSEWHERE.get((part, kind), '')}",
         )
 
 

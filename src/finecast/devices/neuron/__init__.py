@@ -5,6 +5,7 @@ from __future__ import annotations
 from finecast.devices.neuron.choice import (
     TF32_NOTE,
     CompilerChoice,
+    check_formats,
     choose,
     emulated,
     explicit_casts,
@@ -23,6 +24,7 @@ __all__ = [
     "NeuronOptions",
     "Rung",
     "casts_off",
+    "check_formats",
     "choose",
     "compiler_for",
     "emulated",

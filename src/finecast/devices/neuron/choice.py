@@ -156,6 +156,19 @@ def explicit_casts(target: str) -> Emulation:
     return replace(resolve(given, target=target).emulation(), scope=Scope.NONE)
 
 
+def check_formats(emulation: Emulation, policy: Policy) -> None:
+    """Return if the device computes in every format that ``policy`` lowers ops to.
+
+    Raises:
+        UsageError: If not; says which it has.
+    """
+    if policy.scope is Scope.NONE:
+        return
+    for fmt in policy.formats:
+        _check_gain(fmt, emulation.target.name)
+        check(replace(emulation, format=fmt, scope=Scope.ALL))
+
+
 def _local(given: Given) -> Policy:
     """Finecast's own policy for this machine."""
     scope = Scope.AUTO if given.auto_cast is None else Scope.parse(given.auto_cast)
@@ -247,9 +260,7 @@ def _planned(given: Given) -> CompilerChoice:
     policy = Policy(scope=scope, formats=_formats(given, options.target))
     base = replace(explicit_casts(options.target), **_numerics(options.emulation()))
     emulations = [replace(base, format=fmt) for fmt in policy.formats]
-    for emulation in emulations:
-        _check_gain(emulation.format, emulation.target.name)
-        check(replace(emulation, scope=Scope.ALL))
+    check_formats(base, policy)
     formats = ",".join(f.label for f in policy.formats)
     return CompilerChoice(
         policy=policy,

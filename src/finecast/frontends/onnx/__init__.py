@@ -12,9 +12,11 @@ import onnx_ir as ir
 from finecast import ops
 from finecast.errors import FinecastError, ModelError
 from finecast.frontends.collection import paused_collection
+from finecast.frontends.onnx.adjusting import adjust
 from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.frontends.onnx.functions import inline_functions
 from finecast.frontends.onnx.instrument import observable, with_outputs, with_switches
+from finecast.frontends.onnx.mean_errors import with_mean_errors
 from finecast.frontends.onnx.model import (
     OnnxFile,
     came_external,
@@ -42,7 +44,9 @@ from finecast.frontends.onnx.widen import widen
 from finecast.frontends.onnx.writer import apply_edits
 from finecast.frontends.replaying import check_made_for, edits_of, resolve_io
 from finecast.graph import Graph
+from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
+from finecast.planning.biases import Bias
 from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
 from finecast.planning.switches import Switch
@@ -132,6 +136,15 @@ class Prepared:
     def with_switches(self, switches: Sequence[Switch]) -> ir.Model:
         """A copy in fp32 that rounds what its extra input switches on."""
         return with_switches(widen(self.model), switches)
+
+    def with_mean_errors(
+        self,
+        formats: Mapping[int, Format],
+        encodings: Mapping[int, Encodings],
+        places: Sequence[Bias],
+    ) -> ir.Model:
+        """A copy whose outputs are the mean errors of products on codes, by channel."""
+        return with_mean_errors(self.model, formats, encodings, places)
 
     def static_shapes(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
         """Shapes of values outside of bodies, by name, where onnx's inference knows them."""
@@ -323,5 +336,6 @@ def _replay(prepared: Prepared, plan: Plan) -> tuple[Edit, ...]:
     graph = prepared.graph
     plan.check(graph, where=prepared.file.name)
     done = edits_of(graph, plan, prepared.resolve_io(plan.io))
+    adjust(prepared.binding, plan.adjusting(graph, where=prepared.file.name))
     apply_edits(graph, prepared.binding, done)
     return done

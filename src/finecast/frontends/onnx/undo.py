@@ -1,7 +1,8 @@
 """Taking back an earlier conversion, so that another policy starts from the original.
 
 Marks tell what an edit changed from what the model's author wrote. Digits that constants
-lost do not come back: an fp16 weight becomes the fp32 number that it is.
+lost do not come back: an fp16 weight becomes the fp32 number that it is. Constants that were
+adjusted do.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from finecast.frontends.onnx.adjusting import take_back_constants
 from finecast.frontends.onnx.constants import (
     MARK,
     ROUNDING,
@@ -47,6 +49,7 @@ def undo(model: ir.Model, policy: str) -> None:
             # An inserted cast that becomes fp32 to fp32 is dropped by the editor.
             formats[node.id] = Format.parse(was) if was else Format.FP32
     apply_edits(graph, binding, edits(graph, formats))
+    take_back_constants(model)
     for node in every_node(model.graph):
         for key in [k for k in node.metadata_props if k.startswith(MARK)]:
             del node.metadata_props[key]

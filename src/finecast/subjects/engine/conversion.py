@@ -22,6 +22,7 @@ from finecast.pipeline.conversion import (
     NOTHING_GAINS,
     Conversion,
 )
+from finecast.pipeline.correction import Correction
 from finecast.pipeline.modelled import fastest_plan, plan_time_s
 from finecast.pipeline.narrowing import worthwhile
 from finecast.pipeline.sources import FeedMaker
@@ -31,8 +32,9 @@ from finecast.planning.planner import Planner
 from finecast.planning.units import make_units, pattern_kernels
 from finecast.rules import UserRule
 from finecast.rules.calibration import uncalibrated
-from finecast.rules.policy import Policy, Scope
+from finecast.rules.policy import Adjust, Policy, Scope
 from finecast.rules.quantized import quantized_notes
+from finecast.subjects.engine.correcting import measured_correction
 from finecast.subjects.engine.integers import check_calibrated, narrowed
 from finecast.subjects.engine.native import (
     AppliedModel,
@@ -112,13 +114,18 @@ class Converter:
                 plan = _modelled_plan(prepared, planner, cost, target)
             else:
                 plan = _auto_plan(source, prepared, planner, engine, self.feeds)
+            correction = None
+            if policy.adjust is Adjust.BIAS:
+                plan, correction = measured_correction(source, prepared, plan, engine, data)
             graph = prepared.graph
             built = source.consume(prepared, plan)
-        done = self._write(built)
+        done = replace(self._write(built), correction=correction)
         applied = built.applied
         used = set(plan.formats.values())
         without = uncalibrated(graph, policy.formats, facts)
         warnings = (*left_out, *without, *_warnings(source, policy, applied, used))
+        if policy.adjust is Adjust.BIAS:
+            warnings += _uncorrected(correction)
         if NOTHING_CONVERTED in warnings and used != set(planner.lowest().formats.values()):
             warnings = tuple(NOTHING_GAINS if w == NOTHING_CONVERTED else w for w in warnings)
         if target is None and applied.edits:
@@ -211,6 +218,15 @@ def _modelled_plan(
         return plan_time_s(graph, cost, device, {ids[n]: f for n, f in plan.formats.items()})
 
     return fastest_plan(planner, analysis, time_s)
+
+
+def _uncorrected(correction: Correction | None) -> tuple[str, ...]:
+    """Why biases were not corrected though that was asked for."""
+    if correction is None:
+        return ("no bias was corrected: no product in int8 has one of its own",)
+    if correction.gains:
+        return ()
+    return (f"biases stay as they are, for it gains nothing: {correction.text}",)
 
 
 def _slow(engines: Sequence[Engine], verified: Verified, low: Format) -> tuple[str, ...]:

@@ -7,8 +7,10 @@ from functools import partial
 from typing import NoReturn
 
 from finecast import rules
+from finecast.devices.neuron import check_formats
 from finecast.engines import EMULATOR
 from finecast.engines.base import Engine, Feeds, Session
+from finecast.engines.emulator import EmulatorEngine
 from finecast.engines.faults import faults
 from finecast.engines.integers import codes_results, engines_for
 from finecast.engines.kernels import kernel_query
@@ -73,6 +75,8 @@ def make_planner(
 
 def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> None:
     """Raise UsageError for a format that the engine lacks, or such a model cannot state."""
+    if isinstance(engine, EmulatorEngine):
+        check_formats(engine.emulation, policy)
     for fmt in policy.formats:
         if fmt is Format.TF32 and engine.name != EMULATOR:
             raise UsageError(

@@ -17,7 +17,7 @@ from finecast.planning.sensitivity import Sensitivity
 from finecast.planning.units import Units
 from finecast.progress import Progress
 from finecast.subjects.engine.native import PreparedModel
-from finecast.subjects.engine.observing import switched_probe
+from finecast.subjects.engine.observing import switched_probes
 
 __all__ = ["Points", "analysis_of", "find_units", "free", "points_of", "probe_sensitivity"]
 
@@ -28,9 +28,14 @@ def probe_sensitivity(
     points: Points,
     feeds: Sequence[Feeds],
     progress: Progress,
+    *,
+    more: Sequence[Feeds] = (),
 ) -> dict[Format, Sensitivity]:
-    """Round each point alone in one switched session and compare the outputs on ``feeds``."""
-    prober = partial(switched_probe, prepared, feeds=feeds)
+    """Round each point alone in one switched session and compare the outputs on ``feeds``.
+
+    All of them at once are rounded on ``more``, if there are such.
+    """
+    prober = partial(switched_probes, prepared, few=feeds, more=more or feeds)
     return roundings.probe_sensitivity(planner, points, prober, progress)
 
 

@@ -37,7 +37,7 @@ from finecast.pipeline.workload import Workload
 from finecast.planning.cost import RooflineCost
 from finecast.planning.plan import Plan
 from finecast.progress import silent
-from finecast.rules.policy import Policy, Scope
+from finecast.rules.policy import Adjust, Policy, Scope
 from finecast.subjects import check_options
 from finecast.subjects.emulated import EmulatedSubject
 from finecast.subjects.torch.convert import lowered
@@ -151,6 +151,8 @@ class TorchModel(TorchSource):
             built, told = lowered(captured, examples(self.model), policy, rules)
         if policy.scope is not Scope.NONE and not built.edits:
             told = (*told, NOTHING_CONVERTED)
+        if policy.adjust is Adjust.BIAS:
+            told = (*told, "no bias was corrected: it is done in ONNX models alone")
         done = self._write(built, output, options, start)
         return replace(done, warnings=told)
 

@@ -1,0 +1,61 @@
+"""``--adjust``: asked for, told, explained, and refused where it would do nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from finecast.engines.openvino import OpenVinoEngine
+from finecast.engines.probe import probe_one
+from finecast.errors import ExitCode
+from finecast.numbers.formats import Format
+from finecast.planning.biases import RULE
+from tests.cli.conftest import Answer
+from tests.subjects.test_bias_correction import BIASES, X, written
+
+Finecast = Callable[..., Answer]
+INT8 = ["--auto-cast", "all", "--auto-cast-type", "int8", "--engine", "openvino"]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    if not probe_one(OpenVinoEngine(), Format.INT8).runs:
+        pytest.skip("this CPU has no integer products that are right")
+    np.savez(tmp_path / "x.npz", x=X)
+    return written(tmp_path / "net.onnx"), tmp_path / "x.npz"
+
+
+def test_it_is_told_and_explained(finecast: Finecast, files: tuple[Path, Path]) -> None:
+    net, data = files
+    out, plan = net.with_name("low.onnx"), net.with_name("plan.json")
+    asked = [*INT8, "--data", data, "--adjust", "bias", "--plan-out", plan]
+    found = finecast("convert", net, "-o", out, *asked, "--json").json
+    assert found["correction"]["biases"] == len(BIASES)
+    errors = found["correction"]["relative_error"]
+    assert errors["with"] < errors["without"]
+    told = finecast("convert", net, "-o", out, *asked, "--force").out
+    assert f"{len(BIASES)} biases corrected" in told
+    for node in ("head", "bias", "one"):
+        said = finecast("explain", net, node, "--plan", plan, "--json").json
+        assert RULE in {verdict["rule"] for verdict in said["verdicts"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--auto-cast-type", "bf16", "--adjust", "bias"], "--auto-cast-type int8"),
+        (["--auto-cast-type", "int8", "--adjust", "biass"], "use one of none, bias"),
+    ],
+)
+def test_what_it_cannot_be_for_is_refused(
+    finecast: Finecast, files: tuple[Path, Path], options: list[str], says: str
+) -> None:
+    net, data = files
+    answer = finecast(
+        "convert", net, "-o", net.with_name("low.onnx"), "--data", data, *options
+    )
+    assert answer.code == ExitCode.USAGE
+    assert says in answer.err
