@@ -95,7 +95,8 @@ def test_openvino_still_runs_int8_kernels(tmp_path: Path) -> None:
       q2 = QuantizeLinear(m, s, z)
       c = DequantizeLinear(q2, s, z)
       [float] h = MatMul(c, f)
-      [softmax] y = Softmax(h)
+      [softmax] shares = Softmax(h)
+      [last] y = Relu(shares)
     }}"""
     model = tools.parse(text)
     weights = np.random.default_rng(0).integers(-100, 100, (4, 4)).astype(np.int8)
