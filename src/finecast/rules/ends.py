@@ -3,6 +3,9 @@
 In a low format the result would be rounded, to be cast back at once: digits are lost and ties
 among shares made, and hardly a byte is saved. Products gain by their operands, and ops without
 an opinion of their own run in the kernels of others: they are not judged.
+
+Scope ``all`` is the Neuron compilers' word for every op, this one among them. In an engine that
+has a mixed precision of its own, which keeps it, ``all`` is to be no less exact than that.
 """
 
 from __future__ import annotations
@@ -16,9 +19,15 @@ from finecast.rules.base import KEEP, Context, Rule, Ruling
 from finecast.rules.policy import Policy, Scope
 
 
+_WITH_ITS_OWN: Final = frozenset({"tensorflow"})
+"""Engines whose own mixed precision, Grappler's here, gives such a result in fp32."""
+
+
 def _judge(node: Node, context: Context) -> Ruling | None:
     policy, graph = context.policy, context.graph
-    if policy.scope is not Scope.ALL or context.measured or context.low.operands_only:
+    if context.engine not in _WITH_ITS_OWN or context.low.operands_only:
+        return None
+    if policy.scope is not Scope.ALL or context.measured:
         return None  # elsewhere its tier decides, or its measured error
     results = list(graph.following_outputs(node))
     computed = any(v.producer is not None for v in graph.following_inputs(node))
