@@ -26,6 +26,7 @@ from finecast.pipeline.census import Census
 from finecast.pipeline.conversion import Conversion
 from finecast.pipeline.goal import MIN_SPEEDUP, Goal
 from finecast.pipeline.model import OpenedModel, RunOptions, TuneRequest
+from finecast.pipeline.objective import Objective
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.sources import DEFAULT_BATCH, Data, DataOptions, workload_of
 from finecast.pipeline.study import Study, journals
@@ -179,6 +180,7 @@ def tune(
     target: Emulation | str | None = None,
     batch: int = DEFAULT_BATCH,
     user_rules: Mapping[str, UserRule] | None = None,
+    objective: Objective | str = Objective.LATENCY,
     min_speedup: float = MIN_SPEEDUP,
     max_trials: int | None = None,
     timeout_s: float | None = None,
@@ -191,13 +193,12 @@ def tune(
 ) -> Outcome:
     """Find the fastest mixed-precision model that keeps the criterion; write it if it helps.
 
-    Nothing is written where the verdict is UNCHANGED: use the fp32 model. ``data`` and
-    ``calib`` are an npz file, arrays by name, or batches that can be iterated again and again,
-    such as a DataLoader; ``calib`` may be a function that yields feeds, and ``data`` may be a
-    DataOptions. With a ``target`` accuracy is emulated and times are modelled. Trials are kept
-    in ``study``; ``resume`` takes those of an earlier run of the same model, data, code and
-    baseline for granted, but for the winner's. At most ``max_trials`` are evaluated on all
-    data, none is begun after ``timeout_s`` seconds; a budget's rest goes into faster plans.
+    Nothing is written where the verdict is UNCHANGED. ``data`` and ``calib`` are an npz file,
+    arrays by name, or batches that can be iterated again and again, such as a DataLoader, or
+    ``calib`` a function that yields feeds. ``objective`` is what to have least of: "latency",
+    time under load ("throughput"), or bytes ("size", "memory"). With a ``target`` accuracy is
+    emulated and times are modelled. Trials are kept in ``study``; ``resume`` takes those of
+    the same model, data, code and baseline for granted, but for the winner's.
 
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
@@ -206,11 +207,11 @@ def tune(
         data = DataOptions(data=data, labels=labels, metric=metric, evaluate=evaluate)
         data = replace(data, calib=calib, batch=batch, lower_is_better=lower_is_better)
     kept = Criterion(kind=CriterionKind.parse(criterion), tolerance=tolerance)
+    goal = Goal(criterion=kept, objective=Objective.of(objective), min_speedup=min_speedup)
+    goal = replace(goal, max_trials=max_trials, timeout_s=timeout_s)
     options = TuneRequest(
         data=data,
-        goal=Goal(
-            criterion=kept, min_speedup=min_speedup, max_trials=max_trials, timeout_s=timeout_s
-        ),
+        goal=goal,
         policy=Policy.of(policy),
         engine=engine,
         device=_device(target),

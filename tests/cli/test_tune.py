@@ -276,3 +276,37 @@ def test_inputs_that_all_samples_share(
         answer = finecast(*args, "--sample-axis", word)
         assert answer.code == ExitCode.USAGE
         assert said in answer.err
+
+
+@pytest.mark.parametrize(
+    ("objective", "column"),
+    [("size", "smaller"), ("memory", "MB in memory"), ("throughput", "calls/s")],
+)
+def test_what_the_objective_counts_is_in_the_table(
+    finecast: Finecast, net: Path, data: Path, tmp_path: Path, objective: str, column: str
+) -> None:
+    options = ["--data", data, "--metric", "agreement", "--objective", objective]
+    answer = finecast("tune", net, "-o", tmp_path / "t.onnx", *options)
+    assert answer.code in (ExitCode.DONE, ExitCode.NOT_IMPROVED), answer.err
+    assert column in " ".join(answer.out.split())
+    report = finecast("tune", net, "-o", tmp_path / "u.onnx", *options, "--json").json
+    assert report["objective"] == objective
+    assert report["gain"] >= 1
+    assert report["baseline"].keys() == report["tuned"].keys()
+    counted = {"memory": "memory_bytes", "throughput": "calls_per_s"}.get(objective)
+    assert counted is None or report["baseline"][counted] > 0
+
+
+def test_an_objective_that_is_none(
+    finecast: Finecast, net: Path, data: Path, tmp_path: Path
+) -> None:
+    options = ["--data", data, "--metric", "agreement", "--objective", "sise"]
+    answer = finecast("tune", net, "-o", tmp_path / "t.onnx", *options)
+    assert answer.code == ExitCode.USAGE
+    assert "did you mean size" in answer.err
+    answer = finecast(
+        *("tune", net, "-o", tmp_path / "t.onnx", *options[:-1], "throughput"),
+        *("--target", "trn1"),
+    )
+    assert answer.code == ExitCode.USAGE
+    assert "one request at a time" in answer.err

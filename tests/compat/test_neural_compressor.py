@@ -134,6 +134,11 @@ def test_dataloader_and_metric() -> None:
         ({"tuning_criterion": TuningCriterion(max_trials=0)}, "leave no trial"),
         ({"tuning_criterion": TuningCriterion(objective="modelsize")}, "is not supported"),
         ({"tuning_criterion": TuningCriterion(objective=["speed"])}, "unknown objective"),
+        ({"tuning_criterion": TuningCriterion(objective="accuracy")}, "a search has one"),
+        (
+            {"tuning_criterion": TuningCriterion(objective=["performance", "footprint"])},
+            "a search has one",
+        ),
     ],
 )
 def test_what_cannot_be_done_raises(settings: dict[str, object], message: str) -> None:

@@ -324,6 +324,18 @@ class Closeness:
         return float(np.mean(self.scores))
 
 
+@pytest.mark.parametrize("objective", ["modelsize", ["footprint"]])
+def test_a_smaller_model_is_found_whatever_its_speed(objective: Any) -> None:
+    conf = PostTrainingQuantConfig(
+        tuning_criterion=TuningCriterion(objective=objective, timeout=0),
+        accuracy_criterion=AccuracyCriterion(tolerable_loss=0.5),
+    )
+    found = fit(conf, eval_func=closeness)
+    assert closeness(found.model) >= 0.5
+    assert found.model.ByteSize() < 0.5 * net().ByteSize()
+    assert "int8" in types(found.model).values()
+
+
 def test_a_dataloader_and_a_metric() -> None:
     labels = run(net())
     loader = [(X[i : i + 64], labels[i : i + 64]) for i in range(0, 256, 64)]

@@ -13,7 +13,7 @@ import finecast
 from finecast import engines
 from finecast.measure.racing import Effort
 from finecast.numbers.formats import Format
-from finecast.pipeline import tuning
+from finecast.pipeline import measuring
 from tests.engines import toy
 
 WEIGHTS = np.random.default_rng(0).normal(size=(2, 8, 8)).astype(np.float32)
@@ -27,8 +27,8 @@ net (float[N,8] x) => (float[N,8] y) <float[8,8] w0 = {W0}, float[8,8] w1 = {W1}
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> str:
-    for name in ("_RANKING", "_FINAL", "_BASELINE"):
-        monkeypatch.setattr(tuning, name, Effort(min_time_s=0.0))
+    for name in ("RANKING", "FINAL", "BASELINE"):
+        monkeypatch.setattr(measuring, name, Effort(min_time_s=0.0))
     return toy.install(monkeypatch)
 
 

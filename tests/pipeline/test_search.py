@@ -23,7 +23,9 @@ GAIN = 1.02  # by which a plan has to be faster than fp32
 
 
 def candidate(name: str, latency_s: float, error: float) -> Candidate:
-    return Candidate(name=name, plan=PLAN, error=error, latency_s=latency_s, casts=0)
+    return Candidate(
+        name=name, plan=PLAN, error=error, cost=latency_s, latency_s=latency_s, casts=0
+    )
 
 
 @st.composite

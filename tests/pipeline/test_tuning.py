@@ -22,11 +22,13 @@ from finecast.errors import EngineError, ModelError
 from finecast.frontends import onnx as frontend
 from finecast.measure.racing import Effort
 from finecast.numbers.formats import Format
-from finecast.pipeline import tuning
+from finecast.pipeline import measuring, tuning
 from finecast.pipeline.goal import MIN_SPEEDUP, Goal
+from finecast.pipeline.objective import Objective
 from finecast.pipeline.outcome import Outcome, Verdict
 from finecast.pipeline.study import Study
 from finecast.pipeline.workload import EvalFunction, Run
+from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.subject import EngineSubject
 from finecast.subjects.onnx.source import OnnxSource
@@ -87,7 +89,7 @@ class ToyEngine:
     def capabilities(self) -> Mapping[Format, Capability]:
         return {}
 
-    def load(self, model: Path | bytes, *, profiling: bool = False) -> Session:
+    def load(self, model: Path | bytes, *, profiling: bool = False) -> ToySession:
         del profiling
         proto = onnx.load(model) if isinstance(model, Path) else onnx.load_from_string(model)
         formats = {k.format for k in self.kernels(proto) if k.kind != "Cast"}
@@ -135,6 +137,7 @@ class Bench:
         max_trials: int | None = None,
         min_speedup: float = MIN_SPEEDUP,
         start_s: float | None = None,
+        objective: Objective = Objective.LATENCY,
     ) -> Outcome:
         chosen = engine or self.engine
         options = DataOptions(data=self.data, metric=metric, batch=16)
@@ -148,7 +151,12 @@ class Bench:
         )
         model = OnnxSource(file=frontend.load(self.model))
         subject = EngineSubject(model=model, engine=chosen, reference=chosen.load(self.model))
-        goal = Goal(criterion=criterion, max_trials=max_trials, min_speedup=min_speedup)
+        goal = Goal(
+            criterion=criterion,
+            objective=objective,
+            max_trials=max_trials,
+            min_speedup=min_speedup,
+        )
         if start_s is not None:
             goal = replace(goal, start_s=start_s)
         asked = Policy.parse(policy)
@@ -184,8 +192,8 @@ def conv_net(path: Path, *, middle: str = "Relu") -> None:
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     clock = Clock()
     monkeypatch.setattr("finecast.measure.racing.time", clock)
-    for name in ("_RANKING", "_FINAL"):
-        monkeypatch.setattr(tuning, name, Effort(min_time_s=0.0))
+    for name in ("RANKING", "FINAL"):
+        monkeypatch.setattr(measuring, name, Effort(min_time_s=0.0))
     model, data = tmp_path / "net.onnx", tmp_path / "data.npz"
     conv_net(model)
     x = np.random.default_rng(1).standard_normal((40, 3, 8, 8)).astype(np.float32)
@@ -470,3 +478,79 @@ def test_after_a_miss_plans_of_the_error_that_is_allowed_are_tried(
     monkeypatch.setattr(tuning, "propose", lambda *_, **__: [])
     bench.tune(metric="max_abs", tolerance=worst * 0.5)
     assert asked == [pytest.approx(lowest[0] / 4)]  # half the error, squared
+
+
+@pytest.fixture
+def branches(bench: Bench) -> Bench:
+    """Two branches of a model, each with a product."""
+    rng = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array(np.eye(8, dtype=np.float32), "w0"),
+        numpy_helper.from_array(np.eye(8, dtype=np.float32), "w1"),
+        numpy_helper.from_array(rng.standard_normal((1, 8)).astype(np.float32) / 64, "b"),
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["x", "w0"], ["a"], "fine"),
+        helper.make_node("Add", ["a", "b"], ["y"], "fine_bias"),
+        helper.make_node("MatMul", ["z", "w1"], ["huge"], "huge"),
+    ]
+    made = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 8])
+        for name in ("x", "z", "y", "huge")
+    ]
+    graph = helper.make_graph(nodes, "net", made[:2], made[2:], weights)
+    opset = [helper.make_opsetid("", 17)]
+    model = helper.make_model(graph, opset_imports=opset, ir_version=8)
+    onnx.save(model, bench.model)
+    return bench
+
+
+def test_a_single_unit_is_found_that_no_step_of_the_frontier_has_alone(
+    branches: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every plan that is proposed lowers the op that the metric does not bear."""
+
+    def evaluate(run: Run) -> float:
+        run(dict.fromkeys("xz", np.ones((2, 8), np.float32)))
+        return 1.0
+
+    def measured(_: object, plan: Plan) -> float:
+        return 0.0 if plan.formats["huge"] is Format.FP16 else 1.0
+
+    monkeypatch.setattr(tuning._Tuning, "_evaluate", measured)  # pyright: ignore[reportPrivateUsage]
+    every = tuning.propose
+
+    def all_but_it_alone(*args: Any, **given: Any) -> list[Any]:
+        found = every(*args, **given)
+        return [p for p in found if p.plan.formats["huge"] is Format.FP16]
+
+    monkeypatch.setattr(tuning, "propose", all_but_it_alone)
+    monkeypatch.setattr(tuning, "between", lambda *_, **__: [])
+    monkeypatch.setattr(tuning, "near", lambda *_, **__: [])
+    without = branches.tune(evaluate=evaluate)
+    assert not without.improved
+    assert "--max-trials" in without.why
+    found = branches.tune(evaluate=evaluate, max_trials=20)
+    assert found.improved
+    assert found.plan.formats["huge"] is Format.FP32
+    assert found.plan.formats["fine"] is Format.FP16
+    assert found.evaluations <= 21
+    decided = {r.text for r in found.plan.reasons if r.rule == "decision"}
+    assert decided
+    assert all(t.startswith("with one") for t in decided)
+
+
+def test_one_unit_more_is_lowered_where_there_is_budget(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the plan found, unit by unit, to all that may be low."""
+    every = tuning.propose
+    monkeypatch.setattr(tuning, "propose", lambda *a, **k: every(*a, **k)[:2])
+    monkeypatch.setattr(tuning, "lowest", lambda *_, **__: [])
+    monkeypatch.setattr(tuning, "between", lambda *_, **__: [])
+    first = bench.tune()
+    more = bench.tune(max_trials=20)
+    assert first.improved
+    assert more.speedup > 1.03 * first.speedup
+    low = [sum(f is Format.FP16 for f in o.plan.formats.values()) for o in (first, more)]
+    assert low[0] < low[1]

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -20,7 +21,7 @@ from finecast.engines.base import Array
 from finecast.errors import FinecastError, ModelError, UsageError
 from finecast.measure.racing import Effort
 from finecast.numbers.formats import Format
-from finecast.pipeline import tuning
+from finecast.pipeline import measuring
 from finecast.pipeline.workload import Run
 from finecast.planning.plan import Plan
 from finecast.planning.sensitivity import squared_error
@@ -210,8 +211,8 @@ def test_outputs_that_collide_are_refused(net: Path, low: Path) -> None:
 
 
 def _stated(frontend: Frontend, monkeypatch: pytest.MonkeyPatch) -> str | None:
-    for name in ("_RANKING", "_FINAL", "_BASELINE"):
-        monkeypatch.setattr(tuning, name, Effort(min_time_s=0.0))
+    for name in ("RANKING", "FINAL", "BASELINE"):
+        monkeypatch.setattr(measuring, name, Effort(min_time_s=0.0))
     return frontend.state_times(monkeypatch)
 
 
@@ -234,6 +235,32 @@ def test_tune_keeps_the_criterion_or_changes_nothing(
         again = finecast.apply(outcome.plan, net, net.with_stem("again"))
         assert again.plan.digest == outcome.plan.digest
         np.testing.assert_array_equal(numbers(low), numbers(net.with_stem("again")))
+
+
+@pytest.mark.parametrize("objective", ["size", "memory"])
+def test_tune_for_bytes_gives_a_smaller_model(
+    frontend: Frontend, tmp_path: Path, objective: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Low weights are half of fp32's, whether or not the machine computes in them faster."""
+    engine = _stated(frontend, monkeypatch)
+    rng, sizes = np.random.default_rng(5), (X.shape[1], 256, 256, 4)
+    weights = [(rng.standard_normal(s) / 16).astype(np.float32) for s in pairwise(sizes)]
+    net, low = tmp_path / f"wide{frontend.suffix}", tmp_path / f"low{frontend.suffix}"
+    frontend.write(net, weights)
+    outcome = finecast.tune(
+        net,
+        low,
+        data={"x": X},
+        metric="cosine",
+        objective=objective,
+        tolerance=0.1,
+        engine=engine,
+    )
+    assert outcome.improved
+    assert outcome.tuned.cost < 0.8 * outcome.baseline.cost  # the toy writes weights as text
+    assert outcome.gain == pytest.approx(outcome.baseline.cost / outcome.tuned.cost)
+    before, after = (sum(f.stat().st_size for f in files_of(p)) for p in (net, low))
+    assert after < 0.8 * before  # OpenVINO's .xml has a line a node
 
 
 def test_tune_writes_nothing_where_no_plan_keeps_the_criterion(

@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 from finecast import api
-from finecast.cli.tune import to_dict
+from finecast.cli.tune_report import to_dict
 from finecast.engines import get_engine, probe
 from finecast.engines.base import Capability, KernelFormats
 from finecast.frontends import onnx as frontend

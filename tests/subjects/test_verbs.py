@@ -51,3 +51,24 @@ def test_what_it_does_not_do_is_one_line(
     assert main(line.split()) == 2
     assert "a toy runs by itself" in " ".join(capsys.readouterr().err.split())
     assert not net.with_name("low.toy").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "fix"),
+    [
+        ("model.pt", "a pickle or TorchScript of PyTorch", "torch.export.save"),
+        ("model.H5", "a Keras model of the old kind", "export(FOLDER)"),
+        ("model.safetensors", "weights without the model", "torch.export.save"),
+        ("inference.json", "a graph of PaddlePaddle or MXNet", "FLAGS_enable_pir_api=0"),
+        ("model.engine", "what a compiler made of a model", "that it was built from"),
+    ],
+)
+def test_files_of_others_are_told_apart(
+    name: str, what: str, fix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"\x80\x02{}")
+    assert main(["inspect", str(path)]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert what in told
+    assert fix in told

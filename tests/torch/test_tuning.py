@@ -20,7 +20,7 @@ from finecast.data.criterion import Criterion, CriterionKind
 from finecast.errors import UsageError
 from finecast.measure.racing import Effort
 from finecast.numbers.formats import Format
-from finecast.pipeline import tuning
+from finecast.pipeline import measuring
 from finecast.subjects.torch.subject import TorchSubject
 from finecast.torch.tuning import ModuleWorkload
 from tests.torch.planned import plan_of
@@ -91,12 +91,17 @@ def products(module: Any) -> int:
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     clock = Clock()
     monkeypatch.setattr("finecast.measure.racing.time", clock)
-    for name in ("_RANKING", "_FINAL", "_BASELINE"):
-        monkeypatch.setattr(tuning, name, Effort(min_time_s=0.0))
+    for name in ("RANKING", "FINAL", "BASELINE"):
+        monkeypatch.setattr(measuring, name, Effort(min_time_s=0.0))
     return Device(clock)
 
 
-def tuned(device: Device, tolerance: float, net: nn.Module | None = None) -> Any:
+def tuned(
+    device: Device,
+    tolerance: float,
+    net: nn.Module | None = None,
+    objective: str = "latency",
+) -> Any:
     """``net`` with its relative error as the metric."""
     net = net or Branches().eval()
     want = net(X).detach()
@@ -111,6 +116,7 @@ def tuned(device: Device, tolerance: float, net: nn.Module | None = None) -> Any
         criterion=Criterion(
             kind=CriterionKind.ABSOLUTE, tolerance=tolerance, higher_is_better=False
         ),
+        objective=objective,
         options=ft.TuneOptions(prepare=device.prepare),
     )
 
@@ -126,6 +132,24 @@ def test_it_improves(device: Device) -> None:
     assert [t.passed for t in found.trials] == [True]
     assert found.model(X).dtype is torch.float32
     assert net.training
+
+
+@pytest.mark.parametrize("objective", ["size", "memory"])
+def test_it_counts_bytes_where_they_are_asked_for(device: Device, objective: str) -> None:
+    device.low_ms = lambda low: (4.0 + low,)  # slower, and smaller all the same
+    assert not tuned(device, 1.0).improved
+    found = tuned(device, 1.0, objective=objective)
+    assert found.improved
+    assert products(found.model) == 2
+    assert found.speedup < 1
+    assert found.tuned.size_bytes < found.baseline.size_bytes
+    assert found.gain == pytest.approx(found.baseline.cost / found.tuned.cost)
+    assert found.gain > 1.5
+
+
+def test_a_module_is_run_one_call_at_a_time(device: Device) -> None:
+    with pytest.raises(UsageError, match="one request at a time"):
+        tuned(device, 1.0, objective="throughput")
 
 
 def test_it_keeps_a_mix_where_the_fastest_misses(device: Device) -> None:

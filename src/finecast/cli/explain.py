@@ -101,14 +101,11 @@ def _apart(model: OpenedModel, node: Node, plan: Plan, engine: str | None) -> Se
 
 def _verdicts(node: Node, decision: Decision | None) -> list[tuple[str, str, str, str]]:
     """Rule, what it permits, its text and evidence, for every rule there is."""
-    from finecast.graph import CLOSED
     from finecast.rules import RULES
 
     if decision is None:
         kept = node.format.label if node.format else "no float type"
-        closed = "its bodies are not opened: the ops in them keep their types"
-        plain = "the node carries no fp32 that could change"
-        return [("", kept, closed if CLOSED in node.attributes else plain, "")]
+        return [("", kept, "the node carries no fp32 that could change", "")]
     said: dict[str, list[Reason]] = {r.name: [] for r in RULES}
     for reason in decision.reasons:
         said.setdefault(reason.rule, []).append(reason)

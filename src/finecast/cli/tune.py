@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,37 +21,38 @@ from finecast.cli.common import (
     warn_stale,
 )
 from finecast.cli.data_options import Data, Evaluation, Tolerance
-from finecast.cli.output import (
-    add_row,
-    new_table,
-    progress,
-    warn,
-    write_json,
-    write_line,
-    write_table,
-)
+from finecast.cli.output import progress, warn
 from finecast.cli.policy_options import Casting, Device, Narrowing, Target
+from finecast.cli.tune_report import write_report
 from finecast.errors import ExitCode, InterruptedRunError
 from finecast.files import CommandFiles, write_text
 from finecast.pipeline.goal import MIN_SPEEDUP, Goal
+from finecast.pipeline.objective import Objective
 
 if TYPE_CHECKING:
     from finecast.data.criterion import Criterion
     from finecast.pipeline.model import OpenedModel, TuneRequest
-    from finecast.pipeline.outcome import Measured, Outcome
-
-_TF32_TIMES = (
-    "times are those of tf32 products, which the compiler or runtime has to switch on; the"
-    " arithmetic that gives the model their numbers is not counted"
-)
+    from finecast.pipeline.outcome import Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
     """What makes a plan worth having, and what its search may cost."""
 
+    objective: Annotated[
+        str,
+        typer.Option(
+            help="What to have least of: latency, throughput (time of a request, with as many"
+            " in flight as the engine serves best), size (bytes of the written model), or"
+            " memory (of the running one, estimated)."
+        ),
+    ] = Objective.LATENCY.value
     min_speedup: Annotated[
-        float, typer.Option(help="How many times as fast as fp32 a plan has to be.")
+        float,
+        typer.Option(
+            help="How many times as fast as fp32 a plan has to be; with another --objective,"
+            " how many times as good in that."
+        ),
     ] = MIN_SPEEDUP
     max_trials: Annotated[
         int | None,
@@ -69,10 +70,11 @@ class Search:
         """The same for the search.
 
         Raises:
-            UsageError: If a speed is below 1, or there is no budget.
+            UsageError: If the objective is none, a speed is below 1, or there is no budget.
         """
         return Goal(
             criterion=criterion,
+            objective=Objective.parse(self.objective),
             min_speedup=self.min_speedup,
             max_trials=self.max_trials,
             timeout_s=self.timeout,
@@ -177,7 +179,7 @@ def run(
     outcome = _searched(files, model, written, request, quiet=as_json)
     outcome = _with_plan(files, outcome, plan)
     _warn(outcome, choice.told(set(outcome.plan.formats.values())), request)
-    _report(outcome, evaluation.label, written.output, plan, as_json=as_json)
+    write_report(outcome, evaluation.label, written.output, plan, as_json=as_json)
     return ExitCode.DONE if outcome.improved else ExitCode.NOT_IMPROVED
 
 
@@ -256,123 +258,3 @@ def _interruptible(study: Path) -> Generator[None]:
             else "no trial was finished, nothing was written"
         )
         raise InterruptedRunError("interrupted", fix=advice) from error
-
-
-def to_dict(outcome: Outcome) -> dict[str, Any]:
-    """The report as JSON."""
-    return {
-        "verdict": outcome.verdict.value,
-        "why": outcome.why,
-        "target": outcome.target or None,
-        "times": _times(outcome),
-        "baseline": _measured(outcome.baseline),
-        "tuned": _measured(outcome.tuned),
-        "speedup": outcome.speedup,
-        "speedup_spread": outcome.speedup_spread,
-        "evaluations": outcome.evaluations,
-        "reused_trials": outcome.reused,
-        "probes": outcome.probes,
-        "seconds": outcome.seconds,
-        "ops": outcome.plan.counts,
-        "casts": outcome.casts,
-        "relative_error": {
-            "predicted": outcome.predicted_error,
-            "measured": outcome.measured_error,
-        },
-        "anchors": [
-            {
-                "name": a.name,
-                "metric": a.metric,
-                "latency_ms": a.latency_s * 1e3,
-                "passed": a.passed,
-            }
-            for a in outcome.anchors
-        ],
-        "warnings": list(outcome.warnings),
-        "stale": [str(path) for path in outcome.stale],
-        "trials": [
-            {
-                "plan": t.key.plan,
-                "name": t.name,
-                "metric": t.metric,
-                "latency_ms": None if t.latency_s is None else t.latency_s * 1e3,
-                "passed": t.passed,
-            }
-            for t in outcome.trials
-        ],
-    }
-
-
-def _times(outcome: Outcome) -> str:
-    text = f"modelled for {outcome.target}, not measured" if outcome.target else "measured"
-    return f"{text}; {_TF32_TIMES}" if "tf32" in outcome.plan.counts else text
-
-
-def _measured(one: Measured) -> dict[str, Any]:
-    return {
-        "metric": one.metric,
-        "latency_ms": one.latency_s * 1e3,
-        "size_bytes": one.size_bytes,
-    }
-
-
-def _report(outcome: Outcome, metric: str, output: Path, plan: Path, *, as_json: bool) -> None:
-    if as_json:
-        write_json(to_dict(outcome))
-        return
-    from finecast.devices.neuron import casts_off
-    from finecast.engines.usage import how_to_run
-    from finecast.measure.environment import environment, limited
-
-    improved = outcome.verdict.value == "improved"
-    write_line(f"{outcome.verdict.value}: {outcome.why}")
-    table = new_table("", ("",), (metric, "ms a call", "MB", "speed"))
-    rows = [("fp32", outcome.baseline, 1.0)]
-    if improved:
-        rows.append(("tuned", outcome.tuned, outcome.speedup))
-    for name, one, speed in rows:
-        add_row(
-            table,
-            name,
-            f"{one.metric:.6g}",
-            f"{one.latency_s * 1e3:.3f}",
-            f"{one.size_bytes / 1e6:.2f}",
-            f"x{speed:.2f}",
-        )
-    for anchor in outcome.anchors:
-        add_row(
-            table,
-            anchor.name if anchor.passed else f"{anchor.name} (misses the criterion)",
-            f"{anchor.metric:.6g}",
-            f"{anchor.latency_s * 1e3:.3f}",
-            f"{outcome.baseline.size_bytes / 1e6:.2f}",
-            f"x{outcome.baseline.latency_s / anchor.latency_s:.2f}",
-        )
-    ops = ", ".join(f"{n} {fmt}" for fmt, n in outcome.plan.counts.items())
-    seen = "emulated" if outcome.target else "measured"
-    lines: list[str] = []
-    if improved:
-        lines.append(
-            f"relative output error: predicted {outcome.predicted_error:.3g},"
-            f" {seen} {outcome.measured_error:.3g}"
-        )
-    if outcome.target:
-        off = casts_off(outcome.target)
-        lines.append(
-            f"for {outcome.target}: accuracy emulated, times modelled, not measured"
-            + (f"; compile it with {off}" if off else "")
-        )
-    if "tf32" in outcome.plan.counts:
-        lines.append(_TF32_TIMES)
-    where = f"wrote {output} and {plan}" if improved else "nothing written: use the fp32 model"
-    lines.append(where)
-    if improved and not outcome.target:
-        run = how_to_run(output, outcome.plan.engine, outcome.plan.counts)
-        lines += run.splitlines()
-    reused = f", {outcome.reused} trials of the study reused" if outcome.reused else ""
-    note = (
-        f"{ops or 'no op in fp32'}; {outcome.casts} casts inside;"
-        f" {outcome.evaluations} evaluations on all data{reused}, {outcome.probes} probes,"
-        f" {outcome.seconds:.1f} s on {limited(environment())}"
-    )
-    write_table(table, note, *lines)

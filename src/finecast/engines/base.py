@@ -132,6 +132,37 @@ class HintingEngine(Protocol):
         ...
 
 
+class Streams(Protocol):
+    """A model loaded to serve several requests at once."""
+
+    @property
+    def requests(self) -> int:
+        """How many are in flight: as many as the engine serves best."""
+        ...
+
+    def serve(self, feeds: Sequence[Feeds]) -> None:
+        """Run the model on each; returns when all are done. Nobody gets the outputs.
+
+        Raises:
+            UsageError: If the feeds do not fit the inputs.
+            EngineError: If the engine fails.
+        """
+        ...
+
+
+@runtime_checkable
+class StreamingEngine(Protocol):
+    """An engine that serves several requests at once, as in a server."""
+
+    def load_streams(self, model: Loadable, fmt: Format = Format.FP32) -> Streams:
+        """Load a model for throughput; ``fmt`` is that of the engine's own hint, if any.
+
+        Raises:
+            EngineError: If it cannot run the model, or not several requests of it at once.
+        """
+        ...
+
+
 class Engine(Protocol):
     """Loads models and says what its device can do."""
 

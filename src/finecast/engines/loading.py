@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from finecast.engines import get_engine
-from finecast.engines.base import Engine, Session
+from finecast.engines.base import Engine, Loadable, Session
 from finecast.errors import naming
 from finecast.frontends import onnx as frontend
 
 _OWN: Final = {"openvino": "openvino", "finecast.frontends.tensorflow": "tensorflow"}
 """Engines that compute models of their own library, by where these are defined."""
+
+T = TypeVar("T")
 
 
 def is_onnx(model: Any) -> bool:
@@ -44,7 +48,16 @@ def exact_engine(*, optimizing: bool = True) -> Engine:
 
 
 def load_model(engine: Engine, model: Any, *, profiling: bool = False) -> Session:
-    """Load a converted model from memory; an engine takes one of its own library as it is.
+    """Load a converted model from memory.
+
+    Raises:
+        EngineError: If the engine cannot run the model.
+    """
+    return from_memory(model, partial(engine.load, profiling=profiling))
+
+
+def from_memory(model: Any, load: Callable[[Loadable], T]) -> T:
+    """What ``load`` makes of a model in memory; an engine takes its own library's as it is.
 
     An ONNX model goes by its bytes, or by a file where one message cannot hold it: a message
     has no folder beside which external data could lie. The file is gone when this returns:
@@ -54,11 +67,11 @@ def load_model(engine: Engine, model: Any, *, profiling: bool = False) -> Sessio
         EngineError: If the engine cannot run the model.
     """
     if not is_onnx(model):
-        return engine.load(model, profiling=profiling)
+        return load(model)
     if frontend.fits_one_message(model) and not frontend.came_external(model):
-        return engine.load(frontend.to_bytes(model), profiling=profiling)
+        return load(frontend.to_bytes(model))
     with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
         path = Path(folder) / "model.onnx"
         frontend.save(model, path)
         with naming(path, "the model in memory"):
-            return engine.load(path, profiling=profiling)
+            return load(path)

@@ -7,14 +7,16 @@ import math
 import re
 import tempfile
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
 from finecast.engines.base import Array, Capability, Feeds, KernelTime, TensorSpec
+from finecast.engines.cpus import cpus
 from finecast.engines.onnxruntime_profile import kernel_times
+from finecast.engines.onnxruntime_streams import OnnxRuntimeStreams
 from finecast.engines.ports import DTYPES, ordered_feeds
 from finecast.engines.source import ModelSource, read_source
 from finecast.errors import EngineError, UsageError
@@ -216,9 +218,27 @@ class OnnxRuntimeEngine:
         Raises:
             EngineError: If it is not an ONNX model, or has an op without kernel.
         """
+        return self._load(model, self._options, profiling=profiling)
+
+    def load_streams(
+        self, model: Path | bytes, fmt: Format = Format.FP32
+    ) -> OnnxRuntimeStreams:
+        """A session whose runs take one thread each, and threads that call it.
+
+        Raises:
+            EngineError: As ``load``; or if there is a hint to heed.
+        """
+        if fmt is not Format.FP32:
+            raise EngineError(f"ONNX Runtime has no precision hint for {fmt.label}")
+        session = self._load(model, replace(self._options, threads=1), profiling=False)
+        return OnnxRuntimeStreams(session.run, cpus())
+
+    def _load(
+        self, model: Path | bytes, asked: _Options, *, profiling: bool
+    ) -> OnnxRuntimeSession:
         where = str(model) if isinstance(model, Path) else ""
         source = read_source(model)
-        opener = _Profile(model, self._provider, self._options)
+        opener = _Profile(model, self._provider, asked)
         try:
             session = opener.open(None)
         except Exception as error:  # its exception classes share no base but Exception
@@ -237,12 +257,14 @@ class _Options:
     """How sessions are opened.
 
     ``fusing_codes``: quantized ops run on integers. Without, they compute as their definitions
-    say, on every CPU: sums of 8-bit products saturate on those without VNNI.
+    say, on every CPU: sums of 8-bit products saturate on those without VNNI. ``threads`` share
+    the work of one run; 0 for as many as ONNX Runtime chooses.
     """
 
     spinning: bool
     optimizing: bool
     fusing_codes: bool
+    threads: int = 0
 
 
 @final
@@ -261,6 +283,7 @@ class _Profile:
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _SILENT
+        options.intra_op_num_threads = self._asked.threads
         if not self._asked.optimizing:
             level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.graph_optimization_level = level

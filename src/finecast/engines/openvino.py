@@ -31,6 +31,7 @@ from finecast.engines.base import (
 from finecast.engines.links import without_links
 from finecast.engines.openvino_model import model_source, op_names
 from finecast.engines.openvino_names import kernels_of, nodes_by_friendly_name, stored_in
+from finecast.engines.openvino_streams import OpenVinoStreams, shareable, tensor_of
 from finecast.engines.ports import DTYPES, ordered_feeds
 from finecast.engines.source import ModelSource, read_source
 from finecast.errors import EngineError, UsageError
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
     _Names: TypeAlias = Mapping[str, tuple[str, ...]]
     _Read: TypeAlias = tuple[openvino.Model, ModelSource, Callable[[], _Names]]
+    _Compiled: TypeAlias = tuple[openvino.CompiledModel, ModelSource, Callable[[], _Names]]
 
 # The setting by which OpenVINO lowers a model by itself.
 _HINTS = {Format.FP32: "f32", Format.BF16: "bf16", Format.FP16: "f16"}
@@ -66,13 +68,10 @@ class OpenVinoSession:
         where: str,
         names: Mapping[str, tuple[str, ...]] | None,
     ) -> None:
-        import openvino
-
         self._source = source
         self._where = where
         self._names = names
         self._request = compiled.create_infer_request()
-        self._tensor = openvino.Tensor
         self._types = [port.get_element_type() for port in compiled.inputs]
         self._inputs = _specs(compiled.inputs, source.inputs)
         self._outputs = _specs(compiled.outputs, source.outputs)
@@ -185,15 +184,9 @@ class OpenVinoSession:
         return attribute(self._source.steps, kernels), formats
 
     def _infer(self, arrays: Sequence[Array]) -> None:
-        for index, (array, kind) in enumerate(zip(arrays, self._types, strict=True)):
-            # the tensor shares the array's memory, and OpenVINO refuses what is read-only
-            data = np.require(array, requirements=("C", "W")).reshape(array.shape)
-            if data.dtype.kind == "V" or data.dtype.name.startswith(("bfloat", "float8")):
-                raw = data.view(np.dtype(f"u{data.dtype.itemsize}"))
-                tensor = self._tensor(raw, list(data.shape), kind)
-            else:
-                tensor = self._tensor(data, shared_memory=data.dtype.kind != "O")
-            self._request.set_input_tensor(index, tensor)
+        shared = [shareable(array) for array in arrays]  # the request reads them as it runs
+        for index, (data, kind) in enumerate(zip(shared, self._types, strict=True)):
+            self._request.set_input_tensor(index, tensor_of(data, kind))
         if (
             self._stateful
         ):  # every call is a first one: what it gives depends on its feeds alone
@@ -262,6 +255,20 @@ class OpenVinoEngine:
             raise EngineError(f"OpenVINO has no precision hint for {fmt.label}")
         return self._load(model, _HINTS[fmt], profiling=False, named=True)
 
+    def load_streams(self, model: Loadable, fmt: Format = Format.FP32) -> OpenVinoStreams:
+        """Under the performance hint for throughput, and the precision hint for ``fmt``.
+
+        Raises:
+            EngineError: As ``load_hinted``; or if the model keeps a state between requests.
+        """
+        where = str(model) if isinstance(model, Path) else ""
+        config = {
+            "INFERENCE_PRECISION_HINT": _HINTS[fmt],
+            "PERFORMANCE_HINT": "THROUGHPUT",
+        }
+        with self._compiled(model, where, config) as (compiled, source, _):
+            return OpenVinoStreams(compiled, _specs(compiled.inputs, source.inputs), where)
+
     def _load(
         self, model: Loadable, hint: str, *, profiling: bool, named: bool
     ) -> OpenVinoSession:
@@ -271,11 +278,19 @@ class OpenVinoEngine:
             "PERFORMANCE_HINT": "LATENCY",
             "PERF_COUNT": profiling,
         }
-        try:
-            with self._read(model, where) as (read, source, names):
-                compiled = self._core.compile_model(read, self._device, config)
+        with self._compiled(model, where, config) as (compiled, source, names):
             known = names() if named else None
             return OpenVinoSession(compiled, source, where=where, names=known)
+
+    @contextmanager
+    def _compiled(
+        self, model: Loadable, where: str, config: Mapping[str, Any]
+    ) -> Generator[_Compiled]:
+        """The model compiled, its ports and steps, and what finds the steps' ops."""
+        try:
+            with self._read(model, where) as (read, source, names):
+                compiled = self._core.compile_model(read, self._device, dict(config))
+            yield compiled, source, names
         except RuntimeError as error:
             raise EngineError(
                 f"OpenVINO cannot load the model: {explain(error)}",

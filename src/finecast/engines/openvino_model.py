@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from finecast.engines.base import TensorSpec
 from finecast.engines.source import ModelSource, ModelStep
-from finecast.frontends.openvino.reader import bodies, port_name, shape_of
+from finecast.frontends.openvino.bodies import bodies
+from finecast.frontends.openvino.reader import port_name, shape_of
 from finecast.frontends.openvino.types import label_of
 
 if TYPE_CHECKING:

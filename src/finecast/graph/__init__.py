@@ -35,8 +35,8 @@ ROUNDS: Final = "finecast.rounds"
 SCALARS: Final = "finecast.scalars"
 """Attribute of a node with the numbers that are operands of it and not values of the graph."""
 
-CLOSED: Final = "finecast.closed"
-"""Attribute of a node with bodies that the graph does not hold: ops there keep their types."""
+INNER: Final = "finecast.inner"
+"""Attribute of a phi: how many of its outputs, the first ones, are values of a body."""
 
 # Elements looked at together; most constants show in the first ones what they are not.
 _PIECE: Final = 1 << 16

@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from finecast.engines.cpus import cpus
+
 _FLAGS = (
     "avx2",
     "avx512f",
@@ -80,7 +82,7 @@ def environment() -> Environment:
         cpu=cpu,
         flags=flags,
         isa_limit=next((f"{n}={v}" for n in _ISA_LIMITS if (v := os.environ.get(n))), None),
-        cores=_cores(),
+        cores=cpus(),
         platform=platform.platform(),
         python=platform.python_version(),
         finecast=version_of("finecast") or "unknown",
@@ -102,12 +104,6 @@ def _cpu(cpuinfo: str) -> tuple[str, tuple[str, ...]]:
     present = set(line[1].split()) if line else set[str]()
     cpu = name[1].strip() if name else platform.processor() or platform.machine()
     return cpu, tuple(flag for flag in _FLAGS if flag in present)
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))  # what a container may use, not what there is
-    return os.cpu_count() or 1
 
 
 def limited(machine: Environment) -> str:

@@ -74,10 +74,12 @@ class Race:
     Attributes:
         calls: What is timed.
         matters: Two whose times have a lower ratio than this are equals.
+        share: How many calls of a model one of ``calls`` makes; times are those of one.
     """
 
     calls: Mapping[str, Callable[[], object]]
     matters: float = 1.02
+    share: int = 1
     _samples: dict[str, dict[int, float]] = field(init=False)
     _rounds: int = field(init=False, default=0)
 
@@ -91,15 +93,20 @@ class Race:
         anchor: Callable[[], object],
         calls: Mapping[str, Callable[[], object]],
         effort: Effort,
+        *,
+        share: int = 1,
     ) -> Race:
-        """Time ``calls`` beside ``anchor``."""
-        made = cls(calls={ANCHOR: anchor, **calls})
+        """Time ``calls`` beside ``anchor``; each makes ``share`` calls of its model."""
+        made = cls(calls={ANCHOR: anchor, **calls}, share=share)
         made.run(effort)
         return made
 
     @classmethod
     def stated(cls, anchor_s: float, seconds: Mapping[str, float]) -> Race:
-        """Of times that are known: nothing is open, and nothing will be called."""
+        """Of times that are known: nothing is open, and nothing will be called.
+
+        What is known may be any cost of the models, as their bytes.
+        """
         known = {ANCHOR: anchor_s, **seconds}
         made = cls(calls=dict.fromkeys(known, _never_called))
         made._samples = {name: {0: time_s} for name, time_s in known.items()}
@@ -171,7 +178,8 @@ class Race:
             for name in ordered if self._rounds % 2 == 0 else reversed(ordered):
                 start = time.perf_counter()
                 self.calls[name]()
-                self._samples[name][self._rounds] = time.perf_counter() - start
+                took_s = time.perf_counter() - start
+                self._samples[name][self._rounds] = took_s / self.share
             self._rounds += 1
             done += 1
 

@@ -101,7 +101,7 @@ def bytes_moved(
         formats: Format of a value by its id, where that differs from the graph's.
         shapes: Observed shapes by value id; they win over the graph's.
     """
-    if node.op in _VIEWS:
+    if is_view(node):
         return 0.0
     sizes = {
         i: _value_bytes(graph.values[i], formats or {}, shapes)
@@ -117,6 +117,11 @@ def bytes_moved(
             return None
         total += size
     return total
+
+
+def is_view(node: Node) -> bool:
+    """Whether what the node gives is what it reads, under another shape."""
+    return node.op in _VIEWS
 
 
 def recurrent_flops(steps_times_batch: float, weights: float) -> float:

@@ -130,7 +130,8 @@ class PlanSearch:
                 name=proposal.name,
                 plan=proposal.plan,
                 error=proposal.error,
-                latency_s=self.time_s(proposal.plan),
+                cost=(time_s := self.time_s(proposal.plan)),
+                latency_s=time_s,
                 casts=self.device.program.casts(proposal.plan),
             )
             for proposal in unique.values()

@@ -29,9 +29,13 @@ class Hinting(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anchor:
-    """What a user gets without tuning, measured like the result and beside it."""
+    """What a user gets without tuning, measured like the result and beside it.
+
+    ``cost`` is what the objective counts.
+    """
 
     name: str
     metric: float
     passed: bool
     latency_s: float
+    cost: float

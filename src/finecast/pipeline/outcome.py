@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from finecast.pipeline.hint import Anchor
+from finecast.pipeline.objective import Objective
 from finecast.pipeline.study import Trial
 from finecast.pipeline.subject import Built
 from finecast.planning.plan import Plan
@@ -22,11 +23,16 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Metric, latency and size of one model."""
+    """Metric, latency and size of one model; ``cost`` is what the objective counts.
+
+    That is the latency, the seconds of a call under load, or bytes; NaN where it was not
+    looked at.
+    """
 
     metric: float
     latency_s: float
     size_bytes: int
+    cost: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,21 +47,25 @@ class Outcome:
     output's place that were there before and that this run did not replace. ``model`` is the
     tuned model in its frontend's form, the fp32 model where it is unchanged; ``built`` is what
     the plan gave, None where it is unchanged. ``anchors`` are what the engine's own lowering
-    gives without tuning.
+    gives without tuning. ``gain`` is how many times as good as fp32 the tuned model is by the
+    ``objective``; ``speedup`` by the latency of a call, whatever the objective.
     """
 
     verdict: Verdict
     why: str
+    objective: Objective
     baseline: Measured
     tuned: Measured
-    speedup: float
-    speedup_spread: float
     plan: Plan
     casts: int
     trials: tuple[Trial, ...]
     evaluations: int
     seconds: float
     probes: int
+    speedup: float = 1.0
+    speedup_spread: float = 0.0
+    gain: float = 1.0
+    gain_spread: float = 0.0
     predicted_error: float = 0.0
     measured_error: float = 0.0
     target: str = ""
@@ -68,5 +78,5 @@ class Outcome:
 
     @property
     def improved(self) -> bool:
-        """Whether there is a faster model that keeps the criterion."""
+        """Whether there is a better model, by the objective, that keeps the criterion."""
         return self.verdict is Verdict.IMPROVED

@@ -1,9 +1,10 @@
 """Which plans to evaluate on all data, and in which order.
 
-Candidates that another one beats in both time and predicted error are not tried. What is
-left is a chain: faster means less accurate. The fastest is evaluated first; if it misses
-the criterion, bisection finds the fastest one that meets it. Of those that are as fast, within
-3%, the most accurate is taken.
+Candidates that another one beats in both cost and predicted error are not tried. What is
+left is a chain: faster means less accurate. Faster stands for less of the cost: a latency, a
+time under load, or bytes. The fastest is evaluated first; if it misses the criterion,
+bisection finds the fastest one that meets it. Of those that are as fast, within 3%, the most
+accurate is taken.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ SAME_TIME: Final = 1.03
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A plan, its predicted squared output error, and its measured latency."""
+    """A plan, its predicted squared output error, and its measured latency.
+
+    ``cost`` is what the search makes least of: the latency, or what else was asked for.
+    """
 
     name: str
     plan: Plan
     error: float
+    cost: float
     latency_s: float
     casts: int
 
@@ -49,21 +54,21 @@ def worth_timing(
 
 
 def chain(
-    candidates: Sequence[Candidate], baseline_s: float, min_speedup: float = MIN_SPEEDUP
+    candidates: Sequence[Candidate], baseline: float, min_speedup: float = MIN_SPEEDUP
 ) -> list[Candidate]:
-    """Candidates faster than the baseline that no other one beats, fastest first."""
+    """Candidates of less cost than the baseline that no other one beats, fastest first."""
     kept: list[Candidate] = []
-    since = 0.0  # latency of the first candidate that the last one kept stands for
-    for one in sorted(candidates, key=lambda c: (c.latency_s, c.error)):
-        if one.latency_s * min_speedup >= baseline_s:
+    since = 0.0  # cost of the first candidate that the last one kept stands for
+    for one in sorted(candidates, key=lambda c: (c.cost, c.error)):
+        if one.cost * min_speedup >= baseline:
             continue
         if kept and one.error >= kept[-1].error:
             continue
         # As fast as the one before and more accurate: the one before has nothing to offer.
-        if kept and one.latency_s <= since * SAME_TIME:
+        if kept and one.cost <= since * SAME_TIME:
             kept[-1] = one
             continue
-        since = one.latency_s
+        since = one.cost
         kept.append(one)
     return kept
 
@@ -102,8 +107,8 @@ def fastest_passing(
         middle = min(max(middle, low, high - reach), high, low + reach)
     if found < 0:
         return None
-    limit = chained[found].latency_s * SAME_TIME
-    near = max(i for i, c in enumerate(chained) if c.latency_s <= limit)
+    limit = chained[found].cost * SAME_TIME
+    near = max(i for i, c in enumerate(chained) if c.cost <= limit)
     if near in passed or (may_go_on() and passes(chained[near])):
         return chained[near]
     return chained[found]

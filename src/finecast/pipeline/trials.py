@@ -83,6 +83,12 @@ class Trials:
         self._measure = measure
         return self.may_go_on() and not self.passes(candidate)
 
+    def nearest(self, candidates: Sequence[Candidate]) -> Candidate | None:
+        """That of the ``candidates`` tried whose metric comes nearest to the target."""
+        tried = [c for c in candidates if c.plan.digest in self.tried]
+        better = self._criterion.higher_is_better
+        return max(tried, key=lambda c: _known(self.metric(c.plan), better), default=None)
+
     def allowed_error(self, candidates: Sequence[Candidate]) -> float | None:
         """The squared output error at which the metric is expected to reach the target.
 
@@ -174,6 +180,13 @@ class Trials:
         self.tried[candidate.plan.digest] = replace(trial, passed=passed)
         self.progress("evaluation", len(self.tried), len(self.tried))
         return passed
+
+
+def _known(metric: float, higher_is_better: bool) -> float:
+    """The metric as one that is to be high; NaN is worst."""
+    if math.isnan(metric):
+        return -math.inf
+    return metric if higher_is_better else -metric
 
 
 def nan_baseline(model: str, first: str) -> ModelError:

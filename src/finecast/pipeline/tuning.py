@@ -15,11 +15,14 @@ from typing import Final
 
 from finecast.data.criterion import Criterion
 from finecast.errors import EngineError
-from finecast.measure.racing import ANCHOR, Effort, Race
+from finecast.measure.racing import ANCHOR
+from finecast.pipeline import measuring
+from finecast.pipeline.conclusion import Conclusion
 from finecast.pipeline.goal import MIN_SPEEDUP, Budget, Goal
-from finecast.pipeline.hint import Anchor, Hinting
+from finecast.pipeline.hint import Hinting
+from finecast.pipeline.measuring import Measuring
 from finecast.pipeline.narrowing import worthwhile
-from finecast.pipeline.outcome import Measured, Outcome, Verdict
+from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.search import SAME_TIME, Candidate, chain, worth_timing
 from finecast.pipeline.study import Study
 from finecast.pipeline.subject import Built, Examined, Subject, UserRules
@@ -31,13 +34,10 @@ from finecast.planning.plan import Plan
 from finecast.planning.predicting import predicted_error
 from finecast.planning.problem import Analysis
 from finecast.planning.proposing import between, lowest, near, propose
-from finecast.planning.sensitivity import squared_error
+from finecast.planning.singles import lowered_by_one, raised_by_one
 from finecast.progress import Progress, silent
 from finecast.rules.policy import Policy
 
-_FINAL: Final = Effort(min_time_s=4.0, settle_s=6.0)
-_RANKING: Final = Effort(min_time_s=3.0, settle_s=12.0)
-_BASELINE: Final = Effort(min_time_s=0.5)
 # Steps of the frontier that become candidates where none of the first ones passes: bisection
 # evaluates three or four of them.
 _MORE_STEPS: Final = 7
@@ -61,6 +61,8 @@ def tune(
         EngineError: If the fp32 model cannot be run.
     """
     budget = Budget(goal=goal)
+    standing = Measuring(objective=goal.objective, subject=subject, workload=workload)
+    standing.check()
     if policy.open_formats:
         policy = replace(policy, formats=subject.formats, open_formats=False)
     subject.check_formats(policy)
@@ -69,19 +71,22 @@ def tune(
     baseline = _baseline(subject, workload, goal.criterion)
     goal.criterion.check(baseline, workload.worst)
     progress("baseline", 1, 1)
-    narrowed, left_out = worthwhile(policy, subject.speed, user_rules)
+    narrowed, left_out = policy, ()
+    if goal.objective.of_time:
+        narrowed, left_out = worthwhile(policy, subject.speed, user_rules)
     tuning = _Tuning(
         subject=subject,
         workload=workload,
         policy=narrowed,
         left_out=left_out,
         progress=progress,
+        measuring=standing,
         examined=subject.examine(narrowed, user_rules, workload, progress),
         trials=Trials(
             model=subject.model.digest,
             workload=workload,
             baseline=baseline,
-            runner=subject.runner,
+            runner=goal.objective.keyed(subject.runner),
             study=study,
             progress=progress,
             budget=budget,
@@ -101,7 +106,7 @@ def _baseline(subject: Subject, workload: Workload, criterion: Criterion) -> flo
 class _Tuning:
     """One search: ``built`` are the models of plans that are candidates, by digest.
 
-    ``baseline_s`` is fp32's time in the first race.
+    ``fp32`` is what it takes, by the objective, in the first race.
     """
 
     subject: Subject
@@ -110,10 +115,11 @@ class _Tuning:
     left_out: tuple[str, ...]
     examined: Examined
     trials: Trials
+    measuring: Measuring
     progress: Progress
     built: dict[str, Built] = field(default_factory=dict[str, Built])
     analysis: Analysis | None = None
-    baseline_s: float | None = None
+    fp32: float | None = None
     hints: dict[str, Built] = field(default_factory=dict[str, Built])
 
     def run(self) -> Outcome:
@@ -123,24 +129,52 @@ class _Tuning:
             proposals = self._proposals()
         except EngineError as error:
             return self._unchanged(f"the lowest plan cannot be run: {error.what}")
-        candidates, baseline_s = self._rank(proposals)
-        chained = chain(candidates, baseline_s, self._min_speedup)
+        candidates, fp32 = self._rank(proposals)
+        chained = chain(candidates, fp32, self._min_speedup)
         if not chained:
-            return self._unchanged(self._none_faster(candidates, baseline_s))
+            return self._unchanged(self._none_better(candidates, fp32))
         if self.trials.misses(chained[0], self._evaluate):
             candidates += self._near(candidates)
-            chained = chain(candidates, baseline_s, self._min_speedup)
+            chained = chain(candidates, fp32, self._min_speedup)
         found = self._search(chained)
         finer = self._refine(chained, found)
         if finer:
             candidates += finer
-            limit = (baseline_s, self._min_speedup)
+            limit = (fp32, self._min_speedup)
             if found is not None:
-                limit = (found.latency_s, SAME_TIME)
+                limit = (found.cost, SAME_TIME)
             found = self._search(chain(finer, *limit), found) or found
+        singles, found = self._one_by_one(candidates, found)
         if found is None:
-            return self._unchanged(self.trials.none_passes(len(candidates)))
-        return self._finish(found)
+            why = self.trials.none_passes(len(candidates) + singles)
+            if not self.trials.budget.goal.goes_on:
+                why += "; with --max-trials or --timeout single ops are tried, too"
+            return self._unchanged(why)
+        self._keep(found)
+        return self._conclusion.improved(found, self.built[found.plan.digest])
+
+    def _unchanged(self, why: str) -> Outcome:
+        self._keep()
+        return self._conclusion.unchanged(why)
+
+    def _keep(self, *candidates: Candidate) -> None:
+        """Unload the models of all other candidates."""
+        kept = {c.plan.digest for c in candidates}
+        for digest in [d for d in self.built if d not in kept]:
+            self.built.pop(digest).release()
+
+    @property
+    def _conclusion(self) -> Conclusion:
+        return Conclusion(
+            subject=self.subject,
+            workload=self.workload,
+            planner=self.examined.planner,
+            analysis=self.analysis,
+            trials=self.trials,
+            measuring=self.measuring,
+            hints=self.hints,
+            left_out=self.left_out,
+        )
 
     @property
     def _min_speedup(self) -> float:
@@ -150,9 +184,7 @@ class _Tuning:
         self, chained: Sequence[Candidate], found: Candidate | None = None
     ) -> Candidate | None:
         """The fastest that passes; models that count no longer, beside ``found``, go."""
-        kept = {c.plan.digest for c in (*chained, *([found] if found else ()))}
-        for digest in [d for d in self.built if d not in kept]:
-            self.built.pop(digest).release()
+        self._keep(*chained, *([found] if found else ()))
         return self.trials.search(chained, self._evaluate)
 
     def _near(self, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -184,8 +216,52 @@ class _Tuning:
         proposals = between(self.examined.planner, self.analysis, errors, most=_MORE_STEPS)
         return self._rank(proposals)[0] if proposals else []
 
+    def _one_by_one(
+        self, candidates: Sequence[Candidate], found: Candidate | None
+    ) -> tuple[int, Candidate | None]:
+        """Single units tried both ways while a given budget lasts; how many plans that made.
+
+        From the plan found one unit more is lowered. Where none passes, one less of the plan
+        that came nearest, and one alone: the metric may fail by a unit whose predicted error
+        is small. The best of those that were tried is the next to start from.
+        """
+        made, at = 0, found
+        tried = {c.plan.digest for c in candidates}
+        while self.trials.budget.goal.goes_on and self.trials.may_go_on():
+            at = at or self.trials.nearest(candidates)
+            fresh = [p for p in self._singles(at, found) if p.plan.digest not in tried]
+            if not fresh:
+                break
+            tried |= {p.plan.digest for p in fresh}
+            self._keep(*([found] if found else ()))
+            ranked, fp32 = self._rank(fresh)
+            made += len(ranked)
+            limit = fp32 / self._min_speedup if found is None else found.cost / SAME_TIME
+            faster = sorted((c for c in ranked if c.cost < limit), key=lambda c: c.cost)
+            passed = self._first_passing(faster)
+            if passed is None and found is not None:
+                break
+            found, at = passed, passed or self.trials.nearest(faster) or at
+        return made, found
+
+    def _singles(self, at: Candidate | None, found: Candidate | None) -> list[Proposal]:
+        planner, analysis = self.examined.planner, self.analysis
+        if analysis is None or at is None:
+            return []
+        if found is not None:
+            return lowered_by_one(planner, analysis, found.plan)
+        alone = planner.highest()
+        return [
+            *raised_by_one(planner, analysis, at.plan),
+            *lowered_by_one(planner, analysis, alone),
+        ]
+
+    def _first_passing(self, candidates: Sequence[Candidate]) -> Candidate | None:
+        return next((c for c in candidates if self.trials.search([c], self._evaluate)), None)
+
     def _proposals(self) -> list[Proposal]:
-        planner, analysis = self.examined.planner, self.examined.analysis()
+        planner = self.examined.planner
+        analysis = self.measuring.priced(planner, self.examined.analysis())
         self.analysis = analysis
         proposals = propose(planner, analysis, max_steps=self.subject.max_steps)
         near = worth_timing(proposals, self._min_speedup)
@@ -214,46 +290,53 @@ class _Tuning:
         ]
 
     def _rank(self, proposals: Sequence[Proposal]) -> tuple[list[Candidate], float]:
-        """Time every proposal beside fp32: predictions only choose which.
+        """Measure every proposal beside fp32: predictions only choose which.
 
-        Latencies of several races are by fp32's in the first: the machine's load changes.
+        Costs of several races are by fp32's in the first: the machine's load changes.
         """
         unique = {p.plan.digest: p for p in reversed(proposals)}
         for done, (digest, proposal) in enumerate(unique.items()):
             self.built[digest] = self.subject.model.build(proposal.plan)
             self.progress("convert", done + 1, len(unique))
         models = {digest: self.built[digest] for digest in unique}
-        effort = replace(_RANKING, limit=1 / self._min_speedup)
-        times = self.subject.times(models, self.workload, effort)
-        if self.baseline_s is None:
-            self.baseline_s = times.latency_s(ANCHOR)
+        effort = replace(measuring.RANKING, limit=1 / self._min_speedup)
+        found = self.measuring.stand(models, effort, self.examined.planner, self.analysis)
+        if self.fp32 is None:
+            self.fp32 = found.costs.latency_s(ANCHOR)
+        fp32_s = found.times.latency(ANCHOR).median_s
         candidates = [
             Candidate(
                 name=p.name,
                 plan=p.plan,
                 error=p.error,
-                latency_s=self.baseline_s * times.slowdown(digest).median,
+                cost=self.fp32 * found.costs.slowdown(digest).median,
+                latency_s=fp32_s * found.times.slowdown(digest).median,
                 casts=self.built[digest].casts,
             )
             for digest, p in unique.items()
-            if digest in times.names  # a mix that the engine has no kernels for is none
+            if digest in found.costs.names  # a mix that the engine has no kernels for is none
         ]
         self.progress("timing", 1, 1)
-        return candidates, self.baseline_s
+        return candidates, self.fp32
 
-    def _none_faster(self, candidates: Sequence[Candidate], baseline_s: float) -> str:
-        fastest = min((c.latency_s for c in candidates), default=math.inf)
+    def _none_better(self, candidates: Sequence[Candidate], fp32: float) -> str:
+        objective = self.measuring.objective
+        words, least = objective.words, self._min_speedup
+        best = min((c.cost for c in candidates), default=math.inf)
         where = "by the model" if self.subject.target else "here"
-        least = self._min_speedup
-        wanted = "faster" if least == MIN_SPEEDUP else f"{least:g} times as fast as fp32"
-        speeds = (self.subject.speed(fmt).text for fmt in self.policy.formats)
+        wanted = words.better
+        if least != MIN_SPEEDUP:
+            wanted = f"{least:g} times {words.as_good} as fp32"
+        told = ()
+        if objective.of_time and not self.subject.target:
+            told = (self.subject.speed(fmt).text for fmt in self.policy.formats)
         return "; ".join(
             (
                 (
-                    f"no plan is {wanted} {where}: the fastest takes {1e3 * fastest:.3g} ms,"
-                    f" fp32 {1e3 * baseline_s:.3g} ms"
+                    f"no plan is {wanted} {where}: the {words.best} takes"
+                    f" {words.takes(best)}, fp32 {words.takes(fp32)}"
                 ),
-                *(() if self.subject.target else speeds),
+                *told,
                 *self.left_out,
             )
         )
@@ -263,107 +346,3 @@ class _Tuning:
         subject = self.subject
         session = subject.session(self.built[plan.digest])
         return self.workload.evaluate(session, subject.truth or subject.reference)
-
-    def _finish(self, found: Candidate) -> Outcome:
-        subject, built = self.subject, self.built[found.plan.digest]
-        times = subject.times({"tuned": built, **self.hints}, self.workload, _FINAL)
-        speed = times.speed("tuned")
-        if speed.median < self._min_speedup:
-            wanted = "not faster" if self._min_speedup == MIN_SPEEDUP else "not fast enough"
-            return self._unchanged(
-                f"the plan {found.name} is {wanted}: {speed.median:.3g}x fp32's speed"
-            )
-        keeps = "keeps the criterion" + (" in emulation" if subject.target else "")
-        anchors = self._anchors(times)
-        outcome = self._outcome(
-            "; ".join((f"{found.name} {keeps}", *self.left_out)),
-            baseline=self._fp32(times.latency_s(ANCHOR)),
-            tuned=Measured(
-                metric=self.trials.metric(found.plan),
-                latency_s=times.latency_s("tuned"),
-                size_bytes=built.size_bytes,
-            ),
-            plan=found.plan,
-            built=built,
-            speed=(speed.median, speed.high - speed.low),
-            errors=(math.sqrt(found.error), self._error(built)),
-        )
-        return replace(outcome, anchors=anchors)
-
-    def _anchors(self, times: Race) -> tuple[Anchor, ...]:
-        """What the engine's own lowering gives, on all data."""
-        found: list[Anchor] = []
-        for name, built in self.hints.items():
-            session, truth = self.subject.session(built), self.subject.truth
-            metric = self.workload.evaluate(session, truth or self.subject.reference)
-            self.trials.evaluations += 1
-            found.append(
-                Anchor(
-                    name=name,
-                    metric=metric,
-                    passed=self.trials.passing(metric),
-                    latency_s=times.latency_s(name),
-                )
-            )
-        return tuple(found)
-
-    def _error(self, built: Built) -> float:
-        """Relative error of the outputs, as the square root of the mean square over feeds."""
-        subject = self.subject
-        session = subject.session(built)
-        errors = [
-            squared_error([*session.run(f).values()], [*subject.reference.run(f).values()])
-            for f in subject.feeds(self.workload)
-        ]
-        return math.sqrt(sum(errors) / len(errors))
-
-    def _fp32(self, latency_s: float) -> Measured:
-        return Measured(
-            metric=self.trials.baseline,
-            latency_s=latency_s,
-            size_bytes=self.subject.model.size_bytes,
-        )
-
-    def _unchanged(self, why: str) -> Outcome:
-        times = self.subject.times(self.hints, self.workload, _BASELINE)
-        same = self._fp32(times.latency_s(ANCHOR))
-        plan = self.examined.planner.unchanged(why)
-        anchors = self._anchors(times)
-        outcome = self._outcome(why, baseline=same, tuned=same, plan=plan)
-        return replace(outcome, anchors=anchors)
-
-    def _outcome(
-        self,
-        why: str,
-        *,
-        baseline: Measured,
-        tuned: Measured,
-        plan: Plan,
-        built: Built | None = None,
-        speed: tuple[float, float] = (1.0, 0.0),
-        errors: tuple[float, float] = (0.0, 0.0),
-    ) -> Outcome:
-        subject = self.subject
-        for one in self.built.values():
-            one.release()
-        return Outcome(
-            verdict=Verdict.UNCHANGED if built is None else Verdict.IMPROVED,
-            why=why,
-            baseline=baseline,
-            tuned=tuned,
-            speedup=speed[0],
-            speedup_spread=speed[1],
-            plan=plan,
-            casts=0 if built is None else built.casts,
-            trials=tuple(self.trials.tried.values()),
-            evaluations=self.trials.evaluations,
-            seconds=self.trials.budget.seconds,
-            probes=0 if self.analysis is None else self.analysis.probes,
-            predicted_error=errors[0],
-            measured_error=errors[1],
-            target=subject.target,
-            warnings=(*subject.told, *subject.model.notes(self.examined.planner)),
-            reused=len(self.trials.reused),
-            model=subject.model.model if built is None else built.model,
-            built=built,
-        )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
-from finecast.planning.problem import Analysis, build_problem
+from finecast.planning.problem import Analysis, Priced, build_problem
 from finecast.planning.units import Units
 from finecast.rules import Permission
 from finecast.solver.expansion import envelope
@@ -24,15 +24,18 @@ from finecast.solver.labelling import two_sided
 class Choice:
     """A format for each unit, what it is predicted to take, and its squared output error.
 
-    ``casts`` counts the casts that take time; ``how`` it was found, in words.
+    ``casts`` counts the casts that take time; ``how`` it was found, in words, and the
+    ``index`` of its step of the frontier, if it is one or lies before one. What it takes,
+    ``time_s``, is seconds, or what else the plans are ``priced`` by.
     """
 
     how: str
-    index: int
+    index: int | None
     formats: tuple[Format, ...]
     time_s: float
     error: float
     casts: int
+    priced: Priced = Priced.TIME
 
     @property
     def lowers(self) -> bool:
@@ -42,10 +45,10 @@ class Choice:
     @property
     def because(self) -> str:
         """The reason that the plan made of it states."""
-        text = (
-            f"{self.how}, step {self.index} of the frontier: predicted"
-            f" {1e3 * self.time_s:.4g} ms with {self.casts} casts"
-        )
+        step = "" if self.index is None else f", step {self.index} of the frontier"
+        text = f"{self.how}{step}: predicted {self.priced.say(self.time_s)}"
+        if self.priced is Priced.TIME:
+            text += f" with {self.casts} casts"
         if self.error > 0:
             text += f", relative output error {math.sqrt(self.error):.3g}"
         return text
@@ -62,7 +65,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """A plan worth trying, its predicted time and squared relative output error."""
+    """A plan worth trying, its predicted cost and squared relative output error."""
 
     name: str
     plan: Plan
@@ -102,6 +105,7 @@ def choices(
                 time_s=step.time_s,
                 error=step.error,
                 casts=step.casts,
+                priced=analysis.priced,
             )
             for step in frontier(two_sided(problem), max_steps=most)
         )
@@ -113,6 +117,7 @@ def choices(
             time_s=found.time_s,
             error=found.error,
             casts=found.casts,
+            priced=analysis.priced,
         )
         for index, found in enumerate(envelope(problem, max_steps=most or _MANY))
     )

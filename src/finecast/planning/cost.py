@@ -29,6 +29,11 @@ _TERA = 1e12
 class CostModel(Protocol):
     """Prices what a plan decides."""
 
+    @property
+    def shapes(self) -> Shapes:
+        """Observed shapes of values, by id."""
+        ...
+
     def node_time_s(self, graph: Graph, node: Node, fmt: Format) -> float:
         """Seconds that ``node`` takes if it computes in ``fmt``; casts are not included."""
         ...

@@ -59,6 +59,7 @@ def within(
         time_s=found.time_s,
         error=found.error,
         casts=found.casts,
+        priced=analysis.priced,
     )
 
 

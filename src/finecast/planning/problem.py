@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from finecast.graph import Graph, Value
 from finecast.numbers.formats import Format
 from finecast.ops import READS_ANY_FORMAT
+from finecast.ops.flops import Shape, Shapes
 from finecast.planning.cost import CostModel
 from finecast.planning.points import RoundingPoints
 from finecast.planning.sensitivity import Sensitivity
@@ -24,6 +26,21 @@ from finecast.solver.labelling import LabelProblem, Rows, Touched
 CastTime = Callable[[Value, Format, Format], float]
 # Seconds by unit in each format, fp32 first.
 Times = Mapping[Format, NDArray[np.float64]]
+# What the copy of a constant costs that ops in a format read.
+ConstantCost = Callable[[Value, Format], float]
+
+
+class Priced(Enum):
+    """What the costs of an analysis are; ``say`` puts one in words."""
+
+    TIME = (1e3, "ms")
+    SIZE = (1e-6, "MB stored")
+    MEMORY = (1e-6, "MB in memory")
+
+    def say(self, cost: float) -> str:
+        """A cost in its unit."""
+        factor, unit = self.value
+        return f"{factor * cost:.4g} {unit}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +77,15 @@ class Analysis:
 
     Attributes:
         units: What is decided.
-        times: Seconds by unit in each format, fp32 first.
-        cast_time: Seconds of a value's cast.
+        times: Seconds by unit in each format, fp32 first; or what is ``priced``, in its place.
+        cast_time: Seconds of a value's cast, or the same.
         rounded: What rounding to each low format does to the outputs.
         io: Declared formats of inputs and outputs, by value id.
         lowest_s: Predicted seconds of the plan of everything that may be low.
         probes: Runs of the model that the errors took.
+        shapes: Observed shapes of values, by id.
+        priced: What the costs are.
+        constant_cost: Of each copy of a constant; None where they cost nothing.
     """
 
     units: Units
@@ -75,6 +95,9 @@ class Analysis:
     io: Mapping[int, Format] = field(default_factory=dict[int, Format])
     lowest_s: float = math.inf
     probes: int = 0
+    shapes: Shapes = field(default_factory=dict[int, Shape])
+    priced: Priced = Priced.TIME
+    constant_cost: ConstantCost | None = None
 
     @classmethod
     def of(
@@ -97,6 +120,7 @@ class Analysis:
             io=io or {},
             lowest_s=lowest_s,
             probes=probes,
+            shapes=cost.shapes,
         )
 
 
@@ -106,8 +130,9 @@ def build_problem(
     """State the choice among fp32 and low formats for every unit, labels in their order.
 
     Law: the cost of a labelling is the sum of unit times, of one cast per value and format
-    that needs one, and lam times the squared error of every rounding that the labelling
-    does, each once. The casts are those of ``edits``.
+    that needs one, of each constant in each format that it is read in, where constants cost
+    anything, and lam times the squared error of every rounding that the labelling does, each
+    once. The casts are those of ``edits``.
 
     Args:
         graph: The graph.
@@ -118,6 +143,7 @@ def build_problem(
     rounded = [*analysis.rounded.values()]
     formats = (*times,)
     rows = list(_rows(graph, units, formats, analysis.cast_time, analysis.io))
+    rows += _constant_rows(graph, units, formats, analysis.constant_cost)
     forbidden = [_forbidden(units, permissions, f) for f in formats]
     cast = np.array([table for _, _, table in rows], dtype=np.float64)
     return LabelProblem(
@@ -166,6 +192,17 @@ def _rows(
                 yield producer, everyone, np.roll(np.diag(last), 1, axis=1)
         table = [[price(value, source, to) for to in formats] for source in made]
         yield producer, consumers, np.array(table)
+
+
+def _constant_rows(
+    graph: Graph, units: Units, formats: Sequence[Format], cost: ConstantCost | None
+) -> Iterator[tuple[int, list[int], Floats]]:
+    """Of each constant what its copies cost: one in each format that any op reads it in."""
+    for value in graph.values if cost is not None else ():
+        if value.constant is not None and value.format is Format.FP32:
+            copies = [cost(value, fmt) for fmt in formats] if cost is not None else []
+            table = np.array([copies] * len(formats))
+            yield PINNED_HIGH, _consumers(graph, units, value, {}), table
 
 
 def roundings(

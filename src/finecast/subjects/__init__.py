@@ -134,6 +134,35 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
 )
 
 
+_EXPORT: Final = (
+    "in Python: torch.export.save(torch.export.export(module, example), 'model.pt2'),"
+    " or torch.onnx.export(...)"
+)
+_PICKLE: Final = ("a pickle or TorchScript of PyTorch", _EXPORT)
+_WEIGHTS: Final = ("weights without the model that computes with them", _EXPORT)
+_KERAS: Final = (
+    "a Keras model of the old kind",
+    "in Python: keras.saving.load_model(FILE).export(FOLDER), and give the folder",
+)
+_JSON: Final = (
+    "a graph of PaddlePaddle or MXNet",
+    (
+        "save PaddlePaddle's as .pdmodel (FLAGS_enable_pir_api=0 in its environment); MXNet's"
+        " go through scripts/mxnet_to_onnx.sh"
+    ),
+)
+_BUILT: Final = ("what a compiler made of a model", "give the model that it was built from")
+FOREIGN: Final[Mapping[str, tuple[str, str]]] = {
+    **dict.fromkeys((".pt", ".pth", ".ckpt", ".torchscript"), _PICKLE),
+    **dict.fromkeys((".safetensors", ".gguf"), _WEIGHTS),
+    **dict.fromkeys((".h5", ".hdf5"), _KERAS),
+    ".json": _JSON,
+    ".params": ("MXNet's parameters", "see scripts/mxnet_to_onnx.sh"),
+    **dict.fromkeys((".engine", ".plan", ".neff", ".blob", ".mlmodel", ".ort"), _BUILT),
+}
+"""Files that no frontend reads, by suffix: what they are, and what to do."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
     """What else is written with a model's output, and whether the output is a folder.
@@ -236,6 +265,9 @@ def opened(model: Any, *, trust: bool = False, output: Path | None = None) -> Op
                 where=str(path),
                 fix="give a file, or a folder with saved_model.pb",
             )
+        if path.suffix.lower() in FOREIGN and path.is_file():
+            what, fix = FOREIGN[path.suffix.lower()]
+            raise UsageError(f"a {path.suffix} file is {what}", where=str(path), fix=fix)
         found: OpenedModel = entry.load().read(path, trust=trust)
         return found
     if hasattr(model, "graph_for"):

@@ -13,6 +13,7 @@ from finecast.data.criterion import Criterion
 from finecast.engines.base import Feeds, Session
 from finecast.pipeline import tuning
 from finecast.pipeline.goal import Goal
+from finecast.pipeline.objective import Objective
 from finecast.pipeline.outcome import Outcome
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
@@ -31,6 +32,7 @@ def tune(
     example_kwargs: Mapping[str, Any] | None = None,
     baseline: float | None = None,
     criterion: Criterion | None = None,
+    objective: Objective | str = Objective.LATENCY,
     policy: str | Policy = "auto:bf16",
     user_rules: Mapping[str, UserRule] | None = None,
     options: TuneOptions | None = None,
@@ -38,9 +40,9 @@ def tune(
 ) -> Outcome:
     """Find the fastest plan for which ``evaluate(module)`` keeps ``criterion``.
 
-    Laws: the result never misses the criterion and is never slower than fp32 here, run in
-    the same way; where nothing helps its ``model`` is the module as it was, and ``why`` says
-    why.
+    Laws: the result never misses the criterion and is never worse than fp32 here by the
+    objective, run in the same way; where nothing helps its ``model`` is the module as it was,
+    and ``why`` says why.
 
     Args:
         module: The module, or an exported program.
@@ -50,6 +52,8 @@ def tune(
         example_kwargs: Keyword inputs.
         baseline: What ``evaluate`` gives for ``module``, where that is known already.
         criterion: The accuracy to keep; by default at most 1% less.
+        objective: What to have least of: ``latency`` of a call, ``size`` of the module's
+            state, or ``memory`` of the running module, by an estimate.
         policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
         user_rules: Rule functions by name.
         options: How plans are tried.
@@ -59,7 +63,7 @@ def tune(
         ModelError: If the module cannot be captured, or its own metric is NaN.
         UserCodeError: If ``evaluate`` fails.
     """
-    goal = Goal(criterion=criterion or Criterion())
+    goal = Goal(criterion=criterion or Criterion(), objective=Objective.of(objective))
     subject = TorchSubject.of_module(
         module, example_inputs, example_kwargs, options or TuneOptions()
     )

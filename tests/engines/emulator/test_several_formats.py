@@ -17,7 +17,7 @@ from finecast.engines.loading import load_model
 from finecast.frontends import onnx as frontend
 from finecast.numbers.formats import Format
 from finecast.pipeline.device import DeviceModel, PlanSearch, search_plans
-from finecast.pipeline.tuning import Outcome, Verdict
+from finecast.pipeline.outcome import Outcome, Verdict
 from finecast.pipeline.workload import Run
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.planning import make_planner

@@ -22,6 +22,7 @@ from finecast.compat.neural_compressor.quantization_config import PostTrainingQu
 from finecast.errors import UsageError
 from finecast.naming import unknown_name
 from finecast.numbers.formats import Format
+from finecast.pipeline.objective import Objective
 from finecast.rules.policy import low_format
 
 __all__ = [
@@ -137,6 +138,12 @@ class MixedPrecisionConfig:
         check_level(self.quant_level)
         check_op_dicts(self.op_name_dict, self.op_type_dict, quantizes=False)
         self.tuning_criterion.check()
+        if self.tuning_criterion.sought is not Objective.LATENCY:
+            raise UsageError(
+                f"objective {self.tuning_criterion.objective!r} is not supported for mixed"
+                " precision: the fewest ops stay fp32",
+                fix='use "performance", or quantization.fit',
+            )
 
     def without_effect(self, *, evaluated: bool) -> Iterator[str]:
         """Settings given that change nothing, each with the reason."""

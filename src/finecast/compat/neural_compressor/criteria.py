@@ -11,11 +11,17 @@ from typing import Any, Final, TypeVar
 from finecast.data.criterion import Criterion, CriterionKind
 from finecast.errors import UsageError
 from finecast.naming import unknown_name
+from finecast.pipeline.objective import Objective
 
 T = TypeVar("T")
 
 _QUANT_LEVELS: Final = ("auto", 0, 1)
 _OBJECTIVES: Final = ("performance", "accuracy", "modelsize", "footprint")
+_SOUGHT: Final = {
+    "performance": Objective.LATENCY,
+    "modelsize": Objective.SIZE,
+    "footprint": Objective.MEMORY,
+}
 _STRATEGIES: Final = (
     *("basic", "auto", "mse", "mse_v2", "bayesian", "random", "exhaustive", "sigopt", "tpe"),
     *("hawq_v2", "conservative", "lazy"),
@@ -90,16 +96,28 @@ class TuningCriterion:
                 f"max_trials {self.max_trials} and timeout {self.timeout} leave no trial",
                 fix="give at least one trial, and seconds, or 0 for the first that passes",
             )
+        _ = self.sought
+
+    @property
+    def sought(self) -> Objective:
+        """The same as finecast's objective.
+
+        Raises:
+            UsageError: If it is none, or one that nothing here serves.
+        """
         given = [self.objective] if isinstance(self.objective, str) else self.objective
-        if isinstance(given, Mapping) or list(given) != ["performance"]:
-            listed = () if isinstance(given, Mapping) else given
-            unknown = next((o for o in listed if o not in _OBJECTIVES), None)
-            if unknown is not None:
-                raise unknown_name(unknown, _OBJECTIVES, what="objective")
+        listed = () if isinstance(given, Mapping) else tuple(given)
+        unknown = next((o for o in listed if o not in _OBJECTIVES), None)
+        if unknown is not None:
+            raise unknown_name(unknown, _OBJECTIVES, what="objective")
+        found = _SOUGHT.get(listed[0]) if len(listed) == 1 else None
+        if found is None:
             raise UsageError(
-                f"objective {self.objective!r} is not supported: the fewest ops stay fp32",
-                fix='use "performance"',
+                f"objective {self.objective!r} is not supported: a search has one, and keeps"
+                " the accuracy whatever it is",
+                fix=f"use one of {', '.join(_SOUGHT)}",
             )
+        return found
 
 
 def check_level(quant_level: str | int) -> None:

@@ -151,6 +151,14 @@ class EvaluatedSubject:
         """In the engine."""
         return self.inner.times(built, workload, effort)
 
+    def check_streams(self) -> None:
+        """As the engine's."""
+        self.inner.check_streams()
+
+    def streamed(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
+        """In the engine."""
+        return self.inner.streamed(built, workload, effort)
+
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
         """Those that are timed."""
         return self.inner.feeds(workload)

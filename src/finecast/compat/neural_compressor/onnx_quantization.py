@@ -72,7 +72,7 @@ class _Quantization:
         evaluation: ModelEvaluation,
         rules: tuple[tuple[str, UserRule], ...],
     ) -> OnnxResult | None:
-        """The fastest model that keeps the accuracy; None where there is none."""
+        """The best model, by the objective, that keeps the accuracy; None where none is."""
         file, tuning = self.source.file, conf.tuning_criterion
         criterion = conf.accuracy_criterion.to_criterion()
         inner = EngineSubject(
@@ -87,6 +87,7 @@ class _Quantization:
         )
         goal = Goal(
             criterion=criterion,
+            objective=tuning.sought,
             max_trials=tuning.max_trials,
             timeout_s=tuning.timeout or None,
             first_is_enough=not tuning.timeout,

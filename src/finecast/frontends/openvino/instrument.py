@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.frontends import rounding
+from finecast.frontends.openvino.bodies import hand_in
 from finecast.frontends.openvino.reader import read
 from finecast.frontends.openvino.types import new_constant, take_names
-from finecast.graph import Graph
+from finecast.graph import INNER, Graph
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder
 from finecast.planning.edits import Use
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def observable(graph: Graph) -> dict[str, int]:
-    """Names and ids of the float values that can be shown: those that an op computes.
+    """Names and ids of the float values that can be shown: those computed outside of bodies.
 
     The names are of ops and ports: tensors may have none, or several.
     """
@@ -30,7 +31,10 @@ def observable(graph: Graph) -> dict[str, int]:
     for value in graph.values:
         if value.format is not None and value.constant is None and value.producer is not None:
             maker = graph.nodes[value.producer]
-            found[f"{maker.name}:{maker.outputs.index(value.id)}"] = value.id
+            index = maker.outputs.index(value.id)
+            inner = maker.attributes.get(INNER, 0)
+            if not maker.region and isinstance(inner, int) and index >= inner:
+                found[f"{maker.name}:{index}"] = value.id
     return found
 
 
@@ -69,8 +73,10 @@ class OvRoundable:
         self._results: dict[int, list[openvino.Node]] = {}
         for result in self._binding.model.get_results():
             self._results.setdefault(ids[_key(result.input_value(0))], []).append(result)
+        self._regions = dict(zip(ids, self._binding.value_regions, strict=True))
         self._switch: openvino.Node | None = None
-        self._elements: dict[int, openvino.Node] = {}
+        self._switches: dict[int, openvino.Output] = {}
+        self._elements: dict[tuple[int, int], openvino.Node] = {}
 
     @property
     def library(self) -> str:
@@ -88,14 +94,14 @@ class OvRoundable:
 
     def read_at(self, node: int, index: int) -> openvino.Output:
         """The port that an input is joined to."""
-        source: openvino.Output = self._binding.nodes[node].input(index).get_source_output()
+        source: openvino.Output = self._binding.entries[node][index].port.get_source_output()
         return source
 
     def give(self, value: int, uses: Iterable[Use], tensor: openvino.Output) -> None:
         """Join inputs to ``tensor``; an output of the model takes its names along."""
         for use in uses:
             if use.node is not None:
-                self._binding.nodes[use.node].input(use.index).replace_source_output(tensor)
+                self._binding.entries[use.node][use.index].port.replace_source_output(tensor)
                 continue
             for result in self._results[value]:
                 before = result.input_value(0)
@@ -125,10 +131,22 @@ class OvRoundable:
         """A Select by an element of the extra input."""
         from openvino import opset13
 
-        if k not in self._elements:
+        region = self._regions[_key(off)]
+        if (k, region) not in self._elements:
             index, axis = (opset13.constant(np.int64(n)) for n in (k, 0))
-            self._elements[k] = opset13.gather(self._given(), index, axis)
-        return opset13.select(self._elements[k], on, off).output(0)
+            self._elements[k, region] = opset13.gather(self._in(region), index, axis)
+        return opset13.select(self._elements[k, region], on, off).output(0)
+
+    def _in(self, region: int) -> openvino.Output:
+        """The extra input as it is in a region: each body is handed its parent's."""
+        if region not in self._switches:
+            body = self._binding.regions[region]
+            self._switches[region] = (
+                self._given().output(0)
+                if body is None
+                else hand_in(body, self._in(body.parent))
+            )
+        return self._switches[region]
 
     def _given(self) -> openvino.Node:
         from openvino import Type, opset13

@@ -9,10 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from finecast import ops
+from finecast.frontends.openvino.bodies import Entry, Region, Tie, bodies, every_op, ties_of
 from finecast.frontends.openvino.definitions import OpTypes
-from finecast.frontends.openvino.types import label_of, numbers_of
+from finecast.frontends.openvino.types import FORMATS, label_of, numbers_of
 from finecast.frontends.scopes import scope_of
-from finecast.graph import CLOSED, SCALARS, Attribute, ConstantStats, Dim, Graph, Node, Value
+from finecast.graph import INNER, SCALARS, Attribute, ConstantStats, Dim, Graph, Node, Value
+from finecast.numbers.formats import Format
 from finecast.ops import OpKind
 
 if TYPE_CHECKING:
@@ -25,6 +27,9 @@ _OPAQUE: Final = frozenset(
     {"string", "undefined", "dynamic", "u1", "u2", "u3", "u4", "u6", "i4"}
 )
 _PORTS: Final = frozenset({"Parameter", "Result", "Constant"})
+PHI: Final = "phi"
+# What control flow hands on: any type, of which OpenVINO computes in these.
+_ADMITS: Final = frozenset({Format.FP32, Format.BF16, Format.FP16})
 # What the core calls by the names that ONNX gave it.
 _RENAMED: Final[Mapping[str, str]] = {
     "transpose_a": "transA",
@@ -41,12 +46,17 @@ _AXIS_INPUTS: Final = {"Gather": 2}
 class OvBinding:
     """Which objects of OpenVINO the ids of a Graph stand for.
 
+    ``nodes[i]`` is None for a phi, and ``entries[i]`` has one for each of node i's inputs.
     ``constants`` are those that a value's numbers come from: the op of its port, or the one
-    behind a conversion that only widens a compressed constant.
+    behind a conversion that only widens a compressed constant. ``regions[r]`` is the body that
+    region r is; the model itself, region 0, is none. ``value_regions[i]`` is that of value i.
     """
 
     model: openvino.Model
-    nodes: list[openvino.Node] = field(default_factory=list["openvino.Node"])
+    nodes: list[openvino.Node | None] = field(default_factory=list["openvino.Node | None"])
+    entries: list[tuple[Entry, ...]] = field(default_factory=list[tuple[Entry, ...]])
+    regions: list[Region | None] = field(default_factory=lambda: [None])
+    value_regions: list[int] = field(default_factory=list[int])
     values: list[openvino.Output] = field(default_factory=list["openvino.Output"])
     constants: dict[int, openvino.Node] = field(default_factory=dict[int, "openvino.Node"])
 
@@ -55,7 +65,7 @@ def name_ops(model: openvino.Model) -> None:
     """Give every op a name of its own, keeping those that already are."""
     kept: set[str] = set()
     again: list[openvino.Node] = []
-    for op in model.get_ordered_ops():
+    for op in every_op(model):
         name = op.get_friendly_name()
         if name in kept:
             again.append(op)
@@ -77,23 +87,14 @@ def port_name(port: Any) -> str:
     return own if own in names or not names else names[0]
 
 
-def bodies(op: Any) -> list[openvino.Model]:
-    """Bodies of control flow."""
-    kind = op.get_type_name()
-    if kind == "If":
-        return [op.get_then_body(), op.get_else_body()]
-    return [op.get_body()] if kind in ("Loop", "TensorIterator") else []
-
-
 def read(model: openvino.Model, *, digest: str = "") -> tuple[Graph, OvBinding]:
     """Build the neutral graph of ``model``, whose ops have names of their own.
 
     Law: every float tensor of the model is a Value, every op that may change type a Node.
-    Bodies of If, Loop and TensorIterator stay closed: what is in them keeps its types.
+    Bodies of If, Loop and TensorIterator are opened.
     """
     reader = _Reader(model)
-    for op in model.get_ordered_ops():
-        reader.op(op)
+    reader.region(model, 0)
     return reader.finish(digest), reader.binding
 
 
@@ -106,59 +107,119 @@ class _Reader:
         self.producers: dict[int, int] = {}
         self.uses: dict[int, list[int]] = {}
         self.folded: set[int] = set()
+        self.names = {op.get_friendly_name() for op in every_op(model)}
 
-    def value(self, port: openvino.Output) -> int:
+    def value(self, port: openvino.Output, region: int = 0) -> int:
         key = (port.get_node().get_friendly_name(), port.get_index())
         found = self.ids.get(key)
         if found is None:
             found = self.ids[key] = len(self.binding.values)
             self.binding.values.append(port)
+            self.binding.value_regions.append(region)
         return found
 
-    def op(self, op: openvino.Node) -> None:
+    def region(self, model: openvino.Model, number: int) -> None:
+        """Add all that stands in the model, or in the body, which region ``number`` is."""
+        for op in model.get_ordered_ops():
+            self.op(op, number)
+
+    def op(self, op: openvino.Node, region: int) -> None:
+        inner: list[tuple[int, openvino.Model]] = []
+        for index, body in enumerate(bodies(op)):
+            inner.append((len(self.binding.regions), body))
+            self.binding.regions.append(
+                Region(owner=op, body=index, model=body, parent=region)
+            )
+            self.region(body, inner[-1][0])
         kind = op.get_type_name()
         if kind == "Result":
             return
-        results = [self.value(port) for port in op.outputs()]
+        ties = ties_of(op, region, inner) if inner else []
+        results = [] if ties else [self.value(port, region) for port in op.outputs()]
         if kind == "Constant":
             self.binding.constants[results[0]] = op
         elif (packed := _compressed(op)) is not None:
             self.binding.constants[results[0]] = packed
         elif kind not in _PORTS:
-            self.node(op, kind, results)
+            tied = {e.index for tie in ties for e in tie.inputs if e.op is op}
+            self.node(op, region, results, tied)
+        for number, tie in enumerate(ties):
+            self.phi(op, number, tie, region)
 
-    def node(self, op: openvino.Node, kind: str, results: list[int]) -> None:
-        sources = [port.get_source_output() for port in op.inputs()]
-        inputs = [self.value(port) for port in sources]
+    def node(self, op: openvino.Node, region: int, results: list[int], tied: set[int]) -> None:
+        """Add ``op``; what enters at the inputs ``tied`` enters a phi of it."""
+        kind = op.get_type_name()
         info = ops.lookup(f"openvino::{kind}")
+        entries = tuple(Entry(op=op, index=i, region=region) for i in range(len(op.inputs())))
+        inputs = [None if e.index in tied else self._source(e) for e in entries]
         found = self.types.of(op, kind)
         if self._decompresses(info, inputs, results):
             found = self.types.fixed(op)
-        number = len(self.nodes)
-        self.binding.nodes.append(op)
         name = op.get_friendly_name()
-        self.nodes.append(
-            Node(
-                id=number,
-                name=name,
-                op=info.name,
-                native=f"openvino::{kind}",
-                inputs=tuple(inputs),
-                outputs=tuple(results),
-                follows_in=found.follows_in,
-                follows_out=found.follows_out,
-                format=found.format,
-                admits=found.admits,
-                attributes=dict(_attributes(op, kind)),
-                scope=scope_of(name),
-            )
+        made = Node(
+            id=len(self.nodes),
+            name=name,
+            op=info.name,
+            native=f"openvino::{kind}",
+            inputs=tuple(inputs),
+            outputs=tuple(results),
+            follows_in=found.follows_in,
+            follows_out=found.follows_out[: len(results)],
+            format=found.format,
+            admits=found.admits,
+            attributes=dict(_attributes(op, kind)),
+            scope=scope_of(name),
+            region=region,
         )
-        for index in dict.fromkeys(inputs):
-            self.uses.setdefault(index, []).append(number)
-        for index in results:
-            self.producers[index] = number
+        self._add(op, entries, made)
 
-    def _decompresses(self, info: ops.OpInfo, inputs: list[int], results: list[int]) -> bool:
+    def phi(self, op: openvino.Node, number: int, tie: Tie, region: int) -> None:
+        """Add what joins the values that ``op`` forces to be of one type."""
+        inputs = [self._source(entry) for entry in tie.inputs]
+        outputs = [self.value(port, region) for port in (*tie.inner, *tie.outer)]
+        values = [self.binding.values[i] for i in (*inputs, *outputs)]
+        labels = {label_of(port.get_element_type()) for port in values}
+        fmt = FORMATS.get(labels.pop()) if len(labels) == 1 else None
+        name = f"{op.get_friendly_name()}/{PHI}_{number}"
+        while name in self.names:
+            name += "_"
+        self.names.add(name)
+        made = Node(
+            id=len(self.nodes),
+            name=name,
+            op=PHI,
+            native=f"finecast::{PHI}",
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            follows_in=(fmt is not None,) * len(inputs),
+            follows_out=(fmt is not None,) * len(outputs),
+            format=fmt,
+            admits=_ADMITS if fmt else frozenset(),
+            attributes={"of": op.get_type_name(), INNER: len(tie.inner)},
+            scope=op.get_friendly_name(),
+            region=region,
+        )
+        self._add(None, tie.inputs, made)
+
+    def _source(self, entry: Entry) -> int:
+        return self.value(entry.port.get_source_output(), entry.region)
+
+    def _add(
+        self, native: openvino.Node | None, entries: tuple[Entry, ...], node: Node
+    ) -> None:
+        self.binding.nodes.append(native)
+        self.binding.entries.append(entries)
+        self.nodes.append(node)
+        for index in dict.fromkeys(node.inputs):
+            if index is not None:
+                self.uses.setdefault(index, []).append(node.id)
+        for index in node.outputs:
+            if index is not None:
+                self.producers[index] = node.id
+
+    def _decompresses(
+        self, info: ops.OpInfo, inputs: list[int | None], results: list[int]
+    ) -> bool:
         """Whether it computes floats from stored integers alone: weights, as they are kept.
 
         An engine multiplies by such weights as they are stored; a cast among these ops would
@@ -220,8 +281,6 @@ def _compressed(op: openvino.Node) -> openvino.Node | None:
 
 def _attributes(op: openvino.Node, kind: str) -> Iterator[tuple[str, Attribute]]:
     found: Mapping[str, Any] = op.get_attributes()
-    if inner := bodies(op):
-        yield CLOSED, len(inner)
     scalars = [found[name] for name in _SCALARS.get(kind, ()) if name in found]
     if scalars:
         yield SCALARS, tuple(float(number) for number in scalars)

@@ -8,9 +8,11 @@ given fp32 numbers and a type, are not.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 from finecast.errors import ModelError
+from finecast.frontends.openvino.bodies import every_op
 from finecast.frontends.openvino.reader import OvBinding
 from finecast.frontends.openvino.types import (
     TYPES,
@@ -75,11 +77,16 @@ class _Writer:
     def __init__(self, graph: Graph, binding: OvBinding) -> None:
         self.graph = graph
         self.binding = binding
-        self.names = {op.get_friendly_name() for op in binding.model.get_ops()}
+        self.names = {op.get_friendly_name() for op in every_op(binding.model)}
 
     def set_format(self, edit: SetFormat) -> None:
-        """Types are inferred from what is read, except that of a conversion."""
+        """Types are inferred from what is read, but of a conversion and of a body's inputs."""
         old = self.binding.nodes[edit.node]
+        if old is None:
+            for index in self.graph.nodes[edit.node].outputs:
+                assert index is not None
+                self._declare(self.binding.values[index].get_node(), edit.to)
+            return
         if old.get_type_name() != "Convert":
             return
         new = _converted(old.input_value(0), edit.to)
@@ -91,6 +98,8 @@ class _Writer:
             target.replace_source_output(new.output(0))
         take_names(port, new.output(0))
         self.binding.nodes[edit.node] = new
+        (entry,) = self.binding.entries[edit.node]
+        self.binding.entries[edit.node] = (replace(entry, op=new),)
         index = self.graph.nodes[edit.node].outputs[0]
         assert index is not None
         self.binding.values[index] = new.output(0)
@@ -98,9 +107,13 @@ class _Writer:
     def set_port(self, edit: SetPort) -> None:
         """An input is declared anew; an output has the type of what it is given."""
         if self.graph.values[edit.value].is_input:
-            parameter = self.binding.values[edit.value].get_node()
-            parameter.set_element_type(element_type(edit.to))
-            parameter.validate_and_infer_types()
+            self._declare(self.binding.values[edit.value].get_node(), edit.to)
+
+    def _declare(self, op: Any, fmt: Format) -> None:
+        """Let ``op`` be of the type of ``fmt``, if it is one whose type is stated."""
+        if op.get_type_name() == "Parameter":
+            op.set_element_type(element_type(fmt))
+            op.validate_and_infer_types()
 
     def convert_constant(self, edit: ConvertConstant) -> None:
         """The constant in another type beside the one that others still read."""
@@ -140,8 +153,7 @@ class _Writer:
         """Have ``uses`` read ``port`` in the value's place."""
         for use in uses:
             if use.node is not None:
-                given = self.binding.nodes[use.node].input(use.index)
-                given.replace_source_output(port)
+                self.binding.entries[use.node][use.index].port.replace_source_output(port)
                 continue
             source = self.binding.values[value]
             for target in list(source.get_target_inputs()):

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from typing import Final
 
-from finecast.engines.base import Engine, Feeds, Session
+from finecast.engines.base import Engine, Feeds, Session, StreamingEngine
 from finecast.engines.integers import INTEGER_ENGINES
-from finecast.engines.loading import load_model
+from finecast.engines.loading import from_memory, load_model
 from finecast.engines.probe import Speed, speed_of
 from finecast.errors import EngineError
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
+from finecast.pipeline.measuring import no_streams
 from finecast.pipeline.subject import Built, UserRules
 from finecast.pipeline.workload import Workload, run_all, thinned
 from finecast.planning.planner import Planner
@@ -35,6 +38,10 @@ from finecast.subjects.engine.planning import (
     profile_ends,
 )
 from finecast.subjects.engine.roundings import analysis_of, find_units, probe_sensitivity
+
+# Requests that are timed at once, for each that is in flight: of the time that they take
+# together, starting the first ones and waiting for the last is a small part.
+_REQUESTS_A_STREAM: Final = 8
 
 
 @dataclass(slots=True, kw_only=True)
@@ -137,6 +144,27 @@ class EngineSubject:
                 note = f"a plan was dropped: {error.what}"
                 self.told = (*dict.fromkeys((*self.told, note)),)
         return Race.of(partial(run_all, self.reference, timing), calls, effort)
+
+    def check_streams(self) -> None:
+        """Raise UsageError if the engine takes one request at a time."""
+        if not isinstance(self.engine, StreamingEngine):
+            raise no_streams(self.engine.name)
+
+    def streamed(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
+        """In the engine, with its own number of requests in flight."""
+        engine, timing = self.engine, workload.timing()
+        assert isinstance(engine, StreamingEngine)
+        anchor = engine.load_streams(self.model.loadable)
+        share = max(1, math.ceil(_REQUESTS_A_STREAM * anchor.requests / len(timing)))
+        load = list(timing) * share
+        calls: dict[str, Callable[[], object]] = {}
+        for name, one in built.items():
+            if isinstance(one, HintedModel):
+                streams = engine.load_streams(self.model.loadable, one.fmt)
+            else:
+                streams = from_memory(one.model, engine.load_streams)
+            calls[name] = partial(streams.serve, load)
+        return Race.of(partial(anchor.serve, load), calls, effort, share=share)
 
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
         """Those that are timed."""

@@ -14,7 +14,7 @@ from finecast.errors import UsageError
 from finecast.frontends import openvino as frontend
 from finecast.frontends.openvino import OvApplied, OvFile, OvPrepared
 from finecast.frontends.roundable import Roundable
-from finecast.graph import CLOSED, Dim, Graph
+from finecast.graph import Dim, Graph
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.conversion import kept_types
 from finecast.pipeline.program import Program
@@ -124,14 +124,9 @@ class OvModel(FileSource[OvFile, OvPrepared], EngineModel):
 
     def kept(self, graph: Graph, policy: Policy) -> list[str]:
         """Which ops keep their types, and why."""
-        found = [
+        return [
             f"{text}: convert the model in fp32" for text in kept_types(graph, policy).values()
         ]
-        closed = [n.name for n in graph.nodes if CLOSED in n.attributes]
-        if closed and policy.scope is not Scope.NONE:
-            more = f" and {len(closed) - 1} more" if len(closed) > 1 else ""
-            found.append(f"ops in the bodies of {closed[0]}{more} keep their types")
-        return found
 
     def earlier(self, policy: Policy) -> list[str]:
         """What becomes of a conversion that the model came with: it stays."""

@@ -1,0 +1,170 @@
+"""What ``finecast tune`` prints: the tuned model beside fp32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from finecast.cli.output import add_row, new_table, write_json, write_line, write_table
+from finecast.pipeline.objective import Objective
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from finecast.pipeline.hint import Anchor
+    from finecast.pipeline.outcome import Measured, Outcome
+
+_TF32_TIMES = (
+    "times are those of tf32 products, which the compiler or runtime has to switch on; the"
+    " arithmetic that gives the model their numbers is not counted"
+)
+# The column of what an objective counts, where the others do not say it, and its figure.
+_COUNTED: Final[Mapping[Objective, tuple[str, Callable[[float], float]]]] = {
+    Objective.THROUGHPUT: ("calls/s", lambda cost_s: 1 / cost_s),
+    Objective.MEMORY: ("MB in memory (estimated)", lambda cost_bytes: cost_bytes / 1e6),
+}
+
+
+def to_dict(outcome: Outcome) -> dict[str, Any]:
+    """The report as JSON."""
+    return {
+        "verdict": outcome.verdict.value,
+        "why": outcome.why,
+        "objective": outcome.objective.value,
+        "target": outcome.target or None,
+        "times": _times(outcome),
+        "baseline": _measured(outcome.baseline, outcome.objective),
+        "tuned": _measured(outcome.tuned, outcome.objective),
+        "speedup": outcome.speedup,
+        "speedup_spread": outcome.speedup_spread,
+        "gain": outcome.gain,
+        "gain_spread": outcome.gain_spread,
+        "evaluations": outcome.evaluations,
+        "reused_trials": outcome.reused,
+        "probes": outcome.probes,
+        "seconds": outcome.seconds,
+        "ops": outcome.plan.counts,
+        "casts": outcome.casts,
+        "relative_error": {
+            "predicted": outcome.predicted_error,
+            "measured": outcome.measured_error,
+        },
+        "anchors": [
+            {
+                "name": a.name,
+                "metric": a.metric,
+                "latency_ms": a.latency_s * 1e3,
+                **_counted(a.cost, outcome.objective),
+                "passed": a.passed,
+            }
+            for a in outcome.anchors
+        ],
+        "warnings": list(outcome.warnings),
+        "stale": [str(path) for path in outcome.stale],
+        "trials": [
+            {
+                "plan": t.key.plan,
+                "name": t.name,
+                "metric": t.metric,
+                "latency_ms": None if t.latency_s is None else t.latency_s * 1e3,
+                "passed": t.passed,
+            }
+            for t in outcome.trials
+        ],
+    }
+
+
+def _times(outcome: Outcome) -> str:
+    text = f"modelled for {outcome.target}, not measured" if outcome.target else "measured"
+    return f"{text}; {_TF32_TIMES}" if "tf32" in outcome.plan.counts else text
+
+
+def _measured(one: Measured, objective: Objective) -> dict[str, Any]:
+    return {
+        "metric": one.metric,
+        "latency_ms": one.latency_s * 1e3,
+        "size_bytes": one.size_bytes,
+        **_counted(one.cost, objective),
+    }
+
+
+def _counted(cost: float, objective: Objective) -> dict[str, float]:
+    """What the objective counts, where the latency and the size do not say it."""
+    if not math.isfinite(cost):
+        return {}
+    if objective is Objective.THROUGHPUT:
+        return {"calls_per_s": 1 / cost}
+    return {"memory_bytes": cost} if objective is Objective.MEMORY else {}
+
+
+def _table(outcome: Outcome, metric: str) -> Table:
+    """The fp32 model, the tuned one, and what the engine's own lowering gives."""
+    objective, fp32 = outcome.objective, outcome.baseline
+    beside = _COUNTED.get(objective)
+    heads = (metric, "ms a call", "MB", *((beside[0],) if beside else ()), "speed")
+    gained = () if objective is Objective.LATENCY else (objective.words.gain,)
+    table = new_table("", ("",), (*heads, *gained))
+
+    def row(name: str, one: Measured | Anchor, size_bytes: int, gain: float) -> None:
+        figures = [
+            f"{one.metric:.6g}",
+            f"{one.latency_s * 1e3:.3f}",
+            f"{size_bytes / 1e6:.2f}",
+        ]
+        figures += [f"{beside[1](one.cost):.4g}"] if beside else []
+        figures += [f"x{outcome.baseline.latency_s / one.latency_s:.2f}"]
+        add_row(table, name, *figures, *(f"x{gain:.2f}" for _ in gained))
+
+    row("fp32", fp32, fp32.size_bytes, 1.0)
+    if outcome.improved:
+        row("tuned", outcome.tuned, outcome.tuned.size_bytes, outcome.gain)
+    for anchor in outcome.anchors:
+        name = anchor.name if anchor.passed else f"{anchor.name} (misses the criterion)"
+        row(name, anchor, fp32.size_bytes, fp32.cost / anchor.cost)
+    return table
+
+
+def write_report(
+    outcome: Outcome, metric: str, output: Path, plan: Path, *, as_json: bool
+) -> None:
+    """Print the verdict, the models side by side, and what was written."""
+    if as_json:
+        write_json(to_dict(outcome))
+        return
+    from finecast.devices.neuron import casts_off
+    from finecast.engines.usage import how_to_run
+    from finecast.measure.environment import environment, limited
+
+    improved = outcome.verdict.value == "improved"
+    write_line(f"{outcome.verdict.value}: {outcome.why}")
+    table = _table(outcome, metric)
+    ops = ", ".join(f"{n} {fmt}" for fmt, n in outcome.plan.counts.items())
+    seen = "emulated" if outcome.target else "measured"
+    lines: list[str] = []
+    if improved:
+        lines.append(
+            f"relative output error: predicted {outcome.predicted_error:.3g},"
+            f" {seen} {outcome.measured_error:.3g}"
+        )
+    if outcome.target:
+        off = casts_off(outcome.target)
+        lines.append(
+            f"for {outcome.target}: accuracy emulated, times modelled, not measured"
+            + (f"; compile it with {off}" if off else "")
+        )
+    if "tf32" in outcome.plan.counts:
+        lines.append(_TF32_TIMES)
+    where = f"wrote {output} and {plan}" if improved else "nothing written: use the fp32 model"
+    lines.append(where)
+    if improved and not outcome.target:
+        run = how_to_run(output, outcome.plan.engine, outcome.plan.counts)
+        lines += run.splitlines()
+    reused = f", {outcome.reused} trials of the study reused" if outcome.reused else ""
+    note = (
+        f"{ops or 'no op in fp32'}; {outcome.casts} casts inside;"
+        f" {outcome.evaluations} evaluations on all data{reused}, {outcome.probes} probes,"
+        f" {outcome.seconds:.1f} s on {limited(environment())}"
+    )
+    write_table(table, note, *lines)

@@ -1,0 +1,145 @@
+"""Bodies of If, Loop and TensorIterator: how values enter and leave them, in one type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import openvino
+
+_LOOPS: Final = frozenset({"Loop", "TensorIterator"})
+
+# A port of an op with bodies, as what flows through it is tied: an input of the op, or a
+# parameter or result of one of its bodies, or an output of the op.
+_Place = tuple[str, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """Where a value enters an op: its input ``index``, in a region of the graph."""
+
+    op: openvino.Node
+    index: int
+    region: int
+
+    @property
+    def port(self) -> openvino.Input:
+        """The input."""
+        return self.op.input(self.index)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """Body number ``body`` of ``owner``, which stands in the region ``parent``."""
+
+    owner: Any
+    body: int
+    model: openvino.Model
+    parent: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tie:
+    """Ports through which one type flows.
+
+    What enters through ``inputs`` comes out of ``inner``, which are parameters of bodies, and
+    of ``outer``, outputs of the op.
+    """
+
+    inputs: tuple[Entry, ...]
+    inner: tuple[openvino.Output, ...]
+    outer: tuple[openvino.Output, ...]
+
+
+def bodies(op: Any) -> list[openvino.Model]:
+    """Bodies of control flow; none of other ops."""
+    kind = op.get_type_name()
+    if kind == "If":
+        return [op.get_then_body(), op.get_else_body()]
+    return [op.get_function()] if kind in _LOOPS else []
+
+
+def every_op(model: openvino.Model) -> Iterator[openvino.Node]:
+    """The ops of ``model`` and of the bodies in it, in an order in which they can be run."""
+    for op in model.get_ordered_ops():
+        for body in bodies(op):
+            yield from every_op(body)
+        yield op
+
+
+def ties_of(op: Any, region: int, inner: Sequence[tuple[int, openvino.Model]]) -> list[Tie]:
+    """What ``op`` forces to be of one type, by the descriptions of its ports.
+
+    Args:
+        op: An If, Loop or TensorIterator.
+        region: Where it stands.
+        inner: Number and model of the region of each of its bodies.
+    """
+    groups = _Groups()
+    for number in range(len(inner)):
+        which = (number,) if op.get_type_name() == "If" else ()
+        for found in op.get_input_descriptions(*which):
+            outside = ("in", 0, found.input_index)
+            groups.join(outside, ("parameter", number, found.body_parameter_index))
+            if hasattr(found, "body_value_index"):  # of a state: the next one's
+                groups.join(outside, ("result", number, found.body_value_index))
+        for found in op.get_output_descriptions(*which):
+            outside = ("out", 0, found.output_index)
+            groups.join(outside, ("result", number, found.body_value_index))
+    return [_tie(op, region, inner, places) for places in groups.all()]
+
+
+def hand_in(region: Region, port: openvino.Output) -> openvino.Output:
+    """Have ``port``, of the parent's region, enter the body; gives what it is there."""
+    from openvino import opset13
+
+    given = opset13.parameter(port.get_partial_shape(), port.get_element_type())
+    region.model.add_parameters([given])
+    if region.owner.get_type_name() == "If":
+        both: list[Any] = [None, None]
+        both[region.body] = given
+        region.owner.set_input(port, *both)
+    else:
+        region.owner.set_invariant_input(given, port)
+    return given.output(0)
+
+
+class _Groups:
+    """Places that are joined, directly or by others."""
+
+    def __init__(self) -> None:
+        self._group: dict[_Place, list[_Place]] = {}
+
+    def join(self, one: _Place, other: _Place) -> None:
+        """Let both be in one group."""
+        kept = self._group.setdefault(one, [one])
+        taken = self._group.setdefault(other, [other])
+        if kept is not taken:
+            kept += taken
+            for place in taken:
+                self._group[place] = kept
+
+    def all(self) -> list[list[_Place]]:
+        """The groups, each once, in the order in which they began."""
+        return list({id(group): group for group in self._group.values()}.values())
+
+
+def _tie(
+    op: Any, region: int, inner: Sequence[tuple[int, openvino.Model]], places: list[_Place]
+) -> Tie:
+    inputs: list[Entry] = []
+    parameters: list[openvino.Output] = []
+    outer: list[openvino.Output] = []
+    for kind, body, index in places:
+        if kind == "in":
+            inputs.append(Entry(op=op, index=index, region=region))
+        elif kind == "out":
+            outer.append(op.output(index))
+        elif kind == "parameter":
+            parameters.append(inner[body][1].get_parameters()[index].output(0))
+        else:
+            result = inner[body][1].get_results()[index]
+            inputs.append(Entry(op=result, index=0, region=inner[body][0]))
+    return Tie(inputs=tuple(inputs), inner=tuple(parameters), outer=tuple(outer))

@@ -1,0 +1,172 @@
+"""What is told of a search: the plan found, measured afresh, or why there is none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from finecast.measure.racing import ANCHOR, Effort
+from finecast.pipeline import measuring
+from finecast.pipeline.goal import MIN_SPEEDUP
+from finecast.pipeline.hint import Anchor
+from finecast.pipeline.measuring import Measuring, Standing
+from finecast.pipeline.outcome import Measured, Outcome, Verdict
+from finecast.pipeline.search import Candidate
+from finecast.pipeline.subject import Built, SourceModel, Subject
+from finecast.pipeline.trials import Trials
+from finecast.pipeline.workload import Workload
+from finecast.planning.plan import Plan
+from finecast.planning.planner import Planner
+from finecast.planning.problem import Analysis
+from finecast.planning.sensitivity import squared_error
+
+_TUNED: Final = "tuned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conclusion:
+    """A search that ended.
+
+    Attributes:
+        subject: What was tuned.
+        workload: The data.
+        planner: Makes plans.
+        analysis: What they were chosen by; None where the search ended before.
+        trials: What was evaluated.
+        measuring: Measures by the objective.
+        hints: The model as its engine lowers it alone, by what that is called.
+        left_out: Formats that were not tried, and why.
+    """
+
+    subject: Subject
+    workload: Workload
+    planner: Planner
+    analysis: Analysis | None
+    trials: Trials
+    measuring: Measuring
+    hints: Mapping[str, Built]
+    left_out: tuple[str, ...]
+
+    def improved(self, found: Candidate, built: Built) -> Outcome:
+        """The plan found, if it still gains enough when it is measured again."""
+        standing = self._stand({_TUNED: built, **self.hints}, measuring.FINAL)
+        gain, least = standing.costs.speed(_TUNED), self.trials.budget.goal.min_speedup
+        if gain.median < least:
+            words = self.measuring.objective.words
+            wanted = words.better
+            if least != MIN_SPEEDUP:
+                wanted = f"{least:g} times {words.as_good} as fp32 here"
+            took, fp32 = (standing.costs.latency_s(name) for name in (_TUNED, ANCHOR))
+            built.release()
+            return self.unchanged(
+                f"the plan {found.name} is not {wanted}: it takes {words.takes(took)},"
+                f" fp32 {words.takes(fp32)}"
+            )
+        keeps = "keeps the criterion" + (" in emulation" if self.subject.target else "")
+        anchors = self._anchors(standing)
+        outcome = self._outcome(
+            "; ".join((f"{found.name} {keeps}", *self.left_out)),
+            baseline=self._fp32(standing),
+            tuned=self._measured(standing, _TUNED, self.trials.metric(found.plan), built),
+            plan=found.plan,
+            built=built,
+            errors=(math.sqrt(found.error), self._error(built)),
+        )
+        built.release()
+        speed = standing.times.speed(_TUNED)
+        return replace(
+            outcome,
+            anchors=anchors,
+            speedup=speed.median,
+            speedup_spread=speed.high - speed.low,
+            gain=gain.median,
+            gain_spread=gain.high - gain.low,
+        )
+
+    def unchanged(self, why: str) -> Outcome:
+        """The fp32 model."""
+        standing = self._stand(self.hints, measuring.BASELINE)
+        same, plan = self._fp32(standing), self.planner.unchanged(why)
+        anchors = self._anchors(standing)
+        outcome = self._outcome(why, baseline=same, tuned=same, plan=plan)
+        return replace(outcome, anchors=anchors)
+
+    def _stand(self, built: Mapping[str, Built], effort: Effort) -> Standing:
+        return self.measuring.stand(built, effort, self.planner, self.analysis)
+
+    def _fp32(self, standing: Standing) -> Measured:
+        return self._measured(standing, ANCHOR, self.trials.baseline, self.subject.model)
+
+    def _measured(
+        self, standing: Standing, name: str, metric: float, sized: Built | SourceModel
+    ) -> Measured:
+        return Measured(
+            metric=metric,
+            latency_s=standing.times.latency_s(name),
+            size_bytes=sized.size_bytes,
+            cost=standing.costs.latency_s(name),
+        )
+
+    def _anchors(self, standing: Standing) -> tuple[Anchor, ...]:
+        """What the engine's own lowering gives, on all data."""
+        found: list[Anchor] = []
+        for name, built in self.hints.items():
+            if name not in standing.times.names:
+                continue
+            session, truth = self.subject.session(built), self.subject.truth
+            metric = self.workload.evaluate(session, truth or self.subject.reference)
+            self.trials.evaluations += 1
+            found.append(
+                Anchor(
+                    name=name,
+                    metric=metric,
+                    passed=self.trials.passing(metric),
+                    latency_s=standing.times.latency_s(name),
+                    cost=standing.costs.latency_s(name),
+                )
+            )
+        return tuple(found)
+
+    def _error(self, built: Built) -> float:
+        """Relative error of the outputs, as the square root of the mean square over feeds."""
+        subject = self.subject
+        session = subject.session(built)
+        errors = [
+            squared_error([*session.run(f).values()], [*subject.reference.run(f).values()])
+            for f in subject.feeds(self.workload)
+        ]
+        return math.sqrt(sum(errors) / len(errors))
+
+    def _outcome(
+        self,
+        why: str,
+        *,
+        baseline: Measured,
+        tuned: Measured,
+        plan: Plan,
+        built: Built | None = None,
+        errors: tuple[float, float] = (0.0, 0.0),
+    ) -> Outcome:
+        subject = self.subject
+        return Outcome(
+            verdict=Verdict.UNCHANGED if built is None else Verdict.IMPROVED,
+            why=why,
+            baseline=baseline,
+            tuned=tuned,
+            objective=self.measuring.objective,
+            plan=plan,
+            casts=0 if built is None else built.casts,
+            trials=tuple(self.trials.tried.values()),
+            evaluations=self.trials.evaluations,
+            seconds=self.trials.budget.seconds,
+            probes=0 if self.analysis is None else self.analysis.probes,
+            predicted_error=errors[0],
+            measured_error=errors[1],
+            target=subject.target,
+            warnings=(*subject.told, *subject.model.notes(self.planner)),
+            reused=len(self.trials.reused),
+            model=subject.model.model if built is None else built.model,
+            built=built,
+        )

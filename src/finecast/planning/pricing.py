@@ -1,0 +1,129 @@
+"""What plans are chosen by: seconds, bytes where the model is stored, bytes while it runs.
+
+An analysis has the seconds of each op. Priced by size or memory, it has bytes in their place,
+and the search for plans stays the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from finecast.graph import Graph, Value
+from finecast.numbers.formats import Format
+from finecast.planning.memory import alive_at_peak, peak_bytes, rest_in_memory, result_format
+from finecast.planning.planner import Planner
+from finecast.planning.problem import Analysis, Priced
+from finecast.rules import Permission
+
+# All of a model's time weighs as much as this share of its bytes: of plans that take the same
+# bytes the faster one is chosen, and no byte that matters (2%) is given for time.
+_TIME_SHARE: Final = 0.01
+# An ONNX Cast node with its name and those of two values; one of OpenVINO's IR takes more.
+_CAST_NODE_BYTES: Final = 150.0
+
+
+def by_size(planner: Planner, analysis: Analysis) -> Analysis:
+    """The same choice by the bytes of the stored model: of its constants, and of casts."""
+    graph = planner.graph
+    stored = sum(_constant_bytes(v) for v in graph.values)
+    second = _bytes_for_a_second(analysis, stored)
+
+    def cast_bytes(value: Value, source: Format, to: Format) -> float:
+        if source.storage is to.storage or value.constant is not None:
+            return 0.0
+        return _CAST_NODE_BYTES + second * analysis.cast_time(value, source, to)
+
+    return replace(
+        analysis,
+        priced=Priced.SIZE,
+        times={fmt: second * times for fmt, times in analysis.times.items()},
+        cast_time=cast_bytes,
+        constant_cost=_stored_bytes(graph, planner.permissions),
+    )
+
+
+def by_memory(planner: Planner, analysis: Analysis) -> Analysis:
+    """The same choice by the bytes of the running model, as far as single ops decide them.
+
+    Those of the constants, and of the values that are alive where the fp32 model takes most.
+    """
+    graph, units = planner.graph, analysis.units
+    sized = by_size(planner, analysis)
+    made = {fmt: np.zeros(len(units.members)) for fmt in analysis.times}
+    for one in alive_at_peak(rest_in_memory(graph, {}, analysis.shapes, units.of)):
+        producer = graph.values[one.value].producer
+        if producer is not None and producer in units.of:
+            for fmt, amount in made.items():
+                stored = result_format(fmt).storage_bytes
+                amount[units.of[producer]] += one.elements * stored
+    return replace(
+        sized,
+        priced=Priced.MEMORY,
+        times={fmt: times + made[fmt] for fmt, times in sized.times.items()},
+    )
+
+
+def resident_bytes(planner: Planner, analysis: Analysis, formats: Mapping[str, Format]) -> int:
+    """What a plan takes in memory while it runs, by the estimate of ``memory``.
+
+    Args:
+        planner: Of the plan.
+        analysis: Has the shapes, and what is fused.
+        formats: The plan's, by node; of others their own.
+    """
+    graph = planner.graph
+    stored = _stored_bytes(graph, planner.permissions)
+    named = {n.id: formats[n.name] for n in graph.nodes if n.name in formats}
+    constants = 0.0
+    for value in graph.values:
+        if value.constant is None or value.format is None:
+            continue
+        own = value.format
+        read = {named.get(n, own) for n in value.uses} if own is Format.FP32 else {own}
+        constants += sum({fmt.storage: stored(value, fmt) for fmt in read}.values())
+    return peak_bytes(graph, named, analysis.shapes, analysis.units.of, int(constants))
+
+
+def _bytes_for_a_second(analysis: Analysis, stored: float) -> float:
+    total_s = float(analysis.times[Format.FP32].sum())
+    return (
+        _TIME_SHARE * max(stored, 1.0) / total_s if np.isfinite(total_s) and total_s else 0.0
+    )
+
+
+def _constant_bytes(value: Value) -> float:
+    if value.constant is None or value.format is None:
+        return 0.0
+    return float(value.constant.size * value.format.storage_bytes)
+
+
+def _stored_bytes(
+    graph: Graph, permissions: Mapping[int, Permission]
+) -> Callable[[Value, Format], float]:
+    """Bytes of the copy of a constant that ops in a format read.
+
+    An op on codes reads some of its constants, as a bias, in its own type.
+    """
+
+    def coded(value: Value, fmt: Format) -> bool:
+        for node in value.uses:
+            found = permissions.get(node)
+            encodings = None if found is None else found.encodings.get(fmt)
+            if encodings and any(
+                graph.nodes[node].inputs[port] == value.id for port in encodings.constants
+            ):
+                return True
+        return False
+
+    def stored_bytes(value: Value, fmt: Format) -> float:
+        if value.constant is None:
+            return 0.0
+        if fmt.scaled and not coded(value, fmt):
+            fmt = Format.FP32
+        return float(value.constant.size * fmt.storage_bytes)
+
+    return stored_bytes
