@@ -90,7 +90,9 @@ def in_openvino(path: Path, data: Path) -> float:
 
 
 @pytest.mark.parametrize("kind", ["GRU", "LSTM"])
-def test_loops_over_time_keep_their_types_and_it_is_said(kind: str, tmp_path: Path) -> None:
+def test_loops_over_time_keep_their_types_in_tensorflow_and_it_is_said(
+    kind: str, tmp_path: Path
+) -> None:
     tf.keras.utils.set_random_seed(0)
     given, x = embedded()
     scores = layers.Dense(TOPICS)(getattr(layers, kind)(24)(x))
@@ -102,11 +104,10 @@ def test_loops_over_time_keep_their_types_and_it_is_said(kind: str, tmp_path: Pa
     assert any("bodies of control flow" in text for text in done.warnings)
     assert "bfloat16" in types_of(tmp_path / "low").values()
     done = finecast.convert(model, tmp_path / "low.xml", "all:bf16", data={"ids": ids})
-    assert any("ops in the bodies of" in text for text in done.warnings)
     assert Format.BF16 in done.plan.formats.values()
     session = get_engine("openvino").load(tmp_path / "low.xml")
-    (in_openvino,) = session.run({session.inputs[0].name: ids}).values()
-    (in_tensorflow,) = served(tmp_path / "low", {"ids": ids}).values()
-    size = np.abs(before).max()
-    for after in (in_tensorflow, in_openvino):
-        np.testing.assert_allclose(after, before, atol=16 * Format.BF16.epsilon * size)
+    (by_openvino,) = session.run({session.inputs[0].name: ids}).values()
+    (by_tensorflow,) = served(tmp_path / "low", {"ids": ids}).values()
+    for after in (by_tensorflow, by_openvino.astype(np.float32)):
+        limit = 16 * Format.BF16.epsilon * np.abs(before).max()
+        np.testing.assert_allclose(after, before, atol=limit)

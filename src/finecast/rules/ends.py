@@ -4,8 +4,8 @@ In a low format the result would be rounded, to be cast back at once: digits are
 among shares made, and hardly a byte is saved. Products gain by their operands, and ops without
 an opinion of their own run in the kernels of others: they are not judged.
 
-Scope ``all`` is the Neuron compilers' word for every op, this one among them. In an engine that
-has a mixed precision of its own, which keeps it, ``all`` is to be no less exact than that.
+Scope ``all`` is the Neuron compilers' word for every op, this one among them. In an engine
+that has a mixed precision of its own, which keeps it, ``all`` is to be no less exact.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from finecast.numbers.formats import Format
 from finecast.ops import Tier, by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 from finecast.rules.policy import Policy, Scope
-
 
 _WITH_ITS_OWN: Final = frozenset({"tensorflow"})
 """Engines whose own mixed precision, Grappler's here, gives such a result in fp32."""
