@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,12 @@ import pytest
 
 tf: Any = pytest.importorskip("tensorflow")
 
+from finecast.engines.probe import Speed  # noqa: E402
+from finecast.measure.racing import Effort, Race  # noqa: E402
+from finecast.numbers.formats import Format  # noqa: E402
+from finecast.pipeline.subject import Built  # noqa: E402
+from finecast.planning.plan import Plan  # noqa: E402
+from finecast.subjects.engine import subject as subjects  # noqa: E402
 from tests.tensorflow.models import Model, of_function  # noqa: E402
 
 
@@ -29,3 +36,20 @@ def mlp(tmp_path: Path) -> Model:
 
     spec = tf.TensorSpec([None, 16], tf.float32, name="x")
     return of_function(tmp_path / "mlp", call, [spec], [first, second, bias])
+
+
+@pytest.fixture
+def bf16_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each low op saves a part of the time, on a machine of any kind."""
+
+    def times(self: Any, built: Mapping[str, Built], workload: object, effort: Effort) -> Race:
+        del self, workload, effort
+
+        def seconds(plan: Plan) -> float:
+            low = sum(f is not Format.FP32 for f in plan.formats.values())
+            return 1e-3 * (1 - 0.5 * low / len(plan.formats))
+
+        return Race.stated(1e-3, {name: seconds(one.plan) for name, one in built.items()})
+
+    monkeypatch.setattr(subjects.EngineSubject, "times", times)
+    monkeypatch.setattr(subjects, "speed_of", lambda *_: Speed(gains=True, text="stated"))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from numpy.typing import NDArray
 
@@ -33,6 +34,15 @@ def served(
     function = tf.saved_model.load(str(path)).signatures[signature]
     given = {name: tf.constant(array) for name, array in feeds.items()}
     return {name: value.numpy() for name, value in function(**given).items()}
+
+
+def top1(path: Path, data: Path) -> float:
+    """Of a SavedModel as it is served, on the one input and the labels of an npz."""
+    with np.load(data) as arrays:
+        feeds = {name: arrays[name] for name in arrays.files}
+    label = feeds.pop("label")
+    (scores,) = served(path, feeds).values()
+    return float((scores.argmax(axis=1) == label).mean())
 
 
 def of_function(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from finecast.engines.tensorflow import TensorFlowEngine
 from finecast.frontends import tensorflow as frontend
-from finecast.frontends.roundable import with_switches
+from finecast.frontends.roundable import with_roundings, with_switches
 from finecast.frontends.tensorflow import FrozenModel
 from finecast.frontends.tensorflow.folding import folded
 from finecast.frontends.tensorflow.loading import of_graph_def
@@ -158,11 +158,16 @@ def test_a_random_plan_gives_the_numbers_of_its_emulation(
     x = np.random.default_rng(0).normal(size=(SIZE, SIZE)).astype(np.float32)
     engine = TensorFlowEngine()
     got, wanted = engine.load(applied.model).run({"x": x}), emulated(model, graph, low, x)
+    rounded = with_roundings(frontend.roundable(captured), applied.edits)
+    in_fp32 = engine.load(rounded).run({"x": x})
     for name, array in wanted.items():
         assert got[name].dtype == np.float32
         # A sum in another order may round each op's result to the next number of bf16.
         bound = Format.BF16.unit_roundoff * 2 * len(low) * max(1.0, float(np.abs(array).max()))
-        np.testing.assert_allclose(got[name].astype(np.float32), array, atol=bound + 1e-5)
+        for found in (got, in_fp32):
+            np.testing.assert_allclose(
+                found[name].astype(np.float32), array, atol=bound + 1e-5
+            )
     if not low:
         exact = engine.load(model).run({"x": x})
         assert all(np.array_equal(got[n], exact[n]) for n in exact)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,12 @@ import pytest
 import finecast
 from finecast.cli import main
 from finecast.engines import get_engine
-from finecast.engines.probe import Speed
 from finecast.errors import ExitCode
-from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
-from finecast.pipeline.subject import Built
 from finecast.planning.plan import Plan
-from finecast.subjects.engine import subject as subjects
 from finecast.subjects.engine.hint import hinted_models
 from finecast.subjects.engine.planning import make_planner
-from tests.tensorflow.models import served, tf, types_of
+from tests.tensorflow.models import tf, top1, types_of
 
 # numpy 2 says so of TensorFlow 2.21's own tensors.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -54,30 +49,6 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     net.export(folder / "model", verbose=False)
     np.savez(folder / "data.npz", image=images[1200:], label=labels[1200:])
     return folder
-
-
-@pytest.fixture
-def bf16_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each low op saves a part of the time, on a machine of any kind."""
-
-    def times(self: Any, built: Mapping[str, Built], workload: object, effort: Effort) -> Race:
-        del self, workload, effort
-
-        def seconds(plan: Plan) -> float:
-            low = sum(f is not Format.FP32 for f in plan.formats.values())
-            return 1e-3 * (1 - 0.5 * low / len(plan.formats))
-
-        return Race.stated(1e-3, {name: seconds(one.plan) for name, one in built.items()})
-
-    monkeypatch.setattr(subjects.EngineSubject, "times", times)
-    monkeypatch.setattr(subjects, "speed_of", lambda *_: Speed(gains=True, text="stated"))
-
-
-def top1(path: Path, data: Path) -> float:
-    with np.load(data) as arrays:
-        image, label = arrays["image"], arrays["label"]
-    (scores,) = served(path, {"image": image}).values()
-    return float((scores.argmax(axis=1) == label).mean())
 
 
 @pytest.mark.usefixtures("bf16_pays")

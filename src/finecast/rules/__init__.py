@@ -18,6 +18,7 @@ from finecast.rules.coordinates import COORDINATES
 from finecast.rules.definition import DEFINITION
 from finecast.rules.depth import DEPTH
 from finecast.rules.einsum import EINSUM
+from finecast.rules.ends import ENDS
 from finecast.rules.equality import EQUALITY
 from finecast.rules.folded import FOLDED
 from finecast.rules.guarded import GUARDED
@@ -59,6 +60,7 @@ RULES: Final[tuple[Rule, ...]] = (
     CARRIED,
     GUARDED,
     FOLDED,
+    ENDS,
     EQUALITY,
     STATE,
     COORDINATES,

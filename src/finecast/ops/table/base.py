@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 
 
@@ -143,11 +142,14 @@ class OpRow:
     onnx: str
     aten: str
     openvino: str
+    tensorflow: str
 
 
-def row(name: str, onnx: str = "", aten: str = "", *, openvino: str = "") -> OpRow:
+def row(
+    name: str, onnx: str = "", aten: str = "", *, openvino: str = "", tensorflow: str = ""
+) -> OpRow:
     """A row; ONNX names without a domain are the default domain's, ``ms::`` is ORT's."""
-    return OpRow(name=name, onnx=onnx, aten=aten, openvino=openvino)
+    return OpRow(name=name, onnx=onnx, aten=aten, openvino=openvino, tensorflow=tensorflow)
 
 
 def family(
@@ -166,27 +168,13 @@ def family(
             tier=tier,
             onnx=tuple(_onnx_name(n) for n in r.onnx.split()),
             aten=tuple(f"aten::{n}" for n in r.aten.split()),
+            tf=tuple(f"tf::{n}" for n in r.tensorflow.split()),
             openvino=tuple(f"openvino::{n}" for n in r.openvino.split()),
             exact=exact,
             accumulates=accumulates,
             flops=flops,
         )
         for r in rows
-    )
-
-
-def with_tensorflow(table: tuple[OpInfo, ...], names: Mapping[str, str]) -> tuple[OpInfo, ...]:
-    """The rows with TensorFlow's names, which stand in a table of their own.
-
-    Raises:
-        ValueError: If a name is of no row, which is a mistake in that table.
-    """
-    unknown = set(names) - {info.name for info in table}
-    if unknown:
-        raise ValueError(f"no op rows for {sorted(unknown)}")
-    return tuple(
-        replace(info, tf=tuple(f"tf::{n}" for n in names.get(info.name, "").split()))
-        for info in table
     )
 
 

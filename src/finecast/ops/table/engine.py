@@ -8,7 +8,13 @@ ENGINE: tuple[OpInfo, ...] = (
     *family(
         OpKind.MATMUL,
         Tier.LOW,
-        row("matmul", "MatMul", "mm bmm matmul mv dot", openvino="MatMul"),
+        row(
+            "matmul",
+            "MatMul",
+            "mm bmm matmul mv dot",
+            openvino="MatMul",
+            tensorflow="MatMul BatchMatMul BatchMatMulV2",
+        ),
         row("fused_matmul", "ms::FusedMatMul ms::TransposeMatMul ms::FusedMatMulActivation"),
         row("matmul_gelu", "ms::GemmFastGelu"),
         row("linear", "", "linear"),
@@ -33,7 +39,7 @@ ENGINE: tuple[OpInfo, ...] = (
     *family(
         OpKind.MATMUL,
         Tier.LOW,
-        row("einsum", "Einsum", "einsum", openvino="Einsum"),
+        row("einsum", "Einsum", "einsum", openvino="Einsum", tensorflow="Einsum"),
         accumulates=True,
         flops=FlopRule.EINSUM,
     ),
@@ -60,6 +66,7 @@ ENGINE: tuple[OpInfo, ...] = (
             "Conv",
             "convolution conv1d conv2d conv3d _convolution",
             openvino="Convolution",
+            tensorflow="Conv2D Conv3D DepthwiseConv2dNative",
         ),
         row("fused_conv", "ms::FusedConv"),
         row("nhwc_conv", "ms::NhwcConv ms::NhwcFusedConv"),
@@ -98,7 +105,7 @@ ENGINE: tuple[OpInfo, ...] = (
         OpKind.CONV,
         Tier.LOW,
         # A transposed convolution whose first operand is the size of its result.
-        row("conv_input_gradient"),
+        row("conv_input_gradient", tensorflow="Conv2DBackpropInput Conv3DBackpropInputV2"),
         row(
             "causal_conv",
             "CausalConvWithState ms::CausalConvWithState ms::VarlenCausalConvWithState",

@@ -9,21 +9,39 @@ FIXED: tuple[OpInfo, ...] = (
     *family(
         OpKind.RANDOM,
         Tier.NEVER,
-        row("random_normal", "RandomNormal RandomNormalLike", "randn randn_like normal"),
+        row(
+            "random_normal",
+            "RandomNormal RandomNormalLike",
+            "randn randn_like normal",
+            tensorflow="RandomStandardNormal StatelessRandomNormalV2 TruncatedNormal",
+        ),
         row(
             "random_uniform",
             "RandomUniform RandomUniformLike",
             "rand rand_like uniform",
             openvino="RandomUniform",
+            tensorflow="RandomUniform RandomUniformInt StatelessRandomUniformV2",
         ),
         row("bernoulli", "Bernoulli", "bernoulli"),
-        row("multinomial", "Multinomial", "multinomial", openvino="Multinomial"),
+        row(
+            "multinomial",
+            "Multinomial",
+            "multinomial",
+            openvino="Multinomial",
+            tensorflow="Multinomial",
+        ),
     ),
     # They count: whole numbers beyond 2 ** mantissa bits would collide.
     *family(
         OpKind.CONSTANT,
         Tier.NEVER,
-        row("range", "Range ms::Range", "arange linspace", openvino="Range"),
+        row(
+            "range",
+            "Range ms::Range",
+            "arange linspace",
+            openvino="Range",
+            tensorflow="Range LinSpace",
+        ),
         row("given_tensor_fill", "GivenTensorFill"),
         flops=FlopRule.ZERO,
     ),
@@ -36,7 +54,7 @@ FIXED: tuple[OpInfo, ...] = (
     *family(
         OpKind.CAST,
         Tier.NEVER,
-        row("bit_cast", "BitCast"),
+        row("bit_cast", "BitCast", tensorflow="Bitcast"),
         exact=True,
         flops=FlopRule.ZERO,
     ),
@@ -48,11 +66,14 @@ FIXED: tuple[OpInfo, ...] = (
             "QuantizeLinear ms::QuantizeLinear ms::QuantizeBFP ms::QuantizeWithOrder",
             "quantize_per_tensor fake_quantize_per_tensor_affine",
             openvino="FakeQuantize FakeConvert",
+            tensorflow="QuantizeV2 FakeQuantWithMinMaxVars FakeQuantWithMinMaxArgs"
+            " FakeQuantWithMinMaxVarsPerChannel QuantizeAndDequantizeV4",
         ),
         row(
             "dequantize",
             "DequantizeLinear ms::DequantizeLinear ms::DequantizeBFP ms::DequantizeWithOrder",
             "dequantize",
+            tensorflow="Dequantize",
         ),
         row("dynamic_quantize", "DynamicQuantizeLinear"),
         row("dynamic_quantize_matmul", "ms::DynamicQuantizeMatMul ms::MatMulIntegerToFloat"),
@@ -86,10 +107,10 @@ FIXED: tuple[OpInfo, ...] = (
     *family(
         OpKind.CONTROL,
         Tier.NEVER,
-        row("if", "If", openvino="If"),
-        row("loop", "Loop", openvino="Loop TensorIterator"),
+        row("if", "If", openvino="If", tensorflow="If StatelessIf Case StatelessCase"),
+        row("loop", "Loop", openvino="Loop TensorIterator", tensorflow="While StatelessWhile"),
         row("scan", "Scan"),
-        row("call"),
+        row("call", tensorflow="PartitionedCall StatefulPartitionedCall"),
         row(
             "generation", "ms::BeamSearch ms::WhisperBeamSearch ms::GreedySearch ms::Sampling"
         ),
@@ -99,9 +120,21 @@ FIXED: tuple[OpInfo, ...] = (
     *family(
         OpKind.SEQUENCE,
         Tier.NEVER,
-        row("sequence_construct", "SequenceConstruct SequenceEmpty SplitToSequence"),
-        row("sequence_edit", "SequenceErase SequenceInsert"),
-        row("sequence_read", "SequenceAt SequenceLength ConcatFromSequence"),
+        row(
+            "sequence_construct",
+            "SequenceConstruct SequenceEmpty SplitToSequence",
+            tensorflow="TensorListReserve TensorListFromTensor EmptyTensorList",
+        ),
+        row(
+            "sequence_edit",
+            "SequenceErase SequenceInsert",
+            tensorflow="TensorListSetItem TensorListPushBack",
+        ),
+        row(
+            "sequence_read",
+            "SequenceAt SequenceLength ConcatFromSequence",
+            tensorflow="TensorListGetItem TensorListStack TensorListLength TensorListGather",
+        ),
         exact=True,
         flops=FlopRule.ZERO,
     ),
@@ -150,6 +183,7 @@ FIXED: tuple[OpInfo, ...] = (
             "logical_and logical_or logical_xor logical_not",
             openvino="LogicalAnd LogicalOr LogicalXor LogicalNot "
             "ReduceLogicalAnd ReduceLogicalOr",
+            tensorflow="LogicalAnd LogicalOr LogicalNot",
         ),
         exact=True,
         flops=FlopRule.ZERO,
@@ -163,6 +197,7 @@ FIXED: tuple[OpInfo, ...] = (
             "bitwise_and bitwise_or bitwise_xor bitwise_not",
             openvino="BitwiseAnd BitwiseOr BitwiseXor BitwiseNot "
             "BitwiseLeftShift BitwiseRightShift",
+            tensorflow="BitwiseAnd BitwiseOr BitwiseXor Invert LeftShift RightShift",
         ),
         exact=True,
         flops=FlopRule.ZERO,
@@ -176,6 +211,7 @@ FIXED: tuple[OpInfo, ...] = (
             "ms::Tokenizer ms::MurmurHash3 ms::NGramHashMapping ms::VarlenNGramHashMapping "
             "ms::BifurcationDetector",
             openvino="StringTensorPack StringTensorUnpack",
+            tensorflow="StringJoin StringSplitV2 RegexReplace StaticRegexReplace AsString",
         ),
         row("tf_idf", "TfIdfVectorizer"),
     ),

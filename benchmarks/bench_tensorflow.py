@@ -1,0 +1,157 @@
+"""finecast's plans of TensorFlow models beside what TensorFlow, Keras and OpenVINO do alone.
+
+    .venv-tf/bin/python -m benchmarks.bench_tensorflow [ROUNDS]
+
+Keras's ResNet-50 and a transformer encoder (4 layers, width 512, exact GELU; random weights),
+on 8 samples, all in one process and in turns. Keras's own baselines are its policy
+``mixed_bfloat16``, and a plan as policies of layers by ``finecast.keras.apply_plan``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.common import report, skip
+from finecast import api
+from finecast.engines import get_engine
+from finecast.engines.base import Feeds, HintingEngine, Session
+from finecast.numbers.formats import Format
+
+BATCH = 8
+BENCH = "tensorflow"
+GRAPPLER, HINT = "Grappler", "OpenVINO's hint"
+
+
+def resnet(keras: Any) -> Any:
+    """Keras's own ResNet-50."""
+    return keras.applications.ResNet50(weights=None)
+
+
+def encoder(keras: Any, layers: int = 4, width: int = 512, tokens: int = 128) -> Any:
+    """Attention and two dense layers with an exact GELU, ``layers`` times."""
+
+    def gelu(x: Any) -> Any:
+        return keras.activations.gelu(x, approximate=False)
+
+    given = x = keras.Input((tokens, width), name="tokens")
+    for _ in range(layers):
+        seen = keras.layers.MultiHeadAttention(8, width // 8)(x, x)
+        x = keras.layers.LayerNormalization()(x + seen)
+        hidden = keras.layers.Dense(4 * width, activation=gelu)(x)
+        x = keras.layers.LayerNormalization()(x + keras.layers.Dense(width)(hidden))
+    return keras.Model(given, x)
+
+
+def made(make: Callable[[Any], Any], policy: str = "float32") -> Any:
+    """The network under one of Keras's policies; its weights are the same under all."""
+    keras: Any = importlib.import_module("keras")
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        keras.utils.set_random_seed(0)
+        return make(keras)
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def sessions(make: Callable[[Any], Any], folder: Path) -> dict[str, Session]:
+    """The model as it is, and each way to lower it."""
+    from finecast.keras import apply_plan
+    from finecast.subjects.tensorflow.model import take
+
+    model = made(make)
+    model.export(str(folder / "m"), verbose=False)
+    opened = api.load(folder / "m")
+    data = named(opened.reference())
+    tensorflow, openvino = get_engine("tensorflow"), get_engine("openvino")
+    assert isinstance(tensorflow, HintingEngine)
+    assert isinstance(openvino, HintingEngine)
+    found: dict[str, Session] = {
+        "fp32": tensorflow.load(opened.model),
+        GRAPPLER: tensorflow.load_hinted(opened.model, Format.BF16),
+        "Keras's mixed_bfloat16": tensorflow.load(take(made(make, "mixed_bfloat16")).model),
+    }
+    for policy in ("all:bf16", "auto:bf16"):
+        done = api.convert(opened, None, policy, data=data, verify=False)
+        found[policy] = tensorflow.load(done.model)
+    layers = made(make)
+    apply_plan(layers, api.convert(take(made(make)), None, "all:bf16", verify=False).plan)
+    found["apply_plan of all:bf16"] = tensorflow.load(take(layers).model)
+    ir = folder / "fp32.xml"
+    api.convert(folder / "m", ir, "none:bf16", verify=False)
+    found[HINT] = openvino.load_hinted(ir, Format.BF16)
+    low = api.convert(ir, None, "all:bf16", data=named(openvino.load(ir)), verify=False)
+    found["all:bf16 in OpenVINO"] = openvino.load(low.model)
+    return found
+
+
+def named(session: Session) -> dict[str, NDArray[np.float32]]:
+    """Random numbers for the one input, the same for all sessions of a network."""
+    (port,) = session.inputs
+    shape = (BATCH, *(d for d in (port.shape or ())[1:] if isinstance(d, int)))
+    return {port.name: np.random.default_rng(0).normal(size=shape).astype(np.float32)}
+
+
+def compare(name: str, make: Callable[[Any], Any], rounds: int) -> None:
+    """Print one network's figures."""
+    with TemporaryDirectory() as at:
+        timed = sessions(make, Path(at))
+        feeds = {n: named(s) for n, s in timed.items()}
+        outputs = {n: output(s, feeds[n]) for n, s in timed.items()}
+        times: dict[str, list[float]] = {n: [] for n in timed}
+        for turn in range(rounds):
+            for one in sorted(timed, reverse=bool(turn % 2)):
+                start = time.perf_counter()
+                output(timed[one], feeds[one])
+                times[one].append(time.perf_counter() - start)
+
+    def error(one: str) -> float:
+        exact = outputs["fp32"]
+        return float(np.linalg.norm(outputs[one] - exact) / np.linalg.norm(exact))
+
+    def speed(one: str, other: str) -> float:
+        return round(float(np.median(np.divide(times[other], times[one]))), 3)
+
+    for one in timed:
+        report(
+            BENCH, f"{name}: {one}", round(float(np.median(times[one])) * 1e3, 1), "ms",
+            of_grapplers_speed=speed(one, GRAPPLER), relative_error=error(one),
+        )  # fmt: skip
+    report(BENCH, f"{name}: speed against Grappler", speed("all:bf16", GRAPPLER), "x",
+           bar=0.97, at_least=True)  # fmt: skip
+    report(BENCH, f"{name}: error against Grappler",
+           round(error("all:bf16") / error(GRAPPLER), 3), "x", bar=1.0)  # fmt: skip
+    in_openvino = "all:bf16 in OpenVINO"
+    report(BENCH, f"{name}: speed in OpenVINO against its hint", speed(in_openvino, HINT),
+           "x", bar=0.97, at_least=True)  # fmt: skip
+    report(BENCH, f"{name}: speed in OpenVINO against Grappler", speed(in_openvino, GRAPPLER),
+           "x", bar=1.8, at_least=True)  # fmt: skip
+
+
+def output(session: Session, feeds: Feeds) -> NDArray[np.float32]:
+    """The one output, in fp32."""
+    (found,) = session.run(feeds).values()
+    return found.astype(np.float32)
+
+
+def main(rounds: int) -> None:
+    """Both networks, where TensorFlow is."""
+    if importlib.util.find_spec("tensorflow") is None:
+        skip(BENCH, "TensorFlow is not installed: .venv-tf/bin/python runs it")
+        return
+    for name, network in (("encoder", encoder), ("resnet50", resnet)):
+        compare(name, network, rounds)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20)

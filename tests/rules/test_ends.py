@@ -1,0 +1,57 @@
+"""Sensitive ops whose result is the model's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from finecast.numbers.formats import Format
+from finecast.rules import Ruling
+from finecast.rules.ends import ENDS
+from finecast.rules.policy import Policy
+
+Judged = Callable[..., dict[str, Ruling | None]]
+GRAPH = """\
+input %0 x fp32[4, 4]
+node mm matmul onnx::MatMul fp32 (%0, %0) -> (%1 a fp32[4, 4])
+node inside softmax onnx::Softmax fp32 (%1) -> (%2 b fp32[4, 4])
+node last matmul onnx::MatMul fp32 (%2, %2) -> (%3 logits fp32[4, 4])
+node end softmax onnx::Softmax fp32 (%3) -> (%4 shares fp32[4, 4])
+output %3
+output %4
+"""
+ALONE = """\
+input %0 x fp32[4, 4]
+node end softmax onnx::Softmax fp32 (%0) -> (%1 shares fp32[4, 4])
+output %1
+"""
+ALL = Policy.parse("all:bf16")
+
+
+@pytest.mark.parametrize(
+    ("policy", "measured", "kept"),
+    [
+        (ALL, False, {"end"}),
+        (ALL, True, set[str]()),  # its error on real data decides
+        (Policy.parse("auto:bf16"), False, set[str]()),  # its tier decides
+        (Policy.parse("all:fp8_e4m3"), False, set[str]()),  # results are not stored in it
+        (replace(ALL, io={"shares": Format.BF16}), False, set[str]()),
+        (replace(ALL, io_low=True), False, set[str]()),
+    ],
+)
+def test_the_last_softmax_keeps_fp32(
+    judged: Judged, policy: Policy, measured: bool, kept: set[str]
+) -> None:
+    found = judged(ENDS, GRAPH, policy=policy, measured=measured, engine="tensorflow")
+    assert {n for n, v in found.items() if v is not None} == kept
+
+
+def test_an_op_that_stands_alone_is_what_was_asked_for(judged: Judged) -> None:
+    assert judged(ENDS, ALONE, policy=ALL, engine="tensorflow") == {"end": None}
+
+
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime", "emulator:trn1"])
+def test_elsewhere_all_is_every_op(judged: Judged, engine: str) -> None:
+    assert not any(judged(ENDS, GRAPH, policy=ALL, engine=engine).values())
