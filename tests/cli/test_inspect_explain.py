@@ -4,9 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from finecast.errors import ExitCode
 from finecast.rules import RULES
+from finecast.subjects.onnx import model
 from tests.cli.conftest import Answer
 
 Finecast = Callable[..., Answer]
@@ -56,3 +58,36 @@ def test_explain_unknown_node(finecast: Finecast, net: Path) -> None:
     answer = finecast("explain", net, "produkt")
     assert answer.code == ExitCode.USAGE
     assert "did you mean product" in answer.err
+
+
+def test_kernels_are_compared_of_low_nodes_alone(
+    finecast: Finecast, net: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each comparison compiles the model twice: for an fp32 node there is nothing to tell."""
+    compiled: list[object] = []
+
+    def load_telling(*given: object) -> tuple[None, tuple[()]]:
+        compiled.append(given)
+        return None, ()
+
+    monkeypatch.setattr(model, "load_telling", load_telling)
+    options = ["--auto-cast", "matmult", "--auto-cast-type", "bf16", "--json"]
+    assert finecast("explain", net, "soft", *options).json["fallen_apart"] == []
+    assert not compiled
+    low = finecast("explain", net, "product", *options)
+    assert low.json["format"] == "bf16"
+    assert len(compiled) == 2
+
+
+@pytest.mark.parametrize("limit", ["_MOST_NODES_COMPILED", "_MOST_BYTES_COMPILED"])
+def test_what_takes_long_to_compile_is_explained_without_its_kernels(
+    finecast: Finecast, net: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(model, limit, 1)
+    answer = finecast(
+        "explain", net, "product", "--auto-cast", "all", "--auto-cast-type", "bf16"
+    )
+    assert answer.code == ExitCode.DONE
+    assert "kernels were not compared" in answer.err
+    assert "finecast convert" in answer.err
+    assert "decision" in answer.out

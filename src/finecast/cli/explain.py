@@ -9,10 +9,11 @@ import typer
 
 from finecast.cli.common import EngineName, FromType, Json, Model, Trust
 from finecast.cli.data_options import Data
-from finecast.cli.output import add_row, new_table, write_json, write_line, write_table
+from finecast.cli.output import add_row, new_table, warn, write_json, write_line, write_table
 from finecast.cli.policy_options import Casting, Device, Narrowing, Target
 from finecast.errors import EngineError, UsageError
 from finecast.naming import unknown_name
+from finecast.numbers.formats import Format
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +71,9 @@ def run(
         )
     found = _find(graph, node)
     decision = given.decision(found.name)
-    apart = () if choice.emulation else _apart(opened, found, given, engine)
+    apart: Sequence[str] = ()
+    if not choice.emulation and decision is not None and decision.format is not Format.FP32:
+        apart = _apart(opened, found, given, engine)
     if as_json:
         write_json({**_to_dict(graph, found, decision, given), "fallen_apart": apart})
         return
@@ -87,15 +90,19 @@ def _find(graph: Graph, name: str) -> Node:
 
 
 def _apart(model: OpenedModel, node: Node, plan: Plan, engine: str | None) -> Sequence[str]:
-    """What the node's kernel of the fp32 model runs in now, if in several."""
+    """What a low node's kernel of the fp32 model runs in now, if in several.
+
+    What cannot be told is warned of: the node is explained all the same.
+    """
     from finecast.pipeline.model import TellsKernels
 
-    if not isinstance(model, TellsKernels) or plan.formats.get(node.name) is None:
+    if not isinstance(model, TellsKernels):
         return []
     try:
         found = model.fallen_apart(plan, engine)
-    except EngineError:
-        return []  # what is not run here is explained all the same
+    except EngineError as error:
+        warn(f"kernels were not compared: {error}")
+        return []
     return [one.text for one in found if any(node.name in part for part in one.parts)]
 
 

@@ -71,8 +71,12 @@ class Goal:
     @property
     def goes_on(self) -> bool:
         """Whether what is left of the budget is spent on faster plans."""
-        budgeted = self.max_trials is not None or self.timeout_s is not None
-        return budgeted and not self.first_is_enough
+        return not self.is_unlimited and not self.first_is_enough
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether there is no budget: the search ends by itself."""
+        return self.max_trials is None and self.timeout_s is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

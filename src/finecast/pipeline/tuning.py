@@ -149,7 +149,7 @@ class _Tuning:
         singles, found = self._one_by_one(candidates, found)
         if found is None:
             why = self.trials.none_passes(len(candidates) + singles)
-            if not self.trials.budget.goal.goes_on:
+            if self.trials.budget.goal.is_unlimited:
                 why += "; with --max-trials or --timeout single ops are tried, too"
             return self._unchanged(why)
         self._keep(found)

@@ -35,6 +35,8 @@ def tune(
     objective: Objective | str = Objective.LATENCY,
     policy: str | Policy = "auto:bf16",
     user_rules: Mapping[str, UserRule] | None = None,
+    max_trials: int | None = None,
+    timeout_s: float | None = None,
     options: TuneOptions | None = None,
     progress: Progress = silent,
 ) -> Outcome:
@@ -56,6 +58,8 @@ def tune(
             state, or ``memory`` of the running module, by an estimate.
         policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
         user_rules: Rule functions by name.
+        max_trials: Evaluations of plans at most; what is left goes into faster plans.
+        timeout_s: Seconds after which none is begun.
         options: How plans are tried.
         progress: Told of each step.
 
@@ -63,7 +67,12 @@ def tune(
         ModelError: If the module cannot be captured, or its own metric is NaN.
         UserCodeError: If ``evaluate`` fails.
     """
-    goal = Goal(criterion=criterion or Criterion(), objective=Objective.of(objective))
+    goal = Goal(
+        criterion=criterion or Criterion(),
+        objective=Objective.of(objective),
+        max_trials=max_trials,
+        timeout_s=timeout_s,
+    )
     subject = TorchSubject.of_module(
         module, example_inputs, example_kwargs, options or TuneOptions()
     )

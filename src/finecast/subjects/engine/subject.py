@@ -148,9 +148,12 @@ class EngineSubject:
                 session.run(timing[0])  # a kernel that is missing may show only as it runs
                 calls[name] = partial(run_all, session, timing)
             except EngineError as error:
-                note = f"a plan was dropped: {error.what}"
-                self.told = (*dict.fromkeys((*self.told, note)),)
+                self._drop(error)
         return Race.of(partial(run_all, self.reference, timing), calls, effort)
+
+    def _drop(self, error: EngineError) -> None:
+        note = f"a plan was dropped: {error.what}"
+        self.told = (*dict.fromkeys((*self.told, note)),)
 
     def check_streams(self) -> None:
         """Raise UsageError if the engine takes one request at a time."""
@@ -166,11 +169,14 @@ class EngineSubject:
         load = list(timing) * share
         calls: dict[str, Callable[[], object]] = {}
         for name, one in built.items():
-            if isinstance(one, HintedModel):
-                streams = engine.load_streams(self.model.loadable, one.fmt)
-            else:
-                streams = from_memory(one.model, engine.load_streams)
-            calls[name] = partial(streams.serve, load)
+            try:
+                if isinstance(one, HintedModel):
+                    streams = engine.load_streams(self.model.loadable, one.fmt)
+                else:
+                    streams = from_memory(one.model, engine.load_streams)
+                calls[name] = partial(streams.serve, load)
+            except EngineError as error:
+                self._drop(error)
         return Race.of(partial(anchor.serve, load), calls, effort, share=share)
 
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
