@@ -40,3 +40,28 @@ def test_one_number_is_a_piece() -> None:
     one = Scaled(format=Format.FP8_E4M3, grid=toy_encoding.VALUES, scale=(0.5,))
     (part,) = encoded(np.array(1.2, np.float32), one, piece=4)
     assert part.tolist() == [2]
+
+
+ROW = SCALED[Format.INT8]
+VALUE = Scaled(format=Format.INT8, grid=ROW.values, scale=(0.5,), zero_point=3)
+
+
+def test_a_result_may_be_stored_as_codes() -> None:
+    for result in (Format.FP32, VALUE):
+        one = Encodings(operands={0: VALUE}, result=result)
+        assert Encodings.from_dict(Format.INT8, one.to_dict()) == one
+
+
+def test_constants_alone_have_no_codes_of_values() -> None:
+    weights = Format.INT8_WEIGHTS
+    one = Scaled(format=weights, grid=ROW.constants, scale=(0.5, 1.0), axis=1)
+    found = Encodings(constants={1: one})
+    assert Encodings.from_dict(weights, found.to_dict()) == found
+    stored = Encodings()  # by an earlier conversion
+    assert Encodings.from_dict(weights, stored.to_dict()) == stored
+    with pytest.raises(ValueError, match="int8_weights stores constants, and no operand"):
+        Encodings.from_dict(weights, Encodings(operands={0: VALUE}).to_dict())
+    with pytest.raises(ValueError, match="int8_weights ops give fp32"):
+        Encodings.from_dict(weights, Encodings(constants={1: one}, result=VALUE).to_dict())
+    with pytest.raises(ValueError, match="int8 needs the parameters of an input"):
+        Encodings.from_dict(Format.INT8, stored.to_dict())

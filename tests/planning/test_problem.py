@@ -237,3 +237,19 @@ def test_nothing_to_decide() -> None:
     units = make_units(CHAIN, {}, (BF16,))
     problem = stated(CHAIN, units, rounding_points(CHAIN, units))
     assert labelling.evaluate(problem, np.zeros(0, dtype=np.int64)).time_s == 0.0
+
+
+def test_around_constants_alone_nothing_is_cast() -> None:
+    """Ops whose weights rest in 8 bits read and give fp32."""
+    weights = Format.INT8_WEIGHTS
+    graph = from_text(
+        "input %0 x fp32\nconstant %1 w fp32 size=4\n"
+        "node a matmul onnx::MatMul fp32 (%0, %1) -> (%2 v fp32)\n"
+        "node b matmul onnx::MatMul fp32 (%2, %1) -> (%3 y fp32)\noutput %3"
+    )
+    formats = (FP32, BF16, weights)
+    units = make_units(graph, free(graph, formats=formats), formats[1:])
+    problem = stated(graph, units, rounding_points(graph, units), formats=formats)
+    assert problem.cast[0, 1].all()
+    assert np.array_equal(problem.cast[2], problem.cast[0])
+    assert np.array_equal(problem.cast[:, 2], problem.cast[:, 0])

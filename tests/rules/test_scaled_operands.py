@@ -10,7 +10,7 @@ import pytest
 from finecast.graph import ConstantStats, Graph, Value
 from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
-from finecast.rules.scaled_operands import moved_by, origin, scaled_operands
+from finecast.rules.scaled_operands import coded_result, moved_by, origin, scaled_operands
 
 NET = """\
 input %0 x fp32[1, 4, 8, 8]
@@ -136,3 +136,51 @@ def test_other_ops_have_no_weights_of_codes(name: str, says: str) -> None:
     graph = net()
     with pytest.raises(ValueError, match=says):
         scaled_operands(graph, graph.find(name), Format.INT8_WEIGHTS)
+
+
+RESULTS = """\
+input %0 x fp32[1, 4, 8, 8]
+constant %1 w fp32[4, 4, 1, 1] size=16
+constant %2 b fp32[8] size=8
+constant %3 m fp32[4, 8] size=32
+node conv conv onnx::Conv fp32 (%0, %1) -> (%4 c fp32[1, 4, 8, 8])
+node relu relu onnx::Relu fp32 (%4) -> (%5 r fp32[1, 4, 8, 8])
+node twice conv onnx::Conv fp32 (%5, %1) -> (%6 t fp32[1, 4, 8, 8])
+node one relu onnx::Relu fp32 (%6) -> (%7 o fp32[1, 4, 8, 8])
+node join add onnx::Add fp32 (%6, %5) -> (%8 j fp32[1, 4, 8, 8])
+node turn reshape onnx::Reshape fp32 (%8) -> (%9 k fp32[64, 4])
+node mm matmul onnx::MatMul fp32 (%9, %3) -> (%10 p fp32[64, 8])
+node bias add onnx::Add fp32 (%10, %2) -> (%11 q fp32[64, 8])
+node soft softmax onnx::Softmax fp32 (%11) -> (%12 s fp32[64, 8])
+node bare matmul onnx::MatMul fp32 (%9, %3) -> (%13 u fp32[64, 8])
+node gemm gemm onnx::Gemm fp32 (%9, %3) -> (%14 g fp32[64, 8])
+node biased gemm onnx::Gemm fp32 (%9, %3, %2) -> (%15 h fp32[64, 8])
+output %7
+output %12
+output %13
+output %14
+output %15
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "result"),
+    [
+        ("conv", "r"),  # behind its relu
+        ("twice", "t"),  # two ops read it, one of them a relu
+        ("join", "j"),
+        ("mm", "q"),  # behind its bias
+        ("bare", None),
+        ("gemm", None),
+    ],
+)
+def test_kernels_with_a_bias_give_codes(name: str, result: str | None) -> None:
+    graph = from_text(RESULTS)
+    found = coded_result(graph, graph.find(name))
+    assert (found.name if found is not None else None) == result
+
+
+def test_an_output_of_the_model_is_no_codes() -> None:
+    graph = from_text(RESULTS)
+    with pytest.raises(ValueError, match="its result is an output of the model"):
+        coded_result(graph, graph.find("biased"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from finecast.engines.base import Feeds, KernelTime, Session
@@ -34,7 +34,25 @@ class Profiles:
     @property
     def low_s(self) -> float:
         """Seconds of the fastest of the lowest plans."""
-        return min(sum(k.time_s for k in kernels) for kernels in self.low.values())
+        return min(_total_s(kernels) for kernels in self.low.values())
+
+    def without_gainless(self) -> tuple[Profiles, tuple[Format, ...]]:
+        """Without formats for constants alone that gain nothing, and which those are.
+
+        Nothing is cast for such a format: what it gains shows in the time of its lowest plan.
+        One format stays.
+        """
+        slow = tuple(
+            fmt
+            for fmt, kernels in self.low.items()
+            if fmt.constants_only and _total_s(kernels) >= _total_s(self.high)
+        )
+        kept = {fmt: kernels for fmt, kernels in self.low.items() if fmt not in slow}
+        return (replace(self, low=kept), slow) if kept else (self, ())
+
+
+def _total_s(kernels: Sequence[KernelTime]) -> float:
+    return sum(k.time_s for k in kernels)
 
 
 def profile_ends(

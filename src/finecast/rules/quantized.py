@@ -81,7 +81,7 @@ def _quantizes(node: Node) -> bool:
 
 
 def _computes_on_integers(node: Node) -> bool:
-    """Whether it is an op of integers itself, no float ops around it (``QLinearConv``)."""
+    """Whether it is an op of integers itself, as QLinearConv, and not one around such."""
     return by_name(node.op).kind is OpKind.QUANTIZE and node.op not in _STATES
 
 

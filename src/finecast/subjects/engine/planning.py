@@ -86,11 +86,11 @@ def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> Non
         if fmt not in prepared.states:
             _refuse(fmt, prepared)
         if fmt.scaled and engine.name != EMULATOR and not probe_one(engine, fmt).runs:
+            needs = "" if fmt.constants_only else " on a CPU with integer products (VNNI)"
             raise UsageError(
                 speed_of(engine, fmt).text,
                 where=f"--auto-cast-type {fmt.label}",
-                fix=f"use bf16 or fp16, or {engines_for(fmt)} on a CPU"
-                " with integer products (VNNI)",
+                fix=f"use bf16 or fp16, or {engines_for(fmt)}{needs}",
             )
 
 

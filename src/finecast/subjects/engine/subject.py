@@ -205,6 +205,9 @@ class EngineExamined:
         self.progress("profile", 0, 1)
         feeds = self.workload.timing()[0]
         profiles = profile_ends(subject.model, planner, subject.engine, feeds)
+        profiles, slow = profiles.without_gainless()
+        note = (f"{fmt.label} gains nothing on this workload: left out" for fmt in slow)
+        subject.told = (*subject.told, *note)
         cost = measured_cost(planner.graph, profiles, subject.engine, self.facts)
         self.progress("profile", 1, 1)
         units, points = find_units(planner, profiles)

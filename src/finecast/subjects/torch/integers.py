@@ -118,7 +118,7 @@ def _nothing(told: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _check(policy: Policy, device: str) -> None:
-    if len(policy.formats) > 1 or policy.scope is Scope.AUTO:
+    if policy.formats != (Format.INT8,) or policy.scope is Scope.AUTO:
         raise UsageError(
             f"policy {policy.label}: PyTorch's products get int8 alone, and all of them",
             fix='use "matmult:int8", or bf16',
