@@ -85,7 +85,7 @@ def sessions(make: Callable[[Any], Any], folder: Path) -> dict[str, Session]:
         done = api.convert(opened, None, policy, data=data, verify=False)
         found[policy] = tensorflow.load(done.model)
     layers = made(make)
-    apply_plan(layers, api.convert(take(made(make)), None, "all:bf16", verify=False).plan)
+    apply_plan(layers, api.convert(take(layers), None, "all:bf16", verify=False).plan)
     found["apply_plan of all:bf16"] = tensorflow.load(take(layers).model)
     ir = folder / "fp32.xml"
     api.convert(folder / "m", ir, "none:bf16", verify=False)
