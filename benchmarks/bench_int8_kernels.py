@@ -129,7 +129,7 @@ class _Batches(quantization.CalibrationDataReader):
         return next(self.left, {})
 
 
-def _compare(what: str, calls: Mapping[str, Callable[[], Array]], **detail: object) -> None:
+def _compare(what: str, calls: Mapping[str, Callable[[], Array]], **detail: Any) -> None:
     outputs = {name: call() for name, call in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(_TURNS):
