@@ -139,7 +139,9 @@ def _compare(what: str, calls: Mapping[str, Callable[[], Array]], **detail: Any)
             times[name].append(time.process_time() - start)
     exact, baseline = outputs["fp32"].astype(np.float64), median(times["fp32"])
     for name in (n for n in calls if n != "fp32"):
-        error = np.linalg.norm(outputs[name] - exact) / np.linalg.norm(exact)
+        error = np.linalg.norm(outputs[name].astype(np.float64) - exact) / np.linalg.norm(
+            exact
+        )
         report(
             what, f"{name} against fp32", round(baseline / median(times[name]), 3), "x",
             ms=round(1e3 * median(times[name]), 3), error=round(float(error), 4), **detail,
