@@ -30,6 +30,7 @@ from benchmarks.common import report, shared_case, skip
 from benchmarks.int8_nets import resnet50
 from finecast import api
 from finecast.engines.base import Array, Feeds
+from finecast.engines.openvino_config import config
 from finecast.measure import racing
 from finecast.measure.racing import Effort, Race
 from finecast.pipeline.outcome import Outcome
@@ -175,8 +176,10 @@ CASES: Final = {
 
 def _runner(model: str, hint: str) -> Run:
     """A call that runs ``model`` once."""
-    config = {"INFERENCE_PRECISION_HINT": hint, "PERFORMANCE_HINT": "LATENCY"}
-    request = openvino.Core().compile_model(model, "CPU", config).create_infer_request()
+    core = openvino.Core()
+    request = core.compile_model(
+        model, "CPU", config(core, "CPU", hint)
+    ).create_infer_request()
 
     def run(feeds: Feeds) -> dict[str, Array]:
         return {str(k): v for k, v in enumerate(request.infer(dict(feeds)).values())}

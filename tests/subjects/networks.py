@@ -144,6 +144,7 @@ def _same_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _half_in_low(monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenVINO runs the models; each op takes half the time in bf16, casts hardly any."""
+    from finecast.engines.probe import Speed
     from finecast.measure.racing import Race
     from finecast.subjects.engine import subject
 
@@ -156,8 +157,12 @@ def _half_in_low(monkeypatch: pytest.MonkeyPatch) -> None:
         low = {name: one.plan.counts.get("bf16", 0) for name, one in built.items()}
         return Race.stated(1.0, {name: 1.0 - 0.05 * count for name, count in low.items()})
 
+    def speed(_: object, fmt: Format) -> Speed:
+        return Speed(gains=fmt is Format.BF16, text=f"{fmt.label}, as stated")
+
     monkeypatch.setattr(subject, "measured_cost", cost)
     monkeypatch.setattr(subject.EngineSubject, "times", times)
+    monkeypatch.setattr(subject.EngineSubject, "speed", speed)
 
 
 def _op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
