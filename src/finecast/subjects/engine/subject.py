@@ -161,8 +161,16 @@ class EngineExamined:
     progress: Progress
 
     def corrected(self, plan: Plan) -> Plan:
-        """With biases corrected by the mean errors on the calibration data."""
-        return correct(self.prepared, plan, self.workload.calibration())
+        """With biases corrected by the mean errors on the calibration data.
+
+        As it was where the model beside itself does not run, which is told.
+        """
+        try:
+            return correct(self.prepared, plan, self.workload.calibration())
+        except EngineError as error:
+            note = f"biases were not corrected: {error.what}"
+            self.subject.told = (*dict.fromkeys((*self.subject.told, note)),)
+            return plan
 
     def analysis(self) -> Analysis:
         """Times by profiles of the fp32 model and of the lowest plans; errors by probing."""
