@@ -121,6 +121,7 @@ def test_resume_says_when_there_is_nothing(
 ) -> None:
     line = ["tune", net, "-o", tmp_path / "low.onnx", "--data", data, "--auto-cast", "none"]
     answer = finecast(*line, "--resume", "--json")
+    assert answer.err.count("--resume") == 1
     assert "there is no study" in answer.err
     assert answer.json["reused_trials"] == 0
     answer = finecast(*line, "--resume")

@@ -21,6 +21,7 @@ __all__ = ["bench"]
 
 
 def test_what_is_no_objective_says_what_is_near() -> None:
+    assert Objective.parse(" SIZE ") is Objective.SIZE
     with pytest.raises(UsageError, match=r"'latncy'.*latency"):
         Objective.parse("latncy")
     assert Objective.of("size") is Objective.of(Objective.SIZE) is Objective.SIZE

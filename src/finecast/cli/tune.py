@@ -21,7 +21,7 @@ from finecast.cli.common import (
     warn_stale,
 )
 from finecast.cli.data_options import Data, Evaluation, Tolerance
-from finecast.cli.output import progress, warn
+from finecast.cli.output import counted, progress, warn
 from finecast.cli.policy_options import Casting, Device, Narrowing, Target
 from finecast.cli.tune_report import write_report
 from finecast.errors import ExitCode, InterruptedRunError
@@ -172,7 +172,7 @@ def run(
         device=choice.emulation,
         user_rules=narrowing.user_rules(),
         study=records.study_of(written.output),
-        resume=records.resume,
+        resume=records.resume and records.study_of(written.output).exists(),
         from_type=source.from_type,
     )
     plan = records.plan_of(written.output)
@@ -235,7 +235,7 @@ def _warn(outcome: Outcome, told: Sequence[str], request: TuneRequest) -> None:
         warn(note)
     warn_stale(outcome.stale)
     study = request.study
-    if request.resume and study is not None and study.exists() and not outcome.reused:
+    if request.resume and study is not None and not outcome.reused:
         warn(
             f"--resume: no trial in {study} was of use: it has none of this model, data,"
             " code and baseline, or they no longer hold"
@@ -252,7 +252,7 @@ def _interruptible(study: Path) -> Generator[None]:
 
         kept = Study(study).count() if study.exists() else 0
         advice = (
-            f"{study} keeps {kept} trial{'s' if kept > 1 else ''}: the same command with"
+            f"{study} keeps {counted(kept, 'trial')}: the same command with"
             " --resume goes on from there"
             if kept
             else "no trial was finished, nothing was written"

@@ -59,11 +59,10 @@ class Conclusion:
             wanted = words.better
             if least != MIN_SPEEDUP:
                 wanted = f"{least:g} times {words.as_good} as fp32 here"
-            took, fp32 = (standing.costs.latency_s(name) for name in (_TUNED, ANCHOR))
             built.release()
             return self.unchanged(
-                f"the plan {found.name} is not {wanted}: it takes {words.takes(took)},"
-                f" fp32 {words.takes(fp32)}"
+                f"the plan {found.name} is not {wanted}: it takes {1 / gain.median:.3g} of"
+                " what fp32 takes"
             )
         keeps = "keeps the criterion" + (" in emulation" if self.subject.target else "")
         anchors, subject = self._anchors(standing), self.subject

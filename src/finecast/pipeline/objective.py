@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from finecast.naming import unknown_name
+from finecast.naming import look_up
 
 
 class Objective(Enum):
@@ -24,10 +24,8 @@ class Objective(Enum):
         Raises:
             UsageError: If it is none.
         """
-        names = [one.value for one in cls]
-        if text not in names:
-            raise unknown_name(text, names, what="objective", where="--objective")
-        return cls(text)
+        words = {one.value: one for one in cls}
+        return look_up(text, words, what="objective", where="--objective")
 
     @classmethod
     def of(cls, given: Objective | str) -> Objective:
@@ -64,12 +62,6 @@ class Words:
     best: str
     as_good: str
     gain: str
-    factor: float
-    unit: str
-
-    def takes(self, cost: float) -> str:
-        """A cost in its unit."""
-        return f"{self.factor * cost:.3g} {self.unit}"
 
 
 _WORDS: Final = {
@@ -78,31 +70,23 @@ _WORDS: Final = {
         best="fastest",
         as_good="as fast",
         gain="speed",
-        factor=1e3,
-        unit="ms",
     ),
     Objective.THROUGHPUT: Words(
         better="of more throughput",
         best="best",
         as_good="as much throughput",
         gain="throughput",
-        factor=1e3,
-        unit="ms a call under load",
     ),
     Objective.SIZE: Words(
         better="smaller",
         best="smallest",
         as_good="as small",
         gain="smaller",
-        factor=1e-6,
-        unit="MB",
     ),
     Objective.MEMORY: Words(
         better="of less memory",
         best="one of least memory",
         as_good="as little in memory",
         gain="less memory",
-        factor=1e-6,
-        unit="MB by estimate",
     ),
 }

@@ -359,7 +359,10 @@ class _Tuning:
     def _none_better(self, candidates: Sequence[Candidate], fp32: float) -> str:
         objective = self.measuring.objective
         words, least = objective.words, self._min_speedup
-        best = min((c.cost for c in candidates), default=math.inf)
+        shares = [c.cost / fp32 for c in candidates]
+        found = "what runs the model here takes none of them"
+        if shares:
+            found = f"the {words.best} takes {min(shares):.3g} of what fp32 takes"
         where = "by the model" if self.subject.target else "here"
         wanted = words.better
         if least != MIN_SPEEDUP:
@@ -369,10 +372,7 @@ class _Tuning:
             told = (self.subject.speed(fmt).text for fmt in self.policy.formats)
         return "; ".join(
             (
-                (
-                    f"no plan is {wanted} {where}: the {words.best} takes"
-                    f" {words.takes(best)}, fp32 {words.takes(fp32)}"
-                ),
+                f"no plan is {wanted} {where}: {found}",
                 *told,
                 *self.left_out,
             )
