@@ -51,6 +51,17 @@ def test_a_keras_model_becomes_a_function_in_bf16(attention: Any, tmp_path: Path
         low.save(tmp_path / "low")
 
 
+def test_an_activation_with_a_gradient_of_its_own_is_converted(tmp_path: Path) -> None:
+    inputs = tf.keras.Input((4,), name="x")
+    model = tf.keras.Model(inputs, layers.Dense(3, activation="swish")(layers.Dense(8)(inputs)))
+    model.export(tmp_path / "sm", verbose=False)
+    finecast.convert(tmp_path / "sm", tmp_path / "low", "all:bf16")
+    assert set(types_of(tmp_path / "low").values()) == {"bfloat16"}
+    x = np.ones((2, 4), np.float32)
+    (before,), (after,) = (served(tmp_path / n, {"x": x}).values() for n in ("sm", "low"))
+    np.testing.assert_allclose(after, before, atol=np.abs(before).max() / 32)
+
+
 def test_a_keras_file_is_read_and_its_code_is_not_run(attention: Any, tmp_path: Path) -> None:
     attention.save(tmp_path / "m.keras")
     finecast.convert(tmp_path / "m.keras", tmp_path / "low", "all:bf16")
