@@ -51,6 +51,19 @@ def test_a_keras_model_becomes_a_function_in_bf16(attention: Any, tmp_path: Path
         low.save(tmp_path / "low")
 
 
+def test_an_activation_with_a_gradient_of_its_own_is_converted(tmp_path: Path) -> None:
+    inputs = tf.keras.Input((4,), name="x")
+    model = tf.keras.Model(
+        inputs, layers.Dense(3, activation="swish")(layers.Dense(8)(inputs))
+    )
+    model.export(tmp_path / "sm", verbose=False)
+    finecast.convert(tmp_path / "sm", tmp_path / "low", "all:bf16")
+    assert set(types_of(tmp_path / "low").values()) == {"bfloat16"}
+    x = np.ones((2, 4), np.float32)
+    (before,), (after,) = (served(tmp_path / n, {"x": x}).values() for n in ("sm", "low"))
+    np.testing.assert_allclose(after, before, atol=np.abs(before).max() / 32)
+
+
 def test_a_keras_file_is_read_and_its_code_is_not_run(attention: Any, tmp_path: Path) -> None:
     attention.save(tmp_path / "m.keras")
     finecast.convert(tmp_path / "m.keras", tmp_path / "low", "all:bf16")
@@ -75,6 +88,49 @@ def test_an_export_is_the_model_under_both_of_its_names(
         np.testing.assert_allclose(after, before, atol=np.abs(before).max() / 32)
     reloaded = tf.saved_model.load(str(tmp_path / "low"))
     assert reloaded.serve(X)["output_0"].shape == (8, 3)
+
+
+@pytest.fixture
+def two_inputs() -> Any:
+    """Two inputs of different types, and an activation that is a layer."""
+    a = tf.keras.Input((4,), name="a")
+    b = tf.keras.Input((4,), dtype="int32", name="b")
+    x = layers.Activation("tanh", name="bend")(layers.Dense(8, name="mix")(a))
+    return tf.keras.Model(
+        [a, b], layers.Dense(3)(x + layers.Embedding(5, 8, name="look")(b)[:, 0])
+    )
+
+
+def test_inputs_are_given_and_cast_as_keras_does(two_inputs: Any) -> None:
+    low = converting.convert(two_inputs, policy="none")
+    a, b = np.ones((2, 4)), np.ones((2, 4), np.int64)  # numpy's own types: fp64, int64
+    for found in (low(a, b), low([a, b]), low(a=a, b=b), low(a, b=b.tolist())):
+        np.testing.assert_allclose(found, two_inputs([a, b]), rtol=1e-5)
+    with pytest.raises(UsageError, match="3 inputs were given, .* 2: give a, b"):
+        low(a, b, a)
+
+
+def test_policies_of_a_loaded_model_name_its_layers(two_inputs: Any, tmp_path: Path) -> None:
+    two_inputs.save(tmp_path / "m.keras")
+    loaded = tf.keras.models.load_model(tmp_path / "m.keras")
+    plan = converting.convert(loaded, policy="all:bf16").plan
+    assert plan is not None
+    assert policies.apply_plan(loaded, plan).keys() >= {"mix", "bend", "look"}
+
+
+def test_a_subclass_is_not_called_unbuilt() -> None:
+    class Twice(tf.keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = layers.Dense(2)
+
+        def call(self, x: Any) -> Any:
+            return self.dense(x)
+
+    model = Twice()
+    model(np.ones((1, 4), np.float32))
+    with pytest.raises(UsageError, match=r"is a subclass, whose inputs.*export"):
+        converting.convert(model)
 
 
 def test_a_plan_becomes_policies_of_layers_and_is_trained_on(attention: Any) -> None:

@@ -65,7 +65,7 @@ def apply_plan(model: Any, plan: Plan) -> dict[str, str]:
             )
         name = _POLICIES[Format.FP32 if id(layer) in ends else fmt]
         layer.dtype_policy = tf.keras.DTypePolicy(name)
-        found[layer.path] = name
+        found[layer.path or layer.name] = name  # loaded layers without weights have no path
     model.train_function = model.test_function = model.predict_function = None
     return found
 

@@ -135,9 +135,7 @@ def load(path: Path) -> OnnxFile:
     path = Path(path)
     if not path.is_file():
         what = "is a directory" if path.is_dir() else "does not exist"
-        raise UsageError(
-            f"model file {what}", where=str(path), fix="give the path of an .onnx file"
-        )
+        raise UsageError(f"model file {what}", where=str(path), fix="check the path")
     native.warm_up()  # on another core, while this one reads
     size = path.stat().st_size
     if size >= _LARGEST_MESSAGE_BYTES:

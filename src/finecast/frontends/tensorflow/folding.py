@@ -19,7 +19,9 @@ _LARGEST_BYTES: Final = 10 << 20
 """A constant that is larger than that, and than what it is computed from, stays computed:
 Grappler's own limit for its folding."""
 _CALLS: Final = re.compile(r"^((Stateful)?PartitionedCall/|Func/)+")
-_PASSES_ON: Final = frozenset({"Identity", "StopGradient", "PreventGradient", "Snapshot"})
+_PASSES_ON: Final = frozenset(
+    {"Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot"}
+)
 _INPUTS: Final = frozenset({"Placeholder", "PlaceholderWithDefault"})
 
 
@@ -133,7 +135,7 @@ class _Folder:
         while tensor.op.type in _PASSES_ON and tensor.name not in self.fed:
             if any(c.name in self.effects for c in tensor.op.control_inputs):
                 break
-            tensor = tensor.op.inputs[0]
+            tensor = tensor.op.inputs[tensor.value_index]
         return tensor
 
     def finish(self) -> FrozenModel:

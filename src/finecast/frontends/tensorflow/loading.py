@@ -93,12 +93,15 @@ def of_keras(model: Any) -> FrozenModel:
     """A built Keras model, called for inference.
 
     Raises:
-        UsageError: If it was never built: the shapes of its inputs are not known.
+        UsageError: If the shapes of its inputs are not known: it was never built, or is a
+            subclass, which Keras keeps no shapes of.
     """
     if not model.built or not getattr(model, "inputs", None):
+        why = "is a subclass, whose inputs have no shapes" if model.built else "is not built"
         raise UsageError(
-            f"the Keras model {model.name!r} is not built",
-            fix="give it a keras.Input, or call it once on a batch and model.export(FOLDER)",
+            f"the Keras model {model.name!r} {why}",
+            fix="give it a keras.Input, or call it once on a batch, model.export(FOLDER), and"
+            " give the folder",
         )
     specs = [
         tf.TensorSpec(x.shape, x.dtype, name=x.name or f"input_{i}")

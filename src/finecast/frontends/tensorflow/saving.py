@@ -40,7 +40,9 @@ def save(model: FrozenModel, folder: Path, notes: Mapping[str, str]) -> None:
     for name in model.signatures:
         if name != SERVING:
             setattr(module, name, function)  # model.export gives each endpoint a method
-    tf.saved_model.save(module, str(folder), signatures=signatures)
+    # Gradients of the ops that were inlined are not of this function, which has no variables.
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+    tf.saved_model.save(module, str(folder), signatures=signatures, options=options)
     (folder / NOTES_FILE).parent.mkdir()
     (folder / NOTES_FILE).write_text(json.dumps(dict(notes)), encoding="utf-8")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from finecast.errors import UsageError
 from finecast.files import check_writable_folder
@@ -51,19 +51,36 @@ class Function:
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """The output; a dict of outputs, where there are several.
 
+        Inputs are cast to the types that the model declares, as Keras does.
+
         Raises:
             UsageError: If an input is missing, or unknown.
         """
-        given = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], Mapping) else None
-        by_name = {**dict(given or zip(self.input_names, inputs, strict=False)), **named}
+        by_name = {**self._by_name(inputs), **named}
         if sorted(by_name) != sorted(self.input_names):
             raise UsageError(
                 f"inputs {', '.join(map(repr, by_name)) or 'none'} were given",
                 fix=f"give {', '.join(self.input_names)}",
             )
-        ordered = [tf.convert_to_tensor(by_name[name]) for name in self.input_names]
+        specs = zip(self.input_names, self._call.inputs, strict=True)
+        ordered = [tf.cast(by_name[name], tensor.dtype) for name, tensor in specs]
         found = dict(zip(self.output_names, self._call(*ordered), strict=True))
         return next(iter(found.values())) if len(found) == 1 else found
+
+    def _by_name(self, inputs: Sequence[Any]) -> dict[str, Any]:
+        """Inputs by name: of a mapping, of one list of several, or in order."""
+        names = self.input_names
+        first = inputs[0] if len(inputs) == 1 else inputs
+        if isinstance(first, Mapping):
+            return dict(cast("Mapping[str, Any]", first))
+        several = len(names) > 1 and isinstance(first, (list, tuple))
+        ordered: Sequence[Any] = first if several else inputs
+        if len(ordered) > len(names):
+            raise UsageError(
+                f"{len(ordered)} inputs were given, and the model has {len(names)}",
+                fix=f"give {', '.join(names)}",
+            )
+        return dict(zip(names, ordered, strict=False))
 
     def save(self, folder: str | Path, *, force: bool = False) -> None:
         """Write a SavedModel.
