@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from finecast.naming import unknown_name
+from finecast.naming import look_up
 
 
 class Objective(Enum):
@@ -19,15 +19,13 @@ class Objective(Enum):
 
     @classmethod
     def parse(cls, text: str) -> Objective:
-        """The objective of a name.
+        """The objective of a name, in any case.
 
         Raises:
             UsageError: If it is none.
         """
-        names = [one.value for one in cls]
-        if text not in names:
-            raise unknown_name(text, names, what="objective", where="--objective")
-        return cls(text)
+        named = {one.value: one for one in cls}
+        return look_up(text, named, what="objective", where="--objective")
 
     @classmethod
     def of(cls, given: Objective | str) -> Objective:
