@@ -25,6 +25,7 @@ def test_what_is_no_objective_says_what_is_near() -> None:
     with pytest.raises(UsageError, match=r"'latncy'.*latency"):
         Objective.parse("latncy")
     assert Objective.of("size") is Objective.of(Objective.SIZE) is Objective.SIZE
+    assert Objective.parse("MEMORY") is Objective.MEMORY
 
 
 def test_a_smaller_model_may_be_slower(bench: Bench) -> None:

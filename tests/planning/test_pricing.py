@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 
 import numpy as np
@@ -16,6 +17,7 @@ from finecast.planning.planner import Planner
 from finecast.planning.points import rounding_points
 from finecast.planning.pricing import by_memory, by_size, resident_bytes
 from finecast.planning.problem import Analysis, Priced, build_problem, roundings
+from finecast.planning.proposing import proposal
 from finecast.planning.sensitivity import Sensitivity
 from finecast.planning.units import make_units
 from finecast.rules import Permission
@@ -118,3 +120,17 @@ def test_what_a_plan_takes_in_memory() -> None:
     assert resident_bytes(planner, analysis, low) == 2 * weights + 4000
     mixed = {**low, "second": FP32}  # both copies of w
     assert resident_bytes(planner, analysis, mixed) > 6 * 64000 + 2 * 640
+
+
+@pytest.mark.parametrize("by", [by_size, by_memory])
+def test_no_bytes_are_told_as_times(by: Callable[[Planner, Analysis], Analysis]) -> None:
+    planner, analysis = priced(TIED, BF16)
+
+    def evidence(of: Analysis) -> set[str]:
+        found = proposal(planner, of, choices(TIED, planner.permissions, of)[-1])
+        return {key for d in found.plan.decisions for r in d.reasons for key in r.evidence}
+
+    assert {"fp32 us", "bf16 us"} <= evidence(analysis)
+    told = evidence(by(planner, analysis))
+    assert "error of weights" in told
+    assert not [key for key in told if key.endswith(" us")]

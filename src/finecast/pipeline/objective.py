@@ -19,13 +19,13 @@ class Objective(Enum):
 
     @classmethod
     def parse(cls, text: str) -> Objective:
-        """The objective of a name.
+        """The objective of a name, in any case.
 
         Raises:
             UsageError: If it is none.
         """
-        words = {one.value: one for one in cls}
-        return look_up(text, words, what="objective", where="--objective")
+        named = {one.value: one for one in cls}
+        return look_up(text, named, what="objective", where="--objective")
 
     @classmethod
     def of(cls, given: Objective | str) -> Objective:

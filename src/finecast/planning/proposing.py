@@ -13,7 +13,7 @@ from finecast.planning.assign import chosen
 from finecast.planning.choices import Choice, Proposal, choices
 from finecast.planning.filling import within
 from finecast.planning.planner import Planner
-from finecast.planning.problem import Analysis
+from finecast.planning.problem import Analysis, Priced
 
 # Steps of the frontier that become candidates: each costs a conversion and a few timed runs.
 MAX_STEPS: Final = 10
@@ -95,13 +95,17 @@ def lowest(planner: Planner, analysis: Analysis) -> list[Proposal]:
 
 
 def _evidence(analysis: Analysis) -> dict[int, dict[str, float | str]]:
-    """For each op the times of its unit and the errors of its weights, for the plan."""
+    """For each op the times of its unit and the errors of its weights, for the plan.
+
+    Where plans are chosen by bytes there are no times, and most bytes are those of constants.
+    """
     units = analysis.units
+    times = analysis.times if analysis.priced is Priced.TIME else {}
     measured = {fmt: r for fmt, r in analysis.rounded.items() if r.units.any()}
     found: dict[int, dict[str, float | str]] = {}
     for node, unit in units.of.items():
         of = found[node] = {"ops in one kernel": float(len(units.members[unit]))}
-        of |= {f"{fmt.label} us": 1e6 * float(t[unit]) for fmt, t in analysis.times.items()}
+        of |= {f"{fmt.label} us": 1e6 * float(t[unit]) for fmt, t in times.items()}
         for fmt, roundings in measured.items():
             which = "" if len(analysis.rounded) == 1 else f" in {fmt.label}"
             of[f"error of weights{which}"] = math.sqrt(float(roundings.units[unit]))
