@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -71,8 +72,10 @@ class Peer:
         """``error`` is one that rounding explains.
 
         Raises:
-            StageError: If it is not.
+            StageError: If it is not; NaN of both is not finecast's.
         """
+        if math.isnan(error) and math.isnan(self.error):
+            raise StageError(Status.ENGINE, f"{way}: NaN, as {self.name} are without finecast")
         if is_wrong(error, self.error):
             cause = f"{way}: relative error {error:.3g} beside {self.name} {self.error:.3g}"
             raise StageError(Status.FINECAST, cause)

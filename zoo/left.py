@@ -10,6 +10,9 @@ Where three figures are given, they are of three random nets of the architecture
 
 - **The compiled step** was not run with every architecture: Inductor builds its C++ kernels
   for minutes, for three ways each. `make zoo ZOO_ARGS=--resume` goes on.
+- **mixer, compiled**: its gradients are NaN under autocast, without finecast, too, where they
+  are not op by op: Inductor 2.13 builds a kernel that stores a gradient in bf16 transposed,
+  behind a norm's backward pass, and leaves numbers unset. In fp32 it is right.
 - **`auto`**: on this machine (no AMX, and busy) PyTorch's bf16 was measured to be slower than
   fp32, so `auto` plans fp32 throughout. Its errors are those of fp32, and what it saves for
   the backward pass is fp32's: more than autocast's in resnet, vit and llama. Given rates that
