@@ -106,7 +106,7 @@ def test_inputs_are_given_and_cast_as_keras_does(two_inputs: Any) -> None:
     a, b = np.ones((2, 4)), np.ones((2, 4), np.int64)  # numpy's own types: fp64, int64
     for found in (low(a, b), low([a, b]), low(a=a, b=b), low(a, b=b.tolist())):
         np.testing.assert_allclose(found, two_inputs([a, b]), rtol=1e-5)
-    with pytest.raises(UsageError, match="3 inputs were given, .* 2: give a, b"):
+    with pytest.raises(UsageError, match=r"3 inputs were given, .* 2: give a, b"):
         low(a, b, a)
 
 
