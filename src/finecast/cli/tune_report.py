@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from finecast.cli.output import add_row, new_table, write_json, write_line, write_table
+from finecast.naming import number_of
 from finecast.pipeline.objective import Objective
 
 if TYPE_CHECKING:
@@ -163,10 +164,12 @@ def write_report(
     if improved and not outcome.target:
         run = how_to_run(output, outcome.plan.engine, outcome.plan.counts)
         lines += run.splitlines()
-    reused = f", {outcome.reused} trials of the study reused" if outcome.reused else ""
+    trials = number_of(outcome.reused, "trial")
+    reused = f", {trials} of the study reused" if outcome.reused else ""
     note = (
-        f"{ops or 'no op in fp32'}; {outcome.casts} casts inside;"
-        f" {outcome.evaluations} evaluations on all data{reused}, {outcome.probes} probes,"
+        f"{ops or 'no op in fp32'}; {number_of(outcome.casts, 'cast')} inside;"
+        f" {number_of(outcome.evaluations, 'evaluation')} on all data{reused},"
+        f" {number_of(outcome.probes, 'probe')},"
         f" {outcome.seconds:.1f} s on {limited(environment())}"
     )
     write_table(table, note, *lines)
