@@ -31,6 +31,11 @@ def spelled(word: str) -> str:
     return word.strip().lower()
 
 
+def number_of(count: int, noun: str) -> str:
+    """``1 trial``, ``2 trials``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def look_up(word: str, table: Mapping[str, T], *, what: str, where: str = "") -> T:
     """What ``table``, whose keys are in lower case, has for a word in any case.
 

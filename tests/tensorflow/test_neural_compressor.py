@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from finecast.compat.neural_compressor import MixedPrecisionConfig, mix_precision
+from finecast.compat.neural_compressor import MixedPrecisionConfig, load, mix_precision
 from finecast.engines.probe import Speed
 from finecast.errors import UsageError
+from finecast.frontends.tensorflow import loading
 from tests.tensorflow.models import Model, served, tf, types_of
 
 X = np.random.default_rng(3).normal(size=(32, 16)).astype(np.float32)
@@ -31,6 +32,16 @@ def test_a_saved_model_is_converted_and_saved(mlp: Model, tmp_path: Path) -> Non
     np.testing.assert_allclose(
         served(tmp_path / "low", {"x": X})["scores"], mlp.serve({"x": X})["scores"], atol=0.02
     )
+
+
+def test_what_was_saved_is_loaded(mlp: Model, tmp_path: Path) -> None:
+    result = mix_precision.fit(str(mlp.path), MixedPrecisionConfig())
+    result.save(tmp_path / "low")
+    loaded = load(tmp_path / "low", mlp.path)
+    assert (loaded.lowered, loaded.products) == (result.lowered, result.products)
+    np.testing.assert_array_equal(loaded.model(X), result.model(X))
+    loaded.save(tmp_path / "again")
+    assert loading.load(tmp_path / "again").notes["policy"]
 
 
 def test_a_frozen_graph_takes_its_ports_from_the_settings(mlp: Model, tmp_path: Path) -> None:

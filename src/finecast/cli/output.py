@@ -58,11 +58,6 @@ def write_table(table: Table, *notes: str, columns: int = _PIPE_COLUMNS) -> None
         write_line(note)
 
 
-def counted(number: int, noun: str) -> str:
-    """``1 trial``, ``2 trials``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def write_line(text: str) -> None:
     """Write one line to stdout."""
     _write(sys.stdout, safe(text))

@@ -21,11 +21,12 @@ from finecast.cli.common import (
     warn_stale,
 )
 from finecast.cli.data_options import Data, Evaluation, Tolerance
-from finecast.cli.output import counted, progress, warn
+from finecast.cli.output import progress, warn
 from finecast.cli.policy_options import Casting, Device, Narrowing, Target
 from finecast.cli.tune_report import write_report
 from finecast.errors import ExitCode, InterruptedRunError
 from finecast.files import CommandFiles, write_text
+from finecast.naming import number_of
 from finecast.pipeline.goal import MIN_SPEEDUP, Goal
 from finecast.pipeline.objective import Objective
 
@@ -252,7 +253,7 @@ def _interruptible(study: Path) -> Generator[None]:
 
         kept = Study(study).count() if study.exists() else 0
         advice = (
-            f"{study} keeps {counted(kept, 'trial')}: the same command with"
+            f"{study} keeps {number_of(kept, 'trial')}: the same command with"
             " --resume goes on from there"
             if kept
             else "no trial was finished, nothing was written"

@@ -7,14 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from finecast.cli.output import (
-    add_row,
-    counted,
-    new_table,
-    write_json,
-    write_line,
-    write_table,
-)
+from finecast.cli.output import add_row, new_table, write_json, write_line, write_table
+from finecast.naming import number_of
 from finecast.pipeline.objective import Objective
 
 if TYPE_CHECKING:
@@ -170,12 +164,12 @@ def write_report(
     if improved and not outcome.target:
         run = how_to_run(output, outcome.plan.engine, outcome.plan.counts)
         lines += run.splitlines()
-    trials = counted(outcome.reused, "trial")
+    trials = number_of(outcome.reused, "trial")
     reused = f", {trials} of the study reused" if outcome.reused else ""
     note = (
-        f"{ops or 'no op in fp32'}; {counted(outcome.casts, 'cast')} inside;"
-        f" {counted(outcome.evaluations, 'evaluation')} on all data{reused},"
-        f" {counted(outcome.probes, 'probe')},"
+        f"{ops or 'no op in fp32'}; {number_of(outcome.casts, 'cast')} inside;"
+        f" {number_of(outcome.evaluations, 'evaluation')} on all data{reused},"
+        f" {number_of(outcome.probes, 'probe')},"
         f" {outcome.seconds:.1f} s on {limited(environment())}"
     )
     write_table(table, note, *lines)

@@ -86,7 +86,7 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
         )
     if options.data is None:
         raise UsageError(
-            "no data to tune on", fix="give --data FILE.npz or --eval FILE.py:FUNCTION"
+            "no data to evaluate on", fix="give --data FILE.npz or --eval FILE.py:FUNCTION"
         )
     metric = get_metric(options.metric or "agreement")
     if options.lower_is_better and metric.higher_is_better:

@@ -14,7 +14,7 @@ def load(checkpoint_dir: str | Path, model: Any = None) -> Any:
     Nothing in the files is executed.
 
     Args:
-        checkpoint_dir: The folder, or the ONNX file.
+        checkpoint_dir: The folder (of a TensorFlow model the SavedModel), or the ONNX file.
         model: The fp32 ``nn.Module``, where the folder holds only the state of one that was
             converted module by module.
 
@@ -32,6 +32,10 @@ def load(checkpoint_dir: str | Path, model: Any = None) -> Any:
         from finecast.compat.neural_compressor.torch_result import load_module
 
         return load_module(path, model)
+    if (path / "saved_model.pb").is_file():
+        from finecast.compat.neural_compressor.tensorflow_fit import load_saved_model
+
+        return load_saved_model(path)
     raise UsageError(
         "no model that fit(...).save wrote", where=str(path), fix="give the path given to save"
     )

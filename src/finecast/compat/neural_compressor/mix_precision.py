@@ -120,7 +120,7 @@ def _no_gain(low: Format) -> ModelError:
     return ModelError(
         f"no matrix product or convolution could be converted to {low.label}, and other ops"
         " gain nothing by it",
-        fix="see what the rules say: finecast.torch.convert, or finecast explain",
+        fix="see what the rules say: finecast explain MODEL NODE",
     )
 
 

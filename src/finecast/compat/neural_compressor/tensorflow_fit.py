@@ -118,6 +118,21 @@ class TensorFlowFit:
         return "" if found.gains else f"{found.text} (measured)"
 
 
+def load_saved_model(folder: Path) -> TensorFlowResult:
+    """A model that ``TensorFlowResult.save`` wrote.
+
+    Raises:
+        ModelError: If it cannot be read.
+    """
+    opened = read(folder)
+    low = [n.op for n in opened.file.graph.float_nodes if n.format is not Format.FP32]
+    return TensorFlowResult(
+        model=Function(frozen=opened.model),
+        lowered=len(low),
+        products=sum(by_name(op).matmul_engine for op in low),
+    )
+
+
 def _opened(model: Any, settings: MixedPrecisionConfig) -> TensorFlowModel:
     inputs, outputs = names(settings.inputs), names(settings.outputs)
     if isinstance(model, str | Path) and Path(model).suffix.lower() == ".pb":

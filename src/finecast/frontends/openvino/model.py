@@ -133,9 +133,9 @@ def save(model: openvino.Model, path: Path) -> int:
 
 
 def size_bytes(model: openvino.Model) -> int:
-    """Bytes of the model's constants."""
-    constants = (op for op in model.get_ops() if op.get_type_name() == "Constant")
-    return sum(int(op.get_byte_size()) for op in constants)
+    """Bytes of the files that ``save`` writes, to stand beside those of the model's own."""
+    with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
+        return save(model, Path(folder) / f"model{IR_SUFFIX}")
 
 
 def mark(model: openvino.Model, plan_digest: str, policy: str) -> None:

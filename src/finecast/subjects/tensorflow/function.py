@@ -98,5 +98,5 @@ class Function:
     @property
     def _notes(self) -> dict[str, str]:
         if self.plan is None:
-            return {}
+            return dict(self.frozen.notes)
         return {"plan": self.plan.digest, "policy": self.plan.policy}

@@ -172,10 +172,8 @@ class TensorFlowModel(FileSource[TensorFlowFile, TensorFlowPrepared], EngineMode
         ]
         inner = functions_with_floats(self.file.model)
         if inner and policy.scope is not Scope.NONE:
-            found.append(
-                f"{len(inner)} bodies of control flow or called functions keep fp32 inside:"
-                f" {', '.join(inner[:3])}"
-            )
+            listed = ", ".join(inner[:3]) + (", ..." if len(inner) > 3 else "")
+            found.append(f"bodies of control flow keep fp32 inside ({len(inner)}): {listed}")
         return found
 
     def earlier(self, policy: Policy) -> list[str]:
