@@ -25,8 +25,10 @@ from finecast.rules.override import active, check_overrides
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.torch.source import TorchBuilt, built_of, kept_advice
 
+# As an option of torch.compile it comes too late: the module is traced without it.
+FREEZING: Final = "torch._inductor.config.freezing = True"
 HOW_TO_RUN: Final = (
-    "run it as torch.compile(module, options={'freezing': True}) under torch.no_grad():"
+    f"set {FREEZING} and run it by torch.compile under torch.no_grad():"
     " its products are on integers there alone"
 )
 
