@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from finecast.engines.base import Array, Capability, Feeds, KernelTime, TensorSpec
-from finecast.engines.probe import PROBED, probe
+from finecast.engines.probe import PROBED, probe, probe_one
 from finecast.engines.probe_models import PROBES, Probe, admitted, build
 from finecast.errors import EngineError
 from finecast.numbers.formats import Format
@@ -70,6 +70,52 @@ def test_wrong_results_do_not_count_as_running() -> None:
     found = FakeEngine("two", wrong=True).capabilities()
     assert not found[Format.FP16].runs
     assert "wrong by" in found[Format.FP16].reason
+
+
+class BusyMachine:
+    """A clock, and what runs by it: other processes take up to 3 ms of every call."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._others = np.random.default_rng(1)
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def running(self, alone_s: float) -> Callable[[FakeSession, Feeds], dict[str, Array]]:
+        def run(session: FakeSession, feeds: Feeds) -> dict[str, Array]:
+            self.now_s += alone_s + self._others.uniform(0, 3e-3)
+            return FakeSession.run(session, feeds)
+
+        return run
+
+
+@pytest.mark.parametrize(("bf16_s", "gains"), [(0.4e-3, True), (1e-3, False)])
+def test_a_busy_machine_hides_no_gain(
+    monkeypatch: pytest.MonkeyPatch, bf16_s: float, gains: bool
+) -> None:
+    """Most calls' times lie between those of the other format: only many turns tell."""
+    machine = BusyMachine()
+    takes = {Format.FP32: machine.running(1e-3), Format.BF16: machine.running(bf16_s)}
+
+    class BusySession(FakeSession):
+        def __init__(self, probe_model: Probe, fmt: Format) -> None:
+            super().__init__(probe_model, fmt, wrong=False, exact=fmt is Format.FP16)
+            self._takes = takes.get(fmt, takes[Format.FP32])
+
+        def run(self, feeds: Feeds) -> dict[str, Array]:
+            return self._takes(self, feeds)
+
+    class BusyEngine(FakeEngine):
+        def load(self, model: Path | bytes, *, profiling: bool = False) -> FakeSession:
+            for candidate in PROBES:
+                for fmt in (Format.FP32, Format.BF16):
+                    if model == build(candidate, fmt):
+                        return BusySession(candidate, fmt)
+            raise EngineError("Fake cannot load the model: no kernel")
+
+    monkeypatch.setattr("finecast.engines.probe.time", machine)
+    assert probe_one(BusyEngine(f"busy {gains}"), Format.BF16).worthwhile == gains
 
 
 def test_formats_that_onnx_lacks_are_not_tried() -> None:

@@ -412,7 +412,7 @@ def test_a_budget_is_kept_and_said(bench: Bench) -> None:
     outcome = bench.tune(metric="max_abs", tolerance=0.0, max_trials=1)
     assert outcome.evaluations == 2  # the baseline's, and one
     assert outcome.verdict is Verdict.UNCHANGED
-    assert "the limit of 1 trials is reached" in outcome.why
+    assert "the limit of one trial is reached" in outcome.why
 
 
 def test_the_seconds_count_from_when_it_was_asked_for(bench: Bench) -> None:

@@ -347,6 +347,7 @@ def test_a_conversion_with_another_calibration_takes_the_first_back(
         assert coded(done.plan) == CODED
         scales[out] = [e.operands[0].scale[0] for e in done.plan.encodings.values()]
     assert "an earlier conversion to all:int8 was taken back" in done.warnings
+    assert done.verified.reference == "the model given"
     assert all(b < a for a, b in zip(scales[first], scales[again], strict=True))
     assert kinds(again) == kinds(first)
     done = api.convert(again, None, "all:int8@percentile", data=DATA, engine="openvino")

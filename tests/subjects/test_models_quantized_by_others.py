@@ -97,6 +97,7 @@ def test_what_came_quantized_stays_and_the_rest_is_planned(
     assert {n for n, f in done.plan.formats.items() if f is Format.BF16} >= set(FLOATS)
     assert kinds(out) == kinds(quantized)
     assert [w for w in done.warnings if "ops came quantized by another tool" in w]
+    assert done.verified.reference == "the model given"
     integers = {n.name for n in onnx.load(quantized).graph.node if "Quantize" in n.op_type}
     assert not {n for n, f in done.plan.formats.items() if f is not Format.FP32} & integers
     fp32 = api.convert(quantized, tmp_path / "same.onnx", "none", engine="openvino")

@@ -95,7 +95,7 @@ def test_products_read_codes_and_the_rest_stays(
     for policy in ("matmult:int8", "all:int8"):
         made, told = converted(monkeypatch, net, policy)
         assert made.finecast_plan.counts == {"int8": 4, "fp32": 5}
-        assert any("'freezing': True" in text for text in told)
+        assert any(integers.FREEZING in text for text in told)
         with torch.no_grad():
             assert 0 < relative(made(x), module(x)) < 0.05
     stored = dict(made.named_buffers())
@@ -157,20 +157,30 @@ def test_what_is_not_planned_is_refused(
         ft.tune(net[0], (net[1],), evaluate=lambda _: 1.0, policy="auto:int8")
 
 
+def test_a_correction_of_biases_is_refused(net: tuple[nn.Module, torch.Tensor]) -> None:
+    with pytest.raises(UsageError, match="ONNX models alone"):
+        ft.convert(net[0], (net[1],), "matmult:int8+bias")
+
+
 # What runs in a process that oneDNN holds to some instructions.
 COMPILED = """
 import json, warnings, torch
 from tests.torch import test_int8 as t
 from finecast.engines.torch.integers import products_on_integers
 import finecast.torch as ft
+from finecast.subjects.torch import integers
 torch.manual_seed(0)
 net, x = t.Net().eval(), torch.randn(8, 3, 8, 8)
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
     made = ft.convert(net, (x,), "matmult:int8")
 found = products_on_integers(made, (x,), {})
+torch.compiler.reset()
+exec(integers.FREEZING)
+with torch.no_grad():
+    off = t.relative(torch.compile(made)(x), made(x))
 print(json.dumps({"counts": made.finecast_plan.counts, "count": found.count,
-                  "error": found.error, "told": [str(w.message) for w in told]}))
+                  "error": found.error, "off": off, "told": [str(w.message) for w in told]}))
 """
 
 
@@ -192,3 +202,4 @@ def test_compiled_products_run_on_integers() -> None:
     assert found["counts"]["int8"] == 4, found
     assert found["count"] == 4
     assert found["error"] < Format.INT8.unit_roundoff
+    assert found["off"] < Format.INT8.unit_roundoff  # run as the warning says

@@ -9,6 +9,7 @@ a capability flag is not a speed.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +39,9 @@ _TF32_ENGINES = frozenset({("onnxruntime", "CUDA"), ("onnxruntime", "Tensorrt")}
 """Where fp32 ops may compute in tf32 (ONNX has no such type of its own)."""
 
 _BUDGET_S = 0.05  # per format and kernel, so that an engine takes about half a second
+_LONGEST_S = 0.4  # where other processes' work hides which of the two is faster
 _FEWEST_TURNS = 9
+_DEVIATIONS = 2.6  # standard deviations of a coin's: 1 of 100 fair ones is taken for unfair
 _SLACK = 8.0
 """Allowed error in unit roundoffs of the result's magnitude: inputs, weights, product, sum
 and activation round once each, and a margin of 1.6 for unlucky cancellation."""
@@ -183,22 +186,27 @@ def _error_in_roundoffs(got: Array, expected: NDArray[np.float64], fmt: Format) 
 def _speed(reference: Callable[[], object], candidate: Callable[[], object]) -> float:
     """The reference's median time over the candidate's, both run in turns.
 
-    1.0 if the two middle halves of the times overlap so far that noise explains the
-    difference.
+    Turns go on until one of the two wins more of them than chance explains, on a busy machine
+    up to ``_LONGEST_S``; 1.0 if none does.
     """
     for run in (reference, candidate):
         run()
     before: list[float] = []
     after: list[float] = []
-    end = time.perf_counter() + _BUDGET_S
-    while len(after) < _FEWEST_TURNS or time.perf_counter() < end:
+    start = time.perf_counter()
+    while not (told := _told_apart(before, after)) or time.perf_counter() < start + _BUDGET_S:
+        if len(after) >= _FEWEST_TURNS and time.perf_counter() >= start + _LONGEST_S:
+            break
         before.append(_time(reference))
         after.append(_time(candidate))
-    low_before, middle_before, high_before = statistics.quantiles(before, n=4)
-    low_after, middle_after, high_after = statistics.quantiles(after, n=4)
-    if low_before <= middle_after <= high_before and low_after <= middle_before <= high_after:
-        return 1.0
-    return middle_before / middle_after
+    return statistics.median(before) / statistics.median(after) if told else 1.0
+
+
+def _told_apart(before: Sequence[float], after: Sequence[float]) -> bool:
+    """Whether one of the two is ahead in more turns than a fair coin gives."""
+    turns = len(after)
+    won = sum(b > a for b, a in zip(before, after, strict=True))
+    return turns >= _FEWEST_TURNS and abs(won - turns / 2) > _DEVIATIONS * math.sqrt(turns) / 2
 
 
 def _time(run: Callable[[], object]) -> float:

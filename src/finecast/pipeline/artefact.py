@@ -42,11 +42,12 @@ class Verified:
     """How the written model was verified; errors are None where it was not run.
 
     ``relative_error`` is the largest over outputs of ||y - r|| / ||r|| against
-    ``reference``: the fp32 model, or the fp64 model that it was taken from. Of the latter's
-    error ``taken_error`` is what taking it to fp32 alone gives. ``sizes`` are those that the
-    free dimensions of the inputs had. ``kernels`` are those of the fp32 model and of the
-    written one, and ``apart`` tells of each kernel whose low ops run in several now, where the
-    engine says what runs in which.
+    ``reference``: the fp32 model, the fp64 model that it was taken from, or the model given
+    where that was converted or quantized before. Of an error against fp64 ``taken_error`` is
+    what taking the model to fp32 alone gives. ``sizes`` are those that the free dimensions of
+    the inputs had. ``kernels`` are those of the fp32 model and of the written one, and
+    ``apart`` tells of each kernel whose low ops run in several now, where the engine says what
+    runs in which.
     """
 
     engine: str | None

@@ -40,10 +40,13 @@ class Correction:
     @property
     def text(self) -> str:
         """For people."""
-        return (
-            f"{self.biases} biases corrected: relative output error"
-            f" {self.error_without:.3g} -> {self.error_with:.3g}"
-        )
+        biases = "1 bias" if self.biases == 1 else f"{self.biases} biases"
+        return f"{biases} corrected: relative output error {self.change}"
+
+    @property
+    def change(self) -> str:
+        """The errors without and with."""
+        return f"{self.error_without:.3g} -> {self.error_with:.3g}"
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""

@@ -89,9 +89,10 @@ class Budget:
         """Why no other trial is begun after so many; empty while one may be."""
         goal = self.goal
         if goal.max_trials is not None and trials >= goal.max_trials:
-            return f"the limit of {goal.max_trials} trials is reached"
+            most = "one trial" if goal.max_trials == 1 else f"{goal.max_trials} trials"
+            return f"the limit of {most} is reached"
         if goal.timeout_s is not None and self.seconds >= goal.timeout_s:
-            return f"the limit of {goal.timeout_s:g} seconds is reached"
+            return f"the limit of {goal.timeout_s:g} s is reached"
         return ""
 
     @property

@@ -163,10 +163,17 @@ class Converter:
             casts=built.casts,
             size_bytes=(self.source.size_bytes, size),
             seconds=time.perf_counter() - self.start,
-            verified=verified,
+            verified=self._referred(verified, applied),
             model=self.source.handed(built) if in_memory else None,
             restated=tuple(_told(one) for one in applied.restated),
         )
+
+    def _referred(self, verified: Verified, applied: AppliedModel) -> Verified:
+        """``verified``, told against what: a model that came low or quantized is not fp32."""
+        came_low = self.source.earlier(Policy(scope=Scope.NONE))
+        if verified.reference == "fp32" and (came_low or quantized_notes(applied.graph)):
+            return replace(verified, reference="the model given")
+        return verified
 
 
 def _told(restated: RestatedOps) -> str:
@@ -226,7 +233,8 @@ def _uncorrected(correction: Correction | None) -> tuple[str, ...]:
         return ("no bias was corrected: no product in int8 has one of its own",)
     if correction.gains:
         return ()
-    return (f"biases stay as they are, for it gains nothing: {correction.text}",)
+    text = f"relative output error {correction.change}"
+    return (f"no bias was corrected, for that gains no more than noise: {text}",)
 
 
 def _slow(engines: Sequence[Engine], verified: Verified, low: Format) -> tuple[str, ...]:

@@ -22,11 +22,13 @@ from finecast.planning.planner import Planner
 from finecast.rules import Context, permit
 from finecast.rules.matching import check_names
 from finecast.rules.override import active, check_overrides
-from finecast.rules.policy import Policy, Scope
+from finecast.rules.policy import Adjust, Policy, Scope
 from finecast.subjects.torch.source import TorchBuilt, built_of, kept_advice
 
+# As an option of torch.compile it comes too late: the module is traced without it.
+FREEZING: Final = "torch._inductor.config.freezing = True"
 HOW_TO_RUN: Final = (
-    "run it as torch.compile(module, options={'freezing': True}) under torch.no_grad():"
+    f"set {FREEZING} and run it by torch.compile under torch.no_grad():"
     " its products are on integers there alone"
 )
 
@@ -123,6 +125,8 @@ def _check(policy: Policy, device: str) -> None:
             f"policy {policy.label}: PyTorch's products get int8 alone, and all of them",
             fix='use "matmult:int8", or bf16',
         )
+    if policy.adjust is Adjust.BIAS:
+        raise UsageError("biases are corrected in ONNX models alone", fix="leave +bias out")
     if device != "cpu":
         raise UsageError(
             f"int8 on {device}: plans are made for the CPU's kernels", fix="use bf16 or fp16"
