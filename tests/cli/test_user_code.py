@@ -126,7 +126,7 @@ def test_resume_says_when_there_is_nothing(
     assert answer.json["reused_trials"] == 0
     answer = finecast(*line, "--resume")
     assert "no trial in" in answer.err
-    assert "it has none of this model, data, code and baseline" in answer.err
+    assert "it has none of this model, data, code, objective and baseline" in answer.err
 
 
 @pytest.mark.parametrize(

@@ -150,15 +150,10 @@ def _print(
 ) -> None:
     from finecast.engines.probe import PROBED
 
-    shown = [f for f in PROBED if f is not Format.FP32]
-    table = new_table(
-        "Here: speed against fp32, measured",
-        ("engine", "models"),
-        [f.label.replace("_", "\n") for f in shown],
-    )
-    for row in rows:
-        cells = (cell(row.formats[f]) for f in shown)
-        add_row(table, f"{row.engine}:{row.device}", row.framework, *cells)
+    heads = [f"{row.engine}:{row.device}\n{row.framework}" for row in rows]
+    table = new_table("Here: speed against fp32, measured", ("format",), heads)
+    for fmt in (f for f in PROBED if f is not Format.FP32):
+        add_row(table, fmt.label, *(cell(row.formats[fmt]) for row in rows))
     write_table(table, columns=_COLUMNS)
     notes = [
         f"  {row.engine}:{row.device} {f.label}: {c.reason}"

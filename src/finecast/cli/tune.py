@@ -239,7 +239,7 @@ def _warn(outcome: Outcome, told: Sequence[str], request: TuneRequest) -> None:
     if request.resume and study is not None and not outcome.reused:
         warn(
             f"--resume: no trial in {study} was of use: it has none of this model, data,"
-            " code and baseline, or they no longer hold"
+            " code, objective and baseline, or they no longer hold"
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from finecast.compat.neural_compressor.criteria import (
@@ -34,6 +35,11 @@ __all__ = [
 
 _PRECISIONS: Final = ("bf16", "fp16", "int8")
 _NAMED: Final = ("fp32", *_PRECISIONS)
+
+
+def is_frozen(model: object) -> bool:
+    """Whether a model is the path of a frozen graph of TensorFlow's."""
+    return isinstance(model, str | Path) and Path(model).suffix.lower() == ".pb"
 
 
 @naming_strangers
@@ -145,8 +151,13 @@ class MixedPrecisionConfig:
                 fix='use "performance", or quantization.fit',
             )
 
-    def without_effect(self, *, evaluated: bool) -> Iterator[str]:
-        """Settings given that change nothing, each with the reason."""
+    def without_effect(self, *, evaluated: bool, frozen: bool = False) -> Iterator[str]:
+        """Settings given that change nothing, each with the reason.
+
+        Args:
+            evaluated: Whether the model's accuracy can be measured.
+            frozen: Whether it is a graph whose inputs and outputs no signature names.
+        """
         if self.model_name:
             yield "model_name names the model, and changes nothing"
         strategy = self.tuning_criterion.strategy
@@ -154,7 +165,7 @@ class MixedPrecisionConfig:
             yield f"strategy {strategy!r}: mixed precision has one strategy, in INC too"
         if len(self.formats()) > 1:
             yield f"of precisions {self.precisions!r}, {self.low().label} is used"
-        if self.ports:
+        if self.ports and not frozen:
             yield "inputs and outputs: all of the model is converted, whatever they name"
         searches = (
             ("tuning_criterion", self.tuning_criterion, TuningCriterion()),

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from finecast.compat.neural_compressor import quantization
-from finecast.compat.neural_compressor.config import MixedPrecisionConfig
+from finecast.compat.neural_compressor.config import MixedPrecisionConfig, is_frozen
 from finecast.compat.neural_compressor.evaluation import EvalFunc, ModelEvaluation
 from finecast.compat.neural_compressor.fallback import Fallback
 from finecast.compat.neural_compressor.fit_subject import FitSubject, Result
@@ -71,7 +71,8 @@ def fit(
     subject = _subject(model, settings, low, evaluation.batches)
     types = _selected(subject, settings, low)
     _check_speed(settings, low, subject)
-    for text in settings.without_effect(evaluated=evaluation.given):
+    frozen = is_frozen(model)
+    for text in settings.without_effect(evaluated=evaluation.given, frozen=frozen):
         warnings.warn(f"without effect: {text}", stacklevel=2)
     if not evaluation.given:
         result = subject.build(frozenset(subject.types) - frozenset(types))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from finecast.compat.neural_compressor.config import MixedPrecisionConfig, names
+from finecast.compat.neural_compressor.config import MixedPrecisionConfig, is_frozen, names
 from finecast.compat.neural_compressor.lowest import all_low_but
 from finecast.engines.probe import speed_of
 from finecast.engines.tensorflow import TensorFlowEngine
@@ -135,7 +135,7 @@ def load_saved_model(folder: Path) -> TensorFlowResult:
 
 def _opened(model: Any, settings: MixedPrecisionConfig) -> TensorFlowModel:
     inputs, outputs = names(settings.inputs), names(settings.outputs)
-    if isinstance(model, str | Path) and Path(model).suffix.lower() == ".pb":
+    if is_frozen(model):
         frozen = read_frozen(Path(model), inputs, outputs)
         return of_frozen(frozen, str(model))
     opened = read(Path(model)) if isinstance(model, str | Path) else take(model)

@@ -117,6 +117,11 @@ def capabilities(device: str) -> dict[Format, Capability]:
     found[Format.TF32] = Capability(
         runs=False, reason="a switch of fp32: torch.set_float32_matmul_precision"
     )
+    found[Format.INT8] = Capability(
+        runs=False,
+        reason="products alone, in what torch.compile makes of finecast.torch.convert(...,"
+        ' "matmult:int8")',
+    )
     found[Format.FP32] = Capability(runs=True, speed=1.0)
     for fmt in (Format.BF16, Format.FP16):
         found[fmt] = Capability(runs=True, speed=rate_here(device, fmt).speed)
