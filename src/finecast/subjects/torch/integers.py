@@ -119,14 +119,23 @@ def _nothing(told: tuple[str, ...]) -> tuple[str, ...]:
     return () if told else ("no op can have int8 here: see the plan's reasons",)
 
 
+def check_adjusts(policy: Policy) -> None:
+    """Raise UsageError if biases are to be corrected: a program's are not."""
+    if policy.adjust is Adjust.BIAS:
+        raise UsageError(
+            "biases are corrected in ONNX models alone",
+            where="--adjust",
+            fix="leave it (+bias) out",
+        )
+
+
 def _check(policy: Policy, device: str) -> None:
     if policy.formats != (Format.INT8,) or policy.scope is Scope.AUTO:
         raise UsageError(
             f"policy {policy.label}: PyTorch's products get int8 alone, and all of them",
             fix='use "matmult:int8", or bf16',
         )
-    if policy.adjust is Adjust.BIAS:
-        raise UsageError("biases are corrected in ONNX models alone", fix="leave +bias out")
+    check_adjusts(policy)
     if device != "cpu":
         raise UsageError(
             f"int8 on {device}: plans are made for the CPU's kernels", fix="use bf16 or fp16"

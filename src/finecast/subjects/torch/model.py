@@ -37,11 +37,12 @@ from finecast.pipeline.workload import Workload
 from finecast.planning.cost import RooflineCost
 from finecast.planning.plan import Plan
 from finecast.progress import silent
-from finecast.rules.policy import Adjust, Policy, Scope
+from finecast.rules.policy import Policy, Scope
 from finecast.subjects import check_options
 from finecast.subjects.emulated import EmulatedSubject
 from finecast.subjects.torch.convert import lowered
 from finecast.subjects.torch.files import export, load, save
+from finecast.subjects.torch.integers import check_adjusts
 from finecast.subjects.torch.lengths import Inputs, longest
 from finecast.subjects.torch.program import TorchProgram
 from finecast.subjects.torch.source import TorchBuilt, TorchSource
@@ -139,6 +140,7 @@ class TorchModel(TorchSource):
         """Verified on the program's own example inputs, or emulated on them."""
         start = time.perf_counter()
         self._check_run(options)
+        check_adjusts(policy)
         self.check_policy(policy)
         told: tuple[str, ...] = ()
         if options.device is not None:
@@ -151,8 +153,6 @@ class TorchModel(TorchSource):
             built, told = lowered(captured, examples(self.model), policy, rules)
         if policy.scope is not Scope.NONE and not built.edits:
             told = (*told, NOTHING_CONVERTED)
-        if policy.adjust is Adjust.BIAS:
-            told = (*told, "no bias was corrected: it is done in ONNX models alone")
         done = self._write(built, output, options, start)
         return replace(done, warnings=told)
 
