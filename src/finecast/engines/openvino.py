@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, final
@@ -38,6 +37,7 @@ from finecast.engines.openvino_names import (
     nodes_by_friendly_name,
     stored_in,
 )
+from finecast.engines.openvino_ports import specs_of
 from finecast.engines.openvino_streams import OpenVinoStreams, shareable, tensor_of
 from finecast.engines.ports import DTYPES, ordered_feeds
 from finecast.engines.source import ModelSource, read_source
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 
 # The setting by which OpenVINO lowers a model by itself.
 _HINTS = {Format.FP32: "f32", Format.BF16: "bf16", Format.FP16: "f16"}
-_SINK = "/sink_port_"
 _MICROSECOND_S = 1e-6
 _CUT_OFF_S = 0.5e-6
 # Its time to compile doubles with each level of nested bodies: 1 s at 14 (2026.4).
@@ -80,8 +79,8 @@ class OpenVinoSession:
         self._names = names
         self._request = compiled.create_infer_request()
         self._types = [port.get_element_type() for port in compiled.inputs]
-        self._inputs = _specs(compiled.inputs, source.inputs)
-        self._outputs = _specs(compiled.outputs, source.outputs)
+        self._inputs = specs_of(compiled.inputs, source.inputs)
+        self._outputs = specs_of(compiled.outputs, source.outputs)
         self._compiled = compiled
         self._runs = 0
         self._stateful = bool(self._request.query_state())
@@ -273,7 +272,7 @@ class OpenVinoEngine:
         where = str(model) if isinstance(model, Path) else ""
         settings = config(self._core, self._device, _HINTS[fmt], serving="THROUGHPUT")
         with self._compiled(model, where, settings) as (compiled, source, _):
-            return OpenVinoStreams(compiled, _specs(compiled.inputs, source.inputs), where)
+            return OpenVinoStreams(compiled, specs_of(compiled.inputs, source.inputs), where)
 
     def _load(
         self, model: Loadable, hint: str, *, profiling: bool, named: bool
@@ -347,48 +346,6 @@ def devices() -> tuple[str, ...]:
 
 def _label(name: str) -> str:
     return LABELS.get(name, name)
-
-
-def _specs(
-    ports: Sequence[openvino.ConstOutput], declared: Sequence[TensorSpec]
-) -> tuple[TensorSpec, ...]:
-    names = {spec.name: spec for spec in declared}
-    specs: list[TensorSpec] = []
-    for port, name in zip(ports, _port_names(ports, declared), strict=True):
-        spec = TensorSpec(
-            name=name, dtype=_label(port.get_element_type().get_type_name()), shape=None
-        )
-        partial = port.get_partial_shape()
-        if name in names and names[name].shape is not None:
-            spec = replace(spec, shape=names[name].shape)  # keeps the symbols' names
-        elif partial.rank.is_static:
-            dims = (d.get_length() if d.is_static else None for d in partial)
-            spec = replace(spec, shape=tuple(dims))
-        specs.append(spec)
-    return tuple(specs)
-
-
-def _port_names(
-    ports: Sequence[openvino.ConstOutput], declared: Sequence[TensorSpec]
-) -> list[str]:
-    """Names that the model declares: a tensor can carry several, and may have lost its own.
-
-    An input that an op only passes on (Dropout) has the name of that op's output; it is the
-    declared one that no other port is.
-    """
-    free = [spec.name for spec in declared]
-    found: list[str | None] = []
-    friendly = [p.get_node().get_friendly_name().rsplit(_SINK, 1)[0] for p in ports]
-    for port, own in zip(ports, friendly, strict=True):
-        name = next((c for c in (own, *sorted(port.get_names())) if c in free), None)
-        found.append(name)
-        if name is not None:
-            free.remove(name)
-    rest = iter(free if len(ports) == len(declared) else ())
-    return [
-        name if name is not None else next(rest, own)
-        for name, own in zip(found, friendly, strict=True)
-    ]
 
 
 def _read(tensor: openvino.Tensor, spec: TensorSpec) -> Array:

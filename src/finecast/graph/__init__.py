@@ -160,6 +160,16 @@ class Graph:
             self._derived[key] = derive(self, *args, **kwargs)
         return self._derived[key]
 
+    def static_shapes(self, names: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        """Shapes of values, by their ``names``, of which each size is known."""
+        found: dict[str, tuple[int, ...]] = {}
+        for name, index in names.items():
+            shape = self.values[index].shape or (None,)
+            sizes = tuple(d for d in shape if isinstance(d, int))
+            if len(sizes) == len(shape):
+                found[name] = sizes
+        return found
+
     @property
     def inputs(self) -> tuple[Value, ...]:
         """The model's inputs, in order."""

@@ -106,13 +106,7 @@ class OvPrepared:
         except RuntimeError:
             return {}
         graph, _ = read(copy)
-        found: dict[str, tuple[int, ...]] = {}
-        for name, index in instrument.observable(graph).items():
-            shape = graph.values[index].shape or (None,)
-            sizes = tuple(d for d in shape if isinstance(d, int))
-            if len(sizes) == len(shape):
-                found[name] = sizes
-        return found
+        return graph.static_shapes(instrument.observable(graph))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

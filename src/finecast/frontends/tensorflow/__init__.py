@@ -119,13 +119,7 @@ class TensorFlowPrepared:
     def static_shapes(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
         """Shapes of observable values, as far as TensorFlow infers them from the inputs'."""
         graph, binding = read(with_sizes(self.file.model, inputs))
-        found: dict[str, tuple[int, ...]] = {}
-        for name, index in instrument.observable(graph, binding).items():
-            shape = graph.values[index].shape or (None,)
-            sizes = tuple(d for d in shape if isinstance(d, int))
-            if len(sizes) == len(shape):
-                found[name] = sizes
-        return found
+        return graph.static_shapes(instrument.observable(graph, binding))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
