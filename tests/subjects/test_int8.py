@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 
 from finecast import api
 from finecast.engines.base import Feeds, KernelTime
@@ -31,6 +31,7 @@ from finecast.subjects.engine import integers
 from finecast.subjects.engine.integers import check_on_integers, left_out, narrowed
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.onnx.source import OnnxSource
+from tests.subjects.drawn import write_drawn
 
 INT8 = Format.INT8
 # A convolution, a residual block, a pool that only moves, and a classifier with its softmax.
@@ -75,14 +76,7 @@ def openvino() -> OpenVinoEngine:
 
 @pytest.fixture
 def net(tmp_path: Path) -> Path:
-    made = parser.parse_model(NET)
-    draw = np.random.default_rng(1)
-    for name, shape in SHAPES.items():
-        array = draw.standard_normal(shape) / np.sqrt(max(np.prod(shape[1:]), 4))
-        made.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
-    path = tmp_path / "net.onnx"
-    onnx.save(made, path)
-    return path
+    return write_drawn(tmp_path / "net.onnx", NET, SHAPES)
 
 
 def coded(plan: object) -> list[str]:

@@ -11,7 +11,6 @@ import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
-from onnx import numpy_helper, parser
 
 from finecast import api
 from finecast.engines.loading import exact_session
@@ -30,6 +29,7 @@ from finecast.rules.policy import Policy
 from finecast.subjects.engine.integers import left_out
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import make_planner
+from tests.subjects.drawn import write_drawn
 
 INT8 = Format.INT8
 # A residual block whose sum is read in fp32, too; a sigmoid, which stays fp32; a classifier.
@@ -71,14 +71,7 @@ def engine() -> OnnxRuntimeEngine:
 
 @pytest.fixture
 def net(tmp_path: Path) -> Path:
-    made = parser.parse_model(NET)
-    draw = np.random.default_rng(1)
-    for name, shape in SHAPES.items():
-        array = draw.standard_normal(shape) / np.sqrt(max(np.prod(shape[1:]), 4))
-        made.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
-    path = tmp_path / "net.onnx"
-    onnx.save(made, path)
-    return path
+    return write_drawn(tmp_path / "net.onnx", NET, SHAPES)
 
 
 def coded(plan: Plan) -> list[str]:
