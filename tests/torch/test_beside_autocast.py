@@ -249,3 +249,31 @@ def test_a_choice_of_memory_that_there_is_not() -> None:
 def test_where_autocast_rounds_nothing_all_lowers_all() -> None:
     low = ft.convert(nn.Sequential(nn.Tanh(), nn.Sigmoid()), (torch.randn(8, 8),), "all:bf16")
     assert set(plan_of(low).counts) == {"bf16"}
+
+
+def test_gradients_of_an_fp32_value_are_added_up_in_fp32(
+    forward_graphs: list[torch.fx.GraphModule],
+) -> None:
+    """Its readers are low, each by a cast of its own, as autograd has it under autocast."""
+    net, x = Attending(), torch.randn(4, 8, 64)
+    compiled = ft.compile(net)
+    compiled(x).sum().backward()
+    assert len(forward_graphs) == 1
+    decisions = compiled.finecast_plans[0].decisions
+    sums = [d.format for d in decisions if d.op == "add"]
+    assert len(sums) == 2
+    assert set(sums) == {Format.FP32}
+    assert compiled.finecast_plans[0].counts["bf16"] > 10
+
+
+class Attending(nn.Module):
+    """A norm whose result three products read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(64))
+        self.q, self.k, self.v = (nn.Linear(64, 64, bias=False) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.scale * (x * x.square().mean(-1, keepdim=True).rsqrt())
+        return torch.tanh(self.q(y) * self.k(y)) @ self.v(y).transpose(-1, -2)
