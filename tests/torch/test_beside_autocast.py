@@ -85,9 +85,26 @@ class Pictures(nn.Module):
         return x.float().square().mean()
 
 
+class Residuals(nn.Module):
+    """Blocks as diffusers has them: norms of groups, sums that are divided by a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin = nn.Conv2d(3, 8, 3, padding=1)
+        self.norms = nn.ModuleList(nn.GroupNorm(4, 8) for _ in range(3))
+        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.begin(x)
+        for norm, conv in zip(self.norms, self.convs, strict=True):
+            x = (x + conv(F.silu(norm(x)))) / 1.5
+        return x.float().square().mean()
+
+
 CASES: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
     "words": lambda: (Words(), torch.randint(0, 100, (4, 32))),
     "pictures": lambda: (Pictures(), torch.randn(4, 3, 16, 16)),
+    "residuals": lambda: (Residuals(), torch.randn(4, 3, 16, 16)),
 }
 
 

@@ -46,7 +46,7 @@ def autocast_formats(
 
 def _sums_of_gradients(graph: Graph, formats: Mapping[int, Format]) -> set[int]:
     """Sums in the backward pass that fp32 ops alone read, though they may be moved before."""
-    backward = _backward(graph)
+    backward = backward_ops(graph)
     sums = set[int]()
     read_as: dict[int, set[Format]] = {}
     for node in reversed(graph.float_nodes):
@@ -61,7 +61,18 @@ def _sums_of_gradients(graph: Graph, formats: Mapping[int, Format]) -> set[int]:
     return sums
 
 
-def _backward(graph: Graph) -> set[int]:
+def saved_ops(graph: Graph) -> set[int]:
+    """Ops of the forward pass whose results the backward pass reads."""
+    backward = backward_ops(graph)
+    return {
+        node.id
+        for node in graph.float_nodes
+        if node.id not in backward
+        and any(n in backward for v in graph.following_outputs(node) for n in v.uses)
+    }
+
+
+def backward_ops(graph: Graph) -> set[int]:
     """Ops of the backward pass: all that comes of gradients of the outputs.
 
     AOT autograd tells them by their names, too: ``tangents_1``, ``tangents_2``, ...
