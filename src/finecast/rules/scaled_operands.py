@@ -20,6 +20,8 @@ from finecast.rules.constants import scalars
 Axes = Mapping[int, int | None]
 
 _PLACES: Final = frozenset({OpKind.RELAYOUT, OpKind.MOVEMENT, OpKind.POOL})
+_CONVOLUTIONS: Final = frozenset({"conv", "group_conv"})
+_BIASES_AND_SCALES: Final = frozenset({"add", "sub", "mul", "batch_norm"})
 
 
 def scaled_operands(graph: Graph, node: Node, fmt: Format) -> Axes:
@@ -169,16 +171,20 @@ def _addition(graph: Graph, node: Node) -> Axes:
 def _joins(graph: Graph, value: Value) -> bool:
     """Whether the value is the result of a convolution that nothing else reads.
 
-    An earlier conversion may have rounded it on the way.
+    Frontends may state its bias, or a scale, as an op by a constant behind it. An earlier
+    conversion may have rounded it on the way.
     """
     only = len(value.uses) == 1 and not value.is_output
     if not only or value.producer is None:
         return False
     made = graph.nodes[value.producer]
-    source = made.inputs[0] if made.inputs else None
-    if ROUNDS in made.attributes and source is not None:
-        return _joins(graph, graph.values[source])
-    return made.op == "conv"
+    sources = [graph.values[i] for i in made.inputs if i is not None]
+    given = [v for v in sources if v.constant is None]
+    if ROUNDS in made.attributes and sources:
+        return _joins(graph, sources[0])
+    if made.op in _BIASES_AND_SCALES and len(given) == 1:
+        return _joins(graph, given[0])
+    return made.op in _CONVOLUTIONS
 
 
 def _operand(graph: Graph, node: Node, index: int) -> Value | None:

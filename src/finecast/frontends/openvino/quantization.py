@@ -1,4 +1,8 @@
-"""Constants of an ``ov.Model`` that rest as codes of an encoding with parameters."""
+"""How an ``ov.Model`` states that numbers are codes of an encoding with parameters.
+
+A value is rounded to the numbers that its codes stand for, by a FakeQuantize; a constant rests
+as codes. These are the forms that OpenVINO makes kernels on integers of, and that NNCF writes.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,16 @@ from finecast.numbers.scaled import Scaled
 
 if TYPE_CHECKING:
     import openvino
+
+
+def rounded(port: openvino.Output, encoding: Scaled) -> openvino.Node:
+    """A FakeQuantize: ``port``, each number the one that its code stands for."""
+    from openvino import opset13
+
+    grid = encoding.grid
+    low, high = (opset13.constant(np.float32(end.item())) for end in encoding.range)
+    levels = grid.highest - grid.lowest + 1
+    return opset13.fake_quantize(port, low, high, low, high, levels)
 
 
 def decoded(array: NDArray[np.generic], encoding: Scaled) -> tuple[openvino.Node, ...]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from finecast.errors import ModelError
 from finecast.frontends.openvino.bodies import every_op
-from finecast.frontends.openvino.quantization import decoded
+from finecast.frontends.openvino.quantization import decoded, rounded
 from finecast.frontends.openvino.reader import OvBinding
 from finecast.frontends.openvino.types import (
     STATED,
@@ -24,6 +24,7 @@ from finecast.frontends.openvino.types import (
     take_names,
 )
 from finecast.graph import Graph
+from finecast.numbers.encodings import Encoding
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_constant
 from finecast.numbers.scaled import Scaled
@@ -130,29 +131,51 @@ class _Writer:
         """One conversion for all that read the value in that format."""
         port = self.binding.values[edit.value]
         new = _converted(port, edit.to)
-        new.set_friendly_name(self._cast_name(edit.value, edit.to))
+        new.set_friendly_name(self._name_at(port, f"{CAST_SUFFIX}_{edit.to.label}"))
         self._give(edit.value, new.output(0), edit.uses)
 
     def round_trip(self, edit: RoundTrip) -> None:
         """To the format and back; a constant is stored in it, and of codes nothing else."""
-        fmt, constant = edit.to, self.binding.constants.get(edit.value)
-        if fmt.format not in STATED or (isinstance(fmt, Scaled) and constant is None):
+        if edit.to.format not in STATED:
             raise ModelError(
-                f"OpenVINO models cannot state {fmt.format.label} here",
+                f"OpenVINO models cannot state {edit.to.format.label} here",
                 fix="use bf16, fp16 or fp8",
             )
-        if isinstance(fmt, Scaled):
-            self._give(edit.value, self._stored_codes(constant, fmt), edit.uses)
-            return
+        constant = self.binding.constants.get(edit.value)
         if constant is not None:
-            low = new_constant(convert_constant(numbers_of(constant), fmt), fmt)
-            low.set_friendly_name(self.fresh(f"{constant.get_friendly_name()}_{fmt.label}"))
-        else:
-            low = _converted(self.binding.values[edit.value], fmt)
-            low.set_friendly_name(self._cast_name(edit.value, fmt))
+            self._give(edit.value, self._stored(constant, edit.to), edit.uses)
+            return
+        read: dict[tuple[str, int], tuple[openvino.Output, list[Use]]] = {}
+        for use in edit.uses:  # what they read may have been cast before
+            assert use.node is not None
+            port = self.binding.entries[use.node][use.index].port.get_source_output()
+            key = port.get_node().get_friendly_name(), port.get_index()
+            read.setdefault(key, (port, []))[1].append(use)
+        for port, uses in read.values():
+            self._give(edit.value, self._rounded(port, edit.to), uses)
+
+    def _rounded(self, port: openvino.Output, to: Encoding) -> openvino.Output:
+        """What ``port`` gives, rounded to ``to``, in fp32."""
+        if isinstance(to, Scaled):
+            node = rounded(port, to)
+            node.set_friendly_name(self._name_at(port, f"fq_{to.label}"))
+            return node.output(0)
+        low = _converted(port, to)
+        low.set_friendly_name(self._name_at(port, f"{CAST_SUFFIX}_{to.label}"))
+        return self._widened(low)
+
+    def _stored(self, constant: Any, to: Encoding) -> openvino.Output:
+        """A constant that rests in ``to``, as numbers in fp32."""
+        if isinstance(to, Scaled):
+            return self._stored_codes(constant, to)
+        low = new_constant(convert_constant(numbers_of(constant), to), to)
+        low.set_friendly_name(self.fresh(f"{constant.get_friendly_name()}_{to.label}"))
+        return self._widened(low)
+
+    def _widened(self, low: openvino.Node) -> openvino.Output:
         back = _converted(low.output(0), Format.FP32)
         back.set_friendly_name(self.fresh(f"{low.get_friendly_name()}_back"))
-        self._give(edit.value, back.output(0), edit.uses)
+        return back.output(0)
 
     def _stored_codes(self, constant: Any, encoding: Scaled) -> openvino.Output:
         """A constant's numbers from its codes: kernels compute them as they read."""
@@ -175,12 +198,10 @@ class _Writer:
             if source.get_node().get_type_name() != "Parameter":
                 take_names(source, port)
 
-    def _cast_name(self, value: int, fmt: Format) -> str:
-        port = self.binding.values[value]
+    def _name_at(self, port: openvino.Output, what: str) -> str:
+        """A name for ``what`` is put in behind ``port``."""
         index = f".{port.get_index()}" if port.get_node().get_output_size() > 1 else ""
-        return self.fresh(
-            f"{port.get_node().get_friendly_name()}{index}/{CAST_SUFFIX}_{fmt.label}"
-        )
+        return self.fresh(f"{port.get_node().get_friendly_name()}{index}/{what}")
 
     def fresh(self, name: str) -> str:
         """``name``, or it with a number, as no other op has it."""
