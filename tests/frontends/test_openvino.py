@@ -257,19 +257,6 @@ def test_compressed_constants_stay_as_they_are(tmp_path: Path) -> None:
     assert low.stat().st_size <= given.stat().st_size
 
 
-def test_a_conversion_is_not_converted_again(tmp_path: Path) -> None:
-    model, low = tmp_path / "model.xml", tmp_path / "low.xml"
-    openvino.save_model(chain(), model, compress_to_fp16=False)
-    done = finecast.convert(model, low, "all:bf16")
-    again = frontend.load(low)
-    assert again.converted == "all:bf16"
-    assert str(again.model.get_rt_info(["finecast", "plan"]).astype(str)) == done.plan.digest
-    with pytest.raises(ModelError, match="converted by finecast before") as caught:
-        finecast.convert(low, tmp_path / "again.xml", "all:fp16")
-    assert "made from" in str(caught.value)
-    assert finecast.inspect(low).parameters == finecast.inspect(model).parameters
-
-
 def test_both_files_are_written_or_none(tmp_path: Path) -> None:
     model = tmp_path / "model.xml"
     openvino.save_model(chain(), model, compress_to_fp16=False)
@@ -337,16 +324,6 @@ def test_every_call_of_a_model_with_memory_is_a_first_one() -> None:
     np.testing.assert_array_equal(first, second)
     (written,) = done.model.get_sinks()
     assert written.get_input_element_type(0) == openvino.Type.f32
-
-
-def test_int8_says_where_it_is_planned(tmp_path: Path) -> None:
-    path = tmp_path / "model.xml"
-    openvino.save_model(chain(), path, compress_to_fp16=False)
-    data = {"x": np.zeros((4, WIDTH), np.float32)}
-    with pytest.raises(UsageError, match="int8 is planned for ONNX models"):
-        finecast.convert(path, tmp_path / "low.xml", "all:int8")
-    with pytest.raises(UsageError, match="int8 is planned for ONNX models"):
-        finecast.tune(path, data=data, policy="auto:int8", metric="agreement")
 
 
 def test_another_engine_is_refused(tmp_path: Path) -> None:

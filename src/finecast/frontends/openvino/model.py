@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from finecast.errors import EngineError, FinecastError, ModelError, UsageError
 from finecast.files import digest
+from finecast.frontends.openvino.changes import converted_to
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.reader import name_ops
 
 if TYPE_CHECKING:
     import openvino
 
-PLAN_KEY: Final = ("finecast", "plan")
-POLICY_KEY: Final = ("finecast", "policy")
 IR_SUFFIX: Final = ".xml"
 WEIGHTS_SUFFIX: Final = ".bin"
 KERAS_SUFFIX: Final = ".keras"
@@ -69,10 +68,7 @@ class OvFile:
     @property
     def converted(self) -> str:
         """The policy of an earlier conversion; empty if there was none."""
-        key = list(POLICY_KEY)
-        if not self.model.has_rt_info(key):
-            return ""
-        return str(self.model.get_rt_info(key).astype(str))
+        return converted_to(self.model)
 
 
 def reads(path: Path) -> bool:
@@ -136,12 +132,6 @@ def size_bytes(model: openvino.Model) -> int:
     """Bytes of the files that ``save`` writes, to stand beside those of the model's own."""
     with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
         return save(model, Path(folder) / f"model{IR_SUFFIX}")
-
-
-def mark(model: openvino.Model, plan_digest: str, policy: str) -> None:
-    """State by which plan, of which policy, ``model`` was converted."""
-    model.set_rt_info(plan_digest, list(PLAN_KEY))
-    model.set_rt_info(policy, list(POLICY_KEY))
 
 
 @contextmanager

@@ -10,10 +10,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 from finecast import ops
 from finecast.frontends.openvino.bodies import Entry, Region, Tie, bodies, every_op, ties_of
+from finecast.frontends.openvino.changes import Changes, changes_of
 from finecast.frontends.openvino.definitions import OpTypes
 from finecast.frontends.openvino.types import FORMATS, label_of, numbers_of
 from finecast.frontends.scopes import scope_of
-from finecast.graph import INNER, SCALARS, Attribute, ConstantStats, Dim, Graph, Node, Value
+from finecast.graph import (
+    INNER,
+    ROUNDS,
+    SCALARS,
+    Attribute,
+    ConstantStats,
+    Dim,
+    Graph,
+    Node,
+    Value,
+)
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind
 
@@ -106,8 +117,10 @@ class _Reader:
         self.nodes: list[Node] = []
         self.producers: dict[int, int] = {}
         self.uses: dict[int, list[int]] = {}
-        self.folded: set[int] = set()
+        self.fixed: set[int] = set()  # computed from constants alone
+        self.folded: set[int] = set()  # and of stored integers among them
         self.names = {op.get_friendly_name() for op in every_op(model)}
+        self.changes = changes_of(model) or Changes()
 
     def value(self, port: openvino.Output, region: int = 0) -> int:
         key = (port.get_node().get_friendly_name(), port.get_index())
@@ -156,6 +169,9 @@ class _Reader:
         if self._decompresses(info, inputs, results):
             found = self.types.fixed(op)
         name = op.get_friendly_name()
+        attributes = dict(_attributes(op, kind))
+        if (added := self.changes.added.get(name)) is not None and added.rounds:
+            attributes[ROUNDS] = added.rounds
         made = Node(
             id=len(self.nodes),
             name=name,
@@ -167,7 +183,7 @@ class _Reader:
             follows_out=found.follows_out[: len(results)],
             format=found.format,
             admits=found.admits,
-            attributes=dict(_attributes(op, kind)),
+            attributes=attributes,
             scope=scope_of(name),
             region=region,
         )
@@ -225,9 +241,11 @@ class _Reader:
         An engine multiplies by such weights as they are stored; a cast among these ops would
         have it compute them first.
         """
-        fixed = [i in self.binding.constants or i in self.folded for i in inputs]
-        if not inputs or not all(fixed):
+        if not inputs or not all(
+            i in self.binding.constants or i in self.fixed for i in inputs
+        ):
             return False
+        self.fixed.update(results)
         packed = info.kind is OpKind.CAST or any(i in self.folded for i in inputs)
         if packed:
             self.folded.update(results)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from finecast.errors import ModelError
 from finecast.frontends.openvino.bodies import every_op
+from finecast.frontends.openvino.changes import Added, Changes, changes_of, keep
 from finecast.frontends.openvino.quantization import decoded, rounded
 from finecast.frontends.openvino.reader import OvBinding
 from finecast.frontends.openvino.types import (
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     import openvino
 
 CAST_SUFFIX: Final = "cast"
+_CONVERTS: Final = Added()
 
 
 def apply_edits(graph: Graph, binding: OvBinding, edits: Iterable[Edit]) -> None:
@@ -68,6 +70,7 @@ def apply_edits(graph: Graph, binding: OvBinding, edits: Iterable[Edit]) -> None
     if not made:
         return
     try:
+        keep(binding.model, writer.changes)
         binding.model.validate_nodes_and_infer_types()
     except RuntimeError as error:
         last = str(error).strip().splitlines()[-1]
@@ -82,6 +85,7 @@ class _Writer:
         self.graph = graph
         self.binding = binding
         self.names = {op.get_friendly_name() for op in every_op(binding.model)}
+        self.changes = changes_of(binding.model) or Changes()
 
     def set_format(self, edit: SetFormat) -> None:
         """Types are inferred from what is read, but of a conversion and of a body's inputs."""
@@ -95,6 +99,7 @@ class _Writer:
             return
         new = _converted(old.input_value(0), edit.to)
         name = old.get_friendly_name()
+        self.changes.retyped(name, old.get_output_element_type(0).get_type_name())
         old.set_friendly_name(self.fresh(f"{name}_before"))
         new.set_friendly_name(name)
         port = old.output(0)
@@ -116,22 +121,33 @@ class _Writer:
     def _declare(self, op: Any, fmt: Format) -> None:
         """Let ``op`` be of the type of ``fmt``, if it is one whose type is stated."""
         if op.get_type_name() == "Parameter":
+            before = op.get_element_type().get_type_name()
+            self.changes.retyped(op.get_friendly_name(), before)
             op.set_element_type(element_type(fmt))
             op.validate_and_infer_types()
 
     def convert_constant(self, edit: ConvertConstant) -> None:
         """The constant in another type beside the one that others still read."""
-        constant = self.binding.constants[edit.value]
-        array = convert_constant(numbers_of(constant), edit.to)
-        new = new_constant(array, edit.to)
-        new.set_friendly_name(self.fresh(f"{constant.get_friendly_name()}_{edit.to.label}"))
+        new = self._converted_constant(self.binding.constants[edit.value], edit.to)
         self._give(edit.value, new.output(0), edit.uses)
+
+    def _converted_constant(self, constant: Any, to: Format) -> openvino.Node:
+        new = new_constant(convert_constant(numbers_of(constant), to), to)
+        name = constant.get_friendly_name()
+        return self._added(new, f"{name}_{to.label}", Added(constant=name))
+
+    def _added(self, node: openvino.Node, name: str, what: Added = _CONVERTS) -> openvino.Node:
+        """``node``, which the model keeps as one that was put in, by a name like ``name``."""
+        fresh = self.fresh(name)
+        node.set_friendly_name(fresh)
+        self.changes.added[fresh] = what
+        return node
 
     def insert_cast(self, edit: InsertCast) -> None:
         """One conversion for all that read the value in that format."""
         port = self.binding.values[edit.value]
         new = _converted(port, edit.to)
-        new.set_friendly_name(self._name_at(port, f"{CAST_SUFFIX}_{edit.to.label}"))
+        self._added(new, _name_at(port, f"{CAST_SUFFIX}_{edit.to.label}"))
         self._give(edit.value, new.output(0), edit.uses)
 
     def round_trip(self, edit: RoundTrip) -> None:
@@ -157,33 +173,30 @@ class _Writer:
     def _rounded(self, port: openvino.Output, to: Encoding) -> openvino.Output:
         """What ``port`` gives, rounded to ``to``, in fp32."""
         if isinstance(to, Scaled):
-            node = rounded(port, to)
-            node.set_friendly_name(self._name_at(port, f"fq_{to.label}"))
-            return node.output(0)
+            name, what = _name_at(port, f"fq_{to.label}"), Added(rounds=to.label)
+            return self._added(rounded(port, to), name, what).output(0)
         low = _converted(port, to)
-        low.set_friendly_name(self._name_at(port, f"{CAST_SUFFIX}_{to.label}"))
-        return self._widened(low)
+        return self._widened(self._added(low, _name_at(port, f"{CAST_SUFFIX}_{to.label}")))
 
     def _stored(self, constant: Any, to: Encoding) -> openvino.Output:
         """A constant that rests in ``to``, as numbers in fp32."""
         if isinstance(to, Scaled):
             return self._stored_codes(constant, to)
-        low = new_constant(convert_constant(numbers_of(constant), to), to)
-        low.set_friendly_name(self.fresh(f"{constant.get_friendly_name()}_{to.label}"))
-        return self._widened(low)
+        return self._widened(self._converted_constant(constant, to))
 
     def _widened(self, low: openvino.Node) -> openvino.Output:
         back = _converted(low.output(0), Format.FP32)
-        back.set_friendly_name(self.fresh(f"{low.get_friendly_name()}_back"))
-        return back.output(0)
+        return self._added(back, f"{low.get_friendly_name()}_back").output(0)
 
     def _stored_codes(self, constant: Any, encoding: Scaled) -> openvino.Output:
         """A constant's numbers from its codes: kernels compute them as they read."""
-        nodes = decoded(numbers_of(constant), encoding)
-        base = f"{constant.get_friendly_name()}_{encoding.label}"
-        for node, suffix in zip(nodes, ("", "_scale", "_wide", "_back"), strict=True):
+        *nodes, back = decoded(numbers_of(constant), encoding)
+        name = constant.get_friendly_name()
+        base = f"{name}_{encoding.label}"
+        for node, suffix in zip(nodes, ("", "_scale", "_wide"), strict=True):
             node.set_friendly_name(self.fresh(f"{base}{suffix}"))
-        return nodes[-1].output(0)
+        what = Added(rounds=encoding.label, constant=name)
+        return self._added(back, f"{base}_back", what).output(0)
 
     def _give(self, value: int, port: openvino.Output, uses: Iterable[Use]) -> None:
         """Have ``uses`` read ``port`` in the value's place."""
@@ -198,16 +211,18 @@ class _Writer:
             if source.get_node().get_type_name() != "Parameter":
                 take_names(source, port)
 
-    def _name_at(self, port: openvino.Output, what: str) -> str:
-        """A name for ``what`` is put in behind ``port``."""
-        index = f".{port.get_index()}" if port.get_node().get_output_size() > 1 else ""
-        return self.fresh(f"{port.get_node().get_friendly_name()}{index}/{what}")
-
     def fresh(self, name: str) -> str:
         """``name``, or it with a number, as no other op has it."""
         found = next(n for n in _numbered(name) if n not in self.names)
         self.names.add(found)
         return found
+
+
+def _name_at(port: openvino.Output, what: str) -> str:
+    """A name for ``what`` is put in behind ``port``."""
+    node = port.get_node()
+    index = f".{port.get_index()}" if node.get_output_size() > 1 else ""
+    return f"{node.get_friendly_name()}{index}/{what}"
 
 
 def _numbered(name: str) -> Iterator[str]:

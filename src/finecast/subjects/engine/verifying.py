@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from finecast.engines import EMULATOR
 from finecast.engines.base import Array, Engine, Loadable, Session
@@ -74,7 +75,7 @@ def _verify_in(
     session: Session
     if isinstance(engine, EmulatorEngine):
         source.runners(None)[0].load(written)  # it loads, whatever the device gives
-        session = plan_session(source.roundable, graph, plan, engine.emulation)
+        session = plan_session(partial(source.roundable, plan.policy), plan, engine.emulation)
     else:
         session = engine.load(written)
     if given is None or note:
@@ -86,7 +87,7 @@ def _verify_in(
 
     def elsewhere() -> Mapping[str, Array]:
         """The plan's roundings by arithmetic in fp32: what its formats alone give."""
-        model = with_roundings(source.roundable(), built.applied.edits)
+        model = with_roundings(source.roundable(plan.policy), built.applied.edits)
         return exact_session(model).run(given)
 
     ids = {n.name: n.id for n in graph.nodes}
