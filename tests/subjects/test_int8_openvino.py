@@ -231,3 +231,35 @@ def test_rounding_by_arithmetic_is_the_encoding_s(ends: tuple[float, float]) -> 
     feeds = {"x": np.concatenate([numbers[~middle], special])}
     (got,) = run_model(model, feeds).values()
     np.testing.assert_array_equal(got, encoding.round(feeds["x"]))
+
+
+GROUPS = """<ir_version: 8, opset_import: ["" : 17]>
+net (float[n, 16, 8, 8] x) => (float[n, 16, 8, 8] y) {
+  [stem] a = Conv <pads = [1, 1, 1, 1]> (x, w0, b0)
+  [deep] c = Conv <pads = [1, 1, 1, 1], group = 16> (a, w1, b1)
+  [grouped] e = Conv <pads = [1, 1, 1, 1], group = 4> (c, w2, b2)
+  [tanh] y = Tanh (e)
+}"""
+GROUP_SHAPES = {
+    "w0": (16, 16, 3, 3), "b0": (16,), "w1": (16, 1, 3, 3), "b1": (16,),
+    "w2": (16, 4, 3, 3), "b2": (16,),
+}  # fmt: skip
+
+
+def test_convolutions_by_groups_have_a_scale_for_each_channel(
+    tmp_path: Path, engine: OpenVinoEngine
+) -> None:
+    """Groups are an axis of the weights by itself in OpenVINO, and none in ONNX."""
+    given = write_drawn(tmp_path / "net.onnx", GROUPS, GROUP_SHAPES)
+    net, data = given.with_suffix(".xml"), {"x": X}
+    openvino.save_model(openvino.convert_model(given), net, compress_to_fp16=False)
+    for path in (net, given):
+        out = path.with_name(f"low{path.suffix}")
+        done = api.convert(path, out, "all:int8", data=data, engine="openvino")
+        assert coded(done.plan) == ["deep", "grouped", "stem"]
+    low_net, low_given = (tmp_path / f"low{suffix}" for suffix in (".xml", ".onnx"))
+    (got,), (wanted,) = (engine.load(p).run(data).values() for p in (low_net, low_given))
+    assert np.linalg.norm(got - wanted) <= 1e-3 * np.linalg.norm(wanted)
+
+
+X = np.random.default_rng(0).standard_normal((8, 16, 8, 8)).astype(np.float32)

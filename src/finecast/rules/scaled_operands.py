@@ -1,4 +1,4 @@
-"""Which operands of an op are stored in a format with parameters, and along which axis.
+"""Which operands of an op are stored in a format with parameters, and along which axes.
 
 What an engine runs on integers: products by constant weights, which have a scale for each
 channel of the result, and the addition that joins a convolution's result with another value
@@ -16,8 +16,9 @@ from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
 from finecast.rules.constants import scalars
 
-# Of an operand, by its index, the axis along which it has a scale for each channel, or None.
-Axes = Mapping[int, int | None]
+# Of an operand, by its index, the axes along which its channels lie, each with a scale of its
+# own; none where it has one scale.
+Axes = Mapping[int, tuple[int, ...]]
 
 _PLACES: Final = frozenset({OpKind.RELAYOUT, OpKind.MOVEMENT, OpKind.POOL})
 _CONVOLUTIONS: Final = frozenset({"conv", "group_conv"})
@@ -117,20 +118,20 @@ def moved_by(graph: Graph, node: Node) -> Value | None:
     return moved[0] if len(moved) == 1 and zeros else None
 
 
-def _weighted(channels: int) -> Callable[[Graph, Node], Axes]:
+def _weighted(*channels: int) -> Callable[[Graph, Node], Axes]:
     return lambda graph, node: _product(graph, node, channels)
 
 
-def _product(graph: Graph, node: Node, channels: int) -> Axes:
+def _product(graph: Graph, node: Node, channels: tuple[int, ...]) -> Axes:
     value, weights = (_operand(graph, node, index) for index in (0, 1))
     if value is None or value.constant is not None:
         raise ValueError("its first operand is no value that is computed")
     if weights is not None and _is_stored(graph, weights):
-        return {0: None}
+        return {0: ()}
     if weights is None or weights.constant is None:
         raise ValueError("its weights are no constant")
     rank = len(weights.shape or ())
-    return {0: None, 1: channels % rank if rank > 1 else None}
+    return {0: (), 1: tuple(axis % rank for axis in channels) if rank > 1 else ()}
 
 
 def _is_stored(graph: Graph, value: Value) -> bool:
@@ -139,7 +140,7 @@ def _is_stored(graph: Graph, value: Value) -> bool:
 
 
 def _matrix_product(graph: Graph, node: Node) -> Axes:
-    return _product(graph, node, -2 if node.attributes.get("transB") else -1)
+    return _product(graph, node, (-2 if node.attributes.get("transB") else -1,))
 
 
 def _lookup(graph: Graph, node: Node) -> Axes:
@@ -151,7 +152,7 @@ def _lookup(graph: Graph, node: Node) -> Axes:
         raise ValueError("the table is no constant")
     if len(table.shape or ()) < 2 or node.attributes.get("axis", 0) != 0:
         raise ValueError("it does not look up rows")
-    return {0: 0}
+    return {0: (0,)}
 
 
 def _is_constant(graph: Graph, node: Node, index: int) -> bool:
@@ -165,7 +166,7 @@ def _addition(graph: Graph, node: Node) -> Axes:
         raise ValueError("it adds a constant, in the kernel of what makes the other operand")
     if not any(v is not None and _joins(graph, v) for v in values):
         raise ValueError("it does not run in the kernel of a convolution")
-    return {0: None, 1: None}
+    return {0: (), 1: ()}
 
 
 def _joins(graph: Graph, value: Value) -> bool:
@@ -197,6 +198,7 @@ def _operand(graph: Graph, node: Node, index: int) -> Value | None:
 
 _OPERANDS: Final[Mapping[str, Callable[[Graph, Node], Axes]]] = {
     "conv": _weighted(0),
+    "group_conv": _weighted(0, 1),
     "linear": _weighted(0),
     "matmul": _matrix_product,
     "gemm": _matrix_product,

@@ -38,9 +38,6 @@ def decoded(array: NDArray[np.generic], encoding: Scaled) -> tuple[openvino.Node
     if encoding.zero_point:
         raise ValueError("codes of constants are symmetric around 0")
     codes = opset13.constant(encoding.encode(array))
-    behind = 0 if encoding.axis is None else array.ndim - encoding.axis - 1
-    scales = np.asarray(encoding.scale, np.float32)
-    shape = () if encoding.axis is None else (scales.size, *(1,) * behind)
-    scale = opset13.constant(scales.reshape(shape))
+    scale = opset13.constant(encoding.spread(array.shape))
     wide = opset13.convert(codes, "f32")
     return codes, scale, wide, opset13.multiply(wide, scale)
