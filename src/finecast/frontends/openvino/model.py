@@ -14,7 +14,7 @@ from finecast.errors import EngineError, FinecastError, ModelError, UsageError
 from finecast.files import digest
 from finecast.frontends.openvino.changes import converted_to
 from finecast.frontends.openvino.messages import explain
-from finecast.frontends.openvino.reader import name_ops
+from finecast.frontends.openvino.reader import name_ops, renumber_ops
 
 if TYPE_CHECKING:
     import openvino
@@ -98,6 +98,8 @@ def load(path: Path) -> OvFile:
     with guarded(path, f"cannot be read as {kind}", fix), _readable(path) as readable:
         model = _core().read_model(readable)
     _check(model, path, kind, fix)
+    if path.suffix.lower() != IR_SUFFIX:  # names in IR are the file's own
+        renumber_ops(model)
     name_ops(model)
     return OvFile(
         path=path,

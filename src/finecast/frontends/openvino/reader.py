@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 _OPAQUE: Final = frozenset(
     {"string", "undefined", "dynamic", "u1", "u2", "u3", "u4", "u6", "i4"}
 )
+# A name that OpenVINO gave: the kind of an op, which is written in one word, and a number.
+_COUNTED: Final = re.compile(r"(?P<kind>[A-Z][A-Za-z0-9]*)_\d+")
 _PORTS: Final = frozenset({"Parameter", "Result", "Constant"})
 PHI: Final = "phi"
 # What control flow hands on: any type, of which OpenVINO computes in these.
@@ -85,6 +89,24 @@ def name_ops(model: openvino.Model) -> None:
         base = op.get_friendly_name()
         name = next(n for i in itertools.count(1) if (n := f"{base}_{i}") not in kept)
         kept.add(name)
+        op.set_friendly_name(name)
+
+
+def renumber_ops(model: openvino.Model) -> None:
+    """Number ops that a reader of OpenVINO's named by a counter of the process by their order.
+
+    Else a plan would name ops that have other names when the model is read again.
+    """
+    counts: Counter[str] = Counter()
+    taken = {op.get_friendly_name() for op in every_op(model)}
+    taken -= {name for name in taken if _COUNTED.fullmatch(name)}
+    for op in every_op(model):
+        if (found := _COUNTED.fullmatch(op.get_friendly_name())) is None:
+            continue
+        kind = found["kind"]
+        while (name := f"{kind}_{counts[kind]}") in taken:
+            counts[kind] += 1
+        taken.add(name)
         op.set_friendly_name(name)
 
 

@@ -67,13 +67,11 @@ def _before(op: Any, added: Added, ops: dict[str, Any]) -> openvino.Output | Non
         array = _numbers(op)
         if array is None:
             return None
-        ops[added.constant] = found = _named(new_constant(array, Format.FP32), added.constant)
-    return found.output(0)
-
-
-def _named(node: Any, name: str) -> Any:
-    node.set_friendly_name(name)
-    return node
+        found = new_constant(array, Format.FP32)
+        found.set_friendly_name(added.constant)
+        ops[added.constant] = found
+    exact: Any = found
+    return exact.output(0)
 
 
 def _numbers(op: Any) -> NDArray[np.float32] | None:
