@@ -127,7 +127,10 @@ def test_bodies_are_taken_back(name: str, tmp_path: Path) -> None:
         assert before.get_names() == after.get_names()
 
 
-def test_a_constant_that_is_still_there_is_read_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_constant_that_is_still_there_is_read_again(
+    compressed: bool, tmp_path: Path
+) -> None:
     """Bit for bit: one reader of it was low, another was not."""
     x = op.parameter([2, WIDTH], np.float32, name="x")
     w = op.constant(np.random.default_rng(0).normal(size=(WIDTH, WIDTH)).astype(np.float32))
@@ -135,10 +138,13 @@ def test_a_constant_that_is_still_there_is_read_again(tmp_path: Path) -> None:
     one = op.matmul(x, w, False, False, name="one")
     two = op.matmul(op.tanh(one, name="tanh"), w, False, False, name="two")
     model = model_of([two], [x])
+    openvino.save_model(model, tmp_path / "net.xml", compress_to_fp16=compressed)
+    model = openvino.Core().read_model(tmp_path / "net.xml")
     policy = Policy.parse(LOW)
     file, planner = planned(model, policy)
     graph, _ = read(file.model)
-    formats = {n.id: Format.BF16 if n.name == "two" else Format.FP32 for n in graph.nodes}
+    products = {n.name: n.id for n in graph.nodes}
+    formats = dict.fromkeys(products.values(), Format.FP32) | {products["two"]: Format.BF16}
     applied = frontend.apply(file, planner.plan(formats, "one of two"))
     back = original(applied.model, "all:fp16")
     feeds = feeds_of(model)

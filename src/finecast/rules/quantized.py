@@ -19,8 +19,10 @@ from finecast.rules.folded import computed_from_constants
 
 _MOVES: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT})
 _FUSED: Final = _MOVES | {OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL}
-_GIVES_TENSORS: Final = frozenset({"dequantize", "fake_quantize"})
-_STATES: Final = _GIVES_TENSORS | {"quantize", "dynamic_quantize"}
+DEQUANTIZES: Final = frozenset({"dequantize", "fake_quantize"})
+"""Ops that give the numbers which integers stand for."""
+
+_STATES: Final = DEQUANTIZES | {"quantize", "dynamic_quantize"}
 _DECODES: Final = frozenset({"sub", "mul"})
 _SCALES_AND_BIASES: Final = frozenset({"mul", "add"})
 
@@ -94,7 +96,7 @@ def _scales(graph: Graph, node: Node, found: dict[int, _From]) -> bool:
     info = by_name(node.op)
     outputs = [i for i in node.outputs if i is not None and graph.values[i].format is not None]
     if _quantizes(node):
-        kind = _From.TENSOR if node.op in _GIVES_TENSORS else _From.SCALE
+        kind = _From.TENSOR if node.op in DEQUANTIZES else _From.SCALE
         found.update(dict.fromkeys(outputs, kind))
         return False
     if outputs and (kind := _decoded(graph, node, found)) is not None:

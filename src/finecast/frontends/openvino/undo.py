@@ -46,14 +46,11 @@ def original(model: openvino.Model, policy: str) -> openvino.Model:
 def _undo(model: openvino.Model, changes: Changes) -> None:
     ops: dict[str, Any] = {op.get_friendly_name(): op for op in every_op(model)}
     for name, added in changes.added.items():
-        op = ops.get(name)
-        kept = None if op is None else _before(op, added, ops)
-        if kept is not None:
-            _hand_over(op.output(0), kept)
+        if name in ops and (kept := _before(ops[name], added, ops)) is not None:
+            _hand_over(ops[name].output(0), kept)
     for name, kind in changes.types.items():
-        op = ops.get(name)
-        if op is not None:
-            _restate(op, kind)
+        if name in ops:
+            _restate(ops[name], kind)
     unmark(model)
     model.validate_nodes_and_infer_types()
 
@@ -62,16 +59,14 @@ def _before(op: Any, added: Added, ops: dict[str, Any]) -> openvino.Output | Non
     """What readers of ``op`` read before it was there; None if it is another op by now."""
     if not added.constant:
         return op.input_value(0) if op.get_type_name() in _READS else None
-    found = ops.get(added.constant)
-    if found is None or found.get_type_name() != "Constant":
+    if added.constant not in ops:
         array = _numbers(op)
         if array is None:
             return None
-        found = new_constant(array, Format.FP32)
+        found: Any = new_constant(array, Format.FP32)
         found.set_friendly_name(added.constant)
         ops[added.constant] = found
-    exact: Any = found
-    return exact.output(0)
+    return ops[added.constant].output(0)
 
 
 def _numbers(op: Any) -> NDArray[np.float32] | None:

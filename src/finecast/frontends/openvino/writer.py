@@ -128,13 +128,19 @@ class _Writer:
 
     def convert_constant(self, edit: ConvertConstant) -> None:
         """The constant in another type beside the one that others still read."""
-        new = self._converted_constant(self.binding.constants[edit.value], edit.to)
+        new = self._converted_constant(edit.value, edit.to)
         self._give(edit.value, new.output(0), edit.uses)
 
-    def _converted_constant(self, constant: Any, to: Format) -> openvino.Node:
+    def _converted_constant(self, value: int, to: Format) -> openvino.Node:
+        constant = self.binding.constants[value]
         new = new_constant(convert_constant(numbers_of(constant), to), to)
-        name = constant.get_friendly_name()
-        return self._added(new, f"{name}_{to.label}", Added(constant=name))
+        what = Added(constant=self._read_as(value))
+        return self._added(new, f"{constant.get_friendly_name()}_{to.label}", what)
+
+    def _read_as(self, value: int) -> str:
+        """The name of the op that gives a value: of a compressed constant what widens it."""
+        name: str = self.binding.values[value].get_node().get_friendly_name()
+        return name
 
     def _added(self, node: openvino.Node, name: str, what: Added = _CONVERTS) -> openvino.Node:
         """``node``, which the model keeps as one that was put in, by a name like ``name``."""
@@ -157,9 +163,8 @@ class _Writer:
                 f"OpenVINO models cannot state {edit.to.format.label} here",
                 fix="use bf16, fp16 or fp8",
             )
-        constant = self.binding.constants.get(edit.value)
-        if constant is not None:
-            self._give(edit.value, self._stored(constant, edit.to), edit.uses)
+        if edit.value in self.binding.constants:
+            self._give(edit.value, self._stored(edit.value, edit.to), edit.uses)
             return
         read: dict[tuple[str, int], tuple[openvino.Output, list[Use]]] = {}
         for use in edit.uses:  # what they read may have been cast before
@@ -178,24 +183,24 @@ class _Writer:
         low = _converted(port, to)
         return self._widened(self._added(low, _name_at(port, f"{CAST_SUFFIX}_{to.label}")))
 
-    def _stored(self, constant: Any, to: Encoding) -> openvino.Output:
+    def _stored(self, value: int, to: Encoding) -> openvino.Output:
         """A constant that rests in ``to``, as numbers in fp32."""
         if isinstance(to, Scaled):
-            return self._stored_codes(constant, to)
-        return self._widened(self._converted_constant(constant, to))
+            return self._stored_codes(value, to)
+        return self._widened(self._converted_constant(value, to))
 
     def _widened(self, low: openvino.Node) -> openvino.Output:
         back = _converted(low.output(0), Format.FP32)
         return self._added(back, f"{low.get_friendly_name()}_back").output(0)
 
-    def _stored_codes(self, constant: Any, encoding: Scaled) -> openvino.Output:
+    def _stored_codes(self, value: int, encoding: Scaled) -> openvino.Output:
         """A constant's numbers from its codes: kernels compute them as they read."""
+        constant = self.binding.constants[value]
         *nodes, back = decoded(numbers_of(constant), encoding)
-        name = constant.get_friendly_name()
-        base = f"{name}_{encoding.label}"
+        base = f"{constant.get_friendly_name()}_{encoding.label}"
         for node, suffix in zip(nodes, ("", "_scale", "_wide"), strict=True):
             node.set_friendly_name(self.fresh(f"{base}{suffix}"))
-        what = Added(rounds=encoding.label, constant=name)
+        what = Added(rounds=encoding.label, constant=self._read_as(value))
         return self._added(back, f"{base}_back", what).output(0)
 
     def _give(self, value: int, port: openvino.Output, uses: Iterable[Use]) -> None:
