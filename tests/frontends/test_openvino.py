@@ -374,7 +374,7 @@ def test_keras_files_without_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_where_the_result_goes_is_named_for_its_kind(tmp_path: Path) -> None:
     model = tmp_path / "model.xml"
     openvino.save_model(chain(), model, compress_to_fp16=False)
-    for name in ("low.onnx", "low.pb", "low"):
+    for name in ("low.onnx", "low.pb", "low", "low.bin"):
         with pytest.raises(UsageError, match=r"low\.xml"):
             finecast.convert(model, tmp_path / name, "all:bf16")
 
