@@ -116,3 +116,16 @@ def test_what_tensorflow_lite_quantized_is_kept(net: Any, tmp_path: Path) -> Non
     products = [d for d in done.plan.decisions if d.op in ("conv", "matmul")]
     assert len(products) == 2
     assert {d.format for d in products} == {Format.FP32}
+
+
+@pytest.mark.parametrize("kind", ["SavedModel", ".keras", ".tflite"])
+def test_its_size_is_that_of_the_same_model_as_it_would_be_written(
+    net: Any, kind: str, tmp_path: Path
+) -> None:
+    """Keras's files have their variables twice, which no lower precision is."""
+    path, same = saved(net, kind, tmp_path), tmp_path / "same.xml"
+    done = finecast.convert(path, same, "none")
+    before, after = done.size_bytes
+    written = sum(same.with_suffix(s).stat().st_size for s in (".xml", ".bin"))
+    assert after == written
+    assert before == after

@@ -50,20 +50,29 @@ class OvFile:
         path: Its file or folder; of a model in memory a name that no file has.
         model: The model; its ops have names of their own.
         digest: Of all its files.
-        size_bytes: Of all its files.
         external: Its files other than ``path``: constants beside it, or what is in the folder.
     """
 
     path: Path
     model: openvino.Model
     digest: str
-    size_bytes: int
     external: tuple[Path, ...] = ()
+    _size_bytes: int | None = None
 
     @property
     def name(self) -> str:
         """What messages call it."""
         return str(self.path)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the model as IR, which is what converted models are written as.
+
+        Other files have more in them than the model: Keras's its variables twice.
+        """
+        if self._size_bytes is None:
+            self._size_bytes = size_bytes(self.model)
+        return self._size_bytes
 
     @property
     def converted(self) -> str:
@@ -98,15 +107,16 @@ def load(path: Path) -> OvFile:
     with guarded(path, f"cannot be read as {kind}", fix), _readable(path) as readable:
         model = _core().read_model(readable)
     _check(model, path, kind, fix)
-    if path.suffix.lower() != IR_SUFFIX:  # names in IR are the file's own
+    own = path.suffix.lower() == IR_SUFFIX
+    if not own:  # names in IR are the file's own
         renumber_ops(model)
     name_ops(model)
     return OvFile(
         path=path,
         model=model,
         digest=digest(*parts),
-        size_bytes=sum(p.stat().st_size for p in parts),
         external=tuple(p for p in parts if p != path),
+        _size_bytes=sum(p.stat().st_size for p in parts) if own else None,
     )
 
 
@@ -119,7 +129,7 @@ def from_model(model: openvino.Model) -> OvFile:
         save(copy, path)
         parts = _parts(path)
         found, size = digest(*parts), sum(p.stat().st_size for p in parts)
-    return OvFile(path=_IN_MEMORY, model=copy, digest=found, size_bytes=size)
+    return OvFile(path=_IN_MEMORY, model=copy, digest=found, _size_bytes=size)
 
 
 def save(model: openvino.Model, path: Path) -> int:
