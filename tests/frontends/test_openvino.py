@@ -412,3 +412,18 @@ def test_a_paddle_paddle_model(tmp_path: Path) -> None:
     shutil.copy(path, tmp_path)  # without the weights that belong to it
     with pytest.raises(ModelError, match=r"cannot be read as a PaddlePaddle model"):
         finecast.convert(tmp_path / path.name, tmp_path / "low.xml", "all:bf16")
+
+
+def test_a_model_that_openvino_itself_does_not_run_is_not_the_conversion_s_fault(
+    tmp_path: Path,
+) -> None:
+    """As torch.jit.script gives it: not even the number of dimensions is known."""
+    x = op.parameter(openvino.PartialShape.dynamic(), np.float32, name="x")
+    path = tmp_path / "net.xml"
+    openvino.save_model(model_of([op.matmul(x, x, False, True)], [x]), path)
+    with pytest.raises(EngineError, match="as it was given, before any conversion") as caught:
+        finecast.convert(path, tmp_path / "low.xml", "all:bf16")
+    assert "dynamic rank" in str(caught.value)
+    assert "model.reshape" in str(caught.value)
+    assert "verify=False" in str(caught.value)
+    assert not (tmp_path / "low.xml").exists()
