@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import openvino
 import pytest
 from onnx import numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
@@ -66,6 +67,24 @@ def test_one_emulation_for_every_verb(finecast: Finecast, files: tuple[Path, Pat
     )
     found = session.run(dict(np.load(data)))["y"]
     assert np.abs(found - reference).max() <= 1e-5 * np.abs(reference).max()
+
+
+def test_models_of_openvino_are_emulated_alike(
+    finecast: Finecast, files: tuple[Path, Path]
+) -> None:
+    net, data = files
+    given, out = net.with_suffix(".xml"), net.with_name("low.xml")
+    openvino.save_model(openvino.convert_model(net), given, compress_to_fp16=False)
+    options = ["--target", "sm75", "--auto-cast-type", "int8", "--data", data]
+    wanted = finecast("emulate", net, *options, "--json").json
+    seen = finecast("emulate", given, *options, "--json").json
+    assert seen["cast_ops"] == wanted["cast_ops"]
+    assert seen["output_error"] == pytest.approx(wanted["output_error"], rel=0.01)
+    options = ["-o", out, "--auto-cast", "all", *options]
+    made = finecast("convert", given, *options, "--json").json
+    assert made["ops"]["int8"] == 4
+    assert made["verified"]["engine"] == "emulator:sm75"
+    assert made["verified"]["relative_error"] == pytest.approx(seen["output_error"], rel=0.01)
 
 
 @pytest.fixture

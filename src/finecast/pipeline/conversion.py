@@ -10,7 +10,7 @@ from finecast.graph import Graph, Node
 from finecast.pipeline.artefact import Verified
 from finecast.pipeline.correction import Correction
 from finecast.planning.plan import Plan
-from finecast.rules.policy import Policy
+from finecast.rules.policy import Policy, conversion_stays
 
 _OWN_TYPES: Final = ("fp64", "fp16", "bf16")
 """Of ops that no policy changes, because they are not fp32."""
@@ -41,6 +41,15 @@ class Conversion:
     model: Any = None
     restated: tuple[str, ...] = ()
     correction: Correction | None = None
+
+
+def earlier_conversion(was: str, policy: Policy) -> list[str]:
+    """What becomes of a conversion to the policy labelled ``was``; empty: there was none."""
+    if not was:
+        return []
+    if conversion_stays(was, policy.label):
+        return [f"an earlier conversion to {was} stays: for fp32 give the model of before it"]
+    return [f"an earlier conversion to {was} was taken back"]
 
 
 def kept_types(graph: Graph, policy: Policy) -> dict[str, str]:

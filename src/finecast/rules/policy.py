@@ -212,3 +212,11 @@ def assignments(texts: tuple[str, ...], *, option: str) -> dict[str, Format]:
             )
         found[name] = Format.parse(fmt)
     return found
+
+
+def conversion_stays(was: str, policy: str) -> bool:
+    """Whether a model converted to the policy labelled ``was`` stays so for ``policy``.
+
+    Else the conversion is taken back first.
+    """
+    return policy == was or policy.partition(":")[0] == Scope.NONE.value

@@ -205,11 +205,10 @@ def _opened(file: OnnxFile, policy: str, *, own: bool = False) -> ir.Model:
     """
     model = file.model if own else file.model.clone()
     name_nodes(model)
-    if policy.partition(":")[0] != Scope.NONE.value:
-        undo(model, policy)
-        if model.functions:
-            model = inline_functions(model)
-            name_nodes(model)
+    undo(model, policy)
+    if policy.partition(":")[0] != Scope.NONE.value and model.functions:
+        model = inline_functions(model)
+        name_nodes(model)
     check_inferable(model)
     return model
 

@@ -26,6 +26,7 @@ from finecast.frontends.onnx.writer import apply_edits, phi_mark
 from finecast.graph import Node
 from finecast.numbers.formats import Format
 from finecast.planning.edits import edits
+from finecast.rules.policy import conversion_stays
 
 PLAN_KEY = "finecast.plan"
 POLICY_KEY = "finecast.policy"
@@ -34,9 +35,10 @@ POLICY_KEY = "finecast.policy"
 def undo(model: ir.Model, policy: str) -> None:
     """Give ``model`` the formats it had before a conversion to another than ``policy``.
 
-    Law: a model that was never converted, or to ``policy`` itself, stays as it is.
+    Law: a model that was never converted, or whose conversion stays, is left as it is.
     """
-    if model.metadata_props.get(POLICY_KEY, policy) == policy:
+    was = model.metadata_props.get(POLICY_KEY)
+    if was is None or conversion_stays(was, policy):
         return
     take_back_ops(model)
     take_back(model)

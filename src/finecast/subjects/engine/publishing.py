@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from finecast.data.feeds import last_indices
@@ -11,6 +12,37 @@ from finecast.engines.base import Array, Feeds, Session
 from finecast.errors import EngineError, UsageError
 from finecast.graph import Graph
 from finecast.pipeline.sources import FeedMaker
+
+
+class GivenModelError(EngineError):
+    """An engine does not run a model as it was given: no conversion is to blame."""
+
+
+@contextmanager
+def as_given() -> Generator[None]:
+    """What fails here fails of the model as it was given."""
+    try:
+        yield
+    except EngineError as error:
+        raise GivenModelError(error.what, where=error.where, fix=error.fix) from error
+
+
+def not_verified(failures: Mapping[str, EngineError]) -> EngineError:
+    """What to raise where each engine, by name, failed to verify a conversion."""
+    where = "; ".join(f"{name}: {error.what}" for name, error in failures.items())
+    if all(isinstance(error, GivenModelError) for error in failures.values()):
+        fix = next(iter(failures.values())).fix
+        unverified = "write the conversion unverified with --no-verify"
+        return EngineError(
+            "no engine here can run the model as it was given, before any conversion",
+            where=where,
+            fix=f"{fix}; or {unverified}" if fix else unverified,
+        )
+    return EngineError(
+        "no engine here can run the converted model",
+        where=where,
+        fix="choose another format or engine, or write it unverified with --no-verify",
+    )
 
 
 def publish(parts: Sequence[Path], place: Path, where: str) -> None:
