@@ -13,7 +13,17 @@ from finecast.frontends.openvino.bodies import Entry, Region, Tie, bodies, every
 from finecast.frontends.openvino.definitions import OpTypes
 from finecast.frontends.openvino.types import FORMATS, label_of, numbers_of
 from finecast.frontends.scopes import scope_of
-from finecast.graph import INNER, SCALARS, Attribute, ConstantStats, Dim, Graph, Node, Value
+from finecast.graph import (
+    INNER,
+    PHI,
+    SCALARS,
+    Attribute,
+    ConstantStats,
+    Dim,
+    Graph,
+    Node,
+    Value,
+)
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind
 
@@ -27,7 +37,6 @@ _OPAQUE: Final = frozenset(
     {"string", "undefined", "dynamic", "u1", "u2", "u3", "u4", "u6", "i4"}
 )
 _PORTS: Final = frozenset({"Parameter", "Result", "Constant"})
-PHI: Final = "phi"
 # What control flow hands on: any type, of which OpenVINO computes in these.
 _ADMITS: Final = frozenset({Format.FP32, Format.BF16, Format.FP16})
 # What the core calls by the names that ONNX gave it.
