@@ -30,7 +30,7 @@ from finecast.frontends.onnx.model import (
 )
 from finecast.frontends.onnx.native import PassDiedError
 from finecast.frontends.onnx.opset import needed_opsets, opset_of, raise_as_far, raise_opset
-from finecast.frontends.onnx.reader import PHI, OnnxBinding, name_nodes, read
+from finecast.frontends.onnx.reader import OnnxBinding, name_nodes, read
 from finecast.frontends.onnx.restating import Restated, restate
 from finecast.frontends.onnx.schema import signature
 from finecast.frontends.onnx.shapeless import shapeless_ports
@@ -43,7 +43,7 @@ from finecast.frontends.onnx.undo import PLAN_KEY, POLICY_KEY, undo
 from finecast.frontends.onnx.widen import widen
 from finecast.frontends.onnx.writer import apply_edits
 from finecast.frontends.replaying import check_made_for, edits_of, resolve_io
-from finecast.graph import Graph
+from finecast.graph import PHI, Graph
 from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
 from finecast.planning.biases import Bias

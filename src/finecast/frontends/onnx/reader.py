@@ -28,12 +28,21 @@ from finecast.frontends.onnx.port_formats import (
 )
 from finecast.frontends.onnx.ties import CONTROL, Merge, Port, merges_of, port_value
 from finecast.frontends.onnx.types import bodies, every_node
-from finecast.graph import ROUNDS, SCALARS, Attribute, ConstantStats, Dim, Graph, Node, Value
+from finecast.graph import (
+    PHI,
+    ROUNDS,
+    SCALARS,
+    Attribute,
+    ConstantStats,
+    Dim,
+    Graph,
+    Node,
+    Value,
+)
 from finecast.numbers.formats import Format
 
 __all__ = [
     "DATA_TYPES",
-    "PHI",
     "OnnxBinding",
     "Port",
     "constant_tensor",
@@ -41,7 +50,6 @@ __all__ = [
     "read",
 ]
 
-PHI: Final = "phi"
 
 _SCALAR_ATTRIBUTES: Final = {
     ir.AttributeType.INT,
