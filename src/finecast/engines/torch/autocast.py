@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from finecast.frontends.torch.probing import Errors
 from finecast.graph import Graph
+from finecast.graph.backward import backward_ops
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.assign import lowest, pick
@@ -70,20 +71,6 @@ def saved_ops(graph: Graph) -> set[int]:
         if node.id not in backward
         and any(n in backward for v in graph.following_outputs(node) for n in v.uses)
     }
-
-
-def backward_ops(graph: Graph) -> set[int]:
-    """Ops of the backward pass: all that comes of gradients of the outputs.
-
-    AOT autograd tells them by their names, too: ``tangents_1``, ``tangents_2``, ...
-    """
-    reached = {v.id for v in graph.values if v.is_input and v.name.startswith("tangents")}
-    found = set[int]()
-    for node in graph.nodes:
-        if any(value in reached for value in node.inputs):
-            found.add(node.id)
-            reached.update(v for v in node.outputs if v is not None)
-    return found
 
 
 def squared_error(
