@@ -81,8 +81,10 @@ def quantized(
 
 
 def kinds(path: Path) -> Counter[str]:
-    """Ops of the main graph; casts apart, which plans put in."""
-    return Counter(n.op_type for n in onnx.load(path).graph.node if n.op_type != "Cast")
+    """Ops of the main graph; casts apart, which plans put in, and what rounds for them."""
+    nodes = [n for n in onnx.load(path).graph.node if n.op_type != "Cast"]
+    rounding = {n.name for n in nodes for m in n.metadata_props if m.value.startswith("bf16 ")}
+    return Counter(n.op_type for n in nodes if n.name not in rounding)
 
 
 def run(path: Path) -> NDArray[np.float32]:

@@ -20,25 +20,31 @@ def _judge(node: Node, context: Context) -> Ruling | None:
     )
 
 
+def computed_once(graph: Graph) -> frozenset[int]:
+    """Ids of the values that are computed from float constants alone."""
+    return graph.once(_computed)
+
+
+def _computed(graph: Graph) -> frozenset[int]:
+    constants = {v.id for v in graph.values if v.constant is not None}
+    fixed = set(constants)
+    for node in graph.nodes:
+        reads = [i for i in node.inputs if i is not None]
+        if any(graph.following_inputs(node)) and fixed.issuperset(reads):
+            fixed.update(i for i in node.outputs if i is not None)
+    return frozenset(fixed - constants)
+
+
 def _folded(graph: Graph) -> frozenset[int]:
     """Ids of the nodes that compute from float constants, or move what those read."""
-    fixed = {v.id for v in graph.values if v.constant is not None}
-    computed = [n for n in graph.nodes if _is_fixed(graph, n, fixed)]
+    fixed = computed_once(graph)
+    computed = [n for n in graph.nodes if not fixed.isdisjoint(n.outputs)]
     found: set[int] = set()
     for node in reversed(computed):
         readers = {n for v in graph.following_outputs(node) for n in v.uses}
         if not by_name(node.op).exact or readers & found:
             found.add(node.id)
     return frozenset(found)
-
-
-def _is_fixed(graph: Graph, node: Node, fixed: set[int]) -> bool:
-    """Whether ``node`` computes floats from ``fixed`` values alone; its results join them."""
-    reads = [i for i in node.inputs if i is not None]
-    if not any(graph.following_inputs(node)) or not all(i in fixed for i in reads):
-        return False
-    fixed.update(i for i in node.outputs if i is not None)
-    return True
 
 
 FOLDED = Rule(name="folded", judge=_judge)

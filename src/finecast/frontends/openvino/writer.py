@@ -7,11 +7,14 @@ given fp32 numbers and a type, are not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from finecast.errors import ModelError
+from finecast.frontends.exact_casts import BACK, FACTOR
 from finecast.frontends.openvino.bodies import every_op
 from finecast.frontends.openvino.quantization import decoded
 from finecast.frontends.openvino.reader import OvBinding
@@ -43,13 +46,24 @@ if TYPE_CHECKING:
 CAST_SUFFIX: Final = "cast"
 
 
-def apply_edits(graph: Graph, binding: OvBinding, edits: Iterable[Edit]) -> None:
+def apply_edits(
+    graph: Graph,
+    binding: OvBinding,
+    edits: Iterable[Edit],
+    rounded: Collection[int] = (),
+) -> None:
     """Make ``edits`` in ``binding.model``, which ``graph`` was read from.
+
+    Args:
+        graph: The graph.
+        binding: The model, and what of it is what in the graph.
+        edits: What is changed.
+        rounded: Ids of values that are rounded in fp32 before they are cast to bf16.
 
     Raises:
         ModelError: If OpenVINO refuses what came of them.
     """
-    writer = _Writer(graph, binding)
+    writer = _Writer(graph, binding, rounded)
     made = 0
     for edit in edits:
         made += 1
@@ -77,8 +91,9 @@ def apply_edits(graph: Graph, binding: OvBinding, edits: Iterable[Edit]) -> None
 
 
 class _Writer:
-    def __init__(self, graph: Graph, binding: OvBinding) -> None:
+    def __init__(self, graph: Graph, binding: OvBinding, rounded: Collection[int]) -> None:
         self.graph = graph
+        self.rounded = rounded
         self.binding = binding
         self.names = {op.get_friendly_name() for op in every_op(binding.model)}
 
@@ -129,9 +144,24 @@ class _Writer:
     def insert_cast(self, edit: InsertCast) -> None:
         """One conversion for all that read the value in that format."""
         port = self.binding.values[edit.value]
+        name = self._cast_name(edit.value, edit.to)
+        if edit.value in self.rounded and edit.to is Format.BF16:
+            port = self._rounded(port, name)
         new = _converted(port, edit.to)
-        new.set_friendly_name(self._cast_name(edit.value, edit.to))
+        new.set_friendly_name(name)
         self._give(edit.value, new.output(0), edit.uses)
+
+    def _rounded(self, port: openvino.Output, cast: str) -> openvino.Output:
+        """The numbers of ``port`` rounded to bf16, in fp32."""
+        from openvino import opset13
+
+        factor, back = (opset13.constant(np.float32(x)) for x in (FACTOR, BACK))
+        scaled = opset13.multiply(port, factor)
+        part = opset13.add(scaled, port)
+        whole = opset13.multiply(part, back)
+        for op, suffix in ((scaled, "scaled"), (part, "part"), (whole, "rounded")):
+            op.set_friendly_name(self.fresh(f"{cast}_{suffix}"))
+        return whole.output(0)
 
     def round_trip(self, edit: RoundTrip) -> None:
         """To the format and back; a constant is stored in it, and of codes nothing else."""
