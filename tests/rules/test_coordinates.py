@@ -161,6 +161,29 @@ def test_what_a_grid_is_made_of(kept: Callable[..., set[str]]) -> None:
     }
 
 
+GRID = """g (float[1,2,2,2] d, float[1,1,4,4] image) => (float[1,1,2,2] y, float[1,2,2,2] f) {
+  [moved] m = Add(grid, d)
+  [turned] t = Transpose<perm=[0,2,3,1]>(m)
+  [sampled] y = GridSample(image, t)
+  [difference] f = Sub(m, grid)
+}"""
+
+
+def test_what_is_added_to_a_grid_is_positions_whoever_reads_it(
+    kept: Callable[..., set[str]],
+) -> None:
+    """An optical flow: the difference of two positions has the digits that bf16 drops."""
+    found = kept(GRID, grid=np.arange(8).reshape(1, 2, 2, 2))
+    assert found == {"moved", "turned", "sampled", "difference"}
+
+
+@pytest.mark.parametrize("constant", [np.eye(2), np.full((2, 2), 0.5), np.float32(3)])
+def test_what_is_added_to_other_constants_and_read_besides_is_a_feature(
+    kept: Callable[..., set[str]], constant: Any
+) -> None:
+    assert kept(GRID, grid=constant) == {"turned", "sampled"}
+
+
 def test_a_constant_that_fills_a_mask_counts_nothing(kept: Callable[..., set[str]]) -> None:
     text = """g (float[2,4] x) => (float[2,4] y) {
       [masked] y = Add(x, m)

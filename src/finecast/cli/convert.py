@@ -102,7 +102,7 @@ def report(result: Conversion, output: Path, *, as_json: bool) -> None:
     verified = result.verified
     table = new_table(str(output), ("", "value"), fold="value")
     rows = [
-        ("ops", ", ".join(f"{n} {fmt}" for fmt, n in result.plan.counts.items()) or "none"),
+        ("ops", ", ".join(f"{n} {fmt}" for fmt, n in result.ops.items()) or "none"),
         ("casts inside", str(result.casts)),
         ("size", " -> ".join(f"{b / 1e6:.2f} MB" for b in result.size_bytes)),
         *([("opset", str(result.plan.opset))] if result.plan.opset else []),
@@ -163,7 +163,7 @@ def to_dict(result: Conversion, output: Path) -> dict[str, Any]:
     return {
         "output": str(output),
         "nodes": result.nodes,
-        "ops": result.plan.counts,
+        "ops": result.ops,
         "casts": result.casts,
         "opset": result.plan.opset,
         "size_bytes": {"before": before, "after": after},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,10 +29,12 @@ class Conversion:
     ``model`` is the model where it was not written to a file: an onnx.ModelProto, or an
     exported program. ``restated`` are ops that are stated as the engine knows them, and why.
     ``correction`` is what correcting biases does, where it was asked for; the model has it if
-    it gains.
+    it gains. ``ops`` counts ops by the format that they compute in, those that came quantized
+    apart.
     """
 
     plan: Plan
+    ops: Mapping[str, int]
     nodes: int
     casts: int
     size_bytes: tuple[int, int]

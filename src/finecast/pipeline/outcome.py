@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -50,7 +51,9 @@ class Outcome:
     the plan gave, None where it is unchanged. ``anchors`` are what the engine's own lowering
     gives without tuning. ``gain`` is how many times as good as fp32 the tuned model is by the
     ``objective``; ``speedup`` by the latency of a call, whatever the objective. ``correction``
-    is what corrected biases gained, if the tuned model has some.
+    is what corrected biases gained, if the tuned model has some. ``ops`` counts ops by the
+    format that they compute in, those that came quantized apart; ``reference`` is what the
+    baseline is called: fp32, or the model given, if that came low or quantized.
     """
 
     verdict: Verdict
@@ -59,6 +62,7 @@ class Outcome:
     baseline: Measured
     tuned: Measured
     plan: Plan
+    ops: Mapping[str, int]
     casts: int
     trials: tuple[Trial, ...]
     evaluations: int
@@ -71,6 +75,7 @@ class Outcome:
     predicted_error: float = 0.0
     measured_error: float = 0.0
     target: str = ""
+    reference: str = "fp32"
     warnings: tuple[str, ...] = ()
     reused: int = 0
     stale: tuple[Path, ...] = ()

@@ -20,7 +20,7 @@ from finecast.pipeline import measuring
 from finecast.pipeline.conclusion import Conclusion
 from finecast.pipeline.correction import Correcting, corrected, measured
 from finecast.pipeline.goal import MIN_SPEEDUP, Budget, Goal
-from finecast.pipeline.hint import Hinting
+from finecast.pipeline.hint import Hinting, choices_of
 from finecast.pipeline.measuring import Measuring
 from finecast.pipeline.narrowing import worthwhile
 from finecast.pipeline.outcome import Outcome
@@ -314,16 +314,17 @@ class _Tuning:
             "the hint alone" if alone else f"the {b.plan.policy} hint alone": b for b in found
         }
         ids = {n.name: n.id for n in planner.graph.nodes}
+        plans = [(name, plan) for one in found for name, plan in choices_of(one)]
         return [
             Proposal(
-                name="the hint's choice",
-                plan=one.plan,
+                name=name,
+                plan=plan,
                 time_s=math.inf,
                 error=predicted_error(
-                    analysis, {ids[name]: fmt for name, fmt in one.plan.formats.items()}
+                    analysis, {ids[name]: fmt for name, fmt in plan.formats.items()}
                 ),
             )
-            for one in found
+            for name, plan in plans
         ]
 
     def _rank(self, proposals: Sequence[Proposal]) -> tuple[list[Candidate], float]:

@@ -16,6 +16,7 @@ from finecast.graph import Graph, Node
 from finecast.numbers.encodings import SCALED, Encodings
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import AdjustConstant, Adjustment
+from finecast.rules.quantized import computed_in
 from finecast.rules.reason import Reason
 from finecast.rules.scaled_operands import coded_result
 
@@ -94,6 +95,15 @@ class Plan:
     def counts(self) -> dict[str, int]:
         """Number of ops per format, most frequent first."""
         return dict(Counter(d.format.label for d in self.decisions).most_common())
+
+    def counts_in(self, graph: Graph) -> dict[str, int]:
+        """As ``counts``; an op that came quantized counts as what it computes in."""
+        nodes = {n.name: n for n in graph.nodes}
+        labels = (
+            computed_in(graph, nodes[d.node]) if d.format is Format.FP32 else d.format.label
+            for d in self.decisions
+        )
+        return dict(Counter(labels).most_common())
 
     @property
     def lowers(self) -> bool:

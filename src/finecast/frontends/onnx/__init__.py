@@ -12,6 +12,7 @@ import onnx_ir as ir
 from finecast import ops
 from finecast.errors import FinecastError, ModelError
 from finecast.frontends.collection import paused_collection
+from finecast.frontends.exact_casts import restated, rounded_first
 from finecast.frontends.onnx.adjusting import adjust
 from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.frontends.onnx.functions import inline_functions
@@ -31,7 +32,7 @@ from finecast.frontends.onnx.model import (
 from finecast.frontends.onnx.native import PassDiedError
 from finecast.frontends.onnx.opset import needed_opsets, opset_of, raise_as_far, raise_opset
 from finecast.frontends.onnx.reader import OnnxBinding, name_nodes, read
-from finecast.frontends.onnx.restating import Restated, restate
+from finecast.frontends.onnx.restating import restate
 from finecast.frontends.onnx.schema import signature
 from finecast.frontends.onnx.shapeless import shapeless_ports
 from finecast.frontends.onnx.shapes import static_shapes
@@ -42,7 +43,7 @@ from finecast.frontends.onnx.types import check_inferable, every_node, infer
 from finecast.frontends.onnx.undo import PLAN_KEY, POLICY_KEY, undo
 from finecast.frontends.onnx.widen import widen
 from finecast.frontends.onnx.writer import apply_edits
-from finecast.frontends.replaying import check_made_for, edits_of, resolve_io
+from finecast.frontends.replaying import Restated, check_made_for, edits_of, resolve_io
 from finecast.graph import PHI, Graph
 from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
@@ -298,14 +299,15 @@ def apply(file: OnnxFile, plan: Plan, prepared: Prepared | None = None) -> Appli
             prepared = _read(file, model, shapes=False)
         for value in prepared.shaped:
             value.shape = None
-        done = _replay(prepared, plan)
-        model, restated = prepared.model, tuple[Restated, ...]()
+        done, rounded = _replay(prepared, plan)
+        model, stated = prepared.model, tuple[Restated, ...]()
         if done and not plan.keep_ops:
-            model, restated = restate(model, plan.engine)
+            model, stated = restate(model, plan.engine)
+        stated = (*stated, *restated(prepared.graph, rounded))
     if done:
         model.metadata_props[PLAN_KEY] = plan.digest
         model.metadata_props[POLICY_KEY] = plan.policy
-    return Applied(model=model, graph=prepared.graph, edits=done, restated=restated)
+    return Applied(model=model, graph=prepared.graph, edits=done, restated=stated)
 
 
 def planned(file: OnnxFile, plan: Plan) -> OnnxFile:
@@ -331,10 +333,12 @@ def _fits(prepared: Prepared, file: OnnxFile, plan: Plan) -> bool:
     return same and opset_of(prepared.model) == plan.opset
 
 
-def _replay(prepared: Prepared, plan: Plan) -> tuple[Edit, ...]:
+def _replay(prepared: Prepared, plan: Plan) -> tuple[tuple[Edit, ...], frozenset[int]]:
+    """The edits that were made, and ids of the values that are rounded before casts."""
     graph = prepared.graph
     plan.check(graph, where=prepared.file.name)
     done = edits_of(graph, plan, prepared.resolve_io(plan.io))
     adjust(prepared.binding, plan.adjusting(graph, where=prepared.file.name))
-    apply_edits(graph, prepared.binding, done)
-    return done
+    rounded = rounded_first(graph, done, plan)
+    apply_edits(graph, prepared.binding, done, rounded)
+    return done, rounded

@@ -159,6 +159,7 @@ class Converter:
         in_memory = self.output.path is None
         return Conversion(
             plan=built.plan,
+            ops=built.plan.counts_in(applied.graph),
             nodes=len(applied.graph.nodes),
             casts=built.casts,
             size_bytes=(self.source.size_bytes, size),
@@ -170,10 +171,9 @@ class Converter:
 
     def _referred(self, verified: Verified, applied: AppliedModel) -> Verified:
         """``verified``, told against what: a model that came low or quantized is not fp32."""
-        came_low = self.source.earlier(Policy(scope=Scope.NONE))
-        if verified.reference == "fp32" and (came_low or quantized_notes(applied.graph)):
-            return replace(verified, reference="the model given")
-        return verified
+        if verified.reference != Format.FP32.label:
+            return verified
+        return replace(verified, reference=self.source.reference_name(applied.graph))
 
 
 def _told(restated: RestatedOps) -> str:
