@@ -60,6 +60,23 @@ def test_a_product_that_sums_gives_features(kept: Callable[..., set[str]]) -> No
     assert found == {"scale", "sin", "bias", "best"}
 
 
+def test_probabilities_that_choose_experts_are_not_rounded(
+    kept: Callable[..., set[str]],
+) -> None:
+    text = """g (float[8,4] x) => (float[8,2] weights, int64[8,2] experts, float[8,4] y) {
+      [router] m = MatMul(x, w)
+      [scale] s = Mul(m, c)
+      [softmax] p = Softmax<axis=-1>(s)
+      k = Constant<value_ints=[2]>()
+      [best] chosen, experts = TopK(p, k)
+      [attention] a = Softmax<axis=-1>(x)
+      [weights] weights = Mul(chosen, chosen)
+      [mixed] y = MatMul(a, w)
+    }"""
+    found = kept(text, w=np.full((4, 4), 0.1), c=np.full(4, 0.1))
+    assert found == {"scale", "softmax", "best"}
+
+
 def test_what_others_read_as_well_is_a_feature(kept: Callable[..., set[str]]) -> None:
     text = """g (float[2,4] x) => (float[2,4] y) {
       [tanh] h = Tanh(x)

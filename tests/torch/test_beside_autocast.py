@@ -294,3 +294,23 @@ class Attending(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.scale * (x * x.square().mean(-1, keepdim=True).rsqrt())
         return torch.tanh(self.q(y) * self.k(y)) @ self.v(y).transpose(-1, -2)
+
+
+def test_experts_are_chosen_by_probabilities_in_fp32_when_training_too(
+    forward_graphs: list[torch.fx.GraphModule],
+) -> None:
+    class Routed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.router, self.inner = nn.Linear(64, 8), nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            weights, experts = torch.softmax(self.router(x), -1).topk(2)
+            return (self.inner(x) * weights.sum(-1, keepdim=True)).sum() + experts.sum()
+
+    compiled = ft.compile(Routed(), "all:bf16")
+    compiled(torch.randn(16, 64)).backward()
+    assert len(forward_graphs) == 1
+    formats = {d.op: d.format for d in compiled.finecast_plans[0].decisions}
+    assert formats["softmax"] is formats["top_k"] is Format.FP32
+    assert formats["softmax_backward"] is Format.BF16

@@ -10,9 +10,9 @@ whose results are features, and behind bounded functions. A number times a mask'
 position; nor is, most likely, an integer input where it meets other data: it is a mask.
 
 Backwards: what sin, grids, cumulative sums, comparisons and index computations read stays
-fp32 up to the ops above and to values that others read as well, which are features. What is
-added to a constant grid on that way are positions, whoever reads them: the walk forwards
-starts from them, too.
+fp32 up to the ops above, softmax aside, and to values that others read as well, which are
+features; what a backward pass reads besides is no other. What is added to a constant grid
+on that way are positions, whoever reads them: the walk forwards starts from them, too.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from enum import IntEnum
 from typing import Final
 
 from finecast.graph import Graph, Node, Value
+from finecast.graph.backward import ops_for_backward
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
@@ -53,6 +54,8 @@ _FEATURES: Final = frozenset(
     }
 )
 _POINTWISE: Final = frozenset({OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL})
+# A softmax keeps the order of scores, until probabilities are rounded to the same number.
+_ORDERED: Final = _POINTWISE | _MOVES | {OpKind.SOFTMAX}
 _SHOWS_NO_FLOAT: Final = frozenset({"shape", "size"})
 _COUNTERS: Final = frozenset({"range", "cum_sum", "cum_prod"})
 # Integers of these types are exact in every format of 16 bits.
@@ -154,15 +157,18 @@ class _Forwards:
 def _backwards(graph: Graph, forwards: Mapping[int, str]) -> dict[int, str]:
     """One walk against the graph's order, from what decides by its input on."""
     found: dict[int, str] = {}
+    later = graph.once(ops_for_backward)
     for node in reversed(graph.nodes):
         if _sensitive_ports(graph, node):
             found[node.id] = f"{node.op} takes positions or decides: it reads fp32"
             continue
         kind = by_name(node.op).kind
-        if kind not in _POINTWISE | _MOVES and not outer_product(graph, node):
+        if kind not in _ORDERED and not outer_product(graph, node):
             continue
         uses = [(n, i) for i in node.outputs if i is not None for n in graph.values[i].uses]
         readers = [u for u in uses if graph.nodes[u[0]].op not in _SHOWS_NO_FLOAT]
+        if node.id not in later:
+            readers = [u for u in readers if u[0] not in later]
         feeds = [_feeds(graph, n, i, found, forwards) for n, i in readers]
         if any(feeds) and (all(feeds) or _on_grid(node, graph)):
             into = next((graph.nodes[n].name for n, _ in readers if n in found), None)
