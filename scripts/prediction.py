@@ -25,7 +25,7 @@ from finecast.engines.base import Feeds
 from finecast.errors import EngineError
 from finecast.measure.environment import environment, limited
 from finecast.numbers.formats import Format
-from finecast.pipeline.correction import output_error
+from finecast.pipeline.adjusting import output_error
 from finecast.pipeline.workload import FunctionWorkload, probed
 from finecast.planning.assign import chosen
 from finecast.planning.choices import Choice

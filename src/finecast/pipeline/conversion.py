@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from finecast.graph import Graph, Node
+from finecast.pipeline.adjusting import Gain
 from finecast.pipeline.artefact import Verified
-from finecast.pipeline.correction import Correction
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
 
@@ -27,8 +27,8 @@ class Conversion:
 
     ``model`` is the model where it was not written to a file: an onnx.ModelProto, or an
     exported program. ``restated`` are ops that are stated as the engine knows them, and why.
-    ``correction`` is what correcting biases does, where it was asked for; the model has it if
-    it gains.
+    ``gains`` are what adjustments of operands do that were asked for; the model has those
+    that gain.
     """
 
     plan: Plan
@@ -40,7 +40,7 @@ class Conversion:
     warnings: tuple[str, ...] = ()
     model: Any = None
     restated: tuple[str, ...] = ()
-    correction: Correction | None = None
+    gains: tuple[Gain, ...] = ()
 
 
 def kept_types(graph: Graph, policy: Policy) -> dict[str, str]:

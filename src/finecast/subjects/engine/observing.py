@@ -15,6 +15,7 @@ from finecast.engines.loading import exact_session
 from finecast.pipeline.observing import SHOWN_BYTES, input_facts, packed
 from finecast.planning.sensitivity import Probe, Probes
 from finecast.planning.switches import SWITCH, Switch
+from finecast.rules.channels import ChannelFacts
 from finecast.rules.facts import ValueFacts, merge
 from finecast.subjects.engine.native import PreparedModel
 
@@ -87,6 +88,29 @@ def _show(
         shown = session.run(feeds)
         facts = merge(facts, {ids[n]: ValueFacts.of(a) for n, a in shown.items()})
     return facts
+
+
+def observe_channels(
+    prepared: PreparedModel,
+    axes: Mapping[int, int],
+    facts: Mapping[int, ValueFacts],
+    batches: Callable[[], Iterable[Feeds]],
+) -> dict[int, ChannelFacts]:
+    """Facts of the channels of values, which lie along ``axes``, both by the values' ids.
+
+    ``facts`` are those of all values: how large they are.
+    """
+    names = {n: i for n, i in prepared.observable().items() if i in axes and i in facts}
+    sizes = {n: 4 * math.prod(facts[i].shape) for n, i in names.items()}
+    found: dict[int, ChannelFacts] = {}
+    for group in packed(sizes, SHOWN_BYTES):
+        session = exact_session(prepared.with_outputs(group), optimizing=False)
+        for feeds in batches():
+            for name, array in session.run(feeds).items():
+                index = names[name]
+                seen = ChannelFacts.of(array, axes[index])
+                found[index] = found[index].merge(seen) if index in found else seen
+    return found
 
 
 def switched_probe(

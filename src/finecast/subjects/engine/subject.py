@@ -27,8 +27,8 @@ from finecast.planning.proposing import MAX_STEPS
 from finecast.progress import Progress
 from finecast.rules.calibration import uncalibrated
 from finecast.rules.facts import ValueFacts, first_nonfinite
-from finecast.rules.policy import Policy, Scope
-from finecast.subjects.engine.correcting import correct
+from finecast.rules.policy import Adjust, Policy, Scope
+from finecast.subjects.engine.adjusting import Adjuster
 from finecast.subjects.engine.hint import HintedModel, hinted_models
 from finecast.subjects.engine.integers import check_on_integers, narrowed
 from finecast.subjects.engine.native import EngineBuilt, NativeSource, PreparedModel
@@ -120,6 +120,13 @@ class EngineSubject:
             planner=planner,
             workload=workload,
             progress=progress,
+            adjuster=Adjuster(
+                model=prepared,
+                facts=facts,
+                planner=planner,
+                engine=self.engine,
+                batches=workload.calibration,
+            ),
         )
 
     def hints(self, planner: Planner) -> Sequence[HintedModel]:
@@ -193,16 +200,17 @@ class EngineExamined:
     planner: Planner
     workload: Workload
     progress: Progress
+    adjuster: Adjuster
 
-    def corrected(self, plan: Plan) -> Plan:
-        """With biases corrected by the mean errors on the calibration data.
+    def adjusted(self, plan: Plan, kinds: Sequence[Adjust]) -> Plan:
+        """Adjusted by what runs on the calibration data show.
 
-        As it was where the model beside itself does not run, which is told.
+        As it was where the model that shows it does not run, which is told.
         """
         try:
-            return correct(self.prepared, plan, self.workload.calibration())
+            return self.adjuster.adjusted(plan, kinds)
         except EngineError as error:
-            note = f"biases were not corrected: {error.what}"
+            note = f"operands were not adjusted: {error.what}"
             self.subject.told = (*dict.fromkeys((*self.subject.told, note)),)
             return plan
 
