@@ -23,11 +23,8 @@ class Examined:
         self.lacking = lacking
 
     def adjusted(self, plan: Plan, kinds: Sequence[Adjust]) -> Plan:
-        made = (
-            Adjustment(node=k.value, port=1, add=(1.0,))
-            for k in kinds
-            if k not in self.lacking
-        )
+        found = (k for k in kinds if k not in self.lacking)
+        made = (Adjustment(node=k.value, port=1, add=(1.0,)) for k in found)
         return replace(plan, adjustments=(*plan.adjustments, *made))
 
 

@@ -10,9 +10,10 @@ import numpy as np
 
 from finecast.engines.base import Engine, Feeds
 from finecast.engines.integers import codes_results
-from finecast.engines.loading import exact_session
+from finecast.engines.loading import exact_session, load_model
 from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
+from finecast.pipeline.adjusting import Gain, gains, kept, output_error
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.biases import Bias, biases, corrected
 from finecast.planning.equalising import equalised
@@ -22,7 +23,7 @@ from finecast.planning.rescaling import Rescaling, re_encoded, reasons
 from finecast.planning.smoothing import smoothable, smoothed
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Adjust
-from finecast.subjects.engine.native import PreparedModel
+from finecast.subjects.engine.native import NativeSource, PreparedModel
 from finecast.subjects.engine.observing import observe, observe_channels
 
 Batches = Callable[[], Iterable[Feeds]]
@@ -144,6 +145,26 @@ class Adjuster:
             changes = (a for r in found for a in r.adjustments(model.graph, ids))
             made = made.adjusted(changes, reasons(model.graph, found, ids))
         return made
+
+
+def adjusted_if_it_gains(
+    plan: Plan, adjuster: Adjuster, source: NativeSource, batches: Sequence[Feeds]
+) -> tuple[Plan, tuple[Gain, ...]]:
+    """``plan`` with the adjustments asked for that gain on ``batches``, and what each does.
+
+    Raises:
+        EngineError: If the engine does not run the model.
+    """
+    kinds, engine = adjuster.planner.policy.adjust, adjuster.engine
+    if not kinds:
+        return plan, ()
+    reference = engine.load(source.loadable)
+
+    def error(one: Plan) -> float:
+        return output_error(load_model(engine, source.build(one).model), reference, batches)
+
+    found = gains(plan, kinds, adjuster, error)
+    return adjuster.adjusted(plan, kept(found)), found
 
 
 def _corrected(model: AdjustableModel, plan: Plan, batches: Iterable[Feeds]) -> Plan:

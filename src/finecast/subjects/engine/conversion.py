@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -11,13 +11,12 @@ from finecast.devices.emulation import Emulation
 from finecast.devices.targets import load_target
 from finecast.engines.base import Engine, Feeds
 from finecast.engines.integers import fuses
-from finecast.engines.loading import load_model
 from finecast.engines.probe import speed_of
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.collection import paused_collection
 from finecast.measure.environment import local_target
 from finecast.numbers.formats import Format
-from finecast.pipeline.adjusting import Gain, gains, kept, output_error
+from finecast.pipeline.adjusting import Gain
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.conversion import (
     NOTHING_CONVERTED,
@@ -33,10 +32,9 @@ from finecast.planning.planner import Planner
 from finecast.planning.units import make_units, pattern_kernels
 from finecast.rules import UserRule
 from finecast.rules.calibration import uncalibrated
-from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Adjust, Policy, Scope
 from finecast.rules.quantized import quantized_notes
-from finecast.subjects.engine.adjusting import Adjuster
+from finecast.subjects.engine.adjusting import Adjuster, adjusted_if_it_gains
 from finecast.subjects.engine.integers import check_calibrated, narrowed
 from finecast.subjects.engine.native import (
     AppliedModel,
@@ -116,7 +114,14 @@ class Converter:
                 plan = _modelled_plan(prepared, planner, cost, target)
             else:
                 plan = _auto_plan(source, prepared, planner, engine, self.feeds)
-            plan, gained = self._adjusted(plan, prepared, planner, facts, data)
+            adjuster = Adjuster(
+                model=prepared,
+                facts=facts,
+                planner=planner,
+                engine=engine,
+                batches=lambda: data,
+            )
+            plan, gained = adjusted_if_it_gains(plan, adjuster, source, data)
             graph = prepared.graph
             built = source.consume(prepared, plan)
         done = replace(self._write(built), gains=gained)
@@ -131,29 +136,6 @@ class Converter:
             for fmt in policy.formats:
                 warnings += _slow(self.engines, done.verified, fmt) if fmt in used else ()
         return replace(done, warnings=warnings)
-
-    def _adjusted(
-        self,
-        plan: Plan,
-        prepared: PreparedModel,
-        planner: Planner,
-        facts: Mapping[int, ValueFacts],
-        data: Sequence[Feeds],
-    ) -> tuple[Plan, tuple[Gain, ...]]:
-        """``plan`` with the adjustments asked for that gain on ``data``."""
-        source, engine = self.source, self.engines[0]
-        if not planner.policy.adjust:
-            return plan, ()
-        adjuster = Adjuster(
-            model=prepared, facts=facts, planner=planner, engine=engine, batches=lambda: data
-        )
-        reference = engine.load(source.loadable)
-
-        def error(one: Plan) -> float:
-            return output_error(load_model(engine, source.build(one).model), reference, data)
-
-        found = gains(plan, planner.policy.adjust, adjuster, error)
-        return adjuster.adjusted(plan, kept(found)), found
 
     def _fused(self, planner: Planner) -> Planner:
         """``planner`` without ops that the engine would not run as planned.
