@@ -9,7 +9,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Final, Protocol, runtime_checkable
 
-from finecast.engines.base import Feeds, Session
+from finecast.engines.base import Feeds, Session, outputs_on
 from finecast.errors import EngineError, UsageError
 from finecast.naming import number_of
 from finecast.pipeline.subject import Subject
@@ -193,10 +193,6 @@ def plan_error(subject: Subject, workload: Workload, plan: Plan) -> float:
         built.release()
 
 
-def output_error(session: Session, reference: Session, batches: Sequence[Feeds]) -> float:
-    """Relative error of the outputs, as the square root of the mean square over batches."""
-    errors = [
-        squared_error([*session.run(f).values()], [*reference.run(f).values()])
-        for f in batches
-    ]
-    return math.sqrt(sum(errors) / len(errors))
+def output_error(session: Session, reference: Session, calls: Sequence[Feeds]) -> float:
+    """Relative error of the outputs of all ``calls``."""
+    return math.sqrt(squared_error(outputs_on(session, calls), outputs_on(reference, calls)))

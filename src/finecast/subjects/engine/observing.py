@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.engines.base import Array, Feeds, Session
+from finecast.engines.base import Array, Feeds, Session, outputs_on
 from finecast.engines.loading import exact_session
 from finecast.pipeline.observing import SHOWN_BYTES, input_facts, packed
 from finecast.planning.sensitivity import Probe, Probes
@@ -128,11 +128,12 @@ def switched_probes(
 ) -> Probes:
     """The same on few and on more feeds, by one session."""
     session = exact_session(prepared.with_switches(switches))
-    return Probes(few=_on(session, few), more=_on(session, more))
+    on_more = _on(session, more)
+    return Probes(few=on_more if few is more else _on(session, few), more=on_more)
 
 
 def _on(session: Session, feeds: Sequence[Feeds]) -> Probe:
     def probe(switch: NDArray[np.bool_]) -> list[Array]:
-        return [a for f in feeds for a in session.run({**f, SWITCH: switch}).values()]
+        return outputs_on(session, ({**f, SWITCH: switch} for f in feeds))
 
     return probe

@@ -19,7 +19,13 @@ from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
 from finecast.pipeline.measuring import no_streams
 from finecast.pipeline.subject import Built, UserRules
-from finecast.pipeline.workload import Workload, probed, run_all
+from finecast.pipeline.workload import (
+    MOST_PROBED_ROWS,
+    Workload,
+    probed,
+    probed_rows,
+    run_all,
+)
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
@@ -44,9 +50,6 @@ from finecast.subjects.engine.roundings import analysis_of, find_units, probe_se
 # Requests that are timed at once, for each that is in flight: of the time that they take
 # together, starting the first ones and waiting for the last is a small part.
 _REQUESTS_A_STREAM: Final = 8
-# Samples on which everything is rounded at once: of 8 the error is up to 40% off that of
-# hundreds (ResNet-20 in bf16), of 64 it is 7%.
-_ROWS: Final = 128
 
 
 @dataclass(slots=True, kw_only=True)
@@ -227,10 +230,14 @@ class EngineExamined:
         self.progress("profile", 1, 1)
         units, points = find_units(planner, profiles)
         inputs = subject.reference.inputs
-        more = probed(self.workload.calibration(), inputs, _ROWS)
-        few = probed(more, inputs)
+        more = probed(self.workload.calibration(), inputs, MOST_PROBED_ROWS)
         errors = probe_sensitivity(
-            planner, self.prepared, points, few, self.progress, more=more
+            planner,
+            self.prepared,
+            points,
+            few=lambda count: probed(more, inputs, probed_rows(count)),
+            more=more,
+            progress=self.progress,
         )
         return analysis_of(
             self.prepared, planner, units, points, errors, cost, lowest_s=profiles.low_s
