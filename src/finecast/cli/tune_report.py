@@ -53,7 +53,7 @@ def to_dict(outcome: Outcome) -> dict[str, Any]:
             "predicted": outcome.predicted_error,
             "measured": outcome.measured_error,
         },
-        "correction": outcome.correction.to_dict() if outcome.correction else None,
+        "adjustments": [gain.to_dict() for gain in outcome.gains],
         "anchors": [
             {
                 "name": a.name,
@@ -151,7 +151,7 @@ def write_report(
             f"relative output error: predicted {outcome.predicted_error:.3g},"
             f" {seen} {outcome.measured_error:.3g}"
         )
-        lines += [outcome.correction.text] if outcome.correction else []
+        lines += [f"adjusted, {gain.text}" for gain in outcome.gains]
     if outcome.target:
         off = casts_off(outcome.target)
         lines.append(

@@ -47,6 +47,7 @@ from finecast.frontends.replaying import Restated, check_made_for, edits_of, res
 from finecast.graph import PHI, Graph
 from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
+from finecast.planning.adjustments import Adjustment
 from finecast.planning.biases import Bias
 from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
@@ -150,6 +151,16 @@ class Prepared:
     def static_shapes(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
         """Shapes of values outside of bodies, by name, where onnx's inference knows them."""
         return static_shapes(self.model, inputs)
+
+    def adjusted(self, adjustments: Sequence[Adjustment]) -> Prepared:
+        """A copy with adjusted operands; plans are made by it, and not of it."""
+        model = self.model.clone()
+        graph, binding = read(model, digest=self.file.digest)
+        nodes = {n.name: n for n in graph.nodes}
+        edits = (one.edit(graph, nodes) for one in adjustments)
+        adjust(binding, [e for e in edits if e is not None])
+        graph, binding = read(model, digest=self.file.digest)
+        return replace(self, model=model, graph=graph, binding=binding, policy="", shaped=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,7 +310,7 @@ def apply(file: OnnxFile, plan: Plan, prepared: Prepared | None = None) -> Appli
             prepared = _read(file, model, shapes=False)
         for value in prepared.shaped:
             value.shape = None
-        done, rounded = _replay(prepared, plan)
+        prepared, done, rounded = _replay(prepared, plan)
         model, stated = prepared.model, tuple[Restated, ...]()
         if done and not plan.keep_ops:
             model, stated = restate(model, plan.engine)
@@ -333,12 +344,19 @@ def _fits(prepared: Prepared, file: OnnxFile, plan: Plan) -> bool:
     return same and opset_of(prepared.model) == plan.opset
 
 
-def _replay(prepared: Prepared, plan: Plan) -> tuple[tuple[Edit, ...], frozenset[int]]:
-    """The edits that were made, and ids of the values that are rounded before casts."""
-    graph = prepared.graph
-    plan.check(graph, where=prepared.file.name)
-    done = edits_of(graph, plan, prepared.resolve_io(plan.io))
-    adjust(prepared.binding, plan.adjusting(graph, where=prepared.file.name))
-    rounded = rounded_first(graph, done, plan)
-    apply_edits(graph, prepared.binding, done, rounded)
-    return done, rounded
+def _replay(
+    prepared: Prepared, plan: Plan
+) -> tuple[Prepared, tuple[Edit, ...], frozenset[int]]:
+    """What the edits were made of, operands adjusted; the edits; values rounded before casts.
+
+    The values are given by their ids.
+    """
+    plan.check(prepared.graph, where=prepared.file.name)
+    adjust(prepared.binding, plan.adjusting(prepared.graph, where=prepared.file.name))
+    if plan.adjustments:
+        graph, binding = read(prepared.model, digest=prepared.file.digest)
+        prepared = replace(prepared, graph=graph, binding=binding)
+    done = edits_of(prepared.graph, plan, prepared.resolve_io(plan.io))
+    rounded = rounded_first(prepared.graph, done, plan)
+    apply_edits(prepared.graph, prepared.binding, done, rounded)
+    return prepared, done, rounded
