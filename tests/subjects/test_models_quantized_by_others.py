@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,9 @@ from onnxruntime import quantization
 from finecast import api
 from finecast.engines import get_engine
 from finecast.engines.probe import probe_one
+from finecast.errors import UsageError
 from finecast.numbers.formats import Format
+from finecast.rules.policy import Policy
 
 NET = """<ir_version: 8, opset_import: ["" : 17]>
 net (float[n, 3, 8, 8] x) => (float[n, 10] y)
@@ -135,6 +139,78 @@ def test_the_rest_may_run_on_integers_too(quantized: Path, tmp_path: Path) -> No
     back = tmp_path / "back.onnx"
     api.convert(out, back, "all:bf16", engine="openvino", verify=False)
     assert kinds(back) == before, "of the other tool's nothing is taken back"
+
+
+@pytest.fixture
+def qdq(quantized: Path) -> Path:
+    """What QuantizeLinear and DequantizeLinear state."""
+    if quantized.stem != "qdq":
+        pytest.skip("ops on integers themselves stay what they are")
+    return quantized
+
+
+def int8(path: Path, out: Path, engine: str, **options: object) -> dict[str, Format]:
+    """The model planned anew; the formats of its ops."""
+    if not probe_one(get_engine(engine), Format.INT8).runs:
+        pytest.skip("this CPU has no integer products that are right")
+    policy = replace(Policy.parse("all:int8"), **options)  # pyright: ignore[reportArgumentType]
+    done = api.convert(path, out, policy, data={"x": X}, from_type="int8", engine=engine)
+    return dict(done.plan.formats)
+
+
+def error(path: Path) -> float:
+    exact = run(path.with_name("net.onnx"))
+    return float(np.linalg.norm(run(path) - exact) / np.linalg.norm(exact))
+
+
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
+def test_it_is_planned_anew_by_its_own_scales(qdq: Path, engine: str) -> None:
+    """The products run on integers as they did; the tool left out a Relu, which is kept."""
+    out, fp32 = qdq.with_name("again.onnx"), qdq.with_name("fp32.onnx")
+    formats = int8(qdq, out, engine, exclude=(re.compile("next|tail"),))
+    assert {n for n, f in formats.items() if f is Format.INT8} == {
+        *("stem", "one", "join", "head")
+    }
+    api.convert(qdq, fp32, "none", from_type="int8", engine=engine, force=True)
+    assert error(fp32) < 0.7 * error(qdq), "values are not rounded any more"
+    assert error(out) < 1.2 * error(qdq)
+    scales = {
+        k: sorted(
+            float(numpy_helper.to_array(t).reshape(-1)[0])
+            for t in onnx.load(p).graph.initializer
+            if "scale" in t.name and t.dims in ([], [8])
+        )
+        for k, p in (("given", qdq), ("made", out))
+    }
+    assert set(scales["made"]) <= set(scales["given"])
+    out.unlink()
+
+
+def test_single_ops_are_taken_out_of_int8(qdq: Path) -> None:
+    out = qdq.with_name("again.onnx")
+    formats = int8(qdq, out, "openvino", exclude=(re.compile("one|next|tail"),))
+    assert formats["one"] is Format.FP32
+    assert formats["head"] is Format.INT8
+    assert error(out) < error(qdq)
+    out.unlink()
+
+
+def test_the_tuner_says_what_the_model_given_does(qdq: Path) -> None:
+    found = api.tune(
+        qdq, None, data={"x": X}, metric="cosine", policy="auto:int8", engine="openvino",
+        from_type="int8", tolerance=0.5,
+    )  # fmt: skip
+    assert found.baseline.metric == pytest.approx(1.0, abs=1e-6)
+    (given,) = (a for a in found.anchors if a.name == "the model given")
+    assert given.metric < 1.0
+    assert any("taken from int8" in text for text in found.warnings)
+
+
+def test_what_is_of_integers_itself_is_not_taken(quantized: Path) -> None:
+    if quantized.stem == "qdq":
+        pytest.skip("that is")
+    with pytest.raises(UsageError, match="nothing in the model is stated by Quantize"):
+        api.convert(quantized, None, "all:bf16", from_type="int8", engine="openvino")
 
 
 def test_tune_takes_it_for_the_model_to_keep(quantized: Path) -> None:

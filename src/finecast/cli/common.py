@@ -62,8 +62,9 @@ FromType = Annotated[
     str | None,
     typer.Option(
         "--from-type",
-        metavar="fp64|fp16|bf16",
-        help="Take the model's ops in this type to fp32 first; inputs and outputs keep it.",
+        metavar="fp64|fp16|bf16|int8",
+        help="Take the model's ops in this type to fp32 first; inputs and outputs keep it."
+        " int8: what another tool quantized, to be planned op by op.",
     ),
 ]
 

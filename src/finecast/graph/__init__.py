@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from finecast.numbers.formats import FLOATS, Format
 from finecast.numbers.rounding import round_to
+from finecast.numbers.scaled import Scaled
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -98,7 +99,11 @@ class ConstantStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """One SSA value. ``dtype`` is a format's label (``fp32``) or another type's name."""
+    """One SSA value. ``dtype`` is a format's label (``fp32``) or another type's name.
+
+    ``came_as`` is the encoding by which another tool had it as codes, where the model was
+    taken from those.
+    """
 
     id: int
     name: str
@@ -109,6 +114,7 @@ class Value:
     constant: ConstantStats | None = None
     is_input: bool = False
     is_output: bool = False
+    came_as: Scaled | None = None
 
     @property
     def format(self) -> Format | None:

@@ -42,6 +42,15 @@ class Hinting(Protocol):
         ...
 
 
+@runtime_checkable
+class CameOtherwise(Protocol):
+    """A subject whose fp32 model was made of one that runs as well."""
+
+    def as_given(self, planner: Planner) -> Built | None:
+        """The model before; None if it is not worth a look, or does not run."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anchor:
     """What a user gets without tuning, measured like the result and beside it.

@@ -20,7 +20,7 @@ from finecast.pipeline import measuring
 from finecast.pipeline.adjusting import Adjustments, kept, share_left
 from finecast.pipeline.conclusion import Conclusion
 from finecast.pipeline.goal import MIN_SPEEDUP, Budget, Goal
-from finecast.pipeline.hint import Hinting, choices_of
+from finecast.pipeline.hint import CameOtherwise, Hinting, choices_of
 from finecast.pipeline.measuring import Measuring
 from finecast.pipeline.narrowing import worthwhile
 from finecast.pipeline.outcome import Outcome
@@ -314,6 +314,9 @@ class _Tuning:
         self.hints = {
             "the hint alone" if alone else f"the {b.plan.policy} hint alone": b for b in found
         }
+        given = subject.as_given(planner) if isinstance(subject, CameOtherwise) else None
+        if given is not None:
+            self.hints["the model given"] = given
         ids = {n.name: n.id for n in planner.graph.nodes}
         plans = [(name, plan) for one in found for name, plan in choices_of(one)]
         return [

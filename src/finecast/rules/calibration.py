@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.encodings import SCALED, Encodings
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Scaled
+from finecast.numbers.scaled import Grid, Scaled
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 from finecast.rules.facts import Facts, ValueFacts
 from finecast.rules.ranges import Calibration, covered
@@ -31,7 +32,8 @@ def calibrated(
     """The encodings of what ``node`` reads in ``fmt``, which has parameters.
 
     Law: they cover all of constants, and of values what ``calibration`` says of what was
-    observed; values that are only moved from one another have the same. With ``results`` what
+    observed, or are what both came with; values that are only moved from one another have the
+    same. With ``results`` what
     it gives has one as well, where ``coded_result`` says so.
 
     Raises:
@@ -46,16 +48,18 @@ def calibrated(
         value = graph.values[source]
         try:
             if value.constant is None:
-                operands[index] = _of_value(_seen(graph, value, facts), fmt, calibration)
+                operands[index] = _encoded(graph, value, facts, fmt, calibration)
             else:
-                constants[index] = _of_constant(value.constant.read(), fmt, axes)
+                came = _came_as(value, fmt, SCALED[fmt].constants, calibration)
+                found = _of_constant(value.constant.read(), fmt, axes)
+                constants[index] = found if came is None or not _fits(came, axes) else came
         except ValueError as error:
             raise ValueError(f"{value.name} has no {fmt.label} scale: {error}") from error
     given = coded_result(graph, node) if results else None
     if given is None:
         return Encodings(operands=operands, constants=constants)
     try:
-        result = _of_value(_seen(graph, given, facts), fmt, calibration)
+        result = _encoded(graph, given, facts, fmt, calibration)
     except ValueError as error:
         raise ValueError(f"{given.name} has no {fmt.label} scale: {error}") from error
     return Encodings(operands=operands, constants=constants, result=result)
@@ -116,6 +120,28 @@ def calibrated_nodes(graph: Graph, fmt: Format, facts: Facts) -> dict[int, Encod
 def _seen(graph: Graph, value: Value, facts: Facts) -> ValueFacts | None:
     """What was observed of the value's origin, or else of itself."""
     return facts.get(origin(graph, value).id) or facts.get(value.id)
+
+
+def _encoded(
+    graph: Graph, value: Value, facts: Facts, fmt: Format, calibration: Calibration
+) -> Scaled:
+    """That which its origin came with, or one that covers what was observed."""
+    source = origin(graph, value)
+    came = _came_as(source, fmt, SCALED[fmt].values, calibration)
+    return came or _of_value(_seen(graph, value, facts), fmt, calibration)
+
+
+def _came_as(value: Value, fmt: Format, grid: Grid, calibration: Calibration) -> Scaled | None:
+    """The encoding that the value came with, unless another calibration is asked for."""
+    came = value.came_as
+    if came is None or came.grid != grid or calibration is not Calibration.MINMAX:
+        return None
+    return replace(came, format=fmt)
+
+
+def _fits(encoding: Scaled, axes: tuple[int, ...]) -> bool:
+    """Whether a constant's scales are one, or lie along ``axes``."""
+    return encoding.axis is None or (encoding.axis,) == axes
 
 
 def _of_value(

@@ -48,7 +48,7 @@ def coded_result(graph: Graph, node: Node) -> Value | None:
     """What ``node``'s kernel gives, where it runs on integers only if that is stored as codes.
 
     Engines that want this (ONNX Runtime) fuse the rounding of a result into the kernel, behind
-    its bias and a Relu; products without a bias give floats as well.
+    its bias and a Relu or a Clip; products without a bias give floats as well.
 
     Raises:
         ValueError: If it is an output of the model, which stays as it is.
@@ -63,9 +63,9 @@ def coded_result(graph: Graph, node: Node) -> Value | None:
             (value,) = graph.following_outputs(added)
     if not biased:
         return None
-    relu = _only_reader(graph, value, "relu")
-    if relu is not None:
-        (value,) = graph.following_outputs(relu)
+    cut = _only_reader(graph, value, "relu") or _only_reader(graph, value, "clip")
+    if cut is not None:
+        (value,) = graph.following_outputs(cut)
     if value.is_output:
         raise ValueError("its result is an output of the model, which is not stored as codes")
     return value

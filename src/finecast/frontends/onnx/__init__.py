@@ -36,7 +36,7 @@ from finecast.frontends.onnx.restating import restate
 from finecast.frontends.onnx.schema import signature
 from finecast.frontends.onnx.shapeless import shapeless_ports
 from finecast.frontends.onnx.shapes import static_shapes
-from finecast.frontends.onnx.source_types import SOURCE_TYPES, take_to_fp32
+from finecast.frontends.onnx.source_types import CODES, SOURCE_TYPES, take_to_fp32
 from finecast.frontends.onnx.statements import STATEMENTS, stated_since
 from finecast.frontends.onnx.stream import size_bytes, to_proto
 from finecast.frontends.onnx.types import check_inferable, every_node, infer
@@ -56,6 +56,7 @@ from finecast.rules.matching import check_names
 from finecast.rules.policy import Policy, Scope
 
 __all__ = [
+    "CODES",
     "DATA_TYPES",
     "PLAN_KEY",
     "POLICY_KEY",
@@ -246,7 +247,7 @@ def guarded(file: OnnxFile) -> Generator[None]:
 def _read(file: OnnxFile, model: ir.Model, *, shapes: bool) -> Prepared:
     name_nodes(model)
     shaped = infer(model, shapes=shapes, message=_message_of(file, model))
-    graph, binding = read(model, digest=file.digest)
+    graph, binding = read(model, digest=file.digest, came_as=file.came_as)
     return Prepared(file=file, model=model, graph=graph, binding=binding, shaped=shaped)
 
 

@@ -29,7 +29,7 @@ def merge_casts(graphs: Iterable[ir.Graph]) -> None:
             assert source is not None
             if source.dtype == result.dtype:
                 if MARK in {*node.metadata_props, *_marks(source)}:
-                    _replace(node, source)
+                    bypass(node, source)
                 continue
             same = first.setdefault((id(source), result.dtype), node)
             if same is not node and (_is_ours(node) or _is_ours(same)):
@@ -43,7 +43,7 @@ def merge_casts(graphs: Iterable[ir.Graph]) -> None:
 
 def _join(kept: ir.Node, node: ir.Node) -> None:
     """Let readers of ``node`` read the equal ``kept``; of both, one stays the author's."""
-    if _replace(node, kept.outputs[0]) and not _is_ours(node):
+    if bypass(node, kept.outputs[0]) and not _is_ours(node):
         del kept.metadata_props[MARK]
         kept.metadata_props.update(node.metadata_props)
         kept.name, node.name = node.name, kept.name
@@ -89,8 +89,8 @@ def _marks(value: ir.Value) -> Iterable[str]:
     return producer.metadata_props if producer is not None else ()
 
 
-def _replace(node: ir.Node, source: ir.Value) -> bool:
-    """Give all readers of the cast ``node`` its equal ``source``, if they can have it."""
+def bypass(node: ir.Node, source: ir.Value) -> bool:
+    """Give all readers of ``node`` what it is made of, ``source``, if they can have it."""
     result = node.outputs[0]
     if result.is_graph_output() and not _hand_over(source, result):
         return False

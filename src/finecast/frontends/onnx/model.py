@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -25,6 +25,7 @@ from finecast.frontends.onnx.external import bring_in
 from finecast.frontends.onnx.shapeless import checkable
 from finecast.frontends.onnx.verify import check_tensors, inner_tensors, sort_nodes
 from finecast.frontends.onnx.wire import parse_model
+from finecast.numbers.scaled import Scaled
 
 # A protobuf message ends at 2 GiB; tensors go to a second file a safe distance before.
 EXTERNAL_ABOVE_BYTES: Final = 1_800_000_000
@@ -69,6 +70,8 @@ class OnnxFile:
     """The model before it was taken to fp32."""
     notes: tuple[str, ...] = ()
     """What that changed besides."""
+    came_as: Mapping[str, Scaled] = field(default_factory=dict[str, Scaled])
+    """The encodings that it had before in the place of values and constants, by name."""
 
     @property
     def truth(self) -> OnnxFile | None:

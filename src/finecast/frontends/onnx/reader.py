@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -40,6 +40,7 @@ from finecast.graph import (
     Value,
 )
 from finecast.numbers.formats import Format
+from finecast.numbers.scaled import Scaled
 
 __all__ = [
     "DATA_TYPES",
@@ -105,7 +106,11 @@ def name_nodes(model: ir.Model) -> None:
 
 
 def read(
-    model: ir.Model, *, digest: str = "", own_casts: bool = False
+    model: ir.Model,
+    *,
+    digest: str = "",
+    own_casts: bool = False,
+    came_as: Mapping[str, Scaled] | None = None,
 ) -> tuple[Graph, OnnxBinding]:
     """Build the neutral graph of ``model``; bodies of If, Loop and Scan are opened.
 
@@ -115,8 +120,10 @@ def read(
         model: The model, its nodes named and its types inferred.
         digest: Of the file, for the graph.
         own_casts: Whether casts that an earlier conversion put in may change format, too.
+        came_as: Encodings that values had before they were taken to fp32, by name.
     """
     reader = _Reader(model, own_casts=own_casts)
+    reader.came_as = came_as or {}
     reader.graph(model.graph, region=0)
     return reader.finish(digest), reader.binding
 
@@ -134,6 +141,7 @@ class _Reader:
         self.names = {n.name for n in every_node(model.graph)}
         self.inputs = _runtime_inputs(model)
         self.outputs = set(model.graph.outputs)
+        self.came_as: Mapping[str, Scaled] = {}
 
     def value(self, value: ir.Value | None) -> int | None:
         if value is None:
@@ -264,6 +272,7 @@ class _Reader:
                 constant=self._constant(v),
                 is_input=v in self.inputs,
                 is_output=v in self.outputs,
+                came_as=self.came_as.get(v.name or ""),
             )
             for i, v in enumerate(self.binding.values)
         )

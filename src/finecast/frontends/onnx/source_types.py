@@ -1,4 +1,4 @@
-"""A model that computes in fp64, fp16 or bf16, taken to fp32 before anything else is done.
+"""A model in fp64, fp16, bf16 or int8, taken to fp32 before anything else is done.
 
 Laws: inputs and outputs keep their names and types, with casts beside them; every op that
 ONNX defines in fp32 computes in fp32, and the others keep their type between casts; constants
@@ -7,7 +7,7 @@ are converted and not cast. The result is an fp32 model like any other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from finecast.frontends.onnx.definitions import (
     definition,
     normal_domain,
 )
+from finecast.frontends.onnx.dequantizing import Dequantizing
 from finecast.frontends.onnx.functions import inline_functions
 from finecast.frontends.onnx.model import OnnxFile, Stage, came_external, load, save
 from finecast.frontends.onnx.names import FreshNames
@@ -32,13 +33,17 @@ from finecast.frontends.onnx.types import bodies, check_inferable, every_node, i
 from finecast.frontends.onnx.widen import every_value
 from finecast.naming import look_up
 from finecast.numbers.formats import Format
+from finecast.numbers.scaled import Scaled
 
 SOURCE_TYPES: Final = {
     "fp64": ir.DataType.DOUBLE,
     "fp16": ir.DataType.FLOAT16,
     "bf16": ir.DataType.BFLOAT16,
 }
-"""What a model can be taken from, by the option's values."""
+"""Float types that a model can be taken from, by the option's values."""
+
+CODES: Final = "int8"
+"""The option's value for what QuantizeLinear and DequantizeLinear state."""
 
 _FLOAT: Final = ir.DataType.FLOAT
 _LABELS: Final = {dtype: label for label, dtype in SOURCE_TYPES.items()} | {_FLOAT: "fp32"}
@@ -60,8 +65,8 @@ def take_to_fp32(file: OnnxFile, source: str) -> OnnxFile:
         UsageError: If ``source`` is no type to take from, or no op computes in it.
         ModelError: If the model is malformed, or an op of unknown kind has bodies.
     """
-    found = look_up(source, SOURCE_TYPES, what="source type", where="--from-type")
-    label = _LABELS[found]
+    known = {name: name for name in (*SOURCE_TYPES, CODES)}
+    label = look_up(source, known, what="source type", where="--from-type")
     if file.from_type:
         if file.from_type == label:
             return file
@@ -71,10 +76,15 @@ def take_to_fp32(file: OnnxFile, source: str) -> OnnxFile:
             fix="name one type",
         )
     model = _typed(file.model)
-    rewriting = _Rewriting(model, found)
-    if not rewriting.ops:
-        raise _nothing(model, label)
-    rewriting.run()
+    came_as: Mapping[str, Scaled] = {}
+    if label == CODES:
+        came_as, notes = _dequantized(model)
+    else:
+        rewriting = _Rewriting(model, SOURCE_TYPES[label])
+        if not rewriting.ops:
+            raise _nothing(model, label)
+        rewriting.run()
+        notes = tuple(rewriting.notes)
     stage = Stage()
     path = stage.folder / "model.onnx"
     name = f"{file.name}, taken to fp32"
@@ -90,8 +100,26 @@ def take_to_fp32(file: OnnxFile, source: str) -> OnnxFile:
         stage=stage,
         from_type=label,
         original=file,
-        notes=tuple(rewriting.notes),
+        came_as=came_as,
+        notes=notes,
     )
+
+
+def _dequantized(model: ir.Model) -> tuple[Mapping[str, Scaled], tuple[str, ...]]:
+    """Take out what quantizes and dequantizes; the encodings it stated, and what to tell."""
+    change = Dequantizing(model)
+    change.run()
+    if not change.ops:
+        raise UsageError(
+            "nothing in the model is stated by QuantizeLinear and DequantizeLinear",
+            where=f"--from-type {CODES}",
+            fix="leave it out",
+        )
+    note = (
+        "taken from int8: the digits of its weights are gone, its values are in fp32, and that"
+        " model is what results are held against"
+    )
+    return change.came_as, (note,)
 
 
 def _typed(model: ir.Model) -> ir.Model:

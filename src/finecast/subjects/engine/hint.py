@@ -1,4 +1,4 @@
-"""A model that its engine lowers by itself, and what it chose, as a plan."""
+"""What stands beside a tuned model: one that its engine lowers alone, the one given."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from finecast.engines.base import Engine, HintingEngine, KernelSession
+from finecast.engines.base import Engine, HintingEngine, KernelSession, Session
 from finecast.errors import EngineError
 from finecast.numbers.formats import Format
 from finecast.pipeline.hinted_plan import stated
@@ -46,6 +46,40 @@ class HintedModel:
 
     def release(self) -> None:
         """It stays loaded: it is timed again at the end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenModel:
+    """The model that the fp32 one was made of; ``plan`` is the latter's."""
+
+    source: NativeSource
+    model: Any
+    plan: Plan
+    loaded: Session
+
+    @property
+    def casts(self) -> int:
+        """None of finecast's."""
+        return 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the model where it is stored."""
+        return self.source.size_bytes
+
+    def release(self) -> None:
+        """It stays loaded: it is timed again at the end."""
+
+
+def given_model(source: NativeSource, engine: Engine, planner: Planner) -> GivenModel | None:
+    """What ``source`` was made of, where it is worth a look and ``engine`` runs it."""
+    if source.given is None:
+        return None
+    try:
+        loaded = engine.load(source.given)
+    except EngineError:
+        return None
+    return GivenModel(source=source, model=source.given, plan=planner.highest(), loaded=loaded)
 
 
 def hinted_models(

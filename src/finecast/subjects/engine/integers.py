@@ -8,24 +8,56 @@ ran.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from finecast.engines.base import Engine, Feeds
+from finecast.data.deviation import LIMIT, deviation
+from finecast.engines.base import Array, Engine, Feeds
 from finecast.engines.integers import fuses, not_as_planned
 from finecast.engines.loading import load_model
 from finecast.errors import EngineError, UsageError
+from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.rules import Permission
 from finecast.rules.policy import Policy
+from finecast.rules.quantized import quantized_notes
 from finecast.rules.reason import Reason
 from finecast.subjects.engine.native import AppliedModel, NativeSource
 
 # Each turn takes ops out, and what is left is fused anew: more turns have not been needed.
 _MOST_TURNS: Final = 4
+
+
+def computed_otherwise(
+    graph: Graph,
+    engine: str,
+    got: Mapping[str, Array],
+    exact: Callable[[], Mapping[str, Array]],
+) -> str:
+    """What to say where ``engine`` computes a model that came quantized not as it states.
+
+    OpenVINO 2026.4 does so with convolutions of signed codes on CPUs without AMX.
+
+    Args:
+        graph: The model's.
+        engine: The engine.
+        got: What it gives.
+        exact: Gives what the nodes state; asked of quantized models alone.
+    """
+    if not quantized_notes(graph):
+        return ""
+    wanted = exact()
+    errors = (deviation(got[name], array).relative for name, array in wanted.items())
+    worst = max(errors, default=0.0)
+    if worst < LIMIT:
+        return ""
+    return (
+        f"{engine} computes the quantized model otherwise than it states (relative error"
+        f" {worst:.2g}): run it in another engine, or plan it anew by --from-type int8"
+    )
 
 
 def check_calibrated(policy: Policy, data: Sequence[Feeds]) -> None:

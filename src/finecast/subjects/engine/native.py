@@ -157,6 +157,11 @@ class NativeSource(SourceModel, Protocol):
         ...
 
     @property
+    def given(self) -> Loadable | None:
+        """The model that it was made of, where that is the faster one; else None."""
+        ...
+
+    @property
     def opset(self) -> int:
         """Its operation set; 0 where there is none."""
         ...

@@ -93,6 +93,11 @@ class FileSource(ABC, Generic[FileT, PreparedT]):
         """Of all its files."""
         return self.file.size_bytes
 
+    @property
+    def given(self) -> Loadable | None:
+        """None: the model is planned as it is."""
+        return None
+
     def prepare(self, policy: Policy) -> PreparedT:
         """The model as ``policy`` plans it; that of the last policy is kept."""
         if self._prepared is None or self._prepared[0] != policy:

@@ -35,8 +35,12 @@ from finecast.rules.calibration import uncalibrated
 from finecast.rules.facts import ValueFacts, first_nonfinite
 from finecast.rules.policy import Adjust, Policy, Scope
 from finecast.subjects.engine.adjusting import Adjuster
-from finecast.subjects.engine.hint import HintedModel, hinted_models
-from finecast.subjects.engine.integers import check_on_integers, narrowed
+from finecast.subjects.engine.hint import GivenModel, HintedModel, given_model, hinted_models
+from finecast.subjects.engine.integers import (
+    check_on_integers,
+    computed_otherwise,
+    narrowed,
+)
 from finecast.subjects.engine.native import EngineBuilt, NativeSource, PreparedModel
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import (
@@ -106,6 +110,7 @@ class EngineSubject:
             on_step=lambda done, total: progress("calibration", done, total),
         )
         self.told = (*self.told, *uncalibrated(prepared.graph, policy.formats, facts))
+        self._compare_quantized(prepared, workload.timing()[0])
         planner = make_planner(
             prepared,
             policy,
@@ -132,13 +137,25 @@ class EngineSubject:
             ),
         )
 
+    def _compare_quantized(self, prepared: PreparedModel, feeds: Feeds) -> None:
+        """Tell if the engine computes what another tool quantized not as it is stated."""
+        got = self.reference.run(feeds)
+        said = computed_otherwise(
+            prepared.graph, self.runner, got, lambda: self.model.reference().run(feeds)
+        )
+        self.told = (*self.told, *filter(None, [said]))
+
     def hints(self, planner: Planner) -> Sequence[HintedModel]:
         """Under the precision hints of the engine, where it has some."""
         return tuple(hinted_models(self.model, self.engine, planner))
 
+    def as_given(self, planner: Planner) -> GivenModel | None:
+        """The model before it was taken to fp32, if that runs faster."""
+        return given_model(self.model, self.engine, planner)
+
     def session(self, built: Built) -> Session:
         """Loaded in the engine, once."""
-        if isinstance(built, HintedModel):
+        if isinstance(built, HintedModel | GivenModel):
             return built.loaded
         assert isinstance(built, EngineBuilt)
         if built.loaded is None:

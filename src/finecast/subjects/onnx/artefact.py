@@ -26,7 +26,7 @@ from finecast.pipeline.artefact import Destination, Verified, compared
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.plan import Plan
 from finecast.subjects.engine.acceptance import Case, accept, accept_taken, feeds_for, nudge
-from finecast.subjects.engine.integers import check_on_integers
+from finecast.subjects.engine.integers import check_on_integers, computed_otherwise
 from finecast.subjects.engine.publishing import (
     as_given,
     not_verified,
@@ -168,6 +168,13 @@ def _verify_in(
         given, wanted, note = reference_run(reference, feeds, applied.graph)
     sizes = {} if given is None else sizes_of(reference, given)
     del reference  # one large model at a time
+    small = file.size_bytes <= _EMULATED_BYTES
+    said = ""
+    if given is not None and small and not emulated:
+        stated = given
+        said = computed_otherwise(
+            applied.graph, name, wanted, lambda: exact_session(file.path).run(stated)
+        )
     session, after = load_telling(engine, path)
     seen = Verified(
         engine=name,
@@ -188,7 +195,6 @@ def _verify_in(
         return other.run(feeds_for(other, given))
 
     ids = {n.name: n.id for n in applied.graph.nodes}
-    small = file.size_bytes <= _EMULATED_BYTES
     accept(
         Case(
             engine=engine,
@@ -205,7 +211,8 @@ def _verify_in(
     found = compared(name, list(got.values()), list(wanted.values()))
     if file.truth is not None:
         found = _against(file, applied, given, got, wanted, found)
-    return replace(found, sizes=sizes, kernels=seen.kernels, apart=seen.apart)
+    note = "; ".join(filter(None, (found.note, said)))
+    return replace(found, sizes=sizes, kernels=seen.kernels, apart=seen.apart, note=note)
 
 
 def _against(

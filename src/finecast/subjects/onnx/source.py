@@ -12,7 +12,7 @@ from finecast.engines.base import Engine, Session
 from finecast.engines.emulator import exact_session
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile, Prepared
-from finecast.graph import Dim, Graph
+from finecast.graph import ROUNDS, Dim, Graph
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.conversion import earlier_conversion, kept_types
 from finecast.pipeline.sources import FeedMaker
@@ -45,6 +45,12 @@ class OnnxSource(FileSource[OnnxFile, Prepared]):
     def opset(self) -> int:
         """That of ONNX's own domain."""
         return frontend.opset_of(self.file.model)
+
+    @property
+    def given(self) -> Path | None:
+        """What came quantized, where it was taken to fp32."""
+        original = self.file.original
+        return original.path if original and self.file.from_type == frontend.CODES else None
 
     def runners(self, spec: str | None) -> Sequence[Engine]:
         """The engine that is asked for, else all that are installed."""
@@ -80,9 +86,12 @@ class OnnxSource(FileSource[OnnxFile, Prepared]):
 
     def kept(self, graph: Graph, policy: Policy) -> list[str]:
         """Which ops keep a type of their own, and the option that takes them out of it."""
+        found = kept_types(graph, policy)
+        if any(n.op == "dequantize" and ROUNDS not in n.attributes for n in graph.nodes):
+            found[frontend.CODES] = "ops between QuantizeLinear and DequantizeLinear keep int8"
         return [
             f"{text}: --from-type {label} (from_type={label!r}) takes them to fp32 first"
-            for label, text in kept_types(graph, policy).items()
+            for label, text in found.items()
         ]
 
     @property

@@ -1,0 +1,249 @@
+"""What another tool quantized by QuantizeLinear and DequantizeLinear, in floats again.
+
+Laws: values are read as they were before they were rounded, and constants as the numbers that
+their codes stand for; how each was encoded is told, so that a plan can encode it so again.
+Ops that are of integers themselves, and what they read and give, stay.
+
+Tools leave out a Relu or a Clip in front of codes that begin at 0, which cut off as much. The
+cut stays: as a Clip to the range of the codes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from finecast.frontends.onnx.casts import bypass
+from finecast.frontends.onnx.constants import constant_reader, constant_tensor, shape_of
+from finecast.frontends.onnx.definitions import normal_domain
+from finecast.frontends.onnx.names import FreshNames
+from finecast.frontends.onnx.opset import opset_of
+from finecast.frontends.onnx.types import every_node
+from finecast.numbers.encodings import SCALED
+from finecast.numbers.formats import Format
+from finecast.numbers.scaled import Grid, Scaled
+
+_FLOAT: Final = ir.DataType.FLOAT
+# The axis of channels where a node does not state it.
+_AXIS: Final = 1
+# The opset from which Clip's bounds are inputs.
+_BOUNDS_ARE_INPUTS: Final = 11
+_NOT_NEGATIVE: Final = frozenset(
+    {"Relu", "Clip", "Sigmoid", "HardSigmoid", "Softmax", "Abs", "Sqrt", "Exp"}
+)
+_PASSES_ON: Final = frozenset(
+    {
+        *("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Identity"),
+        *("Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Dropout", "ReduceMean"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Codes:
+    """How codes stand for numbers: by a scale and a zero point, each maybe by channel."""
+
+    scale: NDArray[np.float32]
+    zero: NDArray[np.generic] | None
+    axis: int
+
+    @classmethod
+    def of(cls, node: ir.Node) -> _Codes | None:
+        """By the parameters of a Quantize- or DequantizeLinear; None if they are computed."""
+        given = [None if v is None else constant_tensor(v) for v in node.inputs[1:3]]
+        stated = [v for v in node.inputs[1:3] if v is not None]
+        if given[0] is None or len(stated) != sum(t is not None for t in given):
+            return None
+        if node.attributes.get_int("block_size", 0) or given[0].dtype is not _FLOAT:
+            return None
+        zero = given[1].numpy() if len(given) > 1 and given[1] is not None else None
+        return cls(given[0].numpy(), zero, node.attributes.get_int("axis", _AXIS))
+
+    def same(self, other: _Codes) -> bool:
+        """Whether both say the same."""
+        by_channel = self.scale.size > 1
+        return (
+            np.array_equal(self.scale, other.scale)
+            and np.array_equal(self._zeros(), other._zeros())
+            and (not by_channel or self.axis == other.axis)
+        )
+
+    def _zeros(self) -> NDArray[np.float32]:
+        return (np.zeros(1) if self.zero is None else self.zero).astype(np.float32).reshape(-1)
+
+    def decode(self, codes: NDArray[np.generic]) -> NDArray[np.float32]:
+        """The numbers that ``codes`` stand for."""
+        shape = [1] * codes.ndim
+        if self.scale.size > 1:
+            shape[self.axis] = -1
+        zero = self._zeros()
+        steps = codes.astype(np.float32) - (zero.reshape(shape) if zero.size > 1 else zero[0])
+        return np.asarray(steps * self.scale.reshape(shape if codes.ndim else ()), np.float32)
+
+    def encoding(
+        self, codes: NDArray[np.generic] | None, dtype: np.dtype[np.generic]
+    ) -> Scaled | None:
+        """The same as an encoding of int8: of constant ``codes``, or of values.
+
+        None where it has no such codes.
+        """
+        row = SCALED[Format.INT8]
+        grid = row.values if codes is None else row.constants
+        zeros, scales = np.unique(self._zeros()), self.scale.reshape(-1)
+        if dtype.itemsize != 1 or dtype.kind not in "iu" or zeros.size != 1:
+            return None
+        if codes is None and scales.size != 1:
+            return None
+        # The same numbers by codes of the grid's type: signed and unsigned are 128 apart.
+        moved = int(zeros[0]) + _least(grid.dtype) - _least(dtype)
+        if codes is not None:
+            moved_codes = codes.astype(np.int64) - int(zeros[0]) + moved
+            if moved or np.abs(moved_codes).max(initial=0) > grid.highest:
+                return None
+        axis = None if codes is None or scales.size == 1 else self.axis % codes.ndim
+        return _encoding(grid, tuple(float(s) for s in scales), moved, axis)
+
+
+def _least(dtype: np.dtype[np.generic]) -> int:
+    return -128 if dtype.kind == "i" else 0
+
+
+def _encoding(
+    grid: Grid, scale: tuple[float, ...], zero: int, axis: int | None
+) -> Scaled | None:
+    try:
+        return Scaled(format=Format.INT8, grid=grid, scale=scale, zero_point=zero, axis=axis)
+    except ValueError:
+        return None
+
+
+@dataclass(slots=True)
+class Dequantizing:
+    """The change of one model, in place.
+
+    Attributes:
+        model: The model.
+        ops: How many dequantizing nodes were taken out.
+        came_as: The encodings of values and constants, by name, where they are int8's.
+    """
+
+    model: ir.Model
+    ops: int = 0
+    came_as: dict[str, Scaled] = field(default_factory=dict[str, Scaled])
+    _clips: dict[tuple[ir.Value, Scaled], ir.Value] = field(init=False)
+    _fresh: FreshNames = field(init=False)
+    _opset: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """See which names the model has."""
+        self._clips, self._fresh = {}, FreshNames(self.model)
+        self._opset = opset_of(self.model)
+
+    def run(self) -> None:
+        """Take out what can be."""
+        found: dict[ir.Value, set[Scaled | None]] = {}
+        for node in list(every_node(self.model.graph)):
+            taken = self._taken(node) if _is(node, "DequantizeLinear") else None
+            if taken is not None:
+                self.ops += 1
+                found.setdefault(taken[0], set()).add(taken[1])
+        for value, encodings in found.items():
+            encoding = encodings.pop()
+            if encoding is not None and not encodings:  # all say the same
+                self.came_as[value.name or ""] = encoding
+        for node in list(every_node(self.model.graph)):
+            if _is(node, "QuantizeLinear") and not _is_used(node):
+                assert isinstance(node.graph, ir.Graph)
+                node.graph.remove(node, safe=True)
+
+    def _taken(self, node: ir.Node) -> tuple[ir.Value, Scaled | None] | None:
+        """What is read in the place of ``node``, and its encoding; None if the node stays."""
+        source, codes = node.inputs[0], _Codes.of(node)
+        if source is None or codes is None or node.outputs[0].dtype not in (None, _FLOAT):
+            return None
+        tensor = constant_tensor(source)
+        if tensor is not None:
+            return self._constant(node, tensor, codes)
+        before = source.producer()
+        value = before.inputs[0] if before is not None and before.inputs else None
+        if before is None or value is None or not _is(before, "QuantizeLinear"):
+            return None
+        stated = _Codes.of(before)
+        if stated is None or not stated.same(codes) or value.dtype is not _FLOAT:
+            return None
+        encoding = codes.encoding(None, source.dtype.numpy()) if source.dtype else None
+        if encoding is not None and not encoding.zero_point and not _is_positive(value):
+            value = self._clipped(value, encoding)
+        return (value, encoding) if bypass(node, value) else None
+
+    def _clipped(self, value: ir.Value, encoding: Scaled) -> ir.Value:
+        """``value`` within the range of codes that begin at 0, which it may have relied on."""
+        if (value, encoding) in self._clips:
+            return self._clips[value, encoding]
+        name = self._fresh(f"{value.name}_clipped")
+        top = float(encoding.range[1].item())
+        made = ir.Value(name=name, shape=value.shape, type=ir.TensorType(_FLOAT))
+        if self._opset < _BOUNDS_ARE_INPUTS:
+            bounds = {"min": 0.0, "max": top}
+            node = ir.node("Clip", [value], bounds, name=f"clip_{name}", outputs=[made])
+        else:
+            given = [
+                value,
+                *(self._number(f"{name}_{w}", n) for w, n in (("low", 0.0), ("high", top))),
+            ]
+            node = ir.node("Clip", given, name=f"clip_{name}", outputs=[made])
+        main, producer = self.model.graph, value.producer()
+        if producer is not None and isinstance(producer.graph, ir.Graph):
+            producer.graph.insert_after(producer, node)
+        else:
+            main.insert_before(main[0], node)
+        self._clips[value, encoding] = made
+        return made
+
+    def _number(self, name: str, number: float) -> ir.Value:
+        tensor = ir.tensor(np.float32(number), name=self._fresh(name))
+        value = ir.Value(name=tensor.name, shape=ir.Shape(()), type=ir.TensorType(_FLOAT))
+        value.const_value = tensor
+        self.model.graph.register_initializer(value)
+        return value
+
+    def _constant(
+        self, node: ir.Node, tensor: ir.TensorProtocol, codes: _Codes
+    ) -> tuple[ir.Value, Scaled | None] | None:
+        """A constant of what the codes stand for, by the name of the node's result."""
+        out = node.outputs[0]
+        if out.is_graph_output() or not isinstance(node.graph, ir.Graph):
+            return None
+        name, read = out.name or "", constant_reader(tensor)
+
+        def decoded() -> ir.TensorProtocol:
+            return ir.Tensor(codes.decode(read()), dtype=_FLOAT, name=name)
+
+        out.name = f"{name}_codes"
+        made = ir.Value(name=name, shape=shape_of(tensor), type=ir.TensorType(_FLOAT))
+        made.const_value = ir.LazyTensor(decoded, _FLOAT, shape_of(tensor), name=name)
+        self.model.graph.register_initializer(made)
+        out.replace_all_uses_with(made)
+        node.graph.remove(node, safe=True)
+        array = read()
+        return made, codes.encoding(array, array.dtype)
+
+
+def _is_positive(value: ir.Value) -> bool:
+    """Whether what makes ``value`` is seen to give nothing below 0."""
+    node = value.producer()
+    while node is not None and node.op_type in _PASSES_ON and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return node is not None and node.op_type in _NOT_NEGATIVE
+
+
+def _is(node: ir.Node, kind: str) -> bool:
+    return node.op_type == kind and normal_domain(node.domain) in ("", "com.microsoft")
+
+
+def _is_used(node: ir.Node) -> bool:
+    return any(v.uses() or v.is_graph_output() for v in node.outputs)
