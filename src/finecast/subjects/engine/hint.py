@@ -45,7 +45,7 @@ class HintedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GivenModel:
+class OriginalModel:
     """The model that the fp32 one was made of; ``plan`` is the latter's."""
 
     source: NativeSource
@@ -67,7 +67,9 @@ class GivenModel:
         """It stays loaded: it is timed again at the end."""
 
 
-def given_model(source: NativeSource, engine: Engine, planner: Planner) -> GivenModel | None:
+def original_model(
+    source: NativeSource, engine: Engine, planner: Planner
+) -> OriginalModel | None:
     """What ``source`` was made of, where it is worth a look and ``engine`` runs it."""
     if source.given is None:
         return None
@@ -75,7 +77,9 @@ def given_model(source: NativeSource, engine: Engine, planner: Planner) -> Given
         loaded = engine.load(source.given)
     except EngineError:
         return None
-    return GivenModel(source=source, model=source.given, plan=planner.highest(), loaded=loaded)
+    return OriginalModel(
+        source=source, model=source.given, plan=planner.highest(), loaded=loaded
+    )
 
 
 def hinted_models(
