@@ -135,7 +135,6 @@ def test_a_conversion_to_another_policy_starts_from_the_model_before(tmp_path: P
     assert "an earlier conversion to all:bf16 was taken back" in other.warnings
     assert set(other.plan.formats.values()) == {Format.FP16}
     assert frontend.load(again).converted == "all:fp16"
-    assert finecast.inspect(low).parameters == finecast.inspect(model).parameters
     # A plan of that conversion is replayed on the model that it was made for.
     finecast.apply(other.plan, low, tmp_path / "third.xml")
     assert (tmp_path / "third.bin").read_bytes() == again.with_suffix(".bin").read_bytes()

@@ -1,4 +1,4 @@
-"""Sensitive ops whose result is the model's own."""
+"""Ops whose result is the model's own."""
 
 from __future__ import annotations
 
@@ -28,6 +28,25 @@ node end softmax onnx::Softmax fp32 (%0) -> (%1 shares fp32[4, 4])
 output %1
 """
 ALL = Policy.parse("all:bf16")
+# A residual stream that is given out, and one that is turned first; a branch that is read on.
+RESIDUAL = """\
+input %0 x fp32[4, 4]
+constant %1 w fp32[4, 4] size=16 largest=1.0 smallest_nonzero=0.1
+node first matmul onnx::MatMul fp32 (%0, %1) -> (%2 a fp32[4, 4])
+node mean reduce_mean onnx::ReduceMean fp32 (%2) -> (%3 m fp32[4, 1])
+node half mul onnx::Mul fp32 (%2, %3) -> (%4 h fp32[4, 4])
+node sum add onnx::Add fp32 (%2, %4) -> (%5 s fp32[4, 4])
+node scaled mul onnx::Mul fp32 (%2, %3) -> (%6 c fp32[4, 4])
+node turned transpose onnx::Transpose fp32 (%6) -> (%7 t fp32[4, 4])
+node product matmul onnx::MatMul fp32 (%2, %1) -> (%8 p fp32[4, 4])
+node bias add onnx::Add fp32 (%8, %1) -> (%9 b fp32[4, 4])
+node act relu onnx::Relu fp32 (%9) -> (%10 r fp32[4, 4])
+node pooled reduce_mean onnx::ReduceMean fp32 (%2) -> (%11 q fp32[4, 1])
+output %5
+output %7
+output %10
+output %11
+"""
 
 
 @pytest.mark.parametrize(
@@ -46,6 +65,12 @@ def test_the_last_softmax_keeps_fp32(
 ) -> None:
     found = judged(ENDS, GRAPH, policy=policy, measured=measured, engine="tensorflow")
     assert {n for n, v in found.items() if v is not None} == kept
+
+
+def test_what_ends_the_model_keeps_fp32_but_in_the_kernels_of_products(judged: Judged) -> None:
+    found = judged(ENDS, RESIDUAL, policy=ALL, engine="tensorflow")
+    kept = {n for n, v in found.items() if v is not None}
+    assert kept == {"sum", "scaled", "turned", "pooled"}
 
 
 def test_an_op_that_stands_alone_is_what_was_asked_for(judged: Judged) -> None:

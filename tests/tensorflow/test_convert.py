@@ -169,29 +169,6 @@ def test_the_models_own_casts_read_what_they_are_given(tmp_path: Path) -> None:
     assert tf.as_dtype(to_int.attr["SrcT"].type) == tf.bfloat16
 
 
-def test_bodies_of_control_flow_keep_their_types_and_it_is_said(tmp_path: Path) -> None:
-    w = tf.Variable(np.eye(16, dtype=np.float32) / 2)
-
-    def call(x: Any, flag: Any) -> dict[str, Any]:
-        y = tf.matmul(x, w)
-        _, y = tf.while_loop(lambda i, _: i < 3, lambda i, v: (i + 1, tf.matmul(v, w)), (0, y))
-        y = tf.cond(flag, lambda: tf.nn.relu(y), lambda: -y)
-        return {"y": tf.matmul(y, w)}
-
-    specs = [
-        tf.TensorSpec([None, 16], tf.float32, name="x"),
-        tf.TensorSpec([], tf.bool, name="flag"),
-    ]
-    model = of_function(tmp_path / "m", call, specs, [w])
-    done = finecast.convert(model.path, tmp_path / "low", "all:bf16")
-    assert any("control flow" in text and "keep fp32" in text for text in done.warnings)
-    for flag in (True, False):
-        feeds = {"x": X, "flag": np.array(flag)}
-        before, after = model.serve(feeds)["y"], served(tmp_path / "low", feeds)["y"]
-        np.testing.assert_allclose(after, before, atol=np.abs(before).max() / 64)
-    assert "bfloat16" in types_of(tmp_path / "low").values()
-
-
 def test_an_assertion_is_still_made(tmp_path: Path) -> None:
     def call(x: Any) -> dict[str, Any]:
         with tf.control_dependencies([tf.debugging.assert_less(x, 100.0)]):

@@ -53,9 +53,8 @@ def test_a_keras_model_becomes_a_function_in_bf16(attention: Any, tmp_path: Path
 
 def test_an_activation_with_a_gradient_of_its_own_is_converted(tmp_path: Path) -> None:
     inputs = tf.keras.Input((4,), name="x")
-    model = tf.keras.Model(
-        inputs, layers.Dense(3, activation="swish")(layers.Dense(8)(inputs))
-    )
+    hidden = layers.Dense(3, activation="swish")(layers.Dense(8)(inputs))
+    model = tf.keras.Model(inputs, layers.Dense(2)(hidden))
     model.export(tmp_path / "sm", verbose=False)
     finecast.convert(tmp_path / "sm", tmp_path / "low", "all:bf16")
     assert set(types_of(tmp_path / "low").values()) == {"bfloat16"}

@@ -10,7 +10,7 @@ from typing import Final, Protocol, runtime_checkable
 from finecast.devices.targets import Target
 from finecast.engines.base import Engine
 from finecast.engines.emulator import EmulatorEngine
-from finecast.graph import Node
+from finecast.graph import PHI, Node
 from finecast.numbers.formats import Format
 from finecast.ops import lookup
 
@@ -60,8 +60,8 @@ def _on_device(device: Target, native: str, fmt: Format) -> bool | None:
 
 
 def _known(engine: Engine) -> Callable[[Node, Format], bool | None]:
-    if isinstance(engine, ListingEngine):
-        return lambda node, fmt: engine.has_kernel(node.native, fmt)
+    if isinstance(engine, ListingEngine):  # what only ties values needs none
+        return lambda node, fmt: node.op == PHI or engine.has_kernel(node.native, fmt)
     if engine.name != "onnxruntime":
         return lambda _node, _fmt: None
     provider = f"{engine.device}ExecutionProvider"

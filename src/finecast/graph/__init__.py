@@ -36,6 +36,10 @@ ROUNDS: Final = "finecast.rounds"
 SCALARS: Final = "finecast.scalars"
 """Attribute of a node with the numbers that are operands of it and not values of the graph."""
 
+PHI: Final = "phi"
+"""The op of a node of the frontend's own that only ties values: its native name is
+``finecast::phi``."""
+
 INNER: Final = "finecast.inner"
 """Attribute of a phi: how many of its outputs, the first ones, are values of a body."""
 

@@ -1,25 +1,28 @@
-"""Sensitive ops that end the model: a softmax whose shares are what a caller gets, in fp32.
+"""Ops that end the model: what a caller gets of them in fp32 is computed in fp32.
 
 In a low format the result would be rounded, to be cast back at once: digits are lost and ties
-among shares made, and hardly a byte is saved. Products gain by their operands, and ops without
-an opinion of their own run in the kernels of others: they are not judged.
+among shares made, and hardly a byte is saved. Products gain by their operands, and so do
+those that run in a product's kernel: unless they are sensitive, they are not judged.
 
-Scope ``all`` is the Neuron compilers' word for every op, this one among them. In an engine
-that has a mixed precision of its own, which keeps it, ``all`` is to be no less exact.
+Scope ``all`` is the Neuron compilers' word for every op, these among them. In an engine
+that has a mixed precision of its own, which keeps them, ``all`` is to be no less exact.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from finecast.graph import Node, Value
+from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
-from finecast.ops import Tier, by_name
+from finecast.ops import OpKind, Tier, by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 from finecast.rules.policy import Policy, Scope
 
 _WITH_ITS_OWN: Final = frozenset({"tensorflow"})
 """Engines whose own mixed precision, Grappler's here, gives such a result in fp32."""
+_POINTWISE: Final = frozenset({OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL})
+_MOST_FUSED: Final = 3
+"""Ops that TensorFlow runs in a product's kernel: a bias, another sum, an activation."""
 
 
 def _judge(node: Node, context: Context) -> Ruling | None:
@@ -28,10 +31,12 @@ def _judge(node: Node, context: Context) -> Ruling | None:
         return None
     if policy.scope is not Scope.ALL or context.measured:
         return None  # elsewhere its tier decides, or its measured error
+    ends = graph.once(_ends, _low_outputs(graph, policy))
     results = list(graph.following_outputs(node))
     computed = any(v.producer is not None for v in graph.following_inputs(node))
-    sensitive = by_name(node.op).tier is Tier.SENSITIVE
-    if not (sensitive and computed and results and all(_ends(v, policy) for v in results)):
+    if not (computed and results and ends.issuperset(v.id for v in results)):
+        return None
+    if by_name(node.op).tier is not Tier.SENSITIVE and _in_a_product(graph, node):
         return None
     return Ruling(
         permits=KEEP,
@@ -40,11 +45,39 @@ def _judge(node: Node, context: Context) -> Ruling | None:
     )
 
 
-def _ends(value: Value, policy: Policy) -> bool:
-    """Whether ``value`` is read by nothing but an output that stays fp32."""
-    declared = policy.io.get(value.name, Format.FP32)
-    fp32 = declared is Format.FP32 and not policy.io_low
-    return value.is_output and not value.uses and fp32
+def _low_outputs(graph: Graph, policy: Policy) -> frozenset[int]:
+    """Outputs of the model that are declared in a low format."""
+    declared = ((v, policy.io.get(v.name, Format.FP32)) for v in graph.outputs)
+    return frozenset(v.id for v, f in declared if policy.io_low or f is not Format.FP32)
+
+
+def _ends(graph: Graph, low: frozenset[int]) -> frozenset[int]:
+    """Values that become outputs in fp32, as they are or moved, and nothing else."""
+    found: set[int] = set()
+
+    def ends(value: Value) -> bool:
+        if value.id in low or not (value.is_output or value.uses):
+            return False
+        readers = [graph.nodes[number] for number in value.uses]
+        moved = (v.id for reader in readers for v in graph.following_outputs(reader))
+        return all(by_name(r.op).places for r in readers) and found.issuperset(moved)
+
+    for node in reversed(graph.nodes):
+        found.update(v.id for v in graph.following_outputs(node) if ends(v))
+    return frozenset(found)
+
+
+def _in_a_product(graph: Graph, node: Node, steps: int = _MOST_FUSED) -> bool:
+    """Whether it is a product, or follows one as kernels take such ops along."""
+    info = by_name(node.op)
+    if info.matmul_engine:
+        return True
+    if not steps or info.kind not in _POINTWISE:
+        return False
+    before = (v.producer for v in graph.following_inputs(node) if v.uses == (node.id,))
+    return any(
+        _in_a_product(graph, graph.nodes[i], steps - 1) for i in before if i is not None
+    )
 
 
 ENDS: Final = Rule(name="ends", judge=_judge)

@@ -20,6 +20,13 @@ def _judge(node: Node, context: Context) -> Ruling | None:
     )
 
 
+def computed_once(graph: Graph) -> frozenset[int]:
+    """Ids of the values that are computed from float constants alone."""
+    computed = map(graph.nodes.__getitem__, graph.once(computed_from_constants))
+    float_ones = (n for n in computed if any(graph.following_inputs(n)))
+    return frozenset(i for n in float_ones for i in n.outputs if i is not None)
+
+
 def _folded(graph: Graph) -> frozenset[int]:
     """Ids of the nodes that compute from float constants, or move what those read."""
     computed = [n for n in graph.nodes if n.id in graph.once(computed_from_constants)]

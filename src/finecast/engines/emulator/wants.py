@@ -16,7 +16,7 @@ from typing import Final
 
 from finecast.devices.emulation import EmulatedPorts, Emulation, is_parameter, is_relayout
 from finecast.devices.setting import ALWAYS, PARAMETER, READ, RELAYOUT, WRITE, Bit
-from finecast.graph import Graph, Node, Value
+from finecast.graph import PHI, Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder
 from finecast.numbers.scaled import Scaled
@@ -44,7 +44,6 @@ Wants = Mapping[Into, frozenset[Bit]]
 Port = tuple[int, int]
 """A node's id and the index of one of its inputs."""
 _NO_FLOAT_RESULT: Final = frozenset({"shape", "size"})
-_JOINS: Final = "phi"  # only joins names: there is nothing to run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +110,7 @@ class RoundWants:
             stored = {} if maker is None else self.sums(self.graph.nodes[maker])
         ports: dict[Port, Wants] = {}
         for node in (self.graph.nodes[n] for n in value.uses):
-            if node.op == _JOINS or (inside and not by_name(node.op).matmul_engine):
+            if node.op == PHI or (inside and not by_name(node.op).matmul_engine):
                 continue
             for index, source in enumerate(node.inputs):
                 if source == value.id and node.follows_in[index]:
@@ -120,7 +119,7 @@ class RoundWants:
 
     def constant(self, node: Node, index: int) -> Wants:
         """What ``node`` rounds the constant at input ``index`` to."""
-        if node.op == _JOINS or self.picks_constants(node) or node.format is not Format.FP32:
+        if node.op == PHI or self.picks_constants(node) or node.format is not Format.FP32:
             return {}
         return self.reads(node, index) if node.follows_in[index] else {}
 
@@ -186,7 +185,7 @@ class RoundWants:
         """The one value that ``node`` only moves, where rounding commutes with it."""
         if not by_name(node.op).exact or (is_relayout(node) and self._relayout_acts):
             return None
-        if node.op == _JOINS:
+        if node.op == PHI:
             return None
         floats = list(self.graph.following_inputs(node))
         if len(floats) != 1 or floats[0].constant is not None or node.op in _NO_FLOAT_RESULT:
@@ -195,7 +194,7 @@ class RoundWants:
 
     def picks_constants(self, node: Node) -> bool:
         """Whether ``node`` only picks from constants: cheaper to round what it picked."""
-        if not by_name(node.op).exact or node.op == _JOINS:
+        if not by_name(node.op).exact or node.op == PHI:
             return False
         floats = list(self.graph.following_inputs(node))
         return bool(floats) and all(v.constant is not None for v in floats)

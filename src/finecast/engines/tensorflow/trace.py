@@ -13,12 +13,14 @@ from typing import Any, Final
 from finecast.engines.attribution import Kernel, attribute
 from finecast.engines.base import KernelFormats, KernelTime
 from finecast.engines.source import ModelStep
+from finecast.frontends.tensorflow.functions import bodies, opened, plain_name, tensor_of
 from finecast.frontends.tensorflow.library import dtype_label, grappler, tf
 from finecast.frontends.tensorflow.model import FrozenModel
 
 # Kinds of nodes that TensorFlow adds to a model's, and names of those that move no numbers.
-_ADDED: Final = ("_Arg", "_Retval", "NoOp", "Const", "Cast")
-_BOOKKEEPING: Final = ("_SOURCE", "_SINK", "_arg_", "_retval_", "_Arg", "_Retval")
+_CONTROL: Final = ("Enter", "Exit", "LoopCond", "Merge", "NextIteration", "Switch", "_SwitchN")
+_ADDED: Final = ("_Arg", "_Retval", "NoOp", "Const", "Cast", "Identity", *_CONTROL)
+_BOOKKEEPING: Final = ("Func/", "_SOURCE", "_SINK", "_arg_", "_retval_", "_Arg", "_Retval")
 
 
 def kernel_times(model: FrozenModel, runs: Sequence[Any]) -> list[KernelTime]:
@@ -26,10 +28,13 @@ def kernel_times(model: FrozenModel, runs: Sequence[Any]) -> list[KernelTime]:
     times: dict[str, list[float]] = defaultdict(list)
     formats: dict[str, str] = {}
     for seen in runs:
+        taken: dict[str, float] = defaultdict(float)
         for name, time_s, label in _kernels_of(seen):
-            times[name].append(time_s)
+            taken[name] += time_s  # in a loop it runs many times
             formats[name] = label
-    steps = _steps(model.graph.node)
+        for name, time_s in taken.items():
+            times[name].append(time_s)
+    steps = _steps(model)
     graph = [n for part in runs[0].partition_graphs for n in part.node]
     kinds = {n.name: n.op for n in graph}
     ops = attribute(steps, _kernels(graph, steps))
@@ -55,7 +60,8 @@ def kernel_formats(model: FrozenModel, config: Any) -> list[KernelFormats]:
     meta = tf.compat.v1.train.export_meta_graph(graph_def=graph.as_graph_def(), graph=graph)
     left = grappler.OptimizeGraph(config, meta).node
     types = {n.name: _label(n.attr["T"].type) for n in left if "T" in n.attr}
-    ops = attribute(_steps(model.graph.node), _kernels(left, _steps(model.graph.node)))
+    steps = _steps(model)
+    ops = attribute(steps, _kernels(left, steps))
     return [
         KernelFormats(ops=ops[name], computed=label, stored=label)
         for name, label in types.items()
@@ -81,25 +87,24 @@ def _label(number: int) -> str:
     return dtype_label(tf.as_dtype(number)) if number else ""
 
 
-def _steps(nodes: Sequence[Any]) -> list[ModelStep]:
+def _steps(model: FrozenModel) -> list[ModelStep]:
+    """The ops of a model and of the bodies in it."""
     return [
         ModelStep(
-            name=n.name,
+            name=f"{prefix}{n.name}",
             op="Constant" if n.op == "Const" else n.op,
-            inputs=tuple(_tensor(i) for i in n.input if not i.startswith("^")),
+            inputs=tuple(f"{prefix}{tensor_of(i)}" for i in n.input if not i.startswith("^")),
             # One name for all: how many a node gives is not said here.
-            outputs=tuple(f"{n.name}:{i}" for i in range(_MOST_OUTPUTS)),
+            outputs=tuple(f"{prefix}{n.name}:{i}" for i in range(_MOST_OUTPUTS)),
         )
-        for n in nodes
+        for prefix, part in opened(model)
+        for n in part.graph.node
+        if not bodies(n)  # their ops run as kernels of their own
     ]
 
 
 _MOST_OUTPUTS: Final = 8
 """More than any op has whose results another op reads in one kernel with it."""
-
-
-def _tensor(name: str) -> str:
-    return name if ":" in name else f"{name}:0"
 
 
 def _kernels(graph: Sequence[Any], steps: Sequence[ModelStep]) -> list[Kernel]:
@@ -111,9 +116,9 @@ def _kernels(graph: Sequence[Any], steps: Sequence[ModelStep]) -> list[Kernel]:
     return [
         Kernel(
             name=n.name,
-            named=(n.name,) if n.name in nodes else (),
+            named=(name,) if (name := plain_name(n.name)) in nodes else (),
             feeds=tuple(readers[n.name]),
-            added=n.name not in nodes and n.op in _ADDED,
+            added=name not in nodes and n.op in _ADDED,
         )
         for n in graph
     ]

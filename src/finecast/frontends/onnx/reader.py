@@ -28,13 +28,22 @@ from finecast.frontends.onnx.port_formats import (
 )
 from finecast.frontends.onnx.ties import CONTROL, Merge, Port, merges_of, port_value
 from finecast.frontends.onnx.types import bodies, every_node
-from finecast.graph import ROUNDS, SCALARS, Attribute, ConstantStats, Dim, Graph, Node, Value
+from finecast.graph import (
+    PHI,
+    ROUNDS,
+    SCALARS,
+    Attribute,
+    ConstantStats,
+    Dim,
+    Graph,
+    Node,
+    Value,
+)
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
 
 __all__ = [
     "DATA_TYPES",
-    "PHI",
     "OnnxBinding",
     "Port",
     "constant_tensor",
@@ -42,7 +51,6 @@ __all__ = [
     "read",
 ]
 
-PHI: Final = "phi"
 
 _SCALAR_ATTRIBUTES: Final = {
     ir.AttributeType.INT,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from finecast.frontends.onnx.adjusting import take_back_constants
+from finecast.frontends.onnx.adjusting import SCALES, take_back_constants
 from finecast.frontends.onnx.constants import (
     MARK,
     ROUNDING,
@@ -69,14 +69,16 @@ def _mark_of(node: Node, binding: OnnxBinding) -> str | None:
 def take_back(model: ir.Model) -> None:
     """Let readers of rounded values read what was rounded, or what its codes stand for.
 
-    A rounding that another tool changed or reads from inside stays.
+    So it is with values that were multiplied in front of an op. What another tool changed or
+    reads from inside stays.
     """
     roundings: dict[str, list[ir.Node]] = {}
     for node in every_node(model.graph):
         label = node.metadata_props.get(ROUNDING)
         if label is not None:
             roundings.setdefault(label, []).append(node)
-    for nodes in roundings.values():
+    scales = [[n] for n in every_node(model.graph) if SCALES in n.metadata_props]
+    for nodes in (*roundings.values(), *scales):
         _take_out(nodes)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from finecast.errors import ModelError
+from finecast.frontends.exact_casts import restated, rounded_first
 from finecast.frontends.openvino import instrument
 from finecast.frontends.openvino.changes import changes_of, mark
 from finecast.frontends.openvino.model import (
@@ -21,7 +22,7 @@ from finecast.frontends.openvino.reader import port_name, read, shape_of
 from finecast.frontends.openvino.types import STATED, TYPES
 from finecast.frontends.openvino.undo import original
 from finecast.frontends.openvino.writer import apply_edits
-from finecast.frontends.replaying import check_made_for, edits_of, resolve_io
+from finecast.frontends.replaying import Restated, check_made_for, edits_of, resolve_io
 from finecast.frontends.roundable import with_switches
 from finecast.graph import Dim, Graph
 from finecast.numbers.formats import Format
@@ -118,11 +119,7 @@ class OvApplied:
     model: openvino.Model
     graph: Graph
     edits: tuple[Edit, ...]
-
-    @property
-    def restated(self) -> tuple[()]:
-        """Ops are stated as they are."""
-        return ()
+    restated: tuple[Restated, ...] = ()
 
     def observable(self) -> dict[str, int]:
         """Ids of the float values that can be shown, by names for ``with_outputs``."""
@@ -160,11 +157,14 @@ def apply(file: OvFile, plan: Plan) -> OvApplied:
     copy = _opened(file, plan.policy).clone()
     graph, binding = read(copy, digest=file.digest)
     plan.check(graph, where=file.name)
+    stated: tuple[Restated, ...] = ()
     done = edits_of(graph, plan, resolve_io(graph, plan.io, TYPES, _LIBRARY))
     if done:
-        apply_edits(graph, binding, done)
+        rounded = rounded_first(graph, done, plan)
+        apply_edits(graph, binding, done, rounded)
         mark(copy, plan.digest, plan.policy)
-    return OvApplied(model=copy, graph=graph, edits=done)
+        stated = restated(graph, rounded)
+    return OvApplied(model=copy, graph=graph, edits=done, restated=stated)
 
 
 def roundable(file: OvFile, policy: str = Scope.NONE.value) -> instrument.OvRoundable:

@@ -18,6 +18,7 @@ from finecast.frontends.openvino.types import FORMATS, label_of, numbers_of
 from finecast.frontends.scopes import scope_of
 from finecast.graph import (
     INNER,
+    PHI,
     ROUNDS,
     SCALARS,
     Attribute,
@@ -42,7 +43,6 @@ _OPAQUE: Final = frozenset(
 # A name that OpenVINO gave: the kind of an op, which is written in one word, and a number.
 _COUNTED: Final = re.compile(r"(?P<kind>[A-Z][A-Za-z0-9]*)_\d+")
 _PORTS: Final = frozenset({"Parameter", "Result", "Constant"})
-PHI: Final = "phi"
 # What control flow hands on: any type, of which OpenVINO computes in these.
 _ADMITS: Final = frozenset({Format.FP32, Format.BF16, Format.FP16})
 # What the core calls by the names that ONNX gave it.

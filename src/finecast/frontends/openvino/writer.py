@@ -7,11 +7,14 @@ given fp32 numbers and a type, are not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from finecast.errors import ModelError
+from finecast.frontends.exact_casts import BACK, FACTOR
 from finecast.frontends.openvino.bodies import every_op
 from finecast.frontends.openvino.changes import Added, Changes, changes_of, keep
 from finecast.frontends.openvino.quantization import decoded, rounded
@@ -46,13 +49,24 @@ CAST_SUFFIX: Final = "cast"
 _CONVERTS: Final = Added()
 
 
-def apply_edits(graph: Graph, binding: OvBinding, edits: Iterable[Edit]) -> None:
+def apply_edits(
+    graph: Graph,
+    binding: OvBinding,
+    edits: Iterable[Edit],
+    rounded: Collection[int] = (),
+) -> None:
     """Make ``edits`` in ``binding.model``, which ``graph`` was read from.
+
+    Args:
+        graph: The graph.
+        binding: The model, and what of it is what in the graph.
+        edits: What is changed.
+        rounded: Ids of values that are rounded in fp32 before they are cast to bf16.
 
     Raises:
         ModelError: If OpenVINO refuses what came of them.
     """
-    writer = _Writer(graph, binding)
+    writer = _Writer(graph, binding, rounded)
     made = 0
     for edit in edits:
         made += 1
@@ -81,8 +95,9 @@ def apply_edits(graph: Graph, binding: OvBinding, edits: Iterable[Edit]) -> None
 
 
 class _Writer:
-    def __init__(self, graph: Graph, binding: OvBinding) -> None:
+    def __init__(self, graph: Graph, binding: OvBinding, rounded: Collection[int]) -> None:
         self.graph = graph
+        self.rounded = rounded
         self.binding = binding
         self.names = {op.get_friendly_name() for op in every_op(binding.model)}
         self.changes = changes_of(binding.model) or Changes()
@@ -152,9 +167,23 @@ class _Writer:
     def insert_cast(self, edit: InsertCast) -> None:
         """One conversion for all that read the value in that format."""
         port = self.binding.values[edit.value]
-        new = _converted(port, edit.to)
-        self._added(new, _name_at(port, f"{CAST_SUFFIX}_{edit.to.label}"))
+        name = _name_at(port, f"{CAST_SUFFIX}_{edit.to.label}")
+        if edit.value in self.rounded and edit.to is Format.BF16:
+            port = self._rounded_first(port, name)
+        new = self._added(_converted(port, edit.to), name)
         self._give(edit.value, new.output(0), edit.uses)
+
+    def _rounded_first(self, port: openvino.Output, cast: str) -> openvino.Output:
+        """The numbers of ``port`` rounded to bf16, in fp32."""
+        from openvino import opset13
+
+        factor, back = (opset13.constant(np.float32(x)) for x in (FACTOR, BACK))
+        scaled = opset13.multiply(port, factor)
+        part = opset13.add(port, scaled)  # taken back, the first input stands for the op
+        whole = opset13.multiply(part, back)
+        for op, suffix in ((scaled, "scaled"), (part, "part"), (whole, "rounded")):
+            self._added(op, f"{cast}_{suffix}", Added(rounds=Format.BF16.label))
+        return whole.output(0)
 
     def round_trip(self, edit: RoundTrip) -> None:
         """To the format and back; a constant is stored in it, and of codes nothing else."""

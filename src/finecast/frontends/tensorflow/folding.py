@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from os.path import commonpath
 from typing import Any, Final
 
+from finecast.frontends.tensorflow.functions import fresh
 from finecast.frontends.tensorflow.library import NodeDef, Operation, Tensor, tf
-from finecast.frontends.tensorflow.model import FrozenModel, SignaturePort, import_graph
+from finecast.frontends.tensorflow.model import (
+    FrozenModel,
+    SignaturePort,
+    base_name,
+    import_graph,
+)
 
 _LARGEST_BYTES: Final = 10 << 20
 """A constant that is larger than that, and than what it is computed from, stays computed:
@@ -37,19 +45,23 @@ def folded(model: FrozenModel) -> FrozenModel:
     return _with_short_names(_Folder(graph, model).finish())
 
 
-def base_name(reference: str) -> str:
-    """The node of an input of a NodeDef: ``a`` of ``a:1`` and of ``^a``."""
-    return reference.removeprefix("^").partition(":")[0]
-
-
 def _with_short_names(model: FrozenModel) -> FrozenModel:
-    """Names without those of the calls that were inlined, where they stay different.
+    """Names without those of the calls that were inlined, where no other node has them.
 
     Saving a model wraps it in one more call, and its ops are to keep their names.
     """
-    names = {node.name: _CALLS.sub("", node.name) for node in model.graph.node}
-    if len(set(names.values())) < len(names):
-        return model
+    inputs = {base_name(port.tensor) for port in model.inputs}
+    ops = [n.name for n in model.graph.node if n.op != "Const" and n.name not in inputs]
+    calls = [name.removesuffix(_CALLS.sub("", name)) for name in ops]
+    around = f"{commonpath(calls)}/" if calls else ""
+    short = {node.name: _CALLS.sub("", node.name) for node in model.graph.node}
+    count = Counter(short.values())
+    names: dict[str, str] = {}
+    taken: set[str] = set()
+    for name, shortest in short.items():
+        wanted = shortest if count[shortest] == 1 else name.removeprefix(around)
+        names[name] = fresh(wanted, taken)
+        taken.add(names[name])
     for node in model.graph.node:
         node.name = names[node.name]
         for index, read in enumerate(node.input):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
 import numpy as np
@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from finecast.frontends import rounding
 from finecast.frontends.tensorflow.library import DTYPES, dtype_label, tf
-from finecast.frontends.tensorflow.model import FrozenModel, SignaturePort
+from finecast.frontends.tensorflow.model import FrozenModel, SignaturePort, base_name
 from finecast.frontends.tensorflow.reader import GraphBinding
-from finecast.frontends.tensorflow.writer import Rewriter, plain, tensor_of
+from finecast.frontends.tensorflow.writer import At, Rewriter
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder
@@ -22,11 +22,14 @@ from finecast.planning.switches import SWITCH
 
 
 def observable(graph: Graph, binding: GraphBinding) -> dict[str, int]:
-    """Tensors and ids of the float values that can be shown: those that an op computes."""
+    """Tensors and ids of the float values that can be shown: those made outside of bodies."""
     return {
         binding.values[value.id]: value.id
         for value in graph.values
-        if value.format is not None and value.constant is None and value.producer is not None
+        if value.format is not None
+        and value.constant is None
+        and value.producer is not None
+        and not binding.value_regions[value.id]
     }
 
 
@@ -47,14 +50,16 @@ def with_outputs(model: FrozenModel, tensors: Sequence[str]) -> FrozenModel:
 
 @final
 class TensorFlowRoundable:
-    """A ``Roundable`` copy of a graph of TensorFlow's; its tensors are ``NODE:INDEX``.
+    """A ``Roundable`` copy of a graph of TensorFlow's; its tensors are ``At``s, or constants.
 
-    What is rounded goes to a type of TensorFlow's and back, or is rounded by arithmetic.
+    What is rounded goes to a type of TensorFlow's and back, or is rounded by arithmetic. A
+    constant is put into the region that reads it.
     """
 
     def __init__(self, graph: Graph, binding: GraphBinding) -> None:
-        self._rewriter = Rewriter.of(graph, binding)
-        self._elements: dict[int, str] = {}
+        self._rewriter = Rewriter(graph, binding)
+        self._switches: dict[int, str] = {}
+        self._elements: dict[tuple[int, int], At] = {}
         self._made: dict[Any, Any] = {}
         self._grafts = 0
 
@@ -68,68 +73,97 @@ class TensorFlowRoundable:
         """The graph of the model as it was copied."""
         return self._rewriter.graph
 
-    def tensor(self, value: int) -> str:
-        """The tensor's name."""
-        return self._rewriter.binding.values[value]
+    def tensor(self, value: int) -> At:
+        """The tensor, where it stands."""
+        return self._rewriter.at(value)
 
-    def read_at(self, node: int, index: int) -> str:
+    def read_at(self, node: int, index: int) -> At:
         """The tensor that an input names."""
-        name = self._rewriter.binding.nodes[node]
-        return tensor_of(self._rewriter.nodes[name].input[index])
+        return self._rewriter.read_at(node, index)
 
-    def give(self, value: int, uses: Iterable[Use], tensor: str) -> None:
+    def give(self, value: int, uses: Iterable[Use], tensor: At | _Constant) -> None:
         """Inputs, and outputs of the signature, name ``tensor``."""
-        self._rewriter.rewire(value, uses, tensor)
+        region = self._rewriter.at(value).region
+        self._rewriter.rewire(value, uses, self._placed(tensor, region))
 
-    def constant(self, array: NDArray[np.float32]) -> str:
+    def constant(self, array: NDArray[np.float32]) -> _Constant:
         """A constant of its own."""
-        return self._rewriter.add_constant("finecast_constant", array, tf.float32)
+        return _Constant(array=array)
 
-    def rounded(self, tensor: str, how: Rounder) -> str:
+    def rounded(self, tensor: At, how: Rounder) -> At:
         """To a type and back; by arithmetic what no type or Cast does."""
         plain_cast = not how.saturate and not how.flush_subnormals
         if plain_cast and how.format in DTYPES:
             return self._graft(how.format, _there_and_back(how.format), tensor)
         return self._graft(how, lambda x: rounding.converted(_Ops, x, how), tensor)
 
-    def without_infinities(self, tensor: str, top: float | None) -> str:
+    def without_infinities(self, tensor: At, top: float | None) -> At:
         """Inf as ``top`` of its sign; None for NaN."""
         return self._graft(
             ("infinities", top), lambda x: rounding.without_infinities(_Ops, x, top), tensor
         )
 
-    def switched(self, k: int, on: str, off: str) -> str:
+    def switched(self, k: int, on: At | _Constant, off: At) -> At:
         """A SelectV2 by an element of the extra input."""
-        if k not in self._elements:
-            self._elements[k] = self._graft(
-                ("element", k), lambda given: given[k], f"{SWITCH}:0", kinds=[tf.bool]
-            )
+        region = off.region
+        if (k, region) not in self._elements:
+            self._elements[k, region] = self._graft(
+                ("element", k), lambda given: given[k], At(region, self._switch(region)),
+                kinds=[tf.bool],
+            )  # fmt: skip
         kinds = [tf.bool, tf.float32, tf.float32]
-        return self._graft("switched", tf.where, self._elements[k], on, off, kinds=kinds)
+        element = self._elements[k, region]
+        low = At(region, self._placed(on, region))
+        return self._graft("switched", tf.where, element, low, off, kinds=kinds)
+
+    def _switch(self, region: int) -> str:
+        """The extra input as it is in a region: each body is handed its parent's."""
+        if region not in self._switches:
+            if region == 0:
+                node = self._rewriter.add_node(0, SWITCH, "Placeholder")
+                node.attr["dtype"].type = tf.bool.as_datatype_enum
+                node.attr["shape"].shape.CopyFrom(tf.TensorShape([None]).as_proto())
+                self._switches[0] = f"{SWITCH}:0"
+            else:
+                parent = self._switch(self._rewriter.binding.regions[region].parent)
+                self._switches |= self._rewriter.hand_in(region, SWITCH, parent)
+        return self._switches[region]
 
     def finish(self, switches: int = 0) -> FrozenModel:
         """The copy, with its extra input behind the others."""
         if not switches:
             return self._rewriter.finish()
-        node = tf.compat.v1.NodeDef(name=SWITCH, op="Placeholder")
-        node.attr["dtype"].type = tf.bool.as_datatype_enum
-        node.attr["shape"].shape.CopyFrom(tf.TensorShape([switches]).as_proto())
-        self._rewriter.nodes[SWITCH] = node
         port = SignaturePort(
-            name=SWITCH, tensor=f"{SWITCH}:0", dtype="bool", shape=(switches,)
+            name=SWITCH, tensor=self._switch(0), dtype="bool", shape=(switches,)
         )
         return self._rewriter.finish(port)
 
+    def _placed(self, tensor: At | _Constant, region: int) -> str:
+        """The name of a tensor in a region."""
+        if isinstance(tensor, At):
+            return tensor.tensor
+        name = "finecast_constant"
+        return self._rewriter.add_constant(region, name, tensor.array, tf.float32).tensor
+
     def _graft(
-        self, key: Any, make: Callable[..., Any], *tensors: str, kinds: Sequence[Any] = ()
-    ) -> str:
+        self, key: Any, make: Callable[..., Any], *tensors: At, kinds: Sequence[Any] = ()
+    ) -> At:
         """The tensor that ops of ``make``, which ``key`` tells apart, give of ``tensors``."""
         if key not in self._made:
             self._made[key] = _traced(make, kinds or [tf.float32] * len(tensors))
         nodes, end = self._made[key]
         self._grafts += 1
-        prefix = f"{plain(tensors[0])}/finecast_{self._grafts}"
-        return self._rewriter.graft(prefix, nodes, end, tensors)
+        first = tensors[0]
+        prefix = f"{base_name(first.tensor)}/finecast_{self._grafts}"
+        names = [t.tensor for t in tensors]
+        return self._rewriter.graft(first.region, prefix, nodes, end, names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Constant:
+    """Numbers that are put where they are read."""
+
+    array: NDArray[np.float32]
 
 
 def _there_and_back(fmt: Format) -> Callable[[Any], Any]:

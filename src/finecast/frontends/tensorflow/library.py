@@ -28,6 +28,9 @@ try:
 except ImportError as error:
     raise EngineError("TensorFlow is not installed", fix=INSTALL) from error
 
+# Freezing is to leave control flow as functions; of a Case it would make Switch and Merge.
+freezing._CONTROL_FLOW_OPS.update({"Case", "StatelessCase"})
+
 GraphDef: TypeAlias = Any
 NodeDef: TypeAlias = Any
 Tensor: TypeAlias = Any

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from finecast.errors import ModelError, UsageError
-from finecast.frontends.tensorflow.folding import base_name, folded
+from finecast.frontends.tensorflow.canonical import canonical
+from finecast.frontends.tensorflow.functions import bodies, every_node
 from finecast.frontends.tensorflow.library import dtype_label, freezing, tf
 from finecast.frontends.tensorflow.model import (
     SERVING,
     FrozenModel,
     SignaturePort,
+    base_name,
     import_graph,
     unreadable,
 )
@@ -143,7 +145,7 @@ def of_graph_def(
         inputs=tuple(_given(base_name(t.name), t) for t in tensors[: len(given)]),
         outputs=tuple(_port(base_name(t.name), t, t.name) for t in tensors[len(given) :]),
     )
-    return _checked(folded(model), where)
+    return _checked(canonical(model), where)
 
 
 def read_frozen(path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> FrozenModel:
@@ -212,7 +214,7 @@ def _of_function(function: Any, names: Sequence[str], where: str) -> FrozenModel
         inputs=tuple(map(_given, names, tensors)),
         outputs=tuple(_outputs(function, frozen.outputs)),
     )
-    return _checked(folded(model), where)
+    return _checked(canonical(model), where)
 
 
 def _outputs(function: Any, tensors: Sequence[Any]) -> Iterator[SignaturePort]:
@@ -303,8 +305,8 @@ def _content(model: FrozenModel) -> tuple[Any, ...]:
     ports = tuple(sorted(p.name for p in (*model.inputs, *model.outputs)))
     nodes = (
         (n.op, len(n.input), *(n.attr[k].SerializeToString() for k in sorted(n.attr)))
-        for n in model.graph.node
-        if n.op not in ("Placeholder", "While", "StatelessWhile", "If", "StatelessIf")
+        for n in every_node(model.graph)
+        if n.op != "Placeholder" and not bodies(n)
     )
     return ports, tuple(sorted(hashlib.sha256(repr(n).encode()).hexdigest() for n in nodes))
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from finecast.errors import ModelError
-from finecast.frontends.tensorflow.library import GraphDef, tf
+from finecast.frontends.tensorflow.library import GraphDef, NodeDef, tf
 from finecast.graph import Dim
 
 SERVING: Final = "serving_default"
@@ -106,3 +106,20 @@ def unreadable(error: Exception, where: str = "") -> ModelError:
     return ModelError(
         f"TensorFlow cannot read the model: {text[:240]}", where=where, fix="save it again"
     )
+
+
+def reachable(nodes: Mapping[str, NodeDef], ends: Iterable[str]) -> set[str]:
+    """Names of the nodes that those called ``ends`` need, these among them."""
+    found: set[str] = set()
+    waiting = list(ends)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += [base_name(read) for read in nodes[name].input]
+    return found
+
+
+def base_name(reference: str) -> str:
+    """The node of an input of a NodeDef: ``a`` of ``a:1`` and of ``^a``."""
+    return reference.removeprefix("^").partition(":")[0]

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from finecast.frontends.tensorflow.functions import count_of
 from finecast.frontends.tensorflow.library import FLOATS, Operation, definitions
 from finecast.numbers.formats import Format
 
 # They choose types, pass on any, or write memory that keeps its own.
-_NO_PRECISION: Final = frozenset({"Cast", "Bitcast", "Print", "Assert", "FakeParam"})
+_NO_PRECISION: Final = frozenset(
+    {"Cast", "Bitcast", "Print", "Assert", "FakeParam", "If", "StatelessIf"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,24 +37,29 @@ def op_types(op: Operation) -> TypeAttribute:
     an op that TensorFlow accepts. Of several attributes that name floats, as those of a batch
     norm's values and statistics, it is that of the first input.
     """
-    ports_in = list(_attributes(op, op.op_def.input_arg))
-    ports_out = list(_attributes(op, op.op_def.output_arg))
+    ports_in = list(port_attributes(op, op.op_def.input_arg))
+    ports_out = list(port_attributes(op, op.op_def.output_arg))
     names = (n for n in (*ports_in, *ports_out) if n)
     main = next((n for n in names if op.node_def.attr[n].type in FLOATS), "")
     if op.type in _NO_PRECISION or not main:
-        return TypeAttribute(
-            attribute="",
-            format=None,
-            inputs=(False,) * len(ports_in),
-            outputs=(False,) * len(ports_out),
-            admits=frozenset(),
-        )
+        return fixed_types(len(ports_in), len(ports_out))
     return TypeAttribute(
         attribute=main,
         format=FLOATS[op.node_def.attr[main].type],
         inputs=tuple(name == main for name in ports_in),
         outputs=tuple(name == main for name in ports_out),
         admits=_admitted(op, main),
+    )
+
+
+def fixed_types(inputs: int, outputs: int) -> TypeAttribute:
+    """What has so many ports, none of which could change its type."""
+    return TypeAttribute(
+        attribute="",
+        format=None,
+        inputs=(False,) * inputs,
+        outputs=(False,) * outputs,
+        admits=frozenset(),
     )
 
 
@@ -66,15 +74,10 @@ def precision_attribute(op: str) -> str:
     return next(float_ports, "")
 
 
-def _attributes(op: Operation, arguments: Any) -> Iterator[str]:
+def port_attributes(op: Operation, arguments: Any) -> Iterator[str]:
     """For each tensor, the attribute that alone says its type; empty where none does."""
     for argument in arguments:
-        count = 1
-        if argument.number_attr:
-            count = op.node_def.attr[argument.number_attr].i
-        elif argument.type_list_attr:
-            count = len(op.node_def.attr[argument.type_list_attr].list.type)
-        yield from [argument.type_attr] * count
+        yield from [argument.type_attr] * count_of(argument, op.node_def)
 
 
 def _admitted(op: Operation, name: str) -> frozenset[Format]:

@@ -10,10 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast import ops
-from finecast.frontends.tensorflow.library import Operation, Tensor, dtype_label, tf
-from finecast.frontends.tensorflow.model import FrozenModel, import_graph
-from finecast.frontends.tensorflow.op_types import TypeAttribute, op_types
-from finecast.graph import Attribute, ConstantStats, Dim, Graph, Node, Value
+from finecast.frontends.tensorflow.functions import bodies, fresh
+from finecast.frontends.tensorflow.library import FLOATS, Operation, Tensor, dtype_label, tf
+from finecast.frontends.tensorflow.model import FrozenModel
+from finecast.frontends.tensorflow.op_types import fixed_types, op_types
+from finecast.frontends.tensorflow.regions import GraphRegion, every_operation, regions
+from finecast.frontends.tensorflow.ties import InputPort, Place, Slot, TypeTie, is_handle, ties
+from finecast.graph import INNER, PHI, Attribute, ConstantStats, Dim, Graph, Node, Value
 
 _INPUTS: Final = frozenset({"Placeholder", "PlaceholderWithDefault"})
 _TRANSPOSES: Final = {"transpose_a": "transA", "transpose_b": "transB", "adj_x": "transA",
@@ -23,101 +26,170 @@ _TRANSPOSES: Final = {"transpose_a": "transA", "transpose_b": "transB", "adj_x":
 
 @dataclass(slots=True, kw_only=True)
 class GraphBinding:
-    """What of the GraphDef the ids of a Graph stand for.
+    """What of the model the ids of a Graph stand for.
 
     Attributes:
         model: The model.
-        nodes: Names of NodeDefs, by node id.
-        types: Where their type is stated, by node id.
-        values: Names of tensors, ``NODE:INDEX``, by value id.
+        regions: Its bodies; the first one is the model itself.
+        nodes: Names of NodeDefs in their region, by node id; empty for a phi.
+        slots: Where their type is stated, by node id.
+        entries: What each of their inputs is, by node id.
+        values: Names of tensors in their region, ``NODE:INDEX``, by value id.
+        value_regions: Numbers of their regions, by value id.
     """
 
     model: FrozenModel
+    regions: list[GraphRegion]
     nodes: list[str] = field(default_factory=list[str])
-    types: list[TypeAttribute] = field(default_factory=list[TypeAttribute])
+    slots: list[tuple[Slot, ...]] = field(default_factory=list[tuple[Slot, ...]])
+    entries: list[tuple[InputPort, ...]] = field(default_factory=list[tuple[InputPort, ...]])
     values: list[str] = field(default_factory=list[str])
+    value_regions: list[int] = field(default_factory=list[int])
 
 
 def read(model: FrozenModel, digest: str = "") -> tuple[Graph, GraphBinding]:
     """Build the neutral graph; TensorFlow infers the shapes.
 
-    Law: every tensor is a Value, every op but constants and inputs a Node. Bodies of control
-    flow are functions of their own, whose ops keep their types: they are not read.
+    Law: every tensor but handles is a Value, every op but constants and inputs a Node. Bodies
+    of control flow are opened.
     """
-    imported = tf.Graph()
-    with imported.as_default():
-        import_graph(model.graph)
     reader = _Reader(model)
-    for op in imported.get_operations():
-        reader.visit(op)
+    for region, op in every_operation(reader.binding.regions):
+        reader.visit(region, op)
     return reader.finish(digest), reader.binding
-
-
-def functions_with_floats(model: FrozenModel) -> tuple[str, ...]:
-    """Names of the functions in which an op computes in fp32: bodies of control flow."""
-    fp32 = tf.float32.as_datatype_enum
-    return tuple(
-        function.signature.name
-        for function in model.graph.library.function
-        if any(attr.type == fp32 for n in function.node_def for attr in n.attr.values())
-    )
 
 
 class _Reader:
     def __init__(self, model: FrozenModel) -> None:
-        self.binding = GraphBinding(model=model)
+        found = regions(model)
+        self.binding = GraphBinding(model=model, regions=found)
         self.nodes: list[Node] = []
         self.tensors: list[Tensor] = []
-        self.ids: dict[str, int] = {}
+        self.ids: dict[Place, int] = {}
         self.constants: dict[int, ConstantStats] = {}
         self.uses: dict[int, list[int]] = {}
         self.producers: dict[int, int] = {}
         self.inputs = {port.tensor: port for port in model.inputs}
         self.outputs = {port.tensor: port.name for port in model.outputs}
+        self.names: set[str] = set()
+        self.ties: dict[Place, list[TypeTie]] = {}
+        self.tied_inputs: set[InputPort] = set()
+        self.tied_tensors: set[Place] = set()
+        for tie in ties(found):
+            self.ties.setdefault(tie.after, []).append(tie)
+            self.tied_inputs.update(tie.inputs)
+            self.tied_tensors.update((*tie.inner, *tie.outer))
 
-    def visit(self, op: Operation) -> None:
+    def visit(self, region: GraphRegion, op: Operation) -> None:
+        """Add an operation, and what ties its ports to others."""
         if op.type == "Const":
-            value = self._value(op.outputs[0])
+            value = self._value(region.number, op.outputs[0])
             self.constants[value] = _stats(op)
         elif op.type in _INPUTS:
-            self._value(op.outputs[0])
+            if not is_handle(op.outputs[0]):
+                self._value(region.number, op.outputs[0])
         elif op.inputs or op.outputs:
-            self._op(op)
+            self._op(region, op)
+        for index, tie in enumerate(self.ties.get((region.number, op.name), ())):
+            self._phi(region, op, index, tie)
 
-    def _value(self, tensor: Tensor) -> int:
-        number = len(self.tensors)
-        self.ids[tensor.name] = number
-        self.tensors.append(tensor)
-        self.binding.values.append(tensor.name)
-        return number
+    def _value(self, region: int, tensor: Tensor) -> int:
+        """The value that a tensor is."""
+        place = (region, tensor.name)
+        if place not in self.ids:
+            self.ids[place] = len(self.tensors)
+            self.tensors.append(tensor)
+            self.binding.values.append(tensor.name)
+            self.binding.value_regions.append(region)
+        return self.ids[place]
 
-    def _op(self, op: Operation) -> None:
-        inputs = tuple(self.ids[t.name] for t in op.inputs)
-        outputs = tuple(self._value(t) for t in op.outputs)
-        native = f"tf::{op.type}"
-        types = op_types(op)
-        number = len(self.nodes)
-        self.nodes.append(
-            Node(
-                id=number,
-                name=op.name,
-                op=ops.lookup(native).name,
-                native=native,
-                inputs=inputs,
-                outputs=outputs,
-                follows_in=types.inputs,
-                follows_out=types.outputs,
-                format=types.format,
-                admits=types.admits,
-                attributes=dict(_attributes(op)),
-                scope=op.name.rpartition("/")[0],
-            )
+    def _fresh(self, name: str) -> str:
+        found = fresh(name, self.names)
+        self.names.add(found)
+        return found
+
+    def _op(self, region: GraphRegion, op: Operation) -> None:
+        at = region.number
+        ports = [InputPort(region=at, node=op.name, index=i) for i in range(len(op.inputs))]
+        inputs = tuple(
+            None if p in self.tied_inputs or is_handle(t) else self._value(at, t)
+            for p, t in zip(ports, op.inputs, strict=True)
         )
-        self.binding.nodes.append(op.name)
-        self.binding.types.append(types)
-        for index in dict.fromkeys(inputs):
-            self.uses.setdefault(index, []).append(number)
-        self.producers.update(dict.fromkeys(outputs, number))
+        outputs = tuple(
+            None if (at, t.name) in self.tied_tensors or is_handle(t) else self._value(at, t)
+            for t in op.outputs
+        )
+        native = f"tf::{op.type}"
+        tied = bool(bodies(op.node_def)) or any(map(is_handle, (*op.inputs, *op.outputs)))
+        types = fixed_types(len(inputs), len(outputs)) if tied else op_types(op)
+        slots = (Slot(region=at, node=op.name, attribute=types.attribute),)
+        name = self._fresh(f"{region.prefix}{op.name}")
+        node = Node(
+            id=len(self.nodes),
+            name=name,
+            op=ops.lookup(native).name,
+            native=native,
+            inputs=inputs,
+            outputs=outputs,
+            follows_in=types.inputs,
+            follows_out=types.outputs,
+            format=types.format,
+            admits=types.admits,
+            attributes=dict(_attributes(op)),
+            scope=name.rpartition("/")[0],
+            region=at,
+        )
+        self._add(node, op.name, slots if types.attribute else (), tuple(ports))
+
+    def _phi(self, region: GraphRegion, op: Operation, index: int, tie: TypeTie) -> None:
+        """Add what joins the values that a tie has in one type."""
+        inputs = tuple(self._read_at(entry) for entry in tie.inputs)
+        outputs = tuple(self._tensor_at(place) for place in (*tie.inner, *tie.outer))
+        types = {self.tensors[i].dtype.as_datatype_enum for i in (*inputs, *outputs)}
+        fmt = FLOATS.get(types.pop()) if len(types) == 1 and not tie.fixed else None
+        of = f"{self.binding.regions[tie.region].prefix}{tie.of.name}"
+        node = Node(
+            id=len(self.nodes),
+            name=self._fresh(f"{of}/{PHI}_{index}"),
+            op=PHI,
+            native=f"finecast::{PHI}",
+            inputs=inputs,
+            outputs=outputs,
+            follows_in=(fmt is not None,) * len(inputs),
+            follows_out=(fmt is not None,) * len(outputs),
+            format=fmt,
+            admits=frozenset(FLOATS.values()) if fmt else frozenset(),
+            attributes={"of": tie.of.type, INNER: len(tie.inner)},
+            scope=of,
+            region=tie.region,
+        )
+        self._add(node, "", tuple(tie.slots), tuple(tie.inputs))
+
+    def _read_at(self, entry: InputPort) -> int:
+        region = self.binding.regions[entry.region]
+        if entry.is_result:
+            return self._tensor_at((entry.region, region.model.outputs[entry.index].tensor))
+        op = region.graph.get_operation_by_name(entry.node)
+        return self._value(entry.region, op.inputs[entry.index])
+
+    def _tensor_at(self, place: Place) -> int:
+        number, tensor = place
+        graph = self.binding.regions[number].graph
+        return self._value(number, graph.get_tensor_by_name(tensor))
+
+    def _add(
+        self, node: Node, native: str, slots: tuple[Slot, ...], entries: tuple[InputPort, ...]
+    ) -> None:
+        self.nodes.append(node)
+        self.binding.nodes.append(native)
+        self.binding.slots.append(slots)
+        self.binding.entries.append(entries)
+        for index in dict.fromkeys(node.inputs):
+            if index is not None:
+                self.uses.setdefault(index, []).append(node.id)
+        for index in node.outputs:
+            if index is not None:
+                self.producers[index] = node.id
 
     def finish(self, digest: str) -> Graph:
         values = tuple(self._finished(i, t) for i, t in enumerate(self.tensors))
@@ -125,8 +197,10 @@ class _Reader:
 
     def _finished(self, number: int, tensor: Tensor) -> Value:
         plain: str = tensor.name
-        given = self.inputs.get(plain)
-        own = self.outputs.get(plain) or plain.removesuffix(":0")
+        region = self.binding.regions[self.binding.value_regions[number]]
+        given = None if region.number else self.inputs.get(plain)
+        output = None if region.number else self.outputs.get(plain)
+        own = output or f"{region.prefix}{plain.removesuffix(':0')}"
         return Value(
             id=number,
             name=given.name if given else own,
@@ -136,7 +210,7 @@ class _Reader:
             uses=tuple(self.uses.get(number, ())),
             constant=self.constants.get(number),
             is_input=given is not None,
-            is_output=plain in self.outputs,
+            is_output=output is not None,
         )
 
 

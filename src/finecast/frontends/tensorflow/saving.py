@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from finecast.errors import ModelError
+from finecast.frontends.tensorflow.functions import every_node, with_own_names
 from finecast.frontends.tensorflow.library import DTYPES, tf
 from finecast.frontends.tensorflow.loading import NOTES_FILE
 from finecast.frontends.tensorflow.model import (
@@ -49,7 +50,8 @@ def save(model: FrozenModel, folder: Path, notes: Mapping[str, str]) -> None:
 
 def callable_of(model: FrozenModel) -> Any:
     """The model as a function of TensorFlow: tensors by keyword in, a dict of tensors out."""
-    wrapped = tf.compat.v1.wrap_function(lambda: import_graph(model.graph), [])
+    graph = with_own_names(model.graph)
+    wrapped = tf.compat.v1.wrap_function(lambda: import_graph(graph), [])
     feeds = [wrapped.graph.as_graph_element(p.tensor) for p in model.inputs]
     fetches = [wrapped.graph.as_graph_element(p.tensor) for p in model.outputs]
     return wrapped.prune(feeds, fetches)
@@ -76,6 +78,6 @@ def _tensor_spec(port: SignaturePort) -> Any:
 
 def low_weights(model: FrozenModel) -> Format | None:
     """The lowest format that constants rest in; None where all floats are fp32."""
-    stored = {n.attr["dtype"].type for n in model.graph.node if n.op == "Const"}
+    stored = {n.attr["dtype"].type for n in every_node(model.graph) if n.op == "Const"}
     low = (f for f in DTYPES if f is not Format.FP32)
     return next((f for f in low if DTYPES[f].as_datatype_enum in stored), None)

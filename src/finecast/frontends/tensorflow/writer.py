@@ -7,16 +7,32 @@ it was.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from finecast.errors import ModelError
+from finecast.frontends.tensorflow.functions import (
+    LOOPS,
+    as_function,
+    bodies,
+    fresh,
+    library_of,
+    needed,
+    result_types,
+    tensor_of,
+)
 from finecast.frontends.tensorflow.library import DTYPES, NodeDef, tf, type_number
-from finecast.frontends.tensorflow.model import FrozenModel, SignaturePort
+from finecast.frontends.tensorflow.model import (
+    FrozenModel,
+    SignaturePort,
+    base_name,
+    reachable,
+)
 from finecast.frontends.tensorflow.reader import GraphBinding
+from finecast.frontends.tensorflow.regions import GraphRegion
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_constant
@@ -39,7 +55,7 @@ def apply_edits(graph: Graph, binding: GraphBinding, edits: Sequence[Edit]) -> F
     Raises:
         ModelError: If an edit asks for a format that TensorFlow's ops do not compute in.
     """
-    rewriter = Rewriter.of(graph, binding)
+    rewriter = Rewriter(graph, binding)
     for edit in edits:
         match edit:
             case SetFormat():
@@ -47,10 +63,11 @@ def apply_edits(graph: Graph, binding: GraphBinding, edits: Sequence[Edit]) -> F
             case SetPort():
                 rewriter.set_port(edit.value, edit.to)
             case InsertCast():
-                cast = rewriter.add_cast(edit.value, edit.to)
-                rewriter.rewire(edit.value, edit.uses, cast)
+                low = rewriter.add_cast(edit.value, edit.to)
+                rewriter.rewire(edit.value, edit.uses, low.tensor)
             case ConvertConstant():
-                rewriter.rewire(edit.value, edit.uses, rewriter.constant(edit.value, edit.to))
+                low = rewriter.constant(edit.value, edit.to)
+                rewriter.rewire(edit.value, edit.uses, low.tensor)
             case RoundTrip():
                 raise ModelError(
                     f"no op of TensorFlow's computes in {edit.to.format.label}",
@@ -62,98 +79,149 @@ def apply_edits(graph: Graph, binding: GraphBinding, edits: Sequence[Edit]) -> F
     return rewriter.finish()
 
 
+class At(NamedTuple):
+    """A tensor of a region, ``NODE:INDEX``."""
+
+    region: int
+    tensor: str
+
+
 @dataclass(slots=True, kw_only=True)
-class Rewriter:
-    """A copy of a model's nodes, and new ones.
+class Section:
+    """A copy of a region's nodes, and new ones.
 
     Attributes:
-        graph: The model's graph.
-        binding: What of the model its ids stand for.
         nodes: By name.
-        stored: The format that each float value has by now, by id.
-        outputs: Tensors that stand for outputs' own.
-        ports: Types of inputs and outputs that are declared anew, by their own tensors.
+        arguments: Names of the placeholders of what a body is handed.
+        results: Tensors that a body gives back.
     """
 
-    graph: Graph
-    binding: GraphBinding
     nodes: dict[str, NodeDef]
-    stored: dict[int, Format]
-    outputs: dict[str, str] = field(default_factory=dict[str, str])
-    ports: dict[str, Format] = field(default_factory=dict[str, Format])
+    arguments: list[str]
+    results: list[str]
 
     @classmethod
-    def of(cls, graph: Graph, binding: GraphBinding) -> Rewriter:
-        """A rewriter of the binding's model."""
+    def of(cls, region: GraphRegion) -> Section:
+        """A copy of a region."""
         copy = tf.compat.v1.GraphDef()
-        copy.CopyFrom(binding.model.graph)
-        stored = {v.id: v.format for v in graph.values if v.format is not None}
-        nodes = {n.name: n for n in copy.node}
-        return cls(graph=graph, binding=binding, nodes=nodes, stored=stored)
+        copy.node.extend(region.model.graph.node)
+        return cls(
+            nodes={n.name: n for n in copy.node},
+            arguments=[base_name(tensor) for tensor in region.arguments],
+            results=[port.tensor for port in region.model.outputs],
+        )
+
+    def kept(self, ends: Iterable[str]) -> list[NodeDef]:
+        """The nodes that those called ``ends`` need, in order."""
+        names = reachable(self.nodes, ends)
+        return [node for name, node in self.nodes.items() if name in names]
+
+
+class Rewriter:
+    """A copy of a model whose nodes can be changed, and added to.
+
+    ``stored`` is the format that each float value has by now, by id.
+    """
+
+    def __init__(self, graph: Graph, binding: GraphBinding) -> None:
+        self.graph = graph
+        self.binding = binding
+        self.sections = [Section.of(region) for region in binding.regions]
+        self.stored = {v.id: v.format for v in graph.values if v.format is not None}
+        self._outputs: dict[str, str] = {}
+        self._ports: dict[str, Format] = {}
+
+    def at(self, value: int) -> At:
+        """The tensor that a value of the graph is."""
+        return At(self.binding.value_regions[value], self.binding.values[value])
+
+    def nodes(self, region: int) -> dict[str, NodeDef]:
+        """The nodes of a region, by name."""
+        return self.sections[region].nodes
 
     def set_format(self, node: int, fmt: Format) -> None:
         """The op computes in ``fmt``."""
-        attribute = self.binding.types[node].attribute
-        self.nodes[self.binding.nodes[node]].attr[attribute].type = type_number(fmt)
+        for slot in self.binding.slots[node]:
+            attribute = self.nodes(slot.region)[slot.node].attr[slot.attribute]
+            if slot.index is None:
+                attribute.type = type_number(fmt)
+            else:
+                attribute.list.type[slot.index] = type_number(fmt)
         for value in self.graph.following_outputs(self.graph.nodes[node]):
             self.stored[value.id] = fmt
 
     def set_port(self, value: int, fmt: Format) -> None:
         """An input or output is declared as ``fmt``; what an output is given has that type."""
         tensor = self.binding.values[value]
-        self.ports[tensor] = fmt
+        self._ports[tensor] = fmt
         if self.graph.values[value].is_input:
-            self.nodes[plain(tensor)].attr["dtype"].type = type_number(fmt)
+            self.nodes(0)[base_name(tensor)].attr["dtype"].type = type_number(fmt)
             self.stored[value] = fmt
 
-    def add_cast(self, value: int, to: Format) -> str:
+    def add_cast(self, value: int, to: Format) -> At:
         """A Cast of a value, as it is stored by now; the tensor that it gives."""
-        tensor = self.binding.values[value]
-        name = self.fresh(f"{plain(tensor)}/cast_{to.label}")
-        node = tf.compat.v1.NodeDef(name=name, op="Cast", input=[reference(tensor)])
+        region, tensor = self.at(value)
+        node = self.add_node(region, f"{base_name(tensor)}/cast_{to.label}", "Cast")
+        node.input.append(reference(tensor))
         node.attr["SrcT"].type = type_number(self.stored[value])
         node.attr["DstT"].type = type_number(to)
         node.attr["Truncate"].b = False
-        self.nodes[name] = node
-        return f"{name}:0"
+        return At(region, f"{node.name}:0")
 
-    def constant(self, value: int, to: Format) -> str:
+    def constant(self, value: int, to: Format) -> At:
         """The constant rounded to ``to``; its tensor."""
         stats = self.graph.values[value].constant
         assert stats is not None
-        name = plain(self.binding.values[value])
+        region, tensor = self.at(value)
+        name = base_name(tensor)
         array = convert_constant(stats.read(), to)
-        low = self.add_constant(f"{name}/{to.label}", array, DTYPES[to])
-        waits_for = [i for i in self.nodes[name].input if i.startswith("^")]
-        self.nodes[plain(low)].input.extend(waits_for)
+        low = self.add_constant(region, f"{name}/{to.label}", array, DTYPES[to])
+        nodes = self.nodes(region)
+        waits_for = [i for i in nodes[name].input if i.startswith("^")]
+        nodes[base_name(low.tensor)].input.extend(waits_for)
         return low
 
-    def add_constant(self, name: str, array: NDArray[np.generic], dtype: Any) -> str:
+    def add_constant(
+        self, region: int, name: str, array: NDArray[np.generic], dtype: Any
+    ) -> At:
         """A constant; its tensor."""
-        name = self.fresh(name)
-        node = tf.compat.v1.NodeDef(name=name, op="Const")
+        node = self.add_node(region, name, "Const")
         node.attr["dtype"].type = dtype.as_datatype_enum
         node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(array, dtype))
-        self.nodes[name] = node
-        return f"{name}:0"
+        return At(region, f"{node.name}:0")
 
-    def fresh(self, name: str) -> str:
-        """A name that no node has."""
-        while name in self.nodes:
-            name += "_"
-        return name
+    def add_node(self, region: int, name: str, op: str) -> NodeDef:
+        """A node without inputs, called ``name`` or nearly so."""
+        nodes = self.nodes(region)
+        node = tf.compat.v1.NodeDef(name=fresh(name, nodes), op=op)
+        nodes[node.name] = node
+        return node
 
     def rewire(self, value: int, uses: Iterable[Use], tensor: str) -> None:
-        """Let ``uses`` of a value read ``tensor`` in its place."""
+        """Let ``uses`` of a value read a ``tensor`` of its region in its place."""
         for use in uses:
             if use.node is None:
-                self.outputs[self.binding.values[value]] = tensor
+                self._outputs[self.binding.values[value]] = tensor
+                continue
+            entry = self.binding.entries[use.node][use.index]
+            section = self.sections[entry.region]
+            if entry.is_result:
+                section.results[entry.index] = tensor
             else:
-                self.nodes[self.binding.nodes[use.node]].input[use.index] = reference(tensor)
+                section.nodes[entry.node].input[entry.index] = reference(tensor)
+
+    def read_at(self, node: int, index: int) -> At:
+        """The tensor that input ``index`` of a node reads by now."""
+        entry = self.binding.entries[node][index]
+        section = self.sections[entry.region]
+        if entry.is_result:
+            return At(entry.region, section.results[entry.index])
+        return At(entry.region, tensor_of(section.nodes[entry.node].input[entry.index]))
 
     def graft(
-        self, prefix: str, nodes: Sequence[NodeDef], end: str, tensors: Sequence[str]
-    ) -> str:
+        self, region: int, prefix: str, nodes: Sequence[NodeDef], end: str,
+        tensors: Sequence[str],
+    ) -> At:  # fmt: skip
         """Copies of ``nodes``, which read ``tensors`` as ``p0``, ``p1``...; their ``end``."""
         inside = {node.name for node in nodes}
 
@@ -164,19 +232,47 @@ class Rewriter:
             return reference(tensors[int(name.removeprefix("p"))])
 
         for node in nodes:
-            copy = tf.compat.v1.NodeDef()
+            copy = self.add_node(region, f"{prefix}/{node.name}", node.op)
+            name = copy.name
             copy.CopyFrom(node)
-            copy.name = f"{prefix}/{node.name}"
+            copy.name = name
             copy.input[:] = [joined(source) for source in node.input]
-            self.nodes[copy.name] = copy
-        return f"{prefix}/{end}"
+        return At(region, f"{prefix}/{end}")
+
+    def hand_in(self, region: int, name: str, tensor: str) -> dict[int, str]:
+        """Have the op of a body hand ``tensor``, of the region around, to all its bodies.
+
+        It is called ``name`` in each, as far as that is free; gives what it is there, by
+        region. A loop hands it on unchanged.
+        """
+        regions, own = self.binding.regions, self.binding.regions[region]
+        outside = self.nodes(own.parent)
+        op, source = outside[own.owner], outside[base_name(tensor)].attr
+        loop, attributes = op.op in LOOPS, op.attr
+        data = sum(not read.startswith("^") for read in op.input)
+        op.input.insert(data, reference(tensor))
+        attributes["T" if loop else "Tin"].list.type.append(source["dtype"].type)
+        if loop and attributes["output_shapes"].list.shape:
+            attributes["output_shapes"].list.shape.add().CopyFrom(source["shape"].shape)
+        found: dict[int, str] = {}
+        for body in regions:
+            if (body.parent, body.owner) != (own.parent, own.owner):
+                continue
+            given = self.add_node(body.number, name, "Placeholder")
+            given.attr["dtype"].CopyFrom(source["dtype"])
+            given.attr["shape"].CopyFrom(source["shape"])
+            found[body.number] = f"{given.name}:0"
+            self.sections[body.number].arguments.append(given.name)
+            if loop and body.role == "body":
+                self.sections[body.number].results.append(f"{given.name}:0")
+        return found
 
     def restate_casts(self) -> None:
         """The model's own casts read whatever format they are given now."""
         for node in self.graph.nodes:
             source = node.inputs[0] if node.native == _CAST else None
             if source is not None and source in self.stored:
-                cast = self.nodes[self.binding.nodes[node.id]]
+                cast = self.nodes(node.region)[self.binding.nodes[node.id]]
                 cast.attr["SrcT"].type = type_number(self.stored[source])
 
     def finish(self, *more: SignaturePort) -> FrozenModel:
@@ -186,39 +282,38 @@ class Rewriter:
         outputs = tuple(self._moved(self._declared(port)) for port in model.outputs)
         result = tf.compat.v1.GraphDef()
         result.versions.CopyFrom(model.graph.versions)
-        result.library.CopyFrom(model.graph.library)
-        kept = self._needed([plain(p.tensor) for p in (*outputs, *inputs)])
-        result.node.extend(n for name, n in self.nodes.items() if name in kept)
+        ends = [base_name(p.tensor) for p in (*outputs, *inputs)]
+        result.node.extend(self.sections[0].kept(ends))
+        library = library_of(model.graph) | self._functions()
+        result.library.function.extend(needed(result.node, library))
         return replace(model, graph=result, inputs=inputs, outputs=outputs)
 
+    def _functions(self) -> dict[str, Any]:
+        """The bodies as functions, under the names that their ops know them by."""
+        library = library_of(self.binding.model.graph)
+        found: dict[str, Any] = {}
+        for region in self.binding.regions[1:]:
+            section = self.sections[region.number]
+            ends = [*section.arguments, *(base_name(t) for t in section.results)]
+            owner = self.nodes(region.parent)[region.owner]
+            name = bodies(owner)[region.role]
+            found[name] = as_function(
+                name,
+                section.kept(ends),
+                section.arguments,
+                list(zip(section.results, result_types(owner, region.role), strict=True)),
+                library,
+            )
+        return found
+
     def _declared(self, port: SignaturePort) -> SignaturePort:
-        fmt = self.ports.get(port.tensor)
+        fmt = self._ports.get(port.tensor)
         return port if fmt is None else replace(port, dtype=fmt.label)
 
     def _moved(self, port: SignaturePort) -> SignaturePort:
-        return replace(port, tensor=self.outputs.get(port.tensor, port.tensor))
-
-    def _needed(self, ends: Sequence[str]) -> set[str]:
-        found: set[str] = set()
-        waiting = list(ends)
-        while waiting:
-            name = waiting.pop()
-            if name not in found:
-                found.add(name)
-                waiting += [plain(i.removeprefix("^")) for i in self.nodes[name].input]
-        return found
-
-
-def plain(tensor: str) -> str:
-    """The node of a tensor."""
-    return tensor.partition(":")[0]
+        return replace(port, tensor=self._outputs.get(port.tensor, port.tensor))
 
 
 def reference(tensor: str) -> str:
     """A tensor as NodeDefs name it: without its index where that is 0."""
     return tensor.removesuffix(":0")
-
-
-def tensor_of(reference: str) -> str:
-    """The tensor that an input of a NodeDef names: ``a:0`` of ``a``."""
-    return reference if ":" in reference else f"{reference}:0"

@@ -81,7 +81,8 @@ def reference_run(
     reference: Session, feeds: FeedMaker, graph: Graph
 ) -> tuple[Feeds | None, Mapping[str, Array], str]:
     """Feeds, what the fp32 model gives for them, and why there is nothing."""
-    note = "loaded, not run: give --data to compare outputs"
+    remedy = _remedy(reference)
+    note = f"loaded, not run: {remedy} to compare outputs"
     for lengths, last in _extremes(graph, feeds):
         try:
             given = feeds.draw(reference, last, lengths)
@@ -94,8 +95,19 @@ def reference_run(
             return given, reference.run(given), ""
         except EngineError as error:
             # The fp32 model refuses these feeds: they say nothing about the converted one.
-            note = f"loaded, not run: {error.what}: give --data"
+            note = f"loaded, not run: {error.what}: {remedy}"
     return None, {}, note
+
+
+def _remedy(reference: Session) -> str:
+    """What a user can do where random feeds do not run: sizes are stated by name."""
+    free = [
+        dim or f"{spec.name}.{axis}"
+        for spec in reference.inputs
+        for axis, dim in enumerate(spec.shape or ())
+        if not isinstance(dim, int)
+    ]
+    return "give --data" + (f", or sizes by --dim {free[0]}=SIZE" if free else "")
 
 
 def _extremes(

@@ -23,7 +23,7 @@ from finecast.frontends.tensorflow import (
     capture,
 )
 from finecast.frontends.tensorflow.loading import GRAPH_FILE, load, load_keras, of_keras
-from finecast.frontends.tensorflow.reader import functions_with_floats
+from finecast.frontends.tensorflow.regions import unopened
 from finecast.graph import Dim, Graph
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.conversion import kept_types
@@ -171,10 +171,10 @@ class TensorFlowModel(FileSource[TensorFlowFile, TensorFlowPrepared], EngineMode
             f"{text}: save the model in fp32 first"
             for text in kept_types(graph, policy).values()
         ]
-        inner = functions_with_floats(self.file.model)
+        inner = unopened(self.file.binding.regions)
         if inner and policy.scope is not Scope.NONE:
             listed = ", ".join(inner[:3]) + (", ..." if len(inner) > 3 else "")
-            found.append(f"bodies of control flow keep fp32 inside ({len(inner)}): {listed}")
+            found.append(f"functions keep their types inside ({len(inner)}): {listed}")
         return found
 
     def earlier(self, policy: Policy) -> list[str]:

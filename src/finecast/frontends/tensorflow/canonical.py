@@ -1,0 +1,273 @@
+"""The form in which models are planned: calls inlined, constants folded, bodies their own.
+
+Laws: outputs are the same numbers; the form of a form is itself, but for names. Each op with
+bodies has functions of its own, whose nodes are named within the op. What a body is handed and
+never changes, as a weight, is a constant of the body where it is one outside; no value is
+handed in that no body reads.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from finecast.frontends.tensorflow.folding import folded
+from finecast.frontends.tensorflow.functions import (
+    LOOPS,
+    as_function,
+    bodies,
+    flattened,
+    fresh,
+    library_of,
+    needed,
+    redirect,
+    result_types,
+    set_bodies,
+    tensor_of,
+)
+from finecast.frontends.tensorflow.inlining import inlined
+from finecast.frontends.tensorflow.library import NodeDef, tf
+from finecast.frontends.tensorflow.model import FrozenModel, base_name, reachable
+
+_SHARED_BYTES: Final = 1 << 16
+"""A larger constant that is read in several places stays one, and is handed in."""
+_RUN_IN_GRAPH: Final = "_lower_using_switch_merge"
+"""Whether ops of bodies are run as those outside are, and not as calls of functions: as
+TensorFlow sets it where models are built, and freezing unsets it."""
+
+
+def canonical(model: FrozenModel, path: str = "", scope: str = "") -> FrozenModel:
+    """``model`` in the form in which it is planned.
+
+    Args:
+        model: A model, or a body as a graph.
+        path: What names of the functions in it begin with.
+        scope: What its nodes' names began with before they were shortened.
+
+    Raises:
+        ModelError: If the graph is not valid.
+    """
+    model = folded(inlined(model))
+    library = library_of(model.graph)
+    if not any(bodies(node) for node in model.graph.node):
+        return model
+    graph = tf.compat.v1.GraphDef()
+    graph.node.extend(model.graph.node)
+    nodes = {node.name: node for node in graph.node}
+    opened = [_Op(node, library, path, scope) for node in graph.node if bodies(node)]
+    outputs = [port.tensor for port in model.outputs]
+    shared = _shared(nodes, opened)
+    for op in opened:
+        op.sink(nodes, shared)
+        moved = op.drop_unread()
+        redirect(graph.node, moved)
+        outputs = [moved.get(tensor, tensor) for tensor in outputs]
+    ends = [base_name(t) for t in (*outputs, *(p.tensor for p in model.inputs))]
+    kept = reachable(nodes, ends)
+    own = [f for op in opened if op.node.name in kept for f in op.functions()]
+    result = tf.compat.v1.GraphDef()
+    result.versions.CopyFrom(model.graph.versions)
+    result.node.extend(node for node in graph.node if node.name in kept)
+    every = library | {f.signature.name: f for f in own}
+    result.library.function.extend(needed(result.node, every))
+    ports = zip(model.outputs, outputs, strict=True)
+    return replace(
+        model, graph=result, outputs=tuple(replace(port, tensor=t) for port, t in ports)
+    )
+
+
+class _Op:
+    """An op with bodies: what it hands in, and its bodies as graphs."""
+
+    def __init__(
+        self, node: NodeDef, library: Mapping[str, Any], path: str, scope: str
+    ) -> None:
+        self.node = node
+        self.loop = node.op in LOOPS
+        self.path = f"{path}{node.name}/"
+        self.scope = f"{scope}{node.name}/"
+        flat = {r: flattened(library[name], library) for r, name in bodies(node).items()}
+        self.bodies = {r: self._canonical(r, _renamed(b, self.scope)) for r, b in flat.items()}
+
+    def _canonical(self, role: str, body: FrozenModel) -> FrozenModel:
+        return canonical(body, f"{self.path}{role}/", self.scope)
+
+    @property
+    def given(self) -> list[str]:
+        """What the bodies are handed, in order: all inputs but the one that decides."""
+        data = [name for name in self.node.input if not name.startswith("^")]
+        return data if self.loop else data[1:]
+
+    @property
+    def unchanged(self) -> list[int]:
+        """Indices of the arguments that bodies never change."""
+        if not self.loop:
+            return list(range(len(self.given)))
+        body = self.bodies["body"]
+        pairs = enumerate(zip(body.inputs, body.outputs, strict=True))
+        return [k for k, (given, after) in pairs if given.tensor == after.tensor]
+
+    def readers(self, index: int) -> list[str]:
+        """The bodies that read argument ``index``, by role."""
+        return [role for role in self.bodies if self._reads(role, index)]
+
+    def _reads(self, role: str, index: int) -> bool:
+        body = self.bodies[role]
+        argument = body.inputs[index].tensor
+        handed_on = index if self._is_next(role) else None
+        if any(p.tensor == argument for k, p in enumerate(body.outputs) if k != handed_on):
+            return True
+        name = argument.removesuffix(":0")
+        return any(base_name(read) == name for n in body.graph.node for read in n.input)
+
+    def _is_next(self, role: str) -> bool:
+        """Whether the body's results are its arguments the next time."""
+        return self.loop and role == "body"
+
+    def sink(self, nodes: Mapping[str, NodeDef], shared: Collection[str]) -> None:
+        """Make constants of the bodies of those that are handed in, but of ``shared`` ones."""
+        sunk: dict[int, NodeDef] = {}
+        for index in self.unchanged:
+            source = nodes[base_name(self.given[index])]
+            if source.op == "Const" and not source.input and source.name not in shared:
+                sunk[index] = source
+        for role, body in self.bodies.items():
+            here = {k: c for k, c in sunk.items() if self._reads(role, k)}
+            if here:
+                same = self.unchanged if self._is_next(role) else ()
+                constant = _with_constants(body, here, self.scope, kept=same)
+                self.bodies[role] = self._canonical(role, constant)
+
+    def drop_unread(self) -> dict[str, str]:
+        """Hand in no more than is read; gives where outputs of the op are found now.
+
+        What a loop never changes does not come out of it: its readers get what was handed in.
+        """
+        name, given, same = self.node.name, self.given, set(self.unchanged)
+        unread = {k for k in same if not self.readers(k)}
+        kept = [k for k in range(len(given)) if k not in unread]
+        first = [] if self.loop else [self.node.input[0]]
+        waits = [i for i in self.node.input if i.startswith("^")]
+        self.node.input[:] = [*first, *(given[k] for k in kept), *waits]
+        types = self.node.attr["T" if self.loop else "Tin"].list
+        types.type[:] = [types.type[k] for k in kept]
+        for role, body in self.bodies.items():
+            self.bodies[role] = _with_ports(body, kept, ends=self._is_next(role))
+        if not self.loop:
+            return {}
+        shapes = self.node.attr["output_shapes"].list
+        if shapes.shape:
+            left = [shapes.shape[k] for k in kept]
+            del shapes.shape[:]
+            shapes.shape.extend(left)
+        moved = {f"{name}:{k}": f"{name}:{index}" for index, k in enumerate(kept)}
+        return moved | {f"{name}:{k}": tensor_of(given[k]) for k in same}
+
+    def functions(self) -> Iterator[Any]:
+        """The bodies as functions of the op's own, which it names from now on."""
+        names = {role: f"{self.path}{role}" for role in self.bodies}
+        set_bodies(self.node, names)
+        for key in [key for key in self.node.attr if key.startswith("_")]:
+            del self.node.attr[key]
+        self.node.attr[_RUN_IN_GRAPH].b = True
+        for role, body in self.bodies.items():
+            library = library_of(body.graph)
+            yield from library.values()
+            tensors = [port.tensor for port in body.outputs]
+            yield as_function(
+                names[role],
+                body.graph.node,
+                [base_name(port.tensor) for port in body.inputs],
+                list(zip(tensors, result_types(self.node, role), strict=True)),
+                library,
+            )
+
+
+def _shared(nodes: Mapping[str, NodeDef], opened: Sequence[_Op]) -> set[str]:
+    """Names of the large constants that are read in several places."""
+    within = {op.node.name for op in opened}
+    places = Counter(
+        name
+        for node in nodes.values()
+        if node.name not in within
+        for name in {base_name(read) for read in node.input}
+    )
+    for op in opened:
+        for index in op.unchanged:
+            places[base_name(op.given[index])] += len(op.readers(index))
+    return {
+        name
+        for name, count in places.items()
+        if count > 1 and nodes[name].ByteSize() > _SHARED_BYTES
+    }
+
+
+def _renamed(body: FrozenModel, scope: str) -> FrozenModel:
+    """Arguments by their numbers, and nodes without the name of the op that they are in."""
+    arguments = {p.tensor.removesuffix(":0"): k for k, p in enumerate(body.inputs)}
+    names: dict[str, str] = {}
+    taken: set[str] = set()
+    for node in body.graph.node:
+        index = arguments.get(node.name)
+        short = _shortened(node.name, scope) if index is None else f"input_{index}"
+        names[node.name] = fresh(short, taken)
+        taken.add(names[node.name])
+    for node in body.graph.node:
+        node.name = names[node.name]
+        node.input[:] = [
+            read.replace(base_name(read), names[base_name(read)], 1) for read in node.input
+        ]
+
+    def moved(tensor: str) -> str:
+        return f"{names[base_name(tensor)]}:{tensor.partition(':')[2]}"
+
+    inputs, outputs = (
+        tuple(replace(p, tensor=moved(p.tensor)) for p in ports)
+        for ports in (body.inputs, body.outputs)
+    )
+    return replace(body, inputs=inputs, outputs=outputs)
+
+
+def _shortened(name: str, scope: str) -> str:
+    """A name without that of the op that its node is in, or of the scope of both."""
+    around = scope[: scope.rstrip("/").rfind("/") + 1]
+    return name.removeprefix(scope if name.startswith(scope) else around)
+
+
+def _with_constants(
+    body: FrozenModel, constants: Mapping[int, NodeDef], scope: str, *, kept: Collection[int]
+) -> FrozenModel:
+    """``body`` with constants in place of arguments, by index; results ``kept`` stay."""
+    graph = tf.compat.v1.GraphDef()
+    graph.CopyFrom(body.graph)
+    taken = {node.name for node in graph.node}
+    moved: dict[str, str] = {}
+    for index, constant in constants.items():
+        copy = graph.node.add()
+        copy.CopyFrom(constant)
+        copy.name = fresh(_shortened(constant.name, scope), taken)
+        taken.add(copy.name)
+        moved[body.inputs[index].tensor] = f"{copy.name}:0"
+    redirect(graph.node, moved)
+    outputs = tuple(
+        p if k in kept else replace(p, tensor=moved.get(p.tensor, p.tensor))
+        for k, p in enumerate(body.outputs)
+    )
+    return replace(body, graph=graph, outputs=outputs)
+
+
+def _with_ports(body: FrozenModel, kept: Sequence[int], *, ends: bool) -> FrozenModel:
+    """``body`` with some of its arguments; and with the results of those numbers alone."""
+    dropped = {p.tensor.removesuffix(":0") for p in body.inputs} - {
+        body.inputs[k].tensor.removesuffix(":0") for k in kept
+    }
+    graph = tf.compat.v1.GraphDef()
+    graph.versions.CopyFrom(body.graph.versions)
+    graph.library.CopyFrom(body.graph.library)
+    graph.node.extend(n for n in body.graph.node if n.name not in dropped)
+    outputs = tuple(body.outputs[k] for k in kept) if ends else body.outputs
+    return replace(
+        body, graph=graph, inputs=tuple(body.inputs[k] for k in kept), outputs=outputs
+    )
