@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino
@@ -10,17 +12,22 @@ import pytest
 from openvino import opset13 as op
 
 import finecast
+from finecast.data.deviation import expected
 from finecast.engines import get_engine
+from finecast.engines.probe import probe_one
 from finecast.errors import ModelError
 from finecast.frontends import openvino as frontend
 from finecast.frontends.openvino.bodies import every_op
 from finecast.frontends.openvino.changes import PLAN_KEY, changes_of
 from finecast.frontends.openvino.reader import read
 from finecast.frontends.openvino.undo import original
+from finecast.frontends.roundable import with_roundings
 from finecast.numbers.formats import Format
 from finecast.planning.edits import ConvertConstant
 from finecast.planning.planner import Planner
+from finecast.rules import Context, permit
 from finecast.rules.policy import Policy
+from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import make_planner
 from tests.frontends.openvino_graphs import WIDTH, chain, feeds_of, model_of, random_model, run
 from tests.frontends.test_openvino_bodies import MODELS
@@ -76,6 +83,45 @@ def test_what_a_random_plan_changed_is_taken_back(seed: int, tmp_path: Path) -> 
         got = run(back, feeds)
         for name, exact in run(file.model, feeds).items():
             np.testing.assert_array_equal(got[name], exact)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_codes_are_stated_and_taken_back(seed: int, tmp_path: Path) -> None:
+    """int8 wherever the rules permit it, fused or not: its numbers are those of arithmetic."""
+    if not probe_one(get_engine("openvino"), Format.INT8).runs:
+        pytest.skip("this CPU has no integer products that are right")
+    policy = Policy.parse("all:int8")
+    model = random_model(seed)
+    file = frontend.from_model(model)
+    prepared = frontend.prepare(file, policy)
+    feeds = feeds_of(model, seed)
+    context = Context(
+        graph=prepared.graph,
+        policy=policy,
+        facts=observe(prepared, lambda: [feeds]),
+        engine="openvino",
+        casts_around=frozenset({Format.INT8}),
+    )
+    planner = Planner(
+        graph=prepared.graph, policy=policy, permissions=permit(context), engine="openvino"
+    )
+    applied = frontend.apply(file, replace(planner, opset=lambda _: 0).lowest(Format.INT8))
+    low = saved(applied.model, tmp_path / "low.xml")
+    assert structure(original(low.model, "all:fp16")) == structure(file.model)
+    wanted, got = run(model, feeds), run(low.model, feeds)
+    emulated = run(with_roundings(frontend.roundable(file), applied.edits), feeds)
+    decided = expected(prepared.graph, dict.fromkeys(planner.permissions, Format.BF16)).decided
+    ids = {v.name: v.id for v in prepared.graph.outputs}
+    for name, exact in wanted.items():
+        if ids[name] not in decided:  # else one rounding may decide for another branch
+            # A number between two codes may become either: a step of 255 for each op.
+            limit = 2 * error(emulated[name], exact) + 1e-2
+            assert error(got[name], exact) <= limit
+
+
+def error(got: Any, wanted: Any) -> float:
+    norm = float(np.linalg.norm(wanted))
+    return float(np.linalg.norm(got - wanted)) / (norm or 1.0)
 
 
 def test_a_conversion_to_another_policy_starts_from_the_model_before(tmp_path: Path) -> None:

@@ -160,6 +160,10 @@ node soft softmax onnx::Softmax fp32 (%11) -> (%12 s fp32[64, 8])
 node bare matmul onnx::MatMul fp32 (%9, %3) -> (%13 u fp32[64, 8])
 node gemm gemm onnx::Gemm fp32 (%9, %3) -> (%14 g fp32[64, 8])
 node biased gemm onnx::Gemm fp32 (%9, %3, %2) -> (%15 h fp32[64, 8])
+node six conv onnx::Conv fp32 (%5, %1) -> (%16 d fp32[1, 4, 8, 8])
+node cut clip onnx::Clip fp32 (%16) -> (%17 e fp32[1, 4, 8, 8])
+node after conv onnx::Conv fp32 (%17, %1) -> (%18 f fp32[1, 4, 8, 8])
+output %18
 output %7
 output %12
 output %13
@@ -172,6 +176,7 @@ output %15
     ("name", "result"),
     [
         ("conv", "r"),  # behind its relu
+        ("six", "e"),  # behind its clip
         ("twice", "t"),  # two ops read it, one of them a relu
         ("join", "j"),
         ("mm", "q"),  # behind its bias

@@ -49,7 +49,7 @@ class HintedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GivenModel:
+class OriginalModel:
     """The model that the fp32 one was made of; ``plan`` is the latter's."""
 
     source: NativeSource
@@ -71,7 +71,9 @@ class GivenModel:
         """It stays loaded: it is timed again at the end."""
 
 
-def given_model(source: NativeSource, engine: Engine, planner: Planner) -> GivenModel | None:
+def original_model(
+    source: NativeSource, engine: Engine, planner: Planner
+) -> OriginalModel | None:
     """What ``source`` was made of, where it is worth a look and ``engine`` runs it."""
     if source.given is None:
         return None
@@ -79,7 +81,9 @@ def given_model(source: NativeSource, engine: Engine, planner: Planner) -> Given
         loaded = engine.load(source.given)
     except EngineError:
         return None
-    return GivenModel(source=source, model=source.given, plan=planner.highest(), loaded=loaded)
+    return OriginalModel(
+        source=source, model=source.given, plan=planner.highest(), loaded=loaded
+    )
 
 
 def hinted_models(

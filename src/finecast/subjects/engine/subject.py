@@ -35,7 +35,12 @@ from finecast.rules.calibration import uncalibrated
 from finecast.rules.facts import ValueFacts, first_nonfinite
 from finecast.rules.policy import Adjust, Policy, Scope
 from finecast.subjects.engine.adjusting import Adjuster
-from finecast.subjects.engine.hint import GivenModel, HintedModel, given_model, hinted_models
+from finecast.subjects.engine.hint import (
+    HintedModel,
+    OriginalModel,
+    hinted_models,
+    original_model,
+)
 from finecast.subjects.engine.integers import (
     check_on_integers,
     computed_otherwise,
@@ -149,13 +154,13 @@ class EngineSubject:
         """Under the precision hints of the engine, where it has some."""
         return tuple(hinted_models(self.model, self.engine, planner))
 
-    def as_given(self, planner: Planner) -> GivenModel | None:
+    def as_given(self, planner: Planner) -> OriginalModel | None:
         """The model before it was taken to fp32, if that runs faster."""
-        return given_model(self.model, self.engine, planner)
+        return original_model(self.model, self.engine, planner)
 
     def session(self, built: Built) -> Session:
         """Loaded in the engine, once."""
-        if isinstance(built, HintedModel | GivenModel):
+        if isinstance(built, HintedModel | OriginalModel):
             return built.loaded
         assert isinstance(built, EngineBuilt)
         if built.loaded is None:

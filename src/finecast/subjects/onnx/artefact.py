@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -135,8 +136,7 @@ def verify(
     if why := _hard_to_run(file):
         with suppress(EngineError):
             found = _verify_in(file, plan, applied, path, exact_emulator(), feeds)
-            text = f"{why}: {failed.where}"
-            return replace(found, note="; ".join(filter(None, (found.note, text))))
+            return _noting(found, f"{why}: {failed.where}")
     raise failed
 
 
@@ -168,13 +168,6 @@ def _verify_in(
         given, wanted, note = reference_run(reference, feeds, applied.graph)
     sizes = {} if given is None else sizes_of(reference, given)
     del reference  # one large model at a time
-    small = file.size_bytes <= _EMULATED_BYTES
-    said = ""
-    if given is not None and small and not emulated:
-        stated = given
-        said = computed_otherwise(
-            applied.graph, name, wanted, lambda: exact_session(file.path).run(stated)
-        )
     session, after = load_telling(engine, path)
     seen = Verified(
         engine=name,
@@ -190,11 +183,8 @@ def _verify_in(
     if not emulated:
         check_on_integers(engine, plan, applied, given)
 
-    def elsewhere() -> Mapping[str, Array]:
-        other = exact_session(path)
-        return other.run(feeds_for(other, given))
-
     ids = {n.name: n.id for n in applied.graph.nodes}
+    small = file.size_bytes <= _EMULATED_BYTES
     accept(
         Case(
             engine=engine,
@@ -202,8 +192,8 @@ def _verify_in(
             original=lambda: frontend.apply(file, replace(plan, decisions=(), io={})),
             formats={ids[n]: f for n, f in plan.formats.items()},
             feeds=given,
-            exact=lambda nudged: exact_session(file.path).run(nudged),
-            emulated=elsewhere if small and not emulated else None,
+            exact=partial(_stated, file.path),
+            emulated=partial(_stated, path, given) if small and not emulated else None,
         ),
         got,
         wanted,
@@ -211,8 +201,20 @@ def _verify_in(
     found = compared(name, list(got.values()), list(wanted.values()))
     if file.truth is not None:
         found = _against(file, applied, given, got, wanted, found)
-    note = "; ".join(filter(None, (found.note, said)))
-    return replace(found, sizes=sizes, kernels=seen.kernels, apart=seen.apart, note=note)
+    if small and not emulated:
+        stated = partial(_stated, file.path, given)
+        found = _noting(found, computed_otherwise(applied.graph, name, wanted, stated))
+    return replace(found, sizes=sizes, kernels=seen.kernels, apart=seen.apart)
+
+
+def _stated(path: Path, feeds: Feeds) -> Mapping[str, Array]:
+    """What the model at ``path`` gives by the definitions of its ops."""
+    session = exact_session(path)
+    return session.run(feeds_for(session, feeds))
+
+
+def _noting(found: Verified, text: str) -> Verified:
+    return replace(found, note="; ".join(filter(None, (found.note, text))))
 
 
 def _against(
@@ -230,7 +232,7 @@ def _against(
     """
     session, note = truth_session(file)
     if session is None:
-        return replace(found, note="; ".join(filter(None, (found.note, note))))
+        return _noting(found, note)
     exact = session.run(feeds)
     nudged = session.run({name: nudge(array) for name, array in feeds.items()})
     accept_taken(applied.graph, taken, exact, nudged)
