@@ -3,7 +3,7 @@
     python scripts/prediction.py ../shared/models [--plans 4] [--only sts_minilm_l6]
 
 The folder holds ``cases.py`` with the models and data. Errors are predicted as ``tune`` does,
-by roundings probed one by one on a few samples, and measured in OpenVINO on others. Writes
+by roundings probed one by one on some samples, and measured in OpenVINO on others. Writes
 docs/prediction.md and docs/prediction.svg.
 """
 
@@ -13,7 +13,7 @@ import argparse
 import importlib
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,8 +25,8 @@ from finecast.engines.base import Feeds
 from finecast.errors import EngineError
 from finecast.measure.environment import environment, limited
 from finecast.numbers.formats import Format
-from finecast.pipeline.correction import output_error
-from finecast.pipeline.workload import FunctionWorkload, probed
+from finecast.pipeline.adjusting import output_error
+from finecast.pipeline.workload import MOST_PROBED_ROWS, FunctionWorkload, probed
 from finecast.planning.assign import chosen
 from finecast.planning.choices import Choice
 from finecast.planning.plan import Plan
@@ -38,8 +38,10 @@ from finecast.rules.policy import Policy
 
 DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
 POLICIES: Final = ("auto:bf16", "auto:int8", "auto:int8,bf16")
-# Samples of one call where a model takes several, and calls: half calibrate, half measure.
-_BATCH, _CALLS = 32, 4
+# Calls of the evaluation: every second one calibrates, the others measure.
+_CALLS: Final = 32
+# Items that are evaluated, more and more, until they take as many calls.
+_ITEMS: Final = (16, 64, 256, 1024)
 _SHARES: Final = (0.25, 0.5, 0.75)
 _FLOOR: Final = 1e-4
 """Below this relative error fp32's own digits count: such plans are not judged."""
@@ -57,26 +59,37 @@ class Figure:
     measured: float
 
     @property
-    def ratio(self) -> float:
-        """Predicted to measured."""
-        return self.predicted / self.measured
-
-    @property
     def off(self) -> float:
         """How far off the prediction is: 0.25 is a quarter too much, or as much too little."""
-        return max(self.ratio, 1 / self.ratio) - 1
+        return _off(self.predicted, self.measured)
+
+    @property
+    def between_samples(self) -> float:
+        """How far the plan's own error on the samples probed is from that on the others."""
+        return _off(self.probed, self.measured)
 
 
-def batches(case: Any) -> list[Feeds]:
-    """The case's calibration feeds, single samples put together where shapes are alike."""
-    feeds = list(case.calib(_BATCH * _CALLS))
-    whole = {tuple(a.shape for a in f.values()) for f in feeds}
-    if len(whole) > 1 or any(a.shape[:1] != (1,) for a in feeds[0].values()):
-        return feeds[: _CALLS * 8]
-    return [
-        {n: np.concatenate([f[n] for f in feeds[i : i + _BATCH]]) for n in feeds[0]}
-        for i in range(0, len(feeds), _BATCH)
-    ]
+def _off(found: float, true: float) -> float:
+    if not found or not true:
+        return math.inf
+    return max(found / true, true / found) - 1
+
+
+def calls(case: Any, run: Callable[[Feeds], Mapping[str, Any]]) -> list[Feeds]:
+    """Feeds of the case's evaluation, evenly spread over it."""
+    seen: list[Feeds] = []
+
+    def recorded(feeds: Feeds) -> list[Any]:
+        seen.append({name: np.array(array) for name, array in feeds.items()})
+        return [*run(feeds).values()]
+
+    for items in _ITEMS:
+        seen.clear()
+        case.metric(recorded, items)
+        if len(seen) >= _CALLS:
+            break
+    places = np.linspace(0, len(seen) - 1, min(_CALLS, len(seen)))
+    return [seen[round(i)] for i in places]
 
 
 def plans(
@@ -101,13 +114,13 @@ def plans(
 
 def figures(name: str, case: Any, count: int) -> Iterator[Figure]:
     """Those of one model."""
-    data = batches(case)
-    calibration, others = data[: len(data) // 2], data[len(data) // 2 :]
+    subject = api.load(case.model()).subject("openvino", None)
+    data = calls(case, subject.reference.run)
+    calibration, others = data[::2], data[1::2]
     workload = FunctionWorkload(
         function=lambda run: 0.0, name="", calibrate=lambda: calibration, remembered=others
     )
-    subject = api.load(case.model()).subject("openvino", None)
-    few = probed(calibration, subject.reference.inputs)
+    more = probed(calibration, subject.reference.inputs, MOST_PROBED_ROWS)
     for text in POLICIES:
         draw = np.random.default_rng(0)
         examined = subject.examine(Policy.parse(text), (), workload, silent)
@@ -128,8 +141,8 @@ def figures(name: str, case: Any, count: int) -> Iterator[Figure]:
             built = subject.model.build(plan)
             try:
                 session = subject.session(built)
-                on_few, measured = (
-                    output_error(session, subject.reference, on) for on in (few, others)
+                on_more, measured = (
+                    output_error(session, subject.reference, on) for on in (more, others)
                 )
             except EngineError:
                 continue  # the engine has no kernels for the mix
@@ -141,14 +154,17 @@ def figures(name: str, case: Any, count: int) -> Iterator[Figure]:
                 policy=text,
                 plan=how,
                 predicted=math.sqrt(predicted_error(analysis, formats)),
-                probed=on_few,
+                probed=on_more,
                 measured=measured,
             )
 
 
 def table(found: Sequence[Figure]) -> list[str]:
     """For each model and policy: plans, median and largest deviation."""
-    rows = ["| model | policy | plans | median off | most off |", "|---|---|---|---|---|"]
+    rows = [
+        "| model | policy | plans | median off | most off | between samples: median, most |",
+        "|---|---|---|---|---|---|",
+    ]
     keys = dict.fromkeys((f.model, f.policy) for f in found)
     for model, policy in keys:
         rows.append(
@@ -160,10 +176,12 @@ def table(found: Sequence[Figure]) -> list[str]:
 
 def _row(model: str, policy: str, found: Sequence[Figure]) -> str:
     off = np.array([f.off for f in found])
+    between = np.array([f.between_samples for f in found])
     worst = max(found, key=lambda f: f.off)
     return (
         f"| {model} | {policy} | {len(found)} | {np.median(off):.0%} |"
         f" {off.max():.0%} ({worst.plan}: {worst.predicted:.2g} for {worst.measured:.2g}) |"
+        f" {np.median(between):.0%}, {between.max():.0%} |"
     )
 
 

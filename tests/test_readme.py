@@ -53,7 +53,19 @@ def test_the_line_that_tune_prints_runs(tuned: Path) -> None:
     assert model({"image": np.zeros((2, 1, 8, 8), np.float32)})["logits"].shape == (2, 10)
 
 
+@needs_openvino
+def test_the_line_for_throughput_has_the_hint_for_it(tuned: Path) -> None:
+    import openvino
+
+    line = how_to_run(Path("tuned.onnx"), "openvino", ["fp32"], throughput=True)
+    code = line.removeprefix("run it: ").partition(";")[0]
+    model = eval(code, {"openvino": openvino})
+    assert model.get_property("PERFORMANCE_HINT").name == "THROUGHPUT"
+
+
 def test_the_line_is_that_of_the_engine() -> None:
+    line = how_to_run(Path("a.onnx"), "onnxruntime", ["fp32"], throughput=True)
+    assert "intra_op_num_threads = 1" in line
     assert "onnxruntime.InferenceSession('a.onnx')" in how_to_run(
         Path("a.onnx"), "onnxruntime", ["fp16"]
     )

@@ -14,7 +14,7 @@ from finecast.errors import ExitCode
 from finecast.numbers.formats import Format
 from finecast.planning.biases import RULE
 from tests.cli.conftest import Answer
-from tests.subjects.test_bias_correction import BIASES, X, written
+from tests.subjects.test_adjusting import BIASES, X, written
 
 Finecast = Callable[..., Answer]
 INT8 = ["--auto-cast", "all", "--auto-cast-type", "int8", "--engine", "openvino"]
@@ -33,11 +33,12 @@ def test_it_is_told_and_explained(finecast: Finecast, files: tuple[Path, Path]) 
     out, plan = net.with_name("low.onnx"), net.with_name("plan.json")
     asked = [*INT8, "--data", data, "--adjust", "bias", "--plan-out", plan]
     found = finecast("convert", net, "-o", out, *asked, "--json").json
-    assert found["correction"]["biases"] == len(BIASES)
-    errors = found["correction"]["relative_error"]
+    (gain,) = found["adjustments"]
+    assert (gain["kind"], gain["operands"]) == ("bias", len(BIASES))
+    errors = gain["relative_error"]
     assert errors["with"] < errors["without"]
     told = finecast("convert", net, "-o", out, *asked, "--force").out
-    assert f"{len(BIASES)} biases corrected" in told
+    assert f"bias: {len(BIASES)} operands, relative output error" in told
     for node in ("head", "bias", "one"):
         said = finecast("explain", net, node, "--plan", plan, "--json").json
         assert RULE in {verdict["rule"] for verdict in said["verdicts"]}
@@ -47,7 +48,9 @@ def test_it_is_told_and_explained(finecast: Finecast, files: tuple[Path, Path]) 
     ("options", "says"),
     [
         (["--auto-cast-type", "bf16", "--adjust", "bias"], "--auto-cast-type int8"),
-        (["--auto-cast-type", "int8", "--adjust", "biass"], "use one of none, bias"),
+        (["--auto-cast-type", "int8", "--adjust", "biass"], "did you mean bias"),
+        (["--auto-cast-type", "int8", "--adjust", "bias,none"], "name each once"),
+        (["--auto-cast-type", "int8", "--adjust", "bias,bias"], "name each once"),
     ],
 )
 def test_what_it_cannot_be_for_is_refused(

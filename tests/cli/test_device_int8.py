@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import openvino
 import pytest
+import torch
 from onnx import numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
@@ -68,6 +70,24 @@ def test_one_emulation_for_every_verb(finecast: Finecast, files: tuple[Path, Pat
     assert np.abs(found - reference).max() <= 1e-5 * np.abs(reference).max()
 
 
+def test_models_of_openvino_are_emulated_alike(
+    finecast: Finecast, files: tuple[Path, Path]
+) -> None:
+    net, data = files
+    given, out = net.with_suffix(".xml"), net.with_name("low.xml")
+    openvino.save_model(openvino.convert_model(net), given, compress_to_fp16=False)
+    options = ["--target", "sm75", "--auto-cast-type", "int8", "--data", data]
+    wanted = finecast("emulate", net, *options, "--json").json
+    seen = finecast("emulate", given, *options, "--json").json
+    assert seen["cast_ops"] == wanted["cast_ops"]
+    assert seen["output_error"] == pytest.approx(wanted["output_error"], rel=0.01)
+    options = ["-o", out, "--auto-cast", "all", *options]
+    made = finecast("convert", given, *options, "--json").json
+    assert made["ops"]["int8"] == 4
+    assert made["verified"]["engine"] == "emulator:sm75"
+    assert made["verified"]["relative_error"] == pytest.approx(seen["output_error"], rel=0.01)
+
+
 @pytest.fixture
 def heavy(tmp_path: Path) -> tuple[Path, Path]:
     """A product whose weights are most of what is read."""
@@ -98,6 +118,27 @@ def test_tune_for_a_device_with_integers(
     found = finecast("tune", net, "-o", out, "--target", target, "--data", data, *KEPT).json
     assert found["verdict"] == "improved", found["why"]
     assert "QuantizeLinear" in {n.op_type for n in onnx.load(out).graph.node}
+
+
+def test_tune_tries_every_format_that_gains_on_a_device(
+    finecast: Finecast, heavy: tuple[Path, Path]
+) -> None:
+    net, data = heavy
+    kept = ("--target", "AVX512-VNNI", "--metric", "cosine", "--tolerance", "0.01", "--json")
+    found = finecast("tune", net, "-o", net.with_name("a.onnx"), "--data", data, *kept).json
+    assert found["verdict"] == "improved", found["why"]
+    assert found["ops"]["int8"] >= 1
+    assert "avx512-vnni computes bf16 in a wider format: left out" in found["why"]
+
+
+def test_an_exported_program_is_tuned_in_what_it_can_state(tmp_path: Path) -> None:
+    program = torch.export.export(torch.nn.Linear(16, 16), (torch.ones(4, 16),))
+    torch.export.save(program, tmp_path / "net.pt2")
+    x = np.ones((4, 16), np.float32)
+    found = api.tune(
+        tmp_path / "net.pt2", None, data={"input": x}, metric="cosine", target="avx512-vnni"
+    )
+    assert found.ops.keys() <= {"fp32", "bf16"}
 
 
 def test_the_ladder_has_a_plan_on_integers(

@@ -53,6 +53,16 @@ def test_targets(finecast: Finecast) -> None:
     assert finecast("targets", "trn9").code == ExitCode.USAGE
 
 
+def test_a_device_is_called_by_its_own_name(
+    finecast: Finecast, mlp: Path, mlp_data: Path
+) -> None:
+    options = ["--auto-cast-type", "bf16", "--auto-cast", "all", "--data", mlp_data]
+    answer = finecast("emulate", mlp, "--target", "TRN1", *options)
+    assert answer.out.startswith("trn1 ")
+    kept = ["--data", mlp_data, "--no-per-op"]
+    assert finecast("ladder", mlp, "--target", " TRN1", *kept).out.startswith("trn1: ")
+
+
 def test_emulate(finecast: Finecast, mlp: Path, mlp_data: Path) -> None:
     options = ["--auto-cast", "all", "--auto-cast-type", "fp16", "--data", mlp_data]
     start = time.perf_counter()

@@ -155,7 +155,7 @@ def test_options_that_do_not_apply_are_refused(
         assert f"{option[0]} does not apply" in capsys.readouterr().err
 
 
-def test_biases_are_not_corrected_and_that_is_refused(
+def test_operands_are_not_adjusted_and_that_is_refused(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = "--auto-cast matmult --auto-cast-type int8 --adjust bias"
@@ -163,7 +163,7 @@ def test_biases_are_not_corrected_and_that_is_refused(
         main(["convert", str(model), "-o", str(model.with_name("low.pt2")), *words.split()])
         == 2
     )
-    assert "biases are corrected in ONNX models alone (--adjust)" in capsys.readouterr().err
+    assert "operands are adjusted in ONNX models alone" in capsys.readouterr().err
     assert not model.with_name("low.pt2").exists()
 
 

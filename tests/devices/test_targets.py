@@ -188,3 +188,29 @@ def test_empty_rates_are_rejected() -> None:
     )
     with pytest.raises(UsageError, match="rates_tflops is empty"):
         parse_target(text, file="bad.toml")
+
+
+@pytest.mark.parametrize(
+    ("name", "formats"),
+    [
+        ("amx", "bf16 int8"),
+        ("avx2", "bf16"),
+        ("avx512-vnni", "bf16 int8"),
+        ("inf1", "bf16 int8"),
+        ("trn1", "bf16"),  # its 8 bits are as fast as its 16
+        ("trn2", "bf16 fp8_e4m3"),
+        ("sm70", "fp16"),
+        ("sm75", "fp16 int8"),
+        ("sm80", "bf16 int8"),
+        ("sm90", "bf16 fp8_e4m3 int8"),
+    ],
+)
+def test_formats_that_are_tried_where_none_is_named(name: str, formats: str) -> None:
+    assert " ".join(f.label for f in load_target(name).low_formats) == formats
+
+
+def test_vnni_computes_bf16_in_fp32() -> None:
+    target = load_target("avx512-vnni")
+    assert not target.computes_in(Format.BF16)
+    assert target.computes_in(Format.INT8)
+    assert not load_target("sm70").computes_in(Format.BF16)

@@ -272,9 +272,7 @@ def test_a_device_computes_low_in_bodies_too(name: str) -> None:
         }
         plan = planner.plan(formats, "given")
         emulation = Emulation(target=load_target("trn1"), scope=Scope.NONE)
-        session = plan_session(
-            lambda: frontend.roundable(file), prepared.graph, plan, emulation
-        )
+        session = plan_session(lambda: frontend.roundable(file), plan, emulation)
         edits = frontend.apply(file, plan).edits
         wanted = run(with_roundings(frontend.roundable(file), edits), feeds)["out0"]
         errors.append(difference(session.run(feeds)["out0"], exact))

@@ -13,6 +13,7 @@ from finecast import api
 from finecast.engines import get_engine, installed
 from finecast.errors import ModelError, UsageError
 from finecast.frontends import onnx as frontend
+from tests.frontends.tools import parse
 
 ENGINES = [None, *(e for e in ("openvino", "onnxruntime") if installed(e))]
 
@@ -39,6 +40,21 @@ def test_without_data_it_is_converted_and_not_run(engine: str | None) -> None:
     assert "loaded, not run: input 'x' has no declared shape" in done.verified.note
     assert "--data" in done.verified.note
     assert "--dim x.0=SIZE" in done.verified.note
+
+
+def test_where_random_sizes_do_not_run_it_says_how_to_state_them() -> None:
+    sevens = parse(
+        """g (float[n, 4] x) => (float[7, k] y) {
+          s = Constant<value_ints = [7, -1]>()
+          r = Reshape(x, s)
+          y = Tanh(r)
+        }""",
+        opset=17,
+    )
+    note = api.convert(sevens, policy="all:bf16").verified.note
+    assert note.startswith("loaded, not run: ")
+    assert note.endswith("give --data, or sizes by --dim n=SIZE")
+    assert "not run" not in api.convert(sevens, policy="all:bf16", dims={"n": 7}).verified.note
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -136,6 +136,14 @@ def test_a_tensor_without_a_channel_for_each_scale_is_refused() -> None:
             two.round(np.zeros(shape, np.float32))
 
 
+@given(encodings(channels=6), arrays((2, 3, 4)))
+def test_channels_may_lie_along_several_axes(encoding: Scaled, x: Array) -> None:
+    """As those of a convolution by groups: each is encoded by itself."""
+    flat = encoding.round(x.reshape(6, 4))
+    np.testing.assert_array_equal(encoding.round(x), flat.reshape(x.shape))
+    assert encoding.spread(x.shape).shape == (2, 3, 1)
+
+
 @given(encodings(channels=2))
 def test_json_round_trip(encoding: Scaled) -> None:
     content = json.loads(json.dumps(encoding.to_dict()))

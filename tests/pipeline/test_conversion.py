@@ -14,7 +14,6 @@ from finecast.engines.base import Engine
 from finecast.engines.probe import Speed
 from finecast.errors import UsageError
 from finecast.numbers.formats import Format
-from finecast.pipeline.correction import Correction
 from finecast.subjects.engine import conversion
 from finecast.subjects.engine import judging as opened
 
@@ -106,9 +105,3 @@ def test_sizes_are_for_free_dimensions(model: Path) -> None:
     assert done.verified.sizes == {"rows": 3}
     with pytest.raises(UsageError, match="columns"):
         finecast.convert(model, model.with_name("other.onnx"), dims={"columns": 3})
-
-
-def test_a_correction_is_told_by_how_many_biases_it_has() -> None:
-    one = Correction(biases=1, error_without=0.02, error_with=0.01)
-    assert one.text == "1 bias corrected: relative output error 0.02 -> 0.01"
-    assert Correction(biases=2, error_without=1.0, error_with=0.5).text.startswith("2 biases")

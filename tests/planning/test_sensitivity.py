@@ -11,8 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from finecast.numbers.formats import Format
 from finecast.planning.points import RoundingPoint, RoundingPoints
-from finecast.planning.sensitivity import Probes, Sensitivity, measure, squared_error
+from finecast.planning.sensitivity import (
+    Probes,
+    Saturation,
+    Sensitivity,
+    joined,
+    measure,
+    squared_error,
+)
 
 Array = NDArray[np.generic]
 
@@ -133,3 +141,77 @@ def test_only_float_outputs_count_each_alike() -> None:
     one, off = np.array([1.0], np.float32), np.array([1.5], np.float32)
     index, other = np.array([1]), np.array([7])
     assert squared_error([off, one, other], [one, one, index]) == pytest.approx(0.125)
+
+
+class Saturating:
+    """An output that all points push the same way, and that cannot go far."""
+
+    def __init__(self, steps: Sequence[float], most: float) -> None:
+        self.steps, self.most = np.array(steps), most
+
+    def __call__(self, switch: NDArray[np.bool_]) -> list[Array]:
+        off = self.most * np.tanh((self.steps * switch).sum() / self.most)
+        return [np.array([1.0, off])]
+
+
+def test_where_an_output_saturates_single_errors_stay_what_they_are() -> None:
+    model = Saturating([0.5, 0.5, 1.0], most=0.7)
+    found = measure(3, model)
+    off = 0.7 * np.tanh(np.array([0.5, 0.5, 1.0]) / 0.7)
+    assert found.values == pytest.approx(off**2)
+    assert found.total == pytest.approx((0.7 * math.tanh(2 / 0.7)) ** 2)
+    assert found.added > found.total
+    assert found.saturation.together(found.added) == pytest.approx(found.total)
+    small = found.saturation.together(1e-4)
+    assert small == pytest.approx(1e-4, rel=1e-3)
+
+
+def test_errors_that_push_the_same_way_bring_more_than_their_sum() -> None:
+    found = measure(4, Saturating([0.1] * 4, most=1e3))
+    assert found.total == pytest.approx(0.16, rel=1e-5)
+    assert found.added == pytest.approx(0.04, rel=1e-5)
+    assert found.saturation.together(0.04) == pytest.approx(0.16, rel=1e-4)
+    assert 0.02 < found.saturation.together(0.02) < 0.16
+
+
+SUMS = st.floats(1e-6, 10)
+
+
+@given(SUMS, SUMS, st.lists(SUMS, min_size=2, max_size=9))
+def test_more_errors_bring_more(added: float, total: float, sums: list[float]) -> None:
+    """Also beyond what was measured; ``apart`` is the way back."""
+    one = Saturation.through(added, total)
+    assert one.together(0.0) == 0.0
+    assert one.together(added) == pytest.approx(total)
+    assert math.isinf(one.together(math.inf))
+    errors = [one.together(x) for x in sorted(sums)]
+    assert errors == sorted(errors)
+    for x in sums:
+        assert one.apart(one.together(x)) == pytest.approx(x, rel=1e-6)
+
+
+def test_no_error_lies_beyond_what_an_output_saturates_at() -> None:
+    one = Saturation.through(4.0, 1.0)
+    assert one.together(1e9) < 4 / 3
+    assert math.isinf(one.apart(4 / 3))
+
+
+def of(values: Sequence[float], total: float) -> Sensitivity:
+    return Sensitivity(values=np.array(values), weights=np.zeros(0), total=total)
+
+
+def test_formats_have_one_saturation_and_each_all_of_what_was_measured() -> None:
+    found = {Format.INT8: of([0.5, 0.7], 0.6), Format.BF16: of([1e-3, 3e-3], 8e-3)}
+    saturation, scaled = joined(found)
+    assert saturation == found[Format.INT8].saturation
+    for fmt, one in found.items():
+        assert saturation.together(scaled[fmt].added) == pytest.approx(one.total)
+    assert scaled[Format.BF16].values[1] == pytest.approx(3 * scaled[Format.BF16].values[0])
+
+
+def test_what_breaks_an_output_says_nothing_of_how_errors_add_up() -> None:
+    found = {Format.FP16: of([1e6, 0.1], 0.2), Format.BF16: of([0.0], 0.0)}
+    saturation, scaled = joined(found)
+    assert saturation == Saturation()
+    assert scaled == found
+    assert of([1e6, 0.1], 0.2).shares.tolist() == [1e6, 0.1]

@@ -60,6 +60,23 @@ def test_a_product_that_sums_gives_features(kept: Callable[..., set[str]]) -> No
     assert found == {"scale", "sin", "bias", "best"}
 
 
+def test_probabilities_that_choose_experts_are_not_rounded(
+    kept: Callable[..., set[str]],
+) -> None:
+    text = """g (float[8,4] x) => (float[8,2] weights, int64[8,2] experts, float[8,4] y) {
+      [router] m = MatMul(x, w)
+      [scale] s = Mul(m, c)
+      [softmax] p = Softmax<axis=-1>(s)
+      k = Constant<value_ints=[2]>()
+      [best] chosen, experts = TopK(p, k)
+      [attention] a = Softmax<axis=-1>(x)
+      [weights] weights = Mul(chosen, chosen)
+      [mixed] y = MatMul(a, w)
+    }"""
+    found = kept(text, w=np.full((4, 4), 0.1), c=np.full(4, 0.1))
+    assert found == {"scale", "softmax", "best"}
+
+
 def test_what_others_read_as_well_is_a_feature(kept: Callable[..., set[str]]) -> None:
     text = """g (float[2,4] x) => (float[2,4] y) {
       [tanh] h = Tanh(x)
@@ -159,6 +176,29 @@ def test_what_a_grid_is_made_of(kept: Callable[..., set[str]]) -> None:
     assert kept(text, c=np.float32(0.1), base=np.full((1, 4, 4, 2), 0.3)) == {
         *("scaled", "moved", "sampled")
     }
+
+
+GRID = """g (float[1,2,2,2] d, float[1,1,4,4] image) => (float[1,1,2,2] y, float[1,2,2,2] f) {
+  [moved] m = Add(grid, d)
+  [turned] t = Transpose<perm=[0,2,3,1]>(m)
+  [sampled] y = GridSample(image, t)
+  [difference] f = Sub(m, grid)
+}"""
+
+
+def test_what_is_added_to_a_grid_is_positions_whoever_reads_it(
+    kept: Callable[..., set[str]],
+) -> None:
+    """An optical flow: the difference of two positions has the digits that bf16 drops."""
+    found = kept(GRID, grid=np.arange(8).reshape(1, 2, 2, 2))
+    assert found == {"moved", "turned", "sampled", "difference"}
+
+
+@pytest.mark.parametrize("constant", [np.eye(2), np.full((2, 2), 0.5), np.float32(3)])
+def test_what_is_added_to_other_constants_and_read_besides_is_a_feature(
+    kept: Callable[..., set[str]], constant: Any
+) -> None:
+    assert kept(GRID, grid=constant) == {"turned", "sampled"}
 
 
 def test_a_constant_that_fills_a_mask_counts_nothing(kept: Callable[..., set[str]]) -> None:

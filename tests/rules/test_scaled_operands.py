@@ -20,12 +20,14 @@ constant %3 m fp32[4, 8] size=32
 constant %4 zero fp32[] size=1
 constant %5 one fp32[] size=1
 constant %21 at int64[2] size=2
+constant %27 wg fp32[4, 2, 1, 1, 1] size=8
 node act relu onnx::Relu fp32 (%0) -> (%6 r fp32[1, 4, 8, 8])
 node pool max_pool onnx::MaxPool fp32 (%6) -> (%7 p fp32[1, 4, 8, 8])
 node turn transpose onnx::Transpose fp32 (%7) -> (%8 t fp32[1, 8, 8, 4])
 node pad pad onnx::Pad fp32 (%7, ~_, %4) -> (%9 padded fp32[1, 4, 10, 10])
 node fill pad onnx::Pad fp32 (%7, ~_, %5) -> (%10 filled fp32[1, 4, 10, 10])
 node conv conv onnx::Conv fp32 (%7, %1, %2) -> (%11 c fp32[1, 4, 8, 8])
+node groups group_conv openvino::GroupConvolution fp32 (%7, %27) -> (%26 gc fp32[1, 8, 8, 8])
 node join add onnx::Add fp32 (%11, %7) -> (%12 j fp32[1, 4, 8, 8])
 node bias add onnx::Add fp32 (%11, %2) -> (%13 k fp32[1, 4, 8, 8])
 node sums add onnx::Add fp32 (%12, %7) -> (%14 l fp32[1, 4, 8, 8])
@@ -60,14 +62,15 @@ def net() -> Graph:
 @pytest.mark.parametrize(
     ("name", "axes"),
     [
-        ("conv", {0: None, 1: 0}),  # the bias stays fp32
-        ("mm", {0: None, 1: 1}),
-        ("gemm", {0: None, 1: 1}),
-        ("turned", {0: None, 1: 0}),
+        ("conv", {0: (), 1: (0,)}),  # the bias stays fp32
+        ("mm", {0: (), 1: (1,)}),
+        ("gemm", {0: (), 1: (1,)}),
+        ("turned", {0: (), 1: (0,)}),
+        ("groups", {0: (), 1: (0, 1)}),  # of four groups, each with two channels
     ],
 )
 def test_products_store_a_value_and_weights_by_channel(
-    name: str, axes: dict[int, int | None]
+    name: str, axes: dict[int, tuple[int, ...]]
 ) -> None:
     graph = net()
     assert scaled_operands(graph, graph.find(name), Format.INT8) == axes
@@ -95,7 +98,7 @@ def test_an_addition_to_a_convolution_of_its_own_stores_both_values() -> None:
         "node bias add onnx::Add fp32 (%11,", "node bias add onnx::Add fp32 (%7,"
     )
     graph = from_text(text.replace("~_", "_"))
-    assert scaled_operands(graph, graph.find("join"), Format.INT8) == {0: None, 1: None}
+    assert scaled_operands(graph, graph.find("join"), Format.INT8) == {0: (), 1: ()}
 
 
 def test_moved_values_have_the_origin_that_their_numbers_come_from() -> None:
@@ -110,14 +113,16 @@ def test_moved_values_have_the_origin_that_their_numbers_come_from() -> None:
 @pytest.mark.parametrize(
     ("name", "axes"),
     [
-        ("mm", {1: 1}),
-        ("gemm", {1: 1}),
-        ("turned", {1: 0}),
-        ("turned_mm", {1: 0}),
-        ("rows", {0: 0}),  # a scale for each row of the table
+        ("mm", {1: (1,)}),
+        ("gemm", {1: (1,)}),
+        ("turned", {1: (0,)}),
+        ("turned_mm", {1: (0,)}),
+        ("rows", {0: (0,)}),  # a scale for each row of the table
     ],
 )
-def test_weights_alone_are_those_of_products_and_rows(name: str, axes: dict[int, int]) -> None:
+def test_weights_alone_are_those_of_products_and_rows(
+    name: str, axes: dict[int, tuple[int, ...]]
+) -> None:
     graph = net()
     assert scaled_operands(graph, graph.find(name), Format.INT8_WEIGHTS) == axes
 

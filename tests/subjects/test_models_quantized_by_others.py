@@ -81,8 +81,10 @@ def quantized(
 
 
 def kinds(path: Path) -> Counter[str]:
-    """Ops of the main graph; casts apart, which plans put in."""
-    return Counter(n.op_type for n in onnx.load(path).graph.node if n.op_type != "Cast")
+    """Ops of the main graph; casts apart, which plans put in, and what rounds for them."""
+    nodes = [n for n in onnx.load(path).graph.node if n.op_type != "Cast"]
+    rounding = {n.name for n in nodes for m in n.metadata_props if m.value.startswith("bf16 ")}
+    return Counter(n.op_type for n in nodes if n.name not in rounding)
 
 
 def run(path: Path) -> NDArray[np.float32]:
@@ -98,6 +100,9 @@ def test_what_came_quantized_stays_and_the_rest_is_planned(
     assert kinds(out) == kinds(quantized)
     assert [w for w in done.warnings if "ops came quantized by another tool" in w]
     assert done.verified.reference == "the model given"
+    decided = quantized.stem != "qoperator"  # its ops of integers are no ops on floats
+    assert done.ops.get("quantized", 0) >= decided, "not fp32, as its plan has them"
+    assert sum(done.ops.values()) == sum(done.plan.counts.values())
     integers = {n.name for n in onnx.load(quantized).graph.node if "Quantize" in n.op_type}
     assert not {n for n, f in done.plan.formats.items() if f is not Format.FP32} & integers
     fp32 = api.convert(quantized, tmp_path / "same.onnx", "none", engine="openvino")
@@ -140,3 +145,25 @@ def test_tune_takes_it_for_the_model_to_keep(quantized: Path) -> None:
     assert found.baseline.metric == pytest.approx(1.0, abs=1e-6)
     assert found.tuned.metric >= 0.99
     assert any("came quantized by another tool" in text for text in found.warnings)
+    assert found.reference == "the model given"
+    assert found.ops.get("quantized", 0) >= (quantized.stem != "qoperator")
+
+
+def test_tune_of_a_conversion_says_that_the_model_given_is_no_fp32_model(
+    tmp_path: Path,
+) -> None:
+    path, low = tmp_path / "net.onnx", tmp_path / "low.onnx"
+    made = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        net (float[n, 10] x) => (float[n, 10] y) { y = MatMul (x, w) }"""
+    )
+    w = np.random.default_rng(1).standard_normal((10, 10)).astype(np.float32)
+    made.graph.initializer.append(numpy_helper.from_array(w, "w"))
+    onnx.save(made, path)
+    x = {"x": X.reshape(-1)[:160].reshape(16, 10)}
+    api.convert(path, low, "all:int8", data=x, engine="openvino", verify=False)
+    found = api.tune(low, None, data=x, metric="cosine", policy="auto:bf16", tolerance=0.1)
+    assert found.reference == "the model given"
+    assert (
+        api.tune(path, None, data=x, metric="cosine", policy="auto:bf16").reference == "fp32"
+    )

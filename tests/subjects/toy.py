@@ -92,6 +92,9 @@ class ToyModel:
     def build(self, plan: Plan) -> ToyBuilt:
         return built_of(self.model, self.graph, plan, self.name)
 
+    def reference_name(self, graph: Graph) -> str:
+        return "fp32"
+
     def notes(self, planner: Planner) -> Sequence[str]:
         return ()
 
@@ -111,6 +114,7 @@ class ToyModel:
             files.write_bytes(output.path, built.content)
         return Conversion(
             plan=plan,
+            ops=plan.counts,
             nodes=len(nodes),
             casts=built.casts,
             size_bytes=(self.size_bytes, built.size_bytes),

@@ -251,9 +251,7 @@ def test_a_device_computes_low_in_bodies_too(name: str, saved: Callable[[str], S
     exact = one.session.run(feeds)
     plan = drawn(one.file, 0, share=1.0)
     emulation = Emulation(target=load_target("trn1"), scope=Scope.NONE)
-    session = plan_session(
-        lambda: frontend.roundable(one.file), one.file.graph, plan, emulation
-    )
+    session = plan_session(lambda: frontend.roundable(one.file), plan, emulation)
     edits = frontend.apply(one.file, plan).edits
     wanted = run(with_roundings(frontend.roundable(one.file), edits), feeds)
     got = session.run(feeds)

@@ -10,6 +10,8 @@ import pytest
 
 import finecast
 from finecast.cli import main
+from finecast.engines import get_engine
+from finecast.engines.probe import probe_one
 from finecast.errors import ModelError
 from finecast.numbers.formats import Format
 
@@ -77,3 +79,53 @@ def test_profile_runs_a_saved_model_beside_what_it_gave(net: Any, tmp_path: Path
     given = ["--runs", "2", "--seconds", "0.01", "--no-memory", "--json"]
     assert main(["profile", str(saved), str(low), *given]) == 0
     assert main(["profile", str(saved), *given]) == 0
+
+
+@pytest.mark.parametrize("kind", ["SavedModel", ".keras", ".tflite"])
+def test_they_run_on_integers(net: Any, kind: str, tmp_path: Path) -> None:
+    if not probe_one(get_engine("openvino"), Format.INT8).runs:
+        pytest.skip("this CPU has no integer products that are right")
+    path, low = saved(net, kind, tmp_path), tmp_path / "low.xml"
+    (port,) = finecast.load(path, output=low).reference().inputs
+    done = finecast.convert(path, low, "all:int8", data={port.name: X}, engine="openvino")
+    kinds = {d.op for d in done.plan.decisions if d.format is Format.INT8}
+    assert kinds == {"conv", "matmul"}
+    (got,) = finecast.load(low).reference().run({port.name: X}).values()
+    wanted = np.asarray(net(X))
+    assert 0 < np.linalg.norm(got - wanted) < 0.05 * np.linalg.norm(wanted)
+
+
+def test_a_plan_fits_a_model_that_is_read_again(net: Any, tmp_path: Path) -> None:
+    """OpenVINO numbers the ops that it makes by a counter of the process."""
+    path = saved(net, "SavedModel", tmp_path)
+    done = finecast.convert(path, tmp_path / "low.xml", "all:bf16")
+    finecast.apply(done.plan, path, tmp_path / "again.xml")
+    low, again = ((tmp_path / f"{n}.bin").read_bytes() for n in ("low", "again"))
+    assert low == again
+
+
+def test_what_tensorflow_lite_quantized_is_kept(net: Any, tmp_path: Path) -> None:
+    net.export(tmp_path / "saved", verbose=False)
+    converter = tf.lite.TFLiteConverter.from_saved_model(str(tmp_path / "saved"))
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    converter.representative_dataset = lambda: ([x[None]] for x in X)
+    path = tmp_path / "net.tflite"
+    path.write_bytes(converter.convert())
+    done = finecast.convert(path, tmp_path / "low.xml", "all:bf16")
+    assert [w for w in done.warnings if "ops came quantized by another tool" in w]
+    products = [d for d in done.plan.decisions if d.op in ("conv", "matmul")]
+    assert len(products) == 2
+    assert {d.format for d in products} == {Format.FP32}
+
+
+@pytest.mark.parametrize("kind", ["SavedModel", ".keras", ".tflite"])
+def test_its_size_is_that_of_the_same_model_as_it_would_be_written(
+    net: Any, kind: str, tmp_path: Path
+) -> None:
+    """Keras's files have their variables twice, which no lower precision is."""
+    path, same = saved(net, kind, tmp_path), tmp_path / "same.xml"
+    done = finecast.convert(path, same, "none")
+    before, after = done.size_bytes
+    written = sum(same.with_suffix(s).stat().st_size for s in (".xml", ".bin"))
+    assert after == written
+    assert before == after

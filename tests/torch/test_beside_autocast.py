@@ -85,9 +85,26 @@ class Pictures(nn.Module):
         return x.float().square().mean()
 
 
+class Residuals(nn.Module):
+    """Blocks as diffusers has them: norms of groups, sums that are divided by a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin = nn.Conv2d(3, 8, 3, padding=1)
+        self.norms = nn.ModuleList(nn.GroupNorm(4, 8) for _ in range(3))
+        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.begin(x)
+        for norm, conv in zip(self.norms, self.convs, strict=True):
+            x = (x + conv(F.silu(norm(x)))) / 1.5
+        return x.float().square().mean()
+
+
 CASES: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
     "words": lambda: (Words(), torch.randint(0, 100, (4, 32))),
     "pictures": lambda: (Pictures(), torch.randn(4, 3, 16, 16)),
+    "residuals": lambda: (Residuals(), torch.randn(4, 3, 16, 16)),
 }
 
 
@@ -249,3 +266,51 @@ def test_a_choice_of_memory_that_there_is_not() -> None:
 def test_where_autocast_rounds_nothing_all_lowers_all() -> None:
     low = ft.convert(nn.Sequential(nn.Tanh(), nn.Sigmoid()), (torch.randn(8, 8),), "all:bf16")
     assert set(plan_of(low).counts) == {"bf16"}
+
+
+def test_gradients_of_an_fp32_value_are_added_up_in_fp32(
+    forward_graphs: list[torch.fx.GraphModule],
+) -> None:
+    """Its readers are low, each by a cast of its own, as autograd has it under autocast."""
+    net, x = Attending(), torch.randn(4, 8, 64)
+    compiled = ft.compile(net)
+    compiled(x).sum().backward()
+    assert len(forward_graphs) == 1
+    decisions = compiled.finecast_plans[0].decisions
+    sums = [d.format for d in decisions if d.op == "add"]
+    assert len(sums) == 2
+    assert set(sums) == {Format.FP32}
+    assert compiled.finecast_plans[0].counts["bf16"] > 10
+
+
+class Attending(nn.Module):
+    """A norm whose result three products read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(64))
+        self.q, self.k, self.v = (nn.Linear(64, 64, bias=False) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.scale * (x * x.square().mean(-1, keepdim=True).rsqrt())
+        return torch.tanh(self.q(y) * self.k(y)) @ self.v(y).transpose(-1, -2)
+
+
+def test_experts_are_chosen_by_probabilities_in_fp32_when_training_too(
+    forward_graphs: list[torch.fx.GraphModule],
+) -> None:
+    class Routed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.router, self.inner = nn.Linear(64, 8), nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            weights, experts = torch.softmax(self.router(x), -1).topk(2)
+            return (self.inner(x) * weights.sum(-1, keepdim=True)).sum() + experts.sum()
+
+    compiled = ft.compile(Routed(), "all:bf16")
+    compiled(torch.randn(16, 64)).backward()
+    assert len(forward_graphs) == 1
+    formats = {d.op: d.format for d in compiled.finecast_plans[0].decisions}
+    assert formats["softmax"] is formats["top_k"] is Format.FP32
+    assert formats["softmax_backward"] is Format.BF16

@@ -157,9 +157,9 @@ def test_what_is_not_planned_is_refused(
         ft.tune(net[0], (net[1],), evaluate=lambda _: 1.0, policy="auto:int8")
 
 
-def test_a_correction_of_biases_is_refused(net: tuple[nn.Module, torch.Tensor]) -> None:
+def test_adjusted_operands_are_refused(net: tuple[nn.Module, torch.Tensor]) -> None:
     with pytest.raises(UsageError, match="ONNX models alone"):
-        ft.convert(net[0], (net[1],), "matmult:int8+bias")
+        ft.convert(net[0], (net[1],), "matmult:int8+smooth+bias")
 
 
 # What runs in a process that oneDNN holds to some instructions.

@@ -102,12 +102,12 @@ def report(result: Conversion, output: Path, *, as_json: bool) -> None:
     verified = result.verified
     table = new_table(str(output), ("", "value"), fold="value")
     rows = [
-        ("ops", ", ".join(f"{n} {fmt}" for fmt, n in result.plan.counts.items()) or "none"),
+        ("ops", ", ".join(f"{n} {fmt}" for fmt, n in result.ops.items()) or "none"),
         ("casts inside", str(result.casts)),
         ("size", " -> ".join(f"{b / 1e6:.2f} MB" for b in result.size_bytes)),
         *([("opset", str(result.plan.opset))] if result.plan.opset else []),
         *_listed("restated", result.restated),
-        *_corrected(result),
+        *(("adjusted", gain.text) for gain in result.gains if gain.gains),
         ("verified in", (verified.engine or "nothing") + _at(verified.sizes)),
         *_kernels(verified),
         (f"error against {verified.reference}", _errors(result) or verified.note),
@@ -116,12 +116,6 @@ def report(result: Conversion, output: Path, *, as_json: bool) -> None:
     for name, value in rows:
         add_row(table, name, value)
     write_table(table)
-
-
-def _corrected(result: Conversion) -> list[tuple[str, str]]:
-    """What correcting biases gained, where it is in the model."""
-    found = result.correction
-    return [("adjusted", found.text)] if found is not None and found.gains else []
 
 
 def _kernels(verified: Verified) -> list[tuple[str, str]]:
@@ -163,7 +157,7 @@ def to_dict(result: Conversion, output: Path) -> dict[str, Any]:
     return {
         "output": str(output),
         "nodes": result.nodes,
-        "ops": result.plan.counts,
+        "ops": result.ops,
         "casts": result.casts,
         "opset": result.plan.opset,
         "size_bytes": {"before": before, "after": after},
@@ -180,6 +174,6 @@ def to_dict(result: Conversion, output: Path) -> dict[str, Any]:
             "note": result.verified.note,
         },
         "restated": list(result.restated),
-        "correction": result.correction.to_dict() if result.correction else None,
+        "adjustments": [gain.to_dict() for gain in result.gains],
         "warnings": list(result.warnings),
     }

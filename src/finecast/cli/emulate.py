@@ -60,9 +60,16 @@ def run(
     for note in workload.warnings:
         warn(note)
     if as_json:
-        write_json(to_dict(report, target=target, options=options, metric=evaluation.label))
+        write_json(
+            to_dict(
+                report,
+                target=emulation.target.name,
+                options=options,
+                metric=evaluation.label,
+            )
+        )
     else:
-        _print(report, f"{target} {options}", evaluation.label, ops)
+        _print(report, f"{emulation.target.name} {options}", evaluation.label, ops)
 
 
 def to_dict(

@@ -123,7 +123,7 @@ def run(
     from finecast import api
 
     start = time.perf_counter()
-    _check_target(target)
+    target = _ladder_target(target)
     files = files_of(model, data, evaluation, force=force)
     files.read("--compile", compile_with)
     if compile_with is not None:
@@ -199,7 +199,8 @@ def _climbed(
     return _Climbed(outcome=outcome, plan=plan, why=why, warnings=workload.warnings)
 
 
-def _check_target(target: str) -> None:
+def _ladder_target(target: str) -> str:
+    """The target's own name."""
     from finecast.devices.neuron import NEURON_TARGETS
     from finecast.naming import spelled
 
@@ -209,6 +210,7 @@ def _check_target(target: str) -> None:
             where="--target",
             fix=f"use one of {', '.join(NEURON_TARGETS)}; finecast emulate takes every target",
         )
+    return spelled(target)
 
 
 def to_dict(climbed: _Climbed, *, written: Path | None) -> dict[str, Any]:

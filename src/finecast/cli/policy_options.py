@@ -210,9 +210,10 @@ class Narrowing:
         str | None,
         typer.Option(
             metavar="WHAT",
-            help="bias: take the mean errors of int8 products off their biases, if outputs on"
-            " --data err less for it. convert does none unasked; tune tries it where a faster"
-            " plan misses the criterion, unless none is given.",
+            help="Done to operands of int8 products, if outputs on --data err less for it:"
+            " equalise scales channels to weights of one size, smooth by their values, bias"
+            " takes mean errors off biases; several: smooth,bias. convert does none unasked;"
+            " tune tries all where a faster plan misses the criterion, unless none is given.",
         ),
     ] = None
 
@@ -252,12 +253,12 @@ class Narrowing:
         _check_scaled(policy, "--calibration", "no scale that a value's range would give")
         return Calibration.parse(self.calibration)
 
-    def _adjust(self, policy: Policy) -> Adjust | None:
+    def _adjust(self, policy: Policy) -> tuple[Adjust, ...] | None:
         from finecast.rules.policy import Adjust
 
         if self.adjust is None:
             return policy.adjust
-        _check_scaled(policy, "--adjust", "no mean errors that are worth a correction")
+        _check_scaled(policy, "--adjust", "no errors that are worth an adjustment")
         return Adjust.parse(self.adjust)
 
     def user_rules(self) -> dict[str, UserRule]:

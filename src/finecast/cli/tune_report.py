@@ -46,13 +46,14 @@ def to_dict(outcome: Outcome) -> dict[str, Any]:
         "reused_trials": outcome.reused,
         "probes": outcome.probes,
         "seconds": outcome.seconds,
-        "ops": outcome.plan.counts,
+        "ops": outcome.ops,
+        "reference": outcome.reference,
         "casts": outcome.casts,
         "relative_error": {
             "predicted": outcome.predicted_error,
             "measured": outcome.measured_error,
         },
-        "correction": outcome.correction.to_dict() if outcome.correction else None,
+        "adjustments": [gain.to_dict() for gain in outcome.gains],
         "anchors": [
             {
                 "name": a.name,
@@ -119,7 +120,7 @@ def _table(outcome: Outcome, metric: str) -> Table:
         figures += [f"x{outcome.baseline.latency_s / one.latency_s:.2f}"]
         add_row(table, name, *figures, *(f"x{gain:.2f}" for _ in gained))
 
-    row("fp32", fp32, fp32.size_bytes, 1.0)
+    row(outcome.reference, fp32, fp32.size_bytes, 1.0)
     if outcome.improved:
         row("tuned", outcome.tuned, outcome.tuned.size_bytes, outcome.gain)
     for anchor in outcome.anchors:
@@ -142,7 +143,7 @@ def write_report(
     improved = outcome.verdict.value == "improved"
     write_line(f"{outcome.verdict.value}: {outcome.why}")
     table = _table(outcome, metric)
-    ops = ", ".join(f"{n} {fmt}" for fmt, n in outcome.plan.counts.items())
+    ops = ", ".join(f"{n} {fmt}" for fmt, n in outcome.ops.items())
     seen = "emulated" if outcome.target else "measured"
     lines: list[str] = []
     if improved:
@@ -150,7 +151,7 @@ def write_report(
             f"relative output error: predicted {outcome.predicted_error:.3g},"
             f" {seen} {outcome.measured_error:.3g}"
         )
-        lines += [outcome.correction.text] if outcome.correction else []
+        lines += [f"adjusted, {gain.text}" for gain in outcome.gains]
     if outcome.target:
         off = casts_off(outcome.target)
         lines.append(
@@ -162,7 +163,8 @@ def write_report(
     where = f"wrote {output} and {plan}" if improved else "nothing written: use the fp32 model"
     lines.append(where)
     if improved and not outcome.target:
-        run = how_to_run(output, outcome.plan.engine, outcome.plan.counts)
+        many = outcome.objective is Objective.THROUGHPUT
+        run = how_to_run(output, outcome.plan.engine, outcome.ops, throughput=many)
         lines += run.splitlines()
     trials = number_of(outcome.reused, "trial")
     reused = f", {trials} of the study reused" if outcome.reused else ""

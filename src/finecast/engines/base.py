@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -189,3 +189,14 @@ class Engine(Protocol):
             EngineError: If the engine cannot read or run the model; says why.
         """
         ...
+
+
+def outputs_on(session: Session, calls: Iterable[Feeds]) -> list[Array]:
+    """Each output of all ``calls``, one after the other: flat, if there are several.
+
+    So an error relative to it does not depend on how samples are put into calls.
+    """
+    found = [[*session.run(feeds).values()] for feeds in calls]
+    if len(found) == 1:
+        return found[0]
+    return [np.concatenate([a.reshape(-1) for a in of]) for of in zip(*found, strict=True)]

@@ -58,6 +58,11 @@ if TYPE_CHECKING:
 _HINTS = {Format.FP32: "f32", Format.BF16: "bf16", Format.FP16: "f16"}
 _MICROSECOND_S = 1e-6
 _CUT_OFF_S = 0.5e-6
+_OTHER_WAYS = "keep the op named in its own type; an ONNX model: try --engine onnxruntime"
+_NEEDS_RANK = (
+    "state how many dimensions the input has before the model is saved: for an OpenVINO model"
+    " ov.convert_model(..., input=[...]), or model.reshape({NAME: [-1, 3, 224, 224]})"
+)
 # Its time to compile doubles with each level of nested bodies: 1 s at 14 (2026.4).
 _DEEPEST = 14
 
@@ -293,10 +298,11 @@ class OpenVinoEngine:
                 compiled = self._core.compile_model(read, self._device, settings)
             yield compiled, source, names
         except RuntimeError as error:
+            reason = explain(error)
             raise EngineError(
-                f"OpenVINO cannot load the model: {explain(error)}",
+                f"OpenVINO cannot load the model: {reason}",
                 where=where,
-                fix="try --engine onnxruntime, or keep the op named in its own type",
+                fix=_NEEDS_RANK if "dynamic rank" in reason else _OTHER_WAYS,
             ) from error
 
     @contextmanager

@@ -16,10 +16,12 @@ class Usage:
 
     Attributes:
         code: Python, with ``{path}`` for the model's file as a string literal.
+        throughput: The same for many requests at once, where it differs.
         notes: What a user of a low format should know, by its label.
     """
 
     code: str
+    throughput: str = ""
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
@@ -28,13 +30,21 @@ USAGES: Final[Mapping[str, Usage]] = {
         # Its default lowers the ops that were left in fp32, too.
         code='openvino.Core().compile_model({path}, config={{"INFERENCE_PRECISION_HINT":'
         ' "f32"}}); without the hint OpenVINO chooses types itself',
+        throughput='openvino.Core().compile_model({path}, config={{"INFERENCE_PRECISION_HINT":'
+        ' "f32", "PERFORMANCE_HINT": "THROUGHPUT"}}); give it requests by an'
+        " openvino.AsyncInferQueue; without the first hint OpenVINO chooses types itself,"
+        " without the second it serves one request at a time",
         notes={
             "bf16": "ONNX Runtime has no bf16 on CPUs",
             "int8_weights": f'with "{DYNAMIC_QUANTIZATION}": 0 in the config as here; by'
             " default OpenVINO rounds what meets such weights, too: faster and less exact",
         },
     ),
-    "onnxruntime": Usage(code="onnxruntime.InferenceSession({path})"),
+    "onnxruntime": Usage(
+        code="onnxruntime.InferenceSession({path})",
+        throughput="onnxruntime.InferenceSession({path}); call it from a thread for each CPU,"
+        " with SessionOptions.intra_op_num_threads = 1",
+    ),
     "tensorflow": Usage(
         code='tensorflow.saved_model.load({path}).signatures["serving_default"]'
     ),
@@ -42,16 +52,20 @@ USAGES: Final[Mapping[str, Usage]] = {
 }
 
 
-def how_to_run(output: Path, engine: str, formats: Collection[str]) -> str:
+def how_to_run(
+    output: Path, engine: str, formats: Collection[str], *, throughput: bool = False
+) -> str:
     """What runs ``output`` as it was tuned; empty where nothing here does.
 
     Args:
         output: The tuned model.
         engine: The engine it was tuned in.
         formats: Labels of the formats that its ops compute in.
+        throughput: Whether it was tuned for many requests at once.
     """
     usage = USAGES.get(engine)
     if usage is None:
         return ""
     notes = (note for label, note in usage.notes.items() if label in formats)
-    return "; ".join((f"run it: {usage.code.format(path=repr(str(output)))}", *notes))
+    code = (throughput and usage.throughput) or usage.code
+    return "; ".join((f"run it: {code.format(path=repr(str(output)))}", *notes))

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from finecast.errors import ModelError, UsageError
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.planning.edits import Edit, edits
 from finecast.planning.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restated:
+    """That ``nodes``, or the values so named, are stated in another way, and why."""
+
+    nodes: tuple[str, ...]
+    reason: str
 
 
 def check_made_for(plan: Plan, digest: str, where: str) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.numbers.roundmodes import Rounder
+from finecast.numbers.scaled import Scaled
 
 _FP32_BITS: Final = np.finfo(np.float32).nmant
 # Above, the product by 2 ** n + 1 could overflow: numbers are scaled down first, exactly.
@@ -57,6 +58,8 @@ def rounded(op: Any, port: Any, fmt: Format) -> Any:
 
 def converted(op: Any, port: Any, how: Rounder) -> Any:
     """``port`` as a device converts it, to nearest even: saturated and flushed if so asked."""
+    if how.encoding is not None:
+        return coded(op, port, how.encoding)
     fmt = how.format
     if how.saturate:
         port = op.clamp(port, -fmt.max, fmt.max)
@@ -65,6 +68,21 @@ def converted(op: Any, port: Any, how: Rounder) -> Any:
         return found
     tiny = op.less(op.abs(found), _number(op, fmt.smallest_normal))
     return op.select(tiny, op.multiply(found, _number(op, 0.0)), found)
+
+
+def coded(op: Any, port: Any, encoding: Scaled) -> Any:
+    """The numbers that the codes of ``port`` stand for; those of a tensor as a whole.
+
+    Engines divide by a constant by way of its reciprocal: a number at the middle between two
+    codes may become either.
+    """
+    if encoding.axis is not None:
+        raise ValueError("values have one scale")
+    scale, zero = _number(op, encoding.scale[0]), float(encoding.zero_point)
+    steps = op.round(op.divide(port, scale), "half_to_even")
+    ends = encoding.grid.lowest - zero, encoding.grid.highest - zero
+    numbers = op.multiply(op.clamp(steps, *ends), scale)
+    return op.select(op.is_nan(port), _number(op, 0.0), numbers)
 
 
 def without_infinities(op: Any, port: Any, top: float | None) -> Any:

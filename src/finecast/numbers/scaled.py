@@ -6,6 +6,7 @@ codes of the grid. The parameters belong to one tensor, or to each channel along
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -51,6 +52,9 @@ class Grid:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaled:
     """An encoding with parameters: of a tensor, or of each channel along ``axis``.
+
+    Channels may lie along several axes, as those of a convolution by groups do: along ``axis``
+    and some behind it, as many as give a channel for each scale.
 
     Laws: ``round`` is idempotent; what is within the range moves by half a step at most, and
     what is beyond it, infinities too, becomes its end. NaN has no code and becomes 0: a value
@@ -137,15 +141,24 @@ class Scaled:
         Raises:
             ValueError: If the array has not a channel for each scale.
         """
+        return np.broadcast_to(self.spread(shape), shape)
+
+    def spread(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """The scales, of a shape that broadcasts to ``shape`` from its last axis on.
+
+        Raises:
+            ValueError: As ``along``.
+        """
         scale = np.asarray(self.scale, np.float32)
         if self.axis is None:
-            return np.broadcast_to(scale[0], shape)
-        if self.axis >= len(shape) or shape[self.axis] != scale.size:
-            raise ValueError(
-                f"{scale.size} scales along axis {self.axis} of a tensor of shape {shape}"
-            )
-        behind = (1,) * (len(shape) - self.axis - 1)
-        return np.broadcast_to(scale.reshape(-1, *behind), shape)
+            return scale.reshape(())
+        for end in range(self.axis + 1, len(shape) + 1):
+            channels = shape[self.axis : end]
+            if math.prod(channels) == scale.size:
+                return scale.reshape(*channels, *(1,) * (len(shape) - end))
+        raise ValueError(
+            f"{scale.size} scales along axis {self.axis} of a tensor of shape {shape}"
+        )
 
     def codes(self, x: NDArray[np.generic], scale: NDArray[np.float32]) -> NDArray[np.generic]:
         """The codes of ``x`` where each element has its ``scale``."""

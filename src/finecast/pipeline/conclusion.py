@@ -9,7 +9,7 @@ from typing import Final
 
 from finecast.measure.racing import ANCHOR, Effort
 from finecast.pipeline import measuring
-from finecast.pipeline.correction import measured, output_error
+from finecast.pipeline.adjusting import Gain, output_error
 from finecast.pipeline.goal import MIN_SPEEDUP
 from finecast.pipeline.hint import Anchor
 from finecast.pipeline.measuring import Measuring, Standing
@@ -18,7 +18,6 @@ from finecast.pipeline.search import Candidate
 from finecast.pipeline.subject import Built, SourceModel, Subject
 from finecast.pipeline.trials import Trials
 from finecast.pipeline.workload import Workload
-from finecast.planning.biases import uncorrected
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
@@ -50,8 +49,13 @@ class Conclusion:
     hints: Mapping[str, Built]
     left_out: tuple[str, ...]
 
-    def improved(self, found: Candidate, built: Built) -> Outcome:
-        """The plan found, if it still gains enough when it is measured again."""
+    def improved(
+        self, found: Candidate, built: Built, gains: tuple[Gain, ...] = ()
+    ) -> Outcome:
+        """The plan found, if it still gains enough when it is measured again.
+
+        ``gains`` are those of its adjustments.
+        """
         standing = self._stand({_TUNED: built, **self.hints}, measuring.FINAL)
         gain, least = standing.costs.speed(_TUNED), self.trials.budget.goal.min_speedup
         if gain.median < least:
@@ -66,8 +70,6 @@ class Conclusion:
             )
         keeps = "keeps the criterion" + (" in emulation" if self.subject.target else "")
         anchors, subject = self._anchors(standing), self.subject
-        plain = uncorrected(found.plan)
-        correction = measured(subject, self.workload, plain, found.plan)
         feeds = subject.feeds(self.workload)
         error = output_error(subject.session(built), subject.reference, feeds)
         outcome = self._outcome(
@@ -83,7 +85,7 @@ class Conclusion:
         return replace(
             outcome,
             anchors=anchors,
-            correction=correction,
+            gains=gains,
             speedup=speed.median,
             speedup_spread=speed.high - speed.low,
             gain=gain.median,
@@ -152,6 +154,7 @@ class Conclusion:
             tuned=tuned,
             objective=self.measuring.objective,
             plan=plan,
+            ops=plan.counts_in(self.planner.graph),
             casts=0 if built is None else built.casts,
             trials=tuple(self.trials.tried.values()),
             evaluations=self.trials.evaluations,
@@ -160,6 +163,7 @@ class Conclusion:
             predicted_error=errors[0],
             measured_error=errors[1],
             target=subject.target,
+            reference=subject.model.reference_name(self.planner.graph),
             warnings=(*subject.told, *subject.model.notes(self.planner)),
             reused=len(self.trials.reused),
             model=subject.model.model if built is None else built.model,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from finecast.devices.emulation import Emulation
 from finecast.devices.setting import Setting
-from finecast.engines.base import Array, EmulatedSession, Feeds
+from finecast.engines.base import Array, EmulatedSession, Feeds, outputs_on
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
@@ -57,11 +57,11 @@ def contributions(
     def probe(bits: NDArray[np.bool_]) -> list[Array]:
         chosen = frozenset(n for n, on in zip(nodes, bits, strict=True) if on)
         session.apply(setting.only(chosen))
-        return [a for f in feeds for a in session.run(f).values()]
+        return outputs_on(session, feeds)
 
     found = measure(
         len(nodes), probe, on_probe=lambda done, total: progress("ops", done, total)
-    ).values
+    ).shares
     session.apply(setting)
     total = float(found.sum()) or 1.0
     order = np.argsort(found)[::-1]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from finecast.graph import Graph, Node
+from finecast.pipeline.adjusting import Gain
 from finecast.pipeline.artefact import Verified
-from finecast.pipeline.correction import Correction
 from finecast.planning.plan import Plan
-from finecast.rules.policy import Policy
+from finecast.rules.policy import Policy, conversion_stays
 
 _OWN_TYPES: Final = ("fp64", "fp16", "bf16")
 """Of ops that no policy changes, because they are not fp32."""
@@ -27,11 +28,13 @@ class Conversion:
 
     ``model`` is the model where it was not written to a file: an onnx.ModelProto, or an
     exported program. ``restated`` are ops that are stated as the engine knows them, and why.
-    ``correction`` is what correcting biases does, where it was asked for; the model has it if
-    it gains.
+    ``gains`` are what adjustments of operands do that were asked for; the model has those
+    that gain. ``ops`` counts ops by the format that they compute in, those that came quantized
+    apart.
     """
 
     plan: Plan
+    ops: Mapping[str, int]
     nodes: int
     casts: int
     size_bytes: tuple[int, int]
@@ -40,7 +43,16 @@ class Conversion:
     warnings: tuple[str, ...] = ()
     model: Any = None
     restated: tuple[str, ...] = ()
-    correction: Correction | None = None
+    gains: tuple[Gain, ...] = ()
+
+
+def earlier_conversion(was: str, policy: Policy) -> list[str]:
+    """What becomes of a conversion to the policy labelled ``was``; empty: there was none."""
+    if not was:
+        return []
+    if conversion_stays(was, policy.label):
+        return [f"an earlier conversion to {was} stays: for fp32 give the model of before it"]
+    return [f"an earlier conversion to {was} was taken back"]
 
 
 def kept_types(graph: Graph, policy: Policy) -> dict[str, str]:

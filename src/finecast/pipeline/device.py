@@ -13,7 +13,7 @@ from typing import Final
 
 from finecast.devices.emulation import Emulation
 from finecast.devices.setting import Setting
-from finecast.engines.base import Array, EmulatedSession, Feeds, Session
+from finecast.engines.base import Array, EmulatedSession, Feeds, Session, outputs_on
 from finecast.graph import Graph
 from finecast.pipeline.modelled import modelled_time_s, plan_time_s
 from finecast.pipeline.program import Asked, Program
@@ -62,7 +62,7 @@ class DeviceModel:
     def __post_init__(self) -> None:
         """See what the fp32 model's values are."""
         self.feeds = list(islice(self.workload.calibration(), CALIBRATION_FEEDS))
-        self.exact = [a for f in self.feeds for a in self.reference.run(f).values()]
+        self.exact = outputs_on(self.reference, self.feeds)
         self.facts = self.program.observe(self.feeds)
 
     @property
@@ -87,8 +87,7 @@ class DeviceModel:
 
     def error(self, session: Session) -> float:
         """Relative output error on calibration data."""
-        outputs = [a for f in self.feeds for a in session.run(f).values()]
-        return math.sqrt(squared_error(outputs, self.exact))
+        return math.sqrt(squared_error(outputs_on(session, self.feeds), self.exact))
 
     def cost(self, emulation: Emulation) -> RooflineCost:
         """The target's roofline with the observed shapes."""

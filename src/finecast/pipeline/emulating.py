@@ -9,7 +9,7 @@ from itertools import islice
 
 from finecast.devices.emulation import Emulation
 from finecast.devices.setting import setting_of
-from finecast.engines.base import Session
+from finecast.engines.base import Session, outputs_on
 from finecast.pipeline.cached_session import Remembered
 from finecast.pipeline.contributions import Contribution, contributions
 from finecast.pipeline.device import CALIBRATION_FEEDS
@@ -66,9 +66,9 @@ def emulate(
     setting = setting_of(program.graph, emulation)
     progress("emulated", 0, 1)
     metric = workload.evaluate(program.session(emulation, setting), reference)
-    exact = [a for f in feeds for a in reference.run(f).values()]
+    exact = outputs_on(reference, feeds)
     switched = program.session(emulation, setting, switched=True)
-    outputs = [a for f in feeds for a in switched.run(f).values()]
+    outputs = outputs_on(switched, feeds)
     found = contributions(
         program.graph,
         switched,

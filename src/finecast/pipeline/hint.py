@@ -11,15 +11,30 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from finecast.pipeline.subject import Built
+from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
+
+
+class Hinted(Built, Protocol):
+    """The model under such a setting; ``plan`` is what the engine chose there."""
+
+    @property
+    def exact(self) -> Plan:
+        """The choice without roundings that the engine spares and a model cannot."""
+        ...
+
+
+def choices_of(hinted: Hinted) -> tuple[tuple[str, Plan], ...]:
+    """Plans of what the engine chose, by name."""
+    return ("the hint's choice", hinted.plan), ("the hint's choice, exact", hinted.exact)
 
 
 @runtime_checkable
 class Hinting(Protocol):
     """A subject whose engine lowers a model by itself, where a setting asks for it."""
 
-    def hints(self, planner: Planner) -> Sequence[Built]:
-        """The model under each such setting; ``plan`` is what the engine chose there.
+    def hints(self, planner: Planner) -> Sequence[Hinted]:
+        """The model under each such setting.
 
         Each can be timed and run like what a plan gives. A setting by which the engine lowers
         nothing, or under which it cannot run the model, is left out.

@@ -13,10 +13,27 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 
 
-def stated(planner: Planner, kernels: Sequence[KernelFormats], fmt: Format) -> Plan:
-    """The plan of ``fmt`` where the engine computes in it and the rules permit it."""
+def stated(
+    planner: Planner,
+    kernels: Sequence[KernelFormats],
+    fmt: Format,
+    *,
+    exact: bool = False,
+) -> Plan:
+    """The plan of ``fmt`` where the engine computes in it and the rules permit it.
+
+    An engine may give the result of a product on low operands in fp32. A model states no such
+    product: low, it rounds the result as well, which may be most of the plan's error.
+
+    Args:
+        planner: Makes plans.
+        kernels: What the engine chose.
+        fmt: The low format.
+        exact: Whether such products stay fp32: more accurate than the engine's choice, and
+            slower.
+    """
     graph = planner.graph
-    low = _low(graph, kernels, fmt)
+    low = _low(graph, kernels, fmt, exact=exact)
     low = {n.id for n in graph.float_nodes if n.id in low or _stands_alone(graph, n, low)}
     formats = {
         number: pick(permission, *((fmt, Format.FP32) if number in low else (Format.FP32,)))
@@ -25,7 +42,9 @@ def stated(planner: Planner, kernels: Sequence[KernelFormats], fmt: Format) -> P
     return planner.plan(formats, f"what the engine's hint for {fmt.label} computes in it")
 
 
-def _low(graph: Graph, kernels: Sequence[KernelFormats], fmt: Format) -> set[int]:
+def _low(
+    graph: Graph, kernels: Sequence[KernelFormats], fmt: Format, *, exact: bool
+) -> set[int]:
     """Ids of the nodes whose result is one of ``fmt``, or of a product's operands in it.
 
     What follows a product in its kernel gets the unrounded sum: where the kernel's result is
@@ -41,7 +60,8 @@ def _low(graph: Graph, kernels: Sequence[KernelFormats], fmt: Format) -> set[int
             made = [v.producer for v in graph.following_inputs(node) if v.constant is None]
             found = bool(made) and all(p in low for p in made)
         else:
-            behind = node.name not in products and not products.isdisjoint(kernel.ops)
+            rounded = node.name in products and not exact
+            behind = not rounded and not products.isdisjoint(kernel.ops)
             wide = behind and kernel.stored == Format.FP32.label
             found = kernel.computed == fmt.label and not wide
         if found:

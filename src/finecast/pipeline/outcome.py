@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from finecast.pipeline.correction import Correction
+from finecast.pipeline.adjusting import Gain
 from finecast.pipeline.hint import Anchor
 from finecast.pipeline.objective import Objective
 from finecast.pipeline.study import Trial
@@ -49,8 +50,10 @@ class Outcome:
     tuned model in its frontend's form, the fp32 model where it is unchanged; ``built`` is what
     the plan gave, None where it is unchanged. ``anchors`` are what the engine's own lowering
     gives without tuning. ``gain`` is how many times as good as fp32 the tuned model is by the
-    ``objective``; ``speedup`` by the latency of a call, whatever the objective. ``correction``
-    is what corrected biases gained, if the tuned model has some.
+    ``objective``; ``speedup`` by the latency of a call, whatever the objective. ``gains``
+    are what each adjustment of operands gained, if the tuned model has some. ``ops`` counts
+    ops by the format that they compute in, those that came quantized apart; ``reference`` is
+    what the baseline is called: fp32, or the model given, if that came low or quantized.
     """
 
     verdict: Verdict
@@ -59,6 +62,7 @@ class Outcome:
     baseline: Measured
     tuned: Measured
     plan: Plan
+    ops: Mapping[str, int]
     casts: int
     trials: tuple[Trial, ...]
     evaluations: int
@@ -71,13 +75,14 @@ class Outcome:
     predicted_error: float = 0.0
     measured_error: float = 0.0
     target: str = ""
+    reference: str = "fp32"
     warnings: tuple[str, ...] = ()
     reused: int = 0
     stale: tuple[Path, ...] = ()
     model: Any = None
     built: Built | None = None
     anchors: tuple[Anchor, ...] = ()
-    correction: Correction | None = None
+    gains: tuple[Gain, ...] = ()
 
     @property
     def improved(self) -> bool:

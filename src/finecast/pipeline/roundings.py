@@ -13,7 +13,7 @@ from finecast.planning.planner import Planner
 from finecast.planning.points import RoundingPoints, rounding_points
 from finecast.planning.problem import Analysis, pins, roundings
 from finecast.planning.scaled_points import scaled_points
-from finecast.planning.sensitivity import Probe, Probes, Sensitivity, measure
+from finecast.planning.sensitivity import Probe, Probes, Sensitivity, joined, measure
 from finecast.planning.switches import Switch, switches
 from finecast.planning.units import Units, make_units
 from finecast.progress import Progress
@@ -88,16 +88,18 @@ def analysis_of(
 ) -> Analysis:
     """What the choice among plans rests on; ``io`` are types asked for of ports, by value."""
     graph, io = planner.graph, io or {}
+    saturation, errors = joined(sensitivity)
     pinned = pins(io, (Format.FP32, *points))
     return Analysis.of(
         graph,
         units,
         cost,
         {
-            fmt: roundings(units, where, sensitivity[fmt], fmt, pinned)
+            fmt: roundings(units, where, errors[fmt], fmt, pinned)
             for fmt, where in points.items()
         },
         io=io,
         lowest_s=lowest_s,
         probes=sum(s.probes for s in sensitivity.values()),
+        saturation=saturation,
     )

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from finecast.engines.base import Feeds, Session
 from finecast.engines.probe import Speed
+from finecast.graph import Graph
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
 from finecast.pipeline.workload import Workload
@@ -101,6 +102,10 @@ class SourceModel(Protocol):
         Raises:
             ModelError: If the plan was made for another model.
         """
+        ...
+
+    def reference_name(self, graph: Graph) -> str:
+        """What the model is called: fp32, or the model given, if it came low or quantized."""
         ...
 
     def notes(self, planner: Planner) -> Sequence[str]:

@@ -17,10 +17,10 @@ from finecast.data.criterion import Criterion
 from finecast.errors import EngineError
 from finecast.measure.racing import ANCHOR
 from finecast.pipeline import measuring
+from finecast.pipeline.adjusting import Adjustments, kept, share_left
 from finecast.pipeline.conclusion import Conclusion
-from finecast.pipeline.correction import Correcting, corrected, measured
 from finecast.pipeline.goal import MIN_SPEEDUP, Budget, Goal
-from finecast.pipeline.hint import Hinting
+from finecast.pipeline.hint import Hinting, choices_of
 from finecast.pipeline.measuring import Measuring
 from finecast.pipeline.narrowing import worthwhile
 from finecast.pipeline.outcome import Outcome
@@ -37,7 +37,7 @@ from finecast.planning.problem import Analysis
 from finecast.planning.proposing import between, lowest, near, propose
 from finecast.planning.singles import lowered_by_one, raised_by_one
 from finecast.progress import Progress, silent
-from finecast.rules.policy import Adjust, Policy
+from finecast.rules.policy import Policy
 
 # Steps of the frontier that become candidates where none of the first ones passes: bisection
 # evaluates three or four of them.
@@ -75,6 +75,7 @@ def tune(
     narrowed, left_out = policy, ()
     if goal.objective.of_time:
         narrowed, left_out = worthwhile(policy, subject.speed, user_rules)
+    examined = subject.examine(narrowed, user_rules, workload, progress)
     tuning = _Tuning(
         subject=subject,
         workload=workload,
@@ -82,7 +83,8 @@ def tune(
         left_out=left_out,
         progress=progress,
         measuring=standing,
-        examined=subject.examine(narrowed, user_rules, workload, progress),
+        examined=examined,
+        adjustments=Adjustments.of(subject, workload, examined, policy),
         trials=Trials(
             model=subject.model.digest,
             workload=workload,
@@ -115,6 +117,7 @@ class _Tuning:
     policy: Policy
     left_out: tuple[str, ...]
     examined: Examined
+    adjustments: Adjustments
     trials: Trials
     measuring: Measuring
     progress: Progress
@@ -142,7 +145,7 @@ class _Tuning:
         if finer:
             candidates += finer
             found = self._faster(finer, found, fp32)
-        adjusted = self._corrected(candidates, found)
+        adjusted = self._adjusted(candidates, found)
         if adjusted:
             candidates += adjusted
             found = self._faster(adjusted, found, fp32)
@@ -153,7 +156,8 @@ class _Tuning:
                 why += "; with --max-trials or --timeout single ops are tried, too"
             return self._unchanged(why)
         self._keep(found)
-        return self._conclusion.improved(found, self.built[found.plan.digest])
+        gains = self.adjustments.gained(found.plan)
+        return self._conclusion.improved(found, self.built[found.plan.digest], gains)
 
     def _unchanged(self, why: str) -> Outcome:
         self._keep()
@@ -198,31 +202,28 @@ class _Tuning:
             limit = (found.cost, SAME_TIME)
         return self._search(chain(candidates, *limit), found) or found
 
-    def _corrected(
+    def _adjusted(
         self, candidates: Sequence[Candidate], found: Candidate | None
     ) -> list[Candidate]:
-        """Candidates with biases corrected, where plans on codes are faster and miss.
+        """Candidates with operands adjusted, where plans on codes are faster and miss.
 
-        Of the most accurate of them the gain is measured: where it is too little to tell, none
-        is tried. With less error other plans come within the criterion.
+        Of the most accurate of them it is measured what each kind gains: where it is too
+        little to tell, none is tried. With less error other plans come within the criterion.
         """
-        examined, analysis = self.examined, self.analysis
-        missed = self.trials.missed(candidates, found)
-        coded = [c for c in missed if c.plan.encodings]
-        off = self.policy.adjust is Adjust.NONE or not self.trials.may_go_on()
-        if off or not coded or analysis is None or not isinstance(examined, Correcting):
+        analysis, adjustments = self.analysis, self.adjustments
+        coded = [c for c in self.trials.missed(candidates, found) if c.plan.encodings]
+        if not coded or analysis is None or not self.trials.may_go_on():
             return []
         nearest = min(coded, key=lambda c: c.error)
-        made = examined.corrected(nearest.plan)
-        gain = measured(self.subject, self.workload, nearest.plan, made)
-        if gain is None or not gain.gains:
+        gains = adjustments.gains(nearest.plan)
+        if not kept(gains):
             return []
         allowed = self.trials.allowed_error(candidates) or nearest.error
         wanted = [
-            *near(examined.planner, analysis, allowed / gain.share),
+            *near(self.examined.planner, analysis, allowed / share_left(gains)),
             *(Proposal(name=c.name, plan=c.plan, time_s=0.0, error=c.error) for c in coded),
         ]
-        return self._rank(corrected(wanted, examined, gain.share))[0]
+        return self._rank(adjustments.proposals(wanted, gains))[0]
 
     def _near(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Candidates of the error that the criterion is expected to allow, after a miss.
@@ -314,16 +315,17 @@ class _Tuning:
             "the hint alone" if alone else f"the {b.plan.policy} hint alone": b for b in found
         }
         ids = {n.name: n.id for n in planner.graph.nodes}
+        plans = [(name, plan) for one in found for name, plan in choices_of(one)]
         return [
             Proposal(
-                name="the hint's choice",
-                plan=one.plan,
+                name=name,
+                plan=plan,
                 time_s=math.inf,
                 error=predicted_error(
-                    analysis, {ids[name]: fmt for name, fmt in one.plan.formats.items()}
+                    analysis, {ids[name]: fmt for name, fmt in plan.formats.items()}
                 ),
             )
-            for one in found
+            for name, plan in plans
         ]
 
     def _rank(self, proposals: Sequence[Proposal]) -> tuple[list[Candidate], float]:

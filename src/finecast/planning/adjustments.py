@@ -1,49 +1,77 @@
-"""Adjusted constants: what a plan adds to them, beside the formats of ops.
+"""Adjusted operands: what a plan does to the numbers that ops read, beside the formats of ops.
 
-Laws: an adjustment adds one number for each channel to a constant that one op alone reads,
-and to nothing else. The plan keeps those numbers and not the constant; the constant, bit for
-bit, comes back when the conversion is taken back.
+Laws: an adjustment multiplies each channel of an operand by a power of two, then adds a
+number, and changes nothing else. The operand is a constant that one op alone reads; or a
+value, which then is multiplied in front of the op. The plan keeps the exponents and what is
+added, and not the constant; the constant, bit for bit, comes back when the conversion is
+taken back.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdjustConstant:
-    """Add a number for each channel to the constant that ``node`` alone reads at ``port``.
-
-    It is made before a plan's other edits: they convert what comes of it.
-    """
-
-    value: int
-    node: int
-    port: int
-    add: tuple[float, ...]
+# Of the largest number of fp32 by its smallest.
+_LARGEST_EXPONENT: Final = 128 + 149
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adjustment:
-    """The numbers ``add`` are added to the constant that ``node`` reads at input ``port``.
+    """What is done to what ``node`` reads at input ``port``, by channel along ``axis``.
 
-    Why, the reasons of the op's decision say.
+    A channel is multiplied by 2 to the power of its exponent, then its number of ``add`` is
+    added; what is empty is not done. Axes count from behind: -1 is the last. Why, the reasons
+    of the op's decision say.
     """
 
     node: str
     port: int
-    add: tuple[float, ...]
+    axis: int = -1
+    exponents: tuple[int, ...] = ()
+    add: tuple[float, ...] = ()
+
+    @property
+    def channels(self) -> int:
+        """How many the operand has."""
+        return len(self.exponents or self.add)
+
+    def of(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
+        """``array``, adjusted."""
+        along = (-1, *(1,) * (-self.axis - 1))
+        if self.exponents:
+            array = np.ldexp(array, np.array(self.exponents, np.int32).reshape(along))
+        if self.add:
+            array = array + np.array(self.add, np.float32).reshape(along)
+        return array
+
+    def followed_by(self, other: Adjustment) -> Adjustment:
+        """This one and then ``other``, of the same channels, in one."""
+        none = (0,) * self.channels
+        pairs = zip(self.exponents or none, other.exponents or none, strict=True)
+        exponents = tuple(a + b for a, b in pairs)
+        add = other.add
+        if self.add:
+            scaled = other.of(np.array(self.add, np.float32)) if other.exponents else self.add
+            add = tuple(float(a) for a in scaled)
+        return replace(self, exponents=exponents if any(exponents) else (), add=add)
 
     def to_dict(self) -> dict[str, Any]:
-        """What JSON keeps of it: the numbers on one line."""
-        add = " ".join(map(repr, self.add))
-        return {"node": self.node, "port": self.port, "add": add}
+        """What JSON keeps of it: the numbers of each kind on one line."""
+        found: dict[str, Any] = {"node": self.node, "port": self.port}
+        found |= {} if self.axis == -1 else {"axis": self.axis}
+        for name in ("exponents", "add"):
+            numbers = getattr(self, name)
+            found |= {name: " ".join(map(repr, numbers))} if numbers else {}
+        return found
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Adjustment:
@@ -52,39 +80,97 @@ class Adjustment:
         Raises:
             ValueError, TypeError, KeyError: If it is not that.
         """
-        add, port = content["add"], content["port"]
-        if type(add) is not str or type(port) is not int or port < 0:
-            raise TypeError(f"input {port!r}, to which {add!r} is added")
-        numbers = tuple(float(number) for number in add.split())
-        if not all(math.isfinite(number) for number in numbers):
+        port, axis = content["port"], content.get("axis", -1)
+        texts = content.get("exponents", ""), content.get("add", "")
+        if type(port) is not int or port < 0 or type(axis) is not int or axis >= 0:
+            raise TypeError(f"input {port!r} along axis {axis!r}")
+        if not all(type(text) is str for text in texts):
+            raise TypeError(f"adjusted by {texts!r}")
+        exponents = tuple(int(number) for number in texts[0].split())
+        add = tuple(float(number) for number in texts[1].split())
+        if not all(math.isfinite(number) for number in add):
             raise ValueError("what is added is not finite")
-        return cls(node=str(content["node"]), port=port, add=numbers)
+        if any(abs(exponent) > _LARGEST_EXPONENT for exponent in exponents):
+            raise ValueError("an exponent that fp32 does not have")
+        if not exponents and not add:
+            raise ValueError("an adjustment that does nothing")
+        if exponents and add and len(exponents) != len(add):
+            raise ValueError(f"{len(exponents)} exponents and {len(add)} numbers to add")
+        node = str(content["node"])
+        return cls(node=node, port=port, axis=axis, exponents=exponents, add=add)
 
-    def edit(self, graph: Graph, nodes: Mapping[str, Node]) -> AdjustConstant | None:
-        """The edit that does it; None if the op reads no such constant there, or not alone."""
+    def edit(self, graph: Graph, nodes: Mapping[str, Node]) -> AdjustOperand | None:
+        """The edit that does it; None if the op reads no such operand there."""
         node = nodes.get(self.node)
-        value = None if node is None else constant_at(graph, node, self.port)
-        if node is None or value is None or not adjustable(value, len(self.add)):
+        value = None if node is None else _operand(graph, node, self.port)
+        if node is None or value is None or node.inputs.count(value.id) > 1:
             return None
-        return AdjustConstant(value=value.id, node=node.id, port=self.port, add=self.add)
+        fits = self._fits_constant if value.constant is not None else self._fits_value
+        if node.region or not fits(value):
+            return None
+        return AdjustOperand(value=value.id, node=node.id, what=self)
+
+    def _fits_constant(self, value: Value) -> bool:
+        if self.add:
+            return addable(value, self.channels)
+        return scalable(value, self.channels, self.axis)
+
+    def _fits_value(self, value: Value) -> bool:
+        """Whether a multiplication by a number for each channel can stand behind it."""
+        shape = value.shape or ()
+        size = shape[self.axis] if len(shape) >= -self.axis else None
+        fits = size == self.channels or not isinstance(size, int)
+        return fits and not self.add and value.format is Format.FP32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdjustOperand:
+    """Do ``what`` to ``value``, the constant that ``node`` alone reads, or where it reads it.
+
+    It is made before a plan's other edits: they convert what comes of it.
+    """
+
+    value: int
+    node: int
+    what: Adjustment
+
+
+def together(
+    first: Iterable[Adjustment], then: Iterable[Adjustment]
+) -> tuple[Adjustment, ...]:
+    """The adjustments of ``first``, and ``then`` others: one for each operand and axis."""
+    found: dict[tuple[str, int, int], Adjustment] = {}
+    for one in (*first, *then):
+        key = (one.node, one.port, one.axis)
+        found[key] = found[key].followed_by(one) if key in found else one
+    return tuple(one for one in found.values() if one.exponents or one.add)
 
 
 def constant_at(graph: Graph, node: Node, port: int) -> Value | None:
     """The constant that ``node`` reads at input ``port``; None if it is none."""
-    source = node.inputs[port] if port < len(node.inputs) else None
-    value = None if source is None else graph.values[source]
+    value = _operand(graph, node, port)
     return value if value is not None and value.constant is not None else None
 
 
-def adjustable(value: Value, channels: int) -> bool:
-    """Whether it has a number for each of ``channels``, and one op alone reads it."""
-    shape = value.shape
+def _operand(graph: Graph, node: Node, port: int) -> Value | None:
+    source = node.inputs[port] if port < len(node.inputs) else None
+    return None if source is None else graph.values[source]
+
+
+def addable(value: Value, channels: int) -> bool:
+    """Whether it is a constant of a number for each channel that one op alone reads."""
+    shape = value.shape or ()
+    return scalable(value, channels, -1) and all(d == 1 for d in shape[:-1])
+
+
+def scalable(value: Value, channels: int, axis: int) -> bool:
+    """Whether it is a constant with ``channels`` along ``axis`` that one op alone reads."""
+    shape = value.shape or ()
     return (
         value.constant is not None
         and value.format is Format.FP32
         and len(value.uses) == 1
         and not (value.is_output or value.is_input)
-        and shape is not None
-        and shape[-1:] == (channels,)
-        and all(d == 1 for d in shape[:-1])
+        and len(shape) >= -axis
+        and shape[axis] == channels
     )

@@ -8,7 +8,7 @@ channel. What calibration data showed of that is taken off its bias. Source: M. 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from finecast.graph import Graph, Node
 from finecast.numbers.formats import Format
-from finecast.planning.adjustments import Adjustment, adjustable, constant_at
-from finecast.planning.plan import Decision, Plan
+from finecast.planning.adjustments import Adjustment, addable, constant_at
+from finecast.planning.plan import Plan
 from finecast.rules.reason import Reason
 
 RULE: Final = "bias correction"
@@ -60,7 +60,7 @@ def _bias(graph: Graph, product: Node) -> Bias | None:
     axis = _CHANNELS[product.op]
     for node, port in _additions(graph, product, axis):
         value = constant_at(graph, node, port)
-        if value is not None and isinstance(channels, int) and adjustable(value, channels):
+        if value is not None and isinstance(channels, int) and addable(value, channels):
             return Bias(
                 product=product.id,
                 node=node.id,
@@ -104,26 +104,4 @@ def corrected(
         reason = Reason(rule=RULE, text=text, evidence={"largest mean error": largest})
         for name in {product, node}:
             reasons.setdefault(name, []).append(reason)
-    return replace(
-        plan,
-        adjustments=(*plan.adjustments, *adjustments),
-        decisions=tuple(_with(d, reasons.get(d.node, ())) for d in plan.decisions),
-    )
-
-
-def _with(decision: Decision, reasons: Sequence[Reason]) -> Decision:
-    permits = (decision.format.label,)
-    more = (replace(r, permits=permits) for r in reasons)
-    return replace(decision, reasons=(*decision.reasons, *more))
-
-
-def uncorrected(plan: Plan) -> Plan:
-    """``plan`` with all constants as they are."""
-    return replace(
-        plan,
-        adjustments=(),
-        decisions=tuple(
-            replace(d, reasons=tuple(r for r in d.reasons if r.rule != RULE))
-            for d in plan.decisions
-        ),
-    )
+    return plan.adjusted(adjustments, reasons)

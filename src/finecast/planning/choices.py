@@ -97,7 +97,7 @@ def choices(
     Raises:
         RuleConflictError: If a unit may have no format.
     """
-    formats = (*analysis.times,)
+    formats, adds_up = (*analysis.times,), analysis.saturation
     problem = build_problem(graph, permissions, analysis)
     if problem.labels == 2:
         return tuple(
@@ -106,24 +106,25 @@ def choices(
                 index=step.index,
                 formats=tuple(formats[int(low)] for low in step.low),
                 time_s=step.time_s,
-                error=step.error,
+                error=adds_up.together(step.error),
                 casts=step.casts,
                 priced=analysis.priced,
             )
             for step in frontier(two_sided(problem), max_steps=most)
         )
+    apart, (low, high) = adds_up.apart, errors
     return tuple(
         Choice(
             how="expansion moves",
             index=index,
             formats=tuple(formats[label] for label in found.label),
             time_s=found.time_s,
-            error=found.error,
+            error=adds_up.together(found.error),
             casts=found.casts,
             priced=analysis.priced,
         )
         for index, found in enumerate(
-            envelope(problem, max_steps=most or _MANY, errors=errors)
+            envelope(problem, max_steps=most or _MANY, errors=(apart(low), apart(high)))
         )
     )
 

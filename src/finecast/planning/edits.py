@@ -181,11 +181,13 @@ def _hoist(
 def _all_round(
     graph: Graph, value: int, wanted: Mapping[tuple[int, Encoding], list[Use]], to: Encoding
 ) -> bool:
-    """Whether ``value`` is the one result of its op, and all that read it round it alike."""
+    """Whether of its op's results ``value`` alone is used, and all that read it round it."""
     found = graph.values[value]
-    single = found.producer is not None and len(graph.nodes[found.producer].outputs) == 1
+    made = () if found.producer is None else graph.nodes[found.producer].outputs
+    results = [graph.values[i] for i in made if i is not None]
+    used = [v.id for v in results if v.uses or v.is_output]
     readers = {use.node for use in wanted[value, to]}
-    return single and not found.is_output and readers == set(found.uses)
+    return used == [value] and not found.is_output and readers == set(found.uses)
 
 
 def _holds(fmt: Format, stored: Format | None) -> bool:

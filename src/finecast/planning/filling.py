@@ -49,7 +49,9 @@ def within(
     formats = (*analysis.times,)
     numbers = {f: number for number, f in enumerate(formats)}
     slow, fast = (np.array([numbers[f] for f in choice.formats]) for choice in pair)
-    found = _descend(build_problem(graph, permissions, analysis), slow, fast, error)
+    adds_up = analysis.saturation
+    problem = build_problem(graph, permissions, analysis)
+    found = _descend(problem, slow, fast, adds_up.apart(error))
     if found.time_s >= pair[0].time_s:
         return None
     return Choice(
@@ -57,7 +59,7 @@ def within(
         index=pair[1].index,
         formats=tuple(formats[label] for label in found.label),
         time_s=found.time_s,
-        error=found.error,
+        error=adds_up.together(found.error),
         casts=found.casts,
         priced=analysis.priced,
     )

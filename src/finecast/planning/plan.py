@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -15,11 +15,12 @@ from finecast.errors import ModelError, UsageError
 from finecast.graph import Graph, Node
 from finecast.numbers.encodings import SCALED, Encodings
 from finecast.numbers.formats import Format
-from finecast.planning.adjustments import AdjustConstant, Adjustment
+from finecast.planning.adjustments import Adjustment, AdjustOperand, together
+from finecast.rules.quantized import computed_in
 from finecast.rules.reason import Reason
 from finecast.rules.scaled_operands import coded_result
 
-PLAN_VERSION: Final = 4
+PLAN_VERSION: Final = 5
 # A million ops with five reasons each take half of it.
 _LARGEST_BYTES: Final = 1 << 30
 _MAKE_ANEW: Final = "make a plan for this model with this version of finecast"
@@ -50,7 +51,7 @@ class Plan:
     outputs that do not keep their declared one. ``from_type`` is the type that the model is
     taken to fp32 from before all of that; empty if it is not. ``engine`` is what it was made
     for: low ops are stated as that engine knows them, unless ``keep_ops``. ``adjustments`` are
-    made of constants before all else.
+    made of operands before all else.
     """
 
     model: str
@@ -67,8 +68,10 @@ class Plan:
     def version(self) -> int:
         """The first version of the format that has all of the plan.
 
-        2 has ``from_type``, 3 ``keep_ops``, 4 ``adjustments``.
+        2 has ``from_type``, 3 ``keep_ops``, 4 ``adjustments``, 5 those that multiply.
         """
+        if any(a.exponents for a in self.adjustments):
+            return 5
         if self.adjustments:
             return 4
         if self.keep_ops:
@@ -94,6 +97,15 @@ class Plan:
     def counts(self) -> dict[str, int]:
         """Number of ops per format, most frequent first."""
         return dict(Counter(d.format.label for d in self.decisions).most_common())
+
+    def counts_in(self, graph: Graph) -> dict[str, int]:
+        """As ``counts``; an op that came quantized counts as what it computes in."""
+        nodes = {n.name: n for n in graph.nodes}
+        labels = (
+            computed_in(graph, nodes[d.node]) if d.format is Format.FP32 else d.format.label
+            for d in self.decisions
+        )
+        return dict(Counter(labels).most_common())
 
     @property
     def lowers(self) -> bool:
@@ -151,14 +163,30 @@ class Plan:
                 what = f"the plan encodes input {wrong} of {one.node!r} as what it is not"
                 raise ModelError(what, where=where, fix=fix)
 
-    def adjusting(self, graph: Graph, *, where: str) -> tuple[AdjustConstant, ...]:
+    def adjusted(
+        self, adjustments: Iterable[Adjustment], reasons: Mapping[str, Sequence[Reason]]
+    ) -> Plan:
+        """This plan, then further ``adjustments``, with their ``reasons`` by op."""
+
+        def told(decision: Decision) -> Decision:
+            more = reasons.get(decision.node, ())
+            own = (replace(r, permits=(decision.format.label,)) for r in more)
+            return replace(decision, reasons=(*decision.reasons, *own))
+
+        return replace(
+            self,
+            adjustments=together(self.adjustments, adjustments),
+            decisions=tuple(told(d) for d in self.decisions),
+        )
+
+    def adjusting(self, graph: Graph, *, where: str) -> tuple[AdjustOperand, ...]:
         """The edits that make the adjustments.
 
         Raises:
-            ModelError: If an op reads no such constant.
+            ModelError: If an op reads no such operand.
         """
         nodes = {n.name: n for n in graph.nodes}
-        found: list[AdjustConstant] = []
+        found: list[AdjustOperand] = []
         for one in self.adjustments:
             edit = one.edit(graph, nodes)
             if edit is None:

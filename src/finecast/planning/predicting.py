@@ -22,4 +22,4 @@ def predicted_error(analysis: Analysis, formats: Mapping[int, Format]) -> float:
             for touched, error in zip(rounded.lists, rounded.errors, strict=True)
             if not low.isdisjoint(touched)
         )
-    return found
+    return analysis.saturation.together(found)

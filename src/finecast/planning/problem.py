@@ -16,7 +16,7 @@ from finecast.ops import READS_ANY_FORMAT
 from finecast.ops.flops import Shape, Shapes
 from finecast.planning.cost import CostModel
 from finecast.planning.points import RoundingPoints
-from finecast.planning.sensitivity import Sensitivity
+from finecast.planning.sensitivity import Saturation, Sensitivity
 from finecast.planning.units import Units
 from finecast.rules import Permission
 from finecast.solver.assignment import PINNED_HIGH, Floats
@@ -80,6 +80,7 @@ class Analysis:
         times: Seconds by unit in each format, fp32 first; or what is ``priced``, in its place.
         cast_time: Seconds of a value's cast, or the same.
         rounded: What rounding to each low format does to the outputs.
+        saturation: How the errors of roundings add up.
         io: Declared formats of inputs and outputs, by value id.
         lowest_s: Predicted seconds of the plan of everything that may be low.
         probes: Runs of the model that the errors took.
@@ -98,6 +99,7 @@ class Analysis:
     shapes: Shapes = field(default_factory=dict[int, Shape])
     priced: Priced = Priced.TIME
     constant_cost: ConstantCost | None = None
+    saturation: Saturation = field(default_factory=Saturation)
 
     @classmethod
     def of(
@@ -110,6 +112,7 @@ class Analysis:
         io: Mapping[int, Format] | None = None,
         lowest_s: float = math.inf,
         probes: int = 0,
+        saturation: Saturation | None = None,
     ) -> Analysis:
         """With times by ``cost``."""
         return cls(
@@ -121,6 +124,7 @@ class Analysis:
             lowest_s=lowest_s,
             probes=probes,
             shapes=cost.shapes,
+            saturation=saturation or Saturation(),
         )
 
 

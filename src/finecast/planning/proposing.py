@@ -86,7 +86,8 @@ def lowest(planner: Planner, analysis: Analysis) -> list[Proposal]:
     for formats in dict.fromkeys((planner.policy.formats, *((f,) for f in analysis.rounded))):
         plan = planner.lowest(*formats)
         used = set(plan.formats.values())
-        error = sum(r.total for fmt, r in analysis.rounded.items() if fmt in used)
+        added = sum(r.total for fmt, r in analysis.rounded.items() if fmt in used)
+        error = analysis.saturation.together(added)
         name = "lowest"
         if len(analysis.rounded) > 1:
             name += f" in {', '.join(f.label for f in formats)}"

@@ -2,19 +2,21 @@
 
 Roundings are independent to first order, so the squared errors of a plan's rounding points
 add up to the plan's (Higham and Mary, "A new approach to probabilistic rounding error
-analysis", 2019). Many points are probed in groups first: a group whose error is
-negligible is not probed point by point.
+analysis", 2019), until they saturate. Many points are probed in groups first: a group whose
+error is negligible is not probed point by point.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from finecast.numbers.formats import Format
 from finecast.planning.points import RoundingPoints
 
 # Outputs of the model with the given points switched on.
@@ -41,10 +43,9 @@ _PROBE_EACH: Final = 160
 class Sensitivity:
     """Squared relative output error by rounding point and by unit of weights.
 
-    Measured ones add up to ``total``, the error of all points at once, on more samples where
-    there are such: where an output saturates, single errors add up to more than that, and on
-    few samples they are known to some ten percent. They are scaled alike. ``probes`` counts
-    the runs of the model.
+    ``total`` is the error of all points at once, on more samples where there are such: on few
+    samples errors are known to some ten percent, and all are scaled alike to what more show.
+    ``probes`` counts the runs of the model.
     """
 
     values: NDArray[np.float64]
@@ -56,6 +57,81 @@ class Sensitivity:
     def zero(cls, points: RoundingPoints) -> Sensitivity:
         """No error anywhere, where none was measured."""
         return cls(values=np.zeros(len(points.points)), weights=np.zeros(len(points.weights)))
+
+    @property
+    def added(self) -> float:
+        """The sum of all single errors."""
+        return float(self.values.sum() + self.weights.sum())
+
+    @property
+    def known(self) -> bool:
+        """Whether anything was measured, and no output broken by it."""
+        return 0 < self.total < _WORST and 0 < self.added < _WORST
+
+    @property
+    def saturation(self) -> Saturation:
+        """How the errors add up."""
+        return Saturation.through(self.added, self.total) if self.known else Saturation()
+
+    def scaled(self, factor: float) -> Sensitivity:
+        """All single errors times ``factor``."""
+        return replace(self, values=self.values * factor, weights=self.weights * factor)
+
+    @property
+    def shares(self) -> NDArray[np.float64]:
+        """The errors of values, scaled so that those of all points add up to ``total``."""
+        return self.values * (self.total / self.added if self.known else 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saturation:
+    """How squared errors that were measured one by one add up: ``x / (1 + rate * x)``.
+
+    Few small errors have nothing to do with one another and add up. Where an output saturates,
+    many bring less than their sum. Where they push it the same way they bring more: the rate
+    is negative, and the divisor never less than ``least``.
+    """
+
+    rate: float = 0.0
+    least: float = 0.0
+
+    @classmethod
+    def through(cls, added: float, total: float) -> Saturation:
+        """By errors that add up to ``added``, and bring ``total`` together."""
+        rate = 1 / total - 1 / added
+        return cls(rate=rate, least=added / total if rate < 0 else 0.0)
+
+    def together(self, added: float) -> float:
+        """The squared error of roundings whose single ones add up to ``added``."""
+        if not math.isfinite(added):
+            return added
+        return added / max(1 + self.rate * added, self.least)
+
+    def apart(self, error: float) -> float:
+        """What the single errors add up to that bring ``error``: infinite beyond all."""
+        if not math.isfinite(error):
+            return error
+        divisor = 1 - self.rate * error
+        return max(error / divisor, error * self.least) if divisor > 0 else math.inf
+
+
+def joined(
+    found: Mapping[Format, Sensitivity],
+) -> tuple[Saturation, dict[Format, Sensitivity]]:
+    """One saturation for plans of several formats, and single errors that fit it.
+
+    It is that of the format whose roundings bring the most. The others' errors are scaled so
+    that, by it, all of a format's roundings bring what was measured.
+    """
+    known = [s for s in found.values() if s.known]
+    if not known:
+        return Saturation(), dict(found)
+    most = max(known, key=lambda s: s.total)
+    saturation = most.saturation
+    return saturation, {
+        fmt: s.scaled(saturation.apart(s.total) / s.added) if s.known else s
+        for fmt, s in found.items()
+    }
 
 
 def squared_error(
@@ -94,8 +170,8 @@ def measure(
     """
     prober = _Prober(probe, values + weights, on_probe)
     errors = prober.errors()
-    if errors.sum() > 0 and 0 < prober.total < _WORST:
-        errors *= prober.total / errors.sum()
+    if 0 < prober.few < _WORST and 0 < prober.total < _WORST:
+        errors *= prober.total / prober.few
     return Sensitivity(
         values=errors[:values], weights=errors[values:], total=prober.total, probes=prober.done
     )
@@ -111,13 +187,12 @@ class _Prober:
         self.count = count
         self.on_probe = on_probe
         self.done = 0
-        if isinstance(probe, Probes):
-            self.use(probe.more)
-            self.total = self.error(np.arange(count))
-            self.use(probe.few)
-        else:
-            self.use(probe)
-            self.total = self.error(np.arange(count))
+        probes = probe if isinstance(probe, Probes) else Probes(few=probe, more=probe)
+        self.use(probes.more)
+        self.total = self.few = self.error(np.arange(count))
+        if probes.few is not probes.more:
+            self.use(probes.few)
+            self.few = self.error(np.arange(count))
 
     def use(self, probe: Probe) -> None:
         """Run ``probe`` from now on."""

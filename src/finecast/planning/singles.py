@@ -85,18 +85,19 @@ def _price(fast: Labelling, slow: Labelling) -> float:
 def _proposals(
     planner: Planner, analysis: Analysis, found: list[Labelling], how: str
 ) -> list[Proposal]:
-    formats = (*analysis.times,)
+    formats, adds_up = (*analysis.times,), analysis.saturation
     made: list[Proposal] = []
     for one in found:
+        error = adds_up.together(one.error)
         choice = Choice(
             how=how,
             index=None,
             formats=tuple(formats[k] for k in one.label),
             time_s=one.time_s,
-            error=one.error,
+            error=error,
             casts=one.casts,
             priced=analysis.priced,
         )
-        name = f"{how}, error {math.sqrt(one.error):.3g}"
+        name = f"{how}, error {math.sqrt(error):.3g}"
         made.append(replace(proposal(planner, analysis, choice), name=name))
     return made

@@ -40,7 +40,7 @@ def calibrated(
     """
     operands: dict[int, Scaled] = {}
     constants: dict[int, Scaled] = {}
-    for index, axis in scaled_operands(graph, node, fmt).items():
+    for index, axes in scaled_operands(graph, node, fmt).items():
         source = node.inputs[index]
         assert source is not None
         value = graph.values[source]
@@ -48,7 +48,7 @@ def calibrated(
             if value.constant is None:
                 operands[index] = _of_value(_seen(graph, value, facts), fmt, calibration)
             else:
-                constants[index] = _of_constant(value.constant.read(), fmt, axis)
+                constants[index] = _of_constant(value.constant.read(), fmt, axes)
         except ValueError as error:
             raise ValueError(f"{value.name} has no {fmt.label} scale: {error}") from error
     given = coded_result(graph, node) if results else None
@@ -132,13 +132,13 @@ def _of_value(
     return Scaled.fitted(fmt, grid, np.asarray(low), np.asarray(high))
 
 
-def _of_constant(array: NDArray[np.generic], fmt: Format, axis: int | None) -> Scaled:
+def _of_constant(array: NDArray[np.generic], fmt: Format, axes: tuple[int, ...]) -> Scaled:
     array = array.astype(np.float32, copy=False)
     if not array.size:
         raise ValueError("it is empty")
-    others = tuple(i for i in range(array.ndim) if i != axis)
+    others = tuple(i for i in range(array.ndim) if i not in axes)
     ends = array.min(axis=others), array.max(axis=others)
-    return Scaled.fitted(fmt, SCALED[fmt].constants, *ends, axis=axis)
+    return Scaled.fitted(fmt, SCALED[fmt].constants, *ends, axis=min(axes, default=None))
 
 
 def _judge(node: Node, context: Context) -> Ruling | None:

@@ -10,16 +10,19 @@ whose results are features, and behind bounded functions. A number times a mask'
 position; nor is, most likely, an integer input where it meets other data: it is a mask.
 
 Backwards: what sin, grids, cumulative sums, comparisons and index computations read stays
-fp32 up to the ops above and to values that others read as well, which are features.
+fp32 up to the ops above, softmax aside, and to values that others read as well, which are
+features; what a backward pass reads besides is no other. What is added to a constant grid
+on that way are positions, whoever reads them: the walk forwards starts from them, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Final
 
 from finecast.graph import Graph, Node, Value
+from finecast.graph.backward import ops_for_backward
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
@@ -51,6 +54,8 @@ _FEATURES: Final = frozenset(
     }
 )
 _POINTWISE: Final = frozenset({OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL})
+# A softmax keeps the order of scores, until probabilities are rounded to the same number.
+_ORDERED: Final = _POINTWISE | _MOVES | {OpKind.SOFTMAX}
 _SHOWS_NO_FLOAT: Final = frozenset({"shape", "size"})
 _COUNTERS: Final = frozenset({"range", "cum_sum", "cum_prod"})
 # Integers of these types are exact in every format of 16 bits.
@@ -82,18 +87,24 @@ def _judge(node: Node, context: Context) -> Ruling | None:
 def _kept(graph: Graph, low: Format) -> dict[int, str]:
     """Why each node that has to do with coordinates keeps fp32, by its id."""
     found = _Forwards(graph, low).kept()
-    return _backwards(graph, found) | found
+    into = _backwards(graph, found)
+    shifts = [n for n in map(graph.nodes.__getitem__, into) if _on_grid(n, graph)]
+    if shifts:
+        found = _Forwards(graph, low, [i for n in shifts for i in n.outputs]).kept()
+        into = _backwards(graph, found)
+    return into | found
 
 
 class _Forwards:
-    """One walk along the graph's order, from whole numbers on."""
+    """One walk along the graph's order, from whole numbers and values ``on_grids`` on."""
 
-    def __init__(self, graph: Graph, low: Format) -> None:
+    def __init__(self, graph: Graph, low: Format, on_grids: Iterable[int | None] = ()) -> None:
         self.graph = graph
         self.low = low
         self.kinds: dict[int, _Kind] = {
             v.id: _Kind.SURE for v in graph.values if _whole_beyond(v, low)
         }
+        self.kinds |= {i: _Kind.SURE for i in on_grids if i is not None}
         self.fixed = {v.id for v in graph.values if v.constant is not None}
 
     def kept(self) -> dict[int, str]:
@@ -146,16 +157,20 @@ class _Forwards:
 def _backwards(graph: Graph, forwards: Mapping[int, str]) -> dict[int, str]:
     """One walk against the graph's order, from what decides by its input on."""
     found: dict[int, str] = {}
+    later = graph.once(ops_for_backward)
     for node in reversed(graph.nodes):
         if _sensitive_ports(graph, node):
             found[node.id] = f"{node.op} takes positions or decides: it reads fp32"
             continue
         kind = by_name(node.op).kind
-        if kind not in _POINTWISE | _MOVES and not outer_product(graph, node):
+        if kind not in _ORDERED and not outer_product(graph, node):
             continue
         uses = [(n, i) for i in node.outputs if i is not None for n in graph.values[i].uses]
         readers = [u for u in uses if graph.nodes[u[0]].op not in _SHOWS_NO_FLOAT]
-        if readers and all(_feeds(graph, n, i, found, forwards) for n, i in readers):
+        if node.id not in later:
+            readers = [u for u in readers if u[0] not in later]
+        feeds = [_feeds(graph, n, i, found, forwards) for n, i in readers]
+        if any(feeds) and (all(feeds) or _on_grid(node, graph)):
             into = next((graph.nodes[n].name for n, _ in readers if n in found), None)
             if into is not None:
                 found[node.id] = (
@@ -246,6 +261,13 @@ def _is_given(graph: Graph, value: Value) -> bool:
             return False
         value = graph.values[node.inputs[0]]
     return value.is_input
+
+
+def _on_grid(node: Node, graph: Graph) -> bool:
+    """Whether the node shifts a grid: a constant of several whole numbers, and no mask."""
+    constants = [v.constant for v in graph.following_inputs(node) if v.constant is not None]
+    grids = (c.size > 1 and c.whole and 1 < c.largest < _LARGEST_COUNT for c in constants)
+    return node.op in ("add", "sub") and any(grids)
 
 
 def _whole_beyond(value: Value, low: Format) -> bool:

@@ -20,10 +20,16 @@ def _judge(node: Node, context: Context) -> Ruling | None:
     )
 
 
+def computed_once(graph: Graph) -> frozenset[int]:
+    """Ids of the values that are computed from float constants alone."""
+    computed = map(graph.nodes.__getitem__, graph.once(computed_from_constants))
+    float_ones = (n for n in computed if any(graph.following_inputs(n)))
+    return frozenset(i for n in float_ones for i in n.outputs if i is not None)
+
+
 def _folded(graph: Graph) -> frozenset[int]:
     """Ids of the nodes that compute from float constants, or move what those read."""
-    fixed = {v.id for v in graph.values if v.constant is not None}
-    computed = [n for n in graph.nodes if _is_fixed(graph, n, fixed)]
+    computed = [n for n in graph.nodes if n.id in graph.once(computed_from_constants)]
     found: set[int] = set()
     for node in reversed(computed):
         readers = {n for v in graph.following_outputs(node) for n in v.uses}
@@ -32,13 +38,21 @@ def _folded(graph: Graph) -> frozenset[int]:
     return frozenset(found)
 
 
-def _is_fixed(graph: Graph, node: Node, fixed: set[int]) -> bool:
-    """Whether ``node`` computes floats from ``fixed`` values alone; its results join them."""
-    reads = [i for i in node.inputs if i is not None]
-    if not any(graph.following_inputs(node)) or not all(i in fixed for i in reads):
-        return False
-    fixed.update(i for i in node.outputs if i is not None)
-    return True
+def computed_from_constants(graph: Graph) -> frozenset[int]:
+    """Ids of the nodes that compute floats from constants alone.
+
+    Those that have a format read some float; those that have none are how a frontend states
+    that weights are widened.
+    """
+    fixed = {v.id for v in graph.values if v.constant is not None}
+    found: set[int] = set()
+    for node in graph.nodes:
+        reads = [i for i in node.inputs if i is not None]
+        floats = node.format is None or any(graph.following_inputs(node))
+        if reads and floats and all(i in fixed for i in reads):
+            found.add(node.id)
+            fixed.update(i for i in node.outputs if i is not None)
+    return frozenset(found)
 
 
 FOLDED = Rule(name="folded", judge=_judge)

@@ -33,19 +33,31 @@ class Scope(Enum):
 
 
 class Adjust(Enum):
-    """What may be changed of constants so that ops on codes err less."""
+    """What may be changed of operands so that ops on codes err less, in this order."""
 
-    NONE = "none"
+    EQUALISE = "equalise"
+    SMOOTH = "smooth"
     BIAS = "bias"
 
     @classmethod
-    def parse(cls, name: str) -> Adjust:
-        """Read its name.
+    def parse(cls, names: str, *, between: str = ",") -> tuple[Adjust, ...]:
+        """Read their names; of ``none`` alone there are none.
 
         Raises:
-            UsageError: If it is none.
+            UsageError: If one is none of them, or named twice.
         """
-        return look_up(name, {a.value: a for a in cls}, what="adjustment", where="--adjust")
+        known: dict[str, Adjust | None] = {a.value: a for a in cls}
+        known |= {"equalize": cls.EQUALISE, "none": None}
+        given = names.split(between)
+        found = [look_up(n, known, what="adjustment", where="--adjust") for n in given]
+        named = tuple(a for a in cls if a in found)
+        if len(named) != len(given) and found != [None]:
+            raise UsageError(
+                f"{names!r} names an adjustment twice, or none beside one",
+                where="--adjust",
+                fix="name each once",
+            )
+        return named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +73,9 @@ class Policy:
     and outputs by name; ``io_low`` all of them. With ``keep_ops`` no op is stated as another
     that the engine recognises. ``open_formats`` says that nobody named ``formats``: whoever
     measures may try others that there are kernels for. ``calibration`` is how formats with
-    scales take the range of a value from what was observed of it. ``adjust`` says which
-    constants may be adjusted; None is the verb's own choice: ``tune`` tries all where a faster
-    plan misses the criterion, ``convert``, which measures nothing unasked, none.
+    scales take the range of a value from what was observed of it. ``adjust`` says how operands
+    may be adjusted; None is the verb's own choice: ``tune`` tries all where a faster plan
+    misses the criterion, ``convert``, which measures nothing unasked, none.
     """
 
     scope: Scope = Scope.AUTO
@@ -76,21 +88,21 @@ class Policy:
     keep_ops: bool = False
     open_formats: bool = False
     calibration: Calibration = Calibration.MINMAX
-    adjust: Adjust | None = None
+    adjust: tuple[Adjust, ...] | None = None
 
     @property
     def label(self) -> str:
-        """The grammar ``SCOPE:FORMAT[,FORMAT...][@CALIBRATION][+bias]``.
+        """The grammar ``SCOPE:FORMAT[,FORMAT...][@CALIBRATION][+ADJUSTMENT...]``.
 
-        How formats with scales take ranges, and that biases are corrected for them, is stated
-        where it is not the default.
+        How formats with scales take ranges, and what is adjusted for them, is stated where it
+        is not the default.
         """
         text = f"{self.scope.value}:{','.join(f.label for f in self.formats)}"
         if not any(f.scaled for f in self.formats):
             return text
         if self.calibration is not Calibration.MINMAX:
             text += f"@{self.calibration.value}"
-        return f"{text}+{self.adjust.value}" if self.adjust is Adjust.BIAS else text
+        return "+".join((text, *(a.value for a in self.adjust or ())))
 
     @property
     def format(self) -> Format:
@@ -105,9 +117,9 @@ class Policy:
 
     @classmethod
     def parse(cls, text: str) -> Policy:
-        """Read ``SCOPE:FORMAT[,FORMAT...][@CALIBRATION][+bias]``.
+        """Read ``SCOPE:FORMAT[,FORMAT...][@CALIBRATION][+ADJUSTMENT...]``.
 
-        For example ``auto:bf16``, ``all:fp8_e4m3,bf16``, ``all:int8@mse``, ``all:int8+bias``.
+        For example ``auto:bf16``, ``all:fp8_e4m3,bf16``, ``all:int8@mse+smooth+bias``.
 
         Raises:
             UsageError: If a part is unknown, or a format is named twice, or a calibration or
@@ -130,7 +142,7 @@ class Policy:
             formats=formats,
             open_formats=parsed is Scope.AUTO and not names,
             calibration=Calibration.parse(how) if at else Calibration.MINMAX,
-            adjust=Adjust.parse(adjust) if plus else None,
+            adjust=Adjust.parse(adjust, between="+") if plus else None,
         )
 
     @classmethod
@@ -212,3 +224,11 @@ def assignments(texts: tuple[str, ...], *, option: str) -> dict[str, Format]:
             )
         found[name] = Format.parse(fmt)
     return found
+
+
+def conversion_stays(was: str, policy: str) -> bool:
+    """Whether a model converted to the policy labelled ``was`` stays so for ``policy``.
+
+    Else the conversion is taken back first.
+    """
+    return policy == was or policy.partition(":")[0] == Scope.NONE.value

@@ -15,21 +15,27 @@ from typing import Final
 from finecast.graph import ROUNDS, Graph, Node
 from finecast.ops import OpKind, by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
+from finecast.rules.folded import computed_from_constants
 
 _MOVES: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT})
 _FUSED: Final = _MOVES | {OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL}
-_STATES: Final = frozenset({"quantize", "dequantize", "dynamic_quantize"})
+DEQUANTIZES: Final = frozenset({"dequantize", "fake_quantize"})
+"""Ops that give the numbers which integers stand for."""
+
+_STATES: Final = DEQUANTIZES | {"quantize", "dynamic_quantize"}
+_DECODES: Final = frozenset({"sub", "mul"})
 _SCALES_AND_BIASES: Final = frozenset({"mul", "add"})
 
 
 class _From(Enum):
     """Where a float value comes from.
 
-    A tensor of integers, their scale, a sum of them, or an op that may run in one kernel with
-    what dequantizes before it.
+    A tensor of integers, the integers themselves, their scale, a sum of them, or an op that
+    may run in one kernel with what dequantizes before it.
     """
 
     TENSOR = auto()
+    CODES = auto()
     SCALE = auto()
     SUM = auto()
     OP = auto()
@@ -90,22 +96,43 @@ def _scales(graph: Graph, node: Node, found: dict[int, _From]) -> bool:
     info = by_name(node.op)
     outputs = [i for i in node.outputs if i is not None and graph.values[i].format is not None]
     if _quantizes(node):
-        kind = _From.TENSOR if node.op == "dequantize" else _From.SCALE
+        kind = _From.TENSOR if node.op in DEQUANTIZES else _From.SCALE
         found.update(dict.fromkeys(outputs, kind))
         return False
+    if outputs and (kind := _decoded(graph, node, found)) is not None:
+        found.update(dict.fromkeys(outputs, kind))
+        return True
     if node.op == "cast" and outputs and _sums_integers(graph, node.inputs):
         found.update(dict.fromkeys(outputs, _From.SUM))
         return True
     data = _data(graph, node)
     kinds = {found.get(i) for i in data}
     if not data or not kinds <= {_From.SCALE, _From.SUM} or node.op not in _SCALES_AND_BIASES:
-        if info.kind in _MOVES and len(kinds) == 1 and None not in kinds:
+        picks = info.kind is OpKind.POOL and info.exact  # the largest of some codes is one
+        if (picks or info.kind in _MOVES) and len(kinds) == 1 and None not in kinds:
             found.update((i, k) for i in outputs for k in kinds if k is not None)
         return False
     if node.op == "mul":  # behind a bias the sum is an ordinary value
         kind = _From.SUM if _From.SUM in kinds else _From.SCALE
         found.update(dict.fromkeys(outputs, kind))
     return True
+
+
+def _decoded(graph: Graph, node: Node, found: dict[int, _From]) -> _From | None:
+    """What the node gives if it is a step by which a tensor of integers is dequantized.
+
+    OpenVINO has no op for that: integers are cast to floats, less a zero point, times a scale.
+    """
+    if node.op == "cast" and node.inputs[0] is not None:
+        source = graph.values[node.inputs[0]]
+        if source.format is not None or source.producer is None:
+            return None
+        before = {found.get(i) for i in graph.nodes[source.producer].inputs if i is not None}
+        return _From.CODES if _From.TENSOR in before else None
+    kinds = [found[i] for i in node.inputs if i is not None and i in found]
+    if node.op not in _DECODES or kinds != [_From.CODES]:
+        return None
+    return _From.CODES if node.op == "sub" else _From.TENSOR
 
 
 def _sums_integers(graph: Graph, inputs: Iterable[int | None]) -> bool:
@@ -119,7 +146,7 @@ def _fused(graph: Graph, found: dict[int, _From]) -> frozenset[int]:
     candidates: set[int] = set()
     products: set[int] = set()
     for node in graph.nodes:
-        data = _data(graph, node)
+        data = [i for i in _data(graph, node) if i in found or not _is_fixed(graph, i)]
         info = by_name(node.op)
         if _quantizes(node) or not data:
             continue
@@ -145,6 +172,11 @@ def _leads_to(graph: Graph, node: Node, kept: set[int]) -> bool:
     readers = {n for i in node.outputs if i is not None for n in graph.values[i].uses}
     kinds = (_quantizes(graph.nodes[n]) or n in kept for n in readers)
     return bool(readers) and all(kinds)
+
+
+def _is_fixed(graph: Graph, value: int) -> bool:
+    """Whether a value that is no constant is computed from constants alone."""
+    return graph.values[value].producer in graph.once(computed_from_constants)
 
 
 def _data(graph: Graph, node: Node) -> list[int]:

@@ -1,4 +1,4 @@
-"""Which operands of an op are stored in a format with parameters, and along which axis.
+"""Which operands of an op are stored in a format with parameters, and along which axes.
 
 What an engine runs on integers: products by constant weights, which have a scale for each
 channel of the result, and the addition that joins a convolution's result with another value
@@ -16,10 +16,13 @@ from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
 from finecast.rules.constants import scalars
 
-# Of an operand, by its index, the axis along which it has a scale for each channel, or None.
-Axes = Mapping[int, int | None]
+# Of an operand, by its index, the axes along which its channels lie, each with a scale of its
+# own; none where it has one scale.
+Axes = Mapping[int, tuple[int, ...]]
 
 _PLACES: Final = frozenset({OpKind.RELAYOUT, OpKind.MOVEMENT, OpKind.POOL})
+_CONVOLUTIONS: Final = frozenset({"conv", "group_conv"})
+_BIASES_AND_SCALES: Final = frozenset({"add", "sub", "mul", "batch_norm"})
 
 
 def scaled_operands(graph: Graph, node: Node, fmt: Format) -> Axes:
@@ -115,20 +118,20 @@ def moved_by(graph: Graph, node: Node) -> Value | None:
     return moved[0] if len(moved) == 1 and zeros else None
 
 
-def _weighted(channels: int) -> Callable[[Graph, Node], Axes]:
+def _weighted(*channels: int) -> Callable[[Graph, Node], Axes]:
     return lambda graph, node: _product(graph, node, channels)
 
 
-def _product(graph: Graph, node: Node, channels: int) -> Axes:
+def _product(graph: Graph, node: Node, channels: tuple[int, ...]) -> Axes:
     value, weights = (_operand(graph, node, index) for index in (0, 1))
     if value is None or value.constant is not None:
         raise ValueError("its first operand is no value that is computed")
     if weights is not None and _is_stored(graph, weights):
-        return {0: None}
+        return {0: ()}
     if weights is None or weights.constant is None:
         raise ValueError("its weights are no constant")
     rank = len(weights.shape or ())
-    return {0: None, 1: channels % rank if rank > 1 else None}
+    return {0: (), 1: tuple(axis % rank for axis in channels) if rank > 1 else ()}
 
 
 def _is_stored(graph: Graph, value: Value) -> bool:
@@ -137,7 +140,7 @@ def _is_stored(graph: Graph, value: Value) -> bool:
 
 
 def _matrix_product(graph: Graph, node: Node) -> Axes:
-    return _product(graph, node, -2 if node.attributes.get("transB") else -1)
+    return _product(graph, node, (-2 if node.attributes.get("transB") else -1,))
 
 
 def _lookup(graph: Graph, node: Node) -> Axes:
@@ -149,7 +152,7 @@ def _lookup(graph: Graph, node: Node) -> Axes:
         raise ValueError("the table is no constant")
     if len(table.shape or ()) < 2 or node.attributes.get("axis", 0) != 0:
         raise ValueError("it does not look up rows")
-    return {0: 0}
+    return {0: (0,)}
 
 
 def _is_constant(graph: Graph, node: Node, index: int) -> bool:
@@ -163,22 +166,26 @@ def _addition(graph: Graph, node: Node) -> Axes:
         raise ValueError("it adds a constant, in the kernel of what makes the other operand")
     if not any(v is not None and _joins(graph, v) for v in values):
         raise ValueError("it does not run in the kernel of a convolution")
-    return {0: None, 1: None}
+    return {0: (), 1: ()}
 
 
 def _joins(graph: Graph, value: Value) -> bool:
     """Whether the value is the result of a convolution that nothing else reads.
 
-    An earlier conversion may have rounded it on the way.
+    Frontends may state its bias, or a scale, as an op by a constant behind it. An earlier
+    conversion may have rounded it on the way.
     """
     only = len(value.uses) == 1 and not value.is_output
     if not only or value.producer is None:
         return False
     made = graph.nodes[value.producer]
-    source = made.inputs[0] if made.inputs else None
-    if ROUNDS in made.attributes and source is not None:
-        return _joins(graph, graph.values[source])
-    return made.op == "conv"
+    sources = [graph.values[i] for i in made.inputs if i is not None]
+    given = [v for v in sources if v.constant is None]
+    if ROUNDS in made.attributes and sources:
+        return _joins(graph, sources[0])
+    if made.op in _BIASES_AND_SCALES and len(given) == 1:
+        return _joins(graph, given[0])
+    return made.op in _CONVOLUTIONS
 
 
 def _operand(graph: Graph, node: Node, index: int) -> Value | None:
@@ -191,6 +198,7 @@ def _operand(graph: Graph, node: Node, index: int) -> Value | None:
 
 _OPERANDS: Final[Mapping[str, Callable[[Graph, Node], Axes]]] = {
     "conv": _weighted(0),
+    "group_conv": _weighted(0, 1),
     "linear": _weighted(0),
     "matmul": _matrix_product,
     "gemm": _matrix_product,

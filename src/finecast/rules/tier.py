@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from finecast.graph import Node
+from finecast.graph import Graph, Node
 from finecast.ops import Tier, by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
+from finecast.rules.constants import DIVISORS, scalars
 from finecast.rules.policy import Scope
 
 
@@ -17,9 +18,22 @@ def _judge(node: Node, context: Context) -> Ruling | None:
         return None
     if context.measured:
         return None  # the op's error on real data decides, not its reputation
+    if divides_by_constant(context.graph, node):
+        return None  # as well-behaved as a multiplication by the reciprocal
     return Ruling(
         permits=KEEP, text=f"{info.name} loses digits or range, and nothing was measured"
     )
+
+
+def divides_by_constant(graph: Graph, node: Node) -> bool:
+    """Whether ``node`` is a division whose divisor is a constant: ``scores / 8``."""
+    if node.op != "div":
+        return False
+    port = DIVISORS[node.op]
+    if port >= len(node.inputs):
+        return bool(scalars(node))
+    divisor = node.inputs[port]
+    return divisor is not None and graph.values[divisor].constant is not None
 
 
 TIER = Rule(name="tier", judge=_judge)

@@ -156,6 +156,7 @@ FOREIGN: Final[Mapping[str, tuple[str, str]]] = {
     **dict.fromkeys((".pt", ".pth", ".ckpt", ".torchscript"), _PICKLE),
     **dict.fromkeys((".safetensors", ".gguf"), _WEIGHTS),
     **dict.fromkeys((".h5", ".hdf5"), _KERAS),
+    ".bin": ("weights without their model", "give the .xml of OpenVINO's, beside it"),
     ".json": _JSON,
     ".params": ("MXNet's parameters", "see scripts/mxnet_to_onnx.sh"),
     **dict.fromkeys((".engine", ".plan", ".neff", ".blob", ".mlmodel", ".ort"), _BUILT),
@@ -183,6 +184,7 @@ def check_output_name(model: Path, output: Path) -> None:
         model: The file of the model that is converted.
         output: Where the result goes.
     """
+    _check_kind(model)
     readers = _readers(model)
     if any(entry.writes(output) for entry in readers):
         return
@@ -225,7 +227,16 @@ def written_with(model: Path, output: Destination) -> Written:
     if output.external_data is False:
         return Written()
     names = (n.format(name=output.path.name, stem=output.path.stem) for n in entry.beside)
-    return Written(beside=tuple(output.path.with_name(name) for name in names))
+    beside = (output.path.with_name(name) for name in names)
+    # One that is called like what belongs beside it is refused for its name.
+    return Written(beside=tuple(path for path in beside if path != output.path))
+
+
+def _check_kind(model: Path) -> None:
+    """Raise UsageError for a file that no frontend reads; says what it is."""
+    if model.suffix.lower() in FOREIGN and model.is_file():
+        what, fix = FOREIGN[model.suffix.lower()]
+        raise UsageError(f"a {model.suffix} file is {what}", where=str(model), fix=fix)
 
 
 def _readers(model: Path) -> list[FrontendEntry]:
@@ -265,9 +276,7 @@ def opened(model: Any, *, trust: bool = False, output: Path | None = None) -> Op
                 where=str(path),
                 fix="give a file, or a folder with saved_model.pb",
             )
-        if path.suffix.lower() in FOREIGN and path.is_file():
-            what, fix = FOREIGN[path.suffix.lower()]
-            raise UsageError(f"a {path.suffix} file is {what}", where=str(path), fix=fix)
+        _check_kind(path)
         found: OpenedModel = entry.load().read(path, trust=trust)
         return found
     if hasattr(model, "graph_for"):

@@ -5,7 +5,7 @@ Law: nothing of what is said of the device was measured on it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from finecast.devices.emulation import Emulation
@@ -27,10 +27,11 @@ from finecast.rules.policy import Policy
 
 @dataclass(slots=True, kw_only=True)
 class EmulatedSubject:
-    """A model on the device of ``emulation``."""
+    """A model on the device of ``emulation``; ``states`` are formats that it can state."""
 
     model: OpenedModel
     emulation: Emulation
+    states: Collection[Format]
     truth: Session | None = None
     told: tuple[str, ...] = ()
     max_steps: int = MAX_STEPS
@@ -48,8 +49,8 @@ class EmulatedSubject:
 
     @property
     def formats(self) -> tuple[Format, ...]:
-        """bf16: other formats of a device are asked for by name."""
-        return (Format.BF16,)
+        """Those of the device that the model can state."""
+        return tuple(f for f in self.emulation.target.low_formats if f in self.states)
 
     @property
     def runner(self) -> str:
@@ -69,7 +70,9 @@ class EmulatedSubject:
 
     def speed(self, fmt: Format) -> Speed:
         """By the data sheet."""
-        return Speed(gains=True, text=f"{self.target} computes in {fmt.label}")
+        if self.emulation.target.computes_in(fmt):
+            return Speed(gains=True, text=f"{self.target} computes in {fmt.label}")
+        return Speed(gains=False, text=f"{self.target} computes {fmt.label} in a wider format")
 
     def first_nan(self, workload: Workload) -> str:
         """By a run that shows all values."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from finecast.compat.neural_compressor.evaluated_subject import EvaluatedSubject, ModelWorkload
@@ -27,6 +27,7 @@ from finecast.pipeline.tuning import tune
 from finecast.planning.plan import Plan
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy, Scope
+from finecast.subjects.engine.adjusting import Adjuster, adjusted_if_it_gains
 from finecast.subjects.engine.integers import check_on_integers, narrowed
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import check_stated, make_planner
@@ -56,7 +57,9 @@ def quantize(
     prepared = frontend.prepare(source.file, policy)
     check_stated(policy, engine, prepared)
     rules = tuple(op_rule(prepared.graph, conf).items())
-    return one.tuned(conf, evaluation, rules) if evaluation.given else one.lowest(rules)
+    if evaluation.given:  # adjustments of all kinds are tried where the accuracy is missed
+        return one.tuned(conf, evaluation, rules)
+    return replace(one, policy=replace(policy, adjust=conf.adjusts)).lowest(rules)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +114,15 @@ class _Quantization:
         planner = make_planner(
             prepared, self.policy, self.engine, facts=facts, user_rules=rules
         )
-        plan = narrowed(source, planner, self.engine, self.feeds[0]).lowest()
+        planner = narrowed(source, planner, self.engine, self.feeds[0])
+        adjuster = Adjuster(
+            model=prepared,
+            facts=facts,
+            planner=planner,
+            engine=self.engine,
+            batches=lambda: self.feeds,
+        )
+        plan, _ = adjusted_if_it_gains(planner.lowest(), adjuster, source, self.feeds)
         applied = frontend.apply(file, plan, prepared)
         check_on_integers(self.engine, plan, applied, self.feeds[0])
         found = self._result(plan, applied.model)

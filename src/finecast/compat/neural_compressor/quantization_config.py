@@ -26,6 +26,7 @@ from finecast.compat.neural_compressor.places import check_place
 from finecast.errors import UsageError
 from finecast.naming import unknown_name
 from finecast.numbers.formats import Format
+from finecast.rules.policy import Adjust
 
 _DOMAINS: Final = ("auto", "cv", "object_detection", "nlp", "recommendation_system")
 # What to do instead, by setting and value; the other values are taken.
@@ -54,11 +55,12 @@ _BY_FORMATS: Final = "accuracy is kept by the formats of single ops"
 _NO_ALGORITHM: Final = "it is of an algorithm that is not used"
 # Recipes that change nothing: INC's value where none is given, and why.
 _NO_EFFECT: Final[Mapping[str, tuple[object, str]]] = {
-    "smooth_quant": (False, _BY_FORMATS),
     "layer_wise_quant": (False, _BY_FORMATS),
-    "fast_bias_correction": (False, _BY_FORMATS),
     "weight_correction": (False, _BY_FORMATS),
-    "smooth_quant_args": ({}, _NO_ALGORITHM),
+    "smooth_quant_args": (
+        {},
+        "each product has the alpha that is expected to err least",
+    ),
     "layer_wise_quant_args": ({}, _NO_ALGORITHM),
     "rtn_args": ({}, _NO_ALGORITHM),
     "awq_args": ({}, _NO_ALGORITHM),
@@ -77,7 +79,9 @@ _DEFAULTS: Final[Mapping[str, tuple[object, str]]] = {
     "ni_workload_name": ("quantization", "it names a diagnosis, which there is none of"),
     "example_inputs": (None, "calib_dataloader has some"),
 }
-_RECIPES: Final = (*_LEAVE_OUT, *_NO_EFFECT)
+# Recipes that adjust operands.
+_ADJUST: Final = {"smooth_quant": Adjust.SMOOTH, "fast_bias_correction": Adjust.BIAS}
+_RECIPES: Final = (*_LEAVE_OUT, *_ADJUST, *_NO_EFFECT)
 _SEARCH: Final = "plans are tried by time and predicted error"
 
 
@@ -129,6 +133,11 @@ class PostTrainingQuantConfig:
         """How many samples calibrate."""
         given = self.calibration_sampling_size
         return given if isinstance(given, int) else given[0]
+
+    @property
+    def adjusts(self) -> tuple[Adjust, ...]:
+        """What recipes do to operands: kept where outputs err less for it."""
+        return tuple(kind for name, kind in _ADJUST.items() if self.recipes.get(name))
 
     def leaves_out(self, recipe: str) -> bool:
         """Whether a recipe leaves ops out of int8."""

@@ -221,9 +221,10 @@ def _format(label: str, given: Given, target: str) -> Format:
 
 
 def _computes(target: str, fmt: Format) -> bool:
-    real = load_target(target).engine_for(OpKind.MATMUL).computes_in(fmt)
-    same = real is not None and real.storage_bytes <= fmt.storage_bytes
-    return same and real is not Format.FP32  # which is what tf32 is stored as
+    device = load_target(target)
+    real = device.engine_for(OpKind.MATMUL).computes_in(fmt)
+    # fp32 is what tf32 is stored as
+    return device.computes_in(fmt) and real is not Format.FP32
 
 
 def _check_gain(fmt: Format, target: str) -> None:
@@ -257,9 +258,13 @@ def _planned(given: Given) -> CompilerChoice:
             )
     # The flags that touch numbers are checked as the compiler would check them.
     options = resolve(replace(given, auto_cast=None, auto_cast_type=None))
-    policy = Policy(scope=scope, formats=_formats(given, options.target))
     base = replace(explicit_casts(options.target), **_numerics(options.emulation()))
-    emulations = [replace(base, format=fmt) for fmt in policy.formats]
+    policy = Policy(scope=scope, formats=_formats(given, options.target))
+    tried = policy.formats
+    if scope is Scope.AUTO and given.auto_cast_type is None:
+        tried = base.target.low_formats
+        policy = replace(policy, formats=tried[:1], open_formats=True)
+    emulations = [replace(base, format=fmt) for fmt in tried]
     check_formats(base, policy)
     formats = ",".join(f.label for f in policy.formats)
     return CompilerChoice(

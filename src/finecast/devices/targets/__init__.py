@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
 from importlib.resources import files
+from typing import Final
 
 from finecast.devices.targets.reading import Table
 from finecast.errors import UsageError
@@ -112,7 +113,26 @@ class Target:
         """The engine that ops of ``kind`` run on."""
         return self.engine(role_of(kind))
 
+    def computes_in(self, fmt: Format) -> bool:
+        """Whether products of ``fmt`` are computed in it, and not in a wider format."""
+        real = self.engine(EngineRole.MATMUL).computes_in(fmt)
+        return real is not None and real.storage_bytes <= fmt.storage_bytes
 
+    @property
+    def low_formats(self) -> tuple[Format, ...]:
+        """Formats worth trying where nobody names one, in order of preference.
+
+        bf16, or fp16 where it is not there; then those of 8 bits with faster products.
+        """
+        products = self.engine(EngineRole.MATMUL)
+        wide = next((f for f in _WIDE if products.computes_in(f)), _WIDE[0])
+        rates = {f: products.rate_tflops(f) or 0.0 for f in (wide, *_NARROW)}
+        narrow = (f for f in _NARROW if self.computes_in(f) and rates[f] > rates[wide])
+        return (wide, *narrow)
+
+
+_WIDE: Final = (Format.BF16, Format.FP16)
+_NARROW: Final = (Format.FP8_E4M3, Format.INT8)
 _SCALAR_KINDS = frozenset({OpKind.TRANSCENDENTAL, OpKind.SOFTMAX})
 _SUFFIX = ".toml"
 _MICRO = 1e-6

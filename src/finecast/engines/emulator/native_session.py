@@ -6,7 +6,7 @@ What a device rounds is told by ``wants``. A model is built and loaded for each 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import numpy as np
@@ -24,7 +24,7 @@ from finecast.engines.emulator.wants import Into, RoundWants
 from finecast.engines.loading import exact_session
 from finecast.errors import UsageError
 from finecast.frontends.roundable import Roundable, uses_of
-from finecast.graph import Graph, Node, Value
+from finecast.graph import Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounding, convert
 from finecast.planning.edits import Use
@@ -108,12 +108,14 @@ class NativeEmulatorSession:
 
 
 def plan_session(
-    copy: Callable[[], Roundable], graph: Graph, plan: Plan, emulation: Emulation
+    copy: Callable[[], Roundable], plan: Plan, emulation: Emulation
 ) -> NativeEmulatorSession:
     """The plan's casts, each op in the format that it has there."""
-    ids = {n.name: n.id for n in graph.nodes}
+    ids = {n.name: n.id for n in copy().graph.nodes}
     formats = {ids[name]: fmt for name, fmt in plan.formats.items()}
+    coded = {ids[name]: found for name, found in plan.encodings.items()}
     low = {i: f for i, f in formats.items() if f is not Format.FP32}
+    emulation = replace(emulation, encodings=coded)
     setting = setting_of_formats(low, emulation)
     return NativeEmulatorSession(copy=copy, emulation=emulation, setting=setting, formats=low)
 

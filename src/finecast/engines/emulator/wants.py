@@ -21,6 +21,7 @@ from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder
 from finecast.numbers.scaled import Scaled
 from finecast.ops import OpKind, by_name
+from finecast.rules.quantized import DEQUANTIZES
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +248,7 @@ class RoundWants:
     def _reads_codes(self, node: Node) -> bool:
         """Whether the model has an operand of ``node`` as codes, taken as they are."""
         makers = (v.producer for v in self.graph.following_inputs(node))
-        return any(m is not None and self.graph.nodes[m].op == "dequantize" for m in makers)
+        return any(m is not None and self.graph.nodes[m].op in DEQUANTIZES for m in makers)
 
     def reads(self, node: Node, index: int) -> dict[Into, frozenset[Bit]]:
         """What ``node`` rounds to at input ``index``, which follows its format, and when."""

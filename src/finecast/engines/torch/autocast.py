@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from finecast.frontends.torch.probing import Errors
 from finecast.graph import Graph
+from finecast.graph.backward import backward_ops
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.assign import lowest, pick
@@ -24,7 +25,8 @@ def autocast_formats(
 
     Products are low. All else follows the types that it reads: low where all are, fp32 where
     one is, as a residual that came in fp32, or a parameter. What is moved on the way to low
-    readers alone is moved low, for that rounds the same numbers.
+    readers alone is moved low, for that rounds the same numbers. Gradients of a value in fp32
+    are added up in fp32: each of its low readers has its own cast, whose gradient is fp32.
     """
     asked = lowest(graph, permissions, *formats)
     stored: dict[int, Format] = {}
@@ -40,7 +42,35 @@ def autocast_formats(
         shown = any(v.is_output for v in graph.following_outputs(node))
         if moves(node) and readers == {asked[node.id]} and not shown:
             found[node.id] = asked[node.id]
-    return found
+    return found | dict.fromkeys(_sums_of_gradients(graph, found), Format.FP32)
+
+
+def _sums_of_gradients(graph: Graph, formats: Mapping[int, Format]) -> set[int]:
+    """Sums in the backward pass that fp32 ops alone read, though they may be moved before."""
+    backward = backward_ops(graph)
+    sums = set[int]()
+    read_as: dict[int, set[Format]] = {}
+    for node in reversed(graph.float_nodes):
+        outputs = list(graph.following_outputs(node))
+        read_as[node.id] = {Format.FP32} if any(v.is_output for v in outputs) else set()
+        for reader in (graph.nodes[n] for v in outputs for n in v.uses if n in formats):
+            passes_on = moves(reader) or reader.id in sums
+            found = read_as[reader.id] if passes_on else {formats[reader.id]}
+            read_as[node.id] |= found
+        if node.op == "add" and node.id in backward and read_as[node.id] == {Format.FP32}:
+            sums.add(node.id)
+    return sums
+
+
+def saved_ops(graph: Graph) -> set[int]:
+    """Ops of the forward pass whose results the backward pass reads."""
+    backward = backward_ops(graph)
+    return {
+        node.id
+        for node in graph.float_nodes
+        if node.id not in backward
+        and any(n in backward for v in graph.following_outputs(node) for n in v.uses)
+    }
 
 
 def squared_error(

@@ -14,7 +14,7 @@ import torch
 from finecast import rules
 from finecast.engines.faults import faults
 from finecast.engines.probe import Speed
-from finecast.engines.torch.autocast import autocast_formats
+from finecast.engines.torch.autocast import autocast_formats, saved_ops
 from finecast.engines.torch.costs import CompiledCost
 from finecast.engines.torch.kernels import KernelTimes
 from finecast.engines.torch.rates import rate_here
@@ -46,6 +46,7 @@ ENGINE: Final = "torch"
 # as a model of costs can tell; among those the most accurate is taken.
 SAME_TIME: Final = 1.01
 _PROMOTED: Final = "it reads fp32: rounded, it would add errors that torch.autocast has not"
+_SAVED: Final = "the backward pass reads its result, which torch.autocast saves in this format"
 
 
 class RuleSet(Enum):
@@ -79,17 +80,23 @@ def products_low(planner: Planner) -> Planner:
 
 
 def as_autocast(planner: Planner) -> Planner:
-    """The same, but what ``torch.autocast`` keeps in fp32 stays, as the rules permit."""
-    formats = planner.policy.formats
-    followed = autocast_formats(planner.graph, planner.permissions, formats)
-    fp32 = frozenset({Format.FP32})
-    reason = Reason(rule="autocast", text=_PROMOTED, permits=(Format.FP32.label,))
-    narrowed = {
-        i: replace(p, formats=fp32, reasons=(*p.reasons, reason))
-        if followed[i] is Format.FP32 and len(p.formats) > 1
-        else p
-        for i, p in planner.permissions.items()
-    }
+    """The same, as far as the rules permit, but for two things that are as in autocast.
+
+    What ``torch.autocast`` keeps in fp32 stays, and what it saves low for the backward pass is
+    low.
+    """
+    graph, permissions = planner.graph, planner.permissions
+    followed = autocast_formats(graph, permissions, planner.policy.formats)
+    saved = saved_ops(graph)
+    narrowed = dict(permissions)
+    for node, permission in permissions.items():
+        fmt = followed[node]
+        text = _PROMOTED if fmt is Format.FP32 else _SAVED if node in saved else ""
+        if text and len(permission.formats) > 1:
+            reason = Reason(rule="autocast", text=text, permits=(fmt.label,))
+            narrowed[node] = replace(
+                permission, formats=frozenset({fmt}), reasons=(*permission.reasons, reason)
+            )
     return replace(planner, permissions=narrowed)
 
 

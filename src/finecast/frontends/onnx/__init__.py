@@ -12,6 +12,7 @@ import onnx_ir as ir
 from finecast import ops
 from finecast.errors import FinecastError, ModelError
 from finecast.frontends.collection import paused_collection
+from finecast.frontends.exact_casts import restated, rounded_first
 from finecast.frontends.onnx.adjusting import adjust
 from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.frontends.onnx.functions import inline_functions
@@ -31,7 +32,7 @@ from finecast.frontends.onnx.model import (
 from finecast.frontends.onnx.native import PassDiedError
 from finecast.frontends.onnx.opset import needed_opsets, opset_of, raise_as_far, raise_opset
 from finecast.frontends.onnx.reader import OnnxBinding, name_nodes, read
-from finecast.frontends.onnx.restating import Restated, restate
+from finecast.frontends.onnx.restating import restate
 from finecast.frontends.onnx.schema import signature
 from finecast.frontends.onnx.shapeless import shapeless_ports
 from finecast.frontends.onnx.shapes import static_shapes
@@ -42,10 +43,11 @@ from finecast.frontends.onnx.types import check_inferable, every_node, infer
 from finecast.frontends.onnx.undo import PLAN_KEY, POLICY_KEY, undo
 from finecast.frontends.onnx.widen import widen
 from finecast.frontends.onnx.writer import apply_edits
-from finecast.frontends.replaying import check_made_for, edits_of, resolve_io
+from finecast.frontends.replaying import Restated, check_made_for, edits_of, resolve_io
 from finecast.graph import PHI, Graph
 from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
+from finecast.planning.adjustments import Adjustment
 from finecast.planning.biases import Bias
 from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
@@ -150,6 +152,16 @@ class Prepared:
         """Shapes of values outside of bodies, by name, where onnx's inference knows them."""
         return static_shapes(self.model, inputs)
 
+    def adjusted(self, adjustments: Sequence[Adjustment]) -> Prepared:
+        """A copy with adjusted operands; plans are made by it, and not of it."""
+        model = self.model.clone()
+        graph, binding = read(model, digest=self.file.digest)
+        nodes = {n.name: n for n in graph.nodes}
+        edits = (one.edit(graph, nodes) for one in adjustments)
+        adjust(binding, [e for e in edits if e is not None])
+        graph, binding = read(model, digest=self.file.digest)
+        return replace(self, model=model, graph=graph, binding=binding, policy="", shaped=())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
@@ -205,11 +217,10 @@ def _opened(file: OnnxFile, policy: str, *, own: bool = False) -> ir.Model:
     """
     model = file.model if own else file.model.clone()
     name_nodes(model)
-    if policy.partition(":")[0] != Scope.NONE.value:
-        undo(model, policy)
-        if model.functions:
-            model = inline_functions(model)
-            name_nodes(model)
+    undo(model, policy)
+    if policy.partition(":")[0] != Scope.NONE.value and model.functions:
+        model = inline_functions(model)
+        name_nodes(model)
     check_inferable(model)
     return model
 
@@ -299,14 +310,15 @@ def apply(file: OnnxFile, plan: Plan, prepared: Prepared | None = None) -> Appli
             prepared = _read(file, model, shapes=False)
         for value in prepared.shaped:
             value.shape = None
-        done = _replay(prepared, plan)
-        model, restated = prepared.model, tuple[Restated, ...]()
+        prepared, done, rounded = _replay(prepared, plan)
+        model, stated = prepared.model, tuple[Restated, ...]()
         if done and not plan.keep_ops:
-            model, restated = restate(model, plan.engine)
+            model, stated = restate(model, plan.engine)
+        stated = (*stated, *restated(prepared.graph, rounded))
     if done:
         model.metadata_props[PLAN_KEY] = plan.digest
         model.metadata_props[POLICY_KEY] = plan.policy
-    return Applied(model=model, graph=prepared.graph, edits=done, restated=restated)
+    return Applied(model=model, graph=prepared.graph, edits=done, restated=stated)
 
 
 def planned(file: OnnxFile, plan: Plan) -> OnnxFile:
@@ -332,10 +344,19 @@ def _fits(prepared: Prepared, file: OnnxFile, plan: Plan) -> bool:
     return same and opset_of(prepared.model) == plan.opset
 
 
-def _replay(prepared: Prepared, plan: Plan) -> tuple[Edit, ...]:
-    graph = prepared.graph
-    plan.check(graph, where=prepared.file.name)
-    done = edits_of(graph, plan, prepared.resolve_io(plan.io))
-    adjust(prepared.binding, plan.adjusting(graph, where=prepared.file.name))
-    apply_edits(graph, prepared.binding, done)
-    return done
+def _replay(
+    prepared: Prepared, plan: Plan
+) -> tuple[Prepared, tuple[Edit, ...], frozenset[int]]:
+    """What the edits were made of, operands adjusted; the edits; values rounded before casts.
+
+    The values are given by their ids.
+    """
+    plan.check(prepared.graph, where=prepared.file.name)
+    adjust(prepared.binding, plan.adjusting(prepared.graph, where=prepared.file.name))
+    if plan.adjustments:
+        graph, binding = read(prepared.model, digest=prepared.file.digest)
+        prepared = replace(prepared, graph=graph, binding=binding)
+    done = edits_of(prepared.graph, plan, prepared.resolve_io(plan.io))
+    rounded = rounded_first(prepared.graph, done, plan)
+    apply_edits(prepared.graph, prepared.binding, done, rounded)
+    return prepared, done, rounded

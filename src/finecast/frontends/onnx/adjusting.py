@@ -1,7 +1,8 @@
-"""Constants with numbers added to them, and the way back.
+"""Adjusted operands, and the way back.
 
-Law: what an adjusted constant was stands beside the op that reads it, bit for bit: numbers
-that were added do not come off again exactly. It is a number for each channel.
+Law: what an adjusted constant was comes back bit for bit. Powers of two come off again as they
+were put on, and stand beside the op that reads the constant; numbers that were added do not,
+and what the constant was before stands there.
 """
 
 from __future__ import annotations
@@ -9,62 +10,148 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
-from finecast.frontends.onnx.constants import MARK, constant_tensor
+from finecast.frontends.onnx.constants import (
+    MARK,
+    AdjustedTensor,
+    constant_tensor,
+    shape_of,
+)
+from finecast.frontends.onnx.names import FreshNames
+from finecast.frontends.onnx.opset import FREE_INITIALIZERS
 from finecast.frontends.onnx.reader import OnnxBinding
 from finecast.frontends.onnx.types import every_node
-from finecast.planning.adjustments import AdjustConstant
+from finecast.planning.adjustments import Adjustment, AdjustOperand
 
-# Set on a node whose constant at the input named last was adjusted, to its bytes before.
+# Set on a node whose constant at the input named last had numbers added, to its bytes before.
 _WAS: Final = f"{MARK}.constant."
+# Set on a node whose constant was multiplied, at the input and along the axis named last, to
+# the exponents.
+_TIMES: Final = f"{MARK}.exponents."
+# Set on a multiplication that was put in front of an op.
+SCALES: Final = f"{MARK}.scales"
 _STORED: Final = np.dtype("<f4")
 
 
-def adjust(binding: OnnxBinding, edits: Iterable[AdjustConstant]) -> None:
-    """Make ``edits`` in the model behind ``binding``."""
+def adjust(binding: OnnxBinding, edits: Iterable[AdjustOperand]) -> None:
+    """Make ``edits`` in the model behind ``binding``: read it anew to go on."""
+    scales = _Scales(binding.model)
     for edit in edits:
-        value, port = binding.values[edit.value], binding.ports[edit.node][edit.port]
-        tensor = constant_tensor(value)
-        assert tensor is not None
+        value, port = binding.values[edit.value], binding.ports[edit.node][edit.what.port]
         assert port is not None
         assert isinstance(port.owner, ir.Node)
-        before = tensor.numpy().astype(np.float32)
-        kept = base64.b64encode(before.astype(_STORED).tobytes()).decode()
-        port.owner.metadata_props[f"{_WAS}{port.index}"] = kept
-        _set(value, before + np.asarray(edit.add, np.float32).reshape(before.shape))
+        tensor = constant_tensor(value)
+        if tensor is None:
+            port.owner.replace_input_with(port.index, scales.of(value, edit.what))
+        else:
+            _mark(port.owner, port.index, tensor, edit.what)
+            _set(value, AdjustedTensor(tensor, edit.what, value.name or ""))
+
+
+def _mark(node: ir.Node, port: int, tensor: ir.TensorProtocol, what: Adjustment) -> None:
+    if what.add:
+        before = tensor.numpy().astype(_STORED)
+        kept = base64.b64encode(before.tobytes()).decode()
+        node.metadata_props[f"{_WAS}{port}"] = kept
+    else:
+        key = f"{_TIMES}{port}.{-what.axis}"
+        node.metadata_props[key] = " ".join(map(str, what.exponents))
+
+
+class _Scales:
+    """Multiplications of values: one for all that read the same numbers multiplied alike."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self.main = model.graph
+        self.fresh = FreshNames(model)
+        self.list_initializers = (model.ir_version or 0) < FREE_INITIALIZERS
+        self.made: dict[tuple[ir.Value, int, tuple[int, ...]], ir.Value] = {}
+
+    def of(self, value: ir.Value, what: Adjustment) -> ir.Value:
+        """``value``, multiplied."""
+        key = (value, what.axis, what.exponents)
+        if key not in self.made:
+            self.made[key] = self._multiplied(value, what)
+        return self.made[key]
+
+    def _multiplied(self, value: ir.Value, what: Adjustment) -> ir.Value:
+        name = self.fresh(f"finecast_scale_{value.name}")
+        ones = np.ones((what.channels, *(1,) * (-what.axis - 1)), np.float32)
+        factors = ir.tensor(what.of(ones), name=f"{name}_by")
+        by = ir.Value(name=self.fresh(factors.name or ""), const_value=factors)
+        by.type, by.shape = ir.TensorType(ir.DataType.FLOAT), shape_of(factors)
+        self.main.register_initializer(by)
+        if self.list_initializers:
+            self.main.inputs.append(by)
+        out = ir.Value(name=name, type=value.type, shape=value.shape)
+        node = ir.node("Mul", [value, by], outputs=[out], name=name)
+        node.metadata_props[MARK] = ""
+        node.metadata_props[SCALES] = what.node
+        producer = value.producer()
+        if producer is None:
+            self.main.insert_before(self.main[0], node)
+        else:
+            self.main.insert_after(producer, node)
+        return out
 
 
 def take_back_constants(model: ir.Model) -> None:
     """Give adjusted constants their numbers back; what another tool replaced stays."""
     for node in every_node(model.graph):
-        for key, text in node.metadata_props.items():
+        for key, text in [*node.metadata_props.items()]:
             if key.startswith(_WAS):
-                _take_back(node, key.removeprefix(_WAS), text)
+                _give_back(node, key.removeprefix(_WAS), text)
+            elif key.startswith(_TIMES):
+                port, _, axis = key.removeprefix(_TIMES).partition(".")
+                _divide(node, port, axis, text)
 
 
-def _take_back(node: ir.Node, port: str, text: str) -> None:
-    index = int(port) if port.isdecimal() else len(node.inputs)
-    value = node.inputs[index] if index < len(node.inputs) else None
-    tensor = None if value is None else constant_tensor(value)
-    if value is None or tensor is None or len(value.uses()) != 1:
+def _give_back(node: ir.Node, port: str, text: str) -> None:
+    value = _own_constant(node, port)
+    if value is None:
         return
     try:
         before = np.frombuffer(base64.b64decode(text, validate=True), _STORED)
     except (binascii.Error, ValueError):
         return
+    tensor = constant_tensor(value)
+    shape = () if tensor is None else tensor.shape.numpy()
+    if before.size == int(np.prod(shape)):
+        _set(value, ir.tensor(before.astype(np.float32).reshape(shape), name=value.name))
+
+
+def _divide(node: ir.Node, port: str, axis: str, text: str) -> None:
+    value = _own_constant(node, port)
+    tensor = None if value is None else constant_tensor(value)
+    if value is None or tensor is None or not axis.isdecimal():
+        return
+    try:
+        content = {"node": "", "port": 0, "axis": -int(axis), "exponents": text}
+        what = Adjustment.from_dict(content)
+    except (ValueError, TypeError):
+        return
     shape = tensor.shape.numpy()
-    if tensor.dtype == ir.DataType.FLOAT and before.size == int(np.prod(shape)):
-        _set(value, before.astype(np.float32).reshape(shape))
+    if len(shape) >= -what.axis and shape[what.axis] == what.channels:
+        back = replace(what, exponents=tuple(-e for e in what.exponents))
+        _set(value, AdjustedTensor(tensor, back, value.name or ""))
 
 
-def _set(value: ir.Value, array: NDArray[np.float32]) -> None:
-    """Let the constant be ``array``."""
-    tensor = ir.tensor(array, name=value.name)
+def _own_constant(node: ir.Node, port: str) -> ir.Value | None:
+    """The fp32 constant at an input, if no other op reads it."""
+    index = int(port) if port.isdecimal() else len(node.inputs)
+    value = node.inputs[index] if index < len(node.inputs) else None
+    tensor = None if value is None else constant_tensor(value)
+    own = value is not None and len(value.uses()) == 1
+    return value if own and tensor is not None and tensor.dtype == ir.DataType.FLOAT else None
+
+
+def _set(value: ir.Value, tensor: ir.TensorProtocol) -> None:
+    """Let the constant be ``tensor``."""
     node = value.producer()
     if node is None:
         value.const_value = tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, TypeAlias, final
 
 import numpy as np
 import onnx
@@ -15,6 +15,7 @@ from finecast.frontends.onnx.definitions import normal_domain
 from finecast.numbers.encodings import Encoding, encoded
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
+from finecast.planning.adjustments import Adjustment
 
 # Elements converted at a time: what conversion holds beside the file itself.
 PIECE: Final = 1 << 22
@@ -134,3 +135,22 @@ class DecodedTensor(ir.LazyTensor):
     def _whole(self) -> ir.TensorProtocol:
         array: NDArray[Any] = self.encoding.decode(constant_reader(self.source)())
         return ir.Tensor(array, dtype=self.dtype, name=self.name)
+
+
+@final
+class AdjustedTensor(ir.LazyTensor):
+    """A constant with an adjustment, made when it is read and never held."""
+
+    def __init__(self, source: ir.TensorProtocol, what: Adjustment, name: str) -> None:
+        self.source = source
+        self.what = what
+        dtype, shape = ir.DataType.FLOAT, shape_of(source)
+        super().__init__(self._whole, dtype=dtype, shape=shape, name=name)
+
+    def _whole(self) -> ir.TensorProtocol:
+        array = constant_reader(self.source)().astype(np.float32, copy=False)
+        return ir.Tensor(self.what.of(array), name=self.name)
+
+
+# Tensors made of another one, their ``source``.
+MadeTensor: TypeAlias = ConvertedTensor | DecodedTensor | AdjustedTensor

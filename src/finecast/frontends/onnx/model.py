@@ -20,7 +20,7 @@ from finecast.errors import ModelError, UsageError, naming
 from finecast.files import DATA_SUFFIX, check_writable, digest
 from finecast.frontends.collection import paused_collection
 from finecast.frontends.onnx import native, stream
-from finecast.frontends.onnx.constants import ConvertedTensor, DecodedTensor
+from finecast.frontends.onnx.constants import MadeTensor
 from finecast.frontends.onnx.external import bring_in
 from finecast.frontends.onnx.shapeless import checkable
 from finecast.frontends.onnx.verify import check_tensors, inner_tensors, sort_nodes
@@ -287,9 +287,7 @@ def came_external(model: ir.Model) -> bool:
 
 
 def _origin(tensor: ir.TensorProtocol | None) -> ir.TensorProtocol | None:
-    while isinstance(
-        tensor, ConvertedTensor | DecodedTensor
-    ):  # twice, if it was taken back first
+    while isinstance(tensor, MadeTensor):  # twice, if it was taken back first
         tensor = tensor.source
     return tensor
 

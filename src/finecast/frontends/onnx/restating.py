@@ -23,6 +23,7 @@ from finecast.frontends.onnx.einsum import take_back_products, write_products
 from finecast.frontends.onnx.joint_constants import combine_norms
 from finecast.frontends.onnx.opset import opset_of, raise_opset
 from finecast.frontends.onnx.types import every_node, infer
+from finecast.frontends.replaying import Restated
 
 # On a node that is stated as another op: the op it was, its inputs and attributes, as JSON.
 STATED: Final = f"{MARK}.op"
@@ -30,14 +31,6 @@ STATED: Final = f"{MARK}.op"
 # HardSwish is x * HardSigmoid(x) with these, ONNX's definition of it.
 _HARD_SWISH: Final = (1 / 6, 0.5)
 _STASHING: Final = frozenset({"LayerNormalization", "RMSNormalization"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restated:
-    """That ``nodes`` are stated in another way, and why."""
-
-    nodes: tuple[str, ...]
-    reason: str
 
 
 Restatement: TypeAlias = Callable[[ir.Node], Sequence[ir.Node]]

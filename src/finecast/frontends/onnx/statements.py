@@ -12,8 +12,9 @@ from typing import Final, TypeAlias
 
 import onnx_ir as ir
 
+from finecast.frontends.exact_casts import BACK, FACTOR
 from finecast.frontends.onnx.arithmetic import Arithmetic
-from finecast.frontends.onnx.constants import DATA_TYPES, MARK
+from finecast.frontends.onnx.constants import DATA_TYPES, MARK, ROUNDING
 from finecast.frontends.onnx.quantization import SINCE, dequantize, quantize, reader
 from finecast.frontends.onnx.schema import signature
 from finecast.numbers.encodings import SCALED, Encoding
@@ -63,6 +64,20 @@ class Maker:
         """A cast of ``value``."""
         dtype = DATA_TYPES[to]
         return self.node("Cast", [value], {"to": int(dtype)}, label=to.label, dtype=dtype)
+
+    def rounded(self, value: ir.Value, to: Format) -> list[ir.Node]:
+        """Nodes, in order, of which the last gives ``value`` rounded to bf16, in fp32."""
+        scaled = self._step("Mul", value, self.arithmetic.ops.scalar(FACTOR), to)
+        part = self._step("Add", scaled.outputs[0], value, to)
+        whole = self._step("Mul", part.outputs[0], self.arithmetic.ops.scalar(BACK), to)
+        nodes = [scaled, part, whole]
+        for node in nodes:
+            node.metadata_props[ROUNDING] = f"{to.label} {whole.outputs[0].name}"
+        return nodes
+
+    def _step(self, kind: str, value: ir.Value, other: ir.Value, to: Format) -> ir.Node:
+        label, dtype = f"{to.label}_rounded", ir.DataType.FLOAT
+        return self.node(kind, [value, other], {}, label=label, dtype=dtype)
 
 
 # Nodes, in order, of which the last gives what became of the value; none where it stays.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from finecast.frontends.onnx.adjusting import take_back_constants
+from finecast.frontends.onnx.adjusting import SCALES, take_back_constants
 from finecast.frontends.onnx.constants import (
     MARK,
     ROUNDING,
@@ -26,6 +26,7 @@ from finecast.frontends.onnx.writer import apply_edits, phi_mark
 from finecast.graph import Node
 from finecast.numbers.formats import Format
 from finecast.planning.edits import edits
+from finecast.rules.policy import conversion_stays
 
 PLAN_KEY = "finecast.plan"
 POLICY_KEY = "finecast.policy"
@@ -34,9 +35,10 @@ POLICY_KEY = "finecast.policy"
 def undo(model: ir.Model, policy: str) -> None:
     """Give ``model`` the formats it had before a conversion to another than ``policy``.
 
-    Law: a model that was never converted, or to ``policy`` itself, stays as it is.
+    Law: a model that was never converted, or whose conversion stays, is left as it is.
     """
-    if model.metadata_props.get(POLICY_KEY, policy) == policy:
+    was = model.metadata_props.get(POLICY_KEY)
+    if was is None or conversion_stays(was, policy):
         return
     take_back_ops(model)
     take_back(model)
@@ -67,14 +69,16 @@ def _mark_of(node: Node, binding: OnnxBinding) -> str | None:
 def take_back(model: ir.Model) -> None:
     """Let readers of rounded values read what was rounded, or what its codes stand for.
 
-    A rounding that another tool changed or reads from inside stays.
+    So it is with values that were multiplied in front of an op. What another tool changed or
+    reads from inside stays.
     """
     roundings: dict[str, list[ir.Node]] = {}
     for node in every_node(model.graph):
         label = node.metadata_props.get(ROUNDING)
         if label is not None:
             roundings.setdefault(label, []).append(node)
-    for nodes in roundings.values():
+    scales = [[n] for n in every_node(model.graph) if SCALES in n.metadata_props]
+    for nodes in (*roundings.values(), *scales):
         _take_out(nodes)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,14 +50,25 @@ _TYPE_ATTRIBUTES = {
 }
 
 
-def apply_edits(graph: Graph, binding: OnnxBinding, edits: Sequence[Edit]) -> None:
+def apply_edits(
+    graph: Graph,
+    binding: OnnxBinding,
+    edits: Sequence[Edit],
+    rounded: Collection[int] = (),
+) -> None:
     """Change the model behind ``binding`` as ``edits`` say.
 
     The graph describes the model as it was before; read it anew to go on.
+
+    Args:
+        graph: The graph.
+        binding: What it was read from.
+        edits: What is changed.
+        rounded: Ids of values that are rounded in fp32 before they are cast to bf16.
     """
     if not edits:
         return
-    writer = _Writer(graph, binding)
+    writer = _Writer(graph, binding, rounded)
     for edit in edits:
         if isinstance(edit, SetFormat):
             writer.set_format(edit)
@@ -82,8 +93,9 @@ class _BodyEnd:
 
 
 class _Writer:
-    def __init__(self, graph: Graph, binding: OnnxBinding) -> None:
+    def __init__(self, graph: Graph, binding: OnnxBinding, rounded: Collection[int]) -> None:
         self.graph = graph
+        self.rounded = rounded
         self.binding = binding
         self.fresh = FreshNames(binding.model)
         self.replaced: list[ir.Value] = []
@@ -123,7 +135,8 @@ class _Writer:
         outer = [u for u in edit.uses if self._leaves_body(u, home)]
         inner = [u for u in edit.uses if u not in outer]
         if inner:
-            self._cast_at_source(value, home, edit.to, inner)
+            first = edit.value in self.rounded and edit.to is Format.BF16
+            self._cast_at_source(value, home, edit.to, inner, rounded=first)
         ends: dict[ir.Graph, ir.Value] = {}
         for use in outer:
             port = self._body_end(use)
@@ -148,10 +161,17 @@ class _Writer:
         return None if use.node is None else self.binding.ports[use.node][use.index]
 
     def _cast_at_source(
-        self, value: ir.Value, home: ir.Graph, to: Format, uses: Sequence[Use]
+        self,
+        value: ir.Value,
+        home: ir.Graph,
+        to: Format,
+        uses: Sequence[Use],
+        *,
+        rounded: bool,
     ) -> None:
-        node = self.maker.cast(value, to)
-        _place([node], value.producer(), home)
+        nodes = self.maker.rounded(value, to) if rounded else []
+        node = self.maker.cast(nodes[-1].outputs[0] if nodes else value, to)
+        _place([*nodes, node], value.producer(), home)
         for use in uses:
             self._give(use, value, node.outputs[0])
 

@@ -7,20 +7,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from finecast.errors import ModelError
+from finecast.frontends.exact_casts import restated, rounded_first
 from finecast.frontends.openvino import instrument
+from finecast.frontends.openvino.changes import changes_of, mark
 from finecast.frontends.openvino.model import (
     OvFile,
     from_model,
     guarded,
     load,
-    mark,
     save,
     size_bytes,
 )
 from finecast.frontends.openvino.reader import port_name, read, shape_of
 from finecast.frontends.openvino.types import STATED, TYPES
+from finecast.frontends.openvino.undo import original
 from finecast.frontends.openvino.writer import apply_edits
-from finecast.frontends.replaying import check_made_for, edits_of, resolve_io
+from finecast.frontends.replaying import Restated, check_made_for, edits_of, resolve_io
 from finecast.frontends.roundable import with_switches
 from finecast.graph import Dim, Graph
 from finecast.numbers.formats import Format
@@ -28,7 +30,7 @@ from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
 from finecast.planning.switches import Switch
 from finecast.rules.matching import check_names
-from finecast.rules.policy import Policy, Scope
+from finecast.rules.policy import Policy, Scope, conversion_stays
 
 if TYPE_CHECKING:
     import openvino
@@ -56,6 +58,7 @@ class OvPrepared:
     """A model ready to be planned, and the copies of it that show and round its values."""
 
     file: OvFile
+    model: openvino.Model
     graph: Graph
 
     @property
@@ -92,15 +95,15 @@ class OvPrepared:
 
     def with_outputs(self, names: Sequence[str]) -> openvino.Model:
         """A copy whose outputs are just the values called ``names``."""
-        return instrument.with_outputs(self.file.model, names)
+        return instrument.with_outputs(self.model, names)
 
     def with_switches(self, switches: Sequence[Switch]) -> openvino.Model:
         """A copy that rounds what its extra input switches on."""
-        return with_switches(roundable(self.file), switches)
+        return with_switches(instrument.OvRoundable(self.model), switches)
 
     def static_shapes(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
         """Shapes of observable values, as far as they follow from the inputs'."""
-        copy = self.file.model.clone()
+        copy = self.model.clone()
         try:
             copy.reshape({name: list(shape) for name, shape in inputs.items()})
         except RuntimeError:
@@ -116,11 +119,7 @@ class OvApplied:
     model: openvino.Model
     graph: Graph
     edits: tuple[Edit, ...]
-
-    @property
-    def restated(self) -> tuple[()]:
-        """Ops are stated as they are."""
-        return ()
+    restated: tuple[Restated, ...] = ()
 
     def observable(self) -> dict[str, int]:
         """Ids of the float values that can be shown, by names for ``with_outputs``."""
@@ -134,41 +133,43 @@ class OvApplied:
 
 
 def prepare(file: OvFile, policy: Policy) -> OvPrepared:
-    """Read the graph and hold ``policy`` against it.
+    """Read the graph and hold ``policy`` against it; a conversion to another is taken back.
 
     Raises:
         UsageError: If ``policy`` names a node, an op, an input or an output that is not there.
-        ModelError: If the model is a conversion already, and would be converted anew.
+        ModelError: If the model is a conversion that cannot be taken back.
     """
-    if policy.scope is not Scope.NONE:
-        _check_original(file)
+    model = _opened(file, policy.label)
     with guarded(file.path, "the model is malformed", "convert its original again"):
-        graph, _ = read(file.model, digest=file.digest)
+        graph, _ = read(model, digest=file.digest)
     check_names(policy, graph)
-    return OvPrepared(file=file, graph=graph)
+    return OvPrepared(file=file, model=model, graph=graph)
 
 
 def apply(file: OvFile, plan: Plan) -> OvApplied:
     """Replay ``plan`` on the model it was made for; ``file.model`` is left as it was.
 
     Raises:
-        ModelError: If the plan was made for another model, or this is a conversion already.
+        ModelError: If the plan was made for another model, or this is a conversion that
+            cannot be taken back.
     """
     check_made_for(plan, file.digest, file.name)
-    copy = file.model.clone()
+    copy = _opened(file, plan.policy).clone()
     graph, binding = read(copy, digest=file.digest)
     plan.check(graph, where=file.name)
+    stated: tuple[Restated, ...] = ()
     done = edits_of(graph, plan, resolve_io(graph, plan.io, TYPES, _LIBRARY))
     if done:
-        _check_original(file)
-        apply_edits(graph, binding, done)
+        rounded = rounded_first(graph, done, plan)
+        apply_edits(graph, binding, done, rounded)
         mark(copy, plan.digest, plan.policy)
-    return OvApplied(model=copy, graph=graph, edits=done)
+        stated = restated(graph, rounded)
+    return OvApplied(model=copy, graph=graph, edits=done, restated=stated)
 
 
-def roundable(file: OvFile) -> instrument.OvRoundable:
-    """A copy of the model whose values can be rounded."""
-    return instrument.OvRoundable(file.model)
+def roundable(file: OvFile, policy: str = Scope.NONE.value) -> instrument.OvRoundable:
+    """A copy of the model, as it is planned by the policy of that label, to be rounded."""
+    return instrument.OvRoundable(_opened(file, policy))
 
 
 def input_shapes(model: openvino.Model) -> dict[str, tuple[Dim, ...] | None]:
@@ -176,11 +177,18 @@ def input_shapes(model: openvino.Model) -> dict[str, tuple[Dim, ...] | None]:
     return {port_name(port): shape_of(port) for port in model.inputs}
 
 
-def _check_original(file: OvFile) -> None:
-    if file.converted:
+def _opened(file: OvFile, policy: str) -> openvino.Model:
+    """The model that a policy of that label is for: without a conversion to another one.
+
+    Raises:
+        ModelError: If the model does not tell what the conversion changed.
+    """
+    was = file.converted
+    if was and changes_of(file.model) is None and not conversion_stays(was, policy):
         raise ModelError(
-            f"the model was converted by finecast before, to {file.converted}, and the digits"
-            " of its constants are gone",
+            f"the model was converted by finecast before, to {was}, and does not tell what"
+            " was changed",
             where=file.name,
             fix="give the model that it was made from",
         )
+    return original(file.model, policy)

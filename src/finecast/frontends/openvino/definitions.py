@@ -24,10 +24,13 @@ _OWN_TYPE: Final = {
 }
 # Stated by an attribute: whatever is read, the result has the type that is written there.
 _STATED: Final = frozenset({"Convert"})
-# Results have a type of their own beside the inputs': none of their ports can change.
+# Results have a type of their own beside the inputs', or the op says what numbers there are:
+# none of their ports can change.
 _FIXED: Final = frozenset(
     {
         "Assign",
+        "FakeConvert",
+        "FakeQuantize",
         "ReadValue",
         "If",
         "Loop",

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from finecast.errors import EngineError, FinecastError, ModelError, UsageError
 from finecast.files import digest
+from finecast.frontends.openvino.changes import converted_to
 from finecast.frontends.openvino.messages import explain
-from finecast.frontends.openvino.reader import name_ops
+from finecast.frontends.openvino.reader import name_ops, renumber_ops
 
 if TYPE_CHECKING:
     import openvino
 
-PLAN_KEY: Final = ("finecast", "plan")
-POLICY_KEY: Final = ("finecast", "policy")
 IR_SUFFIX: Final = ".xml"
 WEIGHTS_SUFFIX: Final = ".bin"
 KERAS_SUFFIX: Final = ".keras"
@@ -51,15 +50,14 @@ class OvFile:
         path: Its file or folder; of a model in memory a name that no file has.
         model: The model; its ops have names of their own.
         digest: Of all its files.
-        size_bytes: Of all its files.
         external: Its files other than ``path``: constants beside it, or what is in the folder.
     """
 
     path: Path
     model: openvino.Model
     digest: str
-    size_bytes: int
     external: tuple[Path, ...] = ()
+    _size_bytes: int | None = None
 
     @property
     def name(self) -> str:
@@ -67,12 +65,19 @@ class OvFile:
         return str(self.path)
 
     @property
+    def size_bytes(self) -> int:
+        """Of the model as IR, which is what converted models are written as.
+
+        Other files have more in them than the model: Keras's its variables twice.
+        """
+        if self._size_bytes is None:
+            self._size_bytes = size_bytes(self.model)
+        return self._size_bytes
+
+    @property
     def converted(self) -> str:
         """The policy of an earlier conversion; empty if there was none."""
-        key = list(POLICY_KEY)
-        if not self.model.has_rt_info(key):
-            return ""
-        return str(self.model.get_rt_info(key).astype(str))
+        return converted_to(self.model)
 
 
 def reads(path: Path) -> bool:
@@ -102,13 +107,16 @@ def load(path: Path) -> OvFile:
     with guarded(path, f"cannot be read as {kind}", fix), _readable(path) as readable:
         model = _core().read_model(readable)
     _check(model, path, kind, fix)
+    own = path.suffix.lower() == IR_SUFFIX
+    if not own:  # names in IR are the file's own
+        renumber_ops(model)
     name_ops(model)
     return OvFile(
         path=path,
         model=model,
         digest=digest(*parts),
-        size_bytes=sum(p.stat().st_size for p in parts),
         external=tuple(p for p in parts if p != path),
+        _size_bytes=sum(p.stat().st_size for p in parts) if own else None,
     )
 
 
@@ -121,7 +129,7 @@ def from_model(model: openvino.Model) -> OvFile:
         save(copy, path)
         parts = _parts(path)
         found, size = digest(*parts), sum(p.stat().st_size for p in parts)
-    return OvFile(path=_IN_MEMORY, model=copy, digest=found, size_bytes=size)
+    return OvFile(path=_IN_MEMORY, model=copy, digest=found, _size_bytes=size)
 
 
 def save(model: openvino.Model, path: Path) -> int:
@@ -136,12 +144,6 @@ def size_bytes(model: openvino.Model) -> int:
     """Bytes of the files that ``save`` writes, to stand beside those of the model's own."""
     with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
         return save(model, Path(folder) / f"model{IR_SUFFIX}")
-
-
-def mark(model: openvino.Model, plan_digest: str, policy: str) -> None:
-    """State by which plan, of which policy, ``model`` was converted."""
-    model.set_rt_info(plan_digest, list(PLAN_KEY))
-    model.set_rt_info(policy, list(POLICY_KEY))
 
 
 @contextmanager

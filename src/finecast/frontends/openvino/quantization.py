@@ -1,4 +1,8 @@
-"""Constants of an ``ov.Model`` that rest as codes of an encoding with parameters."""
+"""How an ``ov.Model`` states that numbers are codes of an encoding with parameters.
+
+A value is rounded to the numbers that its codes stand for, by a FakeQuantize; a constant rests
+as codes. These are the forms that OpenVINO makes kernels on integers of, and that NNCF writes.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,16 @@ if TYPE_CHECKING:
     import openvino
 
 
+def rounded(port: openvino.Output, encoding: Scaled) -> openvino.Node:
+    """A FakeQuantize: ``port``, each number the one that its code stands for."""
+    from openvino import opset13
+
+    grid = encoding.grid
+    low, high = (opset13.constant(np.float32(end.item())) for end in encoding.range)
+    levels = grid.highest - grid.lowest + 1
+    return opset13.fake_quantize(port, low, high, low, high, levels)
+
+
 def decoded(array: NDArray[np.generic], encoding: Scaled) -> tuple[openvino.Node, ...]:
     """Codes, scales, and the ops that give the numbers they stand for, in order.
 
@@ -24,9 +38,6 @@ def decoded(array: NDArray[np.generic], encoding: Scaled) -> tuple[openvino.Node
     if encoding.zero_point:
         raise ValueError("codes of constants are symmetric around 0")
     codes = opset13.constant(encoding.encode(array))
-    behind = 0 if encoding.axis is None else array.ndim - encoding.axis - 1
-    scales = np.asarray(encoding.scale, np.float32)
-    shape = () if encoding.axis is None else (scales.size, *(1,) * behind)
-    scale = opset13.constant(scales.reshape(shape))
+    scale = opset13.constant(encoding.spread(array.shape))
     wide = opset13.convert(codes, "f32")
     return codes, scale, wide, opset13.multiply(wide, scale)

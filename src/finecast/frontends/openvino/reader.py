@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,12 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from finecast import ops
 from finecast.frontends.openvino.bodies import Entry, Region, Tie, bodies, every_op, ties_of
+from finecast.frontends.openvino.changes import Changes, changes_of
 from finecast.frontends.openvino.definitions import OpTypes
 from finecast.frontends.openvino.types import FORMATS, label_of, numbers_of
 from finecast.frontends.scopes import scope_of
 from finecast.graph import (
     INNER,
     PHI,
+    ROUNDS,
     SCALARS,
     Attribute,
     ConstantStats,
@@ -36,6 +40,8 @@ if TYPE_CHECKING:
 _OPAQUE: Final = frozenset(
     {"string", "undefined", "dynamic", "u1", "u2", "u3", "u4", "u6", "i4"}
 )
+# A name that OpenVINO gave: the kind of an op, which is written in one word, and a number.
+_COUNTED: Final = re.compile(r"(?P<kind>[A-Z][A-Za-z0-9]*)_\d+")
 _PORTS: Final = frozenset({"Parameter", "Result", "Constant"})
 # What control flow hands on: any type, of which OpenVINO computes in these.
 _ADMITS: Final = frozenset({Format.FP32, Format.BF16, Format.FP16})
@@ -86,6 +92,24 @@ def name_ops(model: openvino.Model) -> None:
         op.set_friendly_name(name)
 
 
+def renumber_ops(model: openvino.Model) -> None:
+    """Number ops that a reader of OpenVINO's named by a counter of the process by their order.
+
+    Else a plan would name ops that have other names when the model is read again.
+    """
+    counts: Counter[str] = Counter()
+    taken = {op.get_friendly_name() for op in every_op(model)}
+    taken -= {name for name in taken if _COUNTED.fullmatch(name)}
+    for op in every_op(model):
+        if (found := _COUNTED.fullmatch(op.get_friendly_name())) is None:
+            continue
+        kind = found["kind"]
+        while (name := f"{kind}_{counts[kind]}") in taken:
+            counts[kind] += 1
+        taken.add(name)
+        op.set_friendly_name(name)
+
+
 def port_name(port: Any) -> str:
     """What users call an input or output of a model: it may carry several names.
 
@@ -115,8 +139,10 @@ class _Reader:
         self.nodes: list[Node] = []
         self.producers: dict[int, int] = {}
         self.uses: dict[int, list[int]] = {}
-        self.folded: set[int] = set()
+        self.fixed: set[int] = set()  # computed from constants alone
+        self.folded: set[int] = set()  # and of stored integers among them
         self.names = {op.get_friendly_name() for op in every_op(model)}
+        self.changes = changes_of(model) or Changes()
 
     def value(self, port: openvino.Output, region: int = 0) -> int:
         key = (port.get_node().get_friendly_name(), port.get_index())
@@ -165,6 +191,9 @@ class _Reader:
         if self._decompresses(info, inputs, results):
             found = self.types.fixed(op)
         name = op.get_friendly_name()
+        attributes = dict(_attributes(op, kind))
+        if (added := self.changes.added.get(name)) is not None and added.rounds:
+            attributes[ROUNDS] = added.rounds
         made = Node(
             id=len(self.nodes),
             name=name,
@@ -176,7 +205,7 @@ class _Reader:
             follows_out=found.follows_out[: len(results)],
             format=found.format,
             admits=found.admits,
-            attributes=dict(_attributes(op, kind)),
+            attributes=attributes,
             scope=scope_of(name),
             region=region,
         )
@@ -234,9 +263,11 @@ class _Reader:
         An engine multiplies by such weights as they are stored; a cast among these ops would
         have it compute them first.
         """
-        fixed = [i in self.binding.constants or i in self.folded for i in inputs]
-        if not inputs or not all(fixed):
+        if not inputs or not all(
+            i in self.binding.constants or i in self.fixed for i in inputs
+        ):
             return False
+        self.fixed.update(results)
         packed = info.kind is OpKind.CAST or any(i in self.folded for i in inputs)
         if packed:
             self.folded.update(results)

@@ -36,7 +36,7 @@ TYPES: Final = {
 }
 """OpenVINO's name of the type that each format is stated by."""
 
-STATED: Final = (*TYPES, Format.INT8_WEIGHTS)
+STATED: Final = (*TYPES, Format.INT8, Format.INT8_WEIGHTS)
 """Formats that models can state."""
 
 FORMATS: Final = {LABELS.get(name, name): fmt for fmt, name in TYPES.items()}

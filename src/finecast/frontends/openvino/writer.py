@@ -7,13 +7,17 @@ given fp32 numbers and a type, are not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from finecast.errors import ModelError
+from finecast.frontends.exact_casts import BACK, FACTOR
 from finecast.frontends.openvino.bodies import every_op
-from finecast.frontends.openvino.quantization import decoded
+from finecast.frontends.openvino.changes import Added, Changes, changes_of, keep
+from finecast.frontends.openvino.quantization import decoded, rounded
 from finecast.frontends.openvino.reader import OvBinding
 from finecast.frontends.openvino.types import (
     STATED,
@@ -24,6 +28,7 @@ from finecast.frontends.openvino.types import (
     take_names,
 )
 from finecast.graph import Graph
+from finecast.numbers.encodings import Encoding
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_constant
 from finecast.numbers.scaled import Scaled
@@ -41,15 +46,27 @@ if TYPE_CHECKING:
     import openvino
 
 CAST_SUFFIX: Final = "cast"
+_CONVERTS: Final = Added()
 
 
-def apply_edits(graph: Graph, binding: OvBinding, edits: Iterable[Edit]) -> None:
+def apply_edits(
+    graph: Graph,
+    binding: OvBinding,
+    edits: Iterable[Edit],
+    rounded: Collection[int] = (),
+) -> None:
     """Make ``edits`` in ``binding.model``, which ``graph`` was read from.
+
+    Args:
+        graph: The graph.
+        binding: The model, and what of it is what in the graph.
+        edits: What is changed.
+        rounded: Ids of values that are rounded in fp32 before they are cast to bf16.
 
     Raises:
         ModelError: If OpenVINO refuses what came of them.
     """
-    writer = _Writer(graph, binding)
+    writer = _Writer(graph, binding, rounded)
     made = 0
     for edit in edits:
         made += 1
@@ -67,6 +84,7 @@ def apply_edits(graph: Graph, binding: OvBinding, edits: Iterable[Edit]) -> None
     if not made:
         return
     try:
+        keep(binding.model, writer.changes)
         binding.model.validate_nodes_and_infer_types()
     except RuntimeError as error:
         last = str(error).strip().splitlines()[-1]
@@ -77,10 +95,12 @@ def apply_edits(graph: Graph, binding: OvBinding, edits: Iterable[Edit]) -> None
 
 
 class _Writer:
-    def __init__(self, graph: Graph, binding: OvBinding) -> None:
+    def __init__(self, graph: Graph, binding: OvBinding, rounded: Collection[int]) -> None:
         self.graph = graph
+        self.rounded = rounded
         self.binding = binding
         self.names = {op.get_friendly_name() for op in every_op(binding.model)}
+        self.changes = changes_of(binding.model) or Changes()
 
     def set_format(self, edit: SetFormat) -> None:
         """Types are inferred from what is read, but of a conversion and of a body's inputs."""
@@ -94,6 +114,7 @@ class _Writer:
             return
         new = _converted(old.input_value(0), edit.to)
         name = old.get_friendly_name()
+        self.changes.retyped(name, old.get_output_element_type(0).get_type_name())
         old.set_friendly_name(self.fresh(f"{name}_before"))
         new.set_friendly_name(name)
         port = old.output(0)
@@ -115,52 +136,101 @@ class _Writer:
     def _declare(self, op: Any, fmt: Format) -> None:
         """Let ``op`` be of the type of ``fmt``, if it is one whose type is stated."""
         if op.get_type_name() == "Parameter":
+            before = op.get_element_type().get_type_name()
+            self.changes.retyped(op.get_friendly_name(), before)
             op.set_element_type(element_type(fmt))
             op.validate_and_infer_types()
 
     def convert_constant(self, edit: ConvertConstant) -> None:
         """The constant in another type beside the one that others still read."""
-        constant = self.binding.constants[edit.value]
-        array = convert_constant(numbers_of(constant), edit.to)
-        new = new_constant(array, edit.to)
-        new.set_friendly_name(self.fresh(f"{constant.get_friendly_name()}_{edit.to.label}"))
+        new = self._converted_constant(edit.value, edit.to)
         self._give(edit.value, new.output(0), edit.uses)
+
+    def _converted_constant(self, value: int, to: Format) -> openvino.Node:
+        constant = self.binding.constants[value]
+        new = new_constant(convert_constant(numbers_of(constant), to), to)
+        what = Added(constant=self._read_as(value))
+        return self._added(new, f"{constant.get_friendly_name()}_{to.label}", what)
+
+    def _read_as(self, value: int) -> str:
+        """The name of the op that gives a value: of a compressed constant what widens it."""
+        name: str = self.binding.values[value].get_node().get_friendly_name()
+        return name
+
+    def _added(self, node: openvino.Node, name: str, what: Added = _CONVERTS) -> openvino.Node:
+        """``node``, which the model keeps as one that was put in, by a name like ``name``."""
+        fresh = self.fresh(name)
+        node.set_friendly_name(fresh)
+        self.changes.added[fresh] = what
+        return node
 
     def insert_cast(self, edit: InsertCast) -> None:
         """One conversion for all that read the value in that format."""
         port = self.binding.values[edit.value]
-        new = _converted(port, edit.to)
-        new.set_friendly_name(self._cast_name(edit.value, edit.to))
+        name = _name_at(port, f"{CAST_SUFFIX}_{edit.to.label}")
+        if edit.value in self.rounded and edit.to is Format.BF16:
+            port = self._rounded_first(port, name)
+        new = self._added(_converted(port, edit.to), name)
         self._give(edit.value, new.output(0), edit.uses)
+
+    def _rounded_first(self, port: openvino.Output, cast: str) -> openvino.Output:
+        """The numbers of ``port`` rounded to bf16, in fp32."""
+        from openvino import opset13
+
+        factor, back = (opset13.constant(np.float32(x)) for x in (FACTOR, BACK))
+        scaled = opset13.multiply(port, factor)
+        part = opset13.add(port, scaled)  # taken back, the first input stands for the op
+        whole = opset13.multiply(part, back)
+        for op, suffix in ((scaled, "scaled"), (part, "part"), (whole, "rounded")):
+            self._added(op, f"{cast}_{suffix}", Added(rounds=Format.BF16.label))
+        return whole.output(0)
 
     def round_trip(self, edit: RoundTrip) -> None:
         """To the format and back; a constant is stored in it, and of codes nothing else."""
-        fmt, constant = edit.to, self.binding.constants.get(edit.value)
-        if fmt.format not in STATED or (isinstance(fmt, Scaled) and constant is None):
+        if edit.to.format not in STATED:
             raise ModelError(
-                f"OpenVINO models cannot state {fmt.format.label} here",
+                f"OpenVINO models cannot state {edit.to.format.label} here",
                 fix="use bf16, fp16 or fp8",
             )
-        if isinstance(fmt, Scaled):
-            self._give(edit.value, self._stored_codes(constant, fmt), edit.uses)
+        if edit.value in self.binding.constants:
+            self._give(edit.value, self._stored(edit.value, edit.to), edit.uses)
             return
-        if constant is not None:
-            low = new_constant(convert_constant(numbers_of(constant), fmt), fmt)
-            low.set_friendly_name(self.fresh(f"{constant.get_friendly_name()}_{fmt.label}"))
-        else:
-            low = _converted(self.binding.values[edit.value], fmt)
-            low.set_friendly_name(self._cast_name(edit.value, fmt))
-        back = _converted(low.output(0), Format.FP32)
-        back.set_friendly_name(self.fresh(f"{low.get_friendly_name()}_back"))
-        self._give(edit.value, back.output(0), edit.uses)
+        read: dict[tuple[str, int], tuple[openvino.Output, list[Use]]] = {}
+        for use in edit.uses:  # what they read may have been cast before
+            assert use.node is not None
+            port = self.binding.entries[use.node][use.index].port.get_source_output()
+            key = port.get_node().get_friendly_name(), port.get_index()
+            read.setdefault(key, (port, []))[1].append(use)
+        for port, uses in read.values():
+            self._give(edit.value, self._rounded(port, edit.to), uses)
 
-    def _stored_codes(self, constant: Any, encoding: Scaled) -> openvino.Output:
+    def _rounded(self, port: openvino.Output, to: Encoding) -> openvino.Output:
+        """What ``port`` gives, rounded to ``to``, in fp32."""
+        if isinstance(to, Scaled):
+            name, what = _name_at(port, f"fq_{to.label}"), Added(rounds=to.label)
+            return self._added(rounded(port, to), name, what).output(0)
+        low = _converted(port, to)
+        return self._widened(self._added(low, _name_at(port, f"{CAST_SUFFIX}_{to.label}")))
+
+    def _stored(self, value: int, to: Encoding) -> openvino.Output:
+        """A constant that rests in ``to``, as numbers in fp32."""
+        if isinstance(to, Scaled):
+            return self._stored_codes(value, to)
+        return self._widened(self._converted_constant(value, to))
+
+    def _widened(self, low: openvino.Node) -> openvino.Output:
+        back = _converted(low.output(0), Format.FP32)
+        return self._added(back, f"{low.get_friendly_name()}_back").output(0)
+
+    def _stored_codes(self, value: int, encoding: Scaled) -> openvino.Output:
         """A constant's numbers from its codes: kernels compute them as they read."""
-        nodes = decoded(numbers_of(constant), encoding)
+        constant = self.binding.constants[value]
+        *nodes, back = decoded(numbers_of(constant), encoding)
         base = f"{constant.get_friendly_name()}_{encoding.label}"
-        for node, suffix in zip(nodes, ("", "_scale", "_wide", "_back"), strict=True):
+        for node, suffix in zip(nodes, ("", "_scale", "_wide"), strict=True):
             node.set_friendly_name(self.fresh(f"{base}{suffix}"))
-        return nodes[-1].output(0)
+        what = Added(rounds=encoding.label, constant=self._read_as(value))
+        return self._added(back, f"{base}_back", what).output(0)
 
     def _give(self, value: int, port: openvino.Output, uses: Iterable[Use]) -> None:
         """Have ``uses`` read ``port`` in the value's place."""
@@ -175,18 +245,18 @@ class _Writer:
             if source.get_node().get_type_name() != "Parameter":
                 take_names(source, port)
 
-    def _cast_name(self, value: int, fmt: Format) -> str:
-        port = self.binding.values[value]
-        index = f".{port.get_index()}" if port.get_node().get_output_size() > 1 else ""
-        return self.fresh(
-            f"{port.get_node().get_friendly_name()}{index}/{CAST_SUFFIX}_{fmt.label}"
-        )
-
     def fresh(self, name: str) -> str:
         """``name``, or it with a number, as no other op has it."""
         found = next(n for n in _numbered(name) if n not in self.names)
         self.names.add(found)
         return found
+
+
+def _name_at(port: openvino.Output, what: str) -> str:
+    """A name for ``what`` is put in behind ``port``."""
+    node = port.get_node()
+    index = f".{port.get_index()}" if node.get_output_size() > 1 else ""
+    return f"{node.get_friendly_name()}{index}/{what}"
 
 
 def _numbered(name: str) -> Iterator[str]:

@@ -185,6 +185,7 @@ class _Ops:
     abs: Final = staticmethod(tf.abs)
     add: Final = staticmethod(tf.add)
     constant: Final = staticmethod(tf.constant)
+    divide: Final = staticmethod(tf.divide)
     greater: Final = staticmethod(tf.greater)
     is_finite: Final = staticmethod(tf.math.is_finite)
     is_inf: Final = staticmethod(tf.math.is_inf)

@@ -64,9 +64,16 @@ FIXED: tuple[OpInfo, ...] = (
         row(
             "quantize",
             "QuantizeLinear ms::QuantizeLinear ms::QuantizeBFP ms::QuantizeWithOrder",
-            "quantize_per_tensor fake_quantize_per_tensor_affine",
+            "quantize_per_tensor",
+            tensorflow="QuantizeV2",
+        ),
+        # Both at once: what it gives are floats, of the numbers that codes stand for.
+        row(
+            "fake_quantize",
+            "",
+            "fake_quantize_per_tensor_affine",
             openvino="FakeQuantize FakeConvert",
-            tensorflow="QuantizeV2 FakeQuantWithMinMaxVars FakeQuantWithMinMaxArgs"
+            tensorflow="FakeQuantWithMinMaxVars FakeQuantWithMinMaxArgs"
             " FakeQuantWithMinMaxVarsPerChannel QuantizeAndDequantizeV4",
         ),
         row(

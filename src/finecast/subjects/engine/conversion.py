@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -16,13 +16,13 @@ from finecast.errors import EngineError, UsageError
 from finecast.frontends.collection import paused_collection
 from finecast.measure.environment import local_target
 from finecast.numbers.formats import Format
+from finecast.pipeline.adjusting import Gain
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.conversion import (
     NOTHING_CONVERTED,
     NOTHING_GAINS,
     Conversion,
 )
-from finecast.pipeline.correction import Correction
 from finecast.pipeline.modelled import fastest_plan, plan_time_s
 from finecast.pipeline.narrowing import worthwhile
 from finecast.pipeline.sources import FeedMaker
@@ -34,7 +34,7 @@ from finecast.rules import UserRule
 from finecast.rules.calibration import uncalibrated
 from finecast.rules.policy import Adjust, Policy, Scope
 from finecast.rules.quantized import quantized_notes
-from finecast.subjects.engine.correcting import measured_correction
+from finecast.subjects.engine.adjusting import Adjuster, adjusted_if_it_gains
 from finecast.subjects.engine.integers import check_calibrated, narrowed
 from finecast.subjects.engine.native import (
     AppliedModel,
@@ -114,18 +114,22 @@ class Converter:
                 plan = _modelled_plan(prepared, planner, cost, target)
             else:
                 plan = _auto_plan(source, prepared, planner, engine, self.feeds)
-            correction = None
-            if policy.adjust is Adjust.BIAS:
-                plan, correction = measured_correction(source, prepared, plan, engine, data)
+            adjuster = Adjuster(
+                model=prepared,
+                facts=facts,
+                planner=planner,
+                engine=engine,
+                batches=lambda: data,
+            )
+            plan, gained = adjusted_if_it_gains(plan, adjuster, source, data)
             graph = prepared.graph
             built = source.consume(prepared, plan)
-        done = replace(self._write(built), correction=correction)
+        done = replace(self._write(built), gains=gained)
         applied = built.applied
         used = set(plan.formats.values())
         without = uncalibrated(graph, policy.formats, facts)
         warnings = (*left_out, *without, *_warnings(source, policy, applied, used))
-        if policy.adjust is Adjust.BIAS:
-            warnings += _uncorrected(correction)
+        warnings = (*warnings, *_gainless(policy.adjust or (), gained))
         if NOTHING_CONVERTED in warnings and used != set(planner.lowest().formats.values()):
             warnings = tuple(NOTHING_GAINS if w == NOTHING_CONVERTED else w for w in warnings)
         if target is None and applied.edits:
@@ -159,6 +163,7 @@ class Converter:
         in_memory = self.output.path is None
         return Conversion(
             plan=built.plan,
+            ops=built.plan.counts_in(applied.graph),
             nodes=len(applied.graph.nodes),
             casts=built.casts,
             size_bytes=(self.source.size_bytes, size),
@@ -170,10 +175,9 @@ class Converter:
 
     def _referred(self, verified: Verified, applied: AppliedModel) -> Verified:
         """``verified``, told against what: a model that came low or quantized is not fp32."""
-        came_low = self.source.earlier(Policy(scope=Scope.NONE))
-        if verified.reference == "fp32" and (came_low or quantized_notes(applied.graph)):
-            return replace(verified, reference="the model given")
-        return verified
+        if verified.reference != Format.FP32.label:
+            return verified
+        return replace(verified, reference=self.source.reference_name(applied.graph))
 
 
 def _told(restated: RestatedOps) -> str:
@@ -227,14 +231,15 @@ def _modelled_plan(
     return fastest_plan(planner, analysis, time_s)
 
 
-def _uncorrected(correction: Correction | None) -> tuple[str, ...]:
-    """Why biases were not corrected though that was asked for."""
-    if correction is None:
-        return ("no bias was corrected: no product in int8 has one of its own",)
-    if correction.gains:
-        return ()
-    text = f"relative output error {correction.change}"
-    return (f"no bias was corrected, for that gains no more than noise: {text}",)
+def _gainless(asked: Sequence[Adjust], found: Sequence[Gain]) -> Iterator[str]:
+    """Why an adjustment was not made though it was asked for."""
+    tried = {g.kind: g for g in found}
+    for kind in asked:
+        gain = tried.get(kind)
+        if gain is None:
+            yield f"adjust {kind.value}: no product in int8 has an operand for it"
+        elif not gain.gains:
+            yield f"adjust {kind.value}: left, for it gains no more than noise: {gain.change}"
 
 
 def _slow(engines: Sequence[Engine], verified: Verified, low: Format) -> tuple[str, ...]:

@@ -17,12 +17,16 @@ from finecast.subjects.engine.native import NativeSource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintedModel:
-    """The fp32 model under the engine's own hint for ``fmt``; ``plan`` is what it chose."""
+    """The fp32 model under the engine's own hint for ``fmt``; ``plan`` is what it chose.
+
+    ``exact`` is that without rounding what the engine leaves unrounded.
+    """
 
     source: NativeSource
     engine: HintingEngine
     fmt: Format
     plan: Plan
+    exact: Plan
     loaded: KernelSession
 
     @property
@@ -55,6 +59,14 @@ def hinted_models(
             session = engine.load_hinted(source.loadable, fmt)
         except EngineError:
             continue
-        plan = stated(planner, session.kernel_formats(), fmt)
+        kernels = session.kernel_formats()
+        plan = stated(planner, kernels, fmt)
         if plan.lowers:
-            yield HintedModel(source=source, engine=engine, fmt=fmt, plan=plan, loaded=session)
+            yield HintedModel(
+                source=source,
+                engine=engine,
+                fmt=fmt,
+                plan=plan,
+                exact=stated(planner, kernels, fmt, exact=True),
+                loaded=session,
+            )

@@ -24,7 +24,7 @@ from finecast.pipeline.sources import FeedMaker
 from finecast.pipeline.subject import Subject
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
-from finecast.rules.policy import Policy
+from finecast.rules.policy import Policy, Scope
 from finecast.subjects.emulated import EmulatedSubject
 from finecast.subjects.engine.conversion import Converter
 from finecast.subjects.engine.judging import batches_of, counted, judged
@@ -75,7 +75,10 @@ class EngineModel(NativeSource, Protocol):
                     " not here runs in its emulator",
                     fix="keep one of them",
                 )
-            return EmulatedSubject(model=self, emulation=device, truth=truth, told=notes)
+            states = self.prepare(Policy(scope=Scope.NONE)).states
+            return EmulatedSubject(
+                model=self, emulation=device, states=states, truth=truth, told=notes
+            )
         if engine is not None and get_engine(engine).name == EMULATOR:
             raise UsageError(
                 "the emulator's time says nothing of the device",

@@ -247,6 +247,6 @@ class NativeSource(SourceModel, Protocol):
 class RoundableSource(NativeSource, Protocol):
     """A model of which copies are made that round its values in fp32."""
 
-    def roundable(self) -> Roundable:
-        """A new copy."""
+    def roundable(self, policy: str) -> Roundable:
+        """A new copy, as it is planned by the policy of that label."""
         ...

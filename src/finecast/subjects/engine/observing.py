@@ -10,11 +10,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.engines.base import Array, Feeds, Session
+from finecast.engines.base import Array, Feeds, Session, outputs_on
 from finecast.engines.loading import exact_session
 from finecast.pipeline.observing import SHOWN_BYTES, input_facts, packed
 from finecast.planning.sensitivity import Probe, Probes
 from finecast.planning.switches import SWITCH, Switch
+from finecast.rules.channels import ChannelFacts
 from finecast.rules.facts import ValueFacts, merge
 from finecast.subjects.engine.native import PreparedModel
 
@@ -89,6 +90,29 @@ def _show(
     return facts
 
 
+def observe_channels(
+    prepared: PreparedModel,
+    axes: Mapping[int, int],
+    facts: Mapping[int, ValueFacts],
+    batches: Callable[[], Iterable[Feeds]],
+) -> dict[int, ChannelFacts]:
+    """Facts of the channels of values, which lie along ``axes``, both by the values' ids.
+
+    ``facts`` are those of all values: how large they are.
+    """
+    names = {n: i for n, i in prepared.observable().items() if i in axes and i in facts}
+    sizes = {n: 4 * math.prod(facts[i].shape) for n, i in names.items()}
+    found: dict[int, ChannelFacts] = {}
+    for group in packed(sizes, SHOWN_BYTES):
+        session = exact_session(prepared.with_outputs(group), optimizing=False)
+        for feeds in batches():
+            for name, array in session.run(feeds).items():
+                index = names[name]
+                seen = ChannelFacts.of(array, axes[index])
+                found[index] = found[index].merge(seen) if index in found else seen
+    return found
+
+
 def switched_probe(
     prepared: PreparedModel, switches: Sequence[Switch], feeds: Sequence[Feeds]
 ) -> Probe:
@@ -104,11 +128,12 @@ def switched_probes(
 ) -> Probes:
     """The same on few and on more feeds, by one session."""
     session = exact_session(prepared.with_switches(switches))
-    return Probes(few=_on(session, few), more=_on(session, more))
+    on_more = _on(session, more)
+    return Probes(few=on_more if few is more else _on(session, few), more=on_more)
 
 
 def _on(session: Session, feeds: Sequence[Feeds]) -> Probe:
     def probe(switch: NDArray[np.bool_]) -> list[Array]:
-        return [a for f in feeds for a in session.run({**f, SWITCH: switch}).values()]
+        return outputs_on(session, ({**f, SWITCH: switch} for f in feeds))
 
     return probe

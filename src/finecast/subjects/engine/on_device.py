@@ -51,7 +51,12 @@ class OnDevice:
         units = make_units(graph, self.planner.permissions, low, kernels)
         points = points_of(self.planner, units, dict.fromkeys(low, kernels))
         errors = probe_sensitivity(
-            self.planner, self.prepared, points, asked.feeds, asked.progress
+            self.planner,
+            self.prepared,
+            points,
+            few=lambda _: asked.feeds,
+            more=asked.feeds,
+            progress=asked.progress,
         )
         shapes = {i: f.shape for i, f in self.facts.items()}
         cost = RooflineCost(target=asked.emulation.target, shapes=shapes)

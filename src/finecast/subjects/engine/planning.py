@@ -20,6 +20,7 @@ from finecast.errors import UsageError
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline import profiles
+from finecast.pipeline.adjusting import no_adjustments
 from finecast.pipeline.profiles import Profiles
 from finecast.planning.cost import MeasuredCost
 from finecast.planning.plan import Plan
@@ -28,6 +29,7 @@ from finecast.rules import Context
 from finecast.rules.facts import ValueFacts
 from finecast.rules.override import active, check_overrides
 from finecast.rules.policy import Policy
+from finecast.subjects.engine.adjusting import AdjustableModel
 from finecast.subjects.engine.casting import measure_casts
 from finecast.subjects.engine.native import NativeSource, PreparedModel
 
@@ -74,7 +76,12 @@ def make_planner(
 
 
 def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> None:
-    """Raise UsageError for a format that the engine lacks, or such a model cannot state."""
+    """Raise UsageError for a format that the engine lacks, or such a model cannot state.
+
+    So for an adjustment that cannot be made of it.
+    """
+    if policy.adjust and not isinstance(prepared, AdjustableModel):
+        raise no_adjustments(f"one of {prepared.library}")
     if isinstance(engine, EmulatorEngine):
         check_formats(engine.emulation, policy)
     for fmt in policy.formats:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
 
 from finecast.devices.emulation import Emulation
 from finecast.devices.setting import Setting
@@ -17,11 +19,13 @@ from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline.program import Asked
 from finecast.planning.plan import Plan
-from finecast.rules.facts import ValueFacts
+from finecast.rules.facts import ValueFacts, facts_in
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.engine.native import PreparedModel, RoundableSource
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.on_device import OnDevice
+
+_AS_IT_IS: Final = Policy(scope=Scope.NONE)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,7 +42,7 @@ class NativeProgram:
         Raises:
             UsageError: If ``emulation`` has options that are not emulated here.
         """
-        self.prepared = self.source.prepare(Policy(scope=Scope.NONE))
+        self.prepared = self.source.prepare(_AS_IT_IS)
         check_emulation(self.emulation, self.prepared.library)
 
     @property
@@ -56,7 +60,9 @@ class NativeProgram:
         """Built for the setting; another one is built anew."""
         del switched
         return NativeEmulatorSession(
-            copy=self.source.roundable, emulation=emulation, setting=setting
+            copy=partial(self.source.roundable, _AS_IT_IS.label),
+            emulation=emulation,
+            setting=setting,
         )
 
     def formats(self, plan: Plan) -> dict[int, Format]:
@@ -66,11 +72,12 @@ class NativeProgram:
 
     def plan_session(self, plan: Plan, emulation: Emulation) -> NativeEmulatorSession:
         """The plan's casts, each op in the format that it has there."""
-        return plan_session(self.source.roundable, self.graph, plan, emulation)
+        return plan_session(partial(self.source.roundable, plan.policy), plan, emulation)
 
     def examine(self, asked: Asked) -> OnDevice:
         """The rules judge the model that the device's compiler is handed."""
-        return OnDevice.of(self.source.prepare(asked.policy), asked, asked.facts)
+        prepared = self.source.prepare(asked.policy)
+        return OnDevice.of(prepared, asked, facts_in(prepared.graph, asked.facts, self.graph))
 
     def casts(self, plan: Plan) -> int:
         """The casts in the plan's model."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from finecast.data.feeds import last_indices
@@ -11,6 +12,37 @@ from finecast.engines.base import Array, Feeds, Session
 from finecast.errors import EngineError, UsageError
 from finecast.graph import Graph
 from finecast.pipeline.sources import FeedMaker
+
+
+class GivenModelError(EngineError):
+    """An engine does not run a model as it was given: no conversion is to blame."""
+
+
+@contextmanager
+def as_given() -> Generator[None]:
+    """What fails here fails of the model as it was given."""
+    try:
+        yield
+    except EngineError as error:
+        raise GivenModelError(error.what, where=error.where, fix=error.fix) from error
+
+
+def not_verified(failures: Mapping[str, EngineError]) -> EngineError:
+    """What to raise where each engine, by name, failed to verify a conversion."""
+    where = "; ".join(f"{name}: {error.what}" for name, error in failures.items())
+    if all(isinstance(error, GivenModelError) for error in failures.values()):
+        fix = next(iter(failures.values())).fix
+        unverified = "write the conversion unverified with --no-verify"
+        return EngineError(
+            "no engine here can run the model as it was given, before any conversion",
+            where=where,
+            fix=f"{fix}; or {unverified}" if fix else unverified,
+        )
+    return EngineError(
+        "no engine here can run the converted model",
+        where=where,
+        fix="choose another format or engine, or write it unverified with --no-verify",
+    )
 
 
 def publish(parts: Sequence[Path], place: Path, where: str) -> None:
@@ -49,7 +81,8 @@ def reference_run(
     reference: Session, feeds: FeedMaker, graph: Graph
 ) -> tuple[Feeds | None, Mapping[str, Array], str]:
     """Feeds, what the fp32 model gives for them, and why there is nothing."""
-    note = "loaded, not run: give --data to compare outputs"
+    remedy = _remedy(reference)
+    note = f"loaded, not run: {remedy} to compare outputs"
     for lengths, last in _extremes(graph, feeds):
         try:
             given = feeds.draw(reference, last, lengths)
@@ -62,8 +95,19 @@ def reference_run(
             return given, reference.run(given), ""
         except EngineError as error:
             # The fp32 model refuses these feeds: they say nothing about the converted one.
-            note = f"loaded, not run: {error.what}: give --data"
+            note = f"loaded, not run: {error.what}: {remedy}"
     return None, {}, note
+
+
+def _remedy(reference: Session) -> str:
+    """What a user can do where random feeds do not run: sizes are stated by name."""
+    free = [
+        dim or f"{spec.name}.{axis}"
+        for spec in reference.inputs
+        for axis, dim in enumerate(spec.shape or ())
+        if not isinstance(dim, int)
+    ]
+    return "give --data" + (f", or sizes by --dim {free[0]}=SIZE" if free else "")
 
 
 def _extremes(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 
 from finecast.engines.base import Feeds
 from finecast.numbers.formats import Format
@@ -13,7 +12,8 @@ from finecast.pipeline.roundings import Points, find_units, free, points_of
 from finecast.planning.cost import CostModel
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
-from finecast.planning.sensitivity import Sensitivity
+from finecast.planning.sensitivity import Probes, Sensitivity
+from finecast.planning.switches import Switch
 from finecast.planning.units import Units
 from finecast.progress import Progress
 from finecast.subjects.engine.native import PreparedModel
@@ -26,16 +26,24 @@ def probe_sensitivity(
     planner: Planner,
     prepared: PreparedModel,
     points: Points,
-    feeds: Sequence[Feeds],
+    few: Callable[[int], Sequence[Feeds]],
+    more: Sequence[Feeds],
     progress: Progress,
-    *,
-    more: Sequence[Feeds] = (),
 ) -> dict[Format, Sensitivity]:
-    """Round each point alone in one switched session and compare the outputs on ``feeds``.
+    """Round each point alone in one switched session and compare the outputs.
 
-    All of them at once are rounded on ``more``, if there are such.
+    Args:
+        planner: Of the plans.
+        prepared: The model.
+        points: Where they round.
+        few: The feeds on which so many points are probed one by one.
+        more: Those on which all are rounded at once.
+        progress: Told of each run.
     """
-    prober = partial(switched_probes, prepared, few=feeds, more=more or feeds)
+
+    def prober(switches: Sequence[Switch]) -> Probes:
+        return switched_probes(prepared, switches, few=few(len(switches)), more=more)
+
     return roundings.probe_sensitivity(planner, points, prober, progress)
 
 

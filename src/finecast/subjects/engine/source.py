@@ -10,9 +10,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from finecast.engines.base import Loadable, Session
 from finecast.graph import Graph
+from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.rules.policy import Policy
+from finecast.rules.policy import Policy, Scope
 from finecast.rules.quantized import quantized_notes
 from finecast.subjects.engine.native import AppliedModel, EngineBuilt, PreparedModel
 
@@ -114,6 +115,11 @@ class FileSource(ABC, Generic[FileT, PreparedT]):
     def _built(self, plan: Plan, applied: AppliedModel) -> EngineBuilt:
         size = self._size_of(applied.model)
         return EngineBuilt(plan=plan, applied=applied, size_bytes=size)
+
+    def reference_name(self, graph: Graph) -> str:
+        """The model given, where an earlier conversion or another tool made it low."""
+        came_low = self.earlier(Policy(scope=Scope.NONE)) or quantized_notes(graph)
+        return "the model given" if came_low else Format.FP32.label
 
     def notes(self, planner: Planner) -> Sequence[str]:
         """Of an earlier conversion, and of ops that keep what they have."""

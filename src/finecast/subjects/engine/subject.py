@@ -19,7 +19,13 @@ from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
 from finecast.pipeline.measuring import no_streams
 from finecast.pipeline.subject import Built, UserRules
-from finecast.pipeline.workload import Workload, probed, run_all
+from finecast.pipeline.workload import (
+    MOST_PROBED_ROWS,
+    Workload,
+    probed,
+    probed_rows,
+    run_all,
+)
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
@@ -27,8 +33,8 @@ from finecast.planning.proposing import MAX_STEPS
 from finecast.progress import Progress
 from finecast.rules.calibration import uncalibrated
 from finecast.rules.facts import ValueFacts, first_nonfinite
-from finecast.rules.policy import Policy, Scope
-from finecast.subjects.engine.correcting import correct
+from finecast.rules.policy import Adjust, Policy, Scope
+from finecast.subjects.engine.adjusting import Adjuster
 from finecast.subjects.engine.hint import HintedModel, hinted_models
 from finecast.subjects.engine.integers import check_on_integers, narrowed
 from finecast.subjects.engine.native import EngineBuilt, NativeSource, PreparedModel
@@ -44,9 +50,6 @@ from finecast.subjects.engine.roundings import analysis_of, find_units, probe_se
 # Requests that are timed at once, for each that is in flight: of the time that they take
 # together, starting the first ones and waiting for the last is a small part.
 _REQUESTS_A_STREAM: Final = 8
-# Samples on which everything is rounded at once: of 8 the error is up to 40% off that of
-# hundreds (ResNet-20 in bf16), of 64 it is 7%.
-_ROWS: Final = 128
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,6 +123,13 @@ class EngineSubject:
             planner=planner,
             workload=workload,
             progress=progress,
+            adjuster=Adjuster(
+                model=prepared,
+                facts=facts,
+                planner=planner,
+                engine=self.engine,
+                batches=workload.calibration,
+            ),
         )
 
     def hints(self, planner: Planner) -> Sequence[HintedModel]:
@@ -193,16 +203,17 @@ class EngineExamined:
     planner: Planner
     workload: Workload
     progress: Progress
+    adjuster: Adjuster
 
-    def corrected(self, plan: Plan) -> Plan:
-        """With biases corrected by the mean errors on the calibration data.
+    def adjusted(self, plan: Plan, kinds: Sequence[Adjust]) -> Plan:
+        """Adjusted by what runs on the calibration data show.
 
-        As it was where the model beside itself does not run, which is told.
+        As it was where the model that shows it does not run, which is told.
         """
         try:
-            return correct(self.prepared, plan, self.workload.calibration())
+            return self.adjuster.adjusted(plan, kinds)
         except EngineError as error:
-            note = f"biases were not corrected: {error.what}"
+            note = f"operands were not adjusted: {error.what}"
             self.subject.told = (*dict.fromkeys((*self.subject.told, note)),)
             return plan
 
@@ -219,10 +230,14 @@ class EngineExamined:
         self.progress("profile", 1, 1)
         units, points = find_units(planner, profiles)
         inputs = subject.reference.inputs
-        more = probed(self.workload.calibration(), inputs, _ROWS)
-        few = probed(more, inputs)
+        more = probed(self.workload.calibration(), inputs, MOST_PROBED_ROWS)
         errors = probe_sensitivity(
-            planner, self.prepared, points, few, self.progress, more=more
+            planner,
+            self.prepared,
+            points,
+            few=lambda count: probed(more, inputs, probed_rows(count)),
+            more=more,
+            progress=self.progress,
         )
         return analysis_of(
             self.prepared, planner, units, points, errors, cost, lowest_s=profiles.low_s

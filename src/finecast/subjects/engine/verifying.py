@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from finecast.engines import EMULATOR
 from finecast.engines.base import Array, Engine, Loadable, Session
@@ -17,7 +18,7 @@ from finecast.pipeline.sources import FeedMaker
 from finecast.subjects.engine.acceptance import Case, accept, feeds_for
 from finecast.subjects.engine.integers import check_on_integers
 from finecast.subjects.engine.native import EngineBuilt, RoundableSource
-from finecast.subjects.engine.publishing import reference_run, sizes_of
+from finecast.subjects.engine.publishing import as_given, not_verified, reference_run, sizes_of
 
 
 def verify(
@@ -43,17 +44,13 @@ def verify(
     if not engines:
         return Verified(engine=None, note="not run: no engine was asked to")
     feeds.check(source.input_shapes)
-    failures: list[str] = []
+    failures: dict[str, EngineError] = {}
     for engine in engines:
         try:
             return _verify_in(source, built, written, engine, feeds)
         except EngineError as error:
-            failures.append(f"{engine.name}: {error.what}")
-    raise EngineError(
-        "no engine here can run the converted model",
-        where="; ".join(failures),
-        fix="choose another format, or write it unverified with --no-verify",
-    )
+            failures[engine.name] = error
+    raise not_verified(failures)
 
 
 def _verify_in(
@@ -67,14 +64,15 @@ def _verify_in(
     emulated = isinstance(engine, EmulatorEngine)
     name = f"{EMULATOR}:{engine.device}" if emulated else engine.name
     # A device may have no fp32 products of its own: its emulator is held against fp32.
-    reference = source.reference() if emulated else engine.load(source.loadable)
-    given, wanted, note = reference_run(reference, feeds, graph)
+    with as_given():
+        reference = source.reference() if emulated else engine.load(source.loadable)
+        given, wanted, note = reference_run(reference, feeds, graph)
     sizes = {} if given is None else sizes_of(reference, given)
     del reference  # one large model at a time
     session: Session
     if isinstance(engine, EmulatorEngine):
         source.runners(None)[0].load(written)  # it loads, whatever the device gives
-        session = plan_session(source.roundable, graph, plan, engine.emulation)
+        session = plan_session(partial(source.roundable, plan.policy), plan, engine.emulation)
     else:
         session = engine.load(written)
     if given is None or note:
@@ -86,7 +84,7 @@ def _verify_in(
 
     def elsewhere() -> Mapping[str, Array]:
         """The plan's roundings by arithmetic in fp32: what its formats alone give."""
-        model = with_roundings(source.roundable(), built.applied.edits)
+        model = with_roundings(source.roundable(plan.policy), built.applied.edits)
         return exact_session(model).run(given)
 
     ids = {n.name: n.id for n in graph.nodes}

@@ -27,7 +27,13 @@ from finecast.pipeline.sources import FeedMaker
 from finecast.planning.plan import Plan
 from finecast.subjects.engine.acceptance import Case, accept, accept_taken, feeds_for, nudge
 from finecast.subjects.engine.integers import check_on_integers
-from finecast.subjects.engine.publishing import publish, reference_run, sizes_of
+from finecast.subjects.engine.publishing import (
+    as_given,
+    not_verified,
+    publish,
+    reference_run,
+    sizes_of,
+)
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -119,22 +125,19 @@ def verify(
     if not engines:
         return Verified(engine=None, note="not run: no engine was asked to")
     feeds.check(input_shapes(file))
-    failures: list[str] = []
+    failures: dict[str, EngineError] = {}
     for engine in engines:
         try:
             return _verify_in(file, plan, applied, path, engine, feeds)
         except EngineError as error:
-            failures.append(f"{engine.name}: {error.what}")
+            failures[engine.name] = error
+    failed = not_verified(failures)
     if why := _hard_to_run(file):
         with suppress(EngineError):
             found = _verify_in(file, plan, applied, path, exact_emulator(), feeds)
-            text = f"{why}: {'; '.join(failures)}"
+            text = f"{why}: {failed.where}"
             return replace(found, note="; ".join(filter(None, (found.note, text))))
-    raise EngineError(
-        "no engine here can run the converted model",
-        where="; ".join(failures),
-        fix="choose another format or engine, or write it unverified with --no-verify",
-    )
+    raise failed
 
 
 def _hard_to_run(file: OnnxFile) -> str:
@@ -157,11 +160,12 @@ def _verify_in(
     emulated = engine.name == EMULATOR
     name = f"{EMULATOR}:{engine.device}" if emulated else engine.name
     before: Kernels = ()
-    if emulated:
-        reference = exact_session(file.path)
-    else:
-        reference, before = load_telling(engine, file.path)
-    given, wanted, note = reference_run(reference, feeds, applied.graph)
+    with as_given():
+        if emulated:
+            reference = exact_session(file.path)
+        else:
+            reference, before = load_telling(engine, file.path)
+        given, wanted, note = reference_run(reference, feeds, applied.graph)
     sizes = {} if given is None else sizes_of(reference, given)
     del reference  # one large model at a time
     session, after = load_telling(engine, path)

@@ -14,7 +14,7 @@ from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile, Prepared
 from finecast.graph import Dim, Graph
 from finecast.pipeline.artefact import Destination, Verified
-from finecast.pipeline.conversion import kept_types
+from finecast.pipeline.conversion import earlier_conversion, kept_types
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy, Scope
@@ -75,14 +75,8 @@ class OnnxSource(FileSource[OnnxFile, Prepared]):
 
     def earlier(self, policy: Policy) -> list[str]:
         """What becomes of a conversion that the file came with."""
-        was = self.file.model.metadata_props.get(frontend.POLICY_KEY)
-        if was is None:
-            return []
-        if policy.scope is Scope.NONE or was == policy.label:
-            return [
-                f"an earlier conversion to {was} stays: for fp32 give the model of before it"
-            ]
-        return [f"an earlier conversion to {was} was taken back"]
+        was = self.file.model.metadata_props.get(frontend.POLICY_KEY, "")
+        return earlier_conversion(was, policy)
 
     def kept(self, graph: Graph, policy: Policy) -> list[str]:
         """Which ops keep a type of their own, and the option that takes them out of it."""

@@ -16,7 +16,7 @@ from finecast.frontends.openvino import OvApplied, OvFile, OvPrepared
 from finecast.frontends.roundable import Roundable
 from finecast.graph import Dim, Graph
 from finecast.pipeline.artefact import Destination, Verified
-from finecast.pipeline.conversion import kept_types
+from finecast.pipeline.conversion import earlier_conversion, kept_types
 from finecast.pipeline.program import Program
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.plan import Plan
@@ -98,9 +98,9 @@ class OvModel(FileSource[OvFile, OvPrepared], EngineModel):
         del plan
         return self
 
-    def roundable(self) -> Roundable:
-        """A copy that rounds by arithmetic."""
-        return frontend.roundable(self.file)
+    def roundable(self, policy: str) -> Roundable:
+        """A copy that rounds by arithmetic, without a conversion to another policy."""
+        return frontend.roundable(self.file, policy)
 
     def program(self, emulation: Emulation) -> Program:
         """The model as it is, rounded by arithmetic."""
@@ -129,11 +129,8 @@ class OvModel(FileSource[OvFile, OvPrepared], EngineModel):
         ]
 
     def earlier(self, policy: Policy) -> list[str]:
-        """What becomes of a conversion that the model came with: it stays."""
-        del policy
-        was = self.file.converted
-        what = f"an earlier conversion to {was} stays: for fp32 give the model of before it"
-        return [what] if was else []
+        """What becomes of a conversion that the model came with."""
+        return earlier_conversion(self.file.converted, policy)
 
     def check(self, output: Destination) -> None:
         """Raise UsageError unless IR may be written there."""

@@ -141,8 +141,9 @@ class TensorFlowModel(FileSource[TensorFlowFile, TensorFlowPrepared], EngineMode
         del plan
         return self
 
-    def roundable(self) -> Roundable:
+    def roundable(self, policy: str) -> Roundable:
         """A copy that rounds by casts there and back, or by arithmetic."""
+        del policy  # nothing is taken back
         return frontend.roundable(self.file)
 
     def program(self, emulation: Emulation) -> Program:

@@ -17,12 +17,13 @@ from finecast.errors import UsageError
 from finecast.frontends.torch import Captured
 from finecast.frontends.torch.observing import observe
 from finecast.numbers.formats import Format
+from finecast.pipeline.adjusting import no_adjustments
 from finecast.pipeline.subject import UserRules
 from finecast.planning.planner import Planner
 from finecast.rules import Context, permit
 from finecast.rules.matching import check_names
 from finecast.rules.override import active, check_overrides
-from finecast.rules.policy import Adjust, Policy, Scope
+from finecast.rules.policy import Policy, Scope
 from finecast.subjects.torch.source import TorchBuilt, built_of, kept_advice
 
 # As an option of torch.compile it comes too late: the module is traced without it.
@@ -120,13 +121,9 @@ def _nothing(told: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_adjusts(policy: Policy) -> None:
-    """Raise UsageError if biases are to be corrected: a program's are not."""
-    if policy.adjust is Adjust.BIAS:
-        raise UsageError(
-            "biases are corrected in ONNX models alone",
-            where="--adjust",
-            fix="leave it (+bias) out",
-        )
+    """Raise UsageError if operands are to be adjusted: a program's are not."""
+    if policy.adjust:
+        raise no_adjustments("a program of PyTorch")
 
 
 def _check(policy: Policy, device: str) -> None:

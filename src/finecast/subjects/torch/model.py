@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.export import ExportedProgram
@@ -47,6 +47,9 @@ from finecast.subjects.torch.lengths import Inputs, longest
 from finecast.subjects.torch.program import TorchProgram
 from finecast.subjects.torch.source import TorchBuilt, TorchSource
 from finecast.subjects.torch.subject import TorchSubject, TuneOptions
+
+# Formats that a program states on a device that is not here, where nobody names one.
+_WIDE: Final = (Format.BF16, Format.FP16)
 
 
 def read(path: Path, *, trust: bool = False) -> TorchModel:
@@ -118,7 +121,7 @@ class TorchModel(TorchSource):
         """Compiled where there is a compiler, else as it is; or on ``device``."""
         check_options(self.path, {"--engine": engine})
         if device is not None:
-            return EmulatedSubject(model=self, emulation=device)
+            return EmulatedSubject(model=self, emulation=device, states=_WIDE)
         reference = self.reference()
         assert isinstance(reference, ModuleSession)
         module = TorchSource(
@@ -211,6 +214,7 @@ class TorchModel(TorchSource):
         size = save(result, output.path, plan=plan) if output.path is not None else 0
         return Conversion(
             plan=plan,
+            ops=plan.counts_in(self.captured.graph),
             nodes=len(self.captured.graph.nodes),
             casts=built.casts,
             size_bytes=(self.size_bytes, size),

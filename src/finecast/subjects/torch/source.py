@@ -14,6 +14,7 @@ from finecast.errors import UsageError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch import Captured
 from finecast.graph import Graph
+from finecast.numbers.formats import Format
 from finecast.pipeline.conversion import kept_types
 from finecast.planning.edits import Edit, cast_count
 from finecast.planning.plan import Plan
@@ -64,6 +65,11 @@ class TorchSource:
     def build(self, plan: Plan) -> TorchBuilt:
         """The plan's module, with the plan attached."""
         return built_of(self.captured, plan, self.name)
+
+    def reference_name(self, graph: Graph) -> str:
+        """fp32: modules are taken to be."""
+        del graph
+        return Format.FP32.label
 
     def notes(self, planner: Planner) -> Sequence[str]:
         """Of ops that keep a type of their own."""

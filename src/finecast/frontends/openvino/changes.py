@@ -1,0 +1,90 @@
+"""What a conversion changed in an ``ov.Model``, as the model keeps it for the next one.
+
+IR keeps no notes of single ops, but those of a model as a whole: there they are, by the names
+of ops, which IR keeps.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, cast
+
+if TYPE_CHECKING:
+    import openvino
+
+ROOT: Final = "finecast"
+PLAN_KEY: Final = (ROOT, "plan")
+POLICY_KEY: Final = (ROOT, "policy")
+_CHANGES_KEY: Final = (ROOT, "changes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Added:
+    """An op that an edit put in.
+
+    Attributes:
+        rounds: The label of the format that it rounds to by itself; empty of a conversion.
+        constant: The name of the constant that is read from it; empty if it reads a value.
+    """
+
+    rounds: str = ""
+    constant: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Changes:
+    """Ops that edits put in, and the types that others stated before, by name."""
+
+    added: dict[str, Added] = field(default_factory=dict[str, Added])
+    types: dict[str, str] = field(default_factory=dict[str, str])
+
+    def retyped(self, name: str, before: str) -> None:
+        """``name`` stated the type ``before``; what it stated first counts."""
+        self.types.setdefault(name, before)
+
+
+def converted_to(model: openvino.Model) -> str:
+    """The policy of an earlier conversion; empty if there was none."""
+    return _read(model, POLICY_KEY)
+
+
+def changes_of(model: openvino.Model) -> Changes | None:
+    """What earlier conversions changed; None if the model does not tell."""
+    text = _read(model, _CHANGES_KEY)
+    try:
+        content: Any = json.loads(text) if text else None
+        if content is None:
+            return None
+        added = cast("dict[str, list[str]]", content["added"])
+        return Changes(
+            added={n: Added(rounds=str(r), constant=str(c)) for n, (r, c) in added.items()},
+            types={str(n): str(t) for n, t in content["types"].items()},
+        )
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None  # another tool wrote there
+
+
+def mark(model: openvino.Model, plan_digest: str, policy: str) -> None:
+    """State by which plan, of which policy, ``model`` was converted."""
+    model.set_rt_info(plan_digest, list(PLAN_KEY))
+    model.set_rt_info(policy, list(POLICY_KEY))
+
+
+def keep(model: openvino.Model, changes: Changes) -> None:
+    """Let ``model`` tell its ``changes``."""
+    added = {name: [a.rounds, a.constant] for name, a in changes.added.items()}
+    text = json.dumps({"added": added, "types": changes.types}, separators=(",", ":"))
+    model.set_rt_info(text, list(_CHANGES_KEY))
+
+
+def unmark(model: openvino.Model) -> None:
+    """Take out all that conversions stated."""
+    notes: Any = model.get_rt_info()
+    if ROOT in notes:
+        del notes[ROOT]
+
+
+def _read(model: openvino.Model, path: tuple[str, str]) -> str:
+    key = list(path)
+    return str(model.get_rt_info(key).astype(str)) if model.has_rt_info(key) else ""

@@ -1,0 +1,198 @@
+"""Adjusted operands in a search: tried where a faster plan misses the criterion."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any, Final, Protocol, runtime_checkable
+
+from finecast.engines.base import Feeds, Session, outputs_on
+from finecast.errors import EngineError, UsageError
+from finecast.naming import number_of
+from finecast.pipeline.subject import Subject
+from finecast.pipeline.workload import Workload
+from finecast.planning.choices import Proposal
+from finecast.planning.plan import Plan
+from finecast.planning.sensitivity import squared_error
+from finecast.rules.policy import Adjust, Policy
+
+# Of the error, what an adjustment has to leave at most: less is not told from noise.
+_WORTH: Final = 0.98
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """What an adjustment does to a plan: relative output errors without and with it.
+
+    ``operands`` is how many it changes.
+    """
+
+    kind: Adjust
+    operands: int
+    error_without: float
+    error_with: float
+
+    @classmethod
+    def of(cls, kind: Adjust, plans: tuple[Plan, Plan], errors: tuple[float, float]) -> Gain:
+        """By two plans, without and with it, and their errors."""
+        without, made = plans
+        changed = set(made.adjustments) - set(without.adjustments)
+        return cls(
+            kind=kind,
+            operands=len(changed),
+            error_without=errors[0],
+            error_with=errors[1],
+        )
+
+    @property
+    def gains(self) -> bool:
+        """Whether the error falls by more than noise."""
+        return self.error_with <= _WORTH * self.error_without
+
+    @property
+    def share(self) -> float:
+        """Of the squared error that is left."""
+        return (self.error_with / self.error_without) ** 2 if self.error_without else 1.0
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        return f"{self.kind.value}: {number_of(self.operands, 'operand')}, {self.change}"
+
+    @property
+    def change(self) -> str:
+        """The errors without and with."""
+        return f"relative output error {self.error_without:.3g} -> {self.error_with:.3g}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        errors = {"without": self.error_without, "with": self.error_with}
+        return {"kind": self.kind.value, "operands": self.operands, "relative_error": errors}
+
+
+@runtime_checkable
+class Adjusting(Protocol):
+    """A model, examined, whose operands can be adjusted for a plan."""
+
+    def adjusted(self, plan: Plan, kinds: Sequence[Adjust]) -> Plan:
+        """``plan``, adjusted in ``kinds`` of ways; itself where there is nothing to adjust."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Adjustments:
+    """The adjusted plans of one search, ``made`` by digest: of which plan, and how."""
+
+    subject: Subject
+    workload: Workload
+    examined: object
+    kinds: Sequence[Adjust]
+    made: dict[str, tuple[Plan, Sequence[Adjust]]] = field(
+        default_factory=dict[str, tuple[Plan, Sequence[Adjust]]]
+    )
+
+    @classmethod
+    def of(
+        cls, subject: Subject, workload: Workload, examined: object, policy: Policy
+    ) -> Adjustments:
+        """Those that ``policy`` names, else all.
+
+        Raises:
+            UsageError: If it names some, and none can be made.
+        """
+        if policy.adjust and not isinstance(examined, Adjusting):
+            raise no_adjustments(f"to run in {subject.runner}")
+        kinds = tuple(Adjust) if policy.adjust is None else policy.adjust
+        return cls(subject=subject, workload=workload, examined=examined, kinds=kinds)
+
+    def gains(self, plan: Plan) -> tuple[Gain, ...]:
+        """What they do to ``plan``, measured."""
+        if not isinstance(self.examined, Adjusting):
+            return ()
+        error = partial(plan_error, self.subject, self.workload)
+        return gains(plan, self.kinds, self.examined, error)
+
+    def proposals(self, wanted: Sequence[Proposal], found: Sequence[Gain]) -> list[Proposal]:
+        """``wanted``, adjusted by what was ``found`` to gain, and expected to gain as much."""
+        done, share = kept(found), share_left(found)
+        assert isinstance(self.examined, Adjusting)
+        proposals: list[Proposal] = []
+        for one in wanted:
+            plan = self.examined.adjusted(one.plan, done)
+            self.made[plan.digest] = (one.plan, done)
+            name = f"{one.name}, adjusted by {', '.join(k.value for k in done)}"
+            proposals.append(replace(one, name=name, plan=plan, error=share * one.error))
+        return proposals
+
+    def gained(self, plan: Plan) -> tuple[Gain, ...]:
+        """What each adjustment of a plan that was made here gained, measured."""
+        if plan.digest not in self.made or not isinstance(self.examined, Adjusting):
+            return ()
+        before, kinds = self.made[plan.digest]
+        steps = (self.examined.adjusted(before, kinds[:i]) for i in range(1, len(kinds) + 1))
+        plans = [before, *steps]
+        errors = [plan_error(self.subject, self.workload, one) for one in plans]
+        pairs = zip(kinds, pairwise(plans), pairwise(errors), strict=True)
+        return tuple(Gain.of(kind, both, off) for kind, both, off in pairs)
+
+
+def no_adjustments(what: str) -> UsageError:
+    """What to raise where operands are asked to be adjusted that cannot be."""
+    return UsageError(
+        f"operands are adjusted in ONNX models alone, as engines run them: this is {what}",
+        where="--adjust",
+        fix="leave it out",
+    )
+
+
+def gains(
+    plan: Plan,
+    kinds: Sequence[Adjust],
+    examined: Adjusting,
+    error: Callable[[Plan], float],
+) -> tuple[Gain, ...]:
+    """What each of ``kinds`` does to ``plan`` beside those before that gain.
+
+    Those that find nothing to adjust are left out. ``error`` tells the relative output error.
+    """
+    found: list[Gain] = []
+    best, least = plan, math.nan
+    for kind in kinds:
+        made = examined.adjusted(plan, (*kept(found), kind))
+        if made.adjustments == best.adjustments:
+            continue
+        least = error(plan) if math.isnan(least) else least
+        gain = Gain.of(kind, (best, made), (least, error(made)))
+        found.append(gain)
+        if gain.gains:
+            best, least = made, gain.error_with
+    return tuple(found)
+
+
+def kept(found: Sequence[Gain]) -> tuple[Adjust, ...]:
+    """The kinds that gain."""
+    return tuple(g.kind for g in found if g.gains)
+
+
+def share_left(found: Sequence[Gain]) -> float:
+    """Of the squared error, with all that gain."""
+    return math.prod(g.share for g in found if g.gains)
+
+
+def plan_error(subject: Subject, workload: Workload, plan: Plan) -> float:
+    """The relative output error of ``plan``; infinite where what runs the model cannot."""
+    built = subject.model.build(plan)
+    try:
+        return output_error(subject.session(built), subject.reference, subject.feeds(workload))
+    except EngineError:
+        return math.inf
+    finally:
+        built.release()
+
+
+def output_error(session: Session, reference: Session, calls: Sequence[Feeds]) -> float:
+    """Relative error of the outputs of all ``calls``."""
+    return math.sqrt(squared_error(outputs_on(session, calls), outputs_on(reference, calls)))

@@ -1,0 +1,91 @@
+"""Cross-layer equalisation: channels get weights as large where they are made as where read.
+
+Channels with small weights mostly have small values, and lose most digits where all channels
+share a range. Source: M. Nagel et al., "Data-free quantization through weight equalization and
+bias correction" (2019), arXiv:1906.04721. No data is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finecast.graph import Graph
+from finecast.planning.rescaling import Rescaling, by_channel, rescaling, weights_read
+from finecast.planning.scalable import LINEAR, Site, sites
+from finecast.rules.reason import Reason
+
+RULE: Final = "equalisation"
+
+_MOST_PASSES: Final = 30
+# Factors become powers of two: what changes by less in a pass has settled.
+_SETTLED: Final = 0.01
+
+Floats = NDArray[np.float64]
+
+
+def equalised(graph: Graph) -> list[Rescaling]:
+    """Rescalings of the channels between linear ops.
+
+    Chains are gone through until nothing changes: what a product reads and what it makes are
+    two sites that share its weights.
+    """
+    pairs = [
+        s for s in sites(graph) if s.maker is not None and graph.nodes[s.maker].op in LINEAR
+    ]
+    sizes = _Sizes(graph, pairs)
+    factors = [np.ones(s.channels) for s in pairs]
+    for _ in range(_MOST_PASSES):
+        changed = 0.0
+        for number, site in enumerate(pairs):
+            step = sizes.step(site)
+            factors[number] = factors[number] * step
+            changed = max(changed, float(np.abs(np.log2(step)).max()))
+        if changed < _SETTLED:
+            break
+    return [
+        rescaling(graph, site, by, _why(graph, site))
+        for site, by in zip(pairs, factors, strict=True)
+    ]
+
+
+def _why(graph: Graph, site: Site) -> Reason:
+    readers = ", ".join(graph.nodes[r.node].name for r in site.readers)
+    maker = graph.nodes[site.divided[0].node].name
+    text = f"channels between {maker} and {readers} are scaled to weights of one size"
+    return Reason(rule=RULE, text=text)
+
+
+class _Sizes:
+    """Magnitudes of the weights of products, by channel that is read and by result.
+
+    Of those that read no site's channels all that is read is one.
+    """
+
+    def __init__(self, graph: Graph, pairs: Sequence[Site]) -> None:
+        self.of: dict[int, Floats] = {}
+        for site in pairs:
+            first = site.divided[0]
+            largest = np.abs(by_channel(graph, first)).max(axis=1)[None]
+            self.of.setdefault(first.node, largest.astype(np.float64))
+        readers = [r for s in pairs for r in s.readers]
+        for reader in readers:
+            weights = np.abs(weights_read(graph, reader)).max(axis=2)
+            self.of[reader.node] = weights.astype(np.float64)
+        self.apart = {r.node for r in readers if r.apart}
+
+    def step(self, site: Site) -> Floats:
+        """Divide the site's channels by what makes both sizes of each equal, and return it."""
+        maker = site.divided[0].node
+        own = self.of[maker]
+        made = own.reshape(-1) if maker in self.apart else own.max(axis=0)
+        read = np.max([self.of[r.node].max(axis=1) for r in site.readers], axis=0)
+        known = (made > 0) & (read > 0)
+        step = np.sqrt(np.divide(made, read, where=known, out=np.ones_like(made)))
+        self.of[maker] = own / (step.reshape(own.shape) if maker in self.apart else step)
+        for reader in site.readers:
+            self.of[reader.node] = self.of[reader.node] * step[:, None]
+        return step

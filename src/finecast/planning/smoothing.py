@@ -1,0 +1,128 @@
+"""SmoothQuant: channels of large values hand some of their range to the weights behind them.
+
+All channels of a value share one range of codes, and the few that are large take it: the
+others have few codes left. The weights of a product have a range for each result, and room.
+A channel is divided by ``largest value ** alpha / largest weight ** (1 - alpha)``; of several
+alphas the one is taken whose roundings are expected to bring the product the least error.
+Source: G. Xiao et al., "SmoothQuant: accurate and efficient post-training quantization for
+large language models" (2022), arXiv:2211.10438.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finecast.graph import Graph
+from finecast.numbers.encodings import SCALED
+from finecast.numbers.formats import Format
+from finecast.planning.rescaling import Exponents, Rescaling, rescaling, weights_read
+from finecast.planning.scalable import Reader, Site, sites, sites_in_front
+from finecast.rules.channels import ChannelFacts
+from finecast.rules.reason import Reason
+
+RULE: Final = "smoothing"
+
+_ALPHAS: Final = tuple(np.linspace(0.0, 1.0, 11))
+# The expected squared error that has to be left at most of a product's, where it is adjusted.
+_WORTH: Final = 0.9
+
+Floats = NDArray[np.float64]
+
+
+def smoothable(graph: Graph, coded: Collection[int]) -> list[Site]:
+    """Sites with a reader among the products ``coded``, each in one site.
+
+    Channels are divided where they are made; a multiplication stands in front of matrix
+    products whose operand is made otherwise, or is read by others, too.
+    """
+    made = [s for s in sites(graph) if any(r.node in coded for r in s.readers)]
+    done = {r.node for s in made for r in s.readers}
+    front: list[Site] = []
+    for site in sites_in_front(graph):
+        readers = tuple(r for r in site.readers if r.node in coded and r.node not in done)
+        if readers:
+            front.append(replace(site, readers=readers))
+    return made + front
+
+
+def smoothed(
+    graph: Graph, found: Sequence[Site], facts: Mapping[int, ChannelFacts], fmt: Format
+) -> list[Rescaling]:
+    """Rescalings of the channels of ``found`` by what was observed of values, by their ids."""
+    made = (_smoothed(graph, site, facts, fmt) for site in found)
+    return [one for one in made if one is not None]
+
+
+def _smoothed(
+    graph: Graph, site: Site, facts: Mapping[int, ChannelFacts], fmt: Format
+) -> Rescaling | None:
+    products = [
+        _Product.of(graph, reader, facts[reader.value])
+        for reader in site.readers
+        if reader.value in facts
+    ]
+    if not products:
+        return None
+    values = np.max([p.seen.largest for p in products], axis=0)
+    weights = np.max([np.abs(p.weights).max(axis=(1, 2)) for p in products], axis=0)
+    names = ", ".join(graph.nodes[r.node].name for r in site.readers)
+    text = f"the channels that {names} reads are scaled so that less is lost in {fmt.label}"
+    why = Reason(rule=RULE, text=text)
+
+    def error(exponents: Exponents) -> float:
+        return sum(p.error(exponents, fmt) for p in products)
+
+    before = error(np.zeros(site.channels, np.int32))
+    best: Rescaling | None = None
+    least = _WORTH * before
+    for alpha in _ALPHAS:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            factors = values**alpha / weights ** (1 - alpha)
+        factors[(values == 0) | (weights == 0)] = np.nan
+        one = rescaling(graph, site, factors, why)
+        found = error(one.exponents)
+        if found < least:
+            least = found
+            evidence = {"alpha": float(alpha), "share of squared error": found / before}
+            best = replace(one, reason=replace(why, evidence=evidence))
+    return best
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Product:
+    """A product on codes; ``weights`` and ``apart`` as of its ``Reader``."""
+
+    weights: Floats
+    apart: bool
+    seen: ChannelFacts
+
+    @classmethod
+    def of(cls, graph: Graph, reader: Reader, seen: ChannelFacts) -> _Product:
+        weights = weights_read(graph, reader).astype(np.float64)
+        return cls(weights=weights, apart=reader.apart, seen=seen)
+
+    def error(self, exponents: Exponents, fmt: Format) -> float:
+        """Expected squared error of the result, relative to its own square.
+
+        Roundings are taken to be independent and even over a step, and channels to have
+        nothing to do with one another.
+        """
+        factors = np.exp2(exponents.astype(np.float64))
+        seen, grids = self.seen, SCALED[fmt]
+        weights = self.weights * factors[:, None, None]
+        largest = np.abs(weights).max(axis=2)
+        if not self.apart:
+            largest = largest.max(axis=0, keepdims=True)
+        span = (seen.highest / factors).max() - (seen.lowest / factors).min()
+        step = span / (grids.values.highest - grids.values.lowest)
+        steps = largest / grids.constants.highest
+        power = (seen.power / factors**2)[:, None]
+        of_values = step**2 * np.sum(weights**2)
+        of_weights = weights.shape[2] * np.sum(steps**2 * power)
+        own = np.sum(self.weights**2 * seen.power[:, None, None])
+        return float((of_values + of_weights) / 12 / own) if own else 0.0
