@@ -41,7 +41,9 @@ def test_all_bf16(finecast: Finecast, net: Path, tmp_path: Path) -> None:
     assert 0 < report["verified"]["relative_error"] < 0.02
     model = onnx.load(out)
     onnx.checker.check_model(model, full_check=True)
-    assert set(types(out).values()) == {onnx.TensorProto.BFLOAT16}
+    # What the input is rounded by, before its cast, is no constant of the model's.
+    own = {t for name, t in types(out).items() if not name.startswith("finecast_")}
+    assert own == {onnx.TensorProto.BFLOAT16}
     for port in (*model.graph.input, *model.graph.output):
         assert port.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
     assert Plan.load(plan).counts == {"bf16": 3}

@@ -14,33 +14,16 @@ nodes beyond such edges are settled, and the few left are solved at a finer scal
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from finecast.solver.assignment import Bools, Floats, Ints, total_by
+from finecast.solver.reducing import Taken, Undecided, reduced, settle
 
 _FLOW_BITS = 30  # scipy adds a capacity to its reverse: both must stay below 2**30
 _SUM_BITS = 60  # sums of capacities over one node's edges stay below this in int64
 _WEIGHT_BITS = 50  # sum of gains of one group: beyond this float64 inputs have no digits
-_MAX_PASSES = 30  # presolve passes; each is linear, later ones settle little
-# A pass that settles less than this share of the nodes, inverted, takes longer than it spares
-# the flow: measured on tangles, whose best number of passes is 4 to 6. The first pass may only
-# lower costs for the second.
-_WORTH_A_PASS = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Network:
-    """What is undecided: ``ids`` names the nodes in the caller's numbering."""
-
-    ids: Ints
-    weight: Ints
-    tail: Ints
-    head: Ints
-    cost: Ints
 
 
 def minimal_cut(
@@ -59,18 +42,21 @@ def minimal_cut(
     net = _quantise(weight, tail, head, cost, group)
     low = np.zeros(len(weight), dtype=np.bool_)
     rest = 1 << _SUM_BITS
+    taken: list[Taken] = []
     while len(net.ids):
-        net, found = _presolve(net)
-        low[found] = True
+        net, out = reduced(net, low)
+        taken += out
         if len(net.ids):
             net, found, rest = _stage(net, rest)
             low[found] = True
+    for one in reversed(taken):
+        one.decide(low)
     return low
 
 
 def _quantise(
     weight: Floats, tail: Ints, head: Ints, cost: Floats, group: Ints | None
-) -> _Network:
+) -> Undecided:
     """Integer costs; whatever exceeds the group's total gain is cut down to just above it.
 
     All nodes out costs 0 and no set costs less than minus the total gain, so an edge or a
@@ -86,7 +72,7 @@ def _quantise(
     with np.errstate(over="ignore"):  # infinite is fine: the limit cuts it down
         scaled = np.ldexp(weight, exponent[label])
         scaled_cost = np.ldexp(cost, exponent[label[tail]])
-    return _Network(
+    return Undecided(
         ids=np.arange(n),
         weight=np.rint(np.minimum(scaled, limit[label])).astype(np.int64),
         tail=tail,
@@ -95,63 +81,7 @@ def _quantise(
     )
 
 
-def _totals(net: _Network) -> tuple[Ints, Ints]:
-    """Sum of costs of the edges out of and into each node."""
-    out = np.zeros(len(net.ids), dtype=np.int64)
-    into = np.zeros(len(net.ids), dtype=np.int64)
-    np.add.at(out, net.tail, net.cost)
-    np.add.at(into, net.head, net.cost)
-    return out, into
-
-
-def _presolve(net: _Network) -> tuple[_Network, Ints]:
-    """Decide nodes whatever their neighbours are; returns the rest and the ids found in S.
-
-    Node i is in every minimum cut when its gain exceeds all it can cut, and in no smallest
-    one when its weight is no less than all it can save. An edge above what its head would
-    cost by joining S (its tail, by leaving) may be lowered to just above that: cutting it
-    is still never best, so the minimum cuts stay the same, and infinities vanish.
-    """
-    found: list[Ints] = []
-    for done in range(_MAX_PASSES):
-        out, into = _totals(net)
-        low = -net.weight > out
-        high = net.weight >= into
-        found.append(net.ids[low])
-        settled = int(np.count_nonzero(low)) + int(np.count_nonzero(high))
-        join = np.maximum(net.weight, 0) + out
-        leave = np.maximum(-net.weight, 0) + into
-        bound = np.minimum(join[net.head], leave[net.tail]) + 1
-        net = _settle(_replace_cost(net, np.minimum(net.cost, bound)), low, high)
-        if not len(net.ids) or (done and settled * _WORTH_A_PASS < len(net.ids)):
-            break
-    return net, np.concatenate(found)
-
-
-def _replace_cost(net: _Network, cost: Ints) -> _Network:
-    return _Network(ids=net.ids, weight=net.weight, tail=net.tail, head=net.head, cost=cost)
-
-
-def _settle(net: _Network, low: Bools, high: Bools) -> _Network:
-    """Drop decided nodes: their edges become weights of the neighbours that stay."""
-    keep = ~(low | high)
-    weight = net.weight.copy()
-    pays = high[net.head]  # staying in S beside a node that is out pays the edge
-    saves = low[net.tail]  # joining S beside a node that is in saves it
-    np.add.at(weight, net.tail[pays], net.cost[pays])
-    np.subtract.at(weight, net.head[saves], net.cost[saves])
-    edges = keep[net.tail] & keep[net.head] & (net.cost > 0)
-    number = np.cumsum(keep) - 1
-    return _Network(
-        ids=net.ids[keep],
-        weight=weight[keep],
-        tail=number[net.tail[edges]],
-        head=number[net.head[edges]],
-        cost=net.cost[edges],
-    )
-
-
-def _stage(net: _Network, most: int) -> tuple[_Network, Ints, int]:
+def _stage(net: Undecided, most: int) -> tuple[Undecided, Ints, int]:
     """One flow of at most ``most``, at the finest scale that fits 32 bits.
 
     Returns the residual of what it leaves undecided, the ids found in S, and the most that
@@ -174,24 +104,24 @@ def _stage(net: _Network, most: int) -> tuple[_Network, Ints, int]:
     wide = residual > rest
     low = _reach(tail, head, wide, source, n + 2)[:n]
     if rest == 0:  # the flow is maximum: what it does not reach is out
-        return _settle(net, low, ~low), net.ids[low], 0
+        return settle(net, low, ~low), net.ids[low], 0
     high = _reach(head, tail, wide, sink, n + 2)[:n]
     inner = (tail < n) & (head < n) & (residual > 0)
     weight = np.zeros(n, dtype=np.int64)
     from_source, to_sink = tail == source, head == sink
     weight[head[from_source]] -= residual[from_source]
     weight[tail[to_sink]] += residual[to_sink]
-    left = _Network(
+    left = Undecided(
         ids=net.ids,
         weight=weight,
         tail=tail[inner],
         head=head[inner],
         cost=np.minimum(residual[inner], rest + 1),
     )
-    return _settle(left, low, high), net.ids[low], rest
+    return settle(left, low, high), net.ids[low], rest
 
 
-def _residual_form(net: _Network) -> tuple[Ints, Ints, Ints, Ints]:
+def _residual_form(net: Undecided) -> tuple[Ints, Ints, Ints, Ints]:
     """Tails, heads, CSR offsets by *head*, and capacities of the edges.
 
     Both directions of every edge are there, so scipy's flow has the same shape. By head, as

@@ -1,0 +1,288 @@
+"""What is undecided of a minimum cut, and steps that leave fewer nodes to the flow.
+
+Law: each step keeps the smallest minimum cut: what it finds of the nodes that it takes out is
+what that cut has, given the nodes that stay. No step lets more flow than could before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
+
+from finecast.solver.assignment import Bools, Ints
+
+# Beyond, sums over the edges of merged nodes might not fit into int64.
+_LARGEST_SUM: Final = 2.0**60
+# Of a pass or a step that takes out less than this share of the nodes, inverted, the flow is
+# spared less than it takes: measured on tangles.
+_WORTH_A_PASS: Final = 64
+_WORTH_A_STEP: Final = 16
+# More passes in a row are worth less than the other steps are.
+_PASSES: Final = 3
+_TURNS: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undecided:
+    """Nodes and edges of a cut, in integers; ``ids`` are the numbers that a caller has."""
+
+    ids: Ints
+    weight: Ints
+    tail: Ints
+    head: Ints
+    cost: Ints
+
+
+class Taken(Protocol):
+    """Nodes that a step took out."""
+
+    def decide(self, low: Bools) -> None:
+        """Set ``low`` of the nodes, by the ids of which it is indexed, given the others'."""
+        ...
+
+
+def reduced(net: Undecided, low: Bools) -> tuple[Undecided, list[Taken]]:
+    """A smaller network; sets ``low`` of the nodes that are decided.
+
+    Returns:
+        It, and what was taken out, which the others decide: the last first.
+    """
+    taken: list[Taken] = []
+    for _ in range(_TURNS):
+        net = presolve(net, low, most=_PASSES)
+        before = len(net.ids)
+        if not before:
+            return net, taken
+        net, beside = _eliminated(net)
+        net, merged = _merged(net)
+        taken += [t for t in (beside, merged) if t is not None]
+        if len(net.ids) * _WORTH_A_STEP > before * (_WORTH_A_STEP - 1):
+            break
+    return presolve(net, low), taken
+
+
+def presolve(net: Undecided, low: Bools, most: int = 30) -> Undecided:
+    """Decide nodes whatever their neighbours are; sets ``low`` of those found in S.
+
+    Node i is in every minimum cut when its gain exceeds all it can cut, and in no smallest
+    one when its weight is no less than all it can save. An edge above what its head would
+    cost by joining S (its tail, by leaving) may be lowered to just above that: cutting it
+    is still never best, so the minimum cuts stay the same, and infinities vanish.
+    """
+    for done in range(most):
+        out, into = _totals(net)
+        inside = -net.weight > out
+        outside = net.weight >= into
+        low[net.ids[inside]] = True
+        settled = int(np.count_nonzero(inside)) + int(np.count_nonzero(outside))
+        join = np.maximum(net.weight, 0) + out
+        leave = np.maximum(-net.weight, 0) + into
+        bound = np.minimum(join[net.head], leave[net.tail]) + 1
+        net = settle(_replace_cost(net, np.minimum(net.cost, bound)), inside, outside)
+        # The first pass may only lower costs for the second.
+        if not len(net.ids) or (done and settled * _WORTH_A_PASS < len(net.ids)):
+            break
+    return net
+
+
+def settle(net: Undecided, low: Bools, high: Bools) -> Undecided:
+    """Drop decided nodes: their edges become weights of the neighbours that stay."""
+    keep = ~(low | high)
+    weight = net.weight.copy()
+    pays = high[net.head]  # staying in S beside a node that is out pays the edge
+    saves = low[net.tail]  # joining S beside a node that is in saves it
+    np.add.at(weight, net.tail[pays], net.cost[pays])
+    np.subtract.at(weight, net.head[saves], net.cost[saves])
+    edges = keep[net.tail] & keep[net.head] & (net.cost > 0)
+    number = np.cumsum(keep) - 1
+    return Undecided(
+        ids=net.ids[keep],
+        weight=weight[keep],
+        tail=number[net.tail[edges]],
+        head=number[net.head[edges]],
+        cost=net.cost[edges],
+    )
+
+
+def _totals(net: Undecided) -> tuple[Ints, Ints]:
+    """Sum of costs of the edges out of and into each node."""
+    out = np.zeros(len(net.ids), dtype=np.int64)
+    into = np.zeros(len(net.ids), dtype=np.int64)
+    np.add.at(out, net.tail, net.cost)
+    np.add.at(into, net.head, net.cost)
+    return out, into
+
+
+def _replace_cost(net: Undecided, cost: Ints) -> Undecided:
+    return Undecided(ids=net.ids, weight=net.weight, tail=net.tail, head=net.head, cost=cost)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ends:
+    """One edge of each of some nodes: its other end, its cost, and whether it leads in."""
+
+    other: Ints
+    cost: Ints
+    into: Bools
+
+    def cut(self, node_low: bool, other_low: Bools | bool) -> Ints:
+        """What it costs if the node and the other end are in S or not."""
+        crosses = np.where(self.into, other_low, np.logical_not(other_low))
+        return self.cost * (crosses & (self.into != node_low))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Between:
+    """Nodes with one edge or two: of what these cost, the cheaper side decides."""
+
+    ids: Ints
+    weight: Ints
+    first: _Ends
+    second: _Ends
+
+    def decide(self, low: Bools) -> None:
+        """In S where that costs less."""
+        a, b = low[self.first.other], low[self.second.other]
+        low[self.ids] = self._inside(a, b) < self._outside(a, b)
+
+    def least(self, a: bool, b: bool) -> Ints:
+        """What the node and its edges cost at best, the other ends being in S or not."""
+        return np.minimum(self._inside(a, b), self._outside(a, b))
+
+    def _inside(self, a: Bools | bool, b: Bools | bool) -> Ints:
+        return self.weight + self.first.cut(True, a) + self.second.cut(True, b)
+
+    def _outside(self, a: Bools | bool, b: Bools | bool) -> Ints:
+        return self.first.cut(False, a) + self.second.cut(False, b)
+
+
+def _eliminated(net: Undecided) -> tuple[Undecided, Taken | None]:
+    """Without nodes of at most two edges, of two beside each other one.
+
+    Given the ends of its edges such a node costs the least of two sums. As a function of two
+    ends that is a weight of each, and an edge between them.
+    """
+    count = len(net.ids)
+    degree = np.bincount(net.tail, minlength=count) + np.bincount(net.head, minlength=count)
+    chosen = (degree > 0) & (degree <= 2)
+    both = chosen[net.tail] & chosen[net.head]
+    chosen[np.maximum(net.tail[both], net.head[both])] = False
+    if not chosen.any() or np.count_nonzero(chosen) * _WORTH_A_STEP < count:
+        return net, None
+    nodes, between = _between(net, chosen)
+    one, other = between.first.other, between.second.other
+    neither, first = between.least(False, False), between.least(True, False)
+    second, all_ = between.least(False, True), between.least(True, True)
+    weight = net.weight.copy()
+    np.add.at(weight, one, all_ - second)
+    np.add.at(weight, other, second - neither)
+    apart = first - neither - all_ + second  # what it costs more if the first alone is in S
+    new = (apart > 0) & (one != other)
+    stays = ~(chosen[net.tail] | chosen[net.head])
+    number = np.cumsum(~chosen) - 1
+    left = Undecided(
+        ids=net.ids[~chosen],
+        weight=weight[~chosen],
+        tail=number[np.concatenate([net.tail[stays], one[new]])],
+        head=number[np.concatenate([net.head[stays], other[new]])],
+        cost=np.concatenate([net.cost[stays], apart[new]]),
+    )
+    ends = [
+        _Ends(other=net.ids[e.other], cost=e.cost, into=e.into)
+        for e in (between.first, between.second)
+    ]
+    taken = _Between(ids=net.ids[nodes], weight=between.weight, first=ends[0], second=ends[1])
+    return left, taken
+
+
+def _between(net: Undecided, chosen: Bools) -> tuple[Ints, _Between]:
+    """The chosen nodes, none beside another, with their edges; of one edge the second is 0."""
+    leaving, entering = np.flatnonzero(chosen[net.tail]), np.flatnonzero(chosen[net.head])
+    node = np.concatenate([net.tail[leaving], net.head[entering]])
+    order = np.argsort(node, kind="stable")
+    node = node[order]
+    other = np.concatenate([net.head[leaving], net.tail[entering]])[order]
+    cost = np.concatenate([net.cost[leaving], net.cost[entering]])[order]
+    into = order >= len(leaving)
+    at = np.flatnonzero(np.append(True, node[1:] != node[:-1]))
+    last = np.append(at[1:], len(node)) - 1
+    first = _Ends(other=other[at], cost=cost[at], into=into[at])
+    second = _Ends(other=other[last], cost=np.where(last > at, cost[last], 0), into=into[last])
+    nodes = node[at]
+    weight = net.weight[nodes]
+    return nodes, _Between(ids=nodes, weight=weight, first=first, second=second)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Merged:
+    """Nodes ``ids`` are on the same side as nodes ``into``."""
+
+    ids: Ints
+    into: Ints
+
+    def decide(self, low: Bools) -> None:
+        """As those that they were merged into."""
+        low[self.ids] = low[self.into]
+
+
+def _merged(net: Undecided) -> tuple[Undecided, Taken | None]:
+    """With nodes merged that are on one side in every smallest minimum cut.
+
+    If i is in S so is j where the edge from i to j costs more than all that j, joining, could;
+    and if j is out so is i where it costs no less than all that i, leaving, could save.
+    """
+    count = len(net.ids)
+    total = float(net.cost.sum(dtype=np.float64)) + float(np.abs(net.weight).sum())
+    if not len(net.cost) or total >= _LARGEST_SUM:
+        return net, None
+    tail, head, cost, back = _both_ways(net)
+    out, into = (np.zeros(count, dtype=np.int64) for _ in range(2))
+    np.add.at(out, tail, cost)
+    np.add.at(into, head, cost)
+    join, leave = net.weight + out, into - net.weight
+    follows = (cost > join[head] - back) | (cost >= leave[tail] - back)
+    leads = (back > join[tail] - cost) | (back >= leave[head] - cost)
+    same = follows & leads & (tail < head)
+    found = int(np.count_nonzero(same))
+    if not found or found * _WORTH_A_STEP < count:
+        return net, None
+    pairs = csr_array(
+        (np.ones(found, dtype=np.int8), (tail[same], head[same])), shape=(count, count)
+    )
+    groups, group = connected_components(pairs, directed=False)
+    group = group.astype(np.int64)
+    weight = np.zeros(groups, dtype=np.int64)
+    np.add.at(weight, group, net.weight)
+    first = np.empty(groups, dtype=np.int64)
+    first[group[::-1]] = np.arange(count)[::-1]
+    keep = (group[tail] != group[head]) & (cost > 0)
+    left = Undecided(
+        ids=net.ids[first],
+        weight=weight,
+        tail=group[tail[keep]],
+        head=group[head[keep]],
+        cost=cost[keep],
+    )
+    return left, _Merged(ids=net.ids, into=net.ids[first][group])
+
+
+def _both_ways(net: Undecided) -> tuple[Ints, Ints, Ints, Ints]:
+    """Tails, heads and costs of all edges, each once, and the costs of those back."""
+    count = len(net.ids)
+    graph = csr_array(
+        (
+            np.concatenate([net.cost, np.zeros_like(net.cost)]),
+            (np.concatenate([net.tail, net.head]), np.concatenate([net.head, net.tail])),
+        ),
+        shape=(count, count),
+    )
+    graph.sum_duplicates()
+    back = graph.T.tocsr()  # of the same entries: with each edge there is the one back
+    head = np.asarray(graph.indices, dtype=np.int64)
+    tail = np.repeat(np.arange(count), np.diff(graph.indptr))
+    there, back_again = (np.asarray(a.data, dtype=np.int64) for a in (graph, back))
+    return tail, head, there, back_again
