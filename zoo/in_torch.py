@@ -20,7 +20,7 @@ from finecast.numbers.formats import Format
 from tests.torch.uncompiled import compile_op_by_op
 from zoo.job import Found, Job, is_wrong
 from zoo.network import float_outputs, relative_error
-from zoo.outcome import StageError, Status, during
+from zoo.outcome import StageError, Status, WrongNumbersError, during
 
 SCOPES: Final = ("all", "auto")
 _UNCOMPILED: Final = "aot_eager_decomp_partition"
@@ -78,7 +78,7 @@ class Peer:
             raise StageError(Status.ENGINE, f"{way}: NaN, as {self.name} are without finecast")
         if is_wrong(error, self.error):
             cause = f"{way}: relative error {error:.3g} beside {self.name} {self.error:.3g}"
-            raise StageError(Status.FINECAST, cause)
+            raise WrongNumbersError(Status.FINECAST, cause)
 
 
 def autocast_peer(job: Job, fmt: Format = Format.BF16) -> Peer:

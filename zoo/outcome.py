@@ -83,6 +83,10 @@ class StageError(Exception):
         self.cause = cause
 
 
+class WrongNumbersError(StageError):
+    """Numbers are off by more than rounding explains."""
+
+
 @contextmanager
 def during(status: Status, step: str) -> Generator[None]:
     """What fails in here is ``status``'s failure; so it is if the process dies in here.
