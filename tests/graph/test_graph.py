@@ -1,4 +1,4 @@
-"""Statistics of constants."""
+"""Statistics of constants, and what a graph tells of its values."""
 
 from __future__ import annotations
 
@@ -63,3 +63,15 @@ def test_find() -> None:
     assert graph.find("a").id == 0
     with pytest.raises(KeyError, match="b"):
         graph.find("b")
+
+
+def test_a_scalar_has_a_known_shape() -> None:
+    graph = from_text(
+        "input %0 x fp32[n, 4]\n"
+        "node total reduce_sum onnx::ReduceSum fp32 (%0) -> (%1 total fp32[])\n"
+        "node rows reduce_sum onnx::ReduceSum fp32 (%0) -> (%2 rows fp32[4])\n"
+        "node any relu onnx::Relu fp32 (%0) -> (%3 any fp32)\n"
+        "output %1\n"
+    )
+    ids = {v.name: v.id for v in graph.values}
+    assert graph.static_shapes(ids) == {"total": (), "rows": (4,)}

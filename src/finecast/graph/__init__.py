@@ -174,9 +174,9 @@ class Graph:
         """Shapes of values, by their ``names``, of which each size is known."""
         found: dict[str, tuple[int, ...]] = {}
         for name, index in names.items():
-            shape = self.values[index].shape or (None,)
-            sizes = tuple(d for d in shape if isinstance(d, int))
-            if len(sizes) == len(shape):
+            shape = self.values[index].shape
+            sizes = tuple(d for d in shape or () if isinstance(d, int))
+            if shape is not None and len(sizes) == len(shape):
                 found[name] = sizes
         return found
 

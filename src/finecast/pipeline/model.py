@@ -19,7 +19,7 @@ from finecast.pipeline.goal import Goal
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.program import Program
 from finecast.pipeline.sources import DataOptions
-from finecast.pipeline.subject import SourceModel, Subject
+from finecast.pipeline.subject import SourceModel, StoredModel, Subject
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
 from finecast.progress import Progress, silent
@@ -94,18 +94,8 @@ class TellsKernels(Protocol):
         ...
 
 
-class OpenedModel(SourceModel, Protocol):
+class OpenedModel(SourceModel, StoredModel, Protocol):
     """A model of one format, read."""
-
-    @property
-    def path(self) -> Path:
-        """Its file."""
-        ...
-
-    @property
-    def external(self) -> Sequence[Path]:
-        """Files beside it that hold some of its tensors."""
-        ...
 
     def taken(self, from_type: str) -> OpenedModel:
         """The model with its ops of a type (fp64, fp16, bf16) in fp32.

@@ -6,6 +6,7 @@ A subject joins them. The pipeline knows this protocol and no frontend or engine
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from finecast.engines.base import Feeds, Session
@@ -69,8 +70,8 @@ class Examined(Protocol):
         ...
 
 
-class SourceModel(Protocol):
-    """The fp32 model that plans are made for, and that they are built of."""
+class NamedModel(Protocol):
+    """A model as it was read: what it is called, and what identifies it."""
 
     @property
     def model(self) -> Any:
@@ -91,6 +92,24 @@ class SourceModel(Protocol):
     def size_bytes(self) -> int:
         """Bytes of the model where it is stored."""
         ...
+
+
+class StoredModel(NamedModel, Protocol):
+    """A model of a file or folder."""
+
+    @property
+    def path(self) -> Path:
+        """Its file or folder."""
+        ...
+
+    @property
+    def external(self) -> Sequence[Path]:
+        """Files other than ``path`` that are read with it."""
+        ...
+
+
+class SourceModel(NamedModel, Protocol):
+    """The fp32 model that plans are made for, and that they are built of."""
 
     def check_policy(self, policy: Policy) -> None:
         """Raise UsageError for what of a policy does not fit the model, as unknown names."""

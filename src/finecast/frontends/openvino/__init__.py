@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from finecast.errors import ModelError
 from finecast.frontends.exact_casts import restated, rounded_first
@@ -22,13 +22,11 @@ from finecast.frontends.openvino.reader import port_name, read, shape_of
 from finecast.frontends.openvino.types import STATED, TYPES
 from finecast.frontends.openvino.undo import original
 from finecast.frontends.openvino.writer import apply_edits
+from finecast.frontends.prepared import ModelLibrary, PreparedAsIs
 from finecast.frontends.replaying import Restated, check_made_for, edits_of, resolve_io
-from finecast.frontends.roundable import with_switches
 from finecast.graph import Dim, Graph
-from finecast.numbers.formats import Format
 from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
-from finecast.planning.switches import Switch
 from finecast.rules.matching import check_names
 from finecast.rules.policy import Policy, Scope, conversion_stays
 
@@ -50,44 +48,18 @@ __all__ = [
     "save",
     "size_bytes",
 ]
-_LIBRARY = "OpenVINO"
+
+
+_LIBRARY: Final = ModelLibrary(name="OpenVINO", types=TYPES, states=STATED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OvPrepared:
+class OvPrepared(PreparedAsIs):
     """A model ready to be planned, and the copies of it that show and round its values."""
 
     file: OvFile
     model: openvino.Model
-    graph: Graph
-
-    @property
-    def library(self) -> str:
-        """What messages call the kind of its models."""
-        return _LIBRARY
-
-    @property
-    def states(self) -> Collection[Format]:
-        """Types of OpenVINO, and what its ops state from constants of integers."""
-        return STATED
-
-    @property
-    def from_type(self) -> str:
-        """The type whose ops were taken to fp32 first: models are planned as they are."""
-        return ""
-
-    def minimal_opset(self, formats: Mapping[int, Format]) -> int:
-        """Operation sets do not tell what types an op takes: none is needed."""
-        del formats
-        return 0
-
-    def can_cast(self, fmt: Format) -> bool:
-        """Whether ops state ``fmt``."""
-        return fmt in STATED
-
-    def resolve_io(self, io: Mapping[str, Format]) -> dict[int, Format]:
-        """Declared formats by value id."""
-        return resolve_io(self.graph, io, TYPES, _LIBRARY)
+    of: ModelLibrary = _LIBRARY
 
     def observable(self) -> dict[str, int]:
         """Names, for ``with_outputs``, of the values that can be shown, and their ids."""
@@ -97,9 +69,9 @@ class OvPrepared:
         """A copy whose outputs are just the values called ``names``."""
         return instrument.with_outputs(self.model, names)
 
-    def with_switches(self, switches: Sequence[Switch]) -> openvino.Model:
-        """A copy that rounds what its extra input switches on."""
-        return with_switches(instrument.OvRoundable(self.model), switches)
+    def roundable(self) -> instrument.OvRoundable:
+        """A copy whose values can be rounded."""
+        return instrument.OvRoundable(self.model)
 
     def static_shapes(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
         """Shapes of observable values, as far as they follow from the inputs'."""
@@ -158,7 +130,7 @@ def apply(file: OvFile, plan: Plan) -> OvApplied:
     graph, binding = read(copy, digest=file.digest)
     plan.check(graph, where=file.name)
     stated: tuple[Restated, ...] = ()
-    done = edits_of(graph, plan, resolve_io(graph, plan.io, TYPES, _LIBRARY))
+    done = edits_of(graph, plan, resolve_io(graph, plan.io, TYPES, _LIBRARY.name))
     if done:
         rounded = rounded_first(graph, done, plan)
         apply_edits(graph, binding, done, rounded)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+from finecast.frontends.prepared import ModelLibrary, PreparedAsIs
 from finecast.frontends.replaying import check_made_for, edits_of, resolve_io
-from finecast.frontends.roundable import with_switches
 from finecast.frontends.tensorflow import instrument
 from finecast.frontends.tensorflow.library import DTYPES
 from finecast.frontends.tensorflow.model import FrozenModel, SignaturePort, with_sizes
 from finecast.frontends.tensorflow.reader import GraphBinding, read
 from finecast.frontends.tensorflow.writer import apply_edits
 from finecast.graph import Dim, Graph
-from finecast.numbers.formats import Format
 from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
-from finecast.planning.switches import Switch
 from finecast.rules.matching import check_names
 from finecast.rules.policy import Policy
 
@@ -33,7 +32,6 @@ __all__ = [
     "prepare",
     "roundable",
 ]
-_LIBRARY = "TensorFlow"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,45 +61,21 @@ class TensorFlowFile:
         """Of all its files, or of the graph where there are none."""
         return self.graph.digest
 
+    @property
+    def converted(self) -> str:
+        """The policy of an earlier conversion; empty if there was none."""
+        return self.model.notes.get("policy", "")
+
+
+_LIBRARY: Final = ModelLibrary(name="TensorFlow", types=DTYPES, states=DTYPES)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorFlowPrepared:
+class TensorFlowPrepared(PreparedAsIs):
     """A model ready to be planned, and the copies of it that show and round its values."""
 
     file: TensorFlowFile
-
-    @property
-    def graph(self) -> Graph:
-        """Its graph."""
-        return self.file.graph
-
-    @property
-    def library(self) -> str:
-        """What messages call the kind of its models."""
-        return _LIBRARY
-
-    @property
-    def states(self) -> Collection[Format]:
-        """Formats that TensorFlow's ops compute in."""
-        return DTYPES
-
-    @property
-    def from_type(self) -> str:
-        """The type whose ops were taken to fp32 first: models are planned as they are."""
-        return ""
-
-    def minimal_opset(self, formats: Mapping[int, Format]) -> int:
-        """There are no operation sets."""
-        del formats
-        return 0
-
-    def can_cast(self, fmt: Format) -> bool:
-        """Whether an op could be stated between casts to ``fmt``."""
-        return fmt in DTYPES
-
-    def resolve_io(self, io: Mapping[str, Format]) -> dict[int, Format]:
-        """Declared formats by value id."""
-        return resolve_io(self.graph, io, DTYPES, _LIBRARY)
+    of: ModelLibrary = _LIBRARY
 
     def observable(self) -> dict[str, int]:
         """Names, for ``with_outputs``, of the values that can be shown, and their ids."""
@@ -111,10 +85,9 @@ class TensorFlowPrepared:
         """A copy whose outputs are just the values called ``names``."""
         return instrument.with_outputs(self.file.model, names)
 
-    def with_switches(self, switches: Sequence[Switch]) -> FrozenModel:
-        """A copy that rounds what its extra input switches on."""
-        found: FrozenModel = with_switches(roundable(self.file), switches)
-        return found
+    def roundable(self) -> instrument.TensorFlowRoundable:
+        """A copy whose values can be rounded."""
+        return roundable(self.file)
 
     def static_shapes(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
         """Shapes of observable values, as far as TensorFlow infers them from the inputs'."""
@@ -169,7 +142,7 @@ def prepare(file: TensorFlowFile, policy: Policy) -> TensorFlowPrepared:
         UsageError: If ``policy`` names a node, an op, an input or an output that is not there.
     """
     check_names(policy, file.graph)
-    return TensorFlowPrepared(file=file)
+    return TensorFlowPrepared(file=file, graph=file.graph)
 
 
 def apply(file: TensorFlowFile, plan: Plan) -> TensorFlowApplied:
@@ -181,7 +154,7 @@ def apply(file: TensorFlowFile, plan: Plan) -> TensorFlowApplied:
     graph = file.graph
     check_made_for(plan, file.digest, file.name)
     plan.check(graph, where=file.name)
-    ports = resolve_io(graph, plan.io, DTYPES, _LIBRARY)
+    ports = resolve_io(graph, plan.io, DTYPES, _LIBRARY.name)
     done = edits_of(graph, plan, ports)
     model = apply_edits(graph, file.binding, done)
     return TensorFlowApplied(model=model, graph=graph, binding=file.binding, edits=done)

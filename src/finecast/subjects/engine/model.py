@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from finecast.devices.emulation import Emulation
 from finecast.engines import EMULATOR, first_that_loads, get_engine
-from finecast.engines.base import Engine, Feeds
+from finecast.engines.base import Engine, Feeds, Session
 from finecast.engines.emulator import EmulatorEngine
+from finecast.engines.loading import exact_session
 from finecast.errors import UsageError
 from finecast.frontends.collection import paused_collection
+from finecast.frontends.roundable import Roundable
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.census import Census
-from finecast.pipeline.conversion import Conversion
+from finecast.pipeline.conversion import Conversion, earlier_conversion, kept_types
 from finecast.pipeline.model import OpenedModel, RunOptions
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.program import Program
 from finecast.pipeline.sources import FeedMaker
-from finecast.pipeline.subject import Subject
+from finecast.pipeline.subject import StoredModel, Subject
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy, Scope
@@ -29,21 +32,13 @@ from finecast.subjects.emulated import EmulatedSubject
 from finecast.subjects.engine.conversion import Converter
 from finecast.subjects.engine.judging import batches_of, counted, judged
 from finecast.subjects.engine.native import EngineBuilt, NativeSource
+from finecast.subjects.engine.program import NativeProgram
+from finecast.subjects.engine.source import FileSource, PreparedT
 from finecast.subjects.engine.subject import EngineSubject
 
 
-class EngineModel(NativeSource, Protocol):
+class EngineModel(NativeSource, StoredModel, Protocol):
     """A model of any library, opened: what is its library's own is asked of the source."""
-
-    @property
-    def path(self) -> Path:
-        """Its file or folder."""
-        ...
-
-    @property
-    def external(self) -> Sequence[Path]:
-        """Files other than ``path`` that are read with it."""
-        ...
 
     def program(self, emulation: Emulation) -> Program:
         """The model as a device's emulation takes it."""
@@ -166,17 +161,99 @@ def _converter(
     )
 
 
-def engine_of(spec: str | None, name: str, library: str) -> Engine:
-    """The engine ``name``, the only one that runs models of ``library``, as ``spec`` has it.
+class ConvertedModel(StoredModel, Protocol):
+    """A model that may be a conversion of finecast's."""
 
-    Raises:
-        UsageError: If another engine is asked for.
-    """
-    engine = get_engine(spec or name)
-    if engine.name != name:
+    @property
+    def converted(self) -> str:
+        """The policy that it was converted by; empty if it was not."""
+        ...
+
+
+AsIsT = TypeVar("AsIsT", bound=ConvertedModel)
+
+
+@dataclass(slots=True, kw_only=True)
+class ModelAsIs(FileSource[AsIsT, PreparedT], EngineModel):
+    """A model that is planned as it is, and that one engine runs: that of its own library."""
+
+    _LIBRARY: ClassVar[str]
+    _ENGINE: ClassVar[str]
+    _FIX: ClassVar[str]
+    """What to do with a model that computes in other types than fp32."""
+
+    @property
+    def loadable(self) -> Any:
+        """The model: it was read once, from whatever it is stored as."""
+        return self.file.model
+
+    @property
+    def opset(self) -> int:
+        """There are no operation sets that tell what types an op takes."""
+        return 0
+
+    @property
+    def told(self) -> Sequence[str]:
+        """Models are taken as they are."""
+        return ()
+
+    def runners(self, spec: str | None) -> Sequence[Engine]:
+        """The library's own engine, on the device asked for.
+
+        Raises:
+            UsageError: If another engine is asked for.
+        """
+        engine = get_engine(spec or self._ENGINE)
+        if engine.name != self._ENGINE:
+            raise UsageError(
+                f"engine {engine.name!r} does not run models of {self._LIBRARY}",
+                where="--engine",
+                fix=f"use {self._ENGINE} or {self._ENGINE}:DEVICE, or leave it out",
+            )
+        return [engine]
+
+    def reference(self) -> Session:
+        """In its own engine, in the types that it states."""
+        return exact_session(self.file.model)
+
+    def truth(self) -> tuple[None, tuple[str, ...]]:
+        """None is more exact."""
+        return None, ()
+
+    def taken(self, from_type: str) -> OpenedModel:
+        """Refused: models are converted in fp32."""
         raise UsageError(
-            f"engine {engine.name!r} does not run models of {library}",
-            where="--engine",
-            fix=f"use {name} or {name}:DEVICE, or leave it out",
+            f"--from-type {from_type} does not apply to {self._LIBRARY} models",
+            where=self.name,
+            fix=self._FIX,
         )
-    return engine
+
+    def planned(self, plan: Plan) -> NativeSource:
+        """The model: it is planned as it is."""
+        del plan
+        return self
+
+    def program(self, emulation: Emulation) -> Program:
+        """The model as it is, its roundings added."""
+        return NativeProgram(source=self, emulation=emulation)
+
+    def prepare_once(self, *, own: bool) -> PreparedT:
+        """A graph holds no copy of the model: nothing is used up."""
+        del own
+        return self.prepare(Policy(scope=Scope.NONE))
+
+    def kept(self, graph: Graph, policy: Policy) -> list[str]:
+        """Which ops keep their types, and why."""
+        return [f"{text}: {self._FIX}" for text in kept_types(graph, policy).values()]
+
+    def earlier(self, policy: Policy) -> list[str]:
+        """What becomes of a conversion that the model came with."""
+        return earlier_conversion(self.file.converted, policy)
+
+    def handed(self, built: EngineBuilt) -> Any:
+        """The native model."""
+        return built.model
+
+    @abstractmethod
+    def roundable(self, policy: str) -> Roundable:
+        """A copy to be rounded, as it is planned by the policy of that label."""

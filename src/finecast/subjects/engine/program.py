@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from finecast.devices.emulation import Emulation
 from finecast.devices.setting import Setting
@@ -21,29 +22,24 @@ from finecast.pipeline.program import Asked
 from finecast.planning.plan import Plan
 from finecast.rules.facts import ValueFacts, facts_in
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects.engine.native import PreparedModel, RoundableSource
+from finecast.subjects.engine.native import NativeSource, PreparedModel, RoundableSource
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.on_device import OnDevice
 
 _AS_IT_IS: Final = Policy(scope=Scope.NONE)
 
 
+SourceT = TypeVar("SourceT", bound=NativeSource)
+PreparedT = TypeVar("PreparedT", bound=PreparedModel)
+
+
 @dataclass(slots=True, kw_only=True)
-class NativeProgram:
-    """A ``Program`` of a model that is emulated as it is."""
+class EngineProgram(ABC, Generic[SourceT, PreparedT]):
+    """What the ``Program``s of all libraries have in common; ``prepared`` is emulated."""
 
-    source: RoundableSource
+    source: SourceT
     emulation: Emulation
-    prepared: PreparedModel = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Read the graph.
-
-        Raises:
-            UsageError: If ``emulation`` has options that are not emulated here.
-        """
-        self.prepared = self.source.prepare(_AS_IT_IS)
-        check_emulation(self.emulation, self.prepared.library)
+    prepared: PreparedT = field(init=False)
 
     @property
     def graph(self) -> Graph:
@@ -53,6 +49,24 @@ class NativeProgram:
     def observe(self, feeds: Sequence[Feeds]) -> dict[int, ValueFacts]:
         """Facts of all float values outside of bodies."""
         return observe(self.prepared, lambda: feeds)
+
+    def casts(self, plan: Plan) -> int:
+        """The casts in the plan's model."""
+        return self.source.build(plan).casts
+
+
+@dataclass(slots=True, kw_only=True)
+class NativeProgram(EngineProgram[RoundableSource, PreparedModel]):
+    """A ``Program`` of a model that is emulated as it is."""
+
+    def __post_init__(self) -> None:
+        """Read the graph.
+
+        Raises:
+            UsageError: If ``emulation`` has options that are not emulated here.
+        """
+        self.prepared = self.source.prepare(_AS_IT_IS)
+        check_emulation(self.emulation, self.prepared.library)
 
     def session(
         self, emulation: Emulation, setting: Setting, *, switched: bool = False
@@ -78,7 +92,3 @@ class NativeProgram:
         """The rules judge the model that the device's compiler is handed."""
         prepared = self.source.prepare(asked.policy)
         return OnDevice.of(prepared, asked, facts_in(prepared.graph, asked.facts, self.graph))
-
-    def casts(self, plan: Plan) -> int:
-        """The casts in the plan's model."""
-        return self.source.build(plan).casts

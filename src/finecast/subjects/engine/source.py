@@ -6,53 +6,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from finecast.engines.base import Loadable, Session
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
+from finecast.pipeline.subject import StoredModel
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy, Scope
 from finecast.rules.quantized import quantized_notes
 from finecast.subjects.engine.native import AppliedModel, EngineBuilt, PreparedModel
 
-
-class ModelFile(Protocol):
-    """A model as it was read."""
-
-    @property
-    def model(self) -> Any:
-        """The model."""
-        ...
-
-    @property
-    def path(self) -> Path:
-        """Its file or folder."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """The file as it was named."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """Of all its files."""
-        ...
-
-    @property
-    def size_bytes(self) -> int:
-        """Of all its files."""
-        ...
-
-    @property
-    def external(self) -> Sequence[Path]:
-        """Its files other than ``path``."""
-        ...
-
-
-FileT = TypeVar("FileT", bound=ModelFile)
+FileT = TypeVar("FileT", bound=StoredModel)
 PreparedT = TypeVar("PreparedT", bound=PreparedModel)
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from finecast.devices.emulation import Emulation
 from finecast.devices.setting import Setting
-from finecast.engines.base import Feeds
 from finecast.engines.emulator import (
     EmulatorEngine,
     EmulatorSession,
@@ -17,37 +15,23 @@ from finecast.engines.emulator import (
 from finecast.engines.loading import load_model
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Prepared
-from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline.program import Asked
 from finecast.planning.plan import Plan
-from finecast.rules.facts import ValueFacts, facts_in
+from finecast.rules.facts import facts_in
 from finecast.rules.policy import Scope
-from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.on_device import OnDevice
+from finecast.subjects.engine.program import EngineProgram
 from finecast.subjects.onnx.source import OnnxSource
 
 
 @dataclass(slots=True, kw_only=True)
-class OnnxProgram:
+class OnnxProgram(EngineProgram[OnnxSource, Prepared]):
     """A ``Program`` of an ONNX model; ``emulation`` states how accumulations are computed."""
-
-    source: OnnxSource
-    emulation: Emulation
-    prepared: Prepared = field(init=False)
 
     def __post_init__(self) -> None:
         """Write out what the device computes in steps."""
         self.prepared = prepare(self.source.file, self.emulation)
-
-    @property
-    def graph(self) -> Graph:
-        """The graph that is emulated."""
-        return self.prepared.graph
-
-    def observe(self, feeds: Sequence[Feeds]) -> dict[int, ValueFacts]:
-        """Facts of all float values outside of bodies."""
-        return observe(self.prepared, lambda: feeds)
 
     def session(
         self, emulation: Emulation, setting: Setting, *, switched: bool = False
@@ -87,10 +71,6 @@ class OnnxProgram:
         """The rules judge the model that the device's compiler is handed."""
         prepared = self.source.prepare(asked.policy)
         return OnDevice.of(prepared, asked, facts_in(prepared.graph, asked.facts, self.graph))
-
-    def casts(self, plan: Plan) -> int:
-        """The casts in the plan's model."""
-        return self.source.build(plan).casts
 
 
 def _op_of(step: str) -> str:

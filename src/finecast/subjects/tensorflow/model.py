@@ -6,11 +6,9 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from finecast.devices.emulation import Emulation
-from finecast.engines.base import Engine, Session
-from finecast.engines.loading import exact_session
+from finecast.engines.base import Engine
 from finecast.errors import UsageError
 from finecast.files import check_writable_folder, digest, folder_bytes, folder_files
 from finecast.frontends import tensorflow as frontend
@@ -26,19 +24,13 @@ from finecast.frontends.tensorflow.loading import GRAPH_FILE, load, load_keras, 
 from finecast.frontends.tensorflow.regions import unopened
 from finecast.graph import Dim, Graph
 from finecast.pipeline.artefact import Destination, Verified
-from finecast.pipeline.conversion import kept_types
-from finecast.pipeline.program import Program
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects import check_options
-from finecast.subjects.engine.model import EngineModel, engine_of
+from finecast.subjects.engine.model import ModelAsIs
 from finecast.subjects.engine.native import EngineBuilt, PreparedModel
-from finecast.subjects.engine.program import NativeProgram
-from finecast.subjects.engine.source import FileSource
 from finecast.subjects.tensorflow.artefact import write
 
-_ENGINE: Final = "tensorflow"
 _DIGITS: Final = 16
 
 
@@ -96,64 +88,22 @@ def _of(model: FrozenModel, found: str, path: Path, size_bytes: int) -> TensorFl
 
 
 @dataclass(slots=True, kw_only=True)
-class TensorFlowModel(FileSource[TensorFlowFile, TensorFlowPrepared], EngineModel):
+class TensorFlowModel(ModelAsIs[TensorFlowFile, TensorFlowPrepared]):
     """A SavedModel or a Keras model, opened."""
 
-    @property
-    def loadable(self) -> FrozenModel:
-        """The model: it was read once, from whatever it is stored as."""
-        return self.file.model
-
-    @property
-    def opset(self) -> int:
-        """There are no operation sets."""
-        return 0
-
-    @property
-    def told(self) -> Sequence[str]:
-        """Models are taken as they are."""
-        return ()
+    _LIBRARY: ClassVar[str] = "TensorFlow"
+    _ENGINE: ClassVar[str] = "tensorflow"
+    _FIX: ClassVar[str] = "save the model in fp32 first"
 
     @property
     def input_shapes(self) -> Mapping[str, tuple[Dim, ...] | None]:
         """Declared shapes of the inputs."""
         return frontend.input_shapes(self.file.model)
 
-    def runners(self, spec: str | None) -> Sequence[Engine]:
-        """TensorFlow."""
-        return [engine_of(spec, _ENGINE, "TensorFlow")]
-
-    def reference(self) -> Session:
-        """In TensorFlow, in the types that it states."""
-        return exact_session(self.file.model)
-
-    def truth(self) -> tuple[None, tuple[str, ...]]:
-        """None is more exact."""
-        return None, ()
-
-    def taken(self, from_type: str) -> TensorFlowModel:
-        """Refused: a model is saved in fp32 instead."""
-        check_options(self.path, {"--from-type": from_type})
-        raise UsageError("--from-type does not apply to Keras models", fix="leave it out")
-
-    def planned(self, plan: Plan) -> TensorFlowModel:
-        """The model: it is planned as it is."""
-        del plan
-        return self
-
     def roundable(self, policy: str) -> Roundable:
         """A copy that rounds by casts there and back, or by arithmetic."""
         del policy  # nothing is taken back
         return frontend.roundable(self.file)
-
-    def program(self, emulation: Emulation) -> Program:
-        """The model as it is, its roundings added."""
-        return NativeProgram(source=self, emulation=emulation)
-
-    def prepare_once(self, *, own: bool) -> TensorFlowPrepared:
-        """The graph was read with the model: nothing is used up."""
-        del own
-        return self.prepare(Policy(scope=Scope.NONE))
 
     def _prepare(self, policy: Policy) -> TensorFlowPrepared:
         return frontend.prepare(self.file, policy)
@@ -166,11 +116,8 @@ class TensorFlowModel(FileSource[TensorFlowFile, TensorFlowPrepared], EngineMode
         return model.size_bytes
 
     def kept(self, graph: Graph, policy: Policy) -> list[str]:
-        """Which ops keep their types, and why."""
-        found = [
-            f"{text}: save the model in fp32 first"
-            for text in kept_types(graph, policy).values()
-        ]
+        """Which ops keep their types, and why: those of functions that are no bodies, too."""
+        found = ModelAsIs.kept(self, graph, policy)
         inner = unopened(self.file.binding.regions)
         if inner and policy.scope is not Scope.NONE:
             listed = ", ".join(inner[:3]) + (", ..." if len(inner) > 3 else "")
@@ -180,7 +127,7 @@ class TensorFlowModel(FileSource[TensorFlowFile, TensorFlowPrepared], EngineMode
     def earlier(self, policy: Policy) -> list[str]:
         """What becomes of a conversion that the model came with: it stays."""
         del policy
-        was = self.file.model.notes.get("policy")
+        was = self.file.converted
         what = f"an earlier conversion to {was} stays: for fp32 give the model of before it"
         return [what] if was else []
 
@@ -202,7 +149,3 @@ class TensorFlowModel(FileSource[TensorFlowFile, TensorFlowPrepared], EngineMode
     ) -> tuple[int, Verified]:
         """A SavedModel, once it was loaded and run."""
         return write(self, built, output, engines, feeds)
-
-    def handed(self, built: EngineBuilt) -> FrozenModel:
-        """The graph with its signature."""
-        return built.model
