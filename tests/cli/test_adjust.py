@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from finecast.errors import ExitCode
 from finecast.numbers.formats import Format
 from finecast.planning.biases import RULE
 from tests.cli.conftest import Answer
+from tests.subjects import test_rescaled_channels as rescaled
 from tests.subjects.test_adjusting import BIASES, X, written
 
 Finecast = Callable[..., Answer]
@@ -42,6 +44,22 @@ def test_it_is_told_and_explained(finecast: Finecast, files: tuple[Path, Path]) 
     for node in ("head", "bias", "one"):
         said = finecast("explain", net, node, "--plan", plan, "--json").json
         assert RULE in {verdict["rule"] for verdict in said["verdicts"]}
+
+
+def test_channels_are_told_and_applied_again(finecast: Finecast, tmp_path: Path) -> None:
+    if not probe_one(OpenVinoEngine(), Format.INT8).runs:
+        pytest.skip("this CPU has no integer products that are right")
+    net = rescaled.written(tmp_path / "net.onnx", "smooth")
+    np.savez(tmp_path / "x.npz", x=rescaled.DATA["smooth"])
+    out, again, plan = (net.with_name(n) for n in ("low.onnx", "again.onnx", "plan.json"))
+    asked = [*INT8, "--data", tmp_path / "x.npz", "--adjust", "smooth", "--plan-out", plan]
+    told = finecast("convert", net, "-o", out, *asked).out
+    assert re.search(r"smooth: \d+ operands, relative output error", told)
+    for node in ("own", "up", "first", "second"):
+        said = finecast("explain", net, node, "--plan", plan).out
+        assert re.search("smoothing.*are scaled so that", said)
+    finecast("apply", plan, net, "-o", again, "--data", tmp_path / "x.npz")
+    assert out.read_bytes() == again.read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,8 @@ def _smoothed(
         found = error(one.exponents)
         if found < least:
             least = found
-            evidence = {"alpha": float(alpha), "share of squared error": found / before}
+            left = float(f"{found / before:.3g}")
+            evidence = {"alpha": round(float(alpha), 1), "share of squared error": left}
             best = replace(one, reason=replace(why, evidence=evidence))
     return best
 
