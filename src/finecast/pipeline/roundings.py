@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from finecast.numbers.encodings import SCALED
 from finecast.numbers.formats import Format
@@ -90,7 +91,7 @@ def analysis_of(
     graph, io = planner.graph, io or {}
     saturation, errors = joined(sensitivity)
     pinned = pins(io, (Format.FP32, *points))
-    return Analysis.of(
+    found = Analysis.of(
         graph,
         units,
         cost,
@@ -101,5 +102,5 @@ def analysis_of(
         io=io,
         lowest_s=lowest_s,
         probes=sum(s.probes for s in sensitivity.values()),
-        saturation=saturation,
     )
+    return replace(found, saturation=saturation)

@@ -112,7 +112,6 @@ class Analysis:
         io: Mapping[int, Format] | None = None,
         lowest_s: float = math.inf,
         probes: int = 0,
-        saturation: Saturation | None = None,
     ) -> Analysis:
         """With times by ``cost``."""
         return cls(
@@ -124,7 +123,6 @@ class Analysis:
             lowest_s=lowest_s,
             probes=probes,
             shapes=cost.shapes,
-            saturation=saturation or Saturation(),
         )
 
 

@@ -116,13 +116,11 @@ class _Quantization:
         )
         planner = narrowed(source, planner, self.engine, self.feeds[0])
         adjuster = Adjuster(
-            model=prepared,
-            facts=facts,
-            planner=planner,
-            engine=self.engine,
-            batches=lambda: self.feeds,
+            model=prepared, facts=facts, planner=planner, batches=lambda: self.feeds
         )
-        plan, _ = adjusted_if_it_gains(planner.lowest(), adjuster, source, self.feeds)
+        plan, _ = adjusted_if_it_gains(
+            planner.lowest(), adjuster, source, self.engine, self.feeds
+        )
         applied = frontend.apply(file, plan, prepared)
         check_on_integers(self.engine, plan, applied, self.feeds[0])
         found = self._result(plan, applied.model)

@@ -71,7 +71,6 @@ class Adjuster:
     model: PreparedModel
     facts: Mapping[int, ValueFacts]
     planner: Planner
-    engine: Engine
     batches: Batches
     _found: dict[tuple[Adjust, ...], _Rescaled] = field(init=False, default_factory=dict)
 
@@ -134,7 +133,7 @@ class Adjuster:
         coded = {name for name, f in plan.formats.items() if f.scaled and not f.constants_only}
         if not coded or not rescaled.steps:
             return plan
-        results = {f for f in plan.formats.values() if codes_results(self.engine.name, f)}
+        results = {f for f in plan.formats.values() if codes_results(self.planner.engine, f)}
         graph, calibration = rescaled.model.graph, self.planner.policy.calibration
         try:
             made = re_encoded(plan, graph, rescaled.facts, calibration, results)
@@ -148,14 +147,18 @@ class Adjuster:
 
 
 def adjusted_if_it_gains(
-    plan: Plan, adjuster: Adjuster, source: NativeSource, batches: Sequence[Feeds]
+    plan: Plan,
+    adjuster: Adjuster,
+    source: NativeSource,
+    engine: Engine,
+    batches: Sequence[Feeds],
 ) -> tuple[Plan, tuple[Gain, ...]]:
     """``plan`` with the adjustments asked for that gain on ``batches``, and what each does.
 
     Raises:
         EngineError: If the engine does not run the model.
     """
-    kinds, engine = adjuster.planner.policy.adjust, adjuster.engine
+    kinds = adjuster.planner.policy.adjust
     if not kinds:
         return plan, ()
     reference = engine.load(source.loadable)

@@ -115,13 +115,9 @@ class Converter:
             else:
                 plan = _auto_plan(source, prepared, planner, engine, self.feeds)
             adjuster = Adjuster(
-                model=prepared,
-                facts=facts,
-                planner=planner,
-                engine=engine,
-                batches=lambda: data,
+                model=prepared, facts=facts, planner=planner, batches=lambda: data
             )
-            plan, gained = adjusted_if_it_gains(plan, adjuster, source, data)
+            plan, gained = adjusted_if_it_gains(plan, adjuster, source, engine, data)
             graph = prepared.graph
             built = source.consume(prepared, plan)
         done = replace(self._write(built), gains=gained)

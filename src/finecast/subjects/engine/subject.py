@@ -134,11 +134,7 @@ class EngineSubject:
             workload=workload,
             progress=progress,
             adjuster=Adjuster(
-                model=prepared,
-                facts=facts,
-                planner=planner,
-                engine=self.engine,
-                batches=workload.calibration,
+                model=prepared, facts=facts, planner=planner, batches=workload.calibration
             ),
         )
 
