@@ -77,14 +77,16 @@ def presolve(net: Undecided, low: Bools, most: int = 30) -> Undecided:
         out, into = _totals(net)
         inside = -net.weight > out
         outside = net.weight >= into
-        low[net.ids[inside]] = True
         settled = int(np.count_nonzero(inside)) + int(np.count_nonzero(outside))
         join = np.maximum(net.weight, 0) + out
         leave = np.maximum(-net.weight, 0) + into
         bound = np.minimum(join[net.head], leave[net.tail]) + 1
-        net = settle(_replace_cost(net, np.minimum(net.cost, bound)), inside, outside)
-        # The first pass may only lower costs for the second.
-        if not len(net.ids) or (done and settled * _WORTH_A_PASS < len(net.ids)):
+        net = _replace_cost(net, np.minimum(net.cost, bound))
+        if not done and settled * _WORTH_A_STEP < len(net.ids) and most > 1:
+            continue  # lower costs let the next pass settle many
+        low[net.ids[inside]] = True
+        net = settle(net, inside, outside)
+        if not len(net.ids) or settled * _WORTH_A_PASS < len(net.ids):
             break
     return net
 
@@ -93,11 +95,11 @@ def settle(net: Undecided, low: Bools, high: Bools) -> Undecided:
     """Drop decided nodes: their edges become weights of the neighbours that stay."""
     keep = ~(low | high)
     weight = net.weight.copy()
-    pays = high[net.head]  # staying in S beside a node that is out pays the edge
-    saves = low[net.tail]  # joining S beside a node that is in saves it
+    # Staying in S beside a node that is out pays the edge; joining beside one in S saves it.
+    pays, saves = np.flatnonzero(high[net.head]), np.flatnonzero(low[net.tail])
     np.add.at(weight, net.tail[pays], net.cost[pays])
     np.subtract.at(weight, net.head[saves], net.cost[saves])
-    edges = keep[net.tail] & keep[net.head] & (net.cost > 0)
+    edges = np.flatnonzero(keep[net.tail] & keep[net.head] & (net.cost > 0))
     number = np.cumsum(keep) - 1
     return Undecided(
         ids=net.ids[keep],
@@ -240,18 +242,15 @@ def _merged(net: Undecided) -> tuple[Undecided, Taken | None]:
     if not len(net.cost) or total >= _LARGEST_SUM:
         return net, None
     tail, head, cost, back = _both_ways(net)
-    out, into = (np.zeros(count, dtype=np.int64) for _ in range(2))
-    np.add.at(out, tail, cost)
-    np.add.at(into, head, cost)
+    out, into = _totals(net)
     join, leave = net.weight + out, into - net.weight
     follows = (cost > join[head] - back) | (cost >= leave[tail] - back)
     leads = (back > join[tail] - cost) | (back >= leave[head] - cost)
-    same = follows & leads & (tail < head)
-    found = int(np.count_nonzero(same))
-    if not found or found * _WORTH_A_STEP < count:
+    same = np.flatnonzero(follows & leads)
+    if not len(same) or len(same) * _WORTH_A_STEP < count:
         return net, None
     pairs = csr_array(
-        (np.ones(found, dtype=np.int8), (tail[same], head[same])), shape=(count, count)
+        (np.ones(len(same), dtype=np.int8), (tail[same], head[same])), shape=(count, count)
     )
     groups, group = connected_components(pairs, directed=False)
     group = group.astype(np.int64)
@@ -259,30 +258,32 @@ def _merged(net: Undecided) -> tuple[Undecided, Taken | None]:
     np.add.at(weight, group, net.weight)
     first = np.empty(groups, dtype=np.int64)
     first[group[::-1]] = np.arange(count)[::-1]
-    keep = (group[tail] != group[head]) & (cost > 0)
+    tail, head = group[net.tail], group[net.head]
+    keep = np.flatnonzero(tail != head)
     left = Undecided(
         ids=net.ids[first],
         weight=weight,
-        tail=group[tail[keep]],
-        head=group[head[keep]],
-        cost=cost[keep],
+        tail=tail[keep],
+        head=head[keep],
+        cost=net.cost[keep],
     )
     return left, _Merged(ids=net.ids, into=net.ids[first][group])
 
 
 def _both_ways(net: Undecided) -> tuple[Ints, Ints, Ints, Ints]:
-    """Tails, heads and costs of all edges, each once, and the costs of those back."""
+    """Pairs of nodes with an edge between them, its cost, and that of the edge back."""
     count = len(net.ids)
-    graph = csr_array(
-        (
-            np.concatenate([net.cost, np.zeros_like(net.cost)]),
-            (np.concatenate([net.tail, net.head]), np.concatenate([net.head, net.tail])),
-        ),
-        shape=(count, count),
+    lower, upper = np.minimum(net.tail, net.head), np.maximum(net.tail, net.head)
+    along = np.where(net.tail == lower, net.cost, 0)
+    there, back_again = (
+        csr_array((cost, (lower, upper)), shape=(count, count))
+        for cost in (along, net.cost - along)
     )
-    graph.sum_duplicates()
-    back = graph.T.tocsr()  # of the same entries: with each edge there is the one back
-    head = np.asarray(graph.indices, dtype=np.int64)
-    tail = np.repeat(np.arange(count), np.diff(graph.indptr))
-    there, back_again = (np.asarray(a.data, dtype=np.int64) for a in (graph, back))
-    return tail, head, there, back_again
+    # Costs of 0 are entries, too: both have the same ones, in the same order.
+    there.sum_duplicates()
+    back_again.sum_duplicates()
+    tail = np.repeat(np.arange(count), np.diff(there.indptr))
+    head, cost, back = (
+        np.asarray(a, dtype=np.int64) for a in (there.indices, there.data, back_again.data)
+    )
+    return tail, head, cost, back
