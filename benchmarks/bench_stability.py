@@ -40,7 +40,7 @@ _BUSY: Final = (
 )
 
 
-def tune_once(name: str) -> dict[str, Any]:
+def tune_once(name: str, policy: str) -> dict[str, Any]:
     """The outcome of one run, as what is compared."""
     case = shared_case(name)
     assert case is not None
@@ -51,13 +51,14 @@ def tune_once(name: str) -> dict[str, Any]:
         calib=lambda: _calibration(name, case, batch),
         criterion="absolute",
         tolerance=0.005,
-        policy="auto:bf16",
+        policy=policy,
     )
     return {
         "verdict": outcome.verdict.value,
         "speedup": outcome.speedup,
         "error": outcome.measured_error,
         "seconds": outcome.seconds,
+        "ops": dict(outcome.ops),
         "why": outcome.why,
     }
 
@@ -89,15 +90,17 @@ def main() -> None:
     parser.add_argument("case", choices=CASES)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--busy", type=int, default=1, help="processes that keep a core busy")
+    parser.add_argument("--policy", default="auto:bf16")
     parser.add_argument("--one", action="store_true", help="one run, here; prints JSON")
     given = parser.parse_args()
     if shared_case(given.case) is None:
         skip("stability", "shared/models is absent")
         return
     if given.one:
-        print(json.dumps(tune_once(given.case)))
+        print(json.dumps(tune_once(given.case, given.policy)))
         return
     command = [sys.executable, "-m", "benchmarks.bench_stability", given.case, "--one"]
+    command += ["--policy", given.policy]
     found: list[dict[str, Any]] = []
     with ExitStack() as stack:
         for _ in range(given.busy):

@@ -19,7 +19,8 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from finecast.solver.assignment import Bools, Floats, Ints, total_by
-from finecast.solver.reducing import Taken, Undecided, reduced, settle
+from finecast.solver.reducing import Taken, reduced
+from finecast.solver.undecided import Undecided, settle
 
 _FLOW_BITS = 30  # scipy adds a capacity to its reverse: both must stay below 2**30
 _SUM_BITS = 60  # sums of capacities over one node's edges stay below this in int64

@@ -1,4 +1,4 @@
-"""What is undecided of a minimum cut, and steps that leave fewer nodes to the flow.
+"""Steps that leave fewer nodes of a minimum cut to the flow.
 
 Law: each step keeps the smallest minimum cut: what it finds of the nodes that it takes out is
 what that cut has, given the nodes that stay. No step lets more flow than could before.
@@ -14,27 +14,16 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
 from finecast.solver.assignment import Bools, Ints
+from finecast.solver.undecided import Undecided, presolve, totals
 
 # Beyond, sums over the edges of merged nodes might not fit into int64.
 _LARGEST_SUM: Final = 2.0**60
-# Of a pass or a step that takes out less than this share of the nodes, inverted, the flow is
-# spared less than it takes: measured on tangles.
-_WORTH_A_PASS: Final = 64
+# A step that takes out less than this share of the nodes, inverted, takes longer than it
+# spares the flow: measured on tangles.
 _WORTH_A_STEP: Final = 16
 # More passes in a row are worth less than the other steps are.
 _PASSES: Final = 3
 _TURNS: Final = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Undecided:
-    """Nodes and edges of a cut, in integers; ``ids`` are the numbers that a caller has."""
-
-    ids: Ints
-    weight: Ints
-    tail: Ints
-    head: Ints
-    cost: Ints
 
 
 class Taken(Protocol):
@@ -63,64 +52,6 @@ def reduced(net: Undecided, low: Bools) -> tuple[Undecided, list[Taken]]:
         if len(net.ids) * _WORTH_A_STEP > before * (_WORTH_A_STEP - 1):
             break
     return presolve(net, low), taken
-
-
-def presolve(net: Undecided, low: Bools, most: int = 30) -> Undecided:
-    """Decide nodes whatever their neighbours are; sets ``low`` of those found in S.
-
-    Node i is in every minimum cut when its gain exceeds all it can cut, and in no smallest
-    one when its weight is no less than all it can save. An edge above what its head would
-    cost by joining S (its tail, by leaving) may be lowered to just above that: cutting it
-    is still never best, so the minimum cuts stay the same, and infinities vanish.
-    """
-    for done in range(most):
-        out, into = _totals(net)
-        inside = -net.weight > out
-        outside = net.weight >= into
-        settled = int(np.count_nonzero(inside)) + int(np.count_nonzero(outside))
-        join = np.maximum(net.weight, 0) + out
-        leave = np.maximum(-net.weight, 0) + into
-        bound = np.minimum(join[net.head], leave[net.tail]) + 1
-        net = _replace_cost(net, np.minimum(net.cost, bound))
-        if not done and settled * _WORTH_A_STEP < len(net.ids) and most > 1:
-            continue  # lower costs let the next pass settle many
-        low[net.ids[inside]] = True
-        net = settle(net, inside, outside)
-        if not len(net.ids) or settled * _WORTH_A_PASS < len(net.ids):
-            break
-    return net
-
-
-def settle(net: Undecided, low: Bools, high: Bools) -> Undecided:
-    """Drop decided nodes: their edges become weights of the neighbours that stay."""
-    keep = ~(low | high)
-    weight = net.weight.copy()
-    # Staying in S beside a node that is out pays the edge; joining beside one in S saves it.
-    pays, saves = np.flatnonzero(high[net.head]), np.flatnonzero(low[net.tail])
-    np.add.at(weight, net.tail[pays], net.cost[pays])
-    np.subtract.at(weight, net.head[saves], net.cost[saves])
-    edges = np.flatnonzero(keep[net.tail] & keep[net.head] & (net.cost > 0))
-    number = np.cumsum(keep) - 1
-    return Undecided(
-        ids=net.ids[keep],
-        weight=weight[keep],
-        tail=number[net.tail[edges]],
-        head=number[net.head[edges]],
-        cost=net.cost[edges],
-    )
-
-
-def _totals(net: Undecided) -> tuple[Ints, Ints]:
-    """Sum of costs of the edges out of and into each node."""
-    out = np.zeros(len(net.ids), dtype=np.int64)
-    into = np.zeros(len(net.ids), dtype=np.int64)
-    np.add.at(out, net.tail, net.cost)
-    np.add.at(into, net.head, net.cost)
-    return out, into
-
-
-def _replace_cost(net: Undecided, cost: Ints) -> Undecided:
-    return Undecided(ids=net.ids, weight=net.weight, tail=net.tail, head=net.head, cost=cost)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +173,7 @@ def _merged(net: Undecided) -> tuple[Undecided, Taken | None]:
     if not len(net.cost) or total >= _LARGEST_SUM:
         return net, None
     tail, head, cost, back = _both_ways(net)
-    out, into = _totals(net)
+    out, into = totals(net)
     join, leave = net.weight + out, into - net.weight
     follows = (cost > join[head] - back) | (cost >= leave[tail] - back)
     leads = (back > join[tail] - cost) | (back >= leave[head] - cost)
