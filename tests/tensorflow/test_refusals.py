@@ -30,6 +30,8 @@ def test_several_signatures_that_differ(tmp_path: Path) -> None:
     signatures = {"scores": module.one, "features": module.two}
     tf.saved_model.save(module, str(tmp_path / "m"), signatures=signatures)
     refused(tmp_path / "m", r"several signatures that differ: .*'scores'.*signatures=")
+    with pytest.raises(ModelError, match=r"several signatures.*'features', 'scores'"):
+        finecast.convert(tmp_path / "m", tmp_path / "low.xml", "all:bf16")
 
 
 def test_two_names_of_one_function_are_no_two_functions(tmp_path: Path) -> None:

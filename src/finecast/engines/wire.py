@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from finecast.frontends.onnx.wire import GRAPH_INITIALIZER, MODEL_GRAPH, Field, fields
+from finecast.frontends.onnx.wire import GRAPH_INITIALIZER, MODEL_GRAPH
+from finecast.frontends.wire import Field, fields
 
 _GRAPH_SPARSE_INITIALIZER = 15
 _TENSOR_NAME = 8

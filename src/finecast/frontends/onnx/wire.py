@@ -1,28 +1,19 @@
-"""Protobuf's encoding, field by field: what is read of a file without parsing all of it."""
+"""Large ONNX files, parsed without being in memory twice."""
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import onnx
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+from finecast.frontends.wire import fields
+
 MODEL_GRAPH: Final = 7
 GRAPH_INITIALIZER: Final = 5
 # From here on reading twice shows beside the 200 MB that the libraries take.
 WHOLE_BELOW_BYTES: Final = 16 << 20
-
-
-class Field(NamedTuple):
-    """One field of a message: its number, and where it, its content and its end are."""
-
-    number: int
-    start: int
-    content: int
-    end: int
 
 
 def parse_model(path: Path, *, whole_below: int = WHOLE_BELOW_BYTES) -> onnx.ModelProto:
@@ -57,40 +48,3 @@ def parse_model(path: Path, *, whole_below: int = WHOLE_BELOW_BYTES) -> onnx.Mod
                     rest = part.end
             model.graph.MergeFromString(bytes(data[rest : field.end]))
     return model
-
-
-def fields(data: memoryview, position: int, end: int) -> Iterator[Field]:
-    """The fields of the message that ``data`` has from ``position`` to ``end``.
-
-    Raises:
-        ValueError: If it is no whole message.
-    """
-    while position < end:
-        start = position
-        tag, position = _varint(data, position, end)
-        number, kind = tag >> 3, tag & 7
-        content = position
-        if kind == _VARINT:
-            _, position = _varint(data, position, end)
-        elif kind == _BYTES:
-            length, content = _varint(data, position, end)
-            position = content + length
-        elif kind in (_FIXED64, _FIXED32):
-            position += 8 if kind == _FIXED64 else 4
-        else:
-            raise ValueError(f"wire type {kind} at byte {start}")
-        if position > end or number == 0:
-            raise ValueError(f"field {number} at byte {start} runs past the end")
-        yield Field(number, start, content, position)
-
-
-def _varint(data: memoryview, position: int, end: int) -> tuple[int, int]:
-    value = shift = 0
-    while position < end:
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-        shift += 7
-    raise ValueError("a number runs past the end")

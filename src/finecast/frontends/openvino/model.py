@@ -15,6 +15,7 @@ from finecast.files import digest
 from finecast.frontends.openvino.changes import converted_to
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.reader import name_ops, renumber_ops
+from finecast.frontends.openvino.saved_model import check_signatures
 
 if TYPE_CHECKING:
     import openvino
@@ -104,6 +105,8 @@ def load(path: Path) -> OvFile:
             f"cannot read the model: {error.strerror}", where=str(path)
         ) from error
     kind, fix = _KINDS[path.suffix.lower() if path.is_file() else ""]
+    if path.is_dir():
+        check_signatures(path)
     with guarded(path, f"cannot be read as {kind}", fix), _readable(path) as readable:
         model = _core().read_model(readable)
     _check(model, path, kind, fix)

@@ -7,18 +7,53 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from tempfile import TemporaryFile
 from typing import Any, Final, TypeAlias
 
 from finecast.errors import EngineError
 from finecast.numbers.formats import Format
 
-# Warnings and errors only, unless the user wants to see more: it prints which CPU it found.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+_LEVEL: Final = "TF_CPP_MIN_LOG_LEVEL"
+_NOTICE: Final = re.compile(rb"I\d{4} |WARNING: All log messages before absl::InitializeLog")
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """Errors only, unless the user set a level to see more.
+
+    While it loads TensorFlow writes notices of itself whatever the level is: they are left
+    out of what comes in that time.
+    """
+    if _LEVEL in os.environ:
+        yield
+        return
+    os.environ[_LEVEL] = "2"
+    try:
+        terminal = os.dup(2)
+    except OSError:  # there is none
+        yield
+        return
+    with TemporaryFile() as written:
+        try:
+            os.dup2(written.fileno(), 2)
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(terminal, 2)
+            os.close(terminal)
+            written.seek(0)
+            os.write(2, b"".join(line for line in written if not _NOTICE.match(line)))
+
 
 INSTALL: Final = "pip install 'finecast[tensorflow]'"
 
 try:
-    tf: Any = importlib.import_module("tensorflow")
+    with _quiet():
+        tf: Any = importlib.import_module("tensorflow")
     # Without a public name: what makes constants of variables, the registries of kernels and
     # ops, and what a session makes of a graph before it runs it.
     freezing: Any = importlib.import_module("tensorflow.python.framework.convert_to_constants")

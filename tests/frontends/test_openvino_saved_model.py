@@ -1,0 +1,51 @@
+"""Signatures of a SavedModel, of which OpenVINO reads one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from finecast.errors import ModelError
+from finecast.frontends.openvino.saved_model import check_signatures
+
+
+def message(number: int, content: bytes) -> bytes:
+    """A field of protobuf's with short content."""
+    assert len(content) < 128
+    return bytes([number << 3 | 2, len(content)]) + content
+
+
+def saved(folder: Path, *names: str) -> Path:
+    entries = [message(5, message(1, name.encode()) + message(2, b"")) for name in names]
+    (folder / "saved_model.pb").write_bytes(b"\x08\x01" + message(2, b"".join(entries)))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        (),
+        ("scores",),
+        ("serving_default", "scores"),
+        ("scores", "__saved_model_init_op"),
+    ],
+)
+def test_one_signature_is_read(names: tuple[str, ...], tmp_path: Path) -> None:
+    check_signatures(saved(tmp_path, *names))
+
+
+def test_several_without_the_usual_one_are_listed(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"'features', 'scores'") as caught:
+        check_signatures(saved(tmp_path, "scores", "__saved_model_init_op", "features"))
+    assert "signatures=" in str(caught.value.fix)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x12\x7fshort", b"no protobuf"])
+def test_what_is_no_saved_model_is_told_by_openvino(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "saved_model.pb").write_bytes(content)
+    check_signatures(tmp_path)
+
+
+def test_a_folder_of_another_kind(tmp_path: Path) -> None:
+    check_signatures(tmp_path)
