@@ -187,3 +187,38 @@ def test_tune_returns_the_fp32_model_where_nothing_helps(attention: Any) -> None
     assert tuned.model.plan is None
     np.testing.assert_allclose(np.asarray(tuned.model(X)), np.asarray(attention(X)), rtol=1e-4)
     assert Format.BF16 not in tuned.outcome.plan.formats.values()
+
+
+def test_what_gives_a_list_of_outputs_still_does(tmp_path: Path) -> None:
+    """Called in Python, as a method of a SavedModel, and of what was converted before."""
+    given = tf.keras.Input((4,), name="x")
+    hidden = layers.Dense(16)(given)
+    ends = [hidden, *(layers.Dense(size)(hidden) for size in range(1, 12))]
+    model = tf.keras.Model(given, ends)
+    x = np.ones((2, 4), np.float32)
+    sizes = [16, *range(1, 12)]
+    assert [y.shape[1] for y in converting.convert(model, policy="all:bf16")(x)] == sizes
+    model.export(tmp_path / "m", verbose=False)
+    finecast.convert(tmp_path / "m", tmp_path / "low", "all:bf16")
+    finecast.convert(tmp_path / "low", tmp_path / "again", "none")
+    for name in ("m", "low", "again"):
+        loaded = tf.saved_model.load(str(tmp_path / name))
+        assert [y.shape[1] for y in loaded.serve(x)] == sizes
+        by_name = loaded.signatures["serving_default"](x=tf.constant(x))
+        assert {n: y.shape[1] for n, y in by_name.items()} == {
+            f"output_{i}": size for i, size in enumerate(sizes)
+        }
+
+
+def test_what_gives_a_dict_of_outputs_still_does(tmp_path: Path) -> None:
+    given = tf.keras.Input((4,), name="x")
+    ends = {"wide": layers.Dense(3)(given), "narrow": layers.Dense(1)(given)}
+    model = tf.keras.Model(given, ends)
+    x = np.ones((2, 4), np.float32)
+    wanted = {"wide": 3, "narrow": 1}
+    found = converting.convert(model, policy="all:bf16")(x)
+    assert {n: y.shape[1] for n, y in found.items()} == wanted
+    model.export(tmp_path / "m", verbose=False)
+    finecast.convert(tmp_path / "m", tmp_path / "low", "all:bf16")
+    found = tf.saved_model.load(str(tmp_path / "low")).serve(x)
+    assert {n: y.shape[1] for n, y in found.items()} == wanted

@@ -24,6 +24,8 @@ from finecast.frontends.tensorflow.model import (
 
 GRAPH_FILE: Final = "saved_model.pb"
 NOTES_FILE: Final = Path("assets.extra") / "finecast.json"
+_LISTED: Final = "output_"
+"""What signatures call the elements of a list, before their numbers."""
 _LOOPS_OF_TF1: Final = frozenset({"Enter", "NextIteration", "LoopCond"})
 
 
@@ -56,11 +58,13 @@ def load(folder: Path) -> FrozenModel:
         )
     frozen = {name: _frozen(function, where) for name, function in served.items()}
     model = _the_one(frozen, where)
-    return FrozenModel(
-        graph=model.graph,
-        inputs=model.inputs,
-        outputs=model.outputs,
+    listed = any(_gives_list(getattr(loaded, name, None), model.outputs) for name in served)
+    outputs = sorted(model.outputs, key=_list_index) if listed else model.outputs
+    return replace(
+        model,
+        outputs=tuple(outputs),
         signatures=tuple(served),
+        listed=listed,
         notes=_notes(folder),
     )
 
@@ -213,6 +217,7 @@ def _of_function(function: Any, names: Sequence[str], where: str) -> FrozenModel
         graph=frozen.graph.as_graph_def(),
         inputs=tuple(map(_given, names, tensors)),
         outputs=tuple(_outputs(function, frozen.outputs)),
+        listed=isinstance(function.structured_outputs, list | tuple),
     )
     return _checked(canonical(model), where)
 
@@ -222,9 +227,22 @@ def _outputs(function: Any, tensors: Sequence[Any]) -> Iterator[SignaturePort]:
     if isinstance(structure, Mapping):
         names = sorted(structure)
     else:
-        names = [f"output_{i}" for i in range(len(tensors))]
+        names = [f"{_LISTED}{i}" for i in range(len(tensors))]
     for name, tensor in zip(names, tensors, strict=True):
         yield _port(name, tensor, tensor.name)
+
+
+def _gives_list(method: Any, outputs: Sequence[SignaturePort]) -> bool:
+    """Whether a method of a SavedModel, beside its signature, gives a list of its outputs."""
+    made = [f.structured_outputs for f in getattr(method, "concrete_functions", ())]
+    lists = any(isinstance(m, list | tuple) and len(m) == len(outputs) for m in made)
+    return lists and all(_list_index(port) >= 0 for port in outputs)
+
+
+def _list_index(port: SignaturePort) -> int:
+    """Where an output stands in a list, by the name that signatures give it; -1 for others."""
+    number = port.name.removeprefix(_LISTED)
+    return int(number) if number.isdecimal() and port.name.startswith(_LISTED) else -1
 
 
 def _given(name: str, tensor: Any) -> SignaturePort:

@@ -40,6 +40,7 @@ class FrozenModel:
         inputs: In the order in which the signature has them.
         outputs: Likewise.
         signatures: All names that the function is saved under.
+        listed: Whether a caller gets the outputs as a list; else by their names.
         notes: What a conversion before left in the SavedModel: ``plan``, ``policy``.
     """
 
@@ -47,6 +48,7 @@ class FrozenModel:
     inputs: tuple[SignaturePort, ...]
     outputs: tuple[SignaturePort, ...]
     signatures: tuple[str, ...] = (SERVING,)
+    listed: bool = False
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property

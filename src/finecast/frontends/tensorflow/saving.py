@@ -36,11 +36,13 @@ def save(model: FrozenModel, folder: Path, notes: Mapping[str, str]) -> None:
             fix="write OpenVINO's IR, which has no such limit: -o NAME.xml",
         )
     module = tf.Module()
-    function = _function(model)
-    signatures = dict.fromkeys(model.signatures, function)
+    pruned = callable_of(model)
+    served = _function(model, pruned)
+    signatures = dict.fromkeys(model.signatures, served.get_concrete_function())
+    method = _function(model, pruned, listed=True) if model.listed else served
     for name in model.signatures:
         if name != SERVING:
-            setattr(module, name, function)  # model.export gives each endpoint a method
+            setattr(module, name, method)  # model.export gives each endpoint a method
     # Gradients of the ops that were inlined are not of this function, which has no variables.
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
     tf.saved_model.save(module, str(folder), signatures=signatures, options=options)
@@ -57,15 +59,15 @@ def callable_of(model: FrozenModel) -> Any:
     return wrapped.prune(feeds, fetches)
 
 
-def _function(model: FrozenModel) -> Any:
-    pruned = callable_of(model)
+def _function(model: FrozenModel, pruned: Any, *, listed: bool = False) -> Any:
     names = [p.name for p in model.outputs]
 
-    def call(*tensors: Any) -> dict[str, Any]:
-        return dict(zip(names, pruned(*tensors), strict=True))
+    def call(*tensors: Any) -> dict[str, Any] | list[Any]:
+        made = pruned(*tensors)
+        return list(made) if listed else dict(zip(names, made, strict=True))
 
     specs = [_tensor_spec(p) for p in model.inputs]
-    return tf.function(call, input_signature=specs).get_concrete_function()
+    return tf.function(call, input_signature=specs)
 
 
 def _tensor_spec(port: SignaturePort) -> Any:

@@ -49,7 +49,7 @@ class Function:
         return [p.name for p in self.frozen.outputs]
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """The output; a dict of outputs, where there are several.
+        """The output; of several a dict by name, or a list where the model gives one.
 
         Inputs are cast to the types that the model declares, as Keras does.
 
@@ -65,7 +65,9 @@ class Function:
         specs = zip(self.input_names, self._call.inputs, strict=True)
         ordered = [tf.cast(by_name[name], tensor.dtype) for name, tensor in specs]
         found = dict(zip(self.output_names, self._call(*ordered), strict=True))
-        return next(iter(found.values())) if len(found) == 1 else found
+        if len(found) == 1:
+            return next(iter(found.values()))
+        return list(found.values()) if self.frozen.listed else found
 
     def _by_name(self, inputs: Sequence[Any]) -> dict[str, Any]:
         """Inputs by name: of a mapping, of one list of several, or in order."""
