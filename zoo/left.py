@@ -12,9 +12,10 @@ Where three figures are given, they are of three random nets of the architecture
   finecast, too, where they are not op by op: Inductor 2.13 builds a kernel that stores a
   gradient in bf16 transposed, behind a norm's backward pass, and leaves numbers unset (found
   in mixer's). In fp32 it is right.
-- **unet2d_condition, compiled**: gradients are 41% off in fp32, too, which is what `auto` gives
-  here, and 1.3% op by op in bf16. vae's are 85% off in bf16, autocast's and finecast's, and
-  right in fp32. Both are Inductor's; which kernels it is was not looked into.
+- **unet2d_condition, compiled**: gradients are 41% off under autocast, without finecast, and
+  so they are in fp32, which is what `auto` plans here; op by op bf16 gives 1.3%. vae's are 85%
+  off in bf16, autocast's and finecast's, and right in fp32. Both are Inductor's; which kernels
+  it is was not looked into.
 - **mixtral, compiled**: for one of three inputs a token goes to another expert than in fp32,
   its two experts being nearly equal; for the others `all` has 1.3 times autocast's error.
 - **`auto`**: on this machine (no AMX, and busy) PyTorch's bf16 was measured to be slower than
