@@ -116,6 +116,20 @@ def test_a_saved_model_of_a_tensorflow_1_session_is_read(tmp_path: Path) -> None
     np.testing.assert_array_equal(found["out"].numpy(), np.full((2, 4), 2, np.float32))
 
 
+def test_more_weights_than_a_graph_holds(
+    mlp: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from finecast.frontends.tensorflow import model
+
+    monkeypatch.setattr(model, "_MOST_BYTES", 3000)  # of 3200 bytes of weights
+    refused(mlp.path, r"weights of 0.0 GB.*holds 2 GB of constants.*-o NAME.xml")
+    finecast.convert(mlp.path, tmp_path / "low.xml", "all:bf16")
+    monkeypatch.setattr(model, "_MOST_BYTES", 3300)  # which the graph around them is beyond
+    with pytest.raises(ModelError, match="holds 2 GB of constants"):
+        finecast.convert(mlp.path, tmp_path / "same", "none")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["low.bin", "low.xml", "mlp"]
+
+
 def test_a_custom_op(tmp_path: Path) -> None:
     from finecast.frontends.tensorflow.loading import of_graph_def
 

@@ -18,6 +18,7 @@ from finecast.frontends.tensorflow.model import (
     FrozenModel,
     SignaturePort,
     base_name,
+    check_size,
     import_graph,
     unreadable,
 )
@@ -200,6 +201,8 @@ def _frozen(function: Any, where: str) -> FrozenModel:
 
 
 def _of_function(function: Any, names: Sequence[str], where: str) -> FrozenModel:
+    sizes = ((v.shape.num_elements() or 0) * v.dtype.size for v in function.variables)
+    check_size(sum(sizes), where)
     try:
         frozen = freezing.convert_variables_to_constants_v2(
             function, lower_control_flow=False, aggressive_inlining=True

@@ -10,6 +10,8 @@ from finecast.errors import ModelError
 from finecast.frontends.tensorflow.library import GraphDef, NodeDef, tf
 from finecast.graph import Dim
 
+_MOST_BYTES: Final = 1 << 31
+"""What protobuf writes as one message, which the constants of a graph are a part of."""
 SERVING: Final = "serving_default"
 """The signature that TensorFlow's own tools call where none is named."""
 
@@ -108,6 +110,21 @@ def unreadable(error: Exception, where: str = "") -> ModelError:
     return ModelError(
         f"TensorFlow cannot read the model: {text[:240]}", where=where, fix="save it again"
     )
+
+
+def check_size(size_bytes: int, where: str) -> None:
+    """Return if weights of so many bytes can be constants of a graph.
+
+    Raises:
+        ModelError: If not.
+    """
+    if size_bytes >= _MOST_BYTES:
+        raise ModelError(
+            f"the model has weights of {size_bytes / 1e9:.1f} GB, and a graph of TensorFlow's"
+            " holds 2 GB of constants",
+            where=where,
+            fix="write OpenVINO's IR, which has no such limit: -o NAME.xml",
+        )
 
 
 def reachable(nodes: Mapping[str, NodeDef], ends: Iterable[str]) -> set[str]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from finecast.errors import ModelError
 from finecast.frontends.tensorflow.functions import every_node, with_own_names
 from finecast.frontends.tensorflow.library import DTYPES, tf
 from finecast.frontends.tensorflow.loading import NOTES_FILE
@@ -15,12 +14,10 @@ from finecast.frontends.tensorflow.model import (
     SERVING,
     FrozenModel,
     SignaturePort,
+    check_size,
     import_graph,
 )
 from finecast.numbers.formats import Format
-
-_MOST_BYTES: Final = 1 << 31
-"""What protobuf writes as one message, which the constants of a SavedModel are a part of."""
 
 
 def save(model: FrozenModel, folder: Path, notes: Mapping[str, str]) -> None:
@@ -29,12 +26,7 @@ def save(model: FrozenModel, folder: Path, notes: Mapping[str, str]) -> None:
     Raises:
         ModelError: If its weights are more than a SavedModel without variables holds.
     """
-    if model.size_bytes >= _MOST_BYTES:
-        raise ModelError(
-            f"the model has {model.size_bytes / 1e9:.1f} GB, and a SavedModel of constants"
-            " holds 2 GB",
-            fix="write OpenVINO's IR, which has no such limit: -o NAME.xml",
-        )
+    check_size(model.size_bytes, "")
     module = tf.Module()
     pruned = callable_of(model)
     served = _function(model, pruned)
