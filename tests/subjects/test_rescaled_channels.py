@@ -134,7 +134,9 @@ def test_codes_err_less(net: Path, kind: str, engine: str) -> None:
     assert gain.error_with < 0.6 * gain.error_without
     if engine == "openvino":
         assert off(out, net, kind) < 0.6 * off(plain, net, kind)
-        assert off(out, net, kind) == pytest.approx(gain.error_with, rel=0.2)  # on a part of it
+        assert off(out, net, kind) == pytest.approx(
+            gain.error_with, rel=0.2
+        )  # on a part of it
 
 
 def plan_of(plain: Path, net: Path, kind: str, engine: str) -> Path:
