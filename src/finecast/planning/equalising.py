@@ -24,7 +24,7 @@ _MOST_PASSES: Final = 30
 # Factors become powers of two: what changes by less in a pass has settled.
 _SETTLED: Final = 0.01
 
-Floats = NDArray[np.float64]
+Floats = NDArray[np.float32]
 
 
 def equalised(graph: Graph) -> list[Rescaling]:
@@ -37,7 +37,7 @@ def equalised(graph: Graph) -> list[Rescaling]:
         s for s in sites(graph) if s.maker is not None and graph.nodes[s.maker].op in LINEAR
     ]
     sizes = _Sizes(graph, pairs)
-    factors = [np.ones(s.channels) for s in pairs]
+    factors = [np.ones(s.channels, np.float32) for s in pairs]
     for _ in range(_MOST_PASSES):
         changed = 0.0
         for number, site in enumerate(pairs):
@@ -47,7 +47,7 @@ def equalised(graph: Graph) -> list[Rescaling]:
         if changed < _SETTLED:
             break
     return [
-        rescaling(graph, site, by, _why(graph, site))
+        rescaling(graph, site, by.astype(np.float64), _why(graph, site))
         for site, by in zip(pairs, factors, strict=True)
     ]
 
@@ -69,12 +69,10 @@ class _Sizes:
         self.of: dict[int, Floats] = {}
         for site in pairs:
             first = site.divided[0]
-            largest = np.abs(by_channel(graph, first)).max(axis=1)[None]
-            self.of.setdefault(first.node, largest.astype(np.float64))
+            self.of.setdefault(first.node, np.abs(by_channel(graph, first)).max(axis=1)[None])
         readers = [r for s in pairs for r in s.readers]
         for reader in readers:
-            weights = np.abs(weights_read(graph, reader)).max(axis=2)
-            self.of[reader.node] = weights.astype(np.float64)
+            self.of[reader.node] = np.abs(weights_read(graph, reader)).max(axis=2)
         self.apart = {r.node for r in readers if r.apart}
 
     def step(self, site: Site) -> Floats:

@@ -69,7 +69,7 @@ def _smoothed(
     if not products:
         return None
     values = np.max([p.seen.largest for p in products], axis=0)
-    weights = np.max([np.abs(p.weights).max(axis=(1, 2)) for p in products], axis=0)
+    weights = np.max([p.largest.max(axis=1) for p in products], axis=0).astype(np.float64)
     names = ", ".join(graph.nodes[r.node].name for r in site.readers)
     text = f"the channels that {names} reads are scaled so that less is lost in {fmt.label}"
     why = Reason(rule=RULE, text=text)
@@ -96,16 +96,27 @@ def _smoothed(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Product:
-    """A product on codes; ``weights`` and ``apart`` as of its ``Reader``."""
+    """A product on codes: of its weights the largest by channel and result, over all places.
 
-    weights: Floats
+    ``squares`` are the sums of their squares by channel, ``apart`` as of its ``Reader``.
+    """
+
+    largest: NDArray[np.float32]
+    squares: Floats
+    places: int
     apart: bool
     seen: ChannelFacts
 
     @classmethod
     def of(cls, graph: Graph, reader: Reader, seen: ChannelFacts) -> _Product:
-        weights = weights_read(graph, reader).astype(np.float64)
-        return cls(weights=weights, apart=reader.apart, seen=seen)
+        weights = weights_read(graph, reader)
+        return cls(
+            largest=np.abs(weights).max(axis=2),
+            squares=np.einsum("crp,crp->c", weights, weights, dtype=np.float64),
+            places=weights.shape[2],
+            apart=reader.apart,
+            seen=seen,
+        )
 
     def error(self, exponents: Exponents, fmt: Format) -> float:
         """Expected squared error of the result, relative to its own square.
@@ -115,15 +126,14 @@ class _Product:
         """
         factors = np.exp2(exponents.astype(np.float64))
         seen, grids = self.seen, SCALED[fmt]
-        weights = self.weights * factors[:, None, None]
-        largest = np.abs(weights).max(axis=2)
+        largest = self.largest * factors.astype(np.float32)[:, None]
         if not self.apart:
             largest = largest.max(axis=0, keepdims=True)
         span = (seen.highest / factors).max() - (seen.lowest / factors).min()
         step = span / (grids.values.highest - grids.values.lowest)
-        steps = largest / grids.constants.highest
+        steps = largest.astype(np.float64) / grids.constants.highest
         power = (seen.power / factors**2)[:, None]
-        of_values = step**2 * np.sum(weights**2)
-        of_weights = weights.shape[2] * np.sum(steps**2 * power)
-        own = np.sum(self.weights**2 * seen.power[:, None, None])
+        of_values = step**2 * np.sum(self.squares * factors**2)
+        of_weights = self.places * np.sum(steps**2 * power)
+        own = np.sum(self.squares * seen.power)
         return float((of_values + of_weights) / 12 / own) if own else 0.0
