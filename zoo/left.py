@@ -27,9 +27,9 @@ Where three figures are given, they are of three random nets of the architecture
   norms and residuals as well. bart's are 12 times autocast's (op by op, not compiled): 98% of
   their norm are the embeddings', which hardly see a rounding under autocast. The median over
   its parameters is 1.7.
-- **maxvit, bf16 in OpenVINO**: 1.6 times the hint's over eight inputs. The hint keeps constants
-  of pointwise ops in fp32, inside of low kernels; a model states them low. densenet has 1.2 by
-  the same (`benchmarks/RESULTS-hint.md`).
+- **maxvit, bf16 in OpenVINO**: 1.6 times the hint's over eight inputs. The hint keeps the
+  constants of pointwise ops in fp32, inside of low kernels; a model states them low. densenet
+  has 1.2 by the same (`benchmarks/RESULTS-hint.md`).
 - **beit, bf16 in OpenVINO**: 0.0023, as under autocast. Why the hint has 2e-05, although it
   runs most of its ops in bf16, was not found.
 - **Exports with open shapes**: OpenVINO 2026.4 rounds half of what a cast to bf16 should round

@@ -94,7 +94,7 @@ class BusyMachine:
 def test_a_busy_machine_hides_no_gain(
     monkeypatch: pytest.MonkeyPatch, bf16_s: float, gains: bool
 ) -> None:
-    """Most calls' times lie between those of the other format: only many turns tell."""
+    """Most calls' times lie between those of the other format: only the fastest tell."""
     machine = BusyMachine()
     takes = {Format.FP32: machine.running(1e-3), Format.BF16: machine.running(bf16_s)}
 
