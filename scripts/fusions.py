@@ -30,7 +30,7 @@ _MOVES: Final = frozenset(
     {"Broadcast", "Const", "Convert", "Input", "Output", "Reorder", "Reshape", "ShapeOf"}
     | {"Squeeze", "Transpose", "Unsqueeze", "Cast", "ReorderInput", "ReorderOutput"}
 )
-_ROUNDED: Final = "x_bf16_rounded"
+_ROUNDED: Final = ("x_scaled", "x_part", "x_rounded")
 # Of the model's input and of its output.
 _OUTER_CASTS: Final = 2
 _WIDTH: Final = 32
@@ -218,7 +218,7 @@ def _openvino(model: onnx.ModelProto, hint: str) -> int:
     read = core.read_model(model.SerializeToString())
     compiled = core.compile_model(read, "CPU", {"INFERENCE_PRECISION_HINT": hint})
     kernels = compiled.get_runtime_model().get_ordered_ops()
-    infos = [k.get_rt_info() for k in kernels if _ROUNDED not in k.get_friendly_name()]
+    infos = [k.get_rt_info() for k in kernels if not k.get_friendly_name().endswith(_ROUNDED)]
     kinds = [str(info["layerType"].astype(str)) for info in infos]
     casts = max(0, kinds.count("Convert") - _OUTER_CASTS)
     return casts + sum(kind not in _MOVES for kind in kinds)

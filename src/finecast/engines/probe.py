@@ -10,10 +10,9 @@ a capability flag is not a speed.
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -39,9 +38,11 @@ _TF32_ENGINES = frozenset({("onnxruntime", "CUDA"), ("onnxruntime", "Tensorrt")}
 """Where fp32 ops may compute in tf32 (ONNX has no such type of its own)."""
 
 _BUDGET_S = 0.05  # per format and kernel, so that an engine takes about half a second
-_LONGEST_S = 0.4  # where other processes' work hides which of the two is faster
-_FEWEST_TURNS = 9
-_DEVIATIONS = 2.6  # standard deviations of a coin's: 1 of 100 fair ones is taken for unfair
+_LONGEST_S = 1.5  # where other processes' work is in every call, or almost
+_FEWEST_TURNS = 10
+# Times that are alike: so many, and so near to one another.
+_ALIKE = 4
+_ALIKE_RATIO = 1.05
 _SLACK = 8.0
 """Allowed error in unit roundoffs of the result's magnitude: inputs, weights, product, sum
 and activation round once each, and a margin of 1.6 for unlucky cancellation."""
@@ -137,7 +138,6 @@ def _judge(engine: Engine, fmt: Format, baseline: Mapping[Probe, _Attempt]) -> C
     if fmt.scaled and not fuses(engine.name, fmt):
         reason = f"plans in {fmt.label} are made for {engines_for(fmt)} alone"
         return Capability(runs=False, reason=reason)
-    on_cpu = engine.device.upper() == "CPU"
     speeds: list[float] = []
     reasons: list[str] = []
     emulated = True
@@ -147,7 +147,7 @@ def _judge(engine: Engine, fmt: Format, baseline: Mapping[Probe, _Attempt]) -> C
         if attempt.run is None:
             reasons.append(attempt.reason)
         elif reference.run is not None:
-            speeds.append(_speed(reference.run, attempt.run, on_cpu=on_cpu))
+            speeds.append(_speed(reference.run, attempt.run))
     if reasons or not speeds:
         return Capability(runs=False, reason="; ".join(dict.fromkeys(reasons)))
     if emulated:
@@ -184,48 +184,39 @@ def _error_in_roundoffs(got: Array, expected: NDArray[np.float64], fmt: Format) 
     return error / scale / fmt.unit_roundoff
 
 
-def _speed(
-    reference: Callable[[], object], candidate: Callable[[], object], *, on_cpu: bool
-) -> float:
-    """The reference's median time over the candidate's, both run in turns.
+def _speed(reference: Callable[[], object], candidate: Callable[[], object]) -> float:
+    """The reference's fastest time over the candidate's, both run in turns.
 
-    Turns go on until one of the two wins more of them than chance explains, on a busy machine
-    up to ``_LONGEST_S``. Where waiting for other processes is most of the time by then, what
-    the CPU itself took tells them apart, if the kernels run ``on_cpu``; 1.0 if nothing does.
+    Others on the machine only add to a time. Turns go on until each has run alone, as it
+    seems, on a busy machine up to ``_LONGEST_S``. Of every other turn and the rest the ratio
+    that is nearer to 1 counts: what chance makes of one half it hardly makes of both.
     """
     for run in (reference, candidate):
         run()
-    before, after = _Times(), _Times()
+    before: list[float] = []
+    after: list[float] = []
     start = time.perf_counter()
     while (
-        not _told_apart(before.passed, after.passed) or time.perf_counter() < start + _BUDGET_S
+        len(after) < _FEWEST_TURNS
+        or time.perf_counter() < start + _BUDGET_S
+        or (
+            not (_ran_alone(before) and _ran_alone(after))
+            and time.perf_counter() < start + _LONGEST_S
+        )
     ):
-        if len(after.passed) >= _FEWEST_TURNS and time.perf_counter() >= start + _LONGEST_S:
-            break
-        before.add(reference)
-        after.add(candidate)
-    clocks = [(before.passed, after.passed), *([(before.worked, after.worked)] * on_cpu)]
-    told = (pair for pair in clocks if _told_apart(*pair))
-    return next((statistics.median(b) / statistics.median(a) for b, a in told), 1.0)
+        before.append(_time(reference))
+        after.append(_time(candidate))
+    halves = (min(before[half::2]) / min(after[half::2]) for half in (0, 1))
+    return min(halves, key=lambda ratio: abs(math.log(ratio)))
 
 
-@dataclass(slots=True)
-class _Times:
-    """Seconds of each turn: those that ``passed``, and those that the CPU ``worked``."""
-
-    passed: list[float] = field(default_factory=list[float])
-    worked: list[float] = field(default_factory=list[float])
-
-    def add(self, run: Callable[[], object]) -> None:
-        """One turn more."""
-        start, worked = time.perf_counter(), time.process_time()
-        run()
-        self.worked.append(time.process_time() - worked)
-        self.passed.append(time.perf_counter() - start)
+def _ran_alone(times: Sequence[float]) -> bool:
+    """Whether the fastest times are alike: nothing seems to have been added to them."""
+    fastest = sorted(times)[:_ALIKE]
+    return len(fastest) == _ALIKE and fastest[-1] <= _ALIKE_RATIO * fastest[0]
 
 
-def _told_apart(before: Sequence[float], after: Sequence[float]) -> bool:
-    """Whether one of the two is ahead in more turns than a fair coin gives."""
-    turns = len(after)
-    won = sum(b > a for b, a in zip(before, after, strict=True))
-    return turns >= _FEWEST_TURNS and abs(won - turns / 2) > _DEVIATIONS * math.sqrt(turns) / 2
+def _time(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start

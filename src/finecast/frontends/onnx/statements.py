@@ -46,9 +46,13 @@ class Maker:
         *,
         label: str,
         dtype: ir.DataType,
+        named: str | None = None,
     ) -> ir.Node:
-        """A node on the elements of the first of ``inputs``, whose result is of ``dtype``."""
-        name = self.fresh(f"{inputs[0].name}_{label}")
+        """A node on the elements of the first of ``inputs``, whose result is of ``dtype``.
+
+        Its names are of that input's, or of what else is ``named``, and the label.
+        """
+        name = self.fresh(f"{named or inputs[0].name}_{label}")
         result = ir.Value(name=name, shape=inputs[0].shape, type=ir.TensorType(dtype))
         node = ir.node(
             kind,
@@ -60,24 +64,28 @@ class Maker:
         node.metadata_props[MARK] = ""
         return node
 
-    def cast(self, value: ir.Value, to: Format) -> ir.Node:
+    def cast(self, value: ir.Value, to: Format, named: str | None = None) -> ir.Node:
         """A cast of ``value``."""
-        dtype = DATA_TYPES[to]
-        return self.node("Cast", [value], {"to": int(dtype)}, label=to.label, dtype=dtype)
+        dtype, to_type = DATA_TYPES[to], {"to": int(DATA_TYPES[to])}
+        return self.node("Cast", [value], to_type, label=to.label, dtype=dtype, named=named)
 
     def rounded(self, value: ir.Value, to: Format) -> list[ir.Node]:
         """Nodes, in order, of which the last gives ``value`` rounded to bf16, in fp32."""
-        scaled = self._step("Mul", value, self.arithmetic.ops.scalar(FACTOR), to)
-        part = self._step("Add", scaled.outputs[0], value, to)
-        whole = self._step("Mul", part.outputs[0], self.arithmetic.ops.scalar(BACK), to)
-        nodes = [scaled, part, whole]
-        for node in nodes:
-            node.metadata_props[ROUNDING] = f"{to.label} {whole.outputs[0].name}"
-        return nodes
+        factor, back = (self.arithmetic.ops.scalar(x) for x in (FACTOR, BACK))
+        nodes: list[ir.Node] = []
 
-    def _step(self, kind: str, value: ir.Value, other: ir.Value, to: Format) -> ir.Node:
-        label, dtype = f"{to.label}_rounded", ir.DataType.FLOAT
-        return self.node(kind, [value, other], {}, label=label, dtype=dtype)
+        def step(kind: str, one: ir.Value, other: ir.Value, label: str) -> ir.Value:
+            dtype = ir.DataType.FLOAT
+            nodes.append(
+                self.node(kind, [one, other], {}, label=label, dtype=dtype, named=value.name)
+            )
+            return nodes[-1].outputs[0]
+
+        scaled = step("Mul", value, factor, "scaled")
+        whole = step("Mul", step("Add", scaled, value, "part"), back, "rounded")
+        for node in nodes:
+            node.metadata_props[ROUNDING] = f"{to.label} {whole.name}"
+        return nodes
 
 
 # Nodes, in order, of which the last gives what became of the value; none where it stays.

@@ -170,7 +170,7 @@ class _Writer:
         rounded: bool,
     ) -> None:
         nodes = self.maker.rounded(value, to) if rounded else []
-        node = self.maker.cast(nodes[-1].outputs[0] if nodes else value, to)
+        node = self.maker.cast(nodes[-1].outputs[0] if nodes else value, to, value.name)
         _place([*nodes, node], value.producer(), home)
         for use in uses:
             self._give(use, value, node.outputs[0])
