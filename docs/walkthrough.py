@@ -97,8 +97,7 @@ def _stages(path: Path) -> dict[str, str]:
     cost = RooflineCost(target=load_target(TARGET), shapes=shapes)
     proposals = propose(measured, analysis_of(prepared, measured, units, where, errors, cost))
     chosen = proposals[-1]
-    # Types alone: nothing is stated in another way for OpenVINO's sake.
-    applied = frontend.apply(file, replace(chosen.plan, keep_ops=True))
+    applied = frontend.apply(file, chosen.plan)
     return {
         "graph": to_text(prepared.graph),
         "facts": _facts(prepared.graph, facts),
