@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -13,12 +13,13 @@ from finecast.frontends.tensorflow import instrument
 from finecast.frontends.tensorflow.library import DTYPES
 from finecast.frontends.tensorflow.model import FrozenModel, SignaturePort, with_sizes
 from finecast.frontends.tensorflow.reader import GraphBinding, read
+from finecast.frontends.tensorflow.undo import before_conversion, converted_to, noted
 from finecast.frontends.tensorflow.writer import apply_edits
 from finecast.graph import Dim, Graph
 from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
 from finecast.rules.matching import check_names
-from finecast.rules.policy import Policy
+from finecast.rules.policy import Policy, Scope, conversion_stays
 
 __all__ = [
     "FrozenModel",
@@ -45,6 +46,7 @@ class TensorFlowFile:
         graph: Its graph.
         binding: What of the model the graph's ids stand for.
         size_bytes: Of all its files.
+        original: The model as it was before an earlier conversion, if there was one.
         external: Files other than ``path``: there are none.
     """
 
@@ -54,6 +56,7 @@ class TensorFlowFile:
     graph: Graph
     binding: GraphBinding
     size_bytes: int
+    original: TensorFlowFile | None = None
     external: tuple[Path, ...] = ()
 
     @property
@@ -64,7 +67,7 @@ class TensorFlowFile:
     @property
     def converted(self) -> str:
         """The policy of an earlier conversion; empty if there was none."""
-        return self.model.notes.get("policy", "")
+        return converted_to(self.model.notes)
 
 
 _LIBRARY: Final = ModelLibrary(name="TensorFlow", types=DTYPES, states=DTYPES)
@@ -87,7 +90,7 @@ class TensorFlowPrepared(PreparedAsIs):
 
     def roundable(self) -> instrument.TensorFlowRoundable:
         """A copy whose values can be rounded."""
-        return roundable(self.file)
+        return instrument.TensorFlowRoundable(self.graph, self.file.binding)
 
     def static_shapes(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
         """Shapes of observable values, as far as TensorFlow infers them from the inputs'."""
@@ -125,22 +128,30 @@ def capture(
 ) -> TensorFlowFile:
     """The model with its graph; ``digest`` identifies it in plans."""
     graph, binding = read(model, digest)
+    size_bytes = size_bytes or model.size_bytes
+    before: TensorFlowFile | None = None
+    if converted_to(model.notes):
+        before = capture(
+            before_conversion(graph, binding), digest, path=path, size_bytes=size_bytes
+        )
     return TensorFlowFile(
         path=path,
         name=str(path),
         model=model,
         graph=graph,
         binding=binding,
-        size_bytes=size_bytes or model.size_bytes,
+        size_bytes=size_bytes,
+        original=before,
     )
 
 
 def prepare(file: TensorFlowFile, policy: Policy) -> TensorFlowPrepared:
-    """Hold ``policy`` against the graph.
+    """Hold ``policy`` against the graph; a conversion to another is taken back.
 
     Raises:
         UsageError: If ``policy`` names a node, an op, an input or an output that is not there.
     """
+    file = _for_policy(file, policy.label)
     check_names(policy, file.graph)
     return TensorFlowPrepared(file=file, graph=file.graph)
 
@@ -151,18 +162,30 @@ def apply(file: TensorFlowFile, plan: Plan) -> TensorFlowApplied:
     Raises:
         ModelError: If the plan was made for another model.
     """
-    graph = file.graph
     check_made_for(plan, file.digest, file.name)
+    file = _for_policy(file, plan.policy)
+    graph = file.graph
     plan.check(graph, where=file.name)
     ports = resolve_io(graph, plan.io, DTYPES, _LIBRARY.name)
     done = edits_of(graph, plan, ports)
     model = apply_edits(graph, file.binding, done)
+    if done:
+        model = replace(model, notes=noted(graph, plan, file.model.notes))
     return TensorFlowApplied(model=model, graph=graph, binding=file.binding, edits=done)
 
 
-def roundable(file: TensorFlowFile) -> instrument.TensorFlowRoundable:
-    """A copy of the model whose values can be rounded."""
+def roundable(
+    file: TensorFlowFile, policy: str = Scope.NONE.value
+) -> instrument.TensorFlowRoundable:
+    """A copy of the model, as it is planned by the policy of that label, to be rounded."""
+    file = _for_policy(file, policy)
     return instrument.TensorFlowRoundable(file.graph, file.binding)
+
+
+def _for_policy(file: TensorFlowFile, policy: str) -> TensorFlowFile:
+    """The model that a policy of that label is for: without a conversion to another one."""
+    stays = file.original is None or conversion_stays(file.converted, policy)
+    return file if file.original is None or stays else file.original
 
 
 def input_shapes(model: FrozenModel) -> dict[str, tuple[Dim, ...] | None]:

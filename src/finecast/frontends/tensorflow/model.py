@@ -43,7 +43,7 @@ class FrozenModel:
         outputs: Likewise.
         signatures: All names that the function is saved under.
         listed: Whether a caller gets the outputs as a list; else by their names.
-        notes: What a conversion before left in the SavedModel: ``plan``, ``policy``.
+        notes: What a conversion left in it, for the next one.
     """
 
     graph: GraphDef

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from finecast.frontends.tensorflow.model import (
 from finecast.numbers.formats import Format
 
 
-def save(model: FrozenModel, folder: Path, notes: Mapping[str, str]) -> None:
+def save(model: FrozenModel, folder: Path) -> None:
     """Write to ``folder``, which must not be there yet.
 
     Raises:
@@ -39,7 +38,7 @@ def save(model: FrozenModel, folder: Path, notes: Mapping[str, str]) -> None:
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
     tf.saved_model.save(module, str(folder), signatures=signatures, options=options)
     (folder / NOTES_FILE).parent.mkdir()
-    (folder / NOTES_FILE).write_text(json.dumps(dict(notes)), encoding="utf-8")
+    (folder / NOTES_FILE).write_text(json.dumps(dict(model.notes)), encoding="utf-8")
 
 
 def callable_of(model: FrozenModel) -> Any:

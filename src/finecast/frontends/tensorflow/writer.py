@@ -46,7 +46,7 @@ from finecast.planning.edits import (
     Use,
 )
 
-_CAST: Final = "tf::Cast"
+CAST: Final = "tf::Cast"
 
 
 def apply_edits(graph: Graph, binding: GraphBinding, edits: Sequence[Edit]) -> FrozenModel:
@@ -270,7 +270,7 @@ class Rewriter:
     def restate_casts(self) -> None:
         """The model's own casts read whatever format they are given now."""
         for node in self.graph.nodes:
-            source = node.inputs[0] if node.native == _CAST else None
+            source = node.inputs[0] if node.native == CAST else None
             if source is not None and source in self.stored:
                 cast = self.nodes(node.region)[self.binding.nodes[node.id]]
                 cast.attr["SrcT"].type = type_number(self.stored[source])

@@ -40,11 +40,10 @@ def write(
     model = built.model
     if output.path is None:
         return model.size_bytes, verify(source, built, model, engines, feeds)
-    notes = {"plan": built.plan.digest, "policy": built.plan.policy}
     verified: list[Verified] = []
 
     def staged(folder: Path) -> None:
-        save(model, folder, notes if built.applied.edits else {})
+        save(model, folder)
         verified.append(verify(source, built, folder, engines, feeds))
 
     publish(staged, output.path, force=output.force)

@@ -95,10 +95,4 @@ class Function:
 
         path = Path(folder)
         check_writable_folder(path, GRAPH_FILE, force=force)
-        publish(lambda staged: save(self.frozen, staged, self._notes), path, force=force)
-
-    @property
-    def _notes(self) -> dict[str, str]:
-        if self.plan is None:
-            return dict(self.frozen.notes)
-        return {"plan": self.plan.digest, "policy": self.plan.policy}
+        publish(lambda staged: save(self.frozen, staged), path, force=force)

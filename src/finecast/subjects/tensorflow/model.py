@@ -102,8 +102,7 @@ class TensorFlowModel(ModelAsIs[TensorFlowFile, TensorFlowPrepared]):
 
     def roundable(self, policy: str) -> Roundable:
         """A copy that rounds by casts there and back, or by arithmetic."""
-        del policy  # nothing is taken back
-        return frontend.roundable(self.file)
+        return frontend.roundable(self.file, policy)
 
     def _prepare(self, policy: Policy) -> TensorFlowPrepared:
         return frontend.prepare(self.file, policy)
@@ -123,13 +122,6 @@ class TensorFlowModel(ModelAsIs[TensorFlowFile, TensorFlowPrepared]):
             listed = ", ".join(inner[:3]) + (", ..." if len(inner) > 3 else "")
             found.append(f"functions keep their types inside ({len(inner)}): {listed}")
         return found
-
-    def earlier(self, policy: Policy) -> list[str]:
-        """What becomes of a conversion that the model came with: it stays."""
-        del policy
-        was = self.file.converted
-        what = f"an earlier conversion to {was} stays: for fp32 give the model of before it"
-        return [what] if was else []
 
     def check(self, output: Destination) -> None:
         """Raise UsageError unless a folder may be written there."""

@@ -1,0 +1,107 @@
+"""Taking back an earlier conversion, so that another policy starts from the original.
+
+A SavedModel keeps what was low before the conversion, by name; all else that is low now is by
+the conversion, and so are all other casts. Digits that constants lost do not come back: one
+that is low becomes the fp32 number that it stands for, or the one that is still beside it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from finecast.frontends.roundable import uses_of
+from finecast.frontends.tensorflow.library import DTYPES, tf
+from finecast.frontends.tensorflow.model import FrozenModel, base_name
+from finecast.frontends.tensorflow.reader import GraphBinding
+from finecast.frontends.tensorflow.writer import CAST, Rewriter
+from finecast.graph import Graph, Node, Value
+from finecast.numbers.formats import Format
+from finecast.numbers.rounding import convert_constant
+from finecast.planning.plan import Plan
+
+_PLAN: Final = "plan"
+_POLICY: Final = "policy"
+_LOW: Final = "low_before"
+_PORTS: Final = "ports_before"
+
+
+def noted(graph: Graph, plan: Plan, before: Mapping[str, str]) -> dict[str, str]:
+    """What a model that ``plan`` makes of ``graph`` keeps of it.
+
+    ``before`` are the notes of a conversion that stays: what was low before that one counts.
+    """
+    if converted_to(before):
+        return {**before, _PLAN: plan.digest, _POLICY: plan.policy}
+    ports = {v.name: v.dtype for v in (*graph.inputs, *graph.outputs) if v.name in plan.io}
+    low = [n.name for n in graph.nodes if _is_low(n.format) or _casts_floats(graph, n)]
+    low += [v.name for v in graph.values if v.constant is not None and _is_low(v.format)]
+    kept = {_LOW: low, _PORTS: ports}
+    return {
+        _PLAN: plan.digest,
+        _POLICY: plan.policy,
+        **{name: json.dumps(content) for name, content in kept.items() if content},
+    }
+
+
+def converted_to(notes: Mapping[str, str]) -> str:
+    """The policy of the conversion that left such notes; empty if there was none."""
+    return notes.get(_POLICY, "")
+
+
+def before_conversion(graph: Graph, binding: GraphBinding) -> FrozenModel:
+    """The model as it was before a conversion; that of ``binding`` is left as it is."""
+    notes = binding.model.notes
+    before = set(json.loads(notes.get(_LOW, "[]")))
+    ports: dict[str, str] = json.loads(notes.get(_PORTS, "{}"))
+    rewriter = Rewriter(graph, binding)
+    for value in (*graph.inputs, *graph.outputs):
+        if value.name in ports:
+            rewriter.set_port(value.id, _format_of(ports[value.name]))
+    for value in graph.values:
+        if value.constant is not None and _is_low(value.format) and value.name not in before:
+            rewriter.rewire(value.id, uses_of(graph, value.id), _wide(rewriter, value))
+    for node in graph.nodes:
+        if node.name in before:
+            continue
+        if _is_low(node.format):
+            rewriter.set_format(node.id, Format.FP32)
+        elif _casts_floats(graph, node) and (result := node.outputs[0]) is not None:
+            source = rewriter.read_at(node.id, 0)
+            rewriter.rewire(result, uses_of(graph, result), source.tensor)
+    rewriter.restate_casts()
+    return replace(rewriter.finish(), notes={})
+
+
+def _wide(rewriter: Rewriter, value: Value) -> str:
+    """The fp32 constant that ``value`` was rounded from, or one of its numbers."""
+    assert value.constant is not None
+    assert value.format is not None
+    region, tensor = rewriter.at(value.id)
+    low = value.constant.read()
+    name = base_name(tensor).removesuffix(f"/{value.format.label}")
+    beside = rewriter.nodes(region).get(name)
+    if beside is not None and beside.attr["dtype"].type == tf.float32.as_datatype_enum:
+        array = tf.make_ndarray(beside.attr["value"].tensor)
+        if np.array_equal(convert_constant(array, value.format), low, equal_nan=True):
+            return f"{name}:0"
+    wide = low.astype(np.float32)
+    return rewriter.add_constant(region, name, wide, tf.float32).tensor
+
+
+def _casts_floats(graph: Graph, node: Node) -> bool:
+    """Whether it is a Cast between formats that ops compute in."""
+    ports = [graph.values[i] for i in (*node.inputs, *node.outputs) if i is not None]
+    return node.native == CAST and all(v.format in DTYPES for v in ports)
+
+
+def _is_low(fmt: Format | None) -> bool:
+    return fmt not in (None, Format.FP32)
+
+
+def _format_of(label: str) -> Format:
+    return next(fmt for fmt in DTYPES if fmt.label == label)
