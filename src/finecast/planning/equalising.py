@@ -24,7 +24,7 @@ _MOST_PASSES: Final = 30
 # Factors become powers of two: what changes by less in a pass has settled.
 _SETTLED: Final = 0.01
 
-Floats = NDArray[np.floating[Any]]
+Floats = NDArray[Any]
 
 
 def equalised(graph: Graph) -> list[Rescaling]:
