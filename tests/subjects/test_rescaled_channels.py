@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import openvino
 import pytest
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper, parser
@@ -134,9 +135,8 @@ def test_codes_err_less(net: Path, kind: str, engine: str) -> None:
     assert gain.error_with < 0.6 * gain.error_without
     if engine == "openvino":
         assert off(out, net, kind) < 0.6 * off(plain, net, kind)
-        assert off(out, net, kind) == pytest.approx(
-            gain.error_with, rel=0.2
-        )  # on a part of it
+        # It was measured on a part of the data.
+        assert off(out, net, kind) == pytest.approx(gain.error_with, rel=0.2)
 
 
 def plan_of(plain: Path, net: Path, kind: str, engine: str) -> Path:
@@ -273,6 +273,13 @@ def test_where_nothing_can_be_scaled_it_is_said(tmp_path: Path) -> None:
     told = [note for note in done.warnings if "no product in int8 has an operand" in note]
     assert len(told) == 2
     assert done.plan.adjustments == ()
+
+
+def test_models_of_openvino_refuse_it(net: Path, kind: str) -> None:
+    xml = net.with_name("net.xml")
+    openvino.save_model(openvino.convert_model(net), xml)
+    with pytest.raises(UsageError, match="in ONNX models alone.*this is one of OpenVINO"):
+        api.convert(xml, None, f"all:int8_weights+{kind}")
 
 
 def test_a_device_that_is_not_here_refuses_it_in_tune(net: Path, kind: str) -> None:

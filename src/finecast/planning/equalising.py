@@ -8,7 +8,7 @@ bias correction" (2019), arXiv:1906.04721. No data is looked at.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ _MOST_PASSES: Final = 30
 # Factors become powers of two: what changes by less in a pass has settled.
 _SETTLED: Final = 0.01
 
-Floats = NDArray[np.float32]
+Floats = NDArray[Any]
 
 
 def equalised(graph: Graph) -> list[Rescaling]:
