@@ -278,7 +278,7 @@ def test_where_nothing_can_be_scaled_it_is_said(tmp_path: Path) -> None:
 def test_models_of_openvino_refuse_it(net: Path, kind: str) -> None:
     xml = net.with_name("net.xml")
     openvino.save_model(openvino.convert_model(net), xml)
-    with pytest.raises(UsageError, match="in ONNX models alone.*this is one of OpenVINO"):
+    with pytest.raises(UsageError, match=r"in ONNX models alone.*this is one of OpenVINO"):
         api.convert(xml, None, f"all:int8_weights+{kind}")
 
 
