@@ -82,6 +82,17 @@ def test_equals_are_not_raced_for_ever(clock: Clock) -> None:
     assert found.latency("one").runs < 1000
 
 
+def test_a_speed_that_is_to_be_known_takes_rounds_until_it_is(clock: Clock) -> None:
+    wanted = replace(effort(5, settle_s=1e6), known_to=0.05)
+    race = Race(calls=calls_of(clock, 0.3, fp32=2.0, low=1.0))
+    race.run(wanted)
+    assert race.slowdown("low").spread <= 0.05
+    quiet = Race(calls=calls_of(clock, 0.001, fp32=2.0, low=1.0))
+    clock.calls.clear()
+    quiet.run(wanted)
+    assert len(clock.calls) == 2 * 5
+
+
 def test_seconds_bound_it(clock: Clock) -> None:
     def turns(mean_s: float, phase: int) -> Iterator[float]:
         for turn in range(10_000):

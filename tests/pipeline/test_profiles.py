@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -14,11 +15,25 @@ WEIGHTS = Format.INT8_WEIGHTS
 
 
 def profile(high_s: float, low_s: Mapping[Format, float]) -> Profiles:
-    def kernels(time_s: float) -> list[KernelTime]:
-        half = KernelTime(kernel="k", kind="", ops=(), format="", time_s=time_s / 2)
-        return [half, half]
+    def kernels(
+        time_s: float, codes: frozenset[str] = frozenset({"int8"})
+    ) -> list[KernelTime]:
+        product = KernelTime(
+            kernel="k", kind="", ops=("product",), format="", time_s=time_s, constants=codes
+        )
+        return [product, KernelTime(kernel="o", kind="", ops=("o",), format="", time_s=5.0)]
 
-    return Profiles(high=kernels(high_s), low={f: kernels(s) for f, s in low_s.items()})
+    return Profiles(
+        high=kernels(high_s, frozenset()), low={f: kernels(s) for f, s in low_s.items()}
+    )
+
+
+def test_times_of_other_kernels_say_nothing_of_weights() -> None:
+    found = profile(0.1, {Format.BF16: 2.0, WEIGHTS: 0.09})
+    faster = [replace(k, time_s=k.time_s / 2) for k in found.low[WEIGHTS] if k.kernel == "o"]
+    weights = [k for k in found.low[WEIGHTS] if k.kernel == "k"]
+    found = replace(found, low={**found.low, WEIGHTS: [*weights, *faster]})
+    assert found.without_gainless()[1] == (WEIGHTS,)
 
 
 @pytest.mark.parametrize(

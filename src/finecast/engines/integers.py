@@ -62,6 +62,10 @@ def not_as_planned(
     return failed
 
 
+def reads_codes(kernel: KernelTime) -> bool:
+    """Whether constants that the kernel reads are 8-bit integers."""
+    return not _INTEGERS.isdisjoint(kernel.constants)
+
+
 def _on_codes(kernel: KernelTime, fmt: Format) -> bool:
-    read = kernel.constants if fmt.constants_only else {kernel.format}
-    return not _INTEGERS.isdisjoint(read)
+    return reads_codes(kernel) if fmt.constants_only else kernel.format in _INTEGERS

@@ -42,6 +42,11 @@ class Interval:
     median: float
     high: float
 
+    @property
+    def spread(self) -> float:
+        """How far off the median may be, as a share of it."""
+        return (self.high - self.low) / 2 / self.median
+
     def settles(self, matters: float) -> bool:
         """Whether a ratio is above 1, below 1, or too near to 1 to matter."""
         apart = self.low > 1 or self.high < 1
@@ -54,7 +59,8 @@ class Effort:
 
     Attributes:
         min_time_s: At least so many seconds in all, and ``rounds``.
-        settle_s: At most so many more for those whose order is open.
+        settle_s: At most so many more for those whose order is open, or that are not known.
+        known_to: Share of itself to which a speed beside the anchor is to be known.
         rounds: Of all.
         warmup: Calls of each that are not counted.
         limit: Times of the anchor's from which on a call is too slow, however slow.
@@ -62,6 +68,7 @@ class Effort:
 
     min_time_s: float
     settle_s: float = 0.0
+    known_to: float = math.inf
     rounds: int = 7
     warmup: int = 3
     limit: float = math.inf
@@ -124,8 +131,16 @@ class Race:
             left_s = end - time.perf_counter()
             self._go_on({*names, ANCHOR}, effort.rounds - _FIRST, left_s)
         end = time.perf_counter() + effort.settle_s
-        while time.perf_counter() < end and (names := self.unsettled(effort.limit)):
+        while time.perf_counter() < end and (names := self._open(effort)):
             self._go_on({*names, ANCHOR}, _STEP, 0.0)
+
+    def _open(self, effort: Effort) -> set[str]:
+        """Names that more rounds are needed for."""
+        found = {name: self.slowdown(name) for name in self.names}
+        unknown = {
+            n for n, s in found.items() if s.spread > effort.known_to and s.low <= effort.limit
+        }
+        return self.unsettled(effort.limit) | unknown
 
     def unsettled(self, limit: float = math.inf) -> set[str]:
         """Names whose order with a neighbour is open; not of two that are beyond ``limit``."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from finecast.engines.base import Feeds, KernelTime, Session
+from finecast.engines.integers import reads_codes
 from finecast.errors import EngineError
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
@@ -19,6 +20,8 @@ from finecast.rules.facts import ValueFacts
 # Runs of a profile: enough that each kernel often had a core for itself, on busy machines too.
 _PROFILE_S: Final = 1.0
 _MOST_REPEATS: Final = 40
+# Of all time, what a format for constants alone has to gain: less is not told from noise.
+_LEAST_GAIN: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +45,17 @@ class Profiles:
         Nothing is cast for such a format: what it gains shows in the time of its lowest plan.
         One format stays.
         """
-        slow = tuple(
-            fmt
-            for fmt, kernels in self.low.items()
-            if fmt.constants_only and _total_s(kernels) >= _total_s(self.high)
-        )
+        least_s = _LEAST_GAIN * _total_s(self.high)
+        slow = tuple(f for f in self.low if f.constants_only and self._gained_s(f) < least_s)
         kept = {fmt: kernels for fmt, kernels in self.low.items() if fmt not in slow}
         return (replace(self, low=kept), slow) if kept else (self, ())
+
+    def _gained_s(self, fmt: Format) -> float:
+        """Seconds that kernels of constants in ``fmt`` gain: others' times only scatter."""
+        reading = [k for k in self.low[fmt] if reads_codes(k)]
+        ops = {op for kernel in reading for op in kernel.ops}
+        before = [k for k in self.high if not ops.isdisjoint(k.ops)]
+        return _total_s(before) - _total_s(reading)
 
 
 def _total_s(kernels: Sequence[KernelTime]) -> float:
