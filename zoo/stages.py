@@ -31,7 +31,7 @@ def _onnx(exporter: str) -> dict[str, Stage]:
 STAGES: Final = {
     "convert": Stage(work=in_torch.convert),
     "training": Stage(work=in_torch.train_where_bf16_pays),
-    "compile": Stage(work=in_torch.compile_and_train, limit_s=900.0),
+    "compile": Stage(work=in_torch.compile_and_train, limit_s=2700.0),
     **_onnx("dynamo"),
     **_onnx("legacy"),
 }
