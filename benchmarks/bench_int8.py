@@ -282,7 +282,7 @@ class _Bench:
 
     def figure(self, what: str, race: Race, score: float | None) -> None:
         speed = race.speed(what)
-        metric = {} if score is None else {"metric": round(score, 5)}
+        metric: dict[str, Any] = {} if score is None else {"metric": round(score, 5)}
         report(
             self.title, f"{what} against fp32", round(speed.median, 3), "x",
             ms=round(1e3 * race.latency_s(what), 3), **metric,
