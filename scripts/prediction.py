@@ -1,24 +1,28 @@
 """How far predicted output errors are from measured ones, over models and plans.
 
-    python scripts/prediction.py ../shared/models [--plans 4] [--only sts_minilm_l6]
+    python scripts/prediction.py ../shared/models [--plans 4] [--only sts_minilm_l6] [--resume]
 
 The folder holds ``cases.py`` with the models and data. Errors are predicted as ``tune`` does,
 by roundings probed one by one on some samples, and measured in OpenVINO on others. Writes
-docs/prediction.md and docs/prediction.svg.
+docs/prediction.md and docs/prediction.svg of all that ``--json`` then has: each model and
+policy is added to it when it is done, and ``--only`` and ``--resume`` keep the others.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import onnx
 
 from finecast import api
 from finecast.engines.base import Feeds
@@ -26,7 +30,7 @@ from finecast.errors import EngineError
 from finecast.measure.environment import environment, limited
 from finecast.numbers.formats import Format
 from finecast.pipeline.adjusting import output_error
-from finecast.pipeline.workload import MOST_PROBED_ROWS, FunctionWorkload, probed
+from finecast.pipeline.workload import MOST_PROBED_ROWS, FunctionWorkload, probed, samples
 from finecast.planning.assign import chosen
 from finecast.planning.choices import Choice
 from finecast.planning.plan import Plan
@@ -36,18 +40,20 @@ from finecast.planning.proposing import propose
 from finecast.progress import silent
 from finecast.rules.policy import Policy
 
-DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
+ROOT: Final = Path(__file__).resolve().parents[1]
 POLICIES: Final = ("auto:bf16", "auto:int8", "auto:int8,bf16")
-# Calls of the evaluation: every second one calibrates, the others measure.
-_CALLS: Final = 32
-# Items that are evaluated, more and more, until they take as many calls.
+# Samples of the evaluation: half of them calibrate, as many as ``tune`` looks at, and the
+# others measure. A call has one or more, and of calls there are at least a few on each side.
+_SAMPLES: Final = 2 * MOST_PROBED_ROWS
+_LEAST_CALLS: Final = 8
+# Items that are evaluated, more and more, until they take as many samples.
 _ITEMS: Final = (16, 64, 256, 1024)
 _SHARES: Final = (0.25, 0.5, 0.75)
 _FLOOR: Final = 1e-4
 """Below this relative error fp32's own digits count: such plans are not judged."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Figure:
     """Relative output errors of one plan: predicted, on the samples probed, on others."""
 
@@ -83,13 +89,35 @@ def calls(case: Any, run: Callable[[Feeds], Mapping[str, Any]]) -> list[Feeds]:
         seen.append({name: np.array(array) for name, array in feeds.items()})
         return [*run(feeds).values()]
 
+    wanted = 0
     for items in _ITEMS:
         seen.clear()
         case.metric(recorded, items)
-        if len(seen) >= _CALLS:
+        wanted = max(_SAMPLES // samples(seen[0]), _LEAST_CALLS)
+        if len(seen) >= wanted:
             break
-    places = np.linspace(0, len(seen) - 1, min(_CALLS, len(seen)))
+    shapes = [tuple(a.shape for a in feeds.values()) for feeds in seen]
+    most, count = Counter(shapes).most_common(1)[0]
+    if count > len(seen) / 2:  # the last call may have fewer samples
+        seen = [feeds for feeds, shape in zip(seen, shapes, strict=True) if shape == most]
+    places = np.linspace(0, len(seen) - 1, min(wanted, len(seen)))
     return [seen[round(i)] for i in places]
+
+
+def fixed(path: str, data: Sequence[Feeds]) -> onnx.ModelProto:
+    """The model, its shapes fixed if all calls have the same.
+
+    Of open shapes OpenVINO's casts to bf16 round wrongly, as README says.
+    """
+    model = onnx.load(path)
+    shapes = [{n: a.shape for n, a in feeds.items()} for feeds in data]
+    if all(s == shapes[0] for s in shapes):
+        for port in model.graph.input:
+            for size, dim in zip(
+                shapes[0].get(port.name, ()), port.type.tensor_type.shape.dim, strict=False
+            ):
+                dim.dim_value = size
+    return model
 
 
 def plans(
@@ -112,51 +140,55 @@ def plans(
             yield f"{share:.0%} at random", made
 
 
-def figures(name: str, case: Any, count: int) -> Iterator[Figure]:
-    """Those of one model."""
-    subject = api.load(case.model()).subject("openvino", None)
-    data = calls(case, subject.reference.run)
-    calibration, others = data[::2], data[1::2]
-    workload = FunctionWorkload(
-        function=lambda run: 0.0, name="", calibrate=lambda: calibration, remembered=others
-    )
-    more = probed(calibration, subject.reference.inputs, MOST_PROBED_ROWS)
-    for text in POLICIES:
+class Measured:
+    """One model: policies are planned and measured on the same samples."""
+
+    def __init__(self, name: str, case: Any) -> None:
+        self.name = name
+        data = calls(case, api.load(case.model()).subject("openvino", None).reference.run)
+        self.subject = api.load(fixed(case.model(), data)).subject("openvino", None)
+        calibration, self.others = data[::2], data[1::2]
+        self.workload = FunctionWorkload(
+            function=lambda run: 0.0,
+            name="",
+            calibrate=lambda: calibration,
+            remembered=self.others,
+        )
+        inputs = self.subject.reference.inputs
+        self.more = probed(calibration, inputs, MOST_PROBED_ROWS)
+
+    def figures(self, text: str, count: int) -> Iterator[Figure]:
+        """Those of one policy."""
         draw = np.random.default_rng(0)
-        examined = subject.examine(Policy.parse(text), (), workload, silent)
+        subject = self.subject
+        examined = subject.examine(Policy.parse(text), (), self.workload, silent)
         planner = examined.planner
         if not planner.is_free:
-            continue
-        try:
-            analysis = examined.analysis()
-        except EngineError as error:
-            print(f"{name} {text}: {error.what}", file=sys.stderr)
-            continue
+            return
+        analysis = examined.analysis()
         ids = {n.name: n.id for n in planner.graph.nodes}
         seen: set[str] = set()
         for how, plan in plans(planner, analysis, count, draw):
-            if plan.digest in seen or not plan.lowers:
-                continue
+            errors = () if plan.digest in seen or not plan.lowers else self.errors(plan)
             seen.add(plan.digest)
-            built = subject.model.build(plan)
-            try:
-                session = subject.session(built)
-                on_more, measured = (
-                    output_error(session, subject.reference, on) for on in (more, others)
-                )
-            except EngineError:
-                continue  # the engine has no kernels for the mix
-            finally:
-                built.release()
-            formats = {ids[n]: f for n, f in plan.formats.items()}
-            yield Figure(
-                model=name,
-                policy=text,
-                plan=how,
-                predicted=math.sqrt(predicted_error(analysis, formats)),
-                probed=on_more,
-                measured=measured,
-            )
+            if errors:
+                formats = {ids[n]: f for n, f in plan.formats.items()}
+                predicted = math.sqrt(predicted_error(analysis, formats))
+                yield Figure(self.name, text, how, predicted, *errors)
+
+    def errors(self, plan: Plan) -> Sequence[float]:
+        """On the samples probed, and on others; none if the engine has no kernels for it."""
+        built = self.subject.model.build(plan)
+        try:
+            session = self.subject.session(built)
+            return [
+                output_error(session, self.subject.reference, on)
+                for on in (self.more, self.others)
+            ]
+        except EngineError:
+            return ()
+        finally:
+            built.release()
 
 
 def table(found: Sequence[Figure]) -> list[str]:
@@ -228,31 +260,55 @@ def svg(found: Sequence[Figure]) -> str:
     return "\n".join(parts) + "\n"
 
 
+def measure(given: argparse.Namespace, known: list[dict[str, Any]]) -> None:
+    """Add to ``known`` what each model and policy gives, and write it down at once."""
+    cases: dict[str, Any] = importlib.import_module("cases").CASES
+    done = {(entry["model"], entry["policy"]) for entry in known} if given.resume else set()
+    for name in given.only or cases:
+        wanted = [text for text in POLICIES if (name, text) not in done]
+        try:
+            model = Measured(name, cases[name]) if wanted else None
+            for text in wanted:
+                assert model is not None
+                found = [asdict(one) for one in model.figures(text, given.plans)]
+                entry = {"model": name, "policy": text, "figures": found}
+                known[:] = [e for e in known if (e["model"], e["policy"]) != (name, text)]
+                known.append(entry)
+                given.json.parent.mkdir(parents=True, exist_ok=True)
+                given.json.write_text("".join(json.dumps(e) + "\n" for e in known))
+                print(*table([Figure(**one) for one in found])[2:3], sep="\n", flush=True)
+        except EngineError as error:
+            print(f"{name}: {error.what}", file=sys.stderr)
+
+
 def main() -> None:
     """Measure, and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", type=Path)
     parser.add_argument("--plans", type=int, default=4)
     parser.add_argument("--only", action="append")
-    parser.add_argument("--out", type=Path, default=DOCS)
-    options = parser.parse_args()
-    sys.path.insert(0, str(options.models))
-    cases: dict[str, Any] = importlib.import_module("cases").CASES
-    found: list[Figure] = []
-    for name in options.only or cases:
-        try:
-            for one in figures(name, cases[name], options.plans):
-                print(one, f"off {one.off:.0%}", flush=True)
-                found.append(one)
-        except EngineError as error:
-            print(f"{name}: {error.what}", file=sys.stderr)
+    parser.add_argument("--resume", action="store_true", help="leave out what --json has")
+    parser.add_argument("--json", type=Path, default=ROOT / "build" / "prediction.jsonl")
+    given = parser.parse_args()
+    sys.path.insert(0, str(given.models))
+    keep = (given.only or given.resume) and given.json.exists()
+    known = [json.loads(line) for line in given.json.read_text().splitlines()] if keep else []
+    measure(given, known)
+    order = [*importlib.import_module("cases").CASES]
+    known.sort(key=lambda e: (order.index(e["model"]), POLICIES.index(e["policy"])))
+    write([Figure(**one) for entry in known for one in entry["figures"]])
+
+
+def write(found: Sequence[Figure]) -> None:
+    """docs/prediction.md, behind its text, and docs/prediction.svg."""
     judged = [f for f in found if f.predicted > _FLOOR and f.measured > _FLOOR]
-    head = (DOCS / "prediction.md").read_text().partition("<!-- figures -->")[0]
+    docs = ROOT / "docs"
+    head = (docs / "prediction.md").read_text().partition("<!-- figures -->")[0]
     below = f"{len(found) - len(judged)} of {len(found)} plans are below {_FLOOR:g}"
     made = f"Made on {limited(environment())}; {below}."
     text = [f"{head}<!-- figures -->", made, "", *table(judged), ""]
-    (options.out / "prediction.md").write_text("\n".join(text))
-    (options.out / "prediction.svg").write_text(svg(judged))
+    (docs / "prediction.md").write_text("\n".join(text))
+    (docs / "prediction.svg").write_text(svg(judged))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from finecast.numbers.formats import Format
 from finecast.planning.points import RoundingPoint, RoundingPoints
 from finecast.planning.sensitivity import (
-    Probes,
     Saturation,
     Sensitivity,
     joined,
@@ -51,17 +50,17 @@ def test_errors_of_all_points(values: list[float], weights: list[float]) -> None
     assert found.probes == model.runs - 1  # all but the reference
 
 
-def test_more_samples_say_how_much_and_few_of_what() -> None:
-    few, more = Model([0.1, 0.3]), Model([0.2, 1.0])
-    found = measure(2, Probes(few=few, more=more))
+def test_a_model_that_rounds_everywhere_says_how_much_and_probes_of_what() -> None:
+    found = measure(2, Model([0.1, 0.3]), total=1.2)
     assert found.total == pytest.approx(1.2)
     assert found.values == pytest.approx([0.3, 0.9])
-    assert found.probes == few.runs + more.runs - 2  # all but the references
 
 
-def test_an_output_that_breaks_on_more_samples_alone_scales_nothing() -> None:
-    found = measure(2, Probes(few=Model([0.1, 0.3]), more=Model([math.nan, 0.0])))
+@pytest.mark.parametrize("total", [math.nan, math.inf, 0.0])
+def test_a_model_that_is_broken_by_rounding_scales_nothing(total: float) -> None:
+    found = measure(2, Model([0.1, 0.3]), total=total)
     assert found.values == pytest.approx([0.1, 0.3])
+    assert found.total == pytest.approx(0.4)
 
 
 @given(st.integers(0, 999))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from finecast.engines.base import Feeds, KernelTime, Session
@@ -28,11 +28,13 @@ _LEAST_GAIN: Final = 0.01
 class Profiles:
     """Kernels of the fp32 model and of the lowest plans, by one engine on the same feeds.
 
-    ``low`` has those formats whose lowest plan the engine runs.
+    ``low`` has those formats whose lowest plan the engine runs, and ``errors`` what that does
+    to the outputs, squared, where it was asked for.
     """
 
     high: Sequence[KernelTime]
     low: Mapping[Format, Sequence[KernelTime]]
+    errors: Mapping[Format, float] = field(default_factory=dict[Format, float])
 
     @property
     def low_s(self) -> float:
@@ -63,7 +65,10 @@ def _total_s(kernels: Sequence[KernelTime]) -> float:
 
 
 def profile_ends(
-    planner: Planner, profiled: Callable[[Plan], Session], feeds: Feeds
+    planner: Planner,
+    profiled: Callable[[Plan], Session],
+    feeds: Feeds,
+    output_error: Callable[[Session], float] | None = None,
 ) -> Profiles:
     """Profile the fp32 model and the lowest plan in each format, once each.
 
@@ -71,27 +76,31 @@ def profile_ends(
         planner: Makes these plans.
         profiled: A session, loaded for profiling, of the model that a plan gives.
         feeds: What all of them are run on.
+        output_error: The squared one of a low session.
 
     Raises:
         EngineError: If the engine runs none of the lowest plans.
     """
 
-    def kernels(plan: Plan) -> Sequence[KernelTime]:
-        session = profiled(plan)
+    def kernels(session: Session) -> Sequence[KernelTime]:
         once_s = sum(k.time_s for k in session.profile(feeds, repeats=1))
         repeats = _PROFILE_S / once_s if once_s else _MOST_REPEATS
         return session.profile(feeds, repeats=min(max(int(repeats), 15), _MOST_REPEATS))
 
     low: dict[Format, Sequence[KernelTime]] = {}
+    errors: dict[Format, float] = {}
     failed: EngineError | None = None
     for fmt in planner.policy.formats:
         try:
-            low[fmt] = kernels(planner.lowest(fmt))
+            session = profiled(planner.lowest(fmt))
+            low[fmt] = kernels(session)
+            if output_error is not None:
+                errors[fmt] = output_error(session)
         except EngineError as error:  # others of the formats may do
             failed = failed or error
     if failed is not None and not low:
         raise failed
-    return Profiles(high=kernels(planner.highest()), low=low)
+    return Profiles(high=kernels(profiled(planner.highest())), low=low, errors=errors)
 
 
 def measured_cost(

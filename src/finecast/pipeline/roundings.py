@@ -14,7 +14,7 @@ from finecast.planning.planner import Planner
 from finecast.planning.points import RoundingPoints, rounding_points
 from finecast.planning.problem import Analysis, pins, roundings
 from finecast.planning.scaled_points import scaled_points
-from finecast.planning.sensitivity import Probe, Probes, Sensitivity, joined, measure
+from finecast.planning.sensitivity import Probe, Sensitivity, joined, measure
 from finecast.planning.switches import Switch, switches
 from finecast.planning.units import Units, make_units
 from finecast.progress import Progress
@@ -47,8 +47,9 @@ def points_of(
 def probe_sensitivity(
     planner: Planner,
     points: Points,
-    prober: Callable[[Sequence[Switch]], Probe | Probes],
+    prober: Callable[[Sequence[Switch]], Probe],
     progress: Progress,
+    totals: Mapping[Format, float] | None = None,
 ) -> dict[Format, Sensitivity]:
     """Round each point alone in one switched session and compare the outputs.
 
@@ -59,7 +60,9 @@ def probe_sensitivity(
         points: Where they round.
         prober: One session of the model, with switches.
         progress: Told of each run.
+        totals: Squared errors of the lowest plans, which round at all points, that were run.
     """
+    known = totals or {}
     found: dict[Format, Sensitivity] = {}
     for fmt, where in points.items():
         rounded = switches(where, planner.permissions, fmt)
@@ -67,6 +70,7 @@ def probe_sensitivity(
             len(where.points),
             prober(rounded),
             weights=len(where.weights),
+            total=known.get(fmt, math.nan),
             on_probe=lambda done, total: progress("sensitivity", done, total),
         )
     return found

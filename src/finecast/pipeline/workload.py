@@ -222,20 +222,22 @@ def thinned(feeds: Feeds, inputs: Sequence[TensorSpec], rows: int = PROBED_ROWS)
     return {name: array[:rows] for name, array in feeds.items()}
 
 
+def samples(feeds: Feeds) -> int:
+    """Samples of a call: one where its inputs share no dimension in front."""
+    fronts = {a.shape[0] if a.shape else None for a in feeds.values()}
+    return (fronts.pop() if len(fronts) == 1 else None) or 1
+
+
 def probed(
     calls: Iterable[Feeds], inputs: Sequence[TensorSpec], rows: int = PROBED_ROWS
 ) -> list[Feeds]:
-    """The first calls that have ``rows`` samples together; the first alone where it has them.
-
-    A call is one sample where its inputs share no dimension in front.
-    """
+    """The first calls that have ``rows`` samples together, or the first alone."""
     found: list[Feeds] = []
-    samples = 0
+    have = 0
     for feeds in calls:
         found.append(thinned(feeds, inputs, rows))
-        fronts = {a.shape[0] if a.shape else None for a in found[-1].values()}
-        samples += (fronts.pop() if len(fronts) == 1 else None) or 1
-        if samples >= rows:
+        have += samples(found[-1])
+        if have >= rows:
             break
     return found
 

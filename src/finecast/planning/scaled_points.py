@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from finecast.graph import Graph
 from finecast.numbers.encodings import Encoding
@@ -13,19 +13,22 @@ from finecast.planning.units import Units
 from finecast.rules import Permission
 from finecast.rules.scaled_operands import coded_result, origin, reading
 
+# A value, and the unit that encodes it where it reads it; None where none does.
+_Class = tuple[int, int | None]
+
 
 def scaled_points(
     graph: Graph, units: Units, permissions: Mapping[int, Permission], fmt: Format
 ) -> RoundingPoints:
-    """Classes of the values that ops in ``fmt`` store as codes, and their coded constants.
+    """The values that ops in ``fmt`` store as codes, told apart by reader; coded constants.
 
-    Values that are only moved from one another have the same codes: they are one class. A
-    kernel's inner values belong to it as well, where an op of the kernel encodes them. What an
-    op stores its result in rounds it for all that read it.
+    Values that are only moved from one another have the same codes. Who reads the value in
+    another format reads it as it was, so each unit that encodes it rounds it for itself alone.
+    What an op stores its result in rounds it for all that read it.
     """
     shared: dict[int, Encoding] = {}
-    places: dict[int, list[Place]] = {}
-    readers: dict[int, set[int]] = {}
+    places: dict[_Class, list[Place]] = {}
+    makers: dict[int, set[int]] = {}
     weights: dict[int, dict[int, tuple[int, ...]]] = {}
     for node, unit in units.of.items():
         encodings = permissions[node].encodings.get(fmt)
@@ -35,26 +38,37 @@ def scaled_points(
             source = graph.nodes[node].inputs[index]
             assert source is not None
             root = origin(graph, graph.values[source]).id
-            places.setdefault(root, []).append((node, index))
-            readers.setdefault(root, set()).add(unit)
+            places.setdefault((root, unit), []).append((node, index))
             shared[root] = encodings.operands[index]
         if isinstance(encodings.result, Scaled):
             value = coded_result(graph, graph.nodes[node])
             assert value is not None
-            places.setdefault(value.id, []).extend(reading(graph, value))
-            readers.setdefault(value.id, set()).add(unit)
+            places.setdefault((value.id, None), []).extend(reading(graph, value))
+            makers.setdefault(value.id, set()).add(unit)
             shared[value.id] = encodings.result
         if encodings.constants:
             weights.setdefault(unit, {})[node] = tuple(sorted(encodings.constants))
     return RoundingPoints(
         points=tuple(
             RoundingPoint(
-                places=tuple(dict.fromkeys(places[r])),
-                readers=tuple(sorted(readers[r])),
-                encoding=shared[r],
+                places=tuple(dict.fromkeys(at)),
+                readers=tuple(sorted({*makers.get(root, ()), *own})),
+                encoding=shared[root],
             )
-            for r in sorted(places)
+            for root, own, at in _by_reader(places)
         ),
         weights=tuple(weights.values()),
         weight_units=tuple(weights),
     )
+
+
+def _by_reader(
+    places: Mapping[_Class, Sequence[Place]],
+) -> Iterator[tuple[int, tuple[int, ...], Sequence[Place]]]:
+    """The root of each class, the unit that encodes its places, if one does, and these."""
+    encoded = {at for (_, unit), found in places.items() if unit is not None for at in found}
+    for (root, unit), found in places.items():
+        if unit is not None:
+            yield root, (unit,), found
+        elif rest := [at for at in found if at not in encoded]:
+            yield root, (), rest

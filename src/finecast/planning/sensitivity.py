@@ -23,14 +23,6 @@ from finecast.planning.points import RoundingPoints
 Probe = Callable[[NDArray[np.bool_]], Sequence[NDArray[np.generic]]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Probes:
-    """Runs of a model on few samples, for points one by one, and on more, for all at once."""
-
-    few: Probe
-    more: Probe
-
-
 # An infinite error must stay comparable: as bad as losing the output many times over.
 _WORST: Final = 1e6
 # A group that brings less than this share of the largest group's error is not split.
@@ -43,9 +35,9 @@ _PROBE_EACH: Final = 160
 class Sensitivity:
     """Squared relative output error by rounding point and by unit of weights.
 
-    ``total`` is the error of all points at once, on more samples where there are such: on few
-    samples errors are known to some ten percent, and all are scaled alike to what more show.
-    ``probes`` counts the runs of the model.
+    ``total`` is the error of all points at once: on the samples of the probes, or on more that
+    of the model that rounds at all of them, where it was run. On few samples errors are known
+    to some ten percent, and all are scaled alike. ``probes`` counts the runs of the model.
     """
 
     values: NDArray[np.float64]
@@ -154,50 +146,42 @@ def squared_error(
 
 def measure(
     values: int,
-    probe: Probe | Probes,
+    probe: Probe,
     *,
     weights: int = 0,
+    total: float = math.nan,
     on_probe: Callable[[int, int], None] | None = None,
 ) -> Sensitivity:
     """Probe every rounding point, in groups where there are many.
 
     Args:
         values: Points at which values are rounded.
-        probe: Runs the model on the calibration batch with a switch: one element for each
-            of those, then for each unit's weights.
+        probe: Runs the model on some samples with a switch: one element for each of those,
+            then for each unit's weights.
         weights: Units whose weights are rounded.
+        total: The squared error of a model that rounds at all of them, if one was run.
         on_probe: Told how many runs are done and how many are expected.
     """
     prober = _Prober(probe, values + weights, on_probe)
-    errors = prober.errors()
-    if 0 < prober.few < _WORST and 0 < prober.total < _WORST:
-        errors *= prober.total / prober.few
+    errors, together = prober.errors(), prober.together
+    if 0 < together < _WORST and 0 < total < _WORST:
+        errors *= total / together
+        together = total
     return Sensitivity(
-        values=errors[:values], weights=errors[values:], total=prober.total, probes=prober.done
+        values=errors[:values], weights=errors[values:], total=together, probes=prober.done
     )
 
 
 class _Prober:
     def __init__(
-        self,
-        probe: Probe | Probes,
-        count: int,
-        on_probe: Callable[[int, int], None] | None,
+        self, probe: Probe, count: int, on_probe: Callable[[int, int], None] | None
     ) -> None:
         self.count = count
         self.on_probe = on_probe
         self.done = 0
-        probes = probe if isinstance(probe, Probes) else Probes(few=probe, more=probe)
-        self.use(probes.more)
-        self.total = self.few = self.error(np.arange(count))
-        if probes.few is not probes.more:
-            self.use(probes.few)
-            self.few = self.error(np.arange(count))
-
-    def use(self, probe: Probe) -> None:
-        """Run ``probe`` from now on."""
         self.probe = probe
-        self.reference = probe(np.zeros(self.count, dtype=bool))
+        self.reference = probe(np.zeros(count, dtype=bool))
+        self.together = self.error(np.arange(count))
 
     def error(self, members: NDArray[np.int64]) -> float:
         switch = np.zeros(self.count, dtype=bool)

@@ -10,10 +10,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.engines.base import Array, Feeds, Session, outputs_on
+from finecast.engines.base import Array, Feeds, outputs_on
 from finecast.engines.loading import exact_session
 from finecast.pipeline.observing import SHOWN_BYTES, input_facts, packed
-from finecast.planning.sensitivity import Probe, Probes
+from finecast.planning.sensitivity import Probe
 from finecast.planning.switches import SWITCH, Switch
 from finecast.rules.channels import ChannelFacts
 from finecast.rules.facts import ValueFacts, merge
@@ -117,22 +117,8 @@ def switched_probe(
     prepared: PreparedModel, switches: Sequence[Switch], feeds: Sequence[Feeds]
 ) -> Probe:
     """A function from a switch to the outputs on ``feeds``: one session serves every plan."""
-    return _on(exact_session(prepared.with_switches(switches)), feeds)
-
-
-def switched_probes(
-    prepared: PreparedModel,
-    switches: Sequence[Switch],
-    few: Sequence[Feeds],
-    more: Sequence[Feeds],
-) -> Probes:
-    """The same on few and on more feeds, by one session."""
     session = exact_session(prepared.with_switches(switches))
-    on_more = _on(session, more)
-    return Probes(few=on_more if few is more else _on(session, few), more=on_more)
 
-
-def _on(session: Session, feeds: Sequence[Feeds]) -> Probe:
     def probe(switch: NDArray[np.bool_]) -> list[Array]:
         return outputs_on(session, ({**f, SWITCH: switch} for f in feeds))
 

@@ -54,8 +54,7 @@ class OnDevice:
             self.planner,
             self.prepared,
             points,
-            few=lambda _: asked.feeds,
-            more=asked.feeds,
+            feeds=lambda _: asked.feeds,
             progress=asked.progress,
         )
         shapes = {i: f.shape for i, f in self.facts.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NoReturn
 
@@ -115,9 +115,15 @@ def _refuse(fmt: Format, prepared: PreparedModel) -> NoReturn:
 
 
 def profile_ends(
-    source: NativeSource, planner: Planner, engine: Engine, feeds: Feeds
+    source: NativeSource,
+    planner: Planner,
+    engine: Engine,
+    feeds: Feeds,
+    output_error: Callable[[Session], float] | None = None,
 ) -> Profiles:
     """Profile the fp32 model and the lowest plan in each format, once each, in ``engine``.
+
+    ``output_error`` tells the squared one of the low ones, if it is to be known.
 
     Raises:
         EngineError: If the engine runs none of the lowest plans.
@@ -126,7 +132,7 @@ def profile_ends(
     def profiled(plan: Plan) -> Session:
         return load_model(engine, source.build(plan).model, profiling=True)
 
-    return profiles.profile_ends(planner, profiled, feeds)
+    return profiles.profile_ends(planner, profiled, feeds, output_error)
 
 
 def measured_cost(

@@ -12,12 +12,12 @@ from finecast.pipeline.roundings import Points, find_units, free, points_of
 from finecast.planning.cost import CostModel
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
-from finecast.planning.sensitivity import Probes, Sensitivity
+from finecast.planning.sensitivity import Probe, Sensitivity
 from finecast.planning.switches import Switch
 from finecast.planning.units import Units
 from finecast.progress import Progress
 from finecast.subjects.engine.native import PreparedModel
-from finecast.subjects.engine.observing import switched_probes
+from finecast.subjects.engine.observing import switched_probe
 
 __all__ = ["Points", "analysis_of", "find_units", "free", "points_of", "probe_sensitivity"]
 
@@ -26,9 +26,9 @@ def probe_sensitivity(
     planner: Planner,
     prepared: PreparedModel,
     points: Points,
-    few: Callable[[int], Sequence[Feeds]],
-    more: Sequence[Feeds],
+    feeds: Callable[[int], Sequence[Feeds]],
     progress: Progress,
+    totals: Mapping[Format, float] | None = None,
 ) -> dict[Format, Sensitivity]:
     """Round each point alone in one switched session and compare the outputs.
 
@@ -36,15 +36,15 @@ def probe_sensitivity(
         planner: Of the plans.
         prepared: The model.
         points: Where they round.
-        few: The feeds on which so many points are probed one by one.
-        more: Those on which all are rounded at once.
+        feeds: Those on which so many points are probed.
         progress: Told of each run.
+        totals: Squared errors of the lowest plans, as the engine runs them.
     """
 
-    def prober(switches: Sequence[Switch]) -> Probes:
-        return switched_probes(prepared, switches, few=few(len(switches)), more=more)
+    def prober(switches: Sequence[Switch]) -> Probe:
+        return switched_probe(prepared, switches, feeds(len(switches)))
 
-    return roundings.probe_sensitivity(planner, points, prober, progress)
+    return roundings.probe_sensitivity(planner, points, prober, progress, totals)
 
 
 def analysis_of(

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
-from finecast.engines.base import Engine, Feeds, Session, StreamingEngine
+from finecast.engines.base import Engine, Feeds, Session, StreamingEngine, outputs_on
 from finecast.engines.integers import FUSIONS, fuses
 from finecast.engines.loading import from_memory, load_model
 from finecast.engines.probe import Speed, speed_of
@@ -30,6 +30,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
 from finecast.planning.proposing import MAX_STEPS
+from finecast.planning.sensitivity import squared_error
 from finecast.progress import Progress
 from finecast.rules.calibration import uncalibrated
 from finecast.rules.facts import ValueFacts, first_nonfinite
@@ -239,23 +240,29 @@ class EngineExamined:
         """Times by profiles of the fp32 model and of the lowest plans; errors by probing."""
         subject, planner = self.subject, self.planner
         self.progress("profile", 0, 1)
-        feeds = self.workload.timing()[0]
-        profiles = profile_ends(subject.model, planner, subject.engine, feeds)
+        feeds, inputs = self.workload.timing()[0], subject.reference.inputs
+        more = probed(self.workload.calibration(), inputs, MOST_PROBED_ROWS)
+        exact = outputs_on(subject.reference, more)
+        profiles = profile_ends(
+            subject.model,
+            planner,
+            subject.engine,
+            feeds,
+            output_error=lambda session: squared_error(outputs_on(session, more), exact),
+        )
         profiles, slow = profiles.without_gainless()
         note = (f"{fmt.label} gains nothing on this workload: left out" for fmt in slow)
         subject.told = (*subject.told, *note)
         cost = measured_cost(planner.graph, profiles, subject.engine, self.facts)
         self.progress("profile", 1, 1)
         units, points = find_units(planner, profiles)
-        inputs = subject.reference.inputs
-        more = probed(self.workload.calibration(), inputs, MOST_PROBED_ROWS)
         errors = probe_sensitivity(
             planner,
             self.prepared,
             points,
-            few=lambda count: probed(more, inputs, probed_rows(count)),
-            more=more,
+            feeds=lambda count: probed(more, inputs, probed_rows(count)),
             progress=self.progress,
+            totals=profiles.errors,
         )
         return analysis_of(
             self.prepared, planner, units, points, errors, cost, lowest_s=profiles.low_s
