@@ -14,9 +14,11 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import finecast  # noqa: E402
+import finecast.torch as ft  # noqa: E402
 from finecast.cli import main  # noqa: E402
+from finecast.engines.torch.integers import CompiledProducts  # noqa: E402
 from finecast.errors import UsageError  # noqa: E402
-from finecast.subjects.torch import subject  # noqa: E402
+from finecast.subjects.torch import integers, subject  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -242,3 +244,28 @@ def test_it_is_said_that_nothing_was_converted(
             main(["convert", str(path), "-o", str(out), "--auto-cast", "all", *options]) == 0
         )
         assert "nothing was converted" in capsys.readouterr().err
+
+
+def test_products_of_a_program_get_int8_op_by_op(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        integers,
+        "products_on_integers",
+        lambda *_: CompiledProducts(left_out=frozenset(), error=0.0),
+    )
+    net = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8)).eval()
+    source, low = tmp_path / "net.pt2", tmp_path / "low.pt2"
+    x = torch.randn(4, 32, generator=torch.Generator().manual_seed(0))
+    torch.export.save(torch.export.export(net, (x,)), source)
+    words = ["--auto-cast", "matmult", "--auto-cast-type", "int8", "--exclude", "linear_1"]
+    assert main(["explain", str(source), "2/linear_1", *words]) == 0
+    assert "2/linear_1" in capsys.readouterr().out
+    assert main(["convert", str(source), "-o", str(low), *words]) == 0
+    assert "on integers there alone" in capsys.readouterr().err
+    program = ft.load(low)  # its ops on codes are known to the strict reader
+    codes = [n for n in program.graph.nodes if "quantize_per_tensor" in str(n.target)]
+    assert len(codes) == 2
+    with torch.no_grad():
+        got, want = program.module()(x), net(x)
+    assert 0 < float((got - want).norm() / want.norm()) < 0.05

@@ -20,6 +20,7 @@ import finecast.torch as ft
 from finecast.engines.torch.integers import CompiledProducts
 from finecast.errors import UsageError
 from finecast.frontends import torch as frontend
+from finecast.frontends.torch.codes import scales_of_products
 from finecast.frontends.torch.observing import observe
 from finecast.measure.environment import environment
 from finecast.numbers.formats import Format
@@ -57,15 +58,15 @@ def converted(
     net: tuple[nn.Module, torch.Tensor],
     policy: str = "matmult:int8",
     *,
-    ran: tuple[int, ...] = (99,),
+    left_out: frozenset[str] = frozenset(),
     error: float = 0.0,
     **options: Any,
 ) -> tuple[Any, list[str]]:
-    """``convert``, where compiled modules ran so many products on integers, in turn."""
-    counts = iter(ran)
+    """``convert``, where compiled modules run all products on integers but ``left_out``."""
 
-    def compiled(*_: object) -> CompiledProducts:
-        return CompiledProducts(count=next(counts), error=error)
+    def compiled(module: torch.fx.GraphModule, *_: object) -> CompiledProducts:
+        coded = scales_of_products(module)
+        return CompiledProducts(left_out=left_out & coded.keys(), error=error)
 
     monkeypatch.setattr(integers, "products_on_integers", compiled)
     with warnings.catch_warnings(record=True) as told:
@@ -119,12 +120,32 @@ def test_products_read_codes_and_the_rest_stays(
 def test_what_the_compiled_module_does_not_run_on_integers_is_dropped_and_said(
     net: tuple[nn.Module, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, told = converted(monkeypatch, net, ran=(3, 2))
-    assert made.finecast_plan.counts["int8"] == 2
-    assert "aten::linear keeps fp32: of 4 products in int8" in told[0]
-    made, told = converted(monkeypatch, net, ran=(0, 0))
+    made, told = converted(monkeypatch, net, left_out=frozenset({"linear"}))
+    formats = {d.node: d.format for d in made.finecast_plan.decisions}
+    assert [f for n, f in formats.items() if "linear" in n] == [Format.FP32, Format.INT8]
+    assert "not in int8: the compiled module runs 'hidden/linear' on floats" in told
+    (dropped,) = (d for d in made.finecast_plan.decisions if d.node == "hidden/linear")
+    assert "torch runs it in floats all the same" in dropped.reasons[-1].text
+    every = frozenset({"linear", "linear_1", "conv2d", "conv2d_1"})
+    made, told = converted(monkeypatch, net, left_out=every)
     assert "int8" not in made.finecast_plan.counts
-    assert [text.partition(" keeps")[0] for text in told] == ["aten::linear", "aten::conv2d"]
+    assert any("'hidden/linear' and 1 more on floats" in text for text in told)
+
+
+def test_what_is_not_on_integers_has_the_next_format(
+    net: tuple[nn.Module, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, x = net
+    made, _ = converted(monkeypatch, net, "all:int8,bf16", left_out=frozenset({"linear"}))
+    formats = {d.node: d.format for d in made.finecast_plan.decisions}
+    assert formats["hidden/linear"] is Format.BF16
+    assert formats["relu"] is Format.BF16
+    assert formats["one/conv2d"] is Format.INT8
+    # What a bf16 op gives is stored as codes all the same.
+    codes = [n for n in made.graph.nodes if "quantize_per_tensor.default" in str(n.target)]
+    assert sum("dequantize" not in str(n.target) for n in codes) == 3
+    with torch.no_grad():
+        assert 0 < relative(made(x), module(x)) < 0.05
 
 
 def test_wrong_sums_keep_everything_in_fp32(
@@ -147,14 +168,12 @@ def test_the_user_s_word_counts(
     assert low == ["conv", "conv"]
 
 
-@pytest.mark.parametrize("policy", ["auto:int8", "all:int8,bf16"])
-def test_what_is_not_planned_is_refused(
+@pytest.mark.parametrize("policy", ["auto:int8", "auto:int8,bf16"])
+def test_what_is_measured_is_left_to_tune(
     policy: str, net: tuple[nn.Module, torch.Tensor]
 ) -> None:
-    with pytest.raises(UsageError, match='use "matmult:int8"'):
+    with pytest.raises(UsageError, match="use tune"):
         ft.convert(net[0], (net[1],), policy)
-    with pytest.raises(UsageError, match="int8"):
-        ft.tune(net[0], (net[1],), evaluate=lambda _: 1.0, policy="auto:int8")
 
 
 def test_adjusted_operands_are_refused(net: tuple[nn.Module, torch.Tensor]) -> None:
@@ -179,7 +198,7 @@ torch.compiler.reset()
 exec(integers.FREEZING)
 with torch.no_grad():
     off = t.relative(torch.compile(made)(x), made(x))
-print(json.dumps({"counts": made.finecast_plan.counts, "count": found.count,
+print(json.dumps({"counts": made.finecast_plan.counts, "left_out": [*found.left_out],
                   "error": found.error, "off": off, "told": [str(w.message) for w in told]}))
 """
 
@@ -200,6 +219,6 @@ def test_compiled_products_run_on_integers() -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["counts"]["int8"] == 4, found
-    assert found["count"] == 4
+    assert found["left_out"] == []
     assert found["error"] < Format.INT8.unit_roundoff
     assert found["off"] < Format.INT8.unit_roundoff  # run as the warning says

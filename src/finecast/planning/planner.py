@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from finecast.graph import Graph, Node
 from finecast.numbers.encodings import Encodings
@@ -43,6 +43,20 @@ class Planner:
     def is_free(self) -> bool:
         """Whether the rules leave any op a choice."""
         return any(len(p.formats) > 1 for p in self.permissions.values())
+
+    def without(self, fmt: Format, ran: Mapping[str, str]) -> Planner:
+        """The same, but ops that a device runs otherwise than in ``fmt`` may not have it.
+
+        ``ran`` says in what they ran, by name.
+        """
+        names = {n.name: n.id for n in self.graph.nodes}
+        taken = {names[name]: text for name, text in ran.items()}
+        planned = f"planned in {fmt.label}, {self.engine} runs it in"
+        permissions = {
+            i: p.without(fmt, f"{planned} {taken[i]} all the same") if i in taken else p
+            for i, p in self.permissions.items()
+        }
+        return replace(self, permissions=permissions)
 
     def plan(
         self,

@@ -10,7 +10,7 @@ from finecast.errors import RuleConflictError
 from finecast.graph import Node
 from finecast.numbers.encodings import SCALED, Encodings
 from finecast.numbers.formats import Format
-from finecast.rules.base import ANY, Context, NodeView, Rule, Ruling, UserRule
+from finecast.rules.base import ANY, KEEP, Context, NodeView, Rule, Ruling, UserRule
 from finecast.rules.calibration import CALIBRATION, encodings_in
 from finecast.rules.carried import CARRIED
 from finecast.rules.constants import CONSTANTS
@@ -82,6 +82,16 @@ class Permission:
     formats: frozenset[Format]
     reasons: tuple[Reason, ...]
     encodings: Mapping[Format, Encodings] = field(default_factory=dict[Format, Encodings])
+
+    def without(self, fmt: Format, why: str) -> Permission:
+        """The same, but for ``fmt``, of which kernels that ran say ``why`` not."""
+        formats = (self.formats - {fmt}) or KEEP
+        permits = tuple(sorted(f.label for f in formats))
+        return Permission(
+            formats=formats,
+            reasons=(*self.reasons, Reason(rule="kernel", text=why, permits=permits)),
+            encodings={f: e for f, e in self.encodings.items() if f is not fmt},
+        )
 
 
 def permit(context: Context, rules: Sequence[Rule] = RULES) -> dict[int, Permission]:

@@ -1,25 +1,29 @@
-"""Products on integers in compiled modules: which ops can be, and how many were."""
+"""Products on integers in compiled modules: which ops can be, and which were."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch._inductor import config
-from torch._inductor.utils import run_and_get_code
+from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
 from finecast.frontends.torch.capture import quiet
+from finecast.frontends.torch.codes import scales_of_products
 from finecast.graph import Node
 
 _FUSED: Final = frozenset({"aten::linear", "aten::conv2d"})
 """Ops whose codes Inductor's passes for x86 take into one kernel."""
-_CALL: Final = re.compile(r"torch\.ops\.onednn\.q(?:linear|conv)\w*\.\w+\(")
+_KERNELS: Final = ("onednn.qlinear_pointwise", "onednn.qconv_pointwise", "onednn.qconv2d_")
+_SCALES: Final = 4
+"""The argument of those kernels that holds the scales of the weights."""
 
 
 def takes_codes(node: Node) -> bool:
@@ -29,14 +33,35 @@ def takes_codes(node: Node) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledProducts:
-    """Products on integers, by the code that was generated.
+    """What a compiled module does with the products that read codes.
 
-    ``error`` is that of the outputs, relative to what the module's own ops compute: sums of
-    8-bit products saturate on CPUs without VNNI.
+    Attributes:
+        left_out: FX names of those that it does not run on integers.
+        error: That of the outputs, relative to what the module's own ops compute: sums of
+            8-bit products saturate on CPUs without VNNI.
     """
 
-    count: int
+    left_out: frozenset[str]
     error: float
+
+
+@contextmanager
+def frozen() -> Generator[None]:
+    """What is compiled inside has its weights frozen: products run on integers there alone.
+
+    As an option of ``torch.compile`` it comes too late: the module is traced without it.
+    """
+    with torch.no_grad(), config.patch({"freezing": True}):
+        yield
+
+
+def compiled_frozen(module: torch.nn.Module, call: Sequence[Any]) -> Callable[..., Any]:
+    """``module`` compiled with frozen weights, by one call of ``args, kwargs``."""
+    args, kwargs = call
+    run: Callable[..., Any] = torch.compile(module)
+    with quiet(), frozen():
+        run(*args, **kwargs)
+    return run
 
 
 def products_on_integers(
@@ -48,18 +73,31 @@ def products_on_integers(
         RuntimeError: If it cannot be compiled.
     """
     torch.compiler.reset()
-    with (
-        quiet(),
-        torch.no_grad(),
-        config.patch({"freezing": True, "fx_graph_cache": False}),
-    ):
+    ran: Counter[int] = Counter()
+
+    def look(graph: FxGraph) -> None:
+        for node in graph.nodes:
+            if str(node.target).startswith(_KERNELS):
+                held = getattr(graph.owning_module, str(node.args[_SCALES].target))
+                ran[held.data_ptr()] += 1
+
+    # The graph after Inductor has frozen and fused it; of what is cached there would be none.
+    seen = {"fx_graph_cache": False, "post_grad_custom_pre_pass": look}
+    with quiet(), frozen(), config.patch(seen):
         want = tree_leaves(module(*args, **kwargs))
-        got, code = run_and_get_code(torch.compile(module), *args, **kwargs)
-    outputs = zip(tree_leaves(got), want, strict=True)
+        got = tree_leaves(torch.compile(module)(*args, **kwargs))
+    scales = scales_of_products(module)
+    by = {path: module.get_buffer(path).data_ptr() for path in scales.values()}
+    # Which of several products by one weight ran is not told: all of them or none.
+    wanted = Counter(by[path] for path in scales.values())
+    left_out = (n for n, path in scales.items() if ran[by[path]] < wanted[by[path]])
+    return CompiledProducts(left_out=frozenset(left_out), error=_error(got, want))
+
+
+def _error(got: Sequence[Any], want: Sequence[Any]) -> float:
+    """Relative, of all outputs together."""
+    outputs = zip(got, want, strict=True)
     pairs = [(a.double(), b.double()) for a, b in outputs if isinstance(b, torch.Tensor)]
     off = sum(float((a - b).square().sum()) for a, b in pairs)
     size = sum(float(b.square().sum()) for _, b in pairs)
-    return CompiledProducts(
-        count=sum(len(_CALL.findall(source)) for source in code),
-        error=math.sqrt(off / size) if size else math.sqrt(off),
-    )
+    return math.sqrt(off / size) if size else math.sqrt(off)

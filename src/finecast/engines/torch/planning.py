@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
@@ -16,13 +16,14 @@ from finecast.engines.faults import faults
 from finecast.engines.probe import Speed
 from finecast.engines.torch.autocast import autocast_formats, saved_ops
 from finecast.engines.torch.costs import CompiledCost
+from finecast.engines.torch.integers import takes_codes
 from finecast.engines.torch.kernels import KernelTimes
 from finecast.engines.torch.rates import rate_here
 from finecast.errors import UsageError
 from finecast.frontends.torch import Captured
 from finecast.frontends.torch.probing import Errors, first_order, probe_all
 from finecast.frontends.torch.reader import FxBinding
-from finecast.graph import Graph
+from finecast.graph import Graph, Node
 from finecast.naming import look_up
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
@@ -35,6 +36,7 @@ from finecast.planning.points import Point, find_points
 from finecast.planning.problem import Analysis, Roundings
 from finecast.planning.units import make_units
 from finecast.rules import Context, UserRule
+from finecast.rules.facts import ValueFacts
 from finecast.rules.override import Overrides, active
 from finecast.rules.policy import Policy, Scope
 from finecast.rules.raf import raf_rules
@@ -155,23 +157,32 @@ def make_torch_planner(
     user_rules: Sequence[tuple[str, UserRule]] = (),
     unsupported: frozenset[str] = frozenset(),
     measured: bool,
+    facts: Mapping[int, ValueFacts] | None = None,
     rule_set: RuleSet = RuleSet.FINECAST,
     overrides: Overrides | None = None,
 ) -> Planner:
     """Let the rules judge every op; ``unsupported`` are native ops without a low kernel.
 
-    ``overrides`` are by default those of the blocks around the caller.
+    ``facts`` are what formats with ranges take those from. ``overrides`` are by default those
+    of the blocks around the caller.
     """
     # RAF's set asks for overrides itself: its rules are of another kind.
     overriding = () if rule_set is RuleSet.RAF else active(overrides)
+
+    def kernels(node: Node, fmt: Format) -> bool | None:
+        works = takes_codes(node) if fmt.scaled else node.native not in unsupported
+        return None if works else False
+
     context = Context(
         graph=graph,
         policy=policy,
-        kernels=lambda node, _: False if node.native in unsupported else None,
+        facts=facts or {},
+        kernels=kernels,
         engine=ENGINE,
         faults=faults(ENGINE, "", graph, policy.formats),
         user_rules=(*user_rules, *overriding),
         measured=measured,
+        casts_around=frozenset(f for f in policy.formats if f.scaled),
     )
     judges = (
         raf_rules(graph, _only_format(policy), overrides)
@@ -221,10 +232,13 @@ def choose(found: Sequence[Choice], budget: float = math.inf) -> Choice:
     return min((p for p in within if p.time_s <= SAME_TIME * fastest), key=lambda p: p.error)
 
 
-def check_formats(policy: Policy) -> None:
-    """Raise UsageError for a format that PyTorch's ops do not compute in."""
+def check_formats(policy: Policy, coded: Collection[Format] = ()) -> None:
+    """Raise UsageError for a format that PyTorch's ops do not compute in.
+
+    Formats of codes are those alone that kernels of what runs the module take: ``coded``.
+    """
     for fmt in policy.formats:
-        if fmt.operands_only:
+        if fmt.operands_only and fmt not in coded:
             raise UsageError(
                 f"PyTorch's ops do not compute in {fmt.label}",
                 fix="use bf16 or fp16 (tf32 is a switch: torch.set_float32_matmul_precision)",

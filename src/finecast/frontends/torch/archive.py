@@ -24,6 +24,7 @@ from torch.export import ExportedProgram
 from torch.export.pt2_archive._package import PT2ArchiveReader, load_pt2
 
 from finecast.errors import ModelError, UsageError
+from finecast.frontends.torch.codes import coded_ops
 
 _TRUST: Final = "if you trust who made it, say so: --trust, or trust=True"
 _MODEL: Final = "models/model.json"
@@ -37,8 +38,8 @@ _PAYLOADS: Final = (
     "data/weights/model_weights_config.json",
     "data/constants/model_constants_config.json",
 )
-# Ops of PyTorch itself; from_file maps, and makes, files of any name.
-_OPS: Final = re.compile(r"torch\.ops\.(aten|prims|higher_order)(\.\w+)+")
+# Ops of PyTorch itself, and on codes; from_file maps, and makes, files of any name.
+_OPS: Final = re.compile(r"torch\.ops\.(aten|prims|higher_order|quantized_decomposed)(\.\w+)+")
 _FORBIDDEN: Final = frozenset({"aten::from_file"})
 # Arithmetic on sizes.
 _FUNCTIONS: Final = re.compile(
@@ -78,6 +79,7 @@ def load_program(path: Path, *, trust: bool = False) -> ExportedProgram:
     """
     if not path.is_file():
         raise UsageError("no such file", where=str(path), fix="check the path")
+    coded_ops()
     try:
         if trust:
             return torch.export.load(path)

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 from torch.fx import Graph as FxGraph
+from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
 from finecast.numbers.scaled import Scaled
@@ -17,7 +18,7 @@ from finecast.numbers.scaled import Scaled
 _REGISTERS: Final = "torch.ao.quantization.fx._decomposed"
 
 
-def _ops() -> Any:
+def coded_ops() -> Any:
     """PyTorch's ops on codes, which are there once their module was imported."""
     importlib.import_module(_REGISTERS)
     return torch.ops.quantized_decomposed
@@ -28,8 +29,8 @@ def round_trip(graph: FxGraph, value: FxNode, to: Scaled) -> tuple[FxNode, FxNod
     grid = to.grid
     dtype: torch.dtype = getattr(torch, grid.dtype.name)
     range_of = (to.scale[0], to.zero_point, grid.lowest, grid.highest, dtype)
-    codes = graph.call_function(_ops().quantize_per_tensor.default, (value, *range_of))
-    back = graph.call_function(_ops().dequantize_per_tensor.default, (codes, *range_of))
+    codes = graph.call_function(coded_ops().quantize_per_tensor.default, (value, *range_of))
+    back = graph.call_function(coded_ops().dequantize_per_tensor.default, (codes, *range_of))
     return codes, back
 
 
@@ -48,6 +49,16 @@ def read_back(graph: FxGraph, stored: dict[str, FxNode], to: Scaled) -> FxNode:
     codes, scale, zero = (stored[name] for name in ("codes", "scale", "zero"))
     if to.axis is None:
         tensor = (codes, to.scale[0], to.zero_point, grid.lowest, grid.highest, dtype)
-        return graph.call_function(_ops().dequantize_per_tensor.default, tensor)
+        return graph.call_function(coded_ops().dequantize_per_tensor.default, tensor)
     channels = (codes, scale, zero, to.axis, grid.lowest, grid.highest, dtype)
-    return graph.call_function(_ops().dequantize_per_channel.default, channels)
+    return graph.call_function(coded_ops().dequantize_per_channel.default, channels)
+
+
+def scales_of_products(module: GraphModule) -> dict[str, str]:
+    """By the names of the FX nodes that read coded constants, the paths of their scales."""
+    op = coded_ops().dequantize_per_channel.default
+    return {
+        user.name: str(back.args[1].target)
+        for back in module.graph.find_nodes(op="call_function", target=op)
+        for user in back.users
+    }

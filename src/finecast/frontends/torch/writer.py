@@ -96,7 +96,7 @@ class _Writer:
             case RoundTrip(to=Scaled() as to) if self._is_constant(edit.value):
                 self._rewire(edit.value, edit.uses, self._coded(edit.value, to))
             case RoundTrip(to=Scaled() as to):
-                self._rewire(edit.value, edit.uses, self._round_trip(edit.value, to))
+                self._round_trips(edit, to)
             case RoundTrip():
                 raise ModelError(
                     f"{edit.to.label} is no type that PyTorch computes in",
@@ -159,16 +159,24 @@ class _Writer:
     def _is_constant(self, value_id: int) -> bool:
         return self.graph.values[value_id].constant is not None
 
-    def _round_trip(self, value_id: int, to: Scaled) -> FxNode:
-        """The value as it is read back from its codes."""
-        origin = self._origin(value_id)
-        fake = self._fake(value_id, Format.FP32)
-        with self.binding.module.graph.inserting_after(_last_placeholder(origin)):
+    def _round_trips(self, edit: RoundTrip, to: Scaled) -> None:
+        """The value as it is read back from its codes, or each cast of it that is read."""
+        made: dict[FxNode, FxNode] = {}
+        for use in edit.uses:
+            assert use.node is not None  # outputs of modules are never codes
+            node = self.binding.nodes[use.node]
+            read = _arguments(node)[use.index]
+            if read not in made:
+                made[read] = self._round_trip(read, self._fake(edit.value, Format.FP32), to)
+            _replace(node, use.index, lambda n, read=read: n is read, made[read])
+
+    def _round_trip(self, read: FxNode, fake: Any, to: Scaled) -> FxNode:
+        with self.binding.module.graph.inserting_after(_last_placeholder(read)):
             # Made in order: what is inserted after one node comes before what was.
-            codes, back = round_trip(self.binding.module.graph, origin, to)
+            codes, back = round_trip(self.binding.module.graph, read, to)
             codes.append(back)
-        _mark(codes, origin, fake.to(getattr(torch, to.dtype.name)))
-        _mark(back, origin, fake)
+        _mark(codes, read, fake.to(getattr(torch, to.dtype.name)))
+        _mark(back, read, fake)
         return back
 
     def _coded(self, value_id: int, to: Scaled) -> FxNode:
@@ -231,6 +239,13 @@ def _is(node: FxNode, source: ValueSource) -> bool:
         and node.args[0] is source.node
         and bool(node.args[1] == source.index)
     )
+
+
+def _arguments(node: FxNode) -> list[FxNode]:
+    """The nodes that ``node`` reads, one for each port."""
+    found: list[FxNode] = []
+    map_arg((node.args, node.kwargs), found.append)
+    return found
 
 
 def _replace(

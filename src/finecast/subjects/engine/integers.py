@@ -9,7 +9,6 @@ ran.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 from finecast.data.deviation import LIMIT, deviation
@@ -18,13 +17,10 @@ from finecast.engines.integers import fuses, not_as_planned
 from finecast.engines.loading import load_model
 from finecast.errors import EngineError, UsageError
 from finecast.graph import Graph
-from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.rules import Permission
 from finecast.rules.policy import Policy
 from finecast.rules.quantized import quantized_notes
-from finecast.rules.reason import Reason
 from finecast.subjects.engine.native import AppliedModel, NativeSource
 
 # Each turn takes ops out, and what is left is fused anew: more turns have not been needed.
@@ -89,7 +85,7 @@ def narrowed(source: NativeSource, planner: Planner, engine: Engine, feeds: Feed
             failed = left_out(engine, plan, source.build(plan).applied, feeds)
             if not failed:
                 break
-            planner = _without(planner, fmt, failed, engine.name)
+            planner = planner.without(fmt, failed)
     return planner
 
 
@@ -123,25 +119,3 @@ def check_on_integers(engine: Engine, plan: Plan, applied: AppliedModel, feeds: 
             f"{name!r} is planned in {plan.formats[name].label} and runs in {ran}",
             fix="keep it in fp32 by --exclude",
         )
-
-
-def _without(planner: Planner, fmt: Format, failed: Mapping[str, str], engine: str) -> Planner:
-    """``planner`` where the ops ``failed`` may not have ``fmt``."""
-    names = {n.id: n.name for n in planner.graph.nodes}
-    permissions = {
-        i: _deprived(p, fmt, engine, failed[names[i]]) if names[i] in failed else p
-        for i, p in planner.permissions.items()
-    }
-    return replace(planner, permissions=permissions)
-
-
-def _deprived(permission: Permission, fmt: Format, engine: str, ran: str) -> Permission:
-    formats = (permission.formats - {fmt}) or frozenset({Format.FP32})
-    reason = Reason(
-        rule="kernel",
-        text=f"planned in {fmt.label}, {engine} runs it in {ran} all the same",
-        permits=tuple(sorted(f.label for f in formats)),
-    )
-    kept = {f: e for f, e in permission.encodings.items() if f is not fmt}
-    reasons = (*permission.reasons, reason)
-    return replace(permission, formats=formats, reasons=reasons, encodings=kept)

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
-from finecast.engines.torch.integers import (
-    CompiledProducts,
-    products_on_integers,
-    takes_codes,
-)
+from finecast.engines.torch.integers import CompiledProducts, products_on_integers
 from finecast.engines.torch.kernel_check import flat_inputs
-from finecast.engines.torch.planning import ENGINE, device_of
+from finecast.engines.torch.planning import device_of
 from finecast.engines.torch.session import Arguments
-from finecast.errors import UsageError
+from finecast.errors import EngineError, UsageError
 from finecast.frontends.torch import Captured
 from finecast.frontends.torch.observing import observe
 from finecast.numbers.formats import Format
 from finecast.pipeline.adjusting import no_adjustments
 from finecast.pipeline.subject import UserRules
 from finecast.planning.planner import Planner
-from finecast.rules import Context, permit
 from finecast.rules.matching import check_names
-from finecast.rules.override import active, check_overrides
+from finecast.rules.override import check_overrides
 from finecast.rules.policy import Policy, Scope
+from finecast.subjects.torch.judging import judged
 from finecast.subjects.torch.source import TorchBuilt, built_of, kept_advice
 
-# As an option of torch.compile it comes too late: the module is traced without it.
 FREEZING: Final = "torch._inductor.config.freezing = True"
 HOW_TO_RUN: Final = (
     f"set {FREEZING} and run it by torch.compile under torch.no_grad():"
@@ -36,6 +31,10 @@ HOW_TO_RUN: Final = (
 # Of the outputs: sums in another order may move a value by a code here and there, which is far
 # less than one half of a step in all of them.
 _MOST_WRONG: Final = Format.INT8.unit_roundoff
+# Each turn takes ops out, and what is left is fused anew: more turns have not been needed.
+_MOST_TURNS: Final = 4
+# Of the ops that messages are about, so many are named.
+_NAMED: Final = 3
 
 
 def quantized(
@@ -43,8 +42,8 @@ def quantized(
 ) -> tuple[TorchBuilt, tuple[str, ...]]:
     """The module with every product in int8 that the compiled module runs so.
 
-    The ranges of values are those of the example inputs. Kinds of ops that the compiled module
-    does not run on integers keep fp32.
+    The ranges of values are those of the example inputs. A product that the compiled module
+    does not run on integers has the next of the policy's formats.
 
     Raises:
         UsageError: If the policy, the device or the compiler has no place for it.
@@ -54,49 +53,63 @@ def quantized(
     _check(policy, device_of(captured.module, args))
     check_names(policy, graph)
     check_overrides(graph)
+    planner = judged(captured, arguments, policy, rules, facts=observe(captured, args))
+    advice = kept_advice(graph, policy)
+    try:
+        planner, told = narrowed(captured, planner, arguments)
+    except EngineError as error:
+        why = f"{error.what}: every op keeps fp32; {error.fix}"
+        return built_of(captured, planner.highest(error.what)), (*advice, why)
+    built = built_of(captured, planner.lowest())
+    runs = any(d.format is Format.INT8 for d in built.plan.decisions)
+    nothing = () if told else ("no op can have int8 here: see the plan's reasons",)
+    return built, (*advice, *told, *((HOW_TO_RUN,) if runs else nothing))
+
+
+def narrowed(
+    captured: Captured, planner: Planner, arguments: Arguments
+) -> tuple[Planner, tuple[str, ...]]:
+    """``planner`` without the products that compiled modules do not run on integers.
+
+    And what to say of those.
+
+    Raises:
+        UsageError: If the module cannot be compiled.
+        EngineError: If products on integers are wrong here.
+    """
     told: tuple[str, ...] = ()
-    natives = sorted({n.native for n in graph.nodes if takes_codes(n)})
-    left = list(natives)
-    while True:
-        planner = _planner(captured, policy, args, rules, left)
-        built = built_of(captured, planner.lowest())
-        planned = [d for d in built.plan.decisions if d.format is Format.INT8]
-        if not planned:
-            return built, (*kept_advice(graph, policy), *told, *_nothing(told))
-        found = _compiled(built, arguments)
-        if not found.error <= _MOST_WRONG:
-            why = f"products on integers are wrong by {found.error:.2g} on this CPU"
-            unchanged = built_of(captured, planner.highest(why))
-            return unchanged, (f"{why}: every op keeps fp32; it takes VNNI",)
-        ran = found.count
-        if ran >= len(planned):
-            return built, (*kept_advice(graph, policy), *told, HOW_TO_RUN)
-        # Which of them did not cannot be told from the code: a kind of op at a time.
-        dropped = left.pop()
-        why = f"of {len(planned)} products in int8 the compiled module runs {ran} on integers"
-        told = (*told, f"{dropped} keeps fp32: {why}")
+    for _ in range(_MOST_TURNS):
+        failed = left_out(captured, built_of(captured, planner.lowest(Format.INT8)), arguments)
+        if not failed:
+            break
+        planner = planner.without(Format.INT8, dict.fromkeys(failed, "floats"))
+        first = ", ".join(repr(name) for name in failed[:_NAMED])
+        more = f" and {len(failed) - _NAMED} more" if failed[_NAMED:] else ""
+        told = (*told, f"not in int8: the compiled module runs {first}{more} on floats")
+    return planner, told
 
 
-def _planner(
-    captured: Captured,
-    policy: Policy,
-    args: Sequence[Any],
-    user_rules: UserRules,
-    natives: Collection[str],
-) -> Planner:
-    """What the rules leave each op, where only ops of ``natives`` may be on integers."""
-    graph = captured.graph
-    context = Context(
-        graph=graph,
-        policy=policy,
-        facts=observe(captured, args),
-        kernels=lambda node, _: None if node.native in natives else False,
-        engine=ENGINE,
-        user_rules=(*user_rules, *active()),
-        measured=True,
-        casts_around=frozenset(policy.formats),
-    )
-    return Planner(graph=graph, policy=policy, permissions=permit(context), engine=ENGINE)
+def left_out(captured: Captured, built: TorchBuilt, arguments: Arguments) -> list[str]:
+    """Products that the plan puts on integers and the compiled module does not, by name.
+
+    Raises:
+        UsageError: If the module cannot be compiled.
+        EngineError: If what it computes on integers is wrong.
+    """
+    plan = built.plan
+    planned = {d.node for d in plan.decisions if d.format is Format.INT8}
+    if not planned:
+        return []
+    found = _compiled(built, arguments)
+    rounded = any(d.format not in (Format.INT8, Format.FP32) for d in plan.decisions)
+    if not found.error <= _MOST_WRONG and not rounded:
+        raise EngineError(
+            f"products on integers are wrong by {found.error:.2g} on this CPU",
+            fix="it takes VNNI",
+        )
+    nodes = captured.binding.nodes
+    names = (n for n in captured.graph.nodes if n.name in planned)
+    return [n.name for n in names if nodes[n.id].name in found.left_out]
 
 
 def _compiled(built: TorchBuilt, arguments: Arguments) -> CompiledProducts:
@@ -116,24 +129,25 @@ def _first(error: BaseException) -> str:
     return str(lines[0])
 
 
-def _nothing(told: tuple[str, ...]) -> tuple[str, ...]:
-    return () if told else ("no op can have int8 here: see the plan's reasons",)
-
-
 def check_adjusts(policy: Policy) -> None:
     """Raise UsageError if operands are to be adjusted: a program's are not."""
     if policy.adjust:
         raise no_adjustments("a program of PyTorch")
 
 
-def _check(policy: Policy, device: str) -> None:
-    if policy.formats != (Format.INT8,) or policy.scope is Scope.AUTO:
-        raise UsageError(
-            f"policy {policy.label}: PyTorch's products get int8 alone, and all of them",
-            fix='use "matmult:int8", or bf16',
-        )
-    check_adjusts(policy)
-    if device != "cpu":
+def check_device(policy: Policy, device: str) -> None:
+    """Raise UsageError for int8 where there are no kernels that plans are made for."""
+    if Format.INT8 in policy.formats and device != "cpu":
         raise UsageError(
             f"int8 on {device}: plans are made for the CPU's kernels", fix="use bf16 or fp16"
         )
+
+
+def _check(policy: Policy, device: str) -> None:
+    if policy.scope is Scope.AUTO:
+        raise UsageError(
+            f"policy {policy.label}: what is converted by it is measured, op by op",
+            fix='use tune, or "matmult:int8" for all products',
+        )
+    check_adjusts(policy)
+    check_device(policy, device)

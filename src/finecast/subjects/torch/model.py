@@ -17,11 +17,13 @@ from finecast.data.deviation import LIMIT
 from finecast.devices.emulation import Emulation
 from finecast.engines import EMULATOR
 from finecast.engines.base import Session
+from finecast.engines.torch.kernel_check import flat_inputs
 from finecast.engines.torch.planning import make_torch_planner
 from finecast.engines.torch.session import ModuleSession, ProgramSignature, examples, runnable
 from finecast.errors import UsageError, WrongNumbersError
 from finecast.files import check_writable, digest
 from finecast.frontends import torch as frontend
+from finecast.frontends.torch.observing import observe
 from finecast.frontends.torch.reader import hinted_shapes
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
@@ -37,15 +39,16 @@ from finecast.pipeline.workload import Workload
 from finecast.planning.cost import RooflineCost
 from finecast.planning.plan import Plan
 from finecast.progress import silent
+from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects import check_options
 from finecast.subjects.emulated import EmulatedSubject
 from finecast.subjects.torch.convert import lowered
 from finecast.subjects.torch.files import export, load, save
-from finecast.subjects.torch.integers import check_adjusts
+from finecast.subjects.torch.integers import check_adjusts, quantized
 from finecast.subjects.torch.lengths import Inputs, longest
 from finecast.subjects.torch.program import TorchProgram
-from finecast.subjects.torch.source import TorchBuilt, TorchSource
+from finecast.subjects.torch.source import TorchBuilt, TorchSource, policy_codes
 from finecast.subjects.torch.subject import TorchSubject, TuneOptions
 
 # Formats that a program states on a device that is not here, where nobody names one.
@@ -151,9 +154,10 @@ class TorchModel(TorchSource):
         else:
             rules = tuple(options.user_rules.items())
             captured = self.captured
+            convert = quantized if policy_codes(policy) else lowered
             if policy.scope is Scope.NONE:  # not a number changes: nothing is folded either
                 captured = frontend.capture(self.model, (), fold=False)
-            built, told = lowered(captured, examples(self.model), policy, rules)
+            built, told = convert(captured, examples(self.model), policy, rules)
         if policy.scope is not Scope.NONE and not built.edits:
             told = (*told, NOTHING_CONVERTED)
         done = self._write(built, output, options, start)
@@ -268,8 +272,18 @@ class TorchModel(TorchSource):
             asked = self._asked(program, policy, options, options.device)
             return captured.graph, program.examine(asked).planner.lowest()
         rules = tuple(options.user_rules.items())
-        planner = make_torch_planner(captured.graph, policy, user_rules=rules, measured=False)
+        planner = make_torch_planner(
+            captured.graph,
+            policy,
+            user_rules=rules,
+            measured=False,
+            facts=self._facts() if policy_codes(policy) else None,
+        )
         return captured.graph, planner.lowest()
+
+    def _facts(self) -> dict[int, ValueFacts]:
+        """What the program's own example inputs show."""
+        return observe(self.captured, flat_inputs(*examples(self.model)))
 
     def graph_for(self, plan: Plan) -> Graph:
         """The captured graph."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.fx import GraphModule
@@ -22,6 +22,9 @@ from finecast.planning.planner import Planner
 from finecast.rules.matching import check_names
 from finecast.rules.override import check_overrides
 from finecast.rules.policy import Policy, Scope
+
+CODED: Final = (Format.INT8,)
+"""Formats of codes that kernels of compiled modules take."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,7 +61,7 @@ class TorchSource:
         """Refuse types of ports, formats no op computes in, names of nothing."""
         if policy.io or policy.io_low:
             raise UsageError("--io does not apply to PyTorch models", fix="leave it out")
-        check_formats(policy)
+        check_formats(policy, coded=CODED)
         check_names(policy, self.captured.graph)
         check_overrides(self.captured.graph)
 
@@ -74,6 +77,11 @@ class TorchSource:
     def notes(self, planner: Planner) -> Sequence[str]:
         """Of ops that keep a type of their own."""
         return kept_advice(planner.graph, planner.policy)
+
+
+def policy_codes(policy: Policy) -> bool:
+    """Whether ops may read codes: those run so in modules compiled with frozen weights."""
+    return policy.scope is not Scope.NONE and any(f in CODED for f in policy.formats)
 
 
 def built_of(captured: Captured, plan: Plan, where: str = "") -> TorchBuilt:

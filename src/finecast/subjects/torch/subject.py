@@ -14,14 +14,13 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from finecast.engines.base import Array, Feeds, KernelTime, Session, TensorSpec
 from finecast.engines.probe import Speed
-from finecast.engines.torch.kernel_check import flat_inputs, missing_kernels
+from finecast.engines.torch.kernel_check import flat_inputs
 from finecast.engines.torch.planning import (
     ENGINE,
     analysis_of,
     check_formats,
     compiled_cost,
     device_of,
-    make_torch_planner,
     points_of,
     sensitivities,
     speed_here,
@@ -45,6 +44,7 @@ from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
 from finecast.progress import Progress
 from finecast.rules.policy import Policy
+from finecast.subjects.torch.judging import judged
 from finecast.subjects.torch.source import TorchBuilt, TorchSource, state_bytes
 
 # Makes of a module what is deployed: ``torch.compile``, or nothing.
@@ -206,26 +206,11 @@ class TorchSubject:
         self, policy: Policy, user_rules: UserRules, workload: Workload, progress: Progress
     ) -> TorchExamined:
         """Judge once more until every op whose low kernel is missing is known."""
-        args, kwargs = self.arguments(workload)
-        unsupported: frozenset[str] = frozenset()
-        while True:
-            planner = make_torch_planner(
-                self.model.captured.graph,
-                policy,
-                user_rules=user_rules,
-                unsupported=unsupported,
-                measured=True,
-            )
-            lowest = self.model.build(planner.lowest()).model
-            missing = missing_kernels(lowest, args, kwargs) - unsupported
-            if not missing:
-                return TorchExamined(
-                    subject=self,
-                    planner=planner,
-                    arguments=(args, kwargs),
-                    progress=progress,
-                )
-            unsupported |= missing
+        arguments = self.arguments(workload)
+        planner = judged(self.model.captured, arguments, policy, user_rules)
+        return TorchExamined(
+            subject=self, planner=planner, arguments=arguments, progress=progress
+        )
 
     def session(self, built: Built) -> Session:
         """The module, run as it is."""
