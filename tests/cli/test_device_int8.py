@@ -127,8 +127,44 @@ def test_tune_tries_every_format_that_gains_on_a_device(
     kept = ("--target", "AVX512-VNNI", "--metric", "cosine", "--tolerance", "0.01", "--json")
     found = finecast("tune", net, "-o", net.with_name("a.onnx"), "--data", data, *kept).json
     assert found["verdict"] == "improved", found["why"]
-    assert found["ops"]["int8"] >= 1
+    assert {"int8", "int8_weights"} & found["ops"].keys()  # as fast, where weights are most
     assert "avx512-vnni computes bf16 in a wider format: left out" in found["why"]
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
+def test_weights_alone_on_devices_that_widen_them(
+    suffix: str, finecast: Finecast, heavy: tuple[Path, Path]
+) -> None:
+    """Without data to convert; priced by the bytes that are read, emulated by their codes."""
+    net, data = heavy
+    given, out = net.with_suffix(suffix), net.with_name(f"low{suffix}")
+    if suffix == ".xml":
+        openvino.save_model(openvino.convert_model(net), given, compress_to_fp16=False)
+    device = ("--target", "avx2-vnni", "--auto-cast-type", "int8_weights")
+    kept = ("--data", data, "--metric", "cosine", "--tolerance", "0.01", "--json")
+    seen = finecast("emulate", given, *device, *kept[:4], "--json").json
+    assert seen["cast_ops"] == 2
+    found = finecast("tune", given, "-o", out, *device, *kept).json
+    assert found["verdict"] == "improved", found["why"]
+    assert found["ops"]["int8_weights"] == 1  # the small product's time is not that of reading
+    assert 0 < found["relative_error"]["measured"] < 2 * seen["output_error"]
+    again = net.with_name(f"again{suffix}")
+    made = finecast(
+        "convert", given, "-o", again, "--auto-cast", "all", *device, "--json"
+    ).json
+    assert made["ops"] == {"int8_weights": 2}
+    fewer = finecast(
+        "tune", given, "-o", out, "--force", *device[:2], "--objective", "size", *kept
+    )
+    assert fewer.json["ops"]["int8_weights"] >= 1
+
+
+@pytest.mark.parametrize("target", ["inf1", "sm80"])
+def test_weights_alone_are_refused_where_no_kernel_is_known(
+    target: str, files: tuple[Path, Path]
+) -> None:
+    with pytest.raises(UsageError, match="no kernels known that widen weights"):
+        api.convert(files[0], None, "all:int8_weights", target=target)
 
 
 def test_an_exported_program_is_tuned_in_what_it_can_state(tmp_path: Path) -> None:

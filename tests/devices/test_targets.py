@@ -193,9 +193,9 @@ def test_empty_rates_are_rejected() -> None:
 @pytest.mark.parametrize(
     ("name", "formats"),
     [
-        ("amx", "bf16 int8"),
-        ("avx2", "bf16"),
-        ("avx512-vnni", "bf16 int8"),
+        ("amx", "bf16 int8 int8_weights"),
+        ("avx2", "bf16 int8_weights"),
+        ("avx512-vnni", "bf16 int8 int8_weights"),
         ("inf1", "bf16 int8"),
         ("trn1", "bf16"),  # its 8 bits are as fast as its 16
         ("trn2", "bf16 fp8_e4m3"),

@@ -106,7 +106,9 @@ class Emulation:
         if real is None or node.format is not Format.FP32:
             return None
         if self.format.scaled:
-            coded = node.id in self.encodings and real is self.format
+            coded = node.id in self.encodings and (
+                real is self.format or self.format.constants_only
+            )
             return EmulatedPorts(read=self.format, write=Format.FP32) if coded else None
         # An engine that computes in more than was asked still takes what the cast left.
         narrow = min(self.format, real, key=lambda f: (f.mantissa_bits, f.max))
@@ -151,9 +153,14 @@ def check(emulation: Emulation) -> None:
         engine = target.engine_for(OpKind.MATMUL)
         if engine.computes_in(fmt) is None:
             known = ", ".join(f.label for f in engine.rates_tflops if f is not Format.FP32)
+            lacks = (
+                "no kernels known that widen weights as they read them"
+                if fmt.constants_only
+                else "no such arithmetic"
+            )
             raise UsageError(
-                f"--auto-cast-type {fmt.label} with --target {target.name}: the device has no"
-                " such arithmetic",
+                f"--auto-cast-type {fmt.label} with --target {target.name}: the device has"
+                f" {lacks}",
                 fix=f"use one of {known}",
             )
     if emulation.rounding is Rounding.STOCHASTIC and not target.stochastic_rounding:

@@ -40,8 +40,8 @@ def kernel_query(engine: Engine) -> Callable[[Node, Format], bool | None]:
     """Whether ``engine`` has a kernel for a node in a format; None where it cannot say.
 
     An emulated device has those of the formats that the op's part of it takes. A format for
-    operands alone gains nothing where it is taken for a wider one; tf32, which is stored as
-    fp32, nothing but by faster products.
+    operands alone gains nothing where it is taken for a wider one, but for one of constants
+    alone; tf32, which is stored as fp32, nothing but by faster products.
     """
     if isinstance(engine, EmulatorEngine):
         device = engine.emulation.target
@@ -55,8 +55,10 @@ def _on_device(device: Target, native: str, fmt: Format) -> bool | None:
     real = device.engine_for(info.kind).computes_in(fmt)
     if fmt is Format.TF32:
         return info.matmul_engine and real is fmt
-    wider = real is None or (fmt.operands_only and real.storage_bytes > fmt.storage_bytes)
-    return False if wider else None
+    if real is None:
+        return False
+    gains = fmt.constants_only or not fmt.operands_only
+    return None if gains or real.storage_bytes <= fmt.storage_bytes else False
 
 
 def _known(engine: Engine) -> Callable[[Node, Format], bool | None]:

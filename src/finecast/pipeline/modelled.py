@@ -129,9 +129,14 @@ def _cast_time_s(
             continue
         rests = stored.get(value.id, Format.FP32)
         wanted = {
-            reads.get(n, Format.FP32).storage
+            _read_in(reads.get(n, Format.FP32))
             for n in value.uses
             if any(v.id == value.id for v in graph.following_inputs(graph.nodes[n]))
         }
         total += sum(cost.cast_time_s(value, rests, w) for w in wanted if w is not rests)
     return total
+
+
+def _read_in(fmt: Format) -> Format:
+    """What an op in ``fmt`` reads values in: as they are, if its constants alone are low."""
+    return Format.FP32 if fmt.constants_only else fmt.storage

@@ -62,8 +62,7 @@ class RooflineCost:
 
     def node_time_s(self, graph: Graph, node: Node, fmt: Format) -> float:
         """Seconds by the roofline; infinity if the engine has no such format."""
-        computed = Format.FP32 if fmt.constants_only else fmt
-        rate = self.target.engine_for(by_name(node.op).kind).rate_tflops(computed)
+        rate = self.target.engine_for(by_name(node.op).kind).rate_tflops(fmt)
         if rate is None:
             return math.inf
         shapes = self.node_shapes(graph, node)

@@ -114,21 +114,28 @@ class Target:
         return self.engine(role_of(kind))
 
     def computes_in(self, fmt: Format) -> bool:
-        """Whether products of ``fmt`` are computed in it, and not in a wider format."""
+        """Whether products of ``fmt`` are computed in it, and not in a wider format.
+
+        Of a format for constants alone: whether kernels read them so.
+        """
         real = self.engine(EngineRole.MATMUL).computes_in(fmt)
-        return real is not None and real.storage_bytes <= fmt.storage_bytes
+        if real is None:
+            return False
+        return fmt.constants_only or real.storage_bytes <= fmt.storage_bytes
 
     @property
     def low_formats(self) -> tuple[Format, ...]:
         """Formats worth trying where nobody names one, in order of preference.
 
-        bf16, or fp16 where it is not there; then those of 8 bits with faster products.
+        bf16, or fp16 where it is not there; then those of 8 bits with faster products, and
+        that of constants alone, which saves reading them.
         """
         products = self.engine(EngineRole.MATMUL)
         wide = next((f for f in _WIDE if products.computes_in(f)), _WIDE[0])
         rates = {f: products.rate_tflops(f) or 0.0 for f in (wide, *_NARROW)}
         narrow = (f for f in _NARROW if self.computes_in(f) and rates[f] > rates[wide])
-        return (wide, *narrow)
+        alone = (f for f in (Format.INT8_WEIGHTS,) if self.computes_in(f))
+        return (wide, *narrow, *alone)
 
 
 _WIDE: Final = (Format.BF16, Format.FP16)
