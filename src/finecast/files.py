@@ -211,11 +211,6 @@ def folder_files(folder: Path, *, leave_out: Sequence[str] = ()) -> list[Path]:
     return sorted(found)
 
 
-def folder_bytes(folder: Path) -> int:
-    """Bytes of all files in a folder."""
-    return sum(p.stat().st_size for p in folder_files(folder))
-
-
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` as UTF-8; as ``write_bytes``.
 

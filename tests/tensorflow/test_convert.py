@@ -243,3 +243,22 @@ def test_a_switch_rounds_to_bf16_and_back(mlp: Model) -> None:
     exact = run(False, False)
     np.testing.assert_array_equal(run(True, False), round_to(exact, Format.BF16))
     assert 0 < np.abs(run(False, True) - exact).max() < 0.02
+
+
+# numpy 2 says so of TensorFlow 2.21's own tensors.
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("kind", ["SavedModel", ".keras"])
+def test_its_size_is_that_of_its_weights_and_ops(kind: str, tmp_path: Path) -> None:
+    """A SavedModel has every function of its layers, Keras's files their variables twice."""
+    x = tf.keras.Input((16,), name="x")
+    model = tf.keras.Model(x, tf.keras.layers.Dense(512)(tf.keras.layers.Dense(64)(x)))
+    if kind == "SavedModel":
+        model.export(path := tmp_path / "m", verbose=False)
+    else:
+        model.save(path := tmp_path / "m.keras")
+    before, after = finecast.convert(path, tmp_path / "same", "none").size_bytes
+    assert before == after
+    weights = 4 * model.count_params()
+    assert weights < before < 1.1 * weights
+    before, after = finecast.convert(path, tmp_path / "low", "all:bf16").size_bytes
+    assert 0.5 * before <= after < 0.6 * before

@@ -109,6 +109,49 @@ def test_inputs_are_given_and_cast_as_keras_does(two_inputs: Any) -> None:
         low(a, b, a)
 
 
+def test_a_dict_of_inputs_is_not_taken_in_another_order(tmp_path: Path) -> None:
+    """Keras sorts the keys of a dict, whatever the order that it was written in."""
+    words, mask = (tf.keras.Input((4,), name=name) for name in ("words", "mask"))
+    model = tf.keras.Model({"words": words, "mask": mask}, words - 2 * mask)
+    feeds = {"words": np.ones((2, 4), np.float32), "mask": np.full((2, 4), 3, np.float32)}
+    low = converting.convert(model, policy="none:bf16")
+    np.testing.assert_array_equal(np.asarray(low(feeds)), np.asarray(model(feeds)))
+    low.save(tmp_path / "low")
+    (found,) = served(tmp_path / "low", feeds).values()
+    np.testing.assert_array_equal(found, np.asarray(model(feeds)))
+
+
+@pytest.fixture
+def nested() -> Any:
+    """Inputs in a dict of a dict; outputs in a dict of a dict and a list."""
+    a, b = (tf.keras.Input((4,), name=name) for name in "ab")
+    head = layers.Dense(3)
+    outputs = {"first": a - 2 * b, "more": {"sum": a + b, "heads": [head(a), head(b)]}}
+    return tf.keras.Model({"given": {"b": b, "a": a}}, outputs)
+
+
+def test_nested_outputs_have_their_paths_for_names(nested: Any, tmp_path: Path) -> None:
+    a, b = (np.full((2, 4), n, np.float32) for n in (1, 3))
+    wanted = nested({"given": {"a": a, "b": b}})
+    low = converting.convert(nested, policy="none:bf16")
+    low.save(tmp_path / "low")
+    for found in (low(a=a, b=b), served(tmp_path / "low", {"a": a, "b": b})):
+        assert set(found) == {"first", "more/sum", "more/heads/0", "more/heads/1"}
+        np.testing.assert_array_equal(np.asarray(found["first"]), np.asarray(wanted["first"]))
+        head = np.asarray(wanted["more"]["heads"][1])
+        np.testing.assert_allclose(np.asarray(found["more/heads/1"]), head, rtol=1e-6)
+
+
+def test_nested_outputs_are_written_as_ir(nested: Any, tmp_path: Path) -> None:
+    nested.save(tmp_path / "nested.keras")
+    finecast.convert(tmp_path / "nested.keras", tmp_path / "low.xml", "none:bf16")
+    session = finecast.load(tmp_path / "low.xml").reference()
+    a, b = (np.full((2, 4), n, np.float32) for n in (1, 3))
+    found = session.run({"a": a, "b": b})
+    assert {"first", "more/sum", "more/heads/0", "more/heads/1"} == set(found)
+    np.testing.assert_array_equal(found["first"], a - 2 * b)
+
+
 def test_policies_of_a_loaded_model_name_its_layers(two_inputs: Any, tmp_path: Path) -> None:
     two_inputs.save(tmp_path / "m.keras")
     loaded = tf.keras.models.load_model(tmp_path / "m.keras")

@@ -54,6 +54,14 @@ def test_text(tmp_path: Path) -> None:
     refused(model.path, r"input 'sentence' is text.*plain arrays of numbers")
 
 
+def test_text_in_a_keras_file(tmp_path: Path) -> None:
+    words = tf.keras.layers.TextVectorization(10, output_sequence_length=4)
+    words.adapt(["some words", "more"])
+    sentence = tf.keras.Input((1,), dtype="string", name="sentence")
+    tf.keras.Model(sentence, words(sentence)).save(tmp_path / "m.keras")
+    refused(tmp_path / "m.keras", r"input 'sentence' is text.*m\.keras")
+
+
 def test_parts_of_a_ragged_tensor_need_data_to_run_on(tmp_path: Path) -> None:
     """A signature takes their parts as plain arrays, of which random ones do not fit."""
     module = tf.Module()
@@ -99,7 +107,9 @@ def test_loops_of_tensorflow_1(tmp_path: Path) -> None:
     refused(tmp_path / "m", r"loops of TensorFlow 1.*enable_control_flow_v2")
 
 
-def test_a_saved_model_of_a_tensorflow_1_session_is_read(tmp_path: Path) -> None:
+def test_a_saved_model_of_a_tensorflow_1_session_is_read(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         x = tf.compat.v1.placeholder(tf.float32, [None, 4], name="x")
         w = tf.compat.v1.get_variable("w", initializer=np.eye(4, dtype=np.float32) * 2)
@@ -110,7 +120,11 @@ def test_a_saved_model_of_a_tensorflow_1_session_is_read(tmp_path: Path) -> None
         )
         with pytest.raises(UsageError, match=r"a session of TensorFlow 1.*simple_save"):
             finecast.load(session)
+    capfd.readouterr()
+    caplog.clear()
     finecast.convert(tmp_path / "m", tmp_path / "low", "all:bf16")
+    # TensorFlow warns that it cannot serialize the variables of such a graph.
+    assert "serializ" not in capfd.readouterr().err + caplog.text
     function = tf.saved_model.load(str(tmp_path / "low")).signatures["serving_default"]
     found = function(features=tf.ones([2, 4]))
     np.testing.assert_array_equal(found["out"].numpy(), np.full((2, 4), 2, np.float32))

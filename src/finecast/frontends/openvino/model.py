@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from finecast.errors import EngineError, FinecastError, ModelError, UsageError
 from finecast.files import digest
+from finecast.frontends.keras_outputs import with_flat_outputs
 from finecast.frontends.openvino.changes import converted_to
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.reader import name_ops, renumber_ops
@@ -193,11 +194,12 @@ def _readable(path: Path) -> Generator[Path]:
         ) from error
     with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
         try:
-            keras.saving.load_model(path, compile=False).export(folder, verbose=False)
+            loaded = keras.saving.load_model(path, compile=False)
+            with_flat_outputs(keras, loaded).export(folder, verbose=False)
         except (ValueError, TypeError, OSError, AttributeError, ImportError) as error:
-            first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+            what = (str(error).strip() or type(error).__name__).removeprefix("in user code:")
             raise ModelError(
-                f"Keras cannot export the model: {first}",
+                f"Keras cannot export the model: {' '.join(what.split())[:200]}",
                 where=str(path),
                 fix="load it in Python with its custom objects, and write a SavedModel:"
                 " model.export(FOLDER)",

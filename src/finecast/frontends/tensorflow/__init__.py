@@ -45,7 +45,6 @@ class TensorFlowFile:
         model: The model.
         graph: Its graph.
         binding: What of the model the graph's ids stand for.
-        size_bytes: Of all its files.
         original: The model as it was before an earlier conversion, if there was one.
         external: Files other than ``path``: there are none.
     """
@@ -55,9 +54,17 @@ class TensorFlowFile:
     model: FrozenModel
     graph: Graph
     binding: GraphBinding
-    size_bytes: int
     original: TensorFlowFile | None = None
     external: tuple[Path, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the model as its conversion is written: weights, and the graph of their ops.
+
+        Its own files have more in them: Keras's files their variables twice, a SavedModel
+        every function of the layers.
+        """
+        return self.model.size_bytes
 
     @property
     def digest(self) -> str:
@@ -123,24 +130,18 @@ class TensorFlowApplied:
         return instrument.with_outputs(self.model, names)
 
 
-def capture(
-    model: FrozenModel, digest: str, *, path: Path = Path("model"), size_bytes: int = 0
-) -> TensorFlowFile:
+def capture(model: FrozenModel, digest: str, *, path: Path = Path("model")) -> TensorFlowFile:
     """The model with its graph; ``digest`` identifies it in plans."""
     graph, binding = read(model, digest)
-    size_bytes = size_bytes or model.size_bytes
     before: TensorFlowFile | None = None
     if converted_to(model.notes):
-        before = capture(
-            before_conversion(graph, binding), digest, path=path, size_bytes=size_bytes
-        )
+        before = capture(before_conversion(graph, binding), digest, path=path)
     return TensorFlowFile(
         path=path,
         name=str(path),
         model=model,
         graph=graph,
         binding=binding,
-        size_bytes=size_bytes,
         original=before,
     )
 

@@ -6,6 +6,7 @@ Its names are untyped here: the environment that types are checked in is without
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import re
 import sys
@@ -65,6 +66,19 @@ except ImportError as error:
 
 # Freezing is to leave control flow as functions; of a Case it would make Switch and Merge.
 freezing._CONTROL_FLOW_OPS.update({"Case", "StatelessCase"})
+
+
+@contextmanager
+def without_warnings() -> Generator[None]:
+    """Leave out what TensorFlow warns of meanwhile; errors are shown."""
+    logger = tf.get_logger()
+    before = logger.level
+    logger.setLevel(max(before, logging.ERROR))
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
 
 GraphDef: TypeAlias = Any
 NodeDef: TypeAlias = Any

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from finecast.errors import ModelError, UsageError
+from finecast.frontends.keras_outputs import with_flat_outputs
 from finecast.frontends.tensorflow.canonical import canonical
 from finecast.frontends.tensorflow.functions import bodies, every_node
-from finecast.frontends.tensorflow.library import dtype_label, freezing, tf
+from finecast.frontends.tensorflow.library import dtype_label, freezing, tf, without_warnings
 from finecast.frontends.tensorflow.model import (
     SERVING,
     FrozenModel,
@@ -96,10 +97,11 @@ def load_keras(path: Path, *, trust: bool) -> Any:
         ) from error
 
 
-def of_keras(model: Any) -> FrozenModel:
-    """A built Keras model, called for inference.
+def of_keras(model: Any, where: str = "") -> FrozenModel:
+    """A built Keras model, called for inference; nested outputs are called by their paths.
 
     Raises:
+        ModelError: If it takes or gives what is no plain tensor of numbers.
         UsageError: If the shapes of its inputs are not known: it was never built, or is a
             subclass, which Keras keeps no shapes of.
     """
@@ -110,23 +112,20 @@ def of_keras(model: Any) -> FrozenModel:
             fix="give it a keras.Input, or call it once on a batch, model.export(FOLDER), and"
             " give the folder",
         )
+    model = with_flat_outputs(tf.keras, model)
     specs = [
         tf.TensorSpec(x.shape, x.dtype, name=x.name or f"input_{i}")
         for i, x in enumerate(model.inputs)
     ]
     nested = getattr(model, "_inputs_struct", None)  # Keras has no public name for it
-    names = list(nested) if isinstance(nested, Mapping) else None
 
     def call(*tensors: Any) -> Any:
-        given: Any = list(tensors)
-        if names is not None:
-            given = dict(zip(names, tensors, strict=True))
-        elif len(given) == 1:
-            given = given[0]
-        return model(given, training=False)
+        if nested is None:
+            return model(tensors[0] if len(tensors) == 1 else list(tensors), training=False)
+        return model(tf.keras.tree.pack_sequence_as(nested, tensors), training=False)
 
     function = tf.function(call, input_signature=specs).get_concrete_function()
-    return _of_function(function, [s.name for s in specs], model.name)
+    return _of_function(function, [s.name for s in specs], where or model.name)
 
 
 def of_graph_def(
@@ -193,7 +192,6 @@ def _frozen(function: Any, where: str) -> FrozenModel:
     Raises:
         ModelError: If its ports are no plain tensors, or its variables cannot be frozen.
     """
-    _check_ports(function, where)
     names = list(function.structured_input_signature[1])
     # By their order in the function: what a caller names is sorted elsewhere.
     ordered = [n for n in getattr(function, "_arg_keywords", None) or names if n in names]
@@ -201,12 +199,14 @@ def _frozen(function: Any, where: str) -> FrozenModel:
 
 
 def _of_function(function: Any, names: Sequence[str], where: str) -> FrozenModel:
+    _check_ports(function, where)
     sizes = ((v.shape.num_elements() or 0) * v.dtype.size for v in function.variables)
     check_size(sum(sizes), where)
     try:
-        frozen = freezing.convert_variables_to_constants_v2(
-            function, lower_control_flow=False, aggressive_inlining=True
-        )
+        with without_warnings():
+            frozen = freezing.convert_variables_to_constants_v2(
+                function, lower_control_flow=False, aggressive_inlining=True
+            )
     except (ValueError, RuntimeError, tf.errors.OpError) as error:
         raise unreadable(error, where) from error
     tensors = [t for t in frozen.inputs if t.dtype not in (tf.resource, tf.variant)]
@@ -265,7 +265,7 @@ def _port(name: str, tensor: Any, at: str) -> SignaturePort:
 def _check_ports(function: Any, where: str) -> None:
     given = function.structured_input_signature
     for name, spec in {**dict(enumerate(given[0])), **given[1]}.items():
-        _check_port("input", name, spec, where)
+        _check_port("input", getattr(spec, "name", None) or name, spec, where)
     made = function.structured_outputs
     for name, spec in made.items() if isinstance(made, Mapping) else ():
         _check_port("output", name, spec, where)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from finecast.engines.base import Engine
 from finecast.errors import UsageError
-from finecast.files import check_writable_folder, folder_bytes, publish_folder
+from finecast.files import check_writable_folder, publish_folder
 from finecast.frontends.tensorflow.loading import GRAPH_FILE
 from finecast.frontends.tensorflow.saving import save
 from finecast.pipeline.artefact import Destination, Verified
@@ -28,7 +28,7 @@ def write(
     engines: Sequence[Engine],
     feeds: FeedMaker,
 ) -> tuple[int, Verified]:
-    """Put the model at its destination; its bytes on disk, and how it was verified.
+    """Put the model at its destination; its bytes, and how it was verified.
 
     Without a path it is verified in memory.
 
@@ -47,7 +47,7 @@ def write(
         verified.append(verify(source, built, folder, engines, feeds))
 
     publish(staged, output.path, force=output.force)
-    return folder_bytes(output.path), verified[0]
+    return model.size_bytes, verified[0]
 
 
 def publish(make: Callable[[Path], None], path: Path, *, force: bool) -> None:

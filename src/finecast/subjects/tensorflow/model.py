@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 
 from finecast.engines.base import Engine
 from finecast.errors import UsageError
-from finecast.files import check_writable_folder, digest, folder_bytes, folder_files
+from finecast.files import check_writable_folder, digest, folder_files
 from finecast.frontends import tensorflow as frontend
 from finecast.frontends.roundable import Roundable
 from finecast.frontends.tensorflow import (
@@ -44,15 +44,15 @@ def read(path: Path, *, trust: bool = False) -> TensorFlowModel:
         ModelError: If it cannot be read.
     """
     if path.suffix.lower() == ".keras":
-        model, found = of_keras(load_keras(path, trust=trust)), digest(path)
-        return _of(model, found, path, path.stat().st_size)
+        model = of_keras(load_keras(path, trust=trust), str(path))
+        return _of(model, digest(path), path)
     if trust:
         raise UsageError(
             "--trust is for .pt2 and .keras files", where=str(path), fix="leave it out"
         )
     model = load(path)
     parts = folder_files(path, leave_out=("fingerprint.pb",))
-    return _of(model, digest(*parts), path, folder_bytes(path))
+    return _of(model, digest(*parts), path)
 
 
 def take(model: Any) -> TensorFlowModel:
@@ -80,11 +80,11 @@ def of_frozen(model: FrozenModel, name: str) -> TensorFlowModel:
     """A model in memory."""
     content = model.graph.SerializeToString(deterministic=True)
     found = hashlib.sha256(content).hexdigest()[:_DIGITS]
-    return _of(model, found, Path(f"{name}.keras"), model.size_bytes)
+    return _of(model, found, Path(f"{name}.keras"))
 
 
-def _of(model: FrozenModel, found: str, path: Path, size_bytes: int) -> TensorFlowModel:
-    return TensorFlowModel(file=capture(model, found, path=path, size_bytes=size_bytes))
+def _of(model: FrozenModel, found: str, path: Path) -> TensorFlowModel:
+    return TensorFlowModel(file=capture(model, found, path=path))
 
 
 @dataclass(slots=True, kw_only=True)

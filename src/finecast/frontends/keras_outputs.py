@@ -1,0 +1,23 @@
+"""The outputs of a Keras model, as a signature can name them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def with_flat_outputs(keras: Any, model: Any) -> Any:
+    """A Keras model whose outputs are not nested: a nested one is called ``KEY/KEY``.
+
+    Laws: outputs are the same tensors, layers the same objects; a model without nested
+    outputs is returned as it is. Signatures of TensorFlow have one level of names.
+
+    Args:
+        keras: The library.
+        model: Of it.
+    """
+    nested = getattr(model, "_outputs_struct", None)  # Keras has no public name for it
+    paths = [] if nested is None else keras.tree.flatten_with_path(nested)
+    if all(len(path) <= 1 for path, _ in paths):
+        return model
+    named = {"/".join(map(str, path)): tensor for path, tensor in paths}
+    return keras.Model(model.inputs, named, name=model.name)
