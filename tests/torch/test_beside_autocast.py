@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import finecast.torch as ft
 from finecast.engines.torch.autocast import autocast_formats
-from finecast.engines.torch.planning import choose, make_torch_planner
+from finecast.engines.torch.planning import Known, choose, make_torch_planner
 from finecast.errors import UsageError
 from finecast.frontends import torch as frontend
 from finecast.numbers.formats import Format
@@ -149,7 +149,7 @@ def test_autocast_s_plan_follows_the_types_that_ops_read() -> None:
 
     captured = frontend.capture(Net().eval(), (torch.randn(4, 8),))
     policy = Policy.parse("auto:bf16")
-    planner = make_torch_planner(captured.graph, policy, measured=True)
+    planner = make_torch_planner(captured.graph, policy, known=Known(measured=True))
     found = autocast_formats(captured.graph, planner.permissions, policy.formats)
     formats = {captured.graph.nodes[n].op: f for n, f in found.items()}
     low, high = Format.BF16, Format.FP32

@@ -64,11 +64,11 @@ def converted(
 ) -> tuple[Any, list[str]]:
     """``convert``, where compiled modules run all products on integers but ``left_out``."""
 
-    def compiled(module: torch.fx.GraphModule, *_: object) -> CompiledProducts:
+    def compiled(module: torch.fx.GraphModule, *_: object) -> tuple[Any, CompiledProducts]:
         coded = scales_of_products(module)
-        return CompiledProducts(left_out=left_out & coded.keys(), error=error)
+        return module, CompiledProducts(left_out=left_out & coded.keys(), error=error)
 
-    monkeypatch.setattr(integers, "products_on_integers", compiled)
+    monkeypatch.setattr(integers, "compiled_frozen", compiled)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", UserWarning)
         module, x = net
@@ -185,7 +185,7 @@ def test_adjusted_operands_are_refused(net: tuple[nn.Module, torch.Tensor]) -> N
 COMPILED = """
 import json, warnings, torch
 from tests.torch import test_int8 as t
-from finecast.engines.torch.integers import products_on_integers
+from finecast.engines.torch.integers import compiled_frozen
 import finecast.torch as ft
 from finecast.subjects.torch import integers
 torch.manual_seed(0)
@@ -193,7 +193,7 @@ net, x = t.Net().eval(), torch.randn(8, 3, 8, 8)
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
     made = ft.convert(net, (x,), "matmult:int8")
-found = products_on_integers(made, (x,), {})
+_, found = compiled_frozen(made, (x,), {})
 torch.compiler.reset()
 exec(integers.FREEZING)
 with torch.no_grad():

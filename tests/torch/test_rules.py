@@ -14,7 +14,7 @@ from torch import nn
 
 import finecast.torch as ft
 from finecast import rules
-from finecast.engines.torch.planning import RuleSet, make_torch_planner
+from finecast.engines.torch.planning import Known, RuleSet, make_torch_planner
 from finecast.errors import ModelError, UsageError
 from finecast.frontends import torch as frontend
 from finecast.graph import Graph
@@ -283,7 +283,10 @@ def lowest_under(held: Overrides, rule_set: str = "finecast") -> dict[str, str]:
     captured, policy = frontend.capture(body, (x,)), Policy.parse("all:bf16")
     with rules.override(held):
         planner = make_torch_planner(
-            captured.graph, policy, measured=False, rule_set=RuleSet.parse(rule_set)
+            captured.graph,
+            policy,
+            known=Known(measured=False),
+            rule_set=RuleSet.parse(rule_set),
         )
     return {d.op: d.format.label for d in planner.lowest().decisions}
 

@@ -48,7 +48,13 @@ USAGES: Final[Mapping[str, Usage]] = {
     "tensorflow": Usage(
         code='tensorflow.saved_model.load({path}).signatures["serving_default"]'
     ),
-    "torch": Usage(code="torch.compile(torch.export.load({path}).module())"),
+    "torch": Usage(
+        code="torch.compile(torch.export.load({path}).module())",
+        notes={
+            "int8": "with torch._inductor.config.freezing = True before, under"
+            " torch.no_grad(), loaded by finecast.torch.load, which knows the ops on codes",
+        },
+    ),
 }
 
 

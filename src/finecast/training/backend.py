@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 
 from finecast.engines.torch.planning import (
     Followed,
+    Known,
     RuleSet,
     analysis_of,
     as_autocast,
@@ -188,7 +189,7 @@ class Backend:
             graph,
             policy,
             user_rules=self.user_rules,
-            measured=False,
+            known=Known(measured=False),
             rule_set=self.rule_set,
             overrides=self._overrides(),
         )

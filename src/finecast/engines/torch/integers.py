@@ -19,6 +19,9 @@ from finecast.frontends.torch.capture import quiet
 from finecast.frontends.torch.codes import scales_of_products
 from finecast.graph import Node
 
+# Makes of a module what is deployed: ``torch.compile``, or nothing.
+Prepare = Callable[[torch.nn.Module], Callable[..., Any]]
+
 _FUSED: Final = frozenset({"aten::linear", "aten::conv2d"})
 """Ops whose codes Inductor's passes for x86 take into one kernel."""
 _KERNELS: Final = ("onednn.qlinear_pointwise", "onednn.qconv_pointwise", "onednn.qconv2d_")
@@ -55,24 +58,17 @@ def frozen() -> Generator[None]:
         yield
 
 
-def compiled_frozen(module: torch.nn.Module, call: Sequence[Any]) -> Callable[..., Any]:
-    """``module`` compiled with frozen weights, by one call of ``args, kwargs``."""
-    args, kwargs = call
-    run: Callable[..., Any] = torch.compile(module)
-    with quiet(), frozen():
-        run(*args, **kwargs)
-    return run
-
-
-def products_on_integers(
-    module: GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> CompiledProducts:
-    """What the compiled module runs on integers.
+def compiled_frozen(
+    module: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    prepare: Prepare = torch.compile,
+) -> tuple[Callable[..., Any], CompiledProducts]:
+    """``prepare(module)`` with frozen weights, and what it runs on integers.
 
     Raises:
         RuntimeError: If it cannot be compiled.
     """
-    torch.compiler.reset()
     ran: Counter[int] = Counter()
 
     def look(graph: FxGraph) -> None:
@@ -84,14 +80,15 @@ def products_on_integers(
     # The graph after Inductor has frozen and fused it; of what is cached there would be none.
     seen = {"fx_graph_cache": False, "post_grad_custom_pre_pass": look}
     with quiet(), frozen(), config.patch(seen):
+        run = prepare(module)
         want = tree_leaves(module(*args, **kwargs))
-        got = tree_leaves(torch.compile(module)(*args, **kwargs))
-    scales = scales_of_products(module)
+        got = tree_leaves(run(*args, **kwargs))
+    scales = scales_of_products(module) if isinstance(module, GraphModule) else {}
     by = {path: module.get_buffer(path).data_ptr() for path in scales.values()}
     # Which of several products by one weight ran is not told: all of them or none.
     wanted = Counter(by[path] for path in scales.values())
     left_out = (n for n, path in scales.items() if ran[by[path]] < wanted[by[path]])
-    return CompiledProducts(left_out=frozenset(left_out), error=_error(got, want))
+    return run, CompiledProducts(left_out=frozenset(left_out), error=_error(got, want))
 
 
 def _error(got: Sequence[Any], want: Sequence[Any]) -> float:

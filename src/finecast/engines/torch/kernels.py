@@ -4,11 +4,13 @@ Convolutions, products of activations and attention are calls of library kernels
 in a format depends on the shapes: on a CPU attention of one query over a long cache is several
 times slower in bf16 than in fp32, while a dense convolution is twice as fast. So each
 distinct one is run, once per process. Products with constant weights are left to the rates:
-deployed they read weights packed ahead of time, which a plain call does not.
+deployed they read weights packed ahead of time, which a plain call does not. Beside those on
+integers they are run as modules with frozen weights run them (``packed.py``).
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,8 +23,10 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage] - no public name
 )
 
+from finecast.engines.torch import packed
+from finecast.engines.torch.integers import takes_codes
 from finecast.engines.torch.rates import one_thread
-from finecast.frontends.torch.aten import DTYPES
+from finecast.frontends.torch.aten import DTYPES, named_arguments
 from finecast.frontends.torch.reader import FxBinding, hint, tensor_inputs
 from finecast.graph import Graph, Node
 from finecast.numbers.formats import Format
@@ -65,19 +69,32 @@ class KernelTimes:
         """
         if not self._is_measured(node) or expected_s * self.threads > _LONGEST_S:
             return None
+        formats = [f for f in self.formats if not f.scaled or takes_codes(node)]
+        if fmt not in formats:
+            return math.inf
         fx = self.binding.nodes[node.id]
         key = self._key(node, fx)
         if key not in _seen:
-            _seen[key] = self._measure(node, fx)
+            _seen[key] = self._measure(node, fx, formats)
         found = _seen[key]
-        return None if found is None else found[self.formats.index(fmt)] / self.threads
+        return None if found is None else found[formats.index(fmt)] / self.threads
+
+    @property
+    def frozen(self) -> bool:
+        """Whether weights are packed: products on integers are among what is compared."""
+        return any(f.scaled for f in self.formats)
 
     def _is_measured(self, node: Node) -> bool:
         if not by_name(node.op).matmul_engine:
             return False
+        if not self._weighted(node) or node.op not in _PACKED:
+            return True
+        return self.frozen and takes_codes(node)
+
+    def _weighted(self, node: Node) -> bool:
+        """Whether it is a product by constant weights."""
         weights = [i for i in node.inputs[1:2] if i is not None]
-        constant = any(self.graph.values[i].constant is not None for i in weights)
-        return not (constant and node.op in _PACKED)
+        return any(self.graph.values[i].constant is not None for i in weights)
 
     def _key(self, node: Node, fx: FxNode) -> str:
         shapes = [(*_sizes(n), _strides(n), n.meta["val"].dtype) for n in tensor_inputs(fx)
@@ -85,16 +102,26 @@ class KernelTimes:
         plain = map_arg((fx.args, fx.kwargs), lambda n: None)  # type: ignore[arg-type, return-value]
         return f"{self.device} {self.formats} {fx.target} {shapes} {plain} {node.follows_in}"
 
-    def _measure(self, node: Node, fx: FxNode) -> tuple[float, ...] | None:
+    def _measure(
+        self, node: Node, fx: FxNode, formats: Sequence[Format]
+    ) -> tuple[float, ...] | None:
         # Backends ask while a graph is traced, where tensors are fake and cost nothing.
         with _disable_current_modes(), one_thread(self.device), torch.no_grad():
             try:
-                calls = [self._call(node, fx, fmt) for fmt in self.formats]
+                calls = [self._call(node, fx, fmt) for fmt in formats]
                 return tuple(_best(calls, self.device))
             except (RuntimeError, NotImplementedError):
                 return None  # a format without a kernel; the plan is told of it elsewhere
 
     def _call(self, node: Node, fx: FxNode, fmt: Format) -> Call:
+        if self.frozen and takes_codes(node) and self._weighted(node):
+            given = named_arguments(fx)
+            values, weights = _sizes(given["input"]), _sizes(given["weight"])
+            if node.op in _PACKED:
+                bias = given.get("bias") is not None
+                return packed.linear(values, weights[0], fmt, bias=bias)
+            if fmt.scaled:
+                return packed.coded_conv2d(values, weights, given)
         made: dict[FxNode, Any] = {}
         for source, follows in zip(tensor_inputs(fx), node.follows_in, strict=True):
             made.setdefault(source, self._made(node, source, DTYPES[fmt] if follows else None))

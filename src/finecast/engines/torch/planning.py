@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from finecast.engines.torch.kernels import KernelTimes
 from finecast.engines.torch.rates import rate_here
 from finecast.errors import UsageError
 from finecast.frontends.torch import Captured
-from finecast.frontends.torch.probing import Errors, first_order, probe_all
+from finecast.frontends.torch.probing import Errors, first_order, probe_all, switched
 from finecast.frontends.torch.reader import FxBinding
 from finecast.graph import Graph, Node
 from finecast.naming import look_up
@@ -32,9 +32,13 @@ from finecast.planning.assign import lowest
 from finecast.planning.choices import Choice
 from finecast.planning.cost import CostModel
 from finecast.planning.planner import Planner
-from finecast.planning.points import Point, find_points
-from finecast.planning.problem import Analysis, Roundings
+from finecast.planning.points import Point, RoundingPoints, find_points
+from finecast.planning.problem import Analysis, Roundings, roundings
+from finecast.planning.scaled_points import scaled_points
+from finecast.planning.sensitivity import Sensitivity, joined, measure
+from finecast.planning.switches import switches
 from finecast.planning.units import make_units
+from finecast.progress import Progress
 from finecast.rules import Context, UserRule
 from finecast.rules.facts import ValueFacts
 from finecast.rules.override import Overrides, active
@@ -44,6 +48,8 @@ from finecast.rules.reason import Reason
 from finecast.rules.training import TRAINING_RULES
 
 ENGINE: Final = "torch"
+# Of each format whose ops read codes, where plans round to it, and what that does.
+Sensitivities = Mapping[Format, tuple[RoundingPoints, Sensitivity]]
 # A plan that is predicted to be slower than the fastest by less than this is as fast, as far
 # as a model of costs can tell; among those the most accurate is taken.
 SAME_TIME: Final = 1.01
@@ -103,25 +109,52 @@ def as_autocast(planner: Planner) -> Planner:
 
 
 def analysis_of(
-    planner: Planner, cost: CostModel, points: Sequence[Point], errors: Mapping[Format, Errors]
+    planner: Planner,
+    cost: CostModel,
+    points: Sequence[Point],
+    errors: Mapping[Format, Errors],
+    codes: Sensitivities | None = None,
 ) -> Analysis:
     """One unit an op: fused kernels compute in fp32 inside, whatever is stored.
 
-    Of each point the error is paid once any op on its path has the format.
+    Of each point the error is paid once any op on its path has the format. ``codes`` are those
+    of formats whose ops read codes.
     """
     graph = planner.graph
     units = make_units(graph, planner.permissions, planner.policy.formats)
     paths = [sorted({units.of[n] for n in p.path}) for p in points]
     constants = np.zeros(len(units.members))
-    return Analysis.of(
-        graph,
-        units,
-        cost,
-        {
-            fmt: Roundings(units=constants, lists=paths, errors=found)
-            for fmt, found in errors.items()
-        },
+    floats = {f: Roundings(units=constants, lists=paths, errors=e) for f, e in errors.items()}
+    saturation, found = joined({f: s for f, (_, s) in (codes or {}).items()})
+    coded = {
+        fmt: roundings(units, where, found[fmt], fmt, {})
+        for fmt, (where, _) in (codes or {}).items()
+    }
+    either = floats | coded
+    rounded = {f: either[f] for f in planner.policy.formats if f in either}
+    made = Analysis.of(
+        graph, units, cost, rounded, probes=sum(s.probes for s in found.values())
     )
+    return replace(made, saturation=saturation)
+
+
+def coded_sensitivities(
+    planner: Planner, captured: Captured, args: Sequence[Any], progress: Progress
+) -> Sensitivities:
+    """By fake quantization in the module's own graph, each rounding alone."""
+    units = make_units(planner.graph, planner.permissions, planner.policy.formats)
+    found: dict[Format, tuple[RoundingPoints, Sensitivity]] = {}
+    for fmt in (f for f in planner.policy.formats if f.scaled):
+        where = scaled_points(planner.graph, units, planner.permissions, fmt)
+        rounded = switches(where, planner.permissions, fmt)
+        sensitivity = measure(
+            len(where.points),
+            switched(captured, rounded, args),
+            weights=len(where.weights),
+            on_probe=lambda done, total: progress("sensitivity", done, total),
+        )
+        found[fmt] = (where, sensitivity)
+    return found
 
 
 def points_of(planner: Planner) -> tuple[Point, ...]:
@@ -150,38 +183,50 @@ def compiled_cost(
     return CompiledCost(graph=graph, rates=rates, shapes=shapes or {}, kernels=kernels)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What is known of a module besides its graph.
+
+    Attributes:
+        measured: Errors will be measured.
+        facts: What was observed of values: formats with ranges take those from it.
+        unsupported: Native ops without a low kernel.
+    """
+
+    measured: bool
+    facts: Mapping[int, ValueFacts] = field(default_factory=dict[int, ValueFacts])
+    unsupported: frozenset[str] = frozenset()
+
+
 def make_torch_planner(
     graph: Graph,
     policy: Policy,
     *,
+    known: Known,
     user_rules: Sequence[tuple[str, UserRule]] = (),
-    unsupported: frozenset[str] = frozenset(),
-    measured: bool,
-    facts: Mapping[int, ValueFacts] | None = None,
     rule_set: RuleSet = RuleSet.FINECAST,
     overrides: Overrides | None = None,
 ) -> Planner:
-    """Let the rules judge every op; ``unsupported`` are native ops without a low kernel.
+    """Let the rules judge every op.
 
-    ``facts`` are what formats with ranges take those from. ``overrides`` are by default those
-    of the blocks around the caller.
+    ``overrides`` are by default those of the blocks around the caller.
     """
     # RAF's set asks for overrides itself: its rules are of another kind.
     overriding = () if rule_set is RuleSet.RAF else active(overrides)
 
     def kernels(node: Node, fmt: Format) -> bool | None:
-        works = takes_codes(node) if fmt.scaled else node.native not in unsupported
+        works = takes_codes(node) if fmt.scaled else node.native not in known.unsupported
         return None if works else False
 
     context = Context(
         graph=graph,
         policy=policy,
-        facts=facts or {},
+        facts=known.facts,
         kernels=kernels,
         engine=ENGINE,
         faults=faults(ENGINE, "", graph, policy.formats),
         user_rules=(*user_rules, *overriding),
-        measured=measured,
+        measured=known.measured,
         casts_around=frozenset(f for f in policy.formats if f.scaled),
     )
     judges = (

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import (
 
 from finecast.engines.base import Capability
 from finecast.engines.probe import PROBED
+from finecast.engines.torch import packed
 from finecast.frontends.torch.aten import DTYPES
 from finecast.numbers.formats import Format
 
@@ -78,6 +79,9 @@ def _products(device: str, formats: Sequence[Format]) -> list[list[float]]:
     for rows, inner, columns in _SIZES:
         runs: list[Callable[[], object]] = []
         for fmt in formats:
+            if fmt.scaled:
+                runs.append(packed.linear((rows, inner), columns, fmt, bias=False))
+                continue
             a = torch.full((rows, inner), 0.5, device=device).to(DTYPES[fmt])
             b = torch.full((columns, inner), 0.5, device=device).to(DTYPES[fmt])
             runs.append(lambda a=a, b=b: torch.nn.functional.linear(a, b))
@@ -119,8 +123,8 @@ def capabilities(device: str) -> dict[Format, Capability]:
     )
     found[Format.INT8] = Capability(
         runs=False,
-        reason="products alone, in what torch.compile makes of finecast.torch.convert(...,"
-        ' "matmult:int8")',
+        reason="products alone, in modules that torch.compile makes with frozen weights:"
+        ' finecast.torch.tune(..., policy="auto:int8,bf16")',
     )
     found[Format.FP32] = Capability(runs=True, speed=1.0)
     for fmt in (Format.BF16, Format.FP16):

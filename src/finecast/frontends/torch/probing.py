@@ -22,9 +22,11 @@ from torch.utils._pytree import tree_leaves
 from finecast.frontends.torch.aten import DTYPES
 from finecast.frontends.torch.capture import Captured
 from finecast.frontends.torch.reader import written
+from finecast.numbers.encodings import Encoding
 from finecast.numbers.formats import Format
 from finecast.planning.points import Point
 from finecast.planning.sensitivity import measure
+from finecast.planning.switches import Switch
 
 Errors = NDArray[np.float64]
 Tap = Callable[[torch.Tensor], torch.Tensor]
@@ -96,6 +98,47 @@ def probe_all(
             return [_array(y) for y in _Tapped(captured, taps).leaves(args) if _is_tensor(y)]
 
     return measure(len(points), probe).shares
+
+
+def switched(
+    captured: Captured, switches: Sequence[Switch], args: Sequence[Any]
+) -> Callable[[NDArray[np.bool_]], list[NDArray[np.generic]]]:
+    """Runs on flat inputs ``args``, in which what is switched on is rounded.
+
+    Constants are rounded once.
+    """
+    nodes, values = captured.binding.nodes, captured.graph.values
+    constants: dict[tuple[int, int], torch.Tensor] = {}
+
+    def tap(port: tuple[int, int], to: Encoding) -> Tap:
+        source = captured.graph.nodes[port[0]].inputs[port[1]]
+        if source is None or values[source].constant is None:
+            return lambda x: _encoded(x, to)
+
+        def stored(x: torch.Tensor) -> torch.Tensor:
+            if port not in constants:
+                constants[port] = _encoded(x, to)
+            return constants[port]
+
+        return stored
+
+    def probe(on: NDArray[np.bool_]) -> list[NDArray[np.generic]]:
+        taps = {
+            (nodes[port[0]], port[1]): tap(port, to)
+            for switch, chosen in zip(switches, on, strict=True)
+            if chosen
+            for port, to in switch.ports.items()
+        }
+        with torch.no_grad():
+            return [_array(y) for y in _Tapped(captured, taps).leaves(args) if _is_tensor(y)]
+
+    return probe
+
+
+def _encoded(tensor: torch.Tensor, to: Encoding) -> torch.Tensor:
+    if isinstance(to, Format):
+        return rounded(tensor, to)
+    return torch.from_numpy(to.round(tensor.detach().cpu().numpy())).to(tensor.device)
 
 
 def first_order(

@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 from finecast.engines.torch.autocast import autocast_formats, squared_error
 from finecast.engines.torch.kernel_check import flat_inputs, missing_kernels
 from finecast.engines.torch.planning import (
+    Known,
     RuleSet,
     analysis_of,
     choose,
@@ -114,9 +115,8 @@ def lowered(
         planner = make_torch_planner(
             graph,
             followed.policy,
+            known=Known(measured=followed.policy.scope is Scope.AUTO, unsupported=unsupported),
             user_rules=rules,
-            unsupported=unsupported,
-            measured=followed.policy.scope is Scope.AUTO,
             rule_set=rule_set,
         )
         if followed.obstacle:

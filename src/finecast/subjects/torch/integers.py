@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from finecast.engines.torch.integers import CompiledProducts, products_on_integers
+from finecast.engines.torch.integers import CompiledProducts, compiled_frozen
 from finecast.engines.torch.kernel_check import flat_inputs
 from finecast.engines.torch.planning import device_of
 from finecast.engines.torch.session import Arguments
@@ -16,6 +16,7 @@ from finecast.numbers.formats import Format
 from finecast.pipeline.adjusting import no_adjustments
 from finecast.pipeline.subject import UserRules
 from finecast.planning.planner import Planner
+from finecast.progress import Progress, silent
 from finecast.rules.matching import check_names
 from finecast.rules.override import check_overrides
 from finecast.rules.policy import Policy, Scope
@@ -67,7 +68,7 @@ def quantized(
 
 
 def narrowed(
-    captured: Captured, planner: Planner, arguments: Arguments
+    captured: Captured, planner: Planner, arguments: Arguments, progress: Progress = silent
 ) -> tuple[Planner, tuple[str, ...]]:
     """``planner`` without the products that compiled modules do not run on integers.
 
@@ -78,7 +79,8 @@ def narrowed(
         EngineError: If products on integers are wrong here.
     """
     told: tuple[str, ...] = ()
-    for _ in range(_MOST_TURNS):
+    for turn in range(_MOST_TURNS):
+        progress("compile", turn, turn + 1)
         failed = left_out(captured, built_of(captured, planner.lowest(Format.INT8)), arguments)
         if not failed:
             break
@@ -92,30 +94,34 @@ def narrowed(
 def left_out(captured: Captured, built: TorchBuilt, arguments: Arguments) -> list[str]:
     """Products that the plan puts on integers and the compiled module does not, by name.
 
+    The plan lowers nothing else: the module's own ops round as the compiled ones do.
+
     Raises:
         UsageError: If the module cannot be compiled.
         EngineError: If what it computes on integers is wrong.
     """
-    plan = built.plan
-    planned = {d.node for d in plan.decisions if d.format is Format.INT8}
-    if not planned:
+    if Format.INT8 not in built.plan.formats.values():
         return []
     found = _compiled(built, arguments)
-    rounded = any(d.format not in (Format.INT8, Format.FP32) for d in plan.decisions)
-    if not found.error <= _MOST_WRONG and not rounded:
+    if not found.error <= _MOST_WRONG:
         raise EngineError(
             f"products on integers are wrong by {found.error:.2g} on this CPU",
             fix="it takes VNNI",
         )
+    return named(captured, found)
+
+
+def named(captured: Captured, found: CompiledProducts) -> list[str]:
+    """Those that ``found`` leaves out, by their names in the graph."""
     nodes = captured.binding.nodes
-    names = (n for n in captured.graph.nodes if n.name in planned)
-    return [n.name for n in names if nodes[n.id].name in found.left_out]
+    names = {n.name: nodes[n.id].name for n in captured.graph.nodes}
+    return [name for name, fx in names.items() if fx in found.left_out]
 
 
 def _compiled(built: TorchBuilt, arguments: Arguments) -> CompiledProducts:
     args, kwargs = arguments
     try:
-        return products_on_integers(built.model, args, kwargs)
+        return compiled_frozen(built.model, args, kwargs)[1]
     except RuntimeError as error:
         raise UsageError(
             f"int8 runs in compiled modules, and this one cannot be compiled: {_first(error)}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from finecast.engines.torch.kernel_check import missing_kernels
-from finecast.engines.torch.planning import make_torch_planner
+from finecast.engines.torch.planning import Known, make_torch_planner
 from finecast.engines.torch.session import Arguments
 from finecast.frontends.torch import Captured
 from finecast.pipeline.subject import UserRules
@@ -31,10 +31,8 @@ def judged(
         planner = make_torch_planner(
             captured.graph,
             policy,
+            known=Known(measured=True, facts=facts or {}, unsupported=unsupported),
             user_rules=user_rules,
-            unsupported=unsupported,
-            measured=True,
-            facts=facts,
         )
         lowest = built_of(captured, planner.lowest()).model
         missing = missing_kernels(lowest, *arguments) - unsupported

@@ -18,7 +18,7 @@ from finecast.devices.emulation import Emulation
 from finecast.engines import EMULATOR
 from finecast.engines.base import Session
 from finecast.engines.torch.kernel_check import flat_inputs
-from finecast.engines.torch.planning import make_torch_planner
+from finecast.engines.torch.planning import Known, make_torch_planner
 from finecast.engines.torch.session import ModuleSession, ProgramSignature, examples, runnable
 from finecast.errors import UsageError, WrongNumbersError
 from finecast.files import check_writable, digest
@@ -276,8 +276,7 @@ class TorchModel(TorchSource):
             captured.graph,
             policy,
             user_rules=rules,
-            measured=False,
-            facts=self._facts() if policy_codes(policy) else None,
+            known=Known(measured=False, facts=self._facts() if policy_codes(policy) else {}),
         )
         return captured.graph, planner.lowest()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -82,6 +82,12 @@ class TorchSource:
 def policy_codes(policy: Policy) -> bool:
     """Whether ops may read codes: those run so in modules compiled with frozen weights."""
     return policy.scope is not Scope.NONE and any(f in CODED for f in policy.formats)
+
+
+def without_codes(policy: Policy) -> Policy:
+    """The policy where nothing may read codes: without those formats, or none at all."""
+    left = tuple(f for f in policy.formats if f not in CODED)
+    return replace(policy, formats=left) if left else replace(policy, scope=Scope.NONE)
 
 
 def built_of(captured: Captured, plan: Plan, where: str = "") -> TorchBuilt:

@@ -14,11 +14,13 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from finecast.engines.base import Array, Feeds, KernelTime, Session, TensorSpec
 from finecast.engines.probe import Speed
+from finecast.engines.torch.integers import Prepare, compiled_frozen
 from finecast.engines.torch.kernel_check import flat_inputs
 from finecast.engines.torch.planning import (
     ENGINE,
     analysis_of,
     check_formats,
+    coded_sensitivities,
     compiled_cost,
     device_of,
     points_of,
@@ -33,8 +35,10 @@ from finecast.engines.torch.session import (
     output_array,
     runnable,
 )
+from finecast.errors import EngineError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch.capture import evaluating
+from finecast.frontends.torch.observing import observe
 from finecast.frontends.torch.reader import hinted_shapes
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
@@ -43,12 +47,30 @@ from finecast.pipeline.workload import Workload
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
 from finecast.progress import Progress
+from finecast.rules.calibration import uncalibrated
+from finecast.rules.facts import ValueFacts, merge
 from finecast.rules.policy import Policy
+from finecast.subjects.torch.integers import (
+    FREEZING,
+    check_adjusts,
+    check_device,
+    named,
+    narrowed,
+)
 from finecast.subjects.torch.judging import judged
-from finecast.subjects.torch.source import TorchBuilt, TorchSource, state_bytes
+from finecast.subjects.torch.source import (
+    CODED,
+    TorchBuilt,
+    TorchSource,
+    policy_codes,
+    state_bytes,
+    without_codes,
+)
 
-# Makes of a module what is deployed: ``torch.compile``, or nothing.
-Prepare = Callable[[torch.nn.Module], Callable[..., Any]]
+FROZEN_TIMES: Final = (
+    f"times are those of modules compiled with frozen weights ({FREEZING}): on integers"
+    " products run there alone"
+)
 
 # Candidates that are built and timed: each costs a compilation.
 _STEPS: Final = 5
@@ -65,6 +87,13 @@ def deployed() -> Prepare:
     except InvalidCxxCompiler:
         return lambda module: module
     return torch.compile
+
+
+def deployed_frozen() -> Prepare:
+    """The same with frozen weights; what was compiled of a module without is not taken."""
+    if deployed() is not torch.compile:
+        return deployed()
+    return partial(torch.compile, options={"freezing": True})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +162,7 @@ class TorchSubject:
     told: tuple[str, ...] = ()
     target: str = ""
     runner: str = ENGINE
+    _frozen: bool = field(default=False, init=False)
     _run: Callable[..., Any] | None = field(default=None, init=False)
 
     @classmethod
@@ -190,8 +220,10 @@ class TorchSubject:
         return self.signature.arguments(workload.timing()[0])
 
     def check_formats(self, policy: Policy) -> None:
-        """Those that PyTorch's ops compute in."""
-        check_formats(policy)
+        """Those that PyTorch's ops compute in, and codes where there are kernels for them."""
+        check_formats(policy, coded=CODED)
+        check_device(policy, self.device)
+        check_adjusts(policy)
 
     def speed(self, fmt: Format) -> Speed:
         """By timed products."""
@@ -205,12 +237,38 @@ class TorchSubject:
     def examine(
         self, policy: Policy, user_rules: UserRules, workload: Workload, progress: Progress
     ) -> TorchExamined:
-        """Judge once more until every op whose low kernel is missing is known."""
-        arguments = self.arguments(workload)
-        planner = judged(self.model.captured, arguments, policy, user_rules)
+        """Judge once more until every op whose low kernel is missing is known.
+
+        So for products that compiled modules do not run on integers.
+        """
+        arguments, captured = self.arguments(workload), self.model.captured
+        self._frozen = policy_codes(policy)
+        facts = self._facts(workload) if self._frozen else None
+        planner = judged(captured, arguments, policy, user_rules, facts)
+        if self._frozen:
+            self._tell(*uncalibrated(planner.graph, policy.formats, facts or {}), FROZEN_TIMES)
+            try:
+                planner, told = narrowed(captured, planner, arguments, progress)
+                self._tell(*told)
+            except EngineError as error:
+                self._tell(f"{error.what}: nothing is planned in int8; {error.fix}")
+                planner = judged(captured, arguments, without_codes(policy), user_rules)
         return TorchExamined(
             subject=self, planner=planner, arguments=arguments, progress=progress
         )
+
+    def _facts(self, workload: Workload) -> dict[int, ValueFacts]:
+        """What calibration data show of values; of a module its examples do."""
+        captured, signature = self.model.captured, self.signature
+        if signature is None:
+            return observe(captured, flat_inputs(*self.arguments(workload)))
+        facts: dict[int, ValueFacts] = {}
+        for feeds in workload.calibration():
+            facts = merge(facts, observe(captured, signature.leaves(feeds)))
+        return facts
+
+    def _tell(self, *notes: str) -> None:
+        self.told = (*dict.fromkeys((*self.told, *notes)),)
 
     def session(self, built: Built) -> Session:
         """The module, run as it is."""
@@ -232,21 +290,42 @@ class TorchSubject:
 
         original = self.model.model
         modules = [original, *(one.model for one in built.values())]
+        calls: dict[str, Callable[[], object]] = {}
         with evaluating(original), unwritten(modules):
-            calls = {n: partial(call, self._prepared(one)) for n, one in built.items()}
-            return Race.of(partial(call, self._prepared(None)), calls, effort)
+            for name, one in built.items():
+                try:
+                    calls[name] = partial(call, self._prepared(one, (args, kwargs)))
+                except EngineError as error:
+                    self._tell(f"a plan was dropped: {error.what}")
+            anchor = self._prepared(None, (args, kwargs))
+            return Race.of(partial(call, anchor), calls, effort)
 
-    def _prepared(self, built: Built | None) -> Callable[..., Any]:
-        prepare = self.options.prepare or deployed()
+    def _prepared(self, built: Built | None, arguments: Arguments) -> Callable[..., Any]:
         if built is None:
             # Not by truth: a compiled module refuses to be asked for its length.
             if self._run is None:
-                self._run = prepare(self.model.model)
+                self._run = self._prepare(self.model.model, arguments)[0]
             return self._run
         assert isinstance(built, TorchBuilt)
         if built.run is None:
-            built.run = prepare(built.model)
+            run, failed = self._prepare(built.model, arguments)
+            if failed:
+                raise EngineError(
+                    f"{failed[0]!r} is planned in int8 and runs in floats",
+                    fix="keep it in fp32 by --exclude",
+                )
+            built.run = run
         return built.run
+
+    def _prepare(
+        self, module: torch.nn.Module, arguments: Arguments
+    ) -> tuple[Callable[..., Any], Sequence[str]]:
+        """What is deployed of a module, and products that do not run on integers there."""
+        if not self._frozen:
+            return (self.options.prepare or deployed())(module), ()
+        prepare = self.options.prepare or deployed_frozen()
+        run, found = compiled_frozen(module, *arguments, prepare)
+        return run, named(self.model.captured, found)
 
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
         """Those that are timed."""
@@ -275,14 +354,16 @@ class TorchExamined:
         )
         points = points_of(planner)
         self.progress("sensitivity", 0, 1)
+        args, formats = flat_inputs(*self.arguments), planner.policy.formats
         errors = sensitivities(
             captured,
             points,
-            planner.policy.formats,
-            flat_inputs(*self.arguments),
+            [f for f in formats if not f.scaled],
+            args,
             probing=self.subject.options.probing,
         )
-        return analysis_of(planner, cost, points, errors)
+        codes = coded_sensitivities(planner, captured, args, self.progress)
+        return analysis_of(planner, cost, points, errors, codes)
 
 
 def copied(arguments: Arguments) -> Arguments:

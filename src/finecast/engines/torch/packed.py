@@ -1,0 +1,75 @@
+"""Products by constant weights as modules with frozen weights run them: packed ahead of time.
+
+Inductor packs the weights of such modules into the layout of oneDNN's kernels, which products
+on integers have in no other way. So these calls are timed where those are to be compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from finecast.frontends.torch.aten import DTYPES
+from finecast.numbers.formats import Format
+
+Call = Callable[[], object]
+_PLACES: Final = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
+# Of codes, the scale and zero point of values; what a kernel gives besides fp32 numbers.
+_VALUES: Final = (0.01, 128)
+_FP32_RESULT: Final = (1.0, 0, torch.float32, "none", [], "")
+
+
+def linear(shape: Sequence[int], columns: int, fmt: Format, *, bias: bool = True) -> Call:
+    """A product of values of ``shape`` with weights for so many ``columns``.
+
+    Raises:
+        RuntimeError: If there is no such kernel.
+    """
+    *front, inner = shape
+    rows = math.prod(front)
+    added = torch.zeros(columns) if bias else None
+    if fmt.scaled:
+        codes = torch.full((rows, inner), 130, dtype=torch.uint8)
+        weights = torch.ones(columns, inner, dtype=torch.int8)
+        packed = torch.ops.onednn.qlinear_prepack(weights, [rows, inner])
+        scales = (torch.ones(columns), torch.zeros(columns, dtype=torch.int32))
+        kernel = torch.ops.onednn.qlinear_pointwise.default
+        return lambda: kernel(codes, *_VALUES, packed, *scales, added, *_FP32_RESULT)
+    values = torch.full((rows, inner), 0.5, dtype=DTYPES[fmt])
+    plain = torch.full((columns, inner), 0.5, dtype=DTYPES[fmt])
+    added = None if added is None else added.to(DTYPES[fmt])
+    if fmt is Format.FP32:
+        return lambda: torch.nn.functional.linear(values, plain, added)
+    weights = torch.ops.mkldnn._reorder_linear_weight(plain, rows)
+    pointwise = torch.ops.mkldnn._linear_pointwise
+    return lambda: pointwise(values, weights, added, "none", [], "")
+
+
+def coded_conv2d(
+    shape: Sequence[int], weight: Sequence[int], options: Mapping[str, Any]
+) -> Call:
+    """A convolution of codes of ``shape``; ``options`` are those of ``aten::conv2d``.
+
+    Raises:
+        RuntimeError: If there is no such kernel.
+        NotImplementedError: If its padding is a word.
+    """
+    if options.get("padding") in ("same", "valid"):
+        raise NotImplementedError("padding by a word is not packed")
+    channels = weight[0]
+    layout = torch.channels_last
+    codes = torch.full(tuple(shape), 130, dtype=torch.uint8).contiguous(memory_format=layout)
+    weights = torch.ones(tuple(weight), dtype=torch.int8)
+    scales = torch.ones(channels)
+    zeros = torch.zeros(channels, dtype=torch.int64)
+    where = (
+        *(list(options.get(name) or default) for name, default in _PLACES.items()),
+        options.get("groups", 1),
+    )
+    packed = torch.ops.onednn.qconv_prepack(weights, scales, *_VALUES, *where, list(shape))
+    kernel = torch.ops.onednn.qconv_pointwise.default
+    added = None if options.get("bias") is None else torch.zeros(channels)
+    return lambda: kernel(codes, *_VALUES, packed, scales, zeros, added, *where, *_FP32_RESULT)
