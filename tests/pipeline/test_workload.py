@@ -53,6 +53,42 @@ def evaluating(*passes: Sequence[Feeds]) -> FunctionWorkload:
     return FunctionWorkload(function=function, name="mine")
 
 
+def comparing(images: Array) -> DataWorkload:
+    """Decisions held against those of fp32, in batches of two."""
+    return DataWorkload(
+        data=Dataset(
+            inputs=(TensorSpec(name="x", dtype="fp32", shape=("n", 3)),),
+            arrays={"x": images},
+            axes={"x": 0},
+            labels=None,
+            size=len(images),
+        ),
+        metric=METRICS["agreement"],
+        batch=2,
+        data_digest="data",
+        calibrate=list,
+    )
+
+
+def test_a_metric_that_compares_with_fp32_runs_it_once_on_each_batch() -> None:
+    workload = comparing(np.eye(5, 3, dtype=np.float32))
+    sessions: list[Any] = [Session(), Session(), Session()]
+    exact, *others = sessions
+    assert workload.evaluate(exact, None) == 1.0
+    assert [workload.evaluate(other, exact) for other in others] == [1.0, 1.0]
+    assert [session.runs for session in sessions] == [3, 3, 3]
+
+
+def test_another_fp32_model_is_run_anew() -> None:
+    workload = comparing(np.eye(5, 3, dtype=np.float32))
+    sessions: list[Any] = [Session(), Session(), Session()]
+    one_model, another, low = sessions
+    workload.evaluate(one_model, None)
+    workload.evaluate(low, another)
+    workload.evaluate(low, one_model)
+    assert [session.runs for session in sessions] == [6, 3, 6]
+
+
 def shapes(feeds: Sequence[Feeds]) -> list[int]:
     return [f["x"].shape[0] for f in feeds]
 
