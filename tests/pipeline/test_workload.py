@@ -104,6 +104,18 @@ def test_the_feeds_kept_are_those_of_the_baseline() -> None:
     assert shapes(workload.timing()) == [2, 1]
 
 
+@pytest.mark.parametrize(("rows", "calls"), [(1, 120), (16, 8), (64, 3), (500, 3)])
+def test_an_evaluation_s_feeds_calibrate_by_as_many_samples_as_are_probed(
+    rows: int, calls: int
+) -> None:
+    """Errors of nets that are called with one sample differ manyfold from call to call."""
+    workload = evaluating([one(rows)] * 360)
+    session: Any = Session()
+    workload.evaluate(session, None)
+    assert len(list(workload.calibration())) == calls
+    assert len(workload.timing()) == 3
+
+
 def test_feeds_of_megabytes_are_kept() -> None:
     rows = [1 << 17, 1 << 18, 1 << 16]
     workload = evaluating([one(n) for n in rows])

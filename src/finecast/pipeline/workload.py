@@ -196,10 +196,11 @@ class FunctionWorkload:
         return result
 
     def calibration(self) -> Iterable[Feeds]:
-        """The feeds given, else some of those the baseline evaluation used."""
+        """The feeds given, else those of the baseline evaluation, as many as are probed."""
         if self.calibrate is not None:
             return self.calibrate()
-        return spread(self.remembered, _TIMED_FEEDS)
+        most = max((samples(feeds) for feeds in self.remembered), default=1)
+        return spread(self.remembered, max(_TIMED_FEEDS, math.ceil(MOST_PROBED_ROWS / most)))
 
     def timing(self) -> Sequence[Feeds]:
         """Feeds of small, middle and large size, of the calibration or the evaluation."""
