@@ -81,6 +81,10 @@ def _off(found: float, true: float) -> float:
     return max(found / true, true / found) - 1
 
 
+def _judged(found: Sequence[Figure]) -> list[Figure]:
+    return [f for f in found if f.predicted > _FLOOR and f.measured > _FLOOR]
+
+
 def calls(case: Any, run: Callable[[Feeds], Mapping[str, Any]]) -> list[Feeds]:
     """Feeds of the case's evaluation, evenly spread over it."""
     seen: list[Feeds] = []
@@ -276,7 +280,8 @@ def measure(given: argparse.Namespace, known: list[dict[str, Any]]) -> None:
                 known.append(entry)
                 given.json.parent.mkdir(parents=True, exist_ok=True)
                 given.json.write_text("".join(json.dumps(e) + "\n" for e in known))
-                print(*table([Figure(**one) for one in found])[2:3], sep="\n", flush=True)
+                judged = _judged([Figure(**one) for one in found])
+                print(*(table(judged)[2:3] if judged else ()), sep="\n", flush=True)
         except EngineError as error:
             print(f"{name}: {error.what}", file=sys.stderr)
 
@@ -301,7 +306,7 @@ def main() -> None:
 
 def write(found: Sequence[Figure]) -> None:
     """docs/prediction.md, behind its text, and docs/prediction.svg."""
-    judged = [f for f in found if f.predicted > _FLOOR and f.measured > _FLOOR]
+    judged = _judged(found)
     docs = ROOT / "docs"
     head = (docs / "prediction.md").read_text().partition("<!-- figures -->")[0]
     below = f"{len(found) - len(judged)} of {len(found)} plans are below {_FLOOR:g}"

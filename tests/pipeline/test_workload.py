@@ -53,6 +53,42 @@ def evaluating(*passes: Sequence[Feeds]) -> FunctionWorkload:
     return FunctionWorkload(function=function, name="mine")
 
 
+def comparing(images: Array) -> DataWorkload:
+    """Decisions held against those of fp32, in batches of two."""
+    return DataWorkload(
+        data=Dataset(
+            inputs=(TensorSpec(name="x", dtype="fp32", shape=("n", 3)),),
+            arrays={"x": images},
+            axes={"x": 0},
+            labels=None,
+            size=len(images),
+        ),
+        metric=METRICS["agreement"],
+        batch=2,
+        data_digest="data",
+        calibrate=list,
+    )
+
+
+def test_a_metric_that_compares_with_fp32_runs_it_once_on_each_batch() -> None:
+    workload = comparing(np.eye(5, 3, dtype=np.float32))
+    sessions: list[Any] = [Session(), Session(), Session()]
+    exact, *others = sessions
+    assert workload.evaluate(exact, None) == 1.0
+    assert [workload.evaluate(other, exact) for other in others] == [1.0, 1.0]
+    assert [session.runs for session in sessions] == [3, 3, 3]
+
+
+def test_another_fp32_model_is_run_anew() -> None:
+    workload = comparing(np.eye(5, 3, dtype=np.float32))
+    sessions: list[Any] = [Session(), Session(), Session()]
+    one_model, another, low = sessions
+    workload.evaluate(one_model, None)
+    workload.evaluate(low, another)
+    workload.evaluate(low, one_model)
+    assert [session.runs for session in sessions] == [6, 3, 6]
+
+
 def shapes(feeds: Sequence[Feeds]) -> list[int]:
     return [f["x"].shape[0] for f in feeds]
 
@@ -66,6 +102,18 @@ def test_the_feeds_kept_are_those_of_the_baseline() -> None:
         workload.evaluate(session, None)
     assert shapes(list(workload.calibration())) == first == [2, 1]
     assert shapes(workload.timing()) == [2, 1]
+
+
+@pytest.mark.parametrize(("rows", "calls"), [(1, 120), (16, 8), (64, 3), (500, 3)])
+def test_an_evaluation_s_feeds_calibrate_by_as_many_samples_as_are_probed(
+    rows: int, calls: int
+) -> None:
+    """Errors of nets that are called with one sample differ manyfold from call to call."""
+    workload = evaluating([one(rows)] * 360)
+    session: Any = Session()
+    workload.evaluate(session, None)
+    assert len(list(workload.calibration())) == calls
+    assert len(workload.timing()) == 3
 
 
 def test_feeds_of_megabytes_are_kept() -> None:

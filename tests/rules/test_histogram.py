@@ -35,3 +35,9 @@ def test_merged_is_of_both(x: np.ndarray, y: np.ndarray) -> None:
 def test_binades_are_of_magnitudes(x: np.ndarray) -> None:
     exponents = np.frexp(x)[1].astype(int) + 148
     assert np.array_equal(Histogram.of(x).binades, np.bincount(exponents, minlength=277))
+
+
+def test_zeros_are_left_out_and_subnormals_are_not() -> None:
+    found = Histogram.of(np.array([0.0, -0.0, 2.0**-149, -(2.0**-127), 1.0], np.float32))
+    assert found.counts.tolist() == [1, 1, 1]
+    assert found == Histogram.of(np.array([-(2.0**-127), 1.0, 2.0**-149], np.float32))

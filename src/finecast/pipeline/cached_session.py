@@ -19,25 +19,25 @@ class Remembered:
     """``session``, each feed run once; for sessions without state."""
 
     def __init__(self, session: Session, *, limit: int = _KEPT_BYTES) -> None:
-        self._session = session
+        self.session = session
         self._left = limit
         self._known: dict[bytes, dict[str, Array]] = {}
 
     @property
     def inputs(self) -> Sequence[TensorSpec]:
         """The model's inputs, in order."""
-        return self._session.inputs
+        return self.session.inputs
 
     @property
     def outputs(self) -> Sequence[TensorSpec]:
         """The model's outputs, in order."""
-        return self._session.outputs
+        return self.session.outputs
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         """Outputs by name, the caller's own."""
         key = _digest(feeds)
         if key not in self._known:
-            outputs = self._session.run(feeds)
+            outputs = self.session.run(feeds)
             size = sum(a.nbytes for a in outputs.values())
             if size > self._left or any(a.dtype.hasobject for a in outputs.values()):
                 return outputs
@@ -47,7 +47,7 @@ class Remembered:
 
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
         """The session's."""
-        return self._session.profile(feeds, repeats=repeats)
+        return self.session.profile(feeds, repeats=repeats)
 
 
 def _digest(feeds: Feeds) -> bytes:

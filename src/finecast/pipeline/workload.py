@@ -17,6 +17,7 @@ from finecast.data.metrics import Metric
 from finecast.data.streams import Stream
 from finecast.engines.base import Array, Feeds, Session, TensorSpec
 from finecast.errors import UsageError
+from finecast.pipeline.cached_session import Remembered
 from finecast.usercode import guarded
 
 Run = Callable[[Feeds], dict[str, Array]]
@@ -75,7 +76,10 @@ class Workload(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataWorkload:
-    """A data set with labels and a built-in metric."""
+    """A data set with labels and a built-in metric.
+
+    ``exact`` is the fp32 model that a metric compares with, if it does, and what that gave.
+    """
 
     data: Dataset | Stream
     metric: Metric
@@ -83,6 +87,7 @@ class DataWorkload:
     data_digest: str
     calibrate: CalibrationFunction
     warnings: list[str] = field(default_factory=list[str])
+    exact: list[Remembered] = field(default_factory=list[Remembered], compare=False)
 
     @property
     def worst(self) -> float | None:
@@ -102,23 +107,34 @@ class DataWorkload:
     def evaluate(self, session: Session, reference: Session | None) -> float:
         """Stream all batches through the metric.
 
-        A metric that compares with fp32 runs the fp32 model beside, batch by batch, rather
-        than keep all of its outputs.
+        For a metric that compares with fp32 the fp32 model is run once on each batch, and
+        again on those whose outputs are too large to be kept.
 
         Raises:
             UsageError: If the metric says nothing on this data.
         """
         total = self.metric.start()
+        exact = None
+        if self.metric.needs_reference:
+            exact = self._remembering(session if reference is None else reference)
+            session = exact if reference is None else session
         for batch in self.data.batches(self.batch):
             outputs = batch.trim(session.run(batch.feeds))
             beside = None
-            if self.metric.needs_reference:
-                same = reference is None
-                beside = outputs if same else batch.trim(reference.run(batch.feeds))
+            if exact is not None:
+                beside = outputs if exact is session else batch.trim(exact.run(batch.feeds))
             total.update(outputs, batch.labels, beside)
         if reference is None:
             self.warnings[:] = total.doubts()
         return total.result()
+
+    def _remembering(self, session: Session) -> Remembered:
+        """``session``, run once on each batch."""
+        if isinstance(session, Remembered):
+            return session
+        if not self.exact or self.exact[0].session is not session:
+            self.exact[:] = [Remembered(session)]
+        return self.exact[0]
 
     def calibration(self) -> Iterable[Feeds]:
         """The calibration feeds given."""
@@ -180,10 +196,11 @@ class FunctionWorkload:
         return result
 
     def calibration(self) -> Iterable[Feeds]:
-        """The feeds given, else some of those the baseline evaluation used."""
+        """The feeds given, else those of the baseline evaluation, as many as are probed."""
         if self.calibrate is not None:
             return self.calibrate()
-        return spread(self.remembered, _TIMED_FEEDS)
+        most = max((samples(feeds) for feeds in self.remembered), default=1)
+        return spread(self.remembered, max(_TIMED_FEEDS, math.ceil(MOST_PROBED_ROWS / most)))
 
     def timing(self) -> Sequence[Feeds]:
         """Feeds of small, middle and large size, of the calibration or the evaluation."""

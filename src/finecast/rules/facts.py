@@ -47,20 +47,24 @@ class ValueFacts:
     def of(cls, array: NDArray[np.generic]) -> ValueFacts:
         """Facts of one array."""
         x = np.asarray(array, dtype=np.float32).ravel()
-        within = x[np.isfinite(x)]
-        finite = np.abs(within)
-        nonzero = finite[finite > 0]
+        is_finite = np.isfinite(x)
+        finite = x if is_finite.all() else x[is_finite]
+        nans = int(np.isnan(x).sum()) if finite.size < x.size else 0
+        histogram = Histogram.of(finite)
+        nonzero = int(histogram.counts.sum())
+        lowest = float(finite.min(initial=math.inf))
+        highest = float(finite.max(initial=-math.inf))
         return cls(
             shape=tuple(array.shape),
             count=x.size,
-            zeros=finite.size - nonzero.size,
-            nans=int(np.isnan(x).sum()),
-            infs=int(np.isinf(x).sum()),
-            largest=float(nonzero.max()) if nonzero.size else 0.0,
-            smallest_nonzero=float(nonzero.min()) if nonzero.size else math.inf,
-            lowest=float(within.min(initial=math.inf)),
-            highest=float(within.max(initial=-math.inf)),
-            histogram=Histogram.of(within[within != 0]),
+            zeros=finite.size - nonzero,
+            nans=nans,
+            infs=x.size - finite.size - nans,
+            largest=max(abs(lowest), abs(highest)) if nonzero else 0.0,
+            smallest_nonzero=_smallest_nonzero(finite) if nonzero else math.inf,
+            lowest=lowest,
+            highest=highest,
+            histogram=histogram,
         )
 
     def merge(self, other: ValueFacts) -> ValueFacts:
@@ -97,6 +101,13 @@ class ValueFacts:
         top = math.frexp(power_of_two)[1] - _LOWEST
         below = int(self.binades[: max(top, 0)].sum())
         return below / self.count if self.count else 0.0
+
+
+def _smallest_nonzero(finite: NDArray[np.float32]) -> float:
+    """The least magnitude other than 0: those of fp32 are ordered as their bits are."""
+    magnitudes = finite.view(np.uint32) & np.uint32(0x7FFFFFFF)
+    magnitudes -= np.uint32(1)  # of 0 the largest number
+    return float((magnitudes.min() + np.uint32(1)).view(np.float32))
 
 
 Facts = Mapping[int, ValueFacts]
