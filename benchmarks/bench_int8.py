@@ -26,12 +26,11 @@ import numpy as np
 import openvino
 from numpy.typing import NDArray
 
-from benchmarks.common import report, shared_case, skip
+from benchmarks.common import count_processor_time, report, shared_case, skip
 from benchmarks.int8_nets import resnet50
 from finecast import api
 from finecast.engines.base import Array, Feeds
 from finecast.engines.openvino_config import config
-from finecast.measure import racing
 from finecast.measure.racing import Effort, Race
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.workload import Run
@@ -297,12 +296,6 @@ class _Bench:
                 report(self.title, what, round(won, 3), "x", bar=bar, at_least=True)
 
 
-class _CpuTime:
-    """Stands for the module ``time``: what other programs take does not count."""
-
-    perf_counter = staticmethod(time.process_time)
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("case", nargs="*", default=[*CASES])
@@ -330,7 +323,7 @@ def main() -> int:
         return 2
     if given.cpu_time:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-        racing.__dict__["time"] = _CpuTime
+        count_processor_time()
     for name in given.case:
         with tempfile.TemporaryDirectory() as folder:
             case = CASES[name](Path(folder))

@@ -30,7 +30,7 @@ _MOVES: Final = frozenset(
     {"Broadcast", "Const", "Convert", "Input", "Output", "Reorder", "Reshape", "ShapeOf"}
     | {"Squeeze", "Transpose", "Unsqueeze", "Cast", "ReorderInput", "ReorderOutput"}
 )
-_ROUNDED: Final = ("x_scaled", "x_part", "x_rounded")
+_ROUNDED: Final = ("x_scaled", "x_part", "x_whole", "x_rounded")
 # Of the model's input and of its output.
 _OUTER_CASTS: Final = 2
 _WIDTH: Final = 32

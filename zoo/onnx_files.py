@@ -36,7 +36,7 @@ def export(job: Job, *, exporter: str) -> Found:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "model.onnx"
     with during(Status.EXPORT, f"torch.onnx.export ({exporter})"):
-        _export(job, path, exporter)
+        write(job, path, exporter)
         onnx.checker.check_model(path, full_check=True)
     want = job.reference()
     figures: dict[str, float] = {}
@@ -52,7 +52,8 @@ def export(job: Job, *, exporter: str) -> Found:
     return Found(figures=figures, notes=tuple(notes))
 
 
-def _export(job: Job, path: Path, exporter: str) -> None:
+def write(job: Job, path: Path, exporter: str) -> None:
+    """Export the network, with its dynamic axes open."""
     names = list(job.inputs)
     quiet = contextlib.redirect_stdout(io.StringIO())
     with warnings.catch_warnings(), quiet, torch.no_grad():

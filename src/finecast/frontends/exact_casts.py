@@ -2,10 +2,10 @@
 
 OpenVINO 2026.4 has a cast that rounds to the nearest number if that has an odd last digit, and
 cuts digits off otherwise. By it run casts of values whose shape is open, and of those that are
-computed from constants, when a model is loaded. Numbers of bf16 it leaves as they are: where
-it is cheap they are rounded first, which is so for what a model is given, and free for what is
-computed once. Law: what products read is what a right cast gives; Inf alone comes out as NaN,
-and of either a product makes Inf or NaN.
+computed from constants, when a model is loaded. Numbers of bf16 it leaves as they are: what
+products read is rounded first, by one more kernel, or by none of what is computed once. Law:
+what products read is what a right cast gives; Inf alone comes out as NaN, and of either a
+product makes Inf or NaN.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _PART: Final = 2.0 ** (_LOW.mantissa_bits - Format.FP32.mantissa_bits)
 
 # In x * FACTOR + x the product is rounded where bf16 ends, and what is left is a part of the
 # rounded x, which BACK makes whole (T. J. Dekker, "A floating-point technique for extending
-# the available precision", 1971). Of a difference OpenVINO would make one kernel more.
+# the available precision", 1971). Of a difference OpenVINO would make one kernel more; and one
+# more of a sum of what it just multiplied with itself: the second x has another shape.
 FACTOR: Final = -1 - _PART
 BACK: Final = -1 / _PART
 
@@ -53,9 +54,9 @@ def restated(graph: Graph, rounded: Collection[int]) -> tuple[Restated, ...]:
 
 
 def _is_wrong(value: Value, fixed: frozenset[int]) -> bool:
-    """Whether OpenVINO casts the value wrongly, and rounding it before is cheap."""
+    """Whether OpenVINO casts the value wrongly."""
     is_open = value.shape is None or not all(isinstance(size, int) for size in value.shape)
-    return value.id in fixed or (value.is_input and is_open)
+    return is_open or value.id in fixed
 
 
 def _products_read(graph: Graph, uses: Iterable[Use]) -> bool:

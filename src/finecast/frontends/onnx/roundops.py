@@ -71,8 +71,9 @@ class RoundOps:
         return self.made, out
 
     def constant(self, array: NDArray[np.generic]) -> ir.Value:
-        """An initializer; equal scalars are shared."""
-        key = f"{array.dtype}_{array.tolist()}" if array.ndim == 0 else f"table_{array.dtype}"
+        """An initializer; equal numbers are shared, alone or in a list."""
+        key = f"list_{array.dtype}" if array.ndim else f"{array.dtype}"
+        key = f"{key}_{array.item()}" if array.size == 1 else f"table_{array.dtype}"
         if key not in self.constants:
             name = f"finecast_{key}".replace("-", "m").replace("+", "").replace(".", "_")
             value = ir.Value(name=name, const_value=ir.tensor(array, name=name))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+import numpy as np
 import onnx_ir as ir
 
 from finecast.frontends.exact_casts import BACK, FACTOR
@@ -70,21 +71,29 @@ class Maker:
         return self.node("Cast", [value], to_type, label=to.label, dtype=dtype, named=named)
 
     def rounded(self, value: ir.Value, to: Format) -> list[ir.Node]:
-        """Nodes, in order, of which the last gives ``value`` rounded to bf16, in fp32."""
-        factor, back = (self.arithmetic.ops.scalar(x) for x in (FACTOR, BACK))
+        """Nodes, in order, of which the last gives ``value`` rounded to bf16, in fp32.
+
+        The ops that round are one kernel: what is reshaped between them rests where it is.
+        """
+        ops = self.arithmetic.ops
+        factor, back = (ops.scalar(x) for x in (FACTOR, BACK))
+        axis = ops.constant(np.array([0], dtype=np.int64))
         nodes: list[ir.Node] = []
 
         def step(kind: str, one: ir.Value, other: ir.Value, label: str) -> ir.Value:
-            dtype = ir.DataType.FLOAT
-            nodes.append(
-                self.node(kind, [one, other], {}, label=label, dtype=dtype, named=value.name)
+            node = self.node(
+                kind, [one, other], {}, label=label, dtype=ir.DataType.FLOAT, named=value.name
             )
-            return nodes[-1].outputs[0]
+            node.outputs[0].shape = value.shape if label in ("scaled", "rounded") else None
+            nodes.append(node)
+            return node.outputs[0]
 
         scaled = step("Mul", value, factor, "scaled")
-        whole = step("Mul", step("Add", scaled, value, "part"), back, "rounded")
+        again = step("Unsqueeze", value, axis, "again")
+        whole = step("Mul", step("Add", scaled, again, "part"), back, "whole")
+        rounded = step("Squeeze", whole, axis, "rounded")
         for node in nodes:
-            node.metadata_props[ROUNDING] = f"{to.label} {whole.name}"
+            node.metadata_props[ROUNDING] = f"{to.label} {rounded.name}"
         return nodes
 
 

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     import openvino
 
 # The ops that edits put in; what another tool put in their place stays.
-_READS: Final = frozenset({"Convert", "FakeQuantize", "Multiply", "Add"})
+_READS: Final = frozenset(
+    {"Convert", "FakeQuantize", "Multiply", "Add", "Unsqueeze", "Squeeze"}
+)
 
 
 def original(model: openvino.Model, policy: str) -> openvino.Model:

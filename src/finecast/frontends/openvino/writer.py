@@ -178,12 +178,18 @@ class _Writer:
         from openvino import opset13
 
         factor, back = (opset13.constant(np.float32(x)) for x in (FACTOR, BACK))
-        scaled = opset13.multiply(port, factor)
-        part = opset13.add(port, scaled)  # taken back, the first input stands for the op
-        whole = opset13.multiply(part, back)
-        for op, suffix in ((scaled, "scaled"), (part, "part"), (whole, "rounded")):
+        axis = opset13.constant(np.array([0], dtype=np.int64))
+        # Taken back, the first input stands for the op.
+        ops = {
+            "scaled": opset13.multiply(port, factor),
+            "again": opset13.unsqueeze(port, axis),
+        }
+        ops["part"] = opset13.add(ops["scaled"], ops["again"])
+        ops["whole"] = opset13.multiply(ops["part"], back)
+        ops["rounded"] = opset13.squeeze(ops["whole"], axis)
+        for suffix, op in ops.items():
             self._added(op, f"{cast}_{suffix}", Added(rounds=Format.BF16.label))
-        return whole.output(0)
+        return ops["rounded"].output(0)
 
     def round_trip(self, edit: RoundTrip) -> None:
         """To the format and back; a constant is stored in it, and of codes nothing else."""

@@ -1,0 +1,204 @@
+"""finecast's models beside OpenVINO's own precision hint, on every net.
+
+    python -m benchmarks.bench_hint [--exports FOLDER] [--lines FILE] [--write] [NET ...]
+
+Of each net ``all:bf16``, what the hint chose stated as a plan, and that plan without roundings
+that the hint spares: kernels, the error against fp32 over eight inputs, and the processor's
+time of a call on one core, all beside the hint. Each net has a process of its own, and its
+lines are kept in a file: a net that has some is left out, unless it is named. ``--write`` puts
+the table into RESULTS-hint.md. The zoo's nets need the interpreter of ``.venv-zoo``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks import hint_nets
+from benchmarks.common import count_processor_time, print_environment, report
+from benchmarks.hint_kernels import Compiled, kernels_of, low_only
+from benchmarks.hint_table import ERROR, KERNELS, SPEED, Row, write_table
+from finecast import api
+from finecast.data.deviation import deviation
+from finecast.engines import get_engine
+from finecast.engines.base import Array, Feeds, HintingEngine
+from finecast.measure.racing import ANCHOR, Effort, Race
+from finecast.numbers.formats import Format
+from finecast.ops import by_name
+from finecast.pipeline.hint import Hinting, choices_of
+from finecast.pipeline.workload import FunctionWorkload
+from finecast.planning.plan import Plan
+from finecast.progress import silent
+from finecast.rules.policy import Policy
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+_BUILD: Final = ROOT / "build"
+_ALL: Final = "all"
+_EFFORT: Final = Effort(min_time_s=1.0, settle_s=1.5)
+_LIMIT_S: Final = 300
+
+
+def measured(net: hint_nets.Net, folder: Path) -> dict[str, Any]:
+    """All figures of one net."""
+    files = {name: folder / f"{i}.onnx" for i, name in enumerate(("all", "choice", "exact"))}
+    plan = api.convert(
+        net.model, files[_ALL], "all:bf16", engine="openvino", verify=False
+    ).plan
+    for name, chosen in hint_plans(net).items():
+        api.apply(chosen, net.model, files[name], verify=False)
+    models = {"fp32": Compiled.of(net.model, "f32"), "hint": Compiled.of(net.model, "bf16")}
+    models |= {n: Compiled.of(f, "f32") for n, f in files.items() if f.is_file()}
+    return {
+        "kernels": {n: asdict(kernels_of(m.model)) for n, m in models.items()},
+        "low_only": low_only_in(plan, net.model, files[_ALL]),
+        "errors": errors(models, net.feeds),
+        "speed": speeds(models, net.feeds[0]),
+    }
+
+
+def hint_plans(net: hint_nets.Net) -> dict[str, Plan]:
+    """What the hint chose, stated as a plan, and exact; none if it chose nothing."""
+    subject = api.load(net.model).subject("openvino", None)
+    workload = FunctionWorkload(
+        function=lambda _: 0.0, name="", calibrate=lambda: net.feeds, remembered=[*net.feeds]
+    )
+    examined = subject.examine(Policy.parse("auto:bf16"), (), workload, silent)
+    assert isinstance(subject, Hinting)
+    for hinted in subject.hints(examined.planner):
+        (_, choice), (_, exact) = choices_of(hinted)
+        return {"choice": choice, "exact": exact}
+    return {}
+
+
+def low_only_in(plan: Plan, fp32: Path, low: Path) -> dict[str, Any]:
+    """What ``low`` computes low of the ops that compute, and the hint does not."""
+    engine = get_engine("openvino")
+    assert isinstance(engine, HintingEngine)
+    hinted = engine.load_hinted(fp32, Format.BF16).kernel_formats()
+    ours = engine.load_hinted(low, Format.FP32).kernel_formats()
+    names = [d.node for d in plan.decisions if not by_name(d.op).exact]
+    return asdict(low_only(ours, hinted, names))
+
+
+def errors(models: Mapping[str, Compiled], feeds: Sequence[Feeds]) -> dict[str, float]:
+    """The relative error of the worst output against fp32, root mean square over inputs."""
+    wanted = [_copies(models["fp32"], given) for given in feeds]
+    found: dict[str, float] = {}
+    for name, model in models.items():
+        if name != "fp32":
+            made = [_copies(model, given) for given in feeds]
+            worst = [_worst(*pair) for pair in zip(made, wanted, strict=True)]
+            found[name] = float(np.sqrt(np.mean(np.square(worst))))
+    return found
+
+
+def _copies(model: Compiled, feeds: Feeds) -> list[Array]:
+    return [np.array(array) for array in model.run(feeds)]
+
+
+def _worst(made: Sequence[Array], wanted: Sequence[Array]) -> float:
+    return max(deviation(*pair).relative for pair in zip(made, wanted, strict=True))
+
+
+def speeds(models: Mapping[str, Compiled], feeds: Feeds) -> dict[str, list[float]]:
+    """The hint's time of a call over each model's: low, median, high."""
+
+    def call(model: Compiled) -> Callable[[], object]:
+        return lambda: model.run(feeds)
+
+    others = {f"{name} model": call(m) for name, m in models.items() if name != "hint"}
+    race = Race.of(call(models["hint"]), others, _EFFORT)
+    found = {name: race.speed(f"{name} model") for name in models if name != "hint"}
+    times = {name: [s.low, s.median, s.high] for name, s in found.items()}
+    return {**times, "hint_ms": [1e3 * race.latency(ANCHOR).median_s]}
+
+
+def in_process(name: str, given: argparse.Namespace) -> dict[str, Any]:
+    """The line of one net, from a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.bench_hint", name, "--one"]
+    command += ["--exports", str(given.exports)]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=_LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        return {"net": name, "failed": f"it took more than {_LIMIT_S} s"}
+    if done.returncode:
+        said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        return {"net": name, "failed": said[0][:300]}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def lines_of(path: Path) -> dict[str, dict[str, Any]]:
+    """What is known of each net; the last line counts."""
+    if not path.is_file():
+        return {}
+    found = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    return {line["net"]: line for line in found}
+
+
+def report_line(line: Mapping[str, Any]) -> None:
+    """Its figures beside the bars."""
+    bench = f"hint {line['net']}"
+    if "failed" in line:
+        print(json.dumps({"bench": bench, "skipped": line["failed"]}), flush=True)
+        return
+    row = Row(line)
+    more, error = row.more_kernels, row.error(_ALL)
+    report(bench, "kernels of all:bf16 over the hint's", round(more, 3), "x", bar=KERNELS)
+    report(
+        bench, "speed beside the hint", round(row.speed(_ALL), 3), "x", bar=SPEED,
+        at_least=True,
+    )  # fmt: skip
+    bar = ERROR if row.same_low else None
+    report(bench, "error over the hint's", round(error, 3), "x", bar=bar)
+
+
+def waiting(given: argparse.Namespace) -> Iterator[str]:
+    """The nets to run: those named, or all that have no line."""
+    yield from given.net or (n for n in hint_nets.known() if n not in lines_of(given.lines))
+
+
+def main() -> int:
+    """The nets asked for, or all that were not run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("net", nargs="*")
+    parser.add_argument("--exports", type=Path, default=_BUILD / "hint-nets")
+    parser.add_argument("--lines", type=Path, default=_BUILD / "hint.jsonl")
+    parser.add_argument("--write", action="store_true", help="the table, of the lines kept")
+    parser.add_argument("--one", action="store_true", help="one net, here; prints its line")
+    given = parser.parse_args()
+    if given.one:
+        count_processor_time()
+        net = hint_nets.net(given.net[0], given.exports)
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps({"net": given.net[0], **measured(net, Path(folder))}))
+        return 0
+    if given.write:
+        write_table(lines_of(given.lines))
+        return 0
+    print_environment()
+    given.lines.parent.mkdir(parents=True, exist_ok=True)
+    for name in waiting(given):
+        line = in_process(name, given)
+        with given.lines.open("a", encoding="utf-8") as kept:
+            kept.write(json.dumps(line) + "\n")
+        report_line(line)
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    # Engines' own threads may keep a process that is done.
+    os._exit(code)
