@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from finecast.errors import ModelError
-from finecast.frontends.openvino.saved_model import check_signatures
+from finecast.frontends.openvino.saved_model import taken_signature
 
 
 def message(number: int, content: bytes) -> bytes:
@@ -25,27 +25,32 @@ def saved(folder: Path, *names: str) -> Path:
 @pytest.mark.parametrize(
     "names",
     [
-        (),
         ("scores",),
-        ("serving_default", "scores"),
+        ("serving_default", "__saved_model_init_op"),
         ("scores", "__saved_model_init_op"),
     ],
 )
 def test_one_signature_is_read(names: tuple[str, ...], tmp_path: Path) -> None:
-    check_signatures(saved(tmp_path, *names))
+    assert not taken_signature(saved(tmp_path, *names))
+
+
+def test_none_is_told_as_tensorflow_does(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="has no signatures") as caught:
+        taken_signature(saved(tmp_path, "__saved_model_init_op"))
+    assert "signatures=" in str(caught.value.fix)
 
 
 def test_several_without_the_usual_one_are_listed(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"'features', 'scores'") as caught:
-        check_signatures(saved(tmp_path, "scores", "__saved_model_init_op", "features"))
+        taken_signature(saved(tmp_path, "scores", "__saved_model_init_op", "features"))
     assert "signatures=" in str(caught.value.fix)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x12\x7fshort", b"no protobuf"])
 def test_what_is_no_saved_model_is_told_by_openvino(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "saved_model.pb").write_bytes(content)
-    check_signatures(tmp_path)
+    assert not taken_signature(tmp_path)
 
 
 def test_a_folder_of_another_kind(tmp_path: Path) -> None:
-    check_signatures(tmp_path)
+    assert not taken_signature(tmp_path)

@@ -10,10 +10,10 @@ from onnx import helper
 
 from finecast.frontends import onnx as frontend
 from finecast.numbers.formats import Format
-from finecast.pipeline.census import notes, risks
+from finecast.pipeline.census import count_classes, notes, risks
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.observing import observe
-from tests.frontends.tools import Array, model, tensor
+from tests.frontends.tools import Array, graph_of, model, parse, tensor
 
 
 def node(op: str, inputs: str, output: str) -> onnx.NodeProto:
@@ -76,3 +76,38 @@ def test_the_first_nan_in_fp32(tmp_path: Path) -> None:
     warned, said = found(proto, tmp_path, np.array([0, 2], np.float32), Format.BF16)
     assert said == {"first op to give NaN or Inf in fp32": "n_q"}
     assert warned["q"] == "1 NaN and 0 Inf in fp32"
+
+
+# A product before a loop, one in its body, and one in each branch of an If in its body.
+LOOP = """g (float[4,4] x, float[4,4] w, int64 n, bool go) => (float[4,4] y) {
+  xw = MatMul(x, w)
+  a = Loop (n, go, xw) <body = b (int64 i, bool c, float[4,4] s) => (bool d, float[4,4] t) {
+    d = Identity(c)
+    sw = MatMul(s, w)
+    t = If (c) <then_branch = p () => (float[4,4] u) { u = Tanh(sw) },
+                else_branch = q () => (float[4,4] v) { v = MatMul(sw, w) }>
+  }>
+  y = Relu(a)
+}"""
+
+
+def test_what_a_loop_runs_is_counted_once_and_is_a_lower_bound(tmp_path: Path) -> None:
+    graph = graph_of(parse(LOOP), tmp_path, "none")
+    rows = {row.kind: row for row in count_classes(graph, {})}
+    assert rows["matmul"].flops == 3 * 2 * 4 * 4 * 4
+    assert (rows["matmul"].nodes, rows["matmul"].uncounted, rows["matmul"].unknown) == (
+        3,
+        2,
+        2,
+    )
+    assert rows["transcendental"].uncounted == 1
+    assert rows["elementwise"].uncounted == 0  # behind the loop
+
+
+def test_what_an_if_runs_is_no_lower_bound(tmp_path: Path) -> None:
+    text = """g (float[4,4] x, bool c) => (float[4,4] y) {
+      y = If (c) <then_branch = p () => (float[4,4] u) { u = MatMul(x, x) },
+                  else_branch = q () => (float[4,4] v) { v = Tanh(x) }>
+    }"""
+    graph = graph_of(parse(text), tmp_path, "none")
+    assert {row.uncounted for row in count_classes(graph, {})} == {0}

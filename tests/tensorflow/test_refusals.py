@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import finecast
 from finecast.cli import main
 from finecast.errors import ExitCode, FinecastError, ModelError, UsageError
+from finecast.subjects import opened
 from tests.tensorflow.models import Model, of_function, tf
 
 ROWS = tf.TensorSpec([None, 16], tf.float32, name="x")
@@ -34,6 +36,22 @@ def test_several_signatures_that_differ(tmp_path: Path) -> None:
         finecast.convert(tmp_path / "m", tmp_path / "low.xml", "all:bf16")
 
 
+def test_openvino_takes_the_usual_signature_and_says_so(tmp_path: Path) -> None:
+    module = tf.Module()
+    module.one = tf.function(lambda x: {"y": x @ tf.ones([16, 4])}, input_signature=[ROWS])
+    module.two = tf.function(lambda x: {"y": x @ tf.ones([16, 8])}, input_signature=[ROWS])
+    names = {"serving_default": module.one, "again": module.one, "features": module.two}
+    tf.saved_model.save(module, str(tmp_path / "m"), signatures=names)
+    done = finecast.convert(tmp_path / "m", tmp_path / "low.xml", "all:bf16")
+    told = (
+        r"'serving_default' was taken, not 'features'; for another save one alone.*signatures="
+    )
+    (said,) = (warning for warning in done.warnings if "signature" in warning)
+    assert re.search(told, said)
+    subject = opened(tmp_path / "m", output=tmp_path / "low.xml").subject(None, None)
+    assert re.search(told, subject.told[0])
+
+
 def test_two_names_of_one_function_are_no_two_functions(tmp_path: Path) -> None:
     module = tf.Module()
     module.one = tf.function(lambda x: {"y": x @ tf.ones([16, 4])}, input_signature=[ROWS])
@@ -46,6 +64,8 @@ def test_two_names_of_one_function_are_no_two_functions(tmp_path: Path) -> None:
 def test_no_signature(tmp_path: Path) -> None:
     tf.saved_model.save(tf.Module(), str(tmp_path / "m"))
     refused(tmp_path / "m", r"has no signatures.*model.export")
+    with pytest.raises(ModelError, match=r"has no signatures.*model.export"):
+        finecast.convert(tmp_path / "m", tmp_path / "low.xml", "all:bf16")
 
 
 def test_text(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def _probes() -> dict[str, Callable[[], EngineRow]]:
     """What measures a row, by engine and device; importing PyTorch takes seconds."""
     from importlib.util import find_spec
 
-    found: dict[str, Callable[[], EngineRow]] = {s: partial(_onnx, s) for s in engine_specs()}
+    found: dict[str, Callable[[], EngineRow]] = {s: partial(_row, s) for s in engine_specs()}
     if find_spec("torch") is not None:
         import torch
 
@@ -74,12 +74,12 @@ def _probes() -> dict[str, Callable[[], EngineRow]]:
     return found
 
 
-def _onnx(spec: str) -> EngineRow:
-    from finecast.engines import get_engine
+def _row(spec: str) -> EngineRow:
+    from finecast.engines import ENGINES, ONNX, SAVED_MODELS, get_engine
 
     engine = get_engine(spec)
     return EngineRow(
-        framework="ONNX",
+        framework={ONNX: "ONNX", SAVED_MODELS: "TensorFlow"}[ENGINES[engine.name].reads],
         engine=engine.name,
         device=engine.device,
         formats=engine.capabilities(),

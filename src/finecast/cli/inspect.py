@@ -74,7 +74,7 @@ def _print(census: Census, low: str) -> None:
             ", ".join(f"{op} {n}" for op, n in row.ops.items()),
             ", ".join(f"{fmt} {n}" for fmt, n in row.types.items()),
             str(row.nodes),
-            _number(row.flops, row.unknown),
+            _number(row.flops, row.uncounted),
             _number(row.bytes, row.unknown),
             f"{row.parameters:,}" if row.parameters else "",
         )
@@ -92,8 +92,10 @@ def _print_warnings(warnings: tuple[Risk, ...], low: str) -> None:
 
 
 def _number(value: float, unknown: int) -> str:
-    """Millions; a lower bound where nodes of unknown shape are not counted."""
-    return f"{'>= ' if unknown else ''}{value / 1e6:,.2f}" if value else ""
+    """Millions; a lower bound where ``unknown`` nodes are not counted, or but once."""
+    if not value:
+        return "unknown" if unknown else ""
+    return f"{'>= ' if unknown else ''}{value / 1e6:,.2f}"
 
 
 def _to_dict(census: Census) -> dict[str, Any]:
@@ -111,6 +113,7 @@ def _to_dict(census: Census) -> dict[str, Any]:
                 "types": row.types,
                 "flops": row.flops,
                 "bytes": row.bytes,
+                "unknown_flops": row.uncounted,
                 "unknown_shapes": row.unknown,
                 "parameters": row.parameters,
             }

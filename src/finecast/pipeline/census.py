@@ -28,6 +28,8 @@ _ABSORBING: Final[Mapping[str, int]] = {
     "clip": 0,
     "min": 0,
 }
+_LOOPS: Final = ("loop", "scan")
+_BRANCHES: Final = ("if",)
 _LOST_SHARE = 0.01  # worth a line in the report; the rule that forbids asks for more
 
 
@@ -35,8 +37,9 @@ _LOST_SHARE = 0.01  # worth a line in the report; the rule that forbids asks for
 class ClassCount:
     """Nodes of one class of ops.
 
-    ``flops`` and ``bytes`` are lower bounds where ``unknown`` nodes have a shape that is
-    neither declared nor observed.
+    ``flops`` and ``bytes`` are lower bounds where there are nodes whose FLOPs are
+    ``uncounted``, or whose bytes are ``unknown``: of a shape that is neither declared nor
+    observed, or in the body of a loop, which counts once.
     """
 
     kind: str
@@ -45,6 +48,7 @@ class ClassCount:
     types: dict[str, int]
     flops: float
     bytes: float
+    uncounted: int
     unknown: int
     parameters: int
 
@@ -101,7 +105,10 @@ def count_classes(graph: Graph, shapes: Mapping[int, Shape]) -> tuple[ClassCount
     for node in graph.nodes:
         groups.setdefault(by_name(node.op).kind.label, []).append(node)
     counted: set[int] = set()
-    rows = [_count(graph, kind, nodes, shapes, counted) for kind, nodes in groups.items()]
+    repeated = _repeated(graph)
+    rows = [
+        _count(graph, kind, nodes, shapes, counted, repeated) for kind, nodes in groups.items()
+    ]
     return tuple(sorted(rows, key=lambda r: (-r.flops, -r.nodes)))
 
 
@@ -111,6 +118,7 @@ def _count(
     nodes: list[Node],
     shapes: Mapping[int, Shape],
     counted: set[int],
+    repeated: set[int],
 ) -> ClassCount:
     parameters = 0
     for node in nodes:
@@ -121,6 +129,8 @@ def _count(
                 parameters += constant.size if graph.values[index].format else 0
     operations = [flops(graph, n, shapes) for n in nodes]
     moved = [bytes_moved(graph, n, None, shapes) for n in nodes]
+    bounds = [n.region in repeated for n in nodes]
+    laws = [by_name(n.op).flops is not None for n in nodes]
     return ClassCount(
         kind=kind,
         nodes=len(nodes),
@@ -128,9 +138,35 @@ def _count(
         types=dict(Counter(computed_in(graph, n) or "other" for n in nodes).most_common()),
         flops=sum(f for f in operations if f is not None),
         bytes=sum(b for b in moved if b is not None),
-        unknown=sum(b is None for b in moved),
+        uncounted=sum(
+            law and (f is None or (f > 0 and bound))
+            for law, f, bound in zip(laws, operations, bounds, strict=True)
+        ),
+        unknown=sum(
+            b is None or (b > 0 and bound) for b, bound in zip(moved, bounds, strict=True)
+        ),
         parameters=parameters,
     )
+
+
+def _repeated(graph: Graph) -> set[int]:
+    """Numbers of the regions that a loop may run several times.
+
+    Bodies stand before the op that owns them, and have higher numbers than its own region.
+    """
+    parents: dict[int, Node] = {}
+    waiting: set[int] = set()
+    for node in graph.nodes:
+        waiting.add(node.region)
+        if node.op in (*_LOOPS, *_BRANCHES):
+            own = {region for region in waiting if region > node.region}
+            parents |= dict.fromkeys(own, node)
+            waiting -= own
+    found: set[int] = set()
+    for region in sorted(parents):  # those around a region have lower numbers
+        if parents[region].op in _LOOPS or parents[region].region in found:
+            found.add(region)
+    return found
 
 
 def risks(graph: Graph, facts: Facts, low: Format) -> tuple[Risk, ...]:

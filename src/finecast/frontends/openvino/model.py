@@ -16,7 +16,7 @@ from finecast.frontends.keras_outputs import with_flat_outputs
 from finecast.frontends.openvino.changes import converted_to
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.reader import name_ops, renumber_ops
-from finecast.frontends.openvino.saved_model import check_signatures
+from finecast.frontends.openvino.saved_model import taken_signature
 
 if TYPE_CHECKING:
     import openvino
@@ -53,12 +53,14 @@ class OvFile:
         model: The model; its ops have names of their own.
         digest: Of all its files.
         external: Its files other than ``path``: constants beside it, or what is in the folder.
+        told: What was chosen of it as it was read.
     """
 
     path: Path
     model: openvino.Model
     digest: str
     external: tuple[Path, ...] = ()
+    told: tuple[str, ...] = ()
     _size_bytes: int | None = None
 
     @property
@@ -106,8 +108,7 @@ def load(path: Path) -> OvFile:
             f"cannot read the model: {error.strerror}", where=str(path)
         ) from error
     kind, fix = _KINDS[path.suffix.lower() if path.is_file() else ""]
-    if path.is_dir():
-        check_signatures(path)
+    told = taken_signature(path) if path.is_dir() else ""
     with guarded(path, f"cannot be read as {kind}", fix), _readable(path) as readable:
         model = _core().read_model(readable)
     _check(model, path, kind, fix)
@@ -120,6 +121,7 @@ def load(path: Path) -> OvFile:
         model=model,
         digest=digest(*parts),
         external=tuple(p for p in parts if p != path),
+        told=(told,) if told else (),
         _size_bytes=sum(p.stat().st_size for p in parts) if own else None,
     )
 

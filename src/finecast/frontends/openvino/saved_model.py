@@ -9,52 +9,101 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from finecast.errors import ModelError
-from finecast.frontends.wire import Field, fields
+from finecast.frontends.signatures import CHOOSE, MAKE_ONE, NONE
+from finecast.frontends.wire import fields
 
 _FILE: Final = "saved_model.pb"
 _SERVED: Final = "serving_default"
 _HIDDEN: Final = "__"
 """What names of signatures begin with that TensorFlow adds for itself."""
-# Numbers of fields: a SavedModel's meta graphs, the signatures of one, and the name of one.
-_META_GRAPH, _SIGNATURE, _NAME = 2, 5, 1
+# Numbers of fields, from a message to one inside of it.
+_META_GRAPH: Final = (2,)
+_SIGNATURE, _KEY, _OUTPUT, _OUTPUT_TENSOR = (5,), (1,), (2, 2), (2, 1)
+_NODE, _FUNCTION = (2, 1), (2, 2, 1)
+_NODE_NAME, _CALLED = (1,), (5, 2, 10, 1)
+_FUNCTION_NAME, _FUNCTION_NODE = (1, 1), (3,)
+_Span: TypeAlias = tuple[int, int]
 
 
-def check_signatures(folder: Path) -> None:
-    """Return if OpenVINO reads one of the signatures of the SavedModel in ``folder``.
+def taken_signature(folder: Path) -> str:
+    """What is to be said of the signature that OpenVINO reads; empty if it is the only one.
+
+    Names of one function, as Keras writes them, are one signature.
 
     Raises:
-        ModelError: If it would make one model of several.
+        ModelError: If there is none, or OpenVINO would make one model of several.
     """
     file = folder / _FILE
     try:
-        names = _signatures(file) if file.is_file() and file.stat().st_size else []
+        found = _signatures(file) if file.is_file() and file.stat().st_size else None
     except (OSError, ValueError):
-        return  # OpenVINO says what is wrong with it
-    if len(names) > 1 and _SERVED not in names:
+        return ""  # OpenVINO says what is wrong with it
+    if found is None:
+        return ""
+    if not found:
+        raise ModelError(NONE, where=str(folder), fix=MAKE_ONE)
+    if len(found) > 1 and _SERVED not in found:
         raise ModelError(
             f"the SavedModel has several signatures, and none is {_SERVED!r}:"
-            f" {', '.join(map(repr, names))}",
+            f" {', '.join(map(repr, found))}",
             where=str(folder),
-            fix="save one alone: m = tf.saved_model.load(FOLDER); tf.saved_model.save(m, NEW,"
-            ' signatures=m.signatures["NAME"])',
+            fix=CHOOSE,
         )
+    served = found.get(_SERVED, next(iter(found.values())))
+    others = ", ".join(repr(name) for name, calls in found.items() if calls != served)
+    if not others:
+        return ""
+    return (
+        f"of the SavedModel's signatures {_SERVED!r} was taken, not {others};"
+        f" for another {CHOOSE}"
+    )
 
 
-def _signatures(file: Path) -> list[str]:
+def _signatures(file: Path) -> dict[str, tuple[str, ...]]:
+    """Names of the signatures, and what each calls."""
     with file.open("rb") as opened, mmap.mmap(
         opened.fileno(), 0, access=mmap.ACCESS_READ
     ) as mapped, memoryview(mapped) as data:  # fmt: skip
-        names = [
-            bytes(data[name.content : name.end]).decode("utf-8", "replace")
-            for graph in _numbered(data, 0, len(data), _META_GRAPH)
-            for entry in _numbered(data, graph.content, graph.end, _SIGNATURE)
-            for name in _numbered(data, entry.content, entry.end, _NAME)
-        ]
-    return sorted({name for name in names if not name.startswith(_HIDDEN)})
+        return {
+            name: content
+            for graph in _inside(data, (0, len(data)), _META_GRAPH)
+            for name, content in sorted(_of_graph(data, graph))
+            if not name.startswith(_HIDDEN)
+        }
 
 
-def _numbered(data: memoryview, start: int, end: int, number: int) -> Iterator[Field]:
-    return (field for field in fields(data, start, end) if field.number == number)
+def _of_graph(data: memoryview, graph: _Span) -> Iterator[tuple[str, tuple[str, ...]]]:
+    nodes = {_text(data, n, _NODE_NAME): n for n in _inside(data, graph, _NODE)}
+    functions = {_text(data, f, _FUNCTION_NAME): f for f in _inside(data, graph, _FUNCTION)}
+    for entry in _inside(data, graph, _SIGNATURE):
+        content: set[str] = set()
+        for output in _inside(data, entry, _OUTPUT):
+            tensor = _text(data, output, _OUTPUT_TENSOR)
+            wrappers = _texts(data, nodes.get(tensor.partition(":")[0], (0, 0)), _CALLED)
+            bodies = [functions[w] for w in wrappers if w in functions]
+            calls = [n for body in bodies for n in _inside(data, body, _FUNCTION_NODE)]
+            called = [name for node in calls for name in _texts(data, node, _CALLED)]
+            content |= {f"{_text(data, output, _KEY)} {c}" for c in called or [tensor]}
+        yield _text(data, entry, _KEY), tuple(sorted(content))
+
+
+def _inside(data: memoryview, span: _Span, path: tuple[int, ...]) -> Iterator[_Span]:
+    """The messages that a path of numbers of fields leads to."""
+    if not path:
+        yield span
+        return
+    for field in fields(data, *span):
+        if field.number == path[0]:
+            yield from _inside(data, (field.content, field.end), path[1:])
+
+
+def _texts(data: memoryview, span: _Span, path: tuple[int, ...]) -> list[str]:
+    found = _inside(data, span, path)
+    return [bytes(data[a:b]).decode("utf-8", "replace") for a, b in found]
+
+
+def _text(data: memoryview, span: _Span, path: tuple[int, ...]) -> str:
+    return next(iter(_texts(data, span, path)), "")

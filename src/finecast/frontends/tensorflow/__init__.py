@@ -47,6 +47,7 @@ class TensorFlowFile:
         binding: What of the model the graph's ids stand for.
         original: The model as it was before an earlier conversion, if there was one.
         external: Files other than ``path``: there are none.
+        told: What was chosen of it as it was read: nothing.
     """
 
     path: Path
@@ -56,6 +57,7 @@ class TensorFlowFile:
     binding: GraphBinding
     original: TensorFlowFile | None = None
     external: tuple[Path, ...] = ()
+    told: tuple[str, ...] = ()
 
     @property
     def size_bytes(self) -> int:

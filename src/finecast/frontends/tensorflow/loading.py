@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from finecast.errors import ModelError, UsageError
 from finecast.frontends.keras_outputs import with_flat_outputs
+from finecast.frontends.signatures import CHOOSE, MAKE_ONE, NONE
 from finecast.frontends.tensorflow.canonical import canonical
 from finecast.frontends.tensorflow.functions import bodies, every_node
 from finecast.frontends.tensorflow.library import dtype_label, freezing, tf, without_warnings
@@ -52,12 +53,7 @@ def load(folder: Path) -> FrozenModel:
         raise unreadable(error, where) from error
     served = dict(loaded.signatures)
     if not served:
-        raise ModelError(
-            "the SavedModel has no signatures",
-            where=where,
-            fix="save it with one: tf.saved_model.save(model, FOLDER,"
-            " signatures=function.get_concrete_function(...)), or model.export(FOLDER)",
-        )
+        raise ModelError(NONE, where=where, fix=MAKE_ONE)
     frozen = {name: _frozen(function, where) for name, function in served.items()}
     model = _the_one(frozen, where)
     listed = any(_gives_list(getattr(loaded, name, None), model.outputs) for name in served)
@@ -315,8 +311,7 @@ def _the_one(frozen: Mapping[str, FrozenModel], where: str) -> FrozenModel:
         raise ModelError(
             f"the SavedModel has several signatures that differ: {listed}",
             where=where,
-            fix="save one alone: m = tf.saved_model.load(FOLDER); tf.saved_model.save(m, NEW,"
-            ' signatures=m.signatures["NAME"])',
+            fix=CHOOSE,
         )
     return frozen.get(SERVING, known[0])
 

@@ -72,6 +72,8 @@ def counted(
         size_bytes=source.size_bytes,
         opset=source.opset,
     )
+    if source.told:
+        found = replace(found, notes=found.notes | {"as it was read": "; ".join(source.told)})
     if options.data is None:
         return found
     return replace(found, warnings=risks(prepared.graph, facts, low))

@@ -169,6 +169,11 @@ class ConvertedModel(StoredModel, Protocol):
         """The policy that it was converted by; empty if it was not."""
         ...
 
+    @property
+    def told(self) -> Sequence[str]:
+        """What is to be told of how it was read."""
+        ...
+
 
 AsIsT = TypeVar("AsIsT", bound=ConvertedModel)
 
@@ -194,8 +199,8 @@ class ModelAsIs(FileSource[AsIsT, PreparedT], EngineModel):
 
     @property
     def told(self) -> Sequence[str]:
-        """Models are taken as they are."""
-        return ()
+        """What was chosen of it; beside that, models are taken as they are."""
+        return self.file.told
 
     def runners(self, spec: str | None) -> Sequence[Engine]:
         """The library's own engine, on the device asked for.
@@ -218,7 +223,7 @@ class ModelAsIs(FileSource[AsIsT, PreparedT], EngineModel):
 
     def truth(self) -> tuple[None, tuple[str, ...]]:
         """None is more exact."""
-        return None, ()
+        return None, tuple(self.told)
 
     def taken(self, from_type: str) -> OpenedModel:
         """Refused: models are converted in fp32."""

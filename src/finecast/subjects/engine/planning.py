@@ -104,9 +104,10 @@ def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> Non
 def _refuse(fmt: Format, prepared: PreparedModel) -> NoReturn:
     if fmt.scaled:
         raise UsageError(
-            f"{fmt.label} is planned for ONNX models, and this is one of {prepared.library}",
+            f"{fmt.label} is planned for models of ONNX and OpenVINO, and this is one of"
+            f" {prepared.library}",
             where=f"--auto-cast-type {fmt.label}",
-            fix="use bf16 or fp16, or give the model as ONNX",
+            fix="write OpenVINO's IR, which may have it (-o NAME.xml), or use bf16 or fp16",
         )
     raise UsageError(
         f"ops of {prepared.library} do not compute in {fmt.label}: a model cannot state it",

@@ -1,0 +1,15 @@
+"""What is said of a SavedModel's signatures, whatever library reads it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+NONE: Final = "the SavedModel has no signatures"
+MAKE_ONE: Final = (
+    "save it with one: tf.saved_model.save(model, FOLDER,"
+    " signatures=function.get_concrete_function(...)), or model.export(FOLDER)"
+)
+CHOOSE: Final = (
+    "save one alone: m = tf.saved_model.load(FOLDER); tf.saved_model.save(m, NEW,"
+    ' signatures=m.signatures["NAME"])'
+)
