@@ -1,12 +1,14 @@
 """finecast's models beside OpenVINO's own precision hint, on every net.
 
-    python -m benchmarks.bench_hint [--exports FOLDER] [--lines FILE] [--write] [NET ...]
+    python -m benchmarks.bench_hint [--exports FOLDER] [--lines FILE] [--tune] [NET ...]
+    python -m benchmarks.bench_hint --write
 
 Of each net ``all:bf16``, what the hint chose stated as a plan, and that plan without roundings
 that the hint spares: kernels, the error against fp32 over eight inputs, and the processor's
 time of a call on one core, all beside the hint. Each net has a process of its own, and its
-lines are kept in a file: a net that has some is left out, unless it is named. ``--write`` puts
-the table into RESULTS-hint.md. The zoo's nets need the interpreter of ``.venv-zoo``.
+lines are kept in a file: a net that has some is left out, unless it is named. ``--tune`` holds
+what ``tune`` finds beside the hint, if twice the hint's error is allowed. ``--write`` puts the
+tables into RESULTS-hint.md. The zoo's nets need the interpreter of ``.venv-zoo``.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +29,7 @@ import numpy as np
 from benchmarks import hint_nets
 from benchmarks.common import count_processor_time, print_environment, report
 from benchmarks.hint_kernels import Compiled, kernels_of, low_only
-from benchmarks.hint_table import ERROR, KERNELS, SPEED, Row, write_table
+from benchmarks.hint_table import ERROR, KERNELS, SPEED, Row, TunedRow, write_tables
 from finecast import api
 from finecast.data.deviation import deviation
 from finecast.engines import get_engine
@@ -36,7 +38,7 @@ from finecast.measure.racing import ANCHOR, Effort, Race
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.pipeline.hint import Hinting, choices_of
-from finecast.pipeline.workload import FunctionWorkload
+from finecast.pipeline.workload import FunctionWorkload, Run
 from finecast.planning.plan import Plan
 from finecast.progress import silent
 from finecast.rules.policy import Policy
@@ -61,6 +63,37 @@ def measured(net: hint_nets.Net, folder: Path) -> dict[str, Any]:
     return {
         "kernels": {n: asdict(kernels_of(m.model)) for n, m in models.items()},
         "low_only": low_only_in(plan, net.model, files[_ALL]),
+        "errors": errors(models, net.feeds),
+        "speed": speeds(models, net.feeds[0]),
+    }
+
+
+def tuned(net: hint_nets.Net, folder: Path) -> dict[str, Any]:
+    """What ``tune`` finds where the error may be twice the hint's, on one core.
+
+    Its own timing counts the processor's time, too.
+    """
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    models = {"fp32": Compiled.of(net.model, "f32"), "hint": Compiled.of(net.model, "bf16")}
+    wanted = [_copies(models["fp32"], given) for given in net.feeds]
+
+    def score(run: Run) -> float:
+        made = [[*run(given).values()] for given in net.feeds]
+        return 1.0 - _together(made, wanted)
+
+    allowed = 2 * errors(models, net.feeds)["hint"]
+    outcome = api.tune(
+        net.model, folder / "tuned.onnx", evaluate=score, calib=lambda: net.feeds,
+        criterion="absolute", tolerance=allowed, policy="auto:bf16", engine="openvino",
+    )  # fmt: skip
+    if outcome.improved:
+        models["tuned"] = Compiled.of(folder / "tuned.onnx", "f32")
+    return {
+        "verdict": outcome.verdict.value,
+        "why": outcome.why,
+        "ops": dict(outcome.ops),
+        "chosen": [r.text for d in outcome.plan.decisions[:1] for r in d.reasons][-1:],
+        "seconds": outcome.seconds,
         "errors": errors(models, net.feeds),
         "speed": speeds(models, net.feeds[0]),
     }
@@ -96,10 +129,13 @@ def errors(models: Mapping[str, Compiled], feeds: Sequence[Feeds]) -> dict[str, 
     found: dict[str, float] = {}
     for name, model in models.items():
         if name != "fp32":
-            made = [_copies(model, given) for given in feeds]
-            worst = [_worst(*pair) for pair in zip(made, wanted, strict=True)]
-            found[name] = float(np.sqrt(np.mean(np.square(worst))))
+            found[name] = _together([_copies(model, given) for given in feeds], wanted)
     return found
+
+
+def _together(made: Sequence[Sequence[Array]], wanted: Sequence[Sequence[Array]]) -> float:
+    worst = [_worst(*pair) for pair in zip(made, wanted, strict=True)]
+    return float(np.sqrt(np.mean(np.square(worst))))
 
 
 def _copies(model: Compiled, feeds: Feeds) -> list[Array]:
@@ -126,7 +162,7 @@ def speeds(models: Mapping[str, Compiled], feeds: Feeds) -> dict[str, list[float
 def in_process(name: str, given: argparse.Namespace) -> dict[str, Any]:
     """The line of one net, from a process of its own."""
     command = [sys.executable, "-m", "benchmarks.bench_hint", name, "--one"]
-    command += ["--exports", str(given.exports)]
+    command += ["--exports", str(given.exports), *(["--tune"] if given.tune else [])]
     try:
         done = subprocess.run(
             command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=_LIMIT_S
@@ -164,9 +200,17 @@ def report_line(line: Mapping[str, Any]) -> None:
     report(bench, "error over the hint's", round(error, 3), "x", bar=bar)
 
 
-def waiting(given: argparse.Namespace) -> Iterator[str]:
-    """The nets to run: those named, or all that have no line."""
-    yield from given.net or (n for n in hint_nets.known() if n not in lines_of(given.lines))
+def report_tuned(line: Mapping[str, Any]) -> None:
+    """Whether the hint beats it in both; a speed counts if its whole interval lies below."""
+    bench = f"hint {line['net']}, tune"
+    if "failed" in line:
+        print(json.dumps({"bench": bench, "skipped": line["failed"]}), flush=True)
+        return
+    row = TunedRow(line)
+    report(
+        bench, "beaten by the hint in both", float(row.beaten), "", bar=0.0, speed=row.speed,
+        error=round(row.error, 3), verdict=line["verdict"], seconds=round(line["seconds"]),
+    )  # fmt: skip
 
 
 def main() -> int:
@@ -175,25 +219,29 @@ def main() -> int:
     parser.add_argument("net", nargs="*")
     parser.add_argument("--exports", type=Path, default=_BUILD / "hint-nets")
     parser.add_argument("--lines", type=Path, default=_BUILD / "hint.jsonl")
-    parser.add_argument("--write", action="store_true", help="the table, of the lines kept")
+    parser.add_argument("--tuned-lines", type=Path, default=_BUILD / "hint-tuned.jsonl")
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--write", action="store_true", help="the tables, of the lines kept")
     parser.add_argument("--one", action="store_true", help="one net, here; prints its line")
     given = parser.parse_args()
     if given.one:
         count_processor_time()
         net = hint_nets.net(given.net[0], given.exports)
         with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps({"net": given.net[0], **measured(net, Path(folder))}))
+            found = (tuned if given.tune else measured)(net, Path(folder))
+            print(json.dumps({"net": given.net[0], **found}))
         return 0
     if given.write:
-        write_table(lines_of(given.lines))
+        write_tables(lines_of(given.lines), lines_of(given.tuned_lines))
         return 0
     print_environment()
-    given.lines.parent.mkdir(parents=True, exist_ok=True)
-    for name in waiting(given):
+    lines: Path = given.tuned_lines if given.tune else given.lines
+    lines.parent.mkdir(parents=True, exist_ok=True)
+    for name in given.net or [n for n in hint_nets.known() if n not in lines_of(lines)]:
         line = in_process(name, given)
-        with given.lines.open("a", encoding="utf-8") as kept:
+        with lines.open("a", encoding="utf-8") as kept:
             kept.write(json.dumps(line) + "\n")
-        report_line(line)
+        (report_tuned if given.tune else report_line)(line)
     return 0
 
 

@@ -50,12 +50,10 @@ class Kernels:
     """How many kernels run in a call.
 
     Attributes:
-        kernels: All that are no reorders: casts that the model states among them.
-        casts: What changes a float type, stated or reordered.
-        kinds: How many there are of each kind, reorders that change no float type left out.
+        casts: What changes a float type and does nothing else, stated or a reorder.
+        kinds: How many there are of each kind; without reorders that change no float type.
     """
 
-    kernels: int
     casts: int
     kinds: Mapping[str, int]
 
@@ -64,7 +62,7 @@ def kernels_of(compiled: openvino.CompiledModel) -> Kernels:
     """Those of the runtime graph; what is computed once, when the model is loaded, is none."""
     fixed, types = set[str](), dict[str, str]()
     kinds: dict[str, int] = {}
-    kernels = casts = 0
+    casts = 0
     for op in compiled.get_runtime_model().get_ordered_ops():
         info, name = op.get_rt_info(), op.get_friendly_name()
         kind = _text(info, "layerType")
@@ -77,11 +75,10 @@ def kernels_of(compiled: openvino.CompiledModel) -> Kernels:
             continue
         cast = kind in _CASTS and _FLOATS.issuperset({types[sources[0]], types[name]})
         cast = cast and types[sources[0]] != types[name]
-        kernels += kind != _REORDER
         casts += cast
         if cast or kind != _REORDER:
             kinds[kind] = kinds.get(kind, 0) + 1
-    return Kernels(kernels=kernels, casts=casts, kinds=kinds)
+    return Kernels(casts=casts, kinds=kinds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,17 +1,17 @@
-"""The bars of finecast's models beside OpenVINO's hint, and the table of RESULTS-hint.md."""
+"""The bars of finecast's models beside OpenVINO's hint, and the tables of RESULTS-hint.md."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from finecast.measure.environment import environment
 
 PAGE: Final = Path(__file__).with_name("RESULTS-hint.md")
-_PLACE: Final = re.compile(r"(<!-- bench_hint -->\n).*?(<!-- end -->)", re.DOTALL)
 # The bars: kernels and error at most, speed at least so many times the hint's.
 KERNELS: Final = 1.05
 ERROR: Final = 1.2
@@ -20,8 +20,16 @@ _OURS: Final = ("all", "choice", "exact")
 _COLUMNS: Final = (
     "net", "kernels: fp32", "hint", "`all`", "its choice", "only `all` has low",
     "error: hint", "`all`", "choice", "exact", "speed: `all`", "choice", "exact",
-    "`all` misses",
+    "misses",
 )  # fmt: skip
+_TUNED_COLUMNS: Final = (
+    "net",
+    "verdict",
+    "speed beside the hint",
+    "error",
+    "beaten in",
+    "took",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +41,9 @@ class Row:
     @property
     def kernels(self) -> Mapping[str, int]:
         """How many each model has."""
-        return {name: found["kernels"] for name, found in self.line["kernels"].items()}
+        return {
+            name: sum(made["kinds"].values()) for name, made in self.line["kernels"].items()
+        }
 
     @property
     def more_kernels(self) -> float:
@@ -55,12 +65,17 @@ class Row:
         return not any(self.line["low_only"].values())
 
     @property
+    def judged(self) -> str:
+        """Whose error is: ``all``'s, or the exact choice's where ``all`` has more low."""
+        return "all" if self.same_low or "exact" not in self.line["errors"] else "exact"
+
+    @property
     def misses(self) -> tuple[str, ...]:
-        """The bars that ``all`` misses: a speed if its whole interval lies below."""
+        """The bars that are missed: a speed if its whole interval lies below."""
         found = {
             "kernels": self.more_kernels > KERNELS,
             "speed": self.line["speed"]["all"][2] < SPEED,
-            "error": self.same_low and self.error("all") > ERROR,
+            "error": self.error(self.judged) > ERROR,
         }
         return tuple(name for name, missed in found.items() if missed)
 
@@ -78,36 +93,90 @@ class Row:
         )  # fmt: skip
 
 
-def write_table(lines: Mapping[str, Mapping[str, Any]]) -> None:
-    """Put the table of these nets in its place in RESULTS-hint.md."""
+@dataclass(frozen=True, slots=True)
+class TunedRow:
+    """What one net's line says of what ``tune`` found; fp32 where it is unchanged."""
+
+    line: Mapping[str, Any]
+
+    @property
+    def _name(self) -> str:
+        return "tuned" if "tuned" in self.line["speed"] else "fp32"
+
+    @property
+    def error(self) -> float:
+        """That of the result over the hint's."""
+        hint = self.line["errors"]["hint"]
+        return self.line["errors"].get(self._name, 0.0) / hint if hint else 1.0
+
+    @property
+    def speed(self) -> Sequence[float]:
+        """How many times as fast as the hint the result is: low, median, high."""
+        return [round(share, 3) for share in self.line["speed"][self._name]]
+
+    @property
+    def beaten(self) -> bool:
+        """Whether the hint is surely faster, and more accurate."""
+        return self.speed[2] < 1 and self.error > 1
+
+    def cells(self) -> tuple[str, ...]:
+        """The table's."""
+        low, median, high = self.speed
+        return (
+            self.line["net"], self.line["verdict"], f"{median:.2f} ({low:.2f} to {high:.2f})",
+            f"{self.error:.2f}", "**both**" if self.beaten else "",
+            f"{self.line['seconds']:.0f} s",
+        )  # fmt: skip
+
+
+def write_tables(
+    lines: Mapping[str, Mapping[str, Any]], tuned: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Put the tables of these nets in their places in RESULTS-hint.md."""
     rows = [Row(line) for _, line in sorted(lines.items()) if "failed" not in line]
-    failed = [line for _, line in sorted(lines.items()) if "failed" in line]
-    text = "\n".join([_summary(rows), "", *_table(rows), *_failed(failed)])
+    found = [TunedRow(line) for _, line in sorted(tuned.items()) if "failed" not in line]
+    beaten = sum(row.beaten for row in found)
+    table = _table(_COLUMNS, [row.cells() for row in rows])
+    tune_table = _table(_TUNED_COLUMNS, [row.cells() for row in found])
+    counts = f"Beaten by the hint in both: {beaten} of {len(found)}."
+    texts = {
+        "": [_summary(rows), "", *table, *_failed(lines)],
+        " tune": [counts, "", *tune_table, *_failed(tuned)],
+    }
     page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(_PLACE.sub(lambda m: f"{m[1]}{text}\n{m[2]}", page), encoding="utf-8")
+    for which, text in texts.items():
+        place = re.compile(f"(<!-- bench_hint{which} -->\n).*?(<!-- end -->)", re.DOTALL)
+        page = place.sub(partial(_between, "\n".join(text)), page)
+    PAGE.write_text(page, encoding="utf-8")
+
+
+def _between(text: str, place: re.Match[str]) -> str:
+    return f"{place[1]}{text}\n{place[2]}"
 
 
 def _summary(rows: Sequence[Row]) -> str:
-    same = [row for row in rows if row.same_low]
+    same = [row for row in rows if row.judged == "all"]
+    others = [row for row in rows if row.judged != "all"]
     met = {
-        f"at most {KERNELS} times the hint's kernels": (rows, "kernels"),
+        f"`all:bf16`: at most {KERNELS} times the hint's kernels": (rows, "kernels"),
         f"at least {SPEED} of its speed": (rows, "speed"),
         f"where it has the same low, at most {ERROR} times its error": (same, "error"),
+        "elsewhere the exact choice has": (others, "error"),
     }
     found = (
         f"{text}: {sum(miss not in r.misses for r in those)} of {len(those)}"
         for text, (those, miss) in met.items()
     )
     made = environment()
-    return (
-        f"{made.cpu} ({', '.join(made.flags)}), one thread. `all:bf16` has {'; '.join(found)}."
-    )
+    machine = f"{made.cpu} ({', '.join(made.flags)}), one thread."
+    return f"{machine} {'; '.join(found)}."
 
 
-def _table(rows: Sequence[Row]) -> list[str]:
-    lines = [f"| {' | '.join(_COLUMNS)} |", f"|{' --- |' * len(_COLUMNS)}"]
-    return [*lines, *(f"| {' | '.join(row.cells())} |" for row in rows)]
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
+    return [*lines, *(f"| {' | '.join(row)} |" for row in rows)]
 
 
-def _failed(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    return ["", *(f"- not run: {x['net']}: {x['failed']}" for x in lines)] if lines else []
+def _failed(lines: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    found = [f"- not run: {n}: {x['failed']}" for n, x in lines.items() if "failed" in x]
+    return ["", *found] if found else []
