@@ -16,7 +16,7 @@ import torch
 import finecast.torch as ft
 from finecast.data.criterion import Criterion, CriterionKind
 from finecast.engines.torch import rates
-from finecast.engines.torch.integers import CompiledProducts, Prepare
+from finecast.engines.torch.integers import Prepare
 from finecast.engines.torch.kernels import KernelTimes
 from finecast.engines.torch.planning import Known, coded_sensitivities, make_torch_planner
 from finecast.errors import UsageError
@@ -82,14 +82,14 @@ def ran_on(
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         prepare: Prepare = torch.compile,
-    ) -> tuple[Callable[..., Any], CompiledProducts]:
+    ) -> tuple[Callable[..., Any], frozenset[str]]:
         del args, kwargs
         coded: frozenset[str] = frozenset()
         if isinstance(module, torch.fx.GraphModule):
             coded = frozenset(scales_of_products(module))
         on_floats = coded if floats is not None and floats(coded) else frozenset[str]()
         run = module if prepare is torch.compile else prepare(module)
-        return run, CompiledProducts(left_out=on_floats, error=0.0)
+        return run, on_floats
 
     monkeypatch.setattr(subject, "compiled_frozen", compiled)
     monkeypatch.setattr(integers, "compiled_frozen", compiled)
@@ -169,8 +169,8 @@ def test_nothing_is_planned_that_runs_on_floats(
 def test_wrong_integers_are_not_planned_and_bf16_is(
     device: Stated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(*_: object) -> tuple[Callable[..., Any], CompiledProducts]:
-        return lambda: None, CompiledProducts(left_out=frozenset(), error=0.3)
+    def wrong(module: Any, *_: object) -> tuple[Callable[..., Any], frozenset[str]]:
+        return lambda x: 1.3 * module(x), frozenset()
 
     monkeypatch.setattr(integers, "compiled_frozen", wrong)
     found = tuned(device, 1.0, "auto:int8,bf16")

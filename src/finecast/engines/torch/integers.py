@@ -6,14 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch._inductor import config
 from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
-from torch.utils._pytree import tree_leaves
 
 from finecast.frontends.torch.capture import quiet
 from finecast.frontends.torch.codes import scales_of_products
@@ -34,20 +32,6 @@ def takes_codes(node: Node) -> bool:
     return node.native in _FUSED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompiledProducts:
-    """What a compiled module does with the products that read codes.
-
-    Attributes:
-        left_out: FX names of those that it does not run on integers.
-        error: That of the outputs, relative to what the module's own ops compute: sums of
-            8-bit products saturate on CPUs without VNNI.
-    """
-
-    left_out: frozenset[str]
-    error: float
-
-
 @contextmanager
 def frozen() -> Generator[None]:
     """What is compiled inside has its weights frozen: products run on integers there alone.
@@ -63,8 +47,10 @@ def compiled_frozen(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     prepare: Prepare = torch.compile,
-) -> tuple[Callable[..., Any], CompiledProducts]:
-    """``prepare(module)`` with frozen weights, and what it runs on integers.
+) -> tuple[Callable[..., Any], frozenset[str]]:
+    """``prepare(module)`` with frozen weights, compiled by a call.
+
+    And the FX names of those products on codes that it does not run on integers.
 
     Raises:
         RuntimeError: If it cannot be compiled.
@@ -81,17 +67,15 @@ def compiled_frozen(
     seen = {"fx_graph_cache": False, "post_grad_custom_pre_pass": look}
     with quiet(), frozen(), config.patch(seen):
         run = prepare(module)
-        want = tree_leaves(module(*args, **kwargs))
-        got = tree_leaves(run(*args, **kwargs))
+        run(*args, **kwargs)
     scales = scales_of_products(module) if isinstance(module, GraphModule) else {}
     by = {path: module.get_buffer(path).data_ptr() for path in scales.values()}
     # Which of several products by one weight ran is not told: all of them or none.
     wanted = Counter(by[path] for path in scales.values())
-    left_out = (n for n, path in scales.items() if ran[by[path]] < wanted[by[path]])
-    return run, CompiledProducts(left_out=frozenset(left_out), error=_error(got, want))
+    return run, frozenset(n for n, p in scales.items() if ran[by[p]] < wanted[by[p]])
 
 
-def _error(got: Sequence[Any], want: Sequence[Any]) -> float:
+def relative_error(got: Sequence[Any], want: Sequence[Any]) -> float:
     """Relative, of all outputs together."""
     outputs = zip(got, want, strict=True)
     pairs = [(a.double(), b.double()) for a, b in outputs if isinstance(b, torch.Tensor)]

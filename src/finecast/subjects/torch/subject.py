@@ -324,8 +324,8 @@ class TorchSubject:
         if not self._frozen:
             return (self.options.prepare or deployed())(module), ()
         prepare = self.options.prepare or deployed_frozen()
-        run, found = compiled_frozen(module, *arguments, prepare)
-        return run, named(self.model.captured, found)
+        run, failed = compiled_frozen(module, *arguments, prepare)
+        return run, named(self.model.captured, failed)
 
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
         """Those that are timed."""
