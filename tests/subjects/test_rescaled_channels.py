@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import openvino
 import pytest
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper, parser
@@ -275,15 +274,8 @@ def test_where_nothing_can_be_scaled_it_is_said(tmp_path: Path) -> None:
     assert done.plan.adjustments == ()
 
 
-def test_models_of_openvino_refuse_it(net: Path, kind: str) -> None:
-    xml = net.with_name("net.xml")
-    openvino.save_model(openvino.convert_model(net), xml)
-    with pytest.raises(UsageError, match=r"in ONNX models alone.*this is one of OpenVINO"):
-        api.convert(xml, None, f"all:int8_weights+{kind}")
-
-
 def test_a_device_that_is_not_here_refuses_it_in_tune(net: Path, kind: str) -> None:
-    with pytest.raises(UsageError, match="operands are adjusted in ONNX models alone"):
+    with pytest.raises(UsageError, match="adjusted in models of ONNX and OpenVINO alone"):
         api.tune(
             net,
             data={"x": DATA[kind]},

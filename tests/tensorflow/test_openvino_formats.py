@@ -93,6 +93,9 @@ def test_they_run_on_integers(net: Any, kind: str, tmp_path: Path) -> None:
     (got,) = finecast.load(low).reference().run({port.name: X}).values()
     wanted = np.asarray(net(X))
     assert 0 < np.linalg.norm(got - wanted) < 0.05 * np.linalg.norm(wanted)
+    kept = "all:int8+smooth+bias"
+    adjusted = finecast.convert(path, None, kept, data={port.name: X}, engine="openvino")
+    assert {gain.kind.value for gain in adjusted.gains} == {"smooth", "bias"}
 
 
 def test_a_plan_fits_a_model_that_is_read_again(net: Any, tmp_path: Path) -> None:

@@ -142,7 +142,8 @@ class Adjustments:
 def no_adjustments(what: str) -> UsageError:
     """What to raise where operands are asked to be adjusted that cannot be."""
     return UsageError(
-        f"operands are adjusted in ONNX models alone, as engines run them: this is {what}",
+        "operands are adjusted in models of ONNX and OpenVINO alone, as engines run them: this"
+        f" is {what}",
         where="--adjust",
         fix="leave it out",
     )

@@ -112,7 +112,7 @@ class Adjustment:
 
     def _fits_constant(self, value: Value) -> bool:
         if self.add:
-            return addable(value, self.channels)
+            return addable(value, self.channels, self.axis)
         return scalable(value, self.channels, self.axis)
 
     def _fits_value(self, value: Value) -> bool:
@@ -133,6 +133,13 @@ class AdjustOperand:
     value: int
     node: int
     what: Adjustment
+
+
+def edits_by(adjustments: Iterable[Adjustment], graph: Graph) -> list[AdjustOperand]:
+    """The edits that make those of ``adjustments`` whose operands ``graph`` has."""
+    nodes = {n.name: n for n in graph.nodes}
+    found = (one.edit(graph, nodes) for one in adjustments)
+    return [edit for edit in found if edit is not None]
 
 
 def together(
@@ -157,10 +164,11 @@ def _operand(graph: Graph, node: Node, port: int) -> Value | None:
     return None if source is None else graph.values[source]
 
 
-def addable(value: Value, channels: int) -> bool:
+def addable(value: Value, channels: int, axis: int = -1) -> bool:
     """Whether it is a constant of a number for each channel that one op alone reads."""
     shape = value.shape or ()
-    return scalable(value, channels, -1) and all(d == 1 for d in shape[:-1])
+    others = [d for i, d in enumerate(shape, -len(shape)) if i != axis]
+    return scalable(value, channels, axis) and all(d == 1 for d in others)
 
 
 def scalable(value: Value, channels: int, axis: int) -> bool:

@@ -7,6 +7,7 @@ channel. What calibration data showed of that is taken off its bias. Source: M. 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -14,25 +15,25 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.graph import Graph, Node
+from finecast.graph import Dim, Graph, Node
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment, addable, constant_at
 from finecast.planning.plan import Plan
+from finecast.planning.scalable import CONVOLUTIONS, LINEAR, channel_axis
 from finecast.rules.reason import Reason
 
 RULE: Final = "bias correction"
 
-# The input at which products take a bias, and the axis of the channels in their results.
 _OWN_BIAS: Final = 2
-_CHANNELS: Final[Mapping[str, int]] = {"conv": 1, "gemm": -1, "linear": -1, "matmul": -1}
+"""The input at which products take a bias."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bias:
     """The constant that is added to a product's result: ``node`` reads it at ``port``.
 
-    ``channels`` are those of the result, along ``axis`` of it; its rank is 0 where it is not
-    known, and the axis the last one.
+    ``channels`` are those of the result, along ``axis`` of it, from behind, and along
+    ``added_along`` of the constant. The result's rank is 0 where it is not known.
     """
 
     product: int
@@ -41,12 +42,13 @@ class Bias:
     channels: int
     axis: int
     rank: int = 0
+    added_along: int = -1
 
 
 def biases(graph: Graph, formats: Mapping[int, Format]) -> tuple[Bias, ...]:
     """Those of the products on codes whose bias nothing else reads, outside of bodies."""
     coded = (n for n in graph.nodes if n.id in formats and formats[n.id].scaled)
-    found = (_bias(graph, n) for n in coded if n.op in _CHANNELS and not n.region)
+    found = (_bias(graph, n) for n in coded if n.op in LINEAR and not n.region)
     return tuple(b for b in found if b is not None)
 
 
@@ -55,31 +57,40 @@ def _bias(graph: Graph, product: Node) -> Bias | None:
     weights = constant_at(graph, product, 1)
     if weights is None or not weights.shape or product.attributes.get("beta", 1) != 1:
         return None
-    by_row = product.op in ("conv", "linear") or product.attributes.get("transB", 0)
-    channels = weights.shape[0 if by_row else -1]
-    axis = _CHANNELS[product.op]
-    for node, port in _additions(graph, product, axis):
+    convolves = product.op in CONVOLUTIONS
+    axis = channel_axis(product, weights.shape) if convolves else -1
+    channels = _made(product, weights.shape)
+    for node, port, along in _additions(graph, product, axis):
         value = constant_at(graph, node, port)
-        if value is not None and isinstance(channels, int) and addable(value, channels):
+        if value is not None and channels is not None and addable(value, channels, along):
             return Bias(
                 product=product.id,
                 node=node.id,
                 port=port,
                 channels=channels,
                 axis=axis,
-                rank=0 if axis == -1 else len(weights.shape),
+                rank=1 - axis if convolves else 0,
+                added_along=along,
             )
     return None
 
 
-def _additions(graph: Graph, product: Node, axis: int) -> list[tuple[Node, int]]:
-    """The inputs at which something is added to the product's result, along its last axis."""
-    found = [(product, _OWN_BIAS)]
+def _made(product: Node, weights: Sequence[Dim]) -> int | None:
+    """How many channels the result has; None if the weights' shape is open there."""
+    by_row = product.op in (*CONVOLUTIONS, "linear") or product.attributes.get("transB", 0)
+    sizes = weights[:2] if product.op == "group_conv" else weights[:1]
+    known = [d for d in (sizes if by_row else weights[-1:]) if isinstance(d, int)]
+    return math.prod(known) if len(known) == len(sizes) else None
+
+
+def _additions(graph: Graph, product: Node, axis: int) -> list[tuple[Node, int, int]]:
+    """The inputs at which something is added to the product's result, and along which axis."""
+    found = [(product, _OWN_BIAS, -1)]
     (result,) = graph.following_outputs(product)
-    if len(result.uses) == 1 and not result.is_output and axis == -1:
+    if len(result.uses) == 1 and not result.is_output:
         after = graph.nodes[result.uses[0]]
         if after.op == "add" and after.region == product.region:
-            found += [(after, port) for port in range(2)]
+            found += [(after, port, axis) for port in range(2)]
     return found
 
 
@@ -98,7 +109,9 @@ def corrected(
     for place, error in zip(places, errors, strict=True):
         product, node = graph.nodes[place.product].name, graph.nodes[place.node].name
         add = tuple(float(f"{-e:.4g}") for e in error.tolist())
-        adjustments.append(Adjustment(node=node, port=place.port, add=add))
+        adjustments.append(
+            Adjustment(node=node, port=place.port, axis=place.added_along, add=add)
+        )
         largest = float(np.abs(error).max(initial=0.0))
         text = f"the mean error of {product}, by channel, is taken off its bias"
         reason = Reason(rule=RULE, text=text, evidence={"largest mean error": largest})

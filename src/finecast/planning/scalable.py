@@ -14,7 +14,8 @@ from typing import Final
 from finecast.graph import Graph, Node, Value
 from finecast.planning.adjustments import constant_at, scalable
 
-LINEAR: Final = frozenset({"conv", "linear", "matmul", "gemm"})
+CONVOLUTIONS: Final = frozenset({"conv", "group_conv"})
+LINEAR: Final = CONVOLUTIONS | {"linear", "matmul", "gemm"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,9 @@ def sites_in_front(graph: Graph) -> tuple[Site, ...]:
     for node in graph.nodes:
         source = node.inputs[0] if node.inputs else None
         value = None if source is None else graph.values[source]
-        if node.op == "conv" or node.region or value is None or value.constant is not None:
+        if node.op in CONVOLUTIONS or node.region:
+            continue
+        if value is None or value.constant is not None:
             continue
         weights = _weights_read(graph, node, value, -1)
         if weights is not None and value.producer is not None:
@@ -185,9 +188,12 @@ def _made_by(graph: Graph, node: Node, ports: tuple[int, ...], axis: int) -> _Ma
 def _made_by_product(graph: Graph, node: Node) -> _Made | None:
     weights = constant_at(graph, node, 1)
     shape = None if weights is None else weights.shape
-    if weights is None or not shape or (node.op != "conv" and len(shape) != 2):
+    convolves = node.op in CONVOLUTIONS
+    if weights is None or not shape or not (convolves or len(shape) == 2):
         return None
-    by_row = node.op in ("conv", "linear") or node.attributes.get("transB", 0)
+    if node.op == "group_conv" and shape[1] != 1:
+        return None  # the channels that it makes lie along two axes
+    by_row = convolves or node.op == "linear" or node.attributes.get("transB", 0)
     along = -len(shape) if by_row else -1
     count = shape[along]
     if not isinstance(count, int) or not scalable(weights, count, along):
@@ -198,7 +204,15 @@ def _made_by_product(graph: Graph, node: Node) -> _Made | None:
         if bias is None or not scalable(bias, count, -1):
             return None
         divided.append(Channels(node=node.id, port=2, axis=-1))
-    return count, 1 - len(shape) if node.op == "conv" else -1, divided
+    return count, channel_axis(node, shape) if convolves else -1, divided
+
+
+def channel_axis(convolution: Node, weights: tuple[object, ...]) -> int:
+    """The axis, from behind, of the channels that a convolution reads and makes.
+
+    By the shape of its weights: those of a group convolution may have an axis of groups.
+    """
+    return 1 - len(weights) + (convolution.op == "group_conv")
 
 
 # ------------------------------------------------------------------------ what reads channels
@@ -325,15 +339,16 @@ def _weights_read(graph: Graph, node: Node, value: Value, axis: int) -> Reader |
     shape = None if weights is None else weights.shape
     if weights is None or not shape:
         return None
-    along = _conv_axis(node, shape, axis) if node.op == "conv" else _product_axis(node, shape)
-    if along is None or (node.op != "conv" and axis != -1):
+    convolves = node.op in CONVOLUTIONS
+    along = _conv_axis(node, shape) if convolves else _product_axis(node, shape)
+    if along is None or axis != (channel_axis(node, shape) if convolves else -1):
         return None
     channels, times = along
     size = shape[channels]
     if not isinstance(size, int) or not scalable(weights, size, channels):
         return None
     read = Channels(node=node.id, port=1, axis=channels, times=times)
-    apart = node.op == "conv" and channels == -len(shape)
+    apart = convolves and channels == -len(shape)
     return Reader(value=value.id, axis=axis, weights=read, apart=apart)
 
 
@@ -344,11 +359,11 @@ def _product_axis(node: Node, shape: tuple[object, ...]) -> tuple[int, int] | No
     return (-1 if by_row else -2), 1
 
 
-def _conv_axis(node: Node, shape: tuple[object, ...], axis: int) -> tuple[int, int] | None:
+def _conv_axis(node: Node, shape: tuple[object, ...]) -> tuple[int, int] | None:
     """Of a depthwise convolution each channel makes some of the result's; no other groups."""
+    if node.op == "group_conv":
+        return (-len(shape), 1) if shape[2] == 1 else None
     groups, made, read = node.attributes.get("group", 1), shape[0], shape[1]
-    if axis != 1 - len(shape):
-        return None
     if groups == 1:
         return 1 - len(shape), 1
     if read != 1 or not isinstance(made, int) or not isinstance(groups, int) or made % groups:

@@ -47,7 +47,7 @@ from finecast.frontends.replaying import Restated, check_made_for, edits_of, res
 from finecast.graph import PHI, Graph
 from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
-from finecast.planning.adjustments import Adjustment
+from finecast.planning.adjustments import Adjustment, edits_by
 from finecast.planning.biases import Bias
 from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
@@ -157,9 +157,7 @@ class Prepared:
         """A copy with adjusted operands; plans are made by it, and not of it."""
         model = self.model.clone()
         graph, binding = read(model, digest=self.file.digest)
-        nodes = {n.name: n for n in graph.nodes}
-        edits = (one.edit(graph, nodes) for one in adjustments)
-        adjust(binding, [e for e in edits if e is not None])
+        adjust(binding, edits_by(adjustments, graph))
         graph, binding = read(model, digest=self.file.digest)
         return replace(self, model=model, graph=graph, binding=binding, policy="", shaped=())
 

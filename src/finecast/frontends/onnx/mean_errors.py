@@ -98,7 +98,7 @@ class _Maker:
             error = self._op("Reshape", [error, self._integers([-1, place.channels])])
             mean = self._mean(error, [0])
         else:
-            mean = self._mean(error, [a for a in range(place.rank) if a != place.axis])
+            mean = self._mean(error, [a for a in range(-place.rank, 0) if a != place.axis])
         corrected = self._op("Sub", [value, mean])
         for use in readers:
             use.node.replace_input_with(use.idx, corrected)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from finecast.errors import ModelError
 from finecast.frontends.exact_casts import restated, rounded_first
 from finecast.frontends.openvino import instrument
+from finecast.frontends.openvino.adjusting import adjust
 from finecast.frontends.openvino.changes import changes_of, mark
+from finecast.frontends.openvino.mean_errors import with_mean_errors
 from finecast.frontends.openvino.model import (
     OvFile,
     from_model,
@@ -25,6 +27,10 @@ from finecast.frontends.openvino.writer import apply_edits
 from finecast.frontends.prepared import ModelLibrary, PreparedAsIs
 from finecast.frontends.replaying import Restated, check_made_for, edits_of, resolve_io
 from finecast.graph import Dim, Graph
+from finecast.numbers.encodings import Encodings
+from finecast.numbers.formats import Format
+from finecast.planning.adjustments import Adjustment, edits_by
+from finecast.planning.biases import Bias
 from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
 from finecast.rules.matching import check_names
@@ -72,6 +78,20 @@ class OvPrepared(PreparedAsIs):
     def roundable(self) -> instrument.OvRoundable:
         """A copy whose values can be rounded."""
         return instrument.OvRoundable(self.model)
+
+    def with_mean_errors(
+        self,
+        formats: Mapping[int, Format],
+        encodings: Mapping[int, Encodings],
+        places: Sequence[Bias],
+    ) -> openvino.Model:
+        """A copy whose outputs are the mean errors of products on codes, by channel."""
+        return with_mean_errors(self.model, formats, encodings, places)
+
+    def adjusted(self, adjustments: Sequence[Adjustment]) -> OvPrepared:
+        """A copy with adjusted operands; plans are made by it, and not of it."""
+        model = _adjusted(self.model, adjustments)
+        return replace(self, model=model, graph=read(model, digest=self.file.digest)[0])
 
     def static_shapes(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
         """Shapes of observable values, as far as they follow from the inputs'."""
@@ -129,6 +149,9 @@ def apply(file: OvFile, plan: Plan) -> OvApplied:
     copy = _opened(file, plan.policy).clone()
     graph, binding = read(copy, digest=file.digest)
     plan.check(graph, where=file.name)
+    if plan.adjustments:
+        copy = _adjusted(copy, plan.adjustments)
+        graph, binding = read(copy, digest=file.digest)
     stated: tuple[Restated, ...] = ()
     done = edits_of(graph, plan, resolve_io(graph, plan.io, TYPES, _LIBRARY.name))
     if done:
@@ -139,14 +162,29 @@ def apply(file: OvFile, plan: Plan) -> OvApplied:
     return OvApplied(model=copy, graph=graph, edits=done, restated=stated)
 
 
-def roundable(file: OvFile, policy: str = Scope.NONE.value) -> instrument.OvRoundable:
-    """A copy of the model, as it is planned by the policy of that label, to be rounded."""
-    return instrument.OvRoundable(_opened(file, policy))
+def roundable(
+    file: OvFile, policy: str = Scope.NONE.value, adjustments: Sequence[Adjustment] = ()
+) -> instrument.OvRoundable:
+    """A copy of the model, as it is planned by the policy of that label, to be rounded.
+
+    Its operands are adjusted first.
+    """
+    return instrument.OvRoundable(_adjusted(_opened(file, policy), adjustments))
 
 
 def input_shapes(model: openvino.Model) -> dict[str, tuple[Dim, ...] | None]:
     """Declared shapes of a model's inputs by name."""
     return {port_name(port): shape_of(port) for port in model.inputs}
+
+
+def _adjusted(model: openvino.Model, adjustments: Sequence[Adjustment]) -> openvino.Model:
+    """A copy of ``model`` with adjusted operands; itself where there are none."""
+    if not adjustments:
+        return model
+    copy = model.clone()
+    graph, binding = read(copy)
+    adjust(binding, edits_by(adjustments, graph))
+    return copy
 
 
 def _opened(file: OvFile, policy: str) -> openvino.Model:

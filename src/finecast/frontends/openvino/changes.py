@@ -26,18 +26,26 @@ class Added:
     Attributes:
         rounds: The label of the format that it rounds to by itself; empty of a conversion.
         constant: The name of the constant that is read from it; empty if it reads a value.
+        scales: Whether it multiplies channels in front of an op, which is nothing to decide.
     """
 
     rounds: str = ""
     constant: str = ""
+    scales: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
 class Changes:
-    """Ops that edits put in, and the types that others stated before, by name."""
+    """Ops that edits put in, and the types that others stated before, by name.
+
+    ``adjusted`` is what was done to constants, one thing after the other (``adjusting.py``).
+    """
 
     added: dict[str, Added] = field(default_factory=dict[str, Added])
     types: dict[str, str] = field(default_factory=dict[str, str])
+    adjusted: dict[str, list[dict[str, str | int]]] = field(
+        default_factory=dict[str, "list[dict[str, str | int]]"]
+    )
 
     def retyped(self, name: str, before: str) -> None:
         """``name`` stated the type ``before``; what it stated first counts."""
@@ -57,9 +65,15 @@ def changes_of(model: openvino.Model) -> Changes | None:
         if content is None:
             return None
         added = cast("dict[str, list[str]]", content["added"])
+        scales = set(map(str, content.get("scales", ())))
+        adjusted = cast("dict[str, list[Any]]", content.get("adjusted", {}))
         return Changes(
-            added={n: Added(rounds=str(r), constant=str(c)) for n, (r, c) in added.items()},
+            added={
+                n: Added(rounds=str(r), constant=str(c), scales=n in scales)
+                for n, (r, c) in added.items()
+            },
             types={str(n): str(t) for n, t in content["types"].items()},
+            adjusted={str(n): [dict(a) for a in made] for n, made in adjusted.items()},
         )
     except (ValueError, TypeError, KeyError, AttributeError):
         return None  # another tool wrote there
@@ -74,8 +88,11 @@ def mark(model: openvino.Model, plan_digest: str, policy: str) -> None:
 def keep(model: openvino.Model, changes: Changes) -> None:
     """Let ``model`` tell its ``changes``."""
     added = {name: [a.rounds, a.constant] for name, a in changes.added.items()}
-    text = json.dumps({"added": added, "types": changes.types}, separators=(",", ":"))
-    model.set_rt_info(text, list(_CHANGES_KEY))
+    content: dict[str, Any] = {"added": added, "types": changes.types}
+    scales = [name for name, a in changes.added.items() if a.scales]
+    content |= {"scales": scales} if scales else {}
+    content |= {"adjusted": changes.adjusted} if changes.adjusted else {}
+    model.set_rt_info(json.dumps(content, separators=(",", ":")), list(_CHANGES_KEY))
 
 
 def unmark(model: openvino.Model) -> None:

@@ -49,6 +49,7 @@ _ADMITS: Final = frozenset({Format.FP32, Format.BF16, Format.FP16})
 _RENAMED: Final[Mapping[str, str]] = {
     "transpose_a": "transA",
     "transpose_b": "transB",
+    "keep_dims": "keepdims",
     "kernel": "kernel_shape",
 }
 # Attributes that are operands: numbers that the result is bounded by.
@@ -188,11 +189,13 @@ class _Reader:
         entries = tuple(Entry(op=op, index=i, region=region) for i in range(len(op.inputs())))
         inputs = [None if e.index in tied else self._source(e) for e in entries]
         found = self.types.of(op, kind)
-        if self._decompresses(info, inputs, results):
-            found = self.types.fixed(op)
         name = op.get_friendly_name()
+        added = self.changes.added.get(name)
+        scales = added is not None and added.scales
+        if self._decompresses(info, inputs, results) or scales:
+            found = self.types.fixed(op)
         attributes = dict(_attributes(op, kind))
-        if (added := self.changes.added.get(name)) is not None and added.rounds:
+        if added is not None and added.rounds:
             attributes[ROUNDS] = added.rounds
         made = Node(
             id=len(self.nodes),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from finecast.frontends.openvino.adjusting import take_back_constants
 from finecast.frontends.openvino.bodies import every_op
 from finecast.frontends.openvino.changes import (
     Added,
@@ -50,6 +51,7 @@ def _undo(model: openvino.Model, changes: Changes) -> None:
     for name, added in changes.added.items():
         if name in ops and (kept := _before(ops[name], added, ops)) is not None:
             _hand_over(ops[name].output(0), kept)
+    take_back_constants(changes, ops)
     for name, kind in changes.types.items():
         if name in ops:
             _restate(ops[name], kind)

@@ -7,7 +7,7 @@ given fp32 numbers and a type, are not.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,8 +15,8 @@ import numpy as np
 
 from finecast.errors import ModelError
 from finecast.frontends.exact_casts import BACK, FACTOR
-from finecast.frontends.openvino.bodies import every_op
 from finecast.frontends.openvino.changes import Added, Changes, changes_of, keep
+from finecast.frontends.openvino.names import FreshOpNames
 from finecast.frontends.openvino.quantization import decoded, rounded
 from finecast.frontends.openvino.reader import OvBinding
 from finecast.frontends.openvino.types import (
@@ -99,7 +99,7 @@ class _Writer:
         self.graph = graph
         self.rounded = rounded
         self.binding = binding
-        self.names = {op.get_friendly_name() for op in every_op(binding.model)}
+        self.fresh = FreshOpNames(binding.model)
         self.changes = changes_of(binding.model) or Changes()
 
     def set_format(self, edit: SetFormat) -> None:
@@ -251,26 +251,12 @@ class _Writer:
             if source.get_node().get_type_name() != "Parameter":
                 take_names(source, port)
 
-    def fresh(self, name: str) -> str:
-        """``name``, or it with a number, as no other op has it."""
-        found = next(n for n in _numbered(name) if n not in self.names)
-        self.names.add(found)
-        return found
-
 
 def _name_at(port: openvino.Output, what: str) -> str:
     """A name for ``what`` is put in behind ``port``."""
     node = port.get_node()
     index = f".{port.get_index()}" if node.get_output_size() > 1 else ""
     return f"{node.get_friendly_name()}{index}/{what}"
-
-
-def _numbered(name: str) -> Iterator[str]:
-    yield name
-    number = 1
-    while True:
-        yield f"{name}_{number}"
-        number += 1
 
 
 def _converted(port: openvino.Output, fmt: Format) -> openvino.Node:

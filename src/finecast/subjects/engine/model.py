@@ -26,6 +26,7 @@ from finecast.pipeline.program import Program
 from finecast.pipeline.sources import FeedMaker
 from finecast.pipeline.subject import StoredModel, Subject
 from finecast.pipeline.workload import Workload
+from finecast.planning.adjustments import Adjustment
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.emulated import EmulatedSubject
@@ -260,5 +261,5 @@ class ModelAsIs(FileSource[AsIsT, PreparedT], EngineModel):
         return built.model
 
     @abstractmethod
-    def roundable(self, policy: str) -> Roundable:
+    def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> Roundable:
         """A copy to be rounded, as it is planned by the policy of that label."""

@@ -13,6 +13,7 @@ from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.sources import FeedMaker
 from finecast.pipeline.subject import SourceModel
+from finecast.planning.adjustments import Adjustment
 from finecast.planning.edits import Edit, cast_count
 from finecast.planning.plan import Plan
 from finecast.planning.switches import Switch
@@ -252,6 +253,6 @@ class NativeSource(SourceModel, Protocol):
 class RoundableSource(NativeSource, Protocol):
     """A model of which copies are made that round its values in fp32."""
 
-    def roundable(self, policy: str) -> Roundable:
-        """A new copy, as it is planned by the policy of that label."""
+    def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> Roundable:
+        """A new copy, as it is planned by the policy of that label, operands adjusted."""
         ...

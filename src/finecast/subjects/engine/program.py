@@ -86,7 +86,8 @@ class NativeProgram(EngineProgram[RoundableSource, PreparedModel]):
 
     def plan_session(self, plan: Plan, emulation: Emulation) -> NativeEmulatorSession:
         """The plan's casts, each op in the format that it has there."""
-        return plan_session(partial(self.source.roundable, plan.policy), plan, emulation)
+        copy = partial(self.source.roundable, plan.policy, plan.adjustments)
+        return plan_session(copy, plan, emulation)
 
     def examine(self, asked: Asked) -> OnDevice:
         """The rules judge the model that the device's compiler is handed."""

@@ -61,6 +61,7 @@ def _verify_in(
     feeds: FeedMaker,
 ) -> Verified:
     plan, graph = built.plan, built.applied.graph
+    copy = partial(source.roundable, plan.policy, plan.adjustments)
     emulated = isinstance(engine, EmulatorEngine)
     name = f"{EMULATOR}:{engine.device}" if emulated else engine.name
     # A device may have no fp32 products of its own: its emulator is held against fp32.
@@ -72,7 +73,7 @@ def _verify_in(
     session: Session
     if isinstance(engine, EmulatorEngine):
         source.runners(None)[0].load(written)  # it loads, whatever the device gives
-        session = plan_session(partial(source.roundable, plan.policy), plan, engine.emulation)
+        session = plan_session(copy, plan, engine.emulation)
     else:
         session = engine.load(written)
     if given is None or note:
@@ -84,8 +85,7 @@ def _verify_in(
 
     def elsewhere() -> Mapping[str, Array]:
         """The plan's roundings by arithmetic in fp32: what its formats alone give."""
-        model = with_roundings(source.roundable(plan.policy), built.applied.edits)
-        return exact_session(model).run(given)
+        return exact_session(with_roundings(copy(), built.applied.edits)).run(given)
 
     ids = {n.name: n.id for n in graph.nodes}
     case = Case(

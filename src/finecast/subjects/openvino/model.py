@@ -15,6 +15,7 @@ from finecast.frontends.roundable import Roundable
 from finecast.graph import Dim
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.sources import FeedMaker
+from finecast.planning.adjustments import Adjustment
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.model import ModelAsIs
@@ -51,9 +52,9 @@ class OvModel(ModelAsIs[OvFile, OvPrepared]):
         """Declared shapes of the inputs."""
         return frontend.input_shapes(self.file.model)
 
-    def roundable(self, policy: str) -> Roundable:
+    def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> Roundable:
         """A copy that rounds by arithmetic, without a conversion to another policy."""
-        return frontend.roundable(self.file, policy)
+        return frontend.roundable(self.file, policy, adjustments)
 
     def _prepare(self, policy: Policy) -> OvPrepared:
         return frontend.prepare(self.file, policy)

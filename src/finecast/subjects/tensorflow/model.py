@@ -25,6 +25,7 @@ from finecast.frontends.tensorflow.regions import unopened
 from finecast.graph import Dim, Graph
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.sources import FeedMaker
+from finecast.planning.adjustments import Adjustment
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.engine.model import ModelAsIs
@@ -100,8 +101,12 @@ class TensorFlowModel(ModelAsIs[TensorFlowFile, TensorFlowPrepared]):
         """Declared shapes of the inputs."""
         return frontend.input_shapes(self.file.model)
 
-    def roundable(self, policy: str) -> Roundable:
-        """A copy that rounds by casts there and back, or by arithmetic."""
+    def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> Roundable:
+        """A copy that rounds by casts there and back, or by arithmetic.
+
+        Plans adjust operands of products on codes alone, and there are none.
+        """
+        assert not adjustments
         return frontend.roundable(self.file, policy)
 
     def _prepare(self, policy: Policy) -> TensorFlowPrepared:
