@@ -12,6 +12,7 @@ from finecast.frontends.openvino import instrument
 from finecast.frontends.openvino.changes import changes_of, mark
 from finecast.frontends.openvino.model import (
     OvFile,
+    from_keras,
     from_model,
     guarded,
     load,
@@ -38,6 +39,7 @@ __all__ = [
     "OvFile",
     "OvPrepared",
     "apply",
+    "from_keras",
     "from_model",
     "input_shapes",
     "load",
