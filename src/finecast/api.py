@@ -37,7 +37,7 @@ from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy
 from finecast.rules.user import without_opinion
-from finecast.subjects import check_output_name, opened, written_with
+from finecast.subjects import check_output_name, check_written, opened, written_with
 
 if TYPE_CHECKING:
     import onnx
@@ -284,6 +284,7 @@ def _claim(
     files.write("the output", output.path, beside=result.beside, folder=result.folder)
     if output.path is not None:
         check_output_name(model.path, output.path)
+        check_written(type(model).__module__, output.path)
     model.check(output)
     files.write("the study", study, beside=journals(study), replaces=False)
     return files

@@ -152,6 +152,56 @@ def test_nested_outputs_are_written_as_ir(nested: Any, tmp_path: Path) -> None:
     np.testing.assert_array_equal(found["first"], a - 2 * b)
 
 
+def test_the_name_of_the_output_decides_of_a_model_in_memory(
+    attention: Any, tmp_path: Path
+) -> None:
+    low = tmp_path / "low.xml"
+    done = finecast.convert(attention, low, "all:bf16")
+    assert low.with_suffix(".bin").is_file()
+    assert "bf16" in {f.label for f in done.plan.formats.values()}
+    (found,) = finecast.load(low).reference().run({"tokens": X}).values()
+    wanted = np.asarray(attention(X))
+    assert np.abs(np.asarray(found) - wanted).max() < np.abs(wanted).max() / 32
+    again = finecast.apply(done.plan, attention, tmp_path / "again.xml")
+    assert again.plan.digest == done.plan.digest
+    finecast.convert(attention, tmp_path / "folder", "all:bf16")
+    assert (tmp_path / "folder" / "saved_model.pb").is_file()
+
+
+def test_a_subclass_that_was_called_is_written_as_ir(tmp_path: Path) -> None:
+    class Twice(tf.keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = layers.Dense(4)
+
+        def call(self, x: Any) -> Any:
+            return self.dense(x) * 2
+
+    model, x = Twice(), np.ones((2, 8), np.float32)
+    with pytest.raises(ModelError, match="has not yet been built"):
+        finecast.convert(model, tmp_path / "low.xml", "none")
+    wanted = np.asarray(model(x))
+    finecast.convert(model, tmp_path / "low.xml", "none")
+    session = finecast.load(tmp_path / "low.xml").reference()
+    (found,) = session.run({session.inputs[0].name: x}).values()
+    assert np.abs(np.asarray(found) - wanted).max() < 1e-5 * np.abs(wanted).max()
+
+
+def test_a_function_of_tensorflow_is_written_under_no_other_kind_of_name(
+    attention: Any, tmp_path: Path
+) -> None:
+    low = converting.convert(attention, policy="all:bf16")
+    for name in ("low.xml", "low.onnx"):
+        for write in (low.save, lambda at: converting.convert(attention, at)):
+            with pytest.raises(UsageError, match=r"are SavedModels.*name it .*low\b"):
+                write(tmp_path / name)
+        with pytest.raises(UsageError, match="SavedModels"):
+            converting.tune(attention, tmp_path / name, data={"tokens": X}, metric="cosine")
+    finecast.convert(attention, tmp_path / "other.xml", "none")
+    with pytest.raises(UsageError, match=r"not a model that TensorFlow runs.*other.xml"):
+        converting.convert(tmp_path / "other.xml")
+
+
 def test_policies_of_a_loaded_model_name_its_layers(two_inputs: Any, tmp_path: Path) -> None:
     two_inputs.save(tmp_path / "m.keras")
     loaded = tf.keras.models.load_model(tmp_path / "m.keras")

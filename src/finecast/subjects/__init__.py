@@ -108,7 +108,7 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
     ),
     FrontendEntry(
         suffixes=(".xml", ".keras", ".tflite", ".pb", ".pdmodel"),
-        packages=("openvino", "finecast.frontends.openvino"),
+        packages=("openvino", "finecast.frontends.openvino", "keras"),
         module="finecast.subjects.openvino.model",
         requires="openvino",
         install="pip install openvino",
@@ -199,6 +199,24 @@ def check_output_name(model: Path, output: Path) -> None:
     )
 
 
+def check_written(module: str, output: Path) -> None:
+    """Raise UsageError unless the frontend of that ``module`` writes ``output``.
+
+    A file is opened by the frontend that writes the output; a model that was opened before
+    may be another's.
+    """
+    entry = next((e for e in FRONTENDS if e.module == module), None)
+    if entry is None or entry.writes(output):
+        return
+    named = output.with_suffix("" if entry.writes_folder else entry.suffixes[0])
+    raise UsageError(
+        f"what is written of this model are {entry.kind}",
+        where=str(output),
+        fix=f"name it {named}, or give finecast.convert or tune the model's path, or the"
+        " object of its library, with this output",
+    )
+
+
 def check_options(
     model: Path, given: Mapping[str, object], *, output: Path | None = None
 ) -> None:
@@ -283,10 +301,17 @@ def opened(model: Any, *, trust: bool = False, output: Path | None = None) -> Op
         given: OpenedModel = model
         return given
     homes = [f"{base.__module__}." for base in type(model).__mro__]
-    for entry in FRONTENDS:
-        if any(home.startswith(f"{p}.") for home in homes for p in entry.packages):
-            taken: OpenedModel = entry.load().take(model)
-            return taken
+    takers = [
+        entry
+        for entry in FRONTENDS
+        if any(home.startswith(f"{p}.") for home in homes for p in entry.packages)
+    ]
+    if takers:
+        entry = takers[0]
+        if output is not None:
+            entry = next((e for e in takers if e.writes(output)), entry)
+        taken: OpenedModel = entry.load().take(model)
+        return taken
     raise UsageError(
         f"a {type(model).__name__} is not a model",
         fix="give a path, an onnx.ModelProto, an onnx_ir.Model, an openvino.Model or a Keras"

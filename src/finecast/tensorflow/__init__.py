@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from finecast import api
-from finecast.errors import EngineError
+from finecast.errors import EngineError, UsageError
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.sources import Data, DataOptions
 from finecast.rules import UserRule
@@ -29,7 +29,9 @@ if importlib.util.find_spec("tensorflow") is None:
         "finecast.tensorflow needs TensorFlow", fix="pip install 'finecast[tensorflow]'"
     )
 
+from finecast.subjects import check_written
 from finecast.subjects.tensorflow.function import Function
+from finecast.subjects.tensorflow.model import TensorFlowModel
 
 __all__ = ["Function", "Tuned", "convert", "tune"]
 
@@ -58,7 +60,8 @@ def convert(
 
     Args:
         model: A built Keras model, or the path of a SavedModel or a ``.keras`` file.
-        output: Where a SavedModel of the result goes; None for nowhere.
+        output: Where a SavedModel of the result goes; None for nowhere. OpenVINO's IR is
+            written by ``finecast.convert``.
         policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
         data: An npz or arrays by input name: their ranges guide the rules.
         user_rules: Rule functions by name.
@@ -67,7 +70,10 @@ def convert(
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
     """
-    done = api.convert(model, None, policy, data=data, user_rules=user_rules)
+    opened = _opened(model)
+    if output is not None:
+        check_written(type(opened).__module__, Path(output))
+    done = api.convert(opened, None, policy, data=data, user_rules=user_rules)
     result = Function(frozen=done.model, plan=done.plan)
     if output is not None:
         result.save(output, force=force)
@@ -86,6 +92,23 @@ def tune(model: Any, output: str | Path | None = None, **options: Any) -> Tuned:
     Raises:
         FinecastError: As ``finecast.tune``.
     """
-    outcome = api.tune(model, output, **options)
+    outcome = api.tune(_opened(model), output, **options)
     plan = outcome.plan if outcome.improved else None
     return Tuned(outcome=outcome, model=Function(frozen=outcome.model, plan=plan))
+
+
+def _opened(model: Any) -> TensorFlowModel:
+    """The model in TensorFlow.
+
+    Raises:
+        UsageError: If it is another library's.
+    """
+    found = api.load(model)
+    if not isinstance(found, TensorFlowModel):
+        raise UsageError(
+            "not a model that TensorFlow runs",
+            where=found.name,
+            fix="give a Keras model, a .keras file or a SavedModel's folder; finecast.convert"
+            " and finecast.tune take models of every kind",
+        )
+    return found

@@ -14,6 +14,7 @@ from finecast.frontends.openvino.changes import changes_of, mark
 from finecast.frontends.openvino.mean_errors import with_mean_errors
 from finecast.frontends.openvino.model import (
     OvFile,
+    from_keras,
     from_model,
     guarded,
     load,
@@ -44,6 +45,7 @@ __all__ = [
     "OvFile",
     "OvPrepared",
     "apply",
+    "from_keras",
     "from_model",
     "input_shapes",
     "load",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,6 +138,24 @@ def from_model(model: openvino.Model) -> OvFile:
     return OvFile(path=_IN_MEMORY, model=copy, digest=found, _size_bytes=size)
 
 
+def from_keras(model: Any) -> OvFile:
+    """A Keras model in memory; it is left as it is.
+
+    Raises:
+        ModelError: If Keras cannot export it, or OpenVINO cannot read that.
+    """
+    path = Path(f"{model.name}{KERAS_SUFFIX}")
+    kind, fix = _KINDS[KERAS_SUFFIX]
+    with (
+        guarded(path, f"cannot be read as {kind}", fix),
+        _exported(lambda: model, path) as folder,
+    ):
+        found = _core().read_model(folder)
+    _check(found, path, kind, fix)
+    renumber_ops(found)
+    return from_model(found)
+
+
 def save(model: openvino.Model, path: Path) -> int:
     """Write IR, constants in the types that they have; returns bytes on disk."""
     import openvino
@@ -194,10 +212,17 @@ def _readable(path: Path) -> Generator[Path]:
             fix="pip install keras tensorflow-cpu; or write a SavedModel where they are:"
             " model.export(FOLDER)",
         ) from error
+    with _exported(lambda: keras.saving.load_model(path, compile=False), path) as folder:
+        yield folder
+
+
+@contextmanager
+def _exported(made: Callable[[], Any], path: Path) -> Generator[Path]:
+    """A SavedModel of the Keras model that ``made`` gives."""
+    keras: Any = importlib.import_module("keras")
     with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
         try:
-            loaded = keras.saving.load_model(path, compile=False)
-            with_flat_outputs(keras, loaded).export(folder, verbose=False)
+            with_flat_outputs(keras, made()).export(folder, verbose=False)
         except (ValueError, TypeError, OSError, AttributeError, ImportError) as error:
             what = (str(error).strip() or type(error).__name__).removeprefix("in user code:")
             raise ModelError(

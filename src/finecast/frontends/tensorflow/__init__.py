@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -53,8 +53,8 @@ class TensorFlowFile:
     path: Path
     name: str
     model: FrozenModel
-    graph: Graph
-    binding: GraphBinding
+    graph: Graph = field(repr=False)
+    binding: GraphBinding = field(repr=False)
     original: TensorFlowFile | None = None
     external: tuple[Path, ...] = ()
     told: tuple[str, ...] = ()

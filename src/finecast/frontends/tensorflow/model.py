@@ -46,7 +46,7 @@ class FrozenModel:
         notes: What a conversion left in it, for the next one.
     """
 
-    graph: GraphDef
+    graph: GraphDef = field(repr=False)
     inputs: tuple[SignaturePort, ...]
     outputs: tuple[SignaturePort, ...]
     signatures: tuple[str, ...] = (SERVING,)

@@ -35,8 +35,12 @@ def read(path: Path, *, trust: bool = False) -> OvModel:
 
 
 def take(model: Any) -> OvModel:
-    """An ``ov.Model``, or what was read."""
-    return OvModel(file=model if isinstance(model, OvFile) else frontend.from_model(model))
+    """An ``ov.Model``, a Keras model, or what was read."""
+    if isinstance(model, OvFile):
+        return OvModel(file=model)
+    if hasattr(model, "layers") and hasattr(model, "export"):
+        return OvModel(file=frontend.from_keras(model))
+    return OvModel(file=frontend.from_model(model))
 
 
 @dataclass(slots=True, kw_only=True)

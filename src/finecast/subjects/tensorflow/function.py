@@ -89,10 +89,13 @@ class Function:
 
         Raises:
             UsageError: If there is something at ``folder``, and no SavedModel or no
-                ``force``.
+                ``force``, or its name is that of a file.
         """
+        from finecast.subjects import check_written
+        from finecast.subjects.tensorflow import model
         from finecast.subjects.tensorflow.artefact import publish
 
         path = Path(folder)
+        check_written(model.__name__, path)
         check_writable_folder(path, GRAPH_FILE, force=force)
         publish(lambda staged: save(self.frozen, staged), path, force=force)
