@@ -6,9 +6,9 @@
 Of each net ``all:bf16``, what the hint chose stated as a plan, and that plan without roundings
 that the hint spares: kernels, the error against fp32 over eight inputs, and the processor's
 time of a call on one core, all beside the hint. Each net has a process of its own, and its
-lines are kept in a file: a net that has some is left out, unless it is named. ``--tune`` holds
-what ``tune`` finds beside the hint, if twice the hint's error is allowed. ``--write`` puts the
-tables into RESULTS-hint.md. The zoo's nets need the interpreter of ``.venv-zoo``.
+line is kept in a file: a net that has one is not run again, unless it is named. ``--tune``
+holds what ``tune`` finds beside the hint, if twice the hint's error is allowed. ``--write``
+puts the tables into RESULTS-hint.md. The zoo's nets need the interpreter of ``.venv-zoo``.
 """
 
 from __future__ import annotations
@@ -237,10 +237,13 @@ def main() -> int:
     print_environment()
     lines: Path = given.tuned_lines if given.tune else given.lines
     lines.parent.mkdir(parents=True, exist_ok=True)
-    for name in given.net or [n for n in hint_nets.known() if n not in lines_of(lines)]:
-        line = in_process(name, given)
-        with lines.open("a", encoding="utf-8") as kept:
-            kept.write(json.dumps(line) + "\n")
+    before = {} if given.net else lines_of(lines)
+    for name in given.net or hint_nets.known():
+        line = before.get(name)
+        if line is None:
+            line = in_process(name, given)
+            with lines.open("a", encoding="utf-8") as kept:
+                kept.write(json.dumps(line) + "\n")
         (report_tuned if given.tune else report_line)(line)
     return 0
 
