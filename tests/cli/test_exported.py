@@ -268,3 +268,22 @@ def test_products_of_a_program_get_int8_op_by_op(
     with torch.no_grad():
         got, want = program.module()(x), net(x)
     assert 0 < float((got - want).norm() / want.norm()) < 0.05
+
+
+def test_a_program_on_integers_stays_so_where_the_rest_is_lowered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(integers, "compiled_frozen", lambda module, *_: (module, frozenset()))
+    net = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8)).eval()
+    source, coded, low = (tmp_path / f"{name}.pt2" for name in ("net", "coded", "low"))
+    x = torch.randn(4, 32, generator=torch.Generator().manual_seed(0))
+    torch.export.save(torch.export.export(net, (x,)), source)
+    to = ["--auto-cast", "all", "--auto-cast-type"]
+    assert main(["convert", str(source), "-o", str(coded), *to, "int8"]) == 0
+    assert main(["convert", str(coded), "-o", str(low), *to, "bf16"]) == 0
+    program = ft.load(low).module()
+    for product in program.graph.find_nodes(
+        op="call_function", target=torch.ops.aten.linear.default
+    ):
+        made = [str(n.target) for n in product.all_input_nodes[:2]]
+        assert all("dequantize" in target for target in made)

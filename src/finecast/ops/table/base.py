@@ -148,7 +148,10 @@ class OpRow:
 def row(
     name: str, onnx: str = "", aten: str = "", *, openvino: str = "", tensorflow: str = ""
 ) -> OpRow:
-    """A row; ONNX names without a domain are the default domain's, ``ms::`` is ORT's."""
+    """A row; ONNX names without a domain are the default domain's, ``ms::`` is ORT's.
+
+    Names of PyTorch without a namespace are ATen's.
+    """
     return OpRow(name=name, onnx=onnx, aten=aten, openvino=openvino, tensorflow=tensorflow)
 
 
@@ -167,7 +170,7 @@ def family(
             kind=kind,
             tier=tier,
             onnx=tuple(_onnx_name(n) for n in r.onnx.split()),
-            aten=tuple(f"aten::{n}" for n in r.aten.split()),
+            aten=tuple(n if "::" in n else f"aten::{n}" for n in r.aten.split()),
             tf=tuple(f"tf::{n}" for n in r.tensorflow.split()),
             openvino=tuple(f"openvino::{n}" for n in r.openvino.split()),
             exact=exact,

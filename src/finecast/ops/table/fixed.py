@@ -64,7 +64,8 @@ FIXED: tuple[OpInfo, ...] = (
         row(
             "quantize",
             "QuantizeLinear ms::QuantizeLinear ms::QuantizeBFP ms::QuantizeWithOrder",
-            "quantize_per_tensor",
+            "quantize_per_tensor quantized_decomposed::quantize_per_tensor"
+            " quantized_decomposed::quantize_per_channel",
             tensorflow="QuantizeV2",
         ),
         # Both at once: what it gives are floats, of the numbers that codes stand for.
@@ -79,7 +80,8 @@ FIXED: tuple[OpInfo, ...] = (
         row(
             "dequantize",
             "DequantizeLinear ms::DequantizeLinear ms::DequantizeBFP ms::DequantizeWithOrder",
-            "dequantize",
+            "dequantize quantized_decomposed::dequantize_per_tensor"
+            " quantized_decomposed::dequantize_per_channel",
             tensorflow="Dequantize",
         ),
         row("dynamic_quantize", "DynamicQuantizeLinear"),
