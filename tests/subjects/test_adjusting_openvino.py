@@ -14,7 +14,9 @@ from finecast.engines.openvino import OpenVinoEngine
 from finecast.engines.probe import probe_one
 from finecast.frontends import openvino as frontend
 from finecast.numbers.formats import Format
+from finecast.pipeline.workload import Run
 from finecast.planning.plan import Plan
+from finecast.subjects.engine.subject import EngineSubject
 from tests.subjects import test_adjusting as biased
 from tests.subjects import test_rescaled_channels as rescaled
 from tests.subjects.test_rescaled_channels import keeping
@@ -153,3 +155,25 @@ def test_weights_alone_have_no_channels_to_rescale(net: Path, kind: str) -> None
     done = api.convert(net, None, f"all:int8_weights+{kind}", data={"x": DATA[kind]})
     assert not done.plan.adjustments
     assert any("no product in int8 has an operand" in note for note in done.warnings)
+
+
+@pytest.mark.parametrize("kind", ["bias"])
+def test_tune_tries_them_where_a_faster_plan_misses(
+    net: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EngineSubject, "times", biased.stated_times)
+    data = {"x": DATA[kind]}
+    (gain,) = api.convert(net, None, f"all:int8+{kind}", data=data).gains
+    exact = run(net, kind)
+
+    def evaluate(predict: Run) -> float:
+        (got,) = (a.astype(np.float32) for a in predict(data).values())
+        return 1.0 - float(np.linalg.norm(got - exact) / np.linalg.norm(exact))
+
+    outcome = api.tune(
+        net, data=data, evaluate=evaluate, calib=[data], criterion="absolute",
+        tolerance=(gain.error_without + gain.error_with) / 2, policy="auto:int8",
+    )  # fmt: skip
+    assert outcome.improved, outcome.why
+    assert outcome.gains
+    assert outcome.plan.adjustments

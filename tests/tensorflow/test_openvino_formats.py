@@ -93,9 +93,11 @@ def test_they_run_on_integers(net: Any, kind: str, tmp_path: Path) -> None:
     (got,) = finecast.load(low).reference().run({port.name: X}).values()
     wanted = np.asarray(net(X))
     assert 0 < np.linalg.norm(got - wanted) < 0.05 * np.linalg.norm(wanted)
-    kept = "all:int8+smooth+bias"
-    adjusted = finecast.convert(path, None, kept, data={port.name: X}, engine="openvino")
-    assert {gain.kind.value for gain in adjusted.gains} == {"smooth", "bias"}
+    out, asked = tmp_path / "adjusted.xml", "all:int8+bias"
+    adjusted = finecast.convert(path, out, asked, data={port.name: X}, engine="openvino")
+    (gain,) = adjusted.gains
+    assert gain.operands >= 1
+    assert bool(adjusted.plan.adjustments) == gain.gains  # of so few samples, by chance
 
 
 def test_a_plan_fits_a_model_that_is_read_again(net: Any, tmp_path: Path) -> None:
