@@ -94,6 +94,24 @@ def test_what_is_written_beside_an_output_counts(model: Path, force: bool) -> No
         files.write("-o", model.with_name("low"), beside=[model.with_name("low.data")])
 
 
+@pytest.mark.parametrize("first", ["read", "write"])
+def test_nothing_is_written_into_a_folder_that_is_read(tmp_path: Path, first: str) -> None:
+    folder = tmp_path / "saved_model"
+    (folder / "variables").mkdir(parents=True)
+    within = tmp_path / "saved_model" / ".." / "saved_model" / "variables" / "low.xml"
+    files = CommandFiles(force=True)
+    claims = {
+        "read": lambda: files.read("MODEL", folder),
+        "write": lambda: files.write("--output", within),
+    }
+    claims.pop(first)()
+    with pytest.raises(UsageError, match="--output is in a folder that is read"):
+        claims.popitem()[1]()
+    beside = CommandFiles(force=True)
+    beside.read("MODEL", folder)
+    beside.write("--output", tmp_path / "saved_model_low")
+
+
 def test_two_inputs_may_be_one_file(model: Path) -> None:
     files = CommandFiles()
     files.read("MODEL", model, None, dotted(model))

@@ -1,8 +1,8 @@
 """The files of a command: which are read, which are written, and writing in one step.
 
-Law: what a command reads it never writes, and it writes no file twice, whatever names are
-given for it: links are followed, and hard links are one file. A file that is there is only
-replaced with ``force``.
+Law: what a command reads it never writes, nor anything into a folder that it reads, and it
+writes no file twice, whatever names are given for it: links are followed, and hard links are
+one file. A file that is there is only replaced with ``force``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Hashable, Sequence
+from collections.abc import Generator, Hashable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,6 +28,7 @@ class _Claim:
     """A file and its role in the command."""
 
     role: str
+    path: Path
     identity: Hashable
     written: bool
 
@@ -110,7 +112,7 @@ class CommandFiles:
         )
 
     def _claim(self, role: str, path: Path, *, written: bool) -> None:
-        claim = _Claim(role=role, identity=_identity(path), written=written)
+        claim = _Claim(role=role, path=path, identity=_identity(path), written=written)
         others = [c for c in self._claims if c.identity == claim.identity]
         self._claims.append(claim)
         for other in others:
@@ -119,6 +121,18 @@ class CommandFiles:
                     f"{role} and {other.role} are the same file",
                     where=str(path),
                     fix=f"give {role if written else other.role} another name",
+                )
+        for folder in [c.path for c in self._claims if not c.written and c.path.is_dir()]:
+            self._outside(folder)
+
+    def _outside(self, folder: Path) -> None:
+        """Raise UsageError if something is written into a model that is a folder."""
+        for claim in self._claims:
+            if claim.written and folder.resolve() in claim.path.resolve().parents:
+                raise UsageError(
+                    f"{claim.role} is in a folder that is read",
+                    where=str(claim.path),
+                    fix="choose another folder",
                 )
 
 
@@ -209,6 +223,19 @@ def folder_files(folder: Path, *, leave_out: Sequence[str] = ()) -> list[Path]:
     """All files in a folder, in the order of their names."""
     found = (p for p in folder.rglob("*") if p.is_file() and p.name not in leave_out)
     return sorted(found)
+
+
+@contextmanager
+def suffix_in_lower_case(path: Path) -> Generator[Path]:
+    """The file by a name that libraries know its kind by: some do not read ``.KERAS``."""
+    suffix = path.suffix.lower()
+    if path.suffix == suffix or not path.is_file():
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
+        link = Path(folder) / f"{path.stem}{suffix}"
+        link.symlink_to(path.resolve())
+        yield link
 
 
 def write_text(path: Path, text: str) -> None:

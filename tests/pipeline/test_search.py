@@ -126,7 +126,7 @@ def test_a_budget_is_kept(count: int, first: int, most: int) -> None:
         tried.append(int(one.name))
         return int(one.name) >= first
 
-    found = fastest_passing(chained, passes, lambda: len(tried) < most)
+    found = fastest_passing(chained, passes, lambda _: len(tried) < most)
     assert len(tried) <= most
     passed = [i for i in tried if i >= first]
     assert (found is None) == (not passed)

@@ -415,6 +415,14 @@ def test_a_budget_is_kept_and_said(bench: Bench) -> None:
     assert "the limit of one trial is reached" in outcome.why
 
 
+def test_a_plan_that_passes_is_found_by_the_only_trial(bench: Bench) -> None:
+    """It is looked at before the search, which then asked for a budget to see it again."""
+    outcome = bench.tune(max_trials=1)
+    assert outcome.improved
+    (trial,) = outcome.trials
+    assert trial.passed
+
+
 def test_the_seconds_count_from_when_it_was_asked_for(bench: Bench) -> None:
     assert bench.tune(start_s=time.perf_counter() - 1000.0).seconds > 1000.0
 

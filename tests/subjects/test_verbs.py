@@ -58,6 +58,8 @@ def test_what_it_does_not_do_is_one_line(
     [
         ("model.pt", "a pickle or TorchScript of PyTorch", "torch.export.save"),
         ("model.H5", "a Keras model of the old kind", "export(FOLDER)"),
+        ("graph.pbtxt", "a graph of TensorFlow's as text", "as .pb"),
+        ("saved_model.pb", "SavedModel without its variables", "give the folder"),
         ("model.bin", "weights without their model", "the .xml of OpenVINO's"),
         ("model.safetensors", "weights without the model", "torch.export.save"),
         ("inference.json", "a graph of PaddlePaddle or MXNet", "FLAGS_enable_pir_api=0"),

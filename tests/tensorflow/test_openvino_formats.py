@@ -134,3 +134,13 @@ def test_its_size_is_that_of_the_same_model_as_it_would_be_written(
     written = sum(same.with_suffix(s).stat().st_size for s in (".xml", ".bin"))
     assert after == written
     assert before == after
+
+
+@pytest.mark.parametrize("kind", [".keras", ".tflite"])
+def test_letters_of_a_suffix_are_of_any_case(net: Any, kind: str, tmp_path: Path) -> None:
+    path = saved(net, kind, tmp_path)
+    upper = path.rename(path.with_suffix(kind.upper()))
+    outputs = [tmp_path / "low.xml"] + ([tmp_path / "low"] if kind == ".keras" else [])
+    for output in outputs:
+        done = finecast.convert(upper, output, "all:bf16")
+        assert set(done.plan.formats.values()) == {Format.BF16}

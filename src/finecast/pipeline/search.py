@@ -76,7 +76,7 @@ def chain(
 def fastest_passing(
     chained: Sequence[Candidate],
     passes: Callable[[Candidate], bool],
-    may_go_on: Callable[[], bool] = lambda: True,
+    may_try: Callable[[Candidate], bool] = lambda _: True,
     aim: Callable[[Sequence[Candidate]], int | None] = lambda _: None,
 ) -> Candidate | None:
     """The fastest candidate that passes, if passing is monotone along the chain.
@@ -88,14 +88,14 @@ def fastest_passing(
     Args:
         chained: Fastest first, each more accurate than the one before.
         passes: Evaluates one.
-        may_go_on: Asked before each evaluation: whether there is budget for it.
+        may_try: Asked before each evaluation: whether there is budget for it.
         aim: Where the fastest that passes is expected, if anything says so: it is looked for
             there first, as far as that takes no more evaluations than halving would.
     """
     found, passed = -1, set[int]()
     low, high, middle = 0, len(chained) - 1, 0
     left = high.bit_length()  # evaluations that halving takes, after the first
-    while low <= high and may_go_on():
+    while low <= high and may_try(chained[middle]):
         if passes(chained[middle]):
             passed.add(middle)
             found, high = middle, middle - 1
@@ -109,7 +109,7 @@ def fastest_passing(
         return None
     limit = chained[found].cost * SAME_TIME
     near = max(i for i, c in enumerate(chained) if c.cost <= limit)
-    if near in passed or (may_go_on() and passes(chained[near])):
+    if near in passed or (may_try(chained[near]) and passes(chained[near])):
         return chained[near]
     return chained[found]
 

@@ -67,7 +67,7 @@ class Trials:
         that fails the memory is of other code or data, and all is evaluated anew.
         """
         self._measure = measure
-        found = fastest_passing(chained, self.passes, self.may_go_on, self._aim)
+        found = fastest_passing(chained, self.passes, self.may_try, self._aim)
         if found is None or found.plan.digest not in self.reused:
             return found
         if self._judge(found, self._evaluate(found)):
@@ -76,7 +76,7 @@ class Trials:
         self.tried = {kept: self.tried[kept]}
         self.reused.clear()
         self._resume = False
-        return fastest_passing(chained, self.passes, self.may_go_on, self._aim)
+        return fastest_passing(chained, self.passes, self.may_try, self._aim)
 
     def misses(self, candidate: Candidate, measure: Measure) -> bool:
         """Whether there was room to evaluate ``candidate``, and it fails."""
@@ -137,6 +137,10 @@ class Trials:
     def may_go_on(self) -> bool:
         """Whether the budget has room for another evaluation."""
         return not self.budget.spent(self.evaluations - 1)
+
+    def may_try(self, candidate: Candidate) -> bool:
+        """Whether there is room to evaluate it, or it was evaluated in this run."""
+        return candidate.plan.digest in self.tried or self.may_go_on()
 
     def passes(self, candidate: Candidate) -> bool:
         """Evaluate one candidate, or take the trial of it that there is."""

@@ -156,6 +156,10 @@ FOREIGN: Final[Mapping[str, tuple[str, str]]] = {
     **dict.fromkeys((".pt", ".pth", ".ckpt", ".torchscript"), _PICKLE),
     **dict.fromkeys((".safetensors", ".gguf"), _WEIGHTS),
     **dict.fromkeys((".h5", ".hdf5"), _KERAS),
+    ".pbtxt": (
+        "a graph of TensorFlow's as text",
+        "write it frozen and binary, as .pb: tf.io.write_graph(..., as_text=False)",
+    ),
     ".bin": ("weights without their model", "give the .xml of OpenVINO's, beside it"),
     ".json": _JSON,
     ".params": ("MXNet's parameters", "see scripts/mxnet_to_onnx.sh"),
@@ -252,6 +256,12 @@ def written_with(model: Path, output: Destination) -> Written:
 
 def _check_kind(model: Path) -> None:
     """Raise UsageError for a file that no frontend reads; says what it is."""
+    if any(model.name in entry.folders for entry in FRONTENDS) and model.is_file():
+        raise UsageError(
+            "the graph of a SavedModel without its variables",
+            where=str(model),
+            fix=f"give the folder: {model.parent}",
+        )
     if model.suffix.lower() in FOREIGN and model.is_file():
         what, fix = FOREIGN[model.suffix.lower()]
         raise UsageError(f"a {model.suffix} file is {what}", where=str(model), fix=fix)

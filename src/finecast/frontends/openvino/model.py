@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import tempfile
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from finecast.errors import EngineError, FinecastError, ModelError, UsageError
-from finecast.files import digest
+from finecast.files import digest, suffix_in_lower_case
 from finecast.frontends.keras_outputs import with_flat_outputs
 from finecast.frontends.openvino.changes import converted_to
 from finecast.frontends.openvino.messages import explain
@@ -201,7 +201,9 @@ def _parts(path: Path) -> list[Path]:
 def _readable(path: Path) -> Generator[Path]:
     """What OpenVINO reads of ``path``: Keras's own files go through a SavedModel."""
     if path.suffix.lower() != KERAS_SUFFIX:
-        yield path
+        alone = _parts(path) == [path]
+        with suffix_in_lower_case(path) if alone else nullcontext(path) as named:
+            yield named
         return
     try:
         keras: Any = importlib.import_module("keras")
@@ -212,7 +214,12 @@ def _readable(path: Path) -> Generator[Path]:
             fix="pip install keras tensorflow-cpu; or write a SavedModel where they are:"
             " model.export(FOLDER)",
         ) from error
-    with _exported(lambda: keras.saving.load_model(path, compile=False), path) as folder:
+
+    def loaded() -> Any:
+        with suffix_in_lower_case(path) as named:
+            return keras.saving.load_model(named, compile=False)
+
+    with _exported(loaded, path) as folder:
         yield folder
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from finecast.errors import ModelError, UsageError
+from finecast.files import suffix_in_lower_case
 from finecast.frontends.keras_outputs import with_flat_outputs
 from finecast.frontends.signatures import CHOOSE, MAKE_ONE, NONE
 from finecast.frontends.tensorflow.canonical import canonical
@@ -77,7 +78,8 @@ def load_keras(path: Path, *, trust: bool) -> Any:
     if not path.is_file():
         raise UsageError("no such file", where=str(path), fix="check the path")
     try:
-        return tf.keras.models.load_model(path, compile=False, safe_mode=not trust)
+        with suffix_in_lower_case(path) as named:
+            return tf.keras.models.load_model(named, compile=False, safe_mode=not trust)
     except (OSError, ValueError, TypeError, ImportError) as error:
         text = " ".join(str(error).split())
         if "safe_mode" in text or "unsafe" in text.lower():
