@@ -21,7 +21,7 @@ def simplify_casts(module: GraphModule) -> None:
     """Merge and drop conversions in place; every node's ``meta["val"]`` has its type."""
     known: dict[tuple[FxNode, torch.dtype], FxNode] = {}
     for node in list(module.graph.nodes):
-        dtype = _target(node)
+        dtype = conversion(node)
         if dtype is None:
             continue
         source = _narrowest(node.all_input_nodes[0])
@@ -33,7 +33,7 @@ def simplify_casts(module: GraphModule) -> None:
     module.graph.eliminate_dead_code()
 
 
-def _target(node: FxNode) -> torch.dtype | None:
+def conversion(node: FxNode) -> torch.dtype | None:
     """The float type that a plain conversion gives; None for any other node."""
     native = native_name(node)
     if native == "prims::convert_element_type":
@@ -47,7 +47,7 @@ def _target(node: FxNode) -> torch.dtype | None:
 
 def _narrowest(source: FxNode) -> FxNode:
     """What ``source`` was widened from, or itself."""
-    while (dtype := _target(source)) is not None:
+    while (dtype := conversion(source)) is not None:
         before = source.all_input_nodes[0]
         if not _holds(dtype, _dtype(before)):
             break

@@ -13,8 +13,10 @@ from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
+from finecast.frontends.torch.casts import conversion
 from finecast.numbers.scaled import Scaled
 
+_CAST: Final = torch.ops.aten._to_copy.default
 _REGISTERS: Final = "torch.ao.quantization.fx._decomposed"
 
 
@@ -56,9 +58,39 @@ def read_back(graph: FxGraph, stored: dict[str, FxNode], to: Scaled) -> FxNode:
 
 def scales_of_products(module: GraphModule) -> dict[str, str]:
     """By the names of the FX nodes that read coded constants, the paths of their scales."""
-    op = coded_ops().dequantize_per_channel.default
     return {
-        user.name: str(back.args[1].target)
-        for back in module.graph.find_nodes(op="call_function", target=op)
+        product.name: str(back.args[1].target)
+        for back in _coded_constants(module)
         for user in back.users
+        for product in (user.users if conversion(user) else (user,))
     }
+
+
+def give_bf16(module: GraphModule) -> None:
+    """Have products on codes give bf16 where nothing but casts to it reads their results.
+
+    Inductor takes casts of both operands and of the bias into the kernel on integers, which
+    then writes half the bytes; a cast behind it is a kernel of its own. Op by op it rounds the
+    operands, too, that are read back from codes.
+    """
+    graph = module.graph
+    products = [p for back in _coded_constants(module) for p in back.users]
+    for product in products:
+        casts = list(product.users)
+        if not casts or any(conversion(c) is not torch.bfloat16 for c in casts):
+            continue
+        for operand in product.all_input_nodes:
+            with graph.inserting_before(product):
+                low = graph.call_function(_CAST, (operand,), {"dtype": torch.bfloat16})
+            low.meta = {**operand.meta, "val": operand.meta["val"].to(torch.bfloat16)}
+            product.replace_input_with(operand, low)
+        product.meta["val"] = product.meta["val"].to(torch.bfloat16)
+        for cast in casts:
+            cast.replace_all_uses_with(product)
+            graph.erase_node(cast)
+
+
+def _coded_constants(module: GraphModule) -> list[Any]:
+    """Nodes that read constants of channels back from codes."""
+    op = coded_ops().dequantize_per_channel.default
+    return list(module.graph.find_nodes(op="call_function", target=op))
