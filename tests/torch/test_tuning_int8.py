@@ -181,7 +181,7 @@ def test_wrong_integers_are_not_planned_and_bf16_is(
 def test_what_is_no_format_of_compiled_modules_is_refused(device: Stated) -> None:
     with pytest.raises(UsageError, match="do not compute in int8_weights"):
         tuned(device, 1.0, "auto:int8_weights")
-    with pytest.raises(UsageError, match="ONNX models alone"):
+    with pytest.raises(UsageError, match="in models of ONNX and OpenVINO alone"):
         tuned(device, 1.0, "auto:int8+bias")
 
 

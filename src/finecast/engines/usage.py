@@ -51,8 +51,9 @@ USAGES: Final[Mapping[str, Usage]] = {
     "torch": Usage(
         code="torch.compile(torch.export.load({path}).module())",
         notes={
-            "int8": "with torch._inductor.config.freezing = True before, under"
-            " torch.no_grad(), loaded by finecast.torch.load, which knows the ops on codes",
+            "int8": "before, import torch.ao.quantization.fx._decomposed, which has the ops on"
+            " codes, and set torch._inductor.config.freezing = True; run it under"
+            " torch.no_grad()",
         },
     ),
 }
