@@ -27,7 +27,7 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks import hint_nets
-from benchmarks.common import count_processor_time, print_environment, report
+from benchmarks.common import count_processor_time, print_environment, report, skip
 from benchmarks.hint_kernels import Compiled, kernels_of, low_only
 from benchmarks.hint_table import ERROR, KERNELS, SPEED, Row, TunedRow, write_tables
 from finecast import api
@@ -187,7 +187,7 @@ def report_line(line: Mapping[str, Any]) -> None:
     """Its figures beside the bars."""
     bench = f"hint {line['net']}"
     if "failed" in line:
-        print(json.dumps({"bench": bench, "skipped": line["failed"]}), flush=True)
+        skip(bench, line["failed"])
         return
     row = Row(line)
     more, error = row.more_kernels, row.error(_ALL)
@@ -204,7 +204,7 @@ def report_tuned(line: Mapping[str, Any]) -> None:
     """Whether the hint beats it in both; a speed counts if its whole interval lies below."""
     bench = f"hint {line['net']}, tune"
     if "failed" in line:
-        print(json.dumps({"bench": bench, "skipped": line["failed"]}), flush=True)
+        skip(bench, line["failed"])
         return
     row = TunedRow(line)
     report(

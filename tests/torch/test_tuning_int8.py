@@ -18,7 +18,7 @@ from finecast.data.criterion import Criterion, CriterionKind
 from finecast.engines.torch import rates
 from finecast.engines.torch.integers import Prepare
 from finecast.engines.torch.kernels import KernelTimes
-from finecast.engines.torch.planning import Known, coded_sensitivities, make_torch_planner
+from finecast.engines.torch.planning import Known, make_torch_planner
 from finecast.errors import UsageError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch.codes import scales_of_products
@@ -191,7 +191,7 @@ def test_single_errors_are_those_of_the_codes_that_a_plan_states() -> None:
     policy = Policy.parse("auto:int8")
     known = Known(measured=True, facts=observe(captured, [X]))
     planner = make_torch_planner(captured.graph, policy, known=known)
-    found = coded_sensitivities(planner, captured, [X], silent)
+    found = integers.coded_sensitivities(planner, captured, [X], silent)
     where, sensitivity = found[Format.INT8]
     assert len(where.points) == len(where.weights) == 2
     with torch.no_grad():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+SERVING: Final = "serving_default"
+"""The signature that servers, and TensorFlow's own tools, call where none is named."""
 NONE: Final = "the SavedModel has no signatures"
 MAKE_ONE: Final = (
     "save it with one: tf.saved_model.save(model, FOLDER,"

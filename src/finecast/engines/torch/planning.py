@@ -21,7 +21,7 @@ from finecast.engines.torch.kernels import KernelTimes
 from finecast.engines.torch.rates import rate_here
 from finecast.errors import UsageError
 from finecast.frontends.torch import Captured
-from finecast.frontends.torch.probing import Errors, first_order, probe_all, switched
+from finecast.frontends.torch.probing import Errors, first_order, probe_all
 from finecast.frontends.torch.reader import FxBinding
 from finecast.graph import Graph, Node
 from finecast.naming import look_up
@@ -34,11 +34,8 @@ from finecast.planning.cost import CostModel
 from finecast.planning.planner import Planner
 from finecast.planning.points import Point, RoundingPoints, find_points
 from finecast.planning.problem import Analysis, Roundings, roundings
-from finecast.planning.scaled_points import scaled_points
-from finecast.planning.sensitivity import Sensitivity, joined, measure
-from finecast.planning.switches import switches
+from finecast.planning.sensitivity import Sensitivity, joined
 from finecast.planning.units import make_units
-from finecast.progress import Progress
 from finecast.rules import Context, UserRule
 from finecast.rules.facts import ValueFacts
 from finecast.rules.override import Overrides, active
@@ -136,25 +133,6 @@ def analysis_of(
         graph, units, cost, rounded, probes=sum(s.probes for s in found.values())
     )
     return replace(made, saturation=saturation)
-
-
-def coded_sensitivities(
-    planner: Planner, captured: Captured, args: Sequence[Any], progress: Progress
-) -> Sensitivities:
-    """By fake quantization in the module's own graph, each rounding alone."""
-    units = make_units(planner.graph, planner.permissions, planner.policy.formats)
-    found: dict[Format, tuple[RoundingPoints, Sensitivity]] = {}
-    for fmt in (f for f in planner.policy.formats if f.scaled):
-        where = scaled_points(planner.graph, units, planner.permissions, fmt)
-        rounded = switches(where, planner.permissions, fmt)
-        sensitivity = measure(
-            len(where.points),
-            switched(captured, rounded, args),
-            weights=len(where.weights),
-            on_probe=lambda done, total: progress("sensitivity", done, total),
-        )
-        found[fmt] = (where, sensitivity)
-    return found
 
 
 def points_of(planner: Planner) -> tuple[Point, ...]:

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from finecast.errors import ModelError
-from finecast.frontends.signatures import CHOOSE, MAKE_ONE, NONE
+from finecast.frontends.signatures import CHOOSE, MAKE_ONE, NONE, SERVING
 from finecast.frontends.wire import fields
 
 _FILE: Final = "saved_model.pb"
-_SERVED: Final = "serving_default"
 _HIDDEN: Final = "__"
 """What names of signatures begin with that TensorFlow adds for itself."""
 # Numbers of fields, from a message to one inside of it.
@@ -45,19 +44,19 @@ def taken_signature(folder: Path) -> str:
         return ""
     if not found:
         raise ModelError(NONE, where=str(folder), fix=MAKE_ONE)
-    if len(found) > 1 and _SERVED not in found:
+    if len(found) > 1 and SERVING not in found:
         raise ModelError(
-            f"the SavedModel has several signatures, and none is {_SERVED!r}:"
+            f"the SavedModel has several signatures, and none is {SERVING!r}:"
             f" {', '.join(map(repr, found))}",
             where=str(folder),
             fix=CHOOSE,
         )
-    served = found.get(_SERVED, next(iter(found.values())))
+    served = found.get(SERVING, next(iter(found.values())))
     others = ", ".join(repr(name) for name, calls in found.items() if calls != served)
     if not others:
         return ""
     return (
-        f"of the SavedModel's signatures {_SERVED!r} was taken, not {others};"
+        f"of the SavedModel's signatures {SERVING!r} was taken, not {others};"
         f" for another {CHOOSE}"
     )
 

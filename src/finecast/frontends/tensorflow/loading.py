@@ -12,12 +12,11 @@ from typing import Any, Final
 from finecast.errors import ModelError, UsageError
 from finecast.files import suffix_in_lower_case
 from finecast.frontends.keras_outputs import with_flat_outputs
-from finecast.frontends.signatures import CHOOSE, MAKE_ONE, NONE
+from finecast.frontends.signatures import CHOOSE, MAKE_ONE, NONE, SERVING
 from finecast.frontends.tensorflow.canonical import canonical
 from finecast.frontends.tensorflow.functions import bodies, every_node
 from finecast.frontends.tensorflow.library import dtype_label, freezing, tf, without_warnings
 from finecast.frontends.tensorflow.model import (
-    SERVING,
     FrozenModel,
     SignaturePort,
     base_name,

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from finecast.errors import ModelError
+from finecast.frontends.signatures import SERVING
 from finecast.frontends.tensorflow.library import GraphDef, NodeDef, tf
 from finecast.graph import Dim
 
 _MOST_BYTES: Final = 1 << 31
 """What protobuf writes as one message, which the constants of a graph are a part of."""
-SERVING: Final = "serving_default"
-"""The signature that TensorFlow's own tools call where none is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

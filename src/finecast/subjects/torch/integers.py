@@ -11,16 +11,18 @@ from torch.utils._pytree import tree_leaves
 
 from finecast.engines.torch.integers import compiled_frozen, relative_error
 from finecast.engines.torch.kernel_check import flat_inputs
-from finecast.engines.torch.planning import device_of
+from finecast.engines.torch.planning import Sensitivities, device_of
 from finecast.engines.torch.session import Arguments
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.torch import Captured
 from finecast.frontends.torch.observing import observe
-from finecast.frontends.torch.probing import Isolated
+from finecast.frontends.torch.probing import Isolated, switched
 from finecast.numbers.formats import Format
 from finecast.pipeline.adjusting import no_adjustments
+from finecast.pipeline.roundings import points_of, probe_sensitivity
 from finecast.pipeline.subject import UserRules
 from finecast.planning.planner import Planner
+from finecast.planning.units import make_units
 from finecast.progress import Progress, silent
 from finecast.rules.matching import check_names
 from finecast.rules.override import check_overrides
@@ -148,6 +150,19 @@ def _compiled(
 def _first(error: BaseException) -> str:
     lines: Sequence[Any] = str(error).strip().splitlines() or [type(error).__name__]
     return str(lines[0])
+
+
+def coded_sensitivities(
+    planner: Planner, captured: Captured, args: Sequence[Any], progress: Progress
+) -> Sensitivities:
+    """By fake quantization in the module's own graph, each rounding alone."""
+    formats = planner.policy.formats
+    units = make_units(planner.graph, planner.permissions, formats)
+    points = points_of(planner, units, {f: () for f in formats if f.scaled})
+    found = probe_sensitivity(
+        planner, points, lambda rounded: switched(captured, rounded, args), progress
+    )
+    return {fmt: (where, found[fmt]) for fmt, where in points.items()}
 
 
 def check_adjusts(policy: Policy) -> None:

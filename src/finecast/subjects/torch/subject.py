@@ -20,7 +20,6 @@ from finecast.engines.torch.planning import (
     ENGINE,
     analysis_of,
     check_formats,
-    coded_sensitivities,
     compiled_cost,
     device_of,
     points_of,
@@ -54,6 +53,7 @@ from finecast.subjects.torch.integers import (
     FREEZING,
     check_adjusts,
     check_device,
+    coded_sensitivities,
     named,
     narrowed,
 )
