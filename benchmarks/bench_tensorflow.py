@@ -138,11 +138,12 @@ def compare(name: str, make: Callable[[Any], Any], rounds: int) -> None:
 
 
 def in_turns(timed: Mapping[str, Session], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each session, forth and back."""
+    """Seconds of each session, in another order each round: what ran before is felt."""
     feeds = {n: named(s) for n, s in timed.items()}
     times: dict[str, list[float]] = {n: [] for n in timed}
+    order = np.random.default_rng(0)
     for turn in range(rounds + 1):
-        for one in list(timed)[:: -1 if turn % 2 else 1]:
+        for one in order.permutation(list(timed)):
             start = time.perf_counter()
             output(timed[one], feeds[one])
             if turn:  # the first one warms up
@@ -166,4 +167,4 @@ def main(rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 40)

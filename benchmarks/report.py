@@ -25,6 +25,7 @@ _TITLES = {
     "tune sts_minilm_l6": "Tuning MiniLM-L6 (STS), 16 x 64, OpenVINO",
     "convert": "Converting graphs of many nodes, and 2.4 GB of external data",
     "ladder": "The Neuron compilers' ladders, each in one command",
+    "tensorflow": "TensorFlow and Keras models, batch 8, beside Grappler and OpenVINO's hint",
     "emulator": "Emulating a target: a 12-layer BERT with a bf16 plan, against fp32",
 }
 

@@ -51,14 +51,14 @@ def probe_sensitivity(
     progress: Progress,
     totals: Mapping[Format, float] | None = None,
 ) -> dict[Format, Sensitivity]:
-    """Round each point alone in one switched session and compare the outputs.
+    """Round each point alone and compare the outputs.
 
     Each is rounded to the encoding that a plan would give it.
 
     Args:
         planner: Of the plans.
         points: Where they round.
-        prober: One session of the model, with switches.
+        prober: Runs of the model, with these switches.
         progress: Told of each run.
         totals: Squared errors of the lowest plans, which round at all points, that were run.
     """

@@ -1,20 +1,15 @@
-"""Runs of the fp32 model that show what its values are and what rounding does to them."""
+"""Runs of the fp32 model that show what its values are."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from finecast.engines.base import Array, Feeds, outputs_on
+from finecast.engines.base import Feeds
 from finecast.engines.loading import exact_session
 from finecast.pipeline.observing import SHOWN_BYTES, input_facts, packed
-from finecast.planning.sensitivity import Probe
-from finecast.planning.switches import SWITCH, Switch
 from finecast.rules.channels import ChannelFacts
 from finecast.rules.facts import ValueFacts, merge
 from finecast.subjects.engine.native import PreparedModel
@@ -111,15 +106,3 @@ def observe_channels(
                 seen = ChannelFacts.of(array, axes[index])
                 found[index] = found[index].merge(seen) if index in found else seen
     return found
-
-
-def switched_probe(
-    prepared: PreparedModel, switches: Sequence[Switch], feeds: Sequence[Feeds]
-) -> Probe:
-    """A function from a switch to the outputs on ``feeds``: one session serves every plan."""
-    session = exact_session(prepared.with_switches(switches))
-
-    def probe(switch: NDArray[np.bool_]) -> list[Array]:
-        return outputs_on(session, ({**f, SWITCH: switch} for f in feeds))
-
-    return probe

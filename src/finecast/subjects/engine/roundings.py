@@ -17,7 +17,7 @@ from finecast.planning.switches import Switch
 from finecast.planning.units import Units
 from finecast.progress import Progress
 from finecast.subjects.engine.native import PreparedModel
-from finecast.subjects.engine.observing import switched_probe
+from finecast.subjects.engine.switched import switched_probe
 
 __all__ = ["Points", "analysis_of", "find_units", "free", "points_of", "probe_sensitivity"]
 
@@ -30,7 +30,7 @@ def probe_sensitivity(
     progress: Progress,
     totals: Mapping[Format, float] | None = None,
 ) -> dict[Format, Sensitivity]:
-    """Round each point alone in one switched session and compare the outputs.
+    """Round each point alone in switched sessions and compare the outputs.
 
     Args:
         planner: Of the plans.
