@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 
-from finecast.engines.base import KernelTime
+from finecast.engines.base import Array, Feeds, KernelTime, TensorSpec
 from finecast.numbers.formats import Format
-from finecast.pipeline.profiles import Profiles
+from finecast.pipeline.profiles import Profiles, profiled_in_turns
 
 WEIGHTS = Format.INT8_WEIGHTS
 
@@ -50,3 +50,38 @@ def test_weights_that_gain_nothing_are_left_out(
     found, left_out = profile(1.0, low_s).without_gainless()
     assert left_out == slow
     assert found.low.keys() == low_s.keys() - set(slow)
+
+
+@dataclass
+class Drifting:
+    """A session on a machine that gets slower with each profile that is taken."""
+
+    share: float
+    machine: list[float]
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    repeats: list[int] = field(default_factory=list[int])
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        return {}
+
+    def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
+        self.repeats.append(repeats)
+        self.machine.append(self.machine[-1] * 1.01)
+        seen = KernelTime(
+            kernel="k", kind="", ops=("k",), format="", time_s=self.share * self.machine[-1]
+        )
+        often = KernelTime(kernel="o", kind="", ops=("o",), format="", time_s=1e-6)
+        return [seen, often] if len(self.repeats) % 2 else [seen]
+
+
+def test_profiles_in_turns_feel_the_same_machine() -> None:
+    machine = [1e-2]
+    sessions = [Drifting(share, machine) for share in (1.0, 0.5, 0.25)]
+    found = profiled_in_turns(sessions, {})
+    high, *low = ({k.kernel: k.time_s for k in kernels} for kernels in found)
+    for times, share in zip(low, (0.5, 0.25), strict=True):
+        # One after the other, each would be measured on a machine slower by 1.01 ** 4.
+        assert times["k"] / high["k"] == pytest.approx(share, rel=0.021)
+        assert times["o"] == high["o"]  # it is not in every turn
+    assert all(sum(s.repeats[1:]) >= 15 for s in sessions)

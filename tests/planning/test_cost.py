@@ -128,6 +128,17 @@ def test_casts_that_cost_nothing(model: CostModel) -> None:
     assert model.cast_time_s(value(0, (2, 2), stats), Format.FP32, Format.BF16) == 0
 
 
+def test_fp32_of_an_op_on_codes_has_a_price_where_it_was_timed_giving_codes() -> None:
+    codes, fp32 = Format.INT8, Format.FP32
+    wide = value(0, (1000, 1000))
+    read_once, read_twice = replace(wide, uses=(1,)), replace(wide, uses=(1, 2))
+    model = MeasuredCost(times_s={})
+    assert model.cast_time_s(read_once, codes, fp32) == pytest.approx(3e6 / 10e9)
+    # For one of its readers a kernel more makes the codes.
+    assert model.cast_time_s(read_twice, codes, fp32) == pytest.approx(12e-6 + 5e6 / 10e9)
+    assert RooflineCost(target=TARGET).cast_time_s(read_twice, codes, fp32) == 0
+
+
 def test_casts_at_ports_are_free() -> None:
     model = RooflineCost(target=replace(TARGET, free_casts=True))
     assert model.cast_time_s(value(0, (1000,)), Format.FP32, Format.BF16) == 0

@@ -253,3 +253,46 @@ def test_around_constants_alone_nothing_is_cast() -> None:
     assert problem.cast[0, 1].all()
     assert np.array_equal(problem.cast[2], problem.cast[0])
     assert np.array_equal(problem.cast[:, 2], problem.cast[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("other", "codes", "wide"),
+    [
+        (
+            "matmul onnx::MatMul",
+            False,
+            True,
+        ),  # all take codes: the kernel was timed giving them
+        ("tanh onnx::Tanh", True, False),  # one does not: it was timed giving fp32
+    ],
+)
+def test_what_an_op_on_codes_gives_is_as_it_was_timed(
+    other: str, codes: bool, wide: bool
+) -> None:
+    int8 = Format.INT8
+    graph = from_text(
+        "input %0 x fp32\nconstant %1 w fp32 size=4\n"
+        "node a matmul onnx::MatMul fp32 (%0, %1) -> (%2 v fp32)\n"
+        "node b matmul onnx::MatMul fp32 (%2, %1) -> (%3 y fp32)\n"
+        f"node c {other} fp32 (%2) -> (%4 z fp32)\noutput %3\noutput %4"
+    )
+    takes = {
+        n.id: Permission(
+            formats=frozenset({FP32, int8} if n.op == "matmul" else {FP32}), reasons=()
+        )
+        for n in graph.nodes
+    }
+    units = make_units(graph, takes, (int8,))
+    points = rounding_points(graph, units)
+    count = len(units.members)
+    analysis = Analysis(
+        units=units,
+        times={f: np.ones(count) for f in (FP32, int8)},
+        cast_time=lambda value, source, to: float(source is not to),
+        rounded={int8: roundings(units, points, Sensitivity.zero(points), int8, {})},
+    )
+    problem = build_problem(graph, takes, analysis)
+    made = int(np.flatnonzero(problem.producer == units.of[0])[0])
+    cast = problem.cast[:, :, made]
+    assert cast[0].tolist() == [0.0, 1.0]
+    assert cast[1].tolist() == [float(wide), float(codes)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Final
 
 from finecast.engines.base import Feeds, KernelTime, Session
@@ -20,6 +21,8 @@ from finecast.rules.facts import ValueFacts
 # Runs of a profile: enough that each kernel often had a core for itself, on busy machines too.
 _PROFILE_S: Final = 1.0
 _MOST_REPEATS: Final = 40
+# Profiles are taken in turns: a machine is a fifth faster at one time than at another.
+_TURNS: Final = 3
 # Of all time, what a format for constants alone has to gain: less is not told from noise.
 _LEAST_GAIN: Final = 0.01
 
@@ -81,26 +84,44 @@ def profile_ends(
     Raises:
         EngineError: If the engine runs none of the lowest plans.
     """
-
-    def kernels(session: Session) -> Sequence[KernelTime]:
-        once_s = sum(k.time_s for k in session.profile(feeds, repeats=1))
-        repeats = _PROFILE_S / once_s if once_s else _MOST_REPEATS
-        return session.profile(feeds, repeats=min(max(int(repeats), 15), _MOST_REPEATS))
-
-    low: dict[Format, Sequence[KernelTime]] = {}
-    errors: dict[Format, float] = {}
+    sessions: dict[Format, Session] = {}
     failed: EngineError | None = None
     for fmt in planner.policy.formats:
         try:
-            session = profiled(planner.lowest(fmt))
-            low[fmt] = kernels(session)
-            if output_error is not None:
-                errors[fmt] = output_error(session)
+            sessions[fmt] = profiled(planner.lowest(fmt))
+            sessions[fmt].run(feeds)
         except EngineError as error:  # others of the formats may do
+            sessions.pop(fmt, None)
             failed = failed or error
-    if failed is not None and not low:
+    if failed is not None and not sessions:
         raise failed
-    return Profiles(high=kernels(profiled(planner.highest())), low=low, errors=errors)
+    high, *low = profiled_in_turns((profiled(planner.highest()), *sessions.values()), feeds)
+    errors = {f: output_error(s) for f, s in sessions.items()} if output_error else {}
+    return Profiles(high=high, low=dict(zip(sessions, low, strict=True)), errors=errors)
+
+
+def profiled_in_turns(sessions: Sequence[Session], feeds: Feeds) -> list[Sequence[KernelTime]]:
+    """The kernels of each session, with the medians of the times of some turns."""
+
+    def repeats(session: Session) -> int:
+        once_s = sum(k.time_s for k in session.profile(feeds, repeats=1))
+        wanted = _PROFILE_S / once_s if once_s else _MOST_REPEATS
+        return -(-min(max(int(wanted), 15), _MOST_REPEATS) // _TURNS)
+
+    often = [repeats(session) for session in sessions]
+    turns = [
+        [s.profile(feeds, repeats=n) for s, n in zip(sessions, often, strict=True)]
+        for _ in range(_TURNS)
+    ]
+    return [_typical(of) for of in zip(*turns, strict=True)]
+
+
+def _typical(turns: Sequence[Sequence[KernelTime]]) -> list[KernelTime]:
+    """Each kernel with the median of its times; one that took no time is not in all turns."""
+    found: dict[str, list[KernelTime]] = {}
+    for kernel in (k for turn in turns for k in turn):
+        found.setdefault(kernel.kernel, []).append(kernel)
+    return [replace(of[-1], time_s=median(k.time_s for k in of)) for of in found.values()]
 
 
 def measured_cost(

@@ -39,7 +39,10 @@ class CostModel(Protocol):
         ...
 
     def cast_time_s(self, value: Value, src: Format, dst: Format) -> float:
-        """Seconds to convert ``value``; zero where both formats are stored alike."""
+        """Seconds to convert ``value``; zero where both formats are stored alike.
+
+        From a format for operands alone: what an op in it takes more to give fp32.
+        """
         ...
 
 
@@ -77,6 +80,8 @@ class RooflineCost:
         """Seconds to read in one format and write in the other; zero where casts are free."""
         if src.storage is dst.storage or self.target.free_casts or value.constant is not None:
             return 0.0
+        if src.operands_only:
+            return 0.0  # an op's own time has its results in fp32
         elements = math.prod(self._shape(value) or ())
         moved = elements * (src.storage_bytes + dst.storage_bytes)
         memory_s = moved / (self.target.bandwidth_gb_s * _GIGA)
@@ -124,9 +129,18 @@ class MeasuredCost:
         return math.inf if profile is None else profile.get(node.name, 0.0)
 
     def cast_time_s(self, value: Value, src: Format, dst: Format) -> float:
-        """Overhead plus bytes over bandwidth; constants are converted ahead of time."""
+        """Overhead plus bytes over bandwidth; constants are converted ahead of time.
+
+        An op on codes was profiled where it gives codes. If one reader takes fp32, it stores
+        that, which is more bytes; where others take codes they are made by a kernel more.
+        """
         if src.storage is dst.storage or value.constant is not None:
             return 0.0
         elements = math.prod(resolve_shape(value, self.shapes) or ())
+        if src.scaled:
+            if len(value.uses) + value.is_output > 1:
+                return self.cast_time_s(value, Format.FP32, src)
+            more = elements * (dst.storage_bytes - src.storage_bytes)
+            return more / (self.cast_bandwidth_gb_s * _GIGA)
         moved = elements * (src.storage_bytes + dst.storage_bytes)
         return self.cast_overhead_s + moved / (self.cast_bandwidth_gb_s * _GIGA)

@@ -33,7 +33,7 @@ def by_size(planner: Planner, analysis: Analysis) -> Analysis:
     second = _bytes_for_a_second(analysis, stored)
 
     def cast_bytes(value: Value, source: Format, to: Format) -> float:
-        if source.storage is to.storage or value.constant is not None:
+        if source.storage is to.storage or source.scaled or value.constant is not None:
             return 0.0
         return _CAST_NODE_BYTES + second * analysis.cast_time(value, source, to)
 

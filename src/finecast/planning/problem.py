@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,12 +145,13 @@ def build_problem(
     units, times = analysis.units, analysis.times
     rounded = [*analysis.rounded.values()]
     formats = (*times,)
-    rows = list(_rows(graph, units, formats, analysis.cast_time, analysis.io))
+    forbidden = {f: _forbidden(units, permissions, f) for f in formats}
+    permitted = ~np.stack([*forbidden.values()], axis=1)
+    rows = list(_rows(graph, units, forbidden, analysis.cast_time, analysis.io))
     rows += _constant_rows(graph, units, formats, analysis.constant_cost)
-    forbidden = [_forbidden(units, permissions, f) for f in formats]
     cast = np.array([table for _, _, table in rows], dtype=np.float64)
     return LabelProblem(
-        time=np.where(np.stack(forbidden, axis=1), np.inf, np.stack([*times.values()], 1)),
+        time=np.where(permitted, np.stack([*times.values()], axis=1), np.inf),
         error=np.stack([np.zeros(len(units.members)), *(r.units for r in rounded)], axis=1),
         producer=np.array([p for p, _, _ in rows], dtype=np.int64),
         consumers=Rows.of([c for _, c, _ in rows]),
@@ -164,26 +166,35 @@ def build_problem(
 def _rows(
     graph: Graph,
     units: Units,
-    formats: Sequence[Format],
+    forbidden: Mapping[Format, NDArray[np.bool_]],
     cast_time: CastTime,
     io: Mapping[int, Format],
 ) -> Iterator[tuple[int, list[int], Floats]]:
-    """The producer, the consumers and the table of casts of each value."""
+    """The producer, the consumers and the table of casts of each value.
 
-    def price(value: Value, source: Format, to: Format) -> float:
+    ``forbidden`` says of each format, in the labels' order, which units cannot have it.
+    """
+    formats = (*forbidden,)
+
+    def price(value: Value, readers: Sequence[int], source: Format, to: Format) -> float:
         """From an op in ``source``: one that only reads its operands in it gives fp32.
 
-        But a kernel on codes gives the next one the codes that it takes, and one whose
-        constants alone are low reads fp32.
+        But a kernel on codes was timed where all that can take codes do. Where all readers
+        can, it gave codes, and fp32 has a price; where some can, it gave fp32, and codes have.
+        One whose constants alone are low reads and gives fp32.
         """
-        if to.constants_only:
-            to = Format.FP32
-        if source.scaled and to is source:
-            return 0.0
-        return cast_time(value, Format.FP32 if source.operands_only else source, to)
+        source, to = (Format.FP32 if f.constants_only else f for f in (source, to))
+        if not source.scaled:
+            return cast_time(value, Format.FP32 if source.operands_only else source, to)
+        coding = [unit >= 0 and not forbidden[source][unit] for unit in readers]
+        if to is source:
+            return 0.0 if all(coding) else cast_time(value, Format.FP32, to)
+        wide = cast_time(value, source, Format.FP32) if all(coding) else 0.0
+        return wide + cast_time(value, Format.FP32, to)
 
     everyone = [-1 - label for label in range(len(formats))]
     for value, producer, consumers in _ports(graph, units, pins(io, formats)):
+        priced = partial(price, value, tuple(consumers))
         made, declared = formats, io.get(value.id)
         if declared is not None and declared not in formats:
             if value.is_output:
@@ -193,9 +204,9 @@ def _rows(
             else:
                 # One more cast whatever is chosen: all labels "read" the value, and each
                 # pays for the next one's reading alone.
-                last = [price(value, source, declared) for source in formats]
+                last = [priced(source, declared) for source in formats]
                 yield producer, everyone, np.roll(np.diag(last), 1, axis=1)
-        table = [[price(value, source, to) for to in formats] for source in made]
+        table = [[priced(source, to) for to in formats] for source in made]
         yield producer, consumers, np.array(table)
 
 

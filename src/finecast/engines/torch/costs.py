@@ -58,7 +58,7 @@ class CompiledCost:
 
     def cast_time_s(self, value: Value, src: Format, dst: Format) -> float:
         """Seconds to convert ``value``; fused where a fused op makes or takes it."""
-        if src.storage is dst.storage or value.constant is not None:
+        if src.storage is dst.storage or src.operands_only or value.constant is not None:
             return 0.0
         rate = self.rates[Format.FP32]
         elements = math.prod(resolve_shape(value, self.shapes) or ())
