@@ -7,12 +7,18 @@ kept, ops fall back: to bf16 or fp32, whichever costs least.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 from finecast.compat.neural_compressor.evaluation import EvalFunc, ModelEvaluation, kept
 from finecast.compat.neural_compressor.frameworks import Kind, kind_of
 from finecast.compat.neural_compressor.quantization_config import PostTrainingQuantConfig
 from finecast.errors import UsageError
+
+_ELSEWHERE: Final = {
+    Kind.TORCH: 'use finecast.torch.tune(..., policy="auto:int8,bf16"), or export it to ONNX',
+    Kind.TENSORFLOW: "use finecast tune MODEL -o low.xml --auto-cast-type int8 (OpenVINO)",
+    Kind.MXNET: "export it to ONNX, or use mix_precision.fit with bf16",
+}
 
 
 def fit(
@@ -66,8 +72,8 @@ def fit(
     kind = kind_of(model)
     if kind is not Kind.ONNX:
         raise UsageError(
-            f"int8 is planned for ONNX models, and this one is of {kind.value}",
-            fix="export it to ONNX, or use mix_precision.fit with bf16",
+            f"quantization.fit takes ONNX models, and this one is of {kind.value}",
+            fix=_ELSEWHERE[kind],
         )
     from finecast.compat.neural_compressor.onnx_quantization import quantize
 
