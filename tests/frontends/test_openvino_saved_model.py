@@ -8,6 +8,7 @@ import pytest
 
 from finecast.errors import ModelError
 from finecast.frontends.openvino.saved_model import taken_signature
+from finecast.frontends.saved_notes import NOTES_FILE, notes_in, stays_low
 
 
 def message(number: int, content: bytes) -> bytes:
@@ -54,3 +55,20 @@ def test_what_is_no_saved_model_is_told_by_openvino(content: bytes, tmp_path: Pa
 
 def test_a_folder_of_another_kind(tmp_path: Path) -> None:
     assert not taken_signature(tmp_path)
+
+
+def noted(folder: Path, text: str) -> Path:
+    (folder / NOTES_FILE).parent.mkdir()
+    (folder / NOTES_FILE).write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_an_earlier_conversion_is_told(tmp_path: Path) -> None:
+    told = stays_low(noted(tmp_path, '{"policy": "all:bf16", "plan": "0"}'))
+    assert "converted by finecast before, to all:bf16" in told
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{}", "no notes", '{"plan": 0}'])
+def test_other_notes_are_of_no_conversion(text: str, tmp_path: Path) -> None:
+    assert not stays_low(noted(tmp_path, text))
+    assert notes_in(tmp_path).keys() <= {"plan"}

@@ -17,6 +17,7 @@ from finecast.frontends.openvino.changes import converted_to
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.reader import name_ops, renumber_ops
 from finecast.frontends.openvino.saved_model import taken_signature
+from finecast.frontends.saved_notes import stays_low
 
 if TYPE_CHECKING:
     import openvino
@@ -108,7 +109,7 @@ def load(path: Path) -> OvFile:
             f"cannot read the model: {error.strerror}", where=str(path)
         ) from error
     kind, fix = _KINDS[path.suffix.lower() if path.is_file() else ""]
-    told = taken_signature(path) if path.is_dir() else ""
+    told = (taken_signature(path), stays_low(path)) if path.is_dir() else ()
     with guarded(path, f"cannot be read as {kind}", fix), _readable(path) as readable:
         model = _core().read_model(readable)
     _check(model, path, kind, fix)
@@ -121,7 +122,7 @@ def load(path: Path) -> OvFile:
         model=model,
         digest=digest(*parts),
         external=tuple(p for p in parts if p != path),
-        told=(told,) if told else (),
+        told=tuple(filter(None, told)),
         _size_bytes=sum(p.stat().st_size for p in parts) if own else None,
     )
 

@@ -9,11 +9,12 @@ from typing import Final
 
 from finecast.frontends.prepared import ModelLibrary, PreparedAsIs
 from finecast.frontends.replaying import check_made_for, edits_of, resolve_io
+from finecast.frontends.saved_notes import converted_to
 from finecast.frontends.tensorflow import instrument
 from finecast.frontends.tensorflow.library import DTYPES
 from finecast.frontends.tensorflow.model import FrozenModel, SignaturePort, with_sizes
 from finecast.frontends.tensorflow.reader import GraphBinding, read
-from finecast.frontends.tensorflow.undo import before_conversion, converted_to, noted
+from finecast.frontends.tensorflow.undo import before_conversion, noted
 from finecast.frontends.tensorflow.writer import apply_edits
 from finecast.graph import Dim, Graph
 from finecast.planning.edits import Edit

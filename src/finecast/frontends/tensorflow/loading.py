@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Final
 from finecast.errors import ModelError, UsageError
 from finecast.files import suffix_in_lower_case
 from finecast.frontends.keras_outputs import with_flat_outputs
+from finecast.frontends.saved_notes import notes_in
 from finecast.frontends.signatures import CHOOSE, MAKE_ONE, NONE, SERVING
 from finecast.frontends.tensorflow.canonical import canonical
 from finecast.frontends.tensorflow.functions import bodies, every_node
@@ -26,7 +26,6 @@ from finecast.frontends.tensorflow.model import (
 )
 
 GRAPH_FILE: Final = "saved_model.pb"
-NOTES_FILE: Final = Path("assets.extra") / "finecast.json"
 _LISTED: Final = "output_"
 """What signatures call the elements of a list, before their numbers."""
 _LOOPS_OF_TF1: Final = frozenset({"Enter", "NextIteration", "LoopCond"})
@@ -63,7 +62,7 @@ def load(folder: Path) -> FrozenModel:
         outputs=tuple(outputs),
         signatures=tuple(served),
         listed=listed,
-        notes=_notes(folder),
+        notes=notes_in(folder),
     )
 
 
@@ -326,11 +325,3 @@ def _content(model: FrozenModel) -> tuple[Any, ...]:
         if n.op != "Placeholder" and not bodies(n)
     )
     return ports, tuple(sorted(hashlib.sha256(repr(n).encode()).hexdigest() for n in nodes))
-
-
-def _notes(folder: Path) -> dict[str, str]:
-    try:
-        found: dict[str, str] = json.loads((folder / NOTES_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return {str(k): str(v) for k, v in found.items()}

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from finecast.frontends.saved_notes import NOTES_FILE
 from finecast.frontends.signatures import SERVING
 from finecast.frontends.tensorflow.functions import every_node, with_own_names
 from finecast.frontends.tensorflow.library import DTYPES, tf
-from finecast.frontends.tensorflow.loading import NOTES_FILE
 from finecast.frontends.tensorflow.model import (
     FrozenModel,
     SignaturePort,

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from finecast.frontends.roundable import uses_of
+from finecast.frontends.saved_notes import POLICY, converted_to
 from finecast.frontends.tensorflow.library import DTYPES, tf
 from finecast.frontends.tensorflow.model import FrozenModel, base_name
 from finecast.frontends.tensorflow.reader import GraphBinding
@@ -25,7 +26,6 @@ from finecast.numbers.rounding import convert_constant
 from finecast.planning.plan import Plan
 
 _PLAN: Final = "plan"
-_POLICY: Final = "policy"
 _LOW: Final = "low_before"
 _PORTS: Final = "ports_before"
 
@@ -36,21 +36,16 @@ def noted(graph: Graph, plan: Plan, before: Mapping[str, str]) -> dict[str, str]
     ``before`` are the notes of a conversion that stays: what was low before that one counts.
     """
     if converted_to(before):
-        return {**before, _PLAN: plan.digest, _POLICY: plan.policy}
+        return {**before, _PLAN: plan.digest, POLICY: plan.policy}
     ports = {v.name: v.dtype for v in (*graph.inputs, *graph.outputs) if v.name in plan.io}
     low = [n.name for n in graph.nodes if _is_low(n.format) or _casts_floats(graph, n)]
     low += [v.name for v in graph.values if v.constant is not None and _is_low(v.format)]
     kept = {_LOW: low, _PORTS: ports}
     return {
         _PLAN: plan.digest,
-        _POLICY: plan.policy,
+        POLICY: plan.policy,
         **{name: json.dumps(content) for name, content in kept.items() if content},
     }
-
-
-def converted_to(notes: Mapping[str, str]) -> str:
-    """The policy of the conversion that left such notes; empty if there was none."""
-    return notes.get(_POLICY, "")
 
 
 def before_conversion(graph: Graph, binding: GraphBinding) -> FrozenModel:
