@@ -151,3 +151,49 @@ def test_a_value_inside_of_open_shape_is_rounded_to_nearest() -> None:
     done = finecast.convert(proto, policy=policy, engine="openvino", verify=False)
     assert done.model is not None
     assert (outputs(done.model) == to_nearest(np.abs(X))).all()
+
+
+IF = """s = ReduceMax<keepdims = 0>(x)
+  c = Greater(s, least)
+  y = If(c) <
+    then_branch = taken () => (float[32, 32] p) { a = Abs(x) p = MatMul(a, w) },
+    else_branch = other () => (float[32, 32] q) { q = Neg(x) }
+  >"""
+LOOP = """y = Loop(once, on, x) <
+    body = step (int64 i, bool go, float[32, 32] h) => (bool on_, float[32, 32] p) {
+      on_ = Identity(go)
+      a = Abs(h)
+      b = MatMul(a, w)
+      p = Abs(b)
+    }
+  >"""
+
+
+def in_body(body: str) -> onnx.ModelProto:
+    """A product of fixed shape in a body."""
+    proto = model("32, 32", body)
+    proto.graph.initializer.append(tensor("least", -1e9))
+    once = onnx.numpy_helper.from_array(np.array(1, dtype=np.int64), "once")
+    proto.graph.initializer.extend([once, onnx.numpy_helper.from_array(np.array(True), "on")])
+    for inside in (a.g for n in proto.graph.node for a in n.attribute if a.HasField("g")):
+        for node in inside.node:
+            node.name = f"make_{node.output[0]}"
+    return proto
+
+
+@pytest.mark.parametrize("body", [IF, LOOP])
+@pytest.mark.parametrize("as_ir", [False, True])
+def test_casts_in_bodies_are_rounded_to_nearest(body: str, *, as_ir: bool) -> None:
+    """There OpenVINO casts as it does where the shape is open."""
+    proto = in_body(body)
+    given = openvino.Core().read_model(proto.SerializeToString()) if as_ir else proto
+    products = Policy(scope=Scope.MATMULT, formats=(Format.BF16,))
+
+    def got(policy: Policy) -> np.ndarray:
+        done = finecast.convert(given, policy=policy, engine="openvino", verify=False)
+        made = done.model if as_ir else done.model.SerializeToString()
+        (found,) = get_engine("openvino").load(made).run({"x": X}).values()
+        return found
+
+    assert (got(products) == to_nearest(np.abs(X))).all()
+    assert (got(replace(products, keep_ops=True)) != to_nearest(np.abs(X))).any()

@@ -1,8 +1,8 @@
 """Casts to bf16 that OpenVINO rounds wrongly: their numbers are rounded in fp32 before.
 
 OpenVINO 2026.4 has a cast that rounds to the nearest number if that has an odd last digit, and
-cuts digits off otherwise. By it run casts of values whose shape is open, and of those that are
-computed from constants, when a model is loaded. Numbers of bf16 it leaves as they are: what
+cuts digits off otherwise. By it run casts of values whose shape is open, casts in bodies, and
+those of what is computed from constants, when a model is loaded. Numbers of bf16 it leaves as they are: what
 products read is rounded first, by one more kernel, or by none of what is computed once. Law:
 what products read is what a right cast gives; Inf alone comes out as NaN, and of either a
 product makes Inf or NaN.
@@ -43,7 +43,8 @@ def rounded_first(graph: Graph, edits: Iterable[Edit], plan: Plan) -> frozenset[
     return frozenset(
         cast.value
         for cast in casts
-        if _is_wrong(graph.values[cast.value], fixed) and _products_read(graph, cast.uses)
+        if (cast.value in fixed or _is_wrong(graph, graph.values[cast.value]))
+        and _products_read(graph, cast.uses)
     )
 
 
@@ -53,10 +54,13 @@ def restated(graph: Graph, rounded: Collection[int]) -> tuple[Restated, ...]:
     return (Restated(nodes=names, reason=_REASON),) if names else ()
 
 
-def _is_wrong(value: Value, fixed: frozenset[int]) -> bool:
-    """Whether OpenVINO casts the value wrongly."""
-    is_open = value.shape is None or not all(isinstance(size, int) for size in value.shape)
-    return is_open or value.id in fixed
+def _is_wrong(graph: Graph, value: Value) -> bool:
+    """Whether OpenVINO casts the value wrongly: one of open shape, or of a body."""
+    if value.shape is None or not all(isinstance(size, int) for size in value.shape):
+        return True
+    if value.producer is None:
+        return not value.is_input and value.constant is None  # an input of a body
+    return graph.nodes[value.producer].region != 0
 
 
 def _products_read(graph: Graph, uses: Iterable[Use]) -> bool:
