@@ -138,10 +138,25 @@ def test_precisions_of_mixed_precision() -> None:
     conf = MixedPrecisionConfig(precisions=["int8", "bf16"])
     found = mix_precision.fit(net(), conf, eval_dataloader=batches())
     assert types(found.model) == dict.fromkeys(NAMES, "int8")
-    with pytest.raises(UsageError, match="there is no data"):
+    with pytest.raises(UsageError, match=r"there is no data.*give eval_dataloader"):
         mix_precision.fit(net(), MixedPrecisionConfig(precisions="int8"), closeness)
     with pytest.raises(UsageError, match="no device here has fp16 beside int8"):
         mix_precision.fit(net(), MixedPrecisionConfig(precisions="int8,fp16"), closeness)
+
+
+def test_int8_of_modules_is_sent_to_what_quantizes_them() -> None:
+    """Before data are asked for: with them it would be refused all the same."""
+    torch = pytest.importorskip("torch")
+    linear = torch.nn.Linear(4, 4)
+    calls = (
+        lambda: mix_precision.fit(linear, MixedPrecisionConfig(precisions=["int8", "bf16"])),
+        lambda: quantization.fit(linear, PostTrainingQuantConfig()),
+    )
+    for call in calls:
+        with pytest.raises(
+            UsageError, match=r"this one is of PyTorch: use finecast\.torch\.tune"
+        ):
+            call()
 
 
 @pytest.mark.parametrize(

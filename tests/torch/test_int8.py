@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 
 import torch
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
 
 import finecast.torch as ft
 from finecast.errors import UsageError
@@ -166,6 +167,52 @@ def test_products_on_codes_that_bf16_ops_read_give_bf16(
     with torch.no_grad():
         assert made(x).dtype is torch.float32
         assert 0 < relative(made(x), module(x)) < 0.05
+
+
+class Conv(nn.Module):
+    """A convolution whose places are written as a user may."""
+
+    def __init__(self, places: dict[str, Any]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 3, 3, 3))
+        self.places = places
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.conv2d(x, self.weight, **self.places)
+
+
+@pytest.mark.parametrize(
+    ("places", "stated"),
+    [
+        ({"padding": "valid"}, {"padding": [0, 0]}),
+        ({"padding": "valid", "stride": 2}, {"padding": [0, 0], "stride": [2, 2]}),
+        ({"padding": (1,), "dilation": (2,)}, {"padding": [1, 1], "dilation": [2, 2]}),
+    ],
+)
+def test_places_of_coded_convolutions_are_numbers_for_each_axis(
+    places: dict[str, Any], stated: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """oneDNN packs no weights for others, and the whole module would not compile."""
+    torch.manual_seed(0)
+    module, x = Conv(places).eval(), torch.randn(2, 3, 9, 9)
+    made, _ = converted(monkeypatch, (module, x))
+    (conv,) = made.graph.find_nodes(
+        op="call_function", target=torch.ops.aten.conv2d.default, sort=True
+    )
+    assert {name: conv.kwargs[name] for name in stated} == stated
+    with torch.no_grad():
+        assert 0 < relative(made(x), module(x)) < 0.02
+
+
+def test_what_does_not_compile_is_told(
+    net: tuple[nn.Module, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> Any:
+        raise BackendCompilerFailed(fails, ValueError("no such layout\nin a graph"), None)
+
+    monkeypatch.setattr(integers, "compiled_frozen", fails)
+    with pytest.raises(UsageError, match="cannot be compiled: no such layout"):
+        ft.convert(net[0], (net[1],), "matmult:int8")
 
 
 def test_wrong_sums_keep_everything_in_fp32(

@@ -56,15 +56,7 @@ def fit(
     """
     settings = _settings(conf or config or MixedPrecisionConfig())
     if settings.quantizes:
-        batches = None if eval_metric is None else eval_dataloader
-        return quantization.fit(
-            model,
-            settings.quantization(),
-            eval_dataloader,
-            eval_func=eval_func,
-            eval_dataloader=batches,
-            eval_metric=eval_metric,
-        )
+        return _quantized(model, settings, eval_func, eval_dataloader, eval_metric)
     low = settings.low()
     settings.check()
     evaluation = ModelEvaluation.of(eval_func, eval_dataloader, eval_metric)
@@ -80,6 +72,31 @@ def fit(
             raise _no_gain(low)
         return result
     return _searched(subject, settings, types, evaluation)
+
+
+def _quantized(
+    model: Any,
+    settings: MixedPrecisionConfig,
+    eval_func: EvalFunc | None,
+    eval_dataloader: Iterable[Any] | None,
+    eval_metric: Any,
+) -> Any:
+    """By ``quantization.fit``, which has the data by another name."""
+    quantization.check_kind(model)
+    conf = settings.quantization()
+    if eval_dataloader is None:
+        raise UsageError(
+            "int8 needs the ranges of the model's values, and there is no data",
+            fix="give eval_dataloader: batches (inputs, labels)",
+        )
+    return quantization.fit(
+        model,
+        conf,
+        eval_dataloader,
+        eval_func=eval_func,
+        eval_dataloader=None if eval_metric is None else eval_dataloader,
+        eval_metric=eval_metric,
+    )
 
 
 def _searched(

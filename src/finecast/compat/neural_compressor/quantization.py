@@ -62,6 +62,7 @@ def fit(
             "calib_func runs the model by itself, and its values are observed on data",
             fix="give calib_dataloader",
         )
+    check_kind(model)
     evaluation = ModelEvaluation.of(eval_func, eval_dataloader, eval_metric)
     batches = kept(calib_dataloader) if calib_dataloader is not None else evaluation.batches
     if batches is None:
@@ -69,12 +70,16 @@ def fit(
             "int8 needs the ranges of the model's values, and there is no data",
             fix="give calib_dataloader: batches (inputs, labels)",
         )
-    kind = kind_of(model)
-    if kind is not Kind.ONNX:
-        raise UsageError(
-            f"quantization.fit takes ONNX models, and this one is of {kind.value}",
-            fix=_ELSEWHERE[kind],
-        )
     from finecast.compat.neural_compressor.onnx_quantization import quantize
 
     return quantize(model, conf, batches, evaluation)
+
+
+def check_kind(model: Any) -> None:
+    """Raise UsageError unless it is a model of ONNX: of others, what quantizes them."""
+    kind = kind_of(model)
+    if kind is not Kind.ONNX:
+        raise UsageError(
+            f"int8 by this interface is for ONNX models, and this one is of {kind.value}",
+            fix=_ELSEWHERE[kind],
+        )

@@ -13,10 +13,14 @@ from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
+from finecast.frontends.torch.aten import named_arguments
 from finecast.frontends.torch.casts import conversion
 from finecast.numbers.scaled import Scaled
 
 _CAST: Final = torch.ops.aten._to_copy.default
+_CONV: Final = torch.ops.aten.conv2d.default
+_WORDED: Final = torch.ops.aten.conv2d.padding
+_PLACES: Final = ("stride", "padding", "dilation")
 _REGISTERS: Final = "torch.ao.quantization.fx._decomposed"
 
 
@@ -88,6 +92,24 @@ def give_bf16(module: GraphModule) -> None:
         for cast in casts:
             cast.replace_all_uses_with(product)
             graph.erase_node(cast)
+
+
+def state_places(module: GraphModule) -> None:
+    """Have convolutions of codes state the places they read by a number for each axis.
+
+    Of padding called ``valid``, and of one number for all axes, oneDNN's packed kernels make
+    nothing, and the whole module would not compile.
+    """
+    for product in [p for back in _coded_constants(module) for p in back.users]:
+        given = named_arguments(product)
+        if product.target is _WORDED and given.get("padding", "valid") == "valid":
+            given["padding"] = [0]
+            product.target = _CONV
+        if product.target is _CONV:
+            places = {name: list(given[name]) for name in _PLACES if name in given}
+            given |= {name: at * 2 if len(at) == 1 else at for name, at in places.items()}
+            operands = tuple(given.pop(name) for name in ("input", "weight"))
+            product.args, product.kwargs = operands, given
 
 
 def _coded_constants(module: GraphModule) -> list[Any]:

@@ -18,7 +18,13 @@ from torch.fx.node import map_arg
 from finecast.errors import ModelError
 from finecast.frontends.torch.aten import DTYPES, is_number, named_arguments, scalar_names
 from finecast.frontends.torch.casts import simplify_casts
-from finecast.frontends.torch.codes import give_bf16, read_back, round_trip, stored_codes
+from finecast.frontends.torch.codes import (
+    give_bf16,
+    read_back,
+    round_trip,
+    state_places,
+    stored_codes,
+)
 from finecast.frontends.torch.layout import free_of_strides
 from finecast.frontends.torch.reader import FxBinding, ValueSource, attribute, forget_unused
 from finecast.graph import Graph
@@ -70,6 +76,7 @@ def apply_edits(
         simplify_casts(module)
         if any(isinstance(edit, RoundTrip) for edit in edits):
             give_bf16(module)
+            state_places(module)
         free_of_strides(module)
     if any(isinstance(edit, ConvertConstant | RoundTrip) for edit in edits):
         forget_unused(module)

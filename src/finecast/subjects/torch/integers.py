@@ -148,6 +148,8 @@ def _compiled(
 
 
 def _first(error: BaseException) -> str:
+    # Dynamo's own error begins with the backend's name; what failed is within.
+    error = getattr(error, "inner_exception", error)
     lines: Sequence[Any] = str(error).strip().splitlines() or [type(error).__name__]
     return str(lines[0])
 
