@@ -177,6 +177,11 @@ def test_what_casts_cannot_state_is_said() -> None:
         assert "original model to the compiler with --auto-cast-type tf32" in note
 
 
+def test_weights_alone_in_8_bits_have_products_in_fp32_and_no_note() -> None:
+    stated = "--target avx512-vnni --auto-cast-type int8_weights"
+    assert not chosen(stated).told({Format.INT8_WEIGHTS})
+
+
 @pytest.mark.parametrize("name", list_targets())
 def test_explicit_casts_add_none(name: str) -> None:
     found = explicit_casts(name)

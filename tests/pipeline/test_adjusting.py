@@ -70,5 +70,8 @@ def test_a_gain_is_told() -> None:
     assert one.text == "smooth: 2 operands, relative output error 0.02 -> 0.01"
     assert one.share == pytest.approx(0.25)
     assert not replace(one, error_with=0.0199).gains
+    broken = replace(one, error_without=float("inf"), error_with=float("inf"))
+    assert not broken.gains
     nothing = replace(one, error_without=0.0, error_with=0.0)
+    assert not nothing.gains
     assert nothing.share == 1.0

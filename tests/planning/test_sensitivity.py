@@ -142,6 +142,12 @@ def test_only_float_outputs_count_each_alike() -> None:
     assert squared_error([off, one, other], [one, one, index]) == pytest.approx(0.125)
 
 
+def test_an_output_of_another_shape_is_left_out() -> None:
+    one, off = np.array([1.0], np.float32), np.array([1.5], np.float32)
+    assert squared_error([off, np.ones(3)], [one, np.ones(4)]) == pytest.approx(0.25)
+    assert squared_error([np.ones(3)], [np.ones(4)]) == 0
+
+
 class Saturating:
     """An output that all points push the same way, and that cannot go far."""
 

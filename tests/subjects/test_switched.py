@@ -103,6 +103,23 @@ def test_any_roundings_can_be_on_in_any_order(
         assert chosen.tolist() == [3]
 
 
+def test_the_shape_of_an_output_may_follow_from_the_numbers() -> None:
+    class Selecting(Toy):
+        def run(self, feeds: Feeds) -> dict[str, Array]:
+            on = int(np.asarray(feeds[SWITCH]).sum())
+            return {"y": np.ones(3 + round(self.off_by * 1e6) + on)}
+
+    rounded = [Switch(ports={(k, 0): Format.BF16}) for k in range(4)]
+    probe = SwitchedProbe(
+        lambda some: Selecting([1.0] * len(some), next(iter(some[0].ports))[0] * 1e-6),
+        rounded,
+        [{}],
+    )
+    probe(np.zeros(4, dtype=bool))
+    probe.size = 2
+    assert probe(np.array([False, False, False, True]))[0].shape == (6,)
+
+
 def test_there_may_be_nothing_to_round() -> None:
     probe, _ = probe_of([], 1)
     assert measure(0, probe).total == 0

@@ -50,7 +50,7 @@ class Gain:
     @property
     def gains(self) -> bool:
         """Whether the error falls by more than noise."""
-        return self.error_with <= _WORTH * self.error_without
+        return self.error_with < _WORTH * self.error_without
 
     @property
     def share(self) -> float:

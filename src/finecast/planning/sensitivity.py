@@ -129,10 +129,13 @@ def joined(
 def squared_error(
     outputs: Sequence[NDArray[np.generic]], reference: Sequence[NDArray[np.generic]]
 ) -> float:
-    """Mean over float outputs of ||y - r||^2 / ||r||^2; inf where y is NaN or Inf."""
+    """Mean over float outputs of ||y - r||^2 / ||r||^2; inf where y is NaN or Inf.
+
+    An output whose shape follows from the numbers is left out where it has another one.
+    """
     errors: list[float] = []
     for got, wanted in zip(outputs, reference, strict=True):
-        if wanted.dtype.kind != "f" or not wanted.size:
+        if wanted.dtype.kind != "f" or not wanted.size or got.shape != wanted.shape:
             continue
         y, r = got.astype(np.float64), wanted.astype(np.float64)
         ok = np.isfinite(r)

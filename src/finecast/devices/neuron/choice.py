@@ -285,6 +285,8 @@ def _format_notes(emulation: Emulation) -> dict[Format, str]:
     fmt = emulation.format
     if fmt is Format.TF32:
         return {fmt: TF32_NOTE}
+    if fmt.constants_only:  # its products are fp32's by definition
+        return {}
     real = emulation.target.engine_for(OpKind.MATMUL).computes_in(fmt)
     if real is None or real is fmt or fmt.storage_bytes > 1:
         return {}

@@ -118,7 +118,7 @@ class SwitchedProbe:
 
 def _moved(reference: Array, output: Array, exact: Array) -> Array:
     """``reference``, moved as ``output`` is from ``exact``: sessions sum in other orders."""
-    if reference.dtype.kind != "f":
+    if reference.dtype.kind != "f" or not reference.shape == output.shape == exact.shape:
         return output
     with np.errstate(invalid="ignore"):  # infinite in both
         moved = output.astype(np.float64) - exact.astype(np.float64)
