@@ -2,10 +2,10 @@
 
 OpenVINO 2026.4 has a cast that rounds to the nearest number if that has an odd last digit, and
 cuts digits off otherwise. By it run casts of values whose shape is open, casts in bodies, and
-those of what is computed from constants, when a model is loaded. Numbers of bf16 it leaves as they are: what
-products read is rounded first, by one more kernel, or by none of what is computed once. Law:
-what products read is what a right cast gives; Inf alone comes out as NaN, and of either a
-product makes Inf or NaN.
+those of what is computed from constants, when a model is loaded. Numbers of bf16 it leaves as
+they are: what products read is rounded first, by one more kernel, or by none of what is
+computed once. Law: what products read is what a right cast gives; Inf alone comes out as NaN,
+and of either a product makes Inf or NaN.
 """
 
 from __future__ import annotations

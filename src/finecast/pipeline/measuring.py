@@ -23,8 +23,8 @@ _PRICING: Final[Mapping[Objective, Callable[[Planner, Analysis], Analysis]]] = {
 }
 RANKING: Final = Effort(min_time_s=3.0, settle_s=12.0)
 # What is told of a plan is known to 3% on a busy machine, too, so that runs of the same search
-# agree within 5%: there it takes more rounds. But what stands beside it and is slower than fp32
-# is no choice, and takes none.
+# agree within 5%: there it takes more rounds. But what stands beside it and is slower than
+# fp32 is no choice, and takes none.
 FINAL: Final = Effort(min_time_s=4.0, settle_s=20.0, known_to=0.03, limit=1.0)
 BASELINE: Final = Effort(min_time_s=0.5)
 # Latencies that only stand beside what decides.

@@ -131,11 +131,16 @@ def squared_error(
 ) -> float:
     """Mean over float outputs of ||y - r||^2 / ||r||^2; inf where y is NaN or Inf.
 
-    An output whose shape follows from the numbers is left out where it has another one.
+    An output whose shape follows from the numbers is left out where it has another one; if
+    all have, nothing is left of what was wanted: 1.
     """
     errors: list[float] = []
+    lost = False
     for got, wanted in zip(outputs, reference, strict=True):
-        if wanted.dtype.kind != "f" or not wanted.size or got.shape != wanted.shape:
+        if wanted.dtype.kind != "f" or not wanted.size:
+            continue
+        if got.shape != wanted.shape:
+            lost = True
             continue
         y, r = got.astype(np.float64), wanted.astype(np.float64)
         ok = np.isfinite(r)
@@ -144,7 +149,7 @@ def squared_error(
             float(np.sum((y[ok] - r[ok]) ** 2)) if np.isfinite(y[ok]).all() else np.inf
         )
         errors.append(difference / norm if norm else difference)
-    return float(np.mean(errors)) if errors else 0.0
+    return float(np.mean(errors)) if errors else float(lost)
 
 
 def measure(
