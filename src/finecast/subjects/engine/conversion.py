@@ -101,7 +101,6 @@ class Converter:
             prepared = source.prepare(policy)
             check_stated(policy, engine, prepared)
             check_calibrated(policy, data)
-            # What stays as it came may be in types that the observing engine does not run.
             guided = data and (policy.scope is not Scope.NONE or policy.op_formats)
             facts = observe(prepared, lambda: data) if guided else {}
             planner = make_planner(
