@@ -13,6 +13,7 @@ import finecast
 from finecast.engines.base import Feeds, Loadable, Session
 from finecast.errors import UsageError
 from finecast.numbers.formats import Format
+from finecast.pipeline.goal import takes
 from finecast.pipeline.objective import Objective
 from finecast.pipeline.study import Study
 from tests.pipeline.test_tuning import Bench, ToyEngine, bench
@@ -144,3 +145,8 @@ def test_a_format_that_is_slow_here_may_be_small(bench: Bench) -> None:
     )
     assert outcome.improved
     assert "left out" not in outcome.why
+
+
+def test_a_gain_that_does_not_count_says_what_would() -> None:
+    assert takes(0.982, 1.02) == "takes 0.982 of what fp32 takes, and at most 0.98 counts"
+    assert takes(1.3, 1.02) == "takes 1.3 of what fp32 takes"

@@ -10,7 +10,7 @@ from typing import Final
 from finecast.measure.racing import ANCHOR, Effort
 from finecast.pipeline import measuring
 from finecast.pipeline.adjusting import Gain, output_error
-from finecast.pipeline.goal import MIN_SPEEDUP
+from finecast.pipeline.goal import MIN_SPEEDUP, takes
 from finecast.pipeline.hint import Anchor
 from finecast.pipeline.measuring import Measuring, Standing
 from finecast.pipeline.outcome import Measured, Outcome, Verdict
@@ -65,8 +65,7 @@ class Conclusion:
                 wanted = f"{least:g} times {words.as_good} as fp32 here"
             built.release()
             return self.unchanged(
-                f"the plan {found.name} is not {wanted}: it takes {1 / gain.median:.3g} of"
-                " what fp32 takes"
+                f"the plan {found.name} is not {wanted}: it {takes(1 / gain.median, least)}"
             )
         keeps = "keeps the criterion" + (" in emulation" if self.subject.target else "")
         anchors, subject = self._anchors(standing), self.subject

@@ -99,3 +99,9 @@ class Budget:
     def seconds(self) -> float:
         """Since the start."""
         return time.perf_counter() - self.goal.start_s
+
+
+def takes(share: float, min_speedup: float) -> str:
+    """What of fp32's cost a plan takes, and if that is less, how little would count."""
+    text = f"takes {share:.3g} of what fp32 takes"
+    return text if share >= 1 else f"{text}, and at most {1 / min_speedup:.3g} counts"

@@ -19,7 +19,7 @@ from finecast.measure.racing import ANCHOR
 from finecast.pipeline import measuring
 from finecast.pipeline.adjusting import Adjustments, kept, share_left
 from finecast.pipeline.conclusion import Conclusion
-from finecast.pipeline.goal import MIN_SPEEDUP, Budget, Goal
+from finecast.pipeline.goal import MIN_SPEEDUP, Budget, Goal, takes
 from finecast.pipeline.hint import CameOtherwise, Hinting, choices_of
 from finecast.pipeline.measuring import Measuring
 from finecast.pipeline.narrowing import worthwhile
@@ -367,7 +367,7 @@ class _Tuning:
         shares = [c.cost / fp32 for c in candidates]
         found = "what runs the model here takes none of them"
         if shares:
-            found = f"the {words.best} takes {min(shares):.3g} of what fp32 takes"
+            found = f"the {words.best} {takes(min(shares), least)}"
         where = "by the model" if self.subject.target else "here"
         wanted = words.better
         if least != MIN_SPEEDUP:
