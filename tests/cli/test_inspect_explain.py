@@ -54,6 +54,23 @@ def test_explain_of_a_plan(finecast: Finecast, net: Path, tmp_path: Path) -> Non
     assert "onnx::MatMul" in answer.out
 
 
+@pytest.mark.parametrize("low", ["fp16", "int8"])
+def test_explain_tells_as_what_an_op_reads(
+    low: str, finecast: Finecast, net: Path, tmp_path: Path
+) -> None:
+    """What rests in fp32 is cast, or encoded, for it alone."""
+    path = tmp_path / "x.npz"
+    np.savez(path, x=np.linspace(-1, 1, 32, dtype=np.float32).reshape(2, 16))
+    options = ["--auto-cast", "matmult", "--auto-cast-type", low, "--engine", "onnxruntime"]
+    given = ["explain", net, "product", *options, "--data", path]
+    report = finecast(*given, "--json").json
+    assert report["format"] == low
+    assert {(i["format"], i["read_as"]) for i in report["inputs"]} == {("fp32", low)}
+    assert "read as" in finecast(*given).out
+    bias = finecast("explain", net, "bias", *options, "--data", path, "--json").json
+    assert bias["inputs"][-1]["read_as"] == "fp32"
+
+
 def test_explain_unknown_node(finecast: Finecast, net: Path) -> None:
     answer = finecast("explain", net, "produkt")
     assert answer.code == ExitCode.USAGE

@@ -13,6 +13,7 @@ from finecast.cli.output import add_row, new_table, warn, write_json, write_line
 from finecast.cli.policy_options import Casting, Device, Narrowing, Target
 from finecast.errors import EngineError, UsageError
 from finecast.naming import unknown_name
+from finecast.numbers.encodings import SCALED
 from finecast.numbers.formats import Format
 
 if TYPE_CHECKING:
@@ -133,10 +134,13 @@ def _row(reason: Reason) -> tuple[str, str, str, str]:
     return reason.rule, permits, reason.text, evidence
 
 
-def _neighbours(graph: Graph, node: Node, plan: Plan) -> list[dict[str, str]]:
+def _neighbours(
+    graph: Graph, node: Node, decision: Decision | None, plan: Plan
+) -> list[dict[str, str]]:
+    """What the op reads: who makes it, in which format it rests, and in which it is read."""
     formats = plan.formats
     rows: list[dict[str, str]] = []
-    for index in node.inputs:
+    for port, index in enumerate(node.inputs):
         if index is None:
             continue
         value = graph.values[index]
@@ -146,8 +150,19 @@ def _neighbours(graph: Graph, node: Node, plan: Plan) -> list[dict[str, str]]:
         if stored is not None and stored.operands_only:
             stored = None  # results rest in the op's own type
         label = value.dtype if stored is None or value.format is None else stored.label
-        rows.append({"value": value.name, "from": what, "format": label})
+        read_as = _read_as(node, port, decision) or label
+        rows.append({"value": value.name, "from": what, "format": label, "read_as": read_as})
     return rows
+
+
+def _read_as(node: Node, port: int, decision: Decision | None) -> str:
+    """The format that an input is cast or encoded to; empty if it is read as it rests."""
+    if decision is None or not node.follows_in[port]:
+        return ""
+    fmt = decision.format
+    if fmt in SCALED and decision.encodings.at(port) is None:
+        return ""
+    return fmt.label
 
 
 def _to_dict(
@@ -162,7 +177,7 @@ def _to_dict(
             {"rule": rule, "permits": permits, "text": text, "evidence": evidence}
             for rule, permits, text, evidence in _verdicts(node, decision)
         ],
-        "inputs": _neighbours(graph, node, plan),
+        "inputs": _neighbours(graph, node, decision, plan),
     }
 
 
@@ -176,7 +191,7 @@ def _print(graph: Graph, node: Node, decision: Decision | None, plan: Plan) -> N
     for row in _verdicts(node, decision):
         add_row(table, *row)
     write_table(table)
-    inputs = new_table("reads", ("value", "from", "format"), fold="value")
-    for row in _neighbours(graph, node, plan):
-        add_row(inputs, row["value"], row["from"], row["format"])
+    inputs = new_table("reads", ("value", "from", "format", "read as"), fold="value")
+    for row in _neighbours(graph, node, decision, plan):
+        add_row(inputs, row["value"], row["from"], row["format"], row["read_as"])
     write_table(inputs)
