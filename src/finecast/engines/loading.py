@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from finecast.engines import get_engine
 from finecast.engines.base import Engine, Loadable, Session
-from finecast.errors import naming
+from finecast.errors import EngineError, naming
 from finecast.frontends import onnx as frontend
 
 _OWN: Final = {"openvino": "openvino", "finecast.frontends.tensorflow": "tensorflow"}
@@ -29,9 +29,20 @@ def exact_session(model: Any, *, optimizing: bool = True) -> Session:
 
     Of a model of an engine's own library that is the engine itself; instrumented models of
     OpenVINO's say all of their roundings by arithmetic in fp32.
+
+    Raises:
+        EngineError: If it cannot be run; of one whose ops are not in fp32 says what to do.
     """
     if is_onnx(model):
-        return load_model(exact_engine(optimizing=optimizing), model)
+        try:
+            return load_model(exact_engine(optimizing=optimizing), model)
+        except EngineError as error:
+            given = frontend.types_computed_in(model)
+            other = next((name for name, t in frontend.SOURCE_TYPES.items() if t in given), "")
+            if not other:
+                raise
+            first = f"take the model to fp32 first: --from-type {other}"
+            raise EngineError(error.what, where=error.where, fix=first) from error
     home = type(model).__module__
     return get_engine(next(e for at, e in _OWN.items() if home.startswith(at))).load(model)
 

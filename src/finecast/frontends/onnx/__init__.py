@@ -39,7 +39,7 @@ from finecast.frontends.onnx.shapes import static_shapes
 from finecast.frontends.onnx.source_types import CODES, SOURCE_TYPES, take_to_fp32
 from finecast.frontends.onnx.statements import STATEMENTS, stated_since
 from finecast.frontends.onnx.stream import size_bytes, to_proto
-from finecast.frontends.onnx.types import check_inferable, every_node, infer
+from finecast.frontends.onnx.types import check_inferable, every_node, infer, types_computed_in
 from finecast.frontends.onnx.undo import PLAN_KEY, POLICY_KEY, undo
 from finecast.frontends.onnx.widen import widen
 from finecast.frontends.onnx.writer import apply_edits
@@ -82,6 +82,7 @@ __all__ = [
     "take_to_fp32",
     "to_bytes",
     "to_proto",
+    "types_computed_in",
 ]
 
 

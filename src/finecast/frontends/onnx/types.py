@@ -355,3 +355,9 @@ def _dims(kind: onnx.TypeProto.Tensor) -> ir.Shape | None:
     if not kind.HasField("shape"):
         return None
     return ir.Shape([getattr(d, d.WhichOneof("value") or "", None) for d in kind.shape.dim])
+
+
+def types_computed_in(model: ir.Model) -> frozenset[ir.DataType | None]:
+    """Types of what a model's ops give; casts and constants do not count."""
+    nodes = (n for n in every_node(model.graph) if n.op_type not in ("Cast", "Constant"))
+    return frozenset(v.dtype for node in nodes for v in node.outputs)
