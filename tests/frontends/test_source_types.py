@@ -19,7 +19,7 @@ from finecast.frontends import onnx as frontend
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
-from tests.frontends.tools import parse
+from tests.frontends.tools import bf16_convolution, parse
 
 TYPES = {"fp64": "double", "fp16": "float16", "bf16": "bfloat16"}
 PROTO = {
@@ -320,14 +320,7 @@ def test_ends_in_fp64_that_engines_do_not_take_are_emulated(tmp_path: Path) -> N
 
 def test_a_model_that_the_observing_engine_cannot_run_is_to_be_taken_to_fp32() -> None:
     """ONNX Runtime has no convolution in bf16."""
-    text = """<ir_version: 10, opset_import: ["" : 22]>
-    low (float[1,1,4,4] x) => (float[1,1,4,4] y)
-    <bfloat16[1,1,1,1] w = {1}> {
-      c = Cast<to = 16>(x)
-      [product] d = Conv(c, w)
-      y = Cast<to = 1>(d)
-    }"""
     data = {"x": np.ones((1, 1, 4, 4), np.float32)}
     with pytest.raises(EngineError, match="product") as caught:
-        api.convert(onnx.parser.parse_model(text), policy="all:int8", data=data)
+        api.convert(bf16_convolution(), policy="all:int8", data=data)
     assert caught.value.fix == "take the model to fp32 first: --from-type bf16"

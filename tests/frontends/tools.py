@@ -167,3 +167,16 @@ def ops(proto: onnx.ModelProto) -> list[str]:
 def formats(plan: Plan) -> dict[str, str]:
     """Format labels by node name."""
     return {d.node: d.format.label for d in plan.decisions}
+
+
+def bf16_convolution() -> onnx.ModelProto:
+    """A model that computes in bf16, called ``product`` there: ONNX Runtime cannot run it."""
+    return onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 22]>
+        low (float[1,1,4,4] x) => (float[1,1,4,4] y)
+        <bfloat16[1,1,1,1] w = {1}> {
+          c = Cast<to = 16>(x)
+          [product] d = Conv(c, w)
+          y = Cast<to = 1>(d)
+        }"""
+    )

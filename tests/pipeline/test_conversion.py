@@ -16,6 +16,7 @@ from finecast.errors import UsageError
 from finecast.numbers.formats import Format
 from finecast.subjects.engine import conversion
 from finecast.subjects.engine import judging as opened
+from tests.frontends.tools import bf16_convolution
 
 
 @pytest.fixture
@@ -97,15 +98,8 @@ def test_who_asks_for_no_format_misses_none(model: Path, fast: set[Format]) -> N
 
 
 def test_what_stays_low_is_not_run_in_an_engine_without_it(tmp_path: Path) -> None:
-    text = """<ir_version: 10, opset_import: ["" : 22]>
-    low (float[1,1,4,4] x) => (float[1,1,4,4] y)
-    <bfloat16[1,1,1,1] w = {1}> {
-      c = Cast<to = 16>(x)
-      [product] d = Conv(c, w)
-      y = Cast<to = 1>(d)
-    }"""
     model = tmp_path / "low.onnx"
-    onnx.save(onnx.parser.parse_model(text), model)
+    onnx.save(bf16_convolution(), model)
     x = np.ones((1, 1, 4, 4), np.float32)
     done = finecast.convert(model, tmp_path / "same.onnx", "none:bf16", data={"x": x})
     assert done.verified.relative_error == 0

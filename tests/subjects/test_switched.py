@@ -120,6 +120,12 @@ def test_the_shape_of_an_output_may_follow_from_the_numbers() -> None:
     assert probe(np.array([False, False, False, True]))[0].shape == (6,)
 
 
+def test_with_nothing_on_a_session_runs_once() -> None:
+    probe, loads = probe_of([0.5, 0.5], 2)
+    probe(np.zeros(2, dtype=bool))
+    assert [session.runs for session in loads.sessions] == [1]
+
+
 def test_there_may_be_nothing_to_round() -> None:
     probe, _ = probe_of([], 1)
     assert measure(0, probe).total == 0

@@ -85,10 +85,7 @@ def _quantized(
     quantization.check_kind(model)
     conf = settings.quantization()
     if eval_dataloader is None:
-        raise UsageError(
-            "int8 needs the ranges of the model's values, and there is no data",
-            fix="give eval_dataloader: batches (inputs, labels)",
-        )
+        raise quantization.no_data("eval_dataloader")
     return quantization.fit(
         model,
         conf,

@@ -66,10 +66,7 @@ def fit(
     evaluation = ModelEvaluation.of(eval_func, eval_dataloader, eval_metric)
     batches = kept(calib_dataloader) if calib_dataloader is not None else evaluation.batches
     if batches is None:
-        raise UsageError(
-            "int8 needs the ranges of the model's values, and there is no data",
-            fix="give calib_dataloader: batches (inputs, labels)",
-        )
+        raise no_data("calib_dataloader")
     from finecast.compat.neural_compressor.onnx_quantization import quantize
 
     return quantize(model, conf, batches, evaluation)
@@ -83,3 +80,11 @@ def check_kind(model: Any) -> None:
             f"int8 by this interface is for ONNX models, and this one is of {kind.value}",
             fix=_ELSEWHERE[kind],
         )
+
+
+def no_data(argument: str) -> UsageError:
+    """What to raise where nothing tells the values' ranges; ``argument`` would."""
+    return UsageError(
+        "int8 needs the ranges of the model's values, and there is no data",
+        fix=f"give {argument}: batches (inputs, labels)",
+    )

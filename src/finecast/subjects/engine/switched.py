@@ -73,8 +73,10 @@ class SwitchedProbe:
 
     def __call__(self, switch: NDArray[np.bool_]) -> list[Array]:
         """Outputs on all feeds, those of the model where nothing is on."""
+        if self.span is None:
+            self._begin()
         on = np.flatnonzero(switch)
-        if self.span is not None and not len(on):
+        if not len(on):
             return self.reference
         span = self._span(on)
         if span != self.span:
@@ -87,27 +89,27 @@ class SwitchedProbe:
             for a, b, c in zip(self.reference, outputs, self.exact, strict=True)
         ]
 
+    def _begin(self) -> None:
+        """Load the session of all switches, which tells how long that and a run take."""
+        load_s, run_s = self._open(range(len(self.switches)))
+        self.reference = self.exact
+        self.size = part_size(len(self.switches), load_s, run_s)
+
     def _span(self, on: NDArray[np.int64]) -> range:
         """The switches of a session that serves those that are on."""
-        if self.span is not None:
-            start = int(on[0]) // self.size * self.size
-            part = range(start, min(start + self.size, len(self.switches)))
-            if int(on[-1]) < part.stop:
-                return part
-        return range(len(self.switches))
+        start = int(on[0]) // self.size * self.size
+        part = range(start, min(start + self.size, len(self.switches)))
+        return part if int(on[-1]) < part.stop else range(len(self.switches))
 
-    def _open(self, span: range) -> None:
-        """Load a session with these switches; the first one tells how long that takes."""
-        first, self.session = self.span is None, None  # one at a time
+    def _open(self, span: range) -> tuple[float, float]:
+        """Load the session of these switches, and run it with none on; seconds of both."""
+        self.session = None  # one at a time
         start = time.perf_counter()
         self.session = self.load(self.switches[span.start : span.stop])
         self.span = span
         loaded = time.perf_counter()
         self.exact = self._run(np.zeros(len(self.switches), dtype=bool))
-        if first:
-            self.reference = self.exact
-            run_s = time.perf_counter() - loaded
-            self.size = part_size(len(self.switches), loaded - start, run_s)
+        return loaded - start, time.perf_counter() - loaded
 
     def _run(self, switch: NDArray[np.bool_]) -> list[Array]:
         assert self.session is not None
