@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from finecast.measure.racing import Effort
+from finecast.pipeline import measuring
+
 if TYPE_CHECKING:
     from finecast.engines.torch.rates import Rate
     from finecast.numbers.formats import Format
@@ -25,6 +28,13 @@ settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 GOLDENS = Path(__file__).parent / "goldens"
+
+
+@pytest.fixture(autouse=True)
+def brief_races(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are raced for the fewest rounds: no time decides a test."""
+    for name in ("RANKING", "FINAL", "BASELINE"):
+        monkeypatch.setattr(measuring, name, Effort(min_time_s=0.0))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -11,9 +11,7 @@ from onnx import parser
 
 import finecast
 from finecast import engines
-from finecast.measure.racing import Effort
 from finecast.numbers.formats import Format
-from finecast.pipeline import measuring
 from tests.engines import toy
 
 WEIGHTS = np.random.default_rng(0).normal(size=(2, 8, 8)).astype(np.float32)
@@ -27,8 +25,6 @@ net (float[N,8] x) => (float[N,8] y) <float[8,8] w0 = {W0}, float[8,8] w1 = {W1}
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> str:
-    for name in ("RANKING", "FINAL", "BASELINE"):
-        monkeypatch.setattr(measuring, name, Effort(min_time_s=0.0))
     return toy.install(monkeypatch)
 
 

@@ -182,7 +182,7 @@ def test_tune_tries_it_where_a_faster_plan_misses(
     if corrects:
         assert outcome.improved, outcome.why
         assert outcome.gains
-        assert all(gain.gains for gain in outcome.gains)
+        assert any(gain.gains for gain in outcome.gains)
         assert outcome.plan.adjustments
         assert not all(t.passed for t in outcome.trials)
     else:

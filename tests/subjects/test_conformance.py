@@ -19,9 +19,7 @@ from finecast import Policy, api
 from finecast.data.feeds import synthetic_feeds
 from finecast.engines.base import Array
 from finecast.errors import FinecastError, ModelError, UsageError
-from finecast.measure.racing import Effort
 from finecast.numbers.formats import Format
-from finecast.pipeline import measuring
 from finecast.pipeline.workload import Run
 from finecast.planning.plan import Plan
 from finecast.planning.sensitivity import squared_error
@@ -211,17 +209,11 @@ def test_outputs_that_collide_are_refused(net: Path, low: Path) -> None:
     assert numbers(low)
 
 
-def _stated(frontend: Frontend, monkeypatch: pytest.MonkeyPatch) -> str | None:
-    for name in ("RANKING", "FINAL", "BASELINE"):
-        monkeypatch.setattr(measuring, name, Effort(min_time_s=0.0))
-    return frontend.state_times(monkeypatch)
-
-
 @pytest.mark.parametrize("metric", ["top1", "agreement"])  # with labels; beside fp32
 def test_tune_keeps_the_criterion_or_changes_nothing(
     frontend: Frontend, net: Path, low: Path, metric: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = _stated(frontend, monkeypatch)
+    engine = frontend.state_times(monkeypatch)
     (scores,) = finecast.load(net).reference().run({"x": X}).values()
     data = {"x": X} | ({"label": scores.argmax(axis=1)} if metric == "top1" else {})
     outcome = finecast.tune(
@@ -243,7 +235,7 @@ def test_tune_for_bytes_gives_a_smaller_model(
     frontend: Frontend, tmp_path: Path, objective: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Low weights are half of fp32's, whether or not the machine computes in them faster."""
-    engine = _stated(frontend, monkeypatch)
+    engine = frontend.state_times(monkeypatch)
     rng, sizes = np.random.default_rng(5), (X.shape[1], 256, 256, 4)
     weights = [(rng.standard_normal(s) / 16).astype(np.float32) for s in pairwise(sizes)]
     net, low = tmp_path / f"wide{frontend.suffix}", tmp_path / f"low{frontend.suffix}"
@@ -267,7 +259,7 @@ def test_tune_for_bytes_gives_a_smaller_model(
 def test_tune_writes_nothing_where_no_plan_keeps_the_criterion(
     frontend: Frontend, net: Path, low: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, before = _stated(frontend, monkeypatch), files_of(net)
+    engine, before = frontend.state_times(monkeypatch), files_of(net)
     scores = iter([1.0])
 
     def evaluate(run: Run) -> float:
@@ -293,7 +285,7 @@ def test_what_tune_tells_of_its_work_stays_within_it(
         net,
         data={"x": X},
         metric="agreement",
-        engine=_stated(frontend, monkeypatch),
+        engine=frontend.state_times(monkeypatch),
         progress=tell,
     )
     assert told

@@ -20,7 +20,6 @@ from finecast.data.criterion import Criterion, CriterionKind
 from finecast.errors import UsageError
 from finecast.measure.racing import Effort
 from finecast.numbers.formats import Format
-from finecast.pipeline import measuring
 from finecast.subjects.torch.subject import TorchSubject
 from finecast.torch.tuning import ModuleWorkload
 from tests.torch.planned import plan_of
@@ -91,8 +90,6 @@ def products(module: Any) -> int:
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     clock = Clock()
     monkeypatch.setattr("finecast.measure.racing.time", clock)
-    for name in ("RANKING", "FINAL", "BASELINE"):
-        monkeypatch.setattr(measuring, name, Effort(min_time_s=0.0))
     return Device(clock)
 
 

@@ -23,9 +23,7 @@ from finecast.errors import UsageError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch.codes import scales_of_products
 from finecast.frontends.torch.observing import observe
-from finecast.measure.racing import Effort
 from finecast.numbers.formats import Format
-from finecast.pipeline import measuring
 from finecast.progress import silent
 from finecast.rules.policy import Policy
 from finecast.subjects.torch import integers, subject
@@ -54,8 +52,6 @@ class Stated(Device):
 def device(monkeypatch: pytest.MonkeyPatch) -> Stated:
     clock = Clock()
     monkeypatch.setattr("finecast.measure.racing.time", clock)
-    for name in ("RANKING", "FINAL", "BASELINE"):
-        monkeypatch.setattr(measuring, name, Effort(min_time_s=0.0))
     speeds = {Format.BF16: 2.0, Format.INT8: 4.0}
 
     def rate(device: str, fmt: Format, threads: int) -> rates.Rate:
