@@ -153,6 +153,22 @@ def test_a_value_inside_of_open_shape_is_rounded_to_nearest() -> None:
     assert (outputs(done.model) == to_nearest(np.abs(X))).all()
 
 
+def test_what_convolutions_read_is_rounded_in_its_blocks() -> None:
+    """A reshape between would reorder it: that takes longer than a kernel more."""
+    proto = model("n, 32, 4, 4", "a = Abs(x) y = Conv(a, k)")
+    kernel = np.eye(WIDTH, dtype=np.float32)[:, :, None, None]
+    proto.graph.initializer.append(tensor("k", kernel))
+    images = RNG.standard_normal((2, WIDTH, 4, 4)).astype(np.float32)
+    policy = replace(Policy.parse("all:bf16"), op_formats={"abs": Format.FP32})
+    done = finecast.convert(proto, policy=policy, engine="openvino", verify=False)
+    assert done.model is not None
+    assert ops(done.model) == ["Abs", "Mul", "Add", "Mul", "Cast", "Conv", "Cast"]
+    assert (outputs(done.model, images) == to_nearest(np.abs(images))).all()
+    again = finecast.convert(done.model, policy="all:fp16", engine="openvino", verify=False)
+    assert again.model is not None
+    assert [kind for kind in ops(again.model) if kind != "Cast"] == ["Abs", "Conv"]
+
+
 IF = """s = ReduceMax<keepdims = 0>(x)
   c = Greater(s, least)
   y = If(c) <

@@ -19,6 +19,7 @@ from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.edits import Edit, InsertCast, Use
 from finecast.planning.plan import Plan
+from finecast.planning.scalable import CONVOLUTIONS
 from finecast.rules.folded import computed_once
 
 _ENGINE: Final = "openvino"
@@ -29,7 +30,9 @@ _PART: Final = 2.0 ** (_LOW.mantissa_bits - Format.FP32.mantissa_bits)
 # In x * FACTOR + x the product is rounded where bf16 ends, and what is left is a part of the
 # rounded x, which BACK makes whole (T. J. Dekker, "A floating-point technique for extending
 # the available precision", 1971). Of a difference OpenVINO would make one kernel more; and one
-# more of a sum of what it just multiplied with itself: the second x has another shape.
+# more of a sum of what it just multiplied with itself: the second x has another shape. But
+# what convolutions read rests in blocks of channels, and to reshape it takes longer than a
+# kernel: there the second x is x.
 FACTOR: Final = -1 - _PART
 BACK: Final = -1 / _PART
 
@@ -52,6 +55,13 @@ def restated(graph: Graph, rounded: Collection[int]) -> tuple[Restated, ...]:
     """What to say of the values ``rounded``, if there are any."""
     names = tuple(graph.values[i].name for i in sorted(rounded))
     return (Restated(nodes=names, reason=_REASON),) if names else ()
+
+
+def in_blocks(graph: Graph, value: int) -> bool:
+    """Whether a convolution reads what an op gives, which rests in blocks of channels then."""
+    given = graph.values[value]
+    readers = (graph.nodes[n].op for n in given.uses)
+    return given.producer is not None and not CONVOLUTIONS.isdisjoint(readers)
 
 
 def _is_wrong(graph: Graph, value: Value) -> bool:

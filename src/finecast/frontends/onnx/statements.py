@@ -70,14 +70,14 @@ class Maker:
         dtype, to_type = DATA_TYPES[to], {"to": int(DATA_TYPES[to])}
         return self.node("Cast", [value], to_type, label=to.label, dtype=dtype, named=named)
 
-    def rounded(self, value: ir.Value, to: Format) -> list[ir.Node]:
+    def rounded(self, value: ir.Value, to: Format, *, blocks: bool) -> list[ir.Node]:
         """Nodes, in order, of which the last gives ``value`` rounded to bf16, in fp32.
 
-        The ops that round are one kernel: what is reshaped between them rests where it is.
+        The ops that round are one kernel: what is reshaped between them rests where it is. A
+        value that rests in ``blocks`` of channels is not reshaped.
         """
         ops = self.arithmetic.ops
         factor, back = (ops.scalar(x) for x in (FACTOR, BACK))
-        axis = ops.constant(np.array([0], dtype=np.int64))
         nodes: list[ir.Node] = []
 
         def step(kind: str, one: ir.Value, other: ir.Value, label: str) -> ir.Value:
@@ -89,9 +89,13 @@ class Maker:
             return node.outputs[0]
 
         scaled = step("Mul", value, factor, "scaled")
-        again = step("Unsqueeze", value, axis, "again")
-        whole = step("Mul", step("Add", scaled, again, "part"), back, "whole")
-        rounded = step("Squeeze", whole, axis, "rounded")
+        if blocks:
+            rounded = step("Mul", step("Add", scaled, value, "part"), back, "rounded")
+        else:
+            axis = ops.constant(np.array([0], dtype=np.int64))
+            again = step("Unsqueeze", value, axis, "again")
+            whole = step("Mul", step("Add", scaled, again, "part"), back, "whole")
+            rounded = step("Squeeze", whole, axis, "rounded")
         for node in nodes:
             node.metadata_props[ROUNDING] = f"{to.label} {rounded.name}"
         return nodes

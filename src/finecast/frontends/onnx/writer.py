@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from finecast.frontends.exact_casts import in_blocks
 from finecast.frontends.onnx.casts import merge_casts
 from finecast.frontends.onnx.constants import (
     DATA_TYPES,
@@ -135,8 +136,11 @@ class _Writer:
         outer = [u for u in edit.uses if self._leaves_body(u, home)]
         inner = [u for u in edit.uses if u not in outer]
         if inner:
-            first = edit.value in self.rounded and edit.to is Format.BF16
-            self._cast_at_source(value, home, edit.to, inner, rounded=first)
+            first: list[ir.Node] = []
+            if edit.value in self.rounded and edit.to is Format.BF16:
+                blocks = in_blocks(self.graph, edit.value)
+                first = self.maker.rounded(value, edit.to, blocks=blocks)
+            self._cast_at_source(value, home, edit.to, inner, first)
         ends: dict[ir.Graph, ir.Value] = {}
         for use in outer:
             port = self._body_end(use)
@@ -166,10 +170,9 @@ class _Writer:
         home: ir.Graph,
         to: Format,
         uses: Sequence[Use],
-        *,
-        rounded: bool,
+        first: Sequence[ir.Node],
     ) -> None:
-        nodes = self.maker.rounded(value, to) if rounded else []
+        nodes = [*first]
         node = self.maker.cast(nodes[-1].outputs[0] if nodes else value, to, value.name)
         _place([*nodes, node], value.producer(), home)
         for use in uses:

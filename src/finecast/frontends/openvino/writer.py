@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from finecast.errors import ModelError
-from finecast.frontends.exact_casts import BACK, FACTOR
+from finecast.frontends.exact_casts import BACK, FACTOR, in_blocks
 from finecast.frontends.openvino.changes import Added, Changes, changes_of, keep
 from finecast.frontends.openvino.names import FreshOpNames
 from finecast.frontends.openvino.quantization import decoded, rounded
@@ -169,24 +169,28 @@ class _Writer:
         port = self.binding.values[edit.value]
         name = _name_at(port, f"{CAST_SUFFIX}_{edit.to.label}")
         if edit.value in self.rounded and edit.to is Format.BF16:
-            port = self._rounded_first(port, name)
+            port = self._rounded_first(port, name, blocks=in_blocks(self.graph, edit.value))
         new = self._added(_converted(port, edit.to), name)
         self._give(edit.value, new.output(0), edit.uses)
 
-    def _rounded_first(self, port: openvino.Output, cast: str) -> openvino.Output:
-        """The numbers of ``port`` rounded to bf16, in fp32."""
+    def _rounded_first(
+        self, port: openvino.Output, cast: str, *, blocks: bool
+    ) -> openvino.Output:
+        """The numbers of ``port`` rounded to bf16, in fp32; as ``exact_casts`` says."""
         from openvino import opset13
 
         factor, back = (opset13.constant(np.float32(x)) for x in (FACTOR, BACK))
-        axis = opset13.constant(np.array([0], dtype=np.int64))
         # Taken back, the first input stands for the op.
-        ops = {
-            "scaled": opset13.multiply(port, factor),
-            "again": opset13.unsqueeze(port, axis),
-        }
-        ops["part"] = opset13.add(ops["scaled"], ops["again"])
-        ops["whole"] = opset13.multiply(ops["part"], back)
-        ops["rounded"] = opset13.squeeze(ops["whole"], axis)
+        ops = {"scaled": opset13.multiply(port, factor)}
+        if blocks:
+            ops["part"] = opset13.add(ops["scaled"], port)
+            ops["rounded"] = opset13.multiply(ops["part"], back)
+        else:
+            axis = opset13.constant(np.array([0], dtype=np.int64))
+            ops["again"] = opset13.unsqueeze(port, axis)
+            ops["part"] = opset13.add(ops["scaled"], ops["again"])
+            ops["whole"] = opset13.multiply(ops["part"], back)
+            ops["rounded"] = opset13.squeeze(ops["whole"], axis)
         for suffix, op in ops.items():
             self._added(op, f"{cast}_{suffix}", Added(rounds=Format.BF16.label))
         return ops["rounded"].output(0)
