@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +26,7 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks import hint_nets
-from benchmarks.common import count_processor_time, print_environment, report, skip
+from benchmarks.common import count_processor_time, print_environment, report, run_apart, skip
 from benchmarks.hint_kernels import Compiled, kernels_of, low_only
 from benchmarks.hint_table import ERROR, KERNELS, SPEED, Row, TunedRow, write_tables
 from finecast import api
@@ -43,8 +42,7 @@ from finecast.planning.plan import Plan
 from finecast.progress import silent
 from finecast.rules.policy import Policy
 
-ROOT: Final = Path(__file__).resolve().parents[1]
-_BUILD: Final = ROOT / "build"
+_BUILD: Final = Path(__file__).resolve().parents[1] / "build"
 _ALL: Final = "all"
 _EFFORT: Final = Effort(min_time_s=1.0, settle_s=1.5)
 _LIMIT_S: Final = 300
@@ -75,11 +73,11 @@ def tuned(net: hint_nets.Net, folder: Path) -> dict[str, Any]:
     """
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     models = {"fp32": Compiled.of(net.model, "f32"), "hint": Compiled.of(net.model, "bf16")}
-    wanted = [_copies(models["fp32"], given) for given in net.feeds]
+    wanted = [copies(models["fp32"], given) for given in net.feeds]
 
     def score(run: Run) -> float:
         made = [[*run(given).values()] for given in net.feeds]
-        return 1.0 - _together(made, wanted)
+        return 1.0 - together(made, wanted)
 
     allowed = 2 * errors(models, net.feeds)["hint"]
     outcome = api.tune(
@@ -125,20 +123,22 @@ def low_only_in(plan: Plan, fp32: Path, low: Path) -> dict[str, Any]:
 
 def errors(models: Mapping[str, Compiled], feeds: Sequence[Feeds]) -> dict[str, float]:
     """The relative error of the worst output against fp32, root mean square over inputs."""
-    wanted = [_copies(models["fp32"], given) for given in feeds]
+    wanted = [copies(models["fp32"], given) for given in feeds]
     found: dict[str, float] = {}
     for name, model in models.items():
         if name != "fp32":
-            found[name] = _together([_copies(model, given) for given in feeds], wanted)
+            found[name] = together([copies(model, given) for given in feeds], wanted)
     return found
 
 
-def _together(made: Sequence[Sequence[Array]], wanted: Sequence[Sequence[Array]]) -> float:
+def together(made: Sequence[Sequence[Array]], wanted: Sequence[Sequence[Array]]) -> float:
+    """The relative error of the worst output, root mean square over the calls."""
     worst = [_worst(*pair) for pair in zip(made, wanted, strict=True)]
     return float(np.sqrt(np.mean(np.square(worst))))
 
 
-def _copies(model: Compiled, feeds: Feeds) -> list[Array]:
+def copies(model: Compiled, feeds: Feeds) -> list[Array]:
+    """The outputs of one call."""
     return [np.array(array) for array in model.run(feeds)]
 
 
@@ -161,18 +161,9 @@ def speeds(models: Mapping[str, Compiled], feeds: Feeds) -> dict[str, list[float
 
 def in_process(name: str, given: argparse.Namespace) -> dict[str, Any]:
     """The line of one net, from a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.bench_hint", name, "--one"]
-    command += ["--exports", str(given.exports), *(["--tune"] if given.tune else [])]
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=_LIMIT_S
-        )
-    except subprocess.TimeoutExpired:
-        return {"net": name, "failed": f"it took more than {_LIMIT_S} s"}
-    if done.returncode:
-        said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        return {"net": name, "failed": said[0][:300]}
-    return json.loads(done.stdout.splitlines()[-1])
+    more = ["--exports", str(given.exports), *(["--tune"] if given.tune else [])]
+    line = run_apart("bench_hint", [name, "--one", *more], limit_s=_LIMIT_S)
+    return {"net": name, **line}
 
 
 def lines_of(path: Path) -> dict[str, dict[str, Any]]:

@@ -120,7 +120,12 @@ def minilm(_: Path) -> Case | None:
         model=Path(case.model()),
         feeds={k: a[:batch] for k, a in calib.items()},
         calib=calib,
-        options={"evaluate": score, "criterion": "absolute", "tolerance": 0.005},
+        options={
+            "evaluate": score,
+            "criterion": "absolute",
+            "tolerance": 0.005,
+            "batch": batch,
+        },
         score=score,
         bars={NATIVE: {"all:bf16": 1.07}, VNNI: {"fp32": 2.3}},
         most=6,

@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -29,6 +29,42 @@ SHARED_MODELS = Path(
 )
 # What may differ between figures that are put side by side: nothing of the machine.
 _SOFTWARE = frozenset({"finecast", "platform"})
+
+
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def run_apart(
+    benchmark: str,
+    arguments: Sequence[str],
+    *,
+    limit_s: float,
+    held: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """The last line, JSON, that a benchmark prints in a process of its own.
+
+    Args:
+        benchmark: Its module.
+        arguments: Its arguments.
+        limit_s: It is ended after so many seconds.
+        held: Variables of its environment, beside this one's.
+
+    Returns:
+        The line; of a process that failed ``failed``, and why.
+    """
+    command = [sys.executable, "-m", f"benchmarks.{benchmark}", *arguments]
+    environ = {**os.environ, **(held or {})}
+    try:
+        done = subprocess.run(
+            command, cwd=_ROOT, capture_output=True, text=True, check=False,
+            timeout=limit_s, env=environ,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return {"failed": f"it took more than {limit_s:g} s"}
+    if done.returncode:
+        said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        return {"failed": said[0][:300]}
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def peak_bytes() -> list[int]:

@@ -172,6 +172,38 @@ def test_one_fast_round_keeps_it(clock: Clock) -> None:
     assert clock.calls.count("disturbed") == 9
 
 
+def test_what_another_one_beats_in_time_and_error_leaves(clock: Clock) -> None:
+    """Not what is slower and more accurate, nor what has no error: an engine's own model."""
+    means = {
+        "fp32": 1.0,
+        "fast": 0.5,
+        "beaten": 0.6,
+        "equal": 0.51,
+        "accurate": 0.7,
+        "own": 0.8,
+    }
+    race = Race(calls=calls_of(clock, 0.002, **means))
+    errors = {"fast": 2.0, "beaten": 2.0, "equal": 3.0, "accurate": 1.0}
+    race.run(replace(effort(9), errors=errors))
+    counts = Counter(clock.calls)
+    assert counts.pop("beaten") == 3
+    assert set(counts.values()) == {9}
+    assert race.slowdown("beaten").median == pytest.approx(0.6, rel=0.02)
+
+
+def test_what_left_takes_no_rounds_to_settle(clock: Clock) -> None:
+    means = {"fp32": 1.0, "fast": 0.5, "beaten": 0.6, "near": 0.601}
+    race = Race(calls=calls_of(clock, 0.01, **means), matters=1.0001)
+    errors = {"fast": 1.0, "beaten": 2.0, "near": 3.0}
+    race.run(replace(effort(9, settle_s=99.0), errors=errors))
+    assert clock.calls.count("beaten") == clock.calls.count("near") == 3
+
+
+def test_long_calls_are_warmed_up_once(clock: Clock) -> None:
+    Race(calls=calls_of(clock, 0.0, fp32=1.0, low=0.01)).run(effort(7, warmup=3))
+    assert (clock.calls.count("fp32"), clock.calls.count("low")) == (8, 10)
+
+
 def test_the_order_of_two_that_are_too_slow_is_not_settled(clock: Clock) -> None:
     """Noise leaves open which of the two is the faster one, and it does not matter."""
     means = {"fp32": 1.0, "one": 1.2, "other": 1.201, "low": 0.5}

@@ -2,9 +2,10 @@
 
 Everything runs in rounds, one call each and the order reversed from round to round, so that a
 disturbance hits all of them. Speeds are medians of ratios within rounds, beside one callable
-that is in every round. What is far too slow in each of the first rounds leaves. After some
-rounds of all others only those go on whose order is not settled: neighbours, by speed, that
-may be either way round and may differ by more than matters; not two that are both too slow.
+that is in every round. What is far too slow in each of the first rounds leaves, and so does
+what another one of no more error beats in each. After some rounds of all others only those go
+on whose order is not settled: neighbours, by speed, that may be either way round and may
+differ by more than matters; not two that are both too slow.
 
 The interval of a median is 2.5 IQR / sqrt(n) to each side: 2.7 standard errors of normal
 noise, more than the notches of box plots (1.57; McGill, Tukey and Larsen, 1978), because it is
@@ -32,6 +33,10 @@ _STEP = 5
 # disturbance would have to hit it, and it alone, every time.
 _FIRST = 3
 _FAR = 1.1
+_CLEAR = 1.05
+# Calls that are not counted end after so long: the first one takes memory, and what takes long
+# has nothing more to warm up.
+_WARM_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +69,7 @@ class Effort:
         rounds: Of all.
         warmup: Calls of each that are not counted.
         limit: Times of the anchor's from which on a call is too slow, however slow.
+        errors: Of those that lose to what is faster and has no more; the others are wanted.
     """
 
     min_time_s: float
@@ -72,6 +78,7 @@ class Effort:
     rounds: int = 7
     warmup: int = 3
     limit: float = math.inf
+    errors: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,6 +96,7 @@ class Race:
     share: int = 1
     _samples: dict[str, dict[int, float]] = field(init=False)
     _rounds: int = field(init=False, default=0)
+    _lost: set[str] = field(init=False, default_factory=set[str])
 
     def __post_init__(self) -> None:
         """Nothing was timed yet."""
@@ -122,11 +130,16 @@ class Race:
     def run(self, effort: Effort) -> None:
         """Time all, then those whose order is open."""
         for call in self.calls.values():
+            start = time.perf_counter()
             for _ in range(effort.warmup):
                 call()
+                if time.perf_counter() - start > _WARM_S:
+                    break
         end = time.perf_counter() + effort.min_time_s
         self._go_on(self.calls, min(_FIRST, effort.rounds), 0.0)
         names = {n for n in self.names if min(self._ratios(n)) <= effort.limit * _FAR}
+        self._lost |= {n for n in names if self._loses(n, effort.errors)}
+        names -= self._lost
         if names or not self.names:
             left_s = end - time.perf_counter()
             self._go_on({*names, ANCHOR}, effort.rounds - _FIRST, left_s)
@@ -134,9 +147,16 @@ class Race:
         while time.perf_counter() < end and (names := self._open(effort)):
             self._go_on({*names, ANCHOR}, _STEP, 0.0)
 
+    def _loses(self, name: str, errors: Mapping[str, float]) -> bool:
+        """Whether another one of no more error was clearly faster in each round of both."""
+        if name not in errors:
+            return False
+        others = (n for n in errors if n in self.names and errors[n] <= errors[name])
+        return any(min(self._ratios(name, n)) > _CLEAR for n in others)
+
     def _open(self, effort: Effort) -> set[str]:
         """Names that more rounds are needed for."""
-        found = {name: self.slowdown(name) for name in self.names}
+        found = {name: self.slowdown(name) for name in self.names - self._lost}
         unknown = {
             n for n, s in found.items() if s.spread > effort.known_to and s.low <= effort.limit
         }
@@ -144,7 +164,8 @@ class Race:
 
     def unsettled(self, limit: float = math.inf) -> set[str]:
         """Names whose order with a neighbour is open; not of two that are beyond ``limit``."""
-        order = sorted(self.calls, key=lambda name: self.slowdown(name).median)
+        left = self.calls.keys() - self._lost
+        order = sorted(left, key=lambda name: self.slowdown(name).median)
         return {
             name
             for pair in pairwise(order)

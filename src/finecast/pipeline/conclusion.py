@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from finecast.measure.racing import ANCHOR, Effort
+from finecast.numbers.formats import Format
 from finecast.pipeline import measuring
 from finecast.pipeline.adjusting import Gain, output_error
 from finecast.pipeline.goal import MIN_SPEEDUP, takes
@@ -21,8 +21,6 @@ from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
-
-_TUNED: Final = "tuned"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,24 +47,27 @@ class Conclusion:
     hints: Mapping[str, Built]
     left_out: tuple[str, ...]
 
+    def race(self, built: Mapping[str, Built], errors: Mapping[str, float]) -> Standing:
+        """The last race: of models of plans that may be told, and the engine's own."""
+        return self._stand({**built, **self.hints}, replace(measuring.FINAL, errors=errors))
+
     def improved(
-        self, found: Candidate, built: Built, gains: tuple[Gain, ...] = ()
+        self,
+        found: Candidate,
+        built: Built,
+        standing: Standing,
+        gains: tuple[Gain, ...] = (),
     ) -> Outcome:
-        """The plan found, if it still gains enough when it is measured again.
+        """The plan found, if it still gained enough when it was measured again.
 
         ``gains`` are those of its adjustments.
         """
-        standing = self._stand({_TUNED: built, **self.hints}, measuring.FINAL)
-        gain, least = standing.costs.speed(_TUNED), self.trials.budget.goal.min_speedup
+        name = found.plan.digest
+        gain, least = standing.costs.speed(name), self.trials.budget.goal.min_speedup
         if gain.median < least:
-            words = self.measuring.objective.words
-            wanted = words.better
-            if least != MIN_SPEEDUP:
-                wanted = f"{least:g} times {words.as_good} as fp32 here"
             built.release()
-            return self.unchanged(
-                f"the plan {found.name} is not {wanted}: it {takes(1 / gain.median, least)}"
-            )
+            what = f"the plan {found.name} is not {self._wanted} here"
+            return self.unchanged(f"{what}: it {takes(1 / gain.median, least)}")
         keeps = "keeps the criterion" + (" in emulation" if self.subject.target else "")
         anchors, subject = self._anchors(standing), self.subject
         feeds = subject.feeds(self.workload)
@@ -74,13 +75,13 @@ class Conclusion:
         outcome = self._outcome(
             "; ".join((f"{found.name} {keeps}", *self.left_out)),
             baseline=self._fp32(standing),
-            tuned=self._measured(standing, _TUNED, self.trials.metric(found.plan), built),
+            tuned=self._measured(standing, name, self.trials.metric(found.plan), built),
             plan=found.plan,
             built=built,
             errors=(math.sqrt(found.error), error),
         )
         built.release()
-        speed = standing.times.speed(_TUNED)
+        speed = standing.times.speed(name)
         return replace(
             outcome,
             anchors=anchors,
@@ -90,6 +91,28 @@ class Conclusion:
             gain=gain.median,
             gain_spread=gain.high - gain.low,
         )
+
+    def none_better(self, shares: Sequence[float], formats: Sequence[Format]) -> str:
+        """Why no plan counts: of what fp32 takes the candidates take ``shares``."""
+        objective, least = self.measuring.objective, self.trials.budget.goal.min_speedup
+        words, emulated = objective.words, self.subject.target
+        found = "what runs the model here takes none of them"
+        if shares:
+            found = f"the {words.best} {takes(min(shares), least)}"
+        where = "by the model" if emulated else "here"
+        told = ()
+        if objective.of_time and not emulated:
+            told = (self.subject.speed(fmt).text for fmt in formats)
+        why = f"no plan is {self._wanted} {where}: {found}"
+        return "; ".join((why, *told, *self.left_out))
+
+    @property
+    def _wanted(self) -> str:
+        """What a plan is to be beside fp32."""
+        words, least = self.measuring.objective.words, self.trials.budget.goal.min_speedup
+        if least == MIN_SPEEDUP:
+            return words.better
+        return f"{least:g} times {words.as_good} as fp32"
 
     def unchanged(self, why: str) -> Outcome:
         """The fp32 model."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Protocol, runtime_checkable
 
@@ -21,14 +21,23 @@ _PRICING: Final[Mapping[Objective, Callable[[Planner, Analysis], Analysis]]] = {
     Objective.SIZE: by_size,
     Objective.MEMORY: by_memory,
 }
-RANKING: Final = Effort(min_time_s=3.0, settle_s=12.0)
-# What is told of a plan is known to 3% on a busy machine, too, so that runs of the same search
+# Of so many models; of fewer a shorter time tells as much.
+RANKING: Final = Effort(min_time_s=3.0)
+RANKED: Final = 10
+# Between the plan found and those that may be better, so far as they are known by then. What
+# is told of a plan is known to 3% on a busy machine, too, so that runs of the same search
 # agree within 5%: there it takes more rounds. But what stands beside it and is slower than
 # fp32 is no choice, and takes none.
-FINAL: Final = Effort(min_time_s=4.0, settle_s=20.0, known_to=0.03, limit=1.0)
+FINAL: Final = Effort(min_time_s=2.0, settle_s=20.0, known_to=0.03, limit=1.0)
 BASELINE: Final = Effort(min_time_s=0.5)
 # Latencies that only stand beside what decides.
 _BESIDE: Final = Effort(min_time_s=0.0, rounds=3, warmup=1)
+
+
+def ranking(count: int) -> Effort:
+    """How long ``count`` models of plans are timed beside fp32."""
+    share = min(1.0, (count + 1) / RANKED)
+    return replace(RANKING, min_time_s=share * RANKING.min_time_s)
 
 
 @runtime_checkable

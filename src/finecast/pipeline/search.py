@@ -19,13 +19,16 @@ from finecast.planning.plan import Plan
 
 SAME_TIME: Final = 1.03
 """Of plans within this ratio of one another the most accurate is taken."""
+# More evaluations than halving takes: where a search is aimed it mostly takes fewer.
+_SPARE: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """A plan, its predicted squared output error, and its measured latency.
 
-    ``cost`` is what the search makes least of: the latency, or what else was asked for.
+    ``cost`` is what the search makes least of: the latency, or what else was asked for. It is
+    known to a share ``spread`` of itself.
     """
 
     name: str
@@ -34,6 +37,17 @@ class Candidate:
     cost: float
     latency_s: float
     casts: int
+    spread: float = 0.0
+
+    @property
+    def least(self) -> float:
+        """The cost that it may have at least."""
+        return self.cost * (1 - self.spread)
+
+    @property
+    def most(self) -> float:
+        """The cost that it may have at most."""
+        return self.cost * (1 + self.spread)
 
 
 def worth_timing(
@@ -82,19 +96,20 @@ def fastest_passing(
     """The fastest candidate that passes, if passing is monotone along the chain.
 
     Law: of those within 3% of it that promise to be more accurate, the most accurate if it
-    passes, too. Evaluates at most 2 + ceil(log2(n)) candidates; every returned one was
-    evaluated. None says of those that were evaluated that they fail, of the others nothing.
+    passes, too. Evaluates at most 2 + ceil(log2(n)) candidates, and two more where it is
+    aimed; every returned one was evaluated. None says of those that were evaluated that they
+    fail, of the others nothing.
 
     Args:
         chained: Fastest first, each more accurate than the one before.
         passes: Evaluates one.
         may_try: Asked before each evaluation: whether there is budget for it.
         aim: Where the fastest that passes is expected, if anything says so: it is looked for
-            there first, as far as that takes no more evaluations than halving would.
+            there first, as far as that takes at most two evaluations more than halving would.
     """
     found, passed = -1, set[int]()
-    low, high, middle = 0, len(chained) - 1, 0
-    left = high.bit_length()  # evaluations that halving takes, after the first
+    low, high, middle = 0, len(chained) - 1, aim(chained) or 0
+    left = high.bit_length() + _SPARE  # evaluations that halving takes, after the first
     while low <= high and may_try(chained[middle]):
         if passes(chained[middle]):
             passed.add(middle)
@@ -112,6 +127,45 @@ def fastest_passing(
     if near in passed or (may_try(chained[near]) and passes(chained[near])):
         return chained[near]
     return chained[found]
+
+
+def undecided(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Those that no other one surely beats in both cost and error."""
+    return [
+        one
+        for one in candidates
+        if not any(c.most < one.least and c.error <= one.error for c in candidates)
+    ]
+
+
+def rivals(
+    candidates: Sequence[Candidate], fastest: Candidate, missed: float
+) -> list[Candidate]:
+    """Those that may be better than the ``fastest`` that passed, if costs were known better.
+
+    They may be faster by more than matters, or as fast and more accurate. Of costs that are
+    known there is none.
+
+    Args:
+        candidates: All that may be chosen.
+        fastest: Of those that passed.
+        missed: The least error of those that failed: who has as much is taken to fail.
+    """
+    found: list[Candidate] = []
+    for one in candidates:
+        if one is fastest or one.error >= missed:
+            continue
+        if one.error < fastest.error:
+            is_open = one.cost > fastest.cost * SAME_TIME and (
+                one.least <= fastest.most * SAME_TIME
+            )
+        else:
+            is_open = one.cost * SAME_TIME >= fastest.cost and (
+                one.least * SAME_TIME < fastest.most
+            )
+        if is_open:
+            found.append(one)
+    return found
 
 
 def none_passes(tried: int, proposed: int, target: float, *, reused: int = 0) -> str:

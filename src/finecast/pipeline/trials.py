@@ -10,7 +10,13 @@ from dataclasses import dataclass, field, replace
 from finecast.data.criterion import Criterion
 from finecast.errors import ModelError
 from finecast.pipeline.goal import Budget
-from finecast.pipeline.search import SAME_TIME, Candidate, fastest_passing, none_passes
+from finecast.pipeline.search import (
+    SAME_TIME,
+    Candidate,
+    fastest_passing,
+    none_passes,
+    rivals,
+)
 from finecast.pipeline.study import Study, Trial, TrialKey
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
@@ -36,6 +42,7 @@ class Trials:
         progress: Told of each.
         budget: What is to be kept, and how many trials there may be.
         tried: The trials by their plan's digest.
+        errors: The squared output errors that are predicted of those.
         reused: Digests of the plans whose trial of an earlier run was of use.
         evaluations: Of the whole data in this run.
     """
@@ -48,6 +55,7 @@ class Trials:
     progress: Progress
     budget: Budget
     tried: dict[str, Trial] = field(default_factory=dict[str, Trial])
+    errors: dict[str, float] = field(default_factory=dict[str, float])
     reused: set[str] = field(default_factory=set[str])
     evaluations: int = 1
     _measure: Measure = field(init=False)
@@ -97,17 +105,28 @@ class Trials:
         failed = {d for d, trial in self.tried.items() if not trial.passed}
         return [c for c in candidates if c.plan.digest in failed and c.cost < limit]
 
-    def allowed_error(self, candidates: Sequence[Candidate]) -> float | None:
+    def rivals(self, candidates: Sequence[Candidate], found: Candidate) -> list[Candidate]:
+        """Those of ``candidates`` that may be better than ``found``, and what that stands for.
+
+        ``found`` may be a more accurate one than the fastest that passed, which is as fast.
+        """
+        trials = [(c, self.tried.get(c.plan.digest)) for c in (found, *candidates)]
+        fastest = min((c for c, t in trials if t and t.passed), key=lambda c: c.cost)
+        missed = min((c.error for c, t in trials if t and not t.passed), default=math.inf)
+        better = rivals([c for c in candidates if c is not fastest], fastest, missed)
+        return better if fastest is found else [fastest, *better]
+
+    def allowed_error(self) -> float | None:
         """The squared output error at which the metric is expected to reach the target.
 
-        Along a line of the metric by the error, from the largest error of ``candidates``
-        that passes, or none at all, to the smallest that fails. None where no line can be
+        Along a line of the metric by the error, from the largest error that passed below all
+        that failed, or none at all, to the smallest that failed. None where no line can be
         drawn.
         """
         tried = {
-            math.sqrt(c.error): self.tried[c.plan.digest]
-            for c in candidates
-            if c.plan.digest in self.tried and math.isfinite(c.error)
+            math.sqrt(error): self.tried[digest]
+            for digest, error in self.errors.items()
+            if digest in self.tried and math.isfinite(error)
         }
         missed = min((e for e, t in tried.items() if not t.passed), default=None)
         if missed is None or not math.isfinite(self.baseline):
@@ -121,7 +140,7 @@ class Trials:
         return (start + min(max(share, 0.0), 1.0) * (missed - start)) ** 2
 
     def _aim(self, chained: Sequence[Candidate]) -> int | None:
-        allowed = self.allowed_error(chained)
+        allowed = self.allowed_error()
         if allowed is None:
             return None
         return next((i for i, c in enumerate(chained) if c.error <= allowed), None)
@@ -190,6 +209,7 @@ class Trials:
     def _judge(self, candidate: Candidate, trial: Trial) -> bool:
         passed = self.passing(trial.metric)
         self.tried[candidate.plan.digest] = replace(trial, passed=passed)
+        self.errors[candidate.plan.digest] = candidate.error
         self.progress("evaluation", len(self.tried), len(self.tried))
         return passed
 

@@ -19,12 +19,12 @@ from finecast.measure.racing import ANCHOR
 from finecast.pipeline import measuring
 from finecast.pipeline.adjusting import Adjustments, kept, share_left
 from finecast.pipeline.conclusion import Conclusion
-from finecast.pipeline.goal import MIN_SPEEDUP, Budget, Goal, takes
+from finecast.pipeline.goal import Budget, Goal
 from finecast.pipeline.hint import CameOtherwise, Hinting, choices_of
 from finecast.pipeline.measuring import Measuring
 from finecast.pipeline.narrowing import worthwhile
 from finecast.pipeline.outcome import Outcome
-from finecast.pipeline.search import SAME_TIME, Candidate, chain, worth_timing
+from finecast.pipeline.search import SAME_TIME, Candidate, chain, undecided, worth_timing
 from finecast.pipeline.study import Study
 from finecast.pipeline.subject import Built, Examined, Subject, UserRules
 from finecast.pipeline.trials import Trials, nan_baseline
@@ -39,6 +39,8 @@ from finecast.planning.singles import lowered_by_one, raised_by_one
 from finecast.progress import Progress, silent
 from finecast.rules.policy import Policy
 
+# Share of the error that is expected to be allowed from which on a plan may miss.
+_NEARLY: Final = 0.8
 # Steps of the frontier that become candidates where none of the first ones passes: bisection
 # evaluates three or four of them.
 _MORE_STEPS: Final = 7
@@ -107,7 +109,7 @@ def _baseline(subject: Subject, workload: Workload, criterion: Criterion) -> flo
 
 @dataclass(slots=True, kw_only=True)
 class _Tuning:
-    """One search: ``built`` are the models of plans that are candidates, by digest.
+    """One search: ``candidates`` were raced, ``built`` are the models of plans, by digest.
 
     ``fp32`` is what it takes, by the objective, in the first race.
     """
@@ -122,6 +124,7 @@ class _Tuning:
     measuring: Measuring
     progress: Progress
     built: dict[str, Built] = field(default_factory=dict[str, Built])
+    candidates: list[Candidate] = field(default_factory=list[Candidate])
     analysis: Analysis | None = None
     fp32: float | None = None
     hints: dict[str, Built] = field(default_factory=dict[str, Built])
@@ -136,16 +139,18 @@ class _Tuning:
         candidates, fp32 = self._rank(proposals)
         chained = chain(candidates, fp32, self._min_speedup)
         if not chained:
-            return self._unchanged(self._none_better(candidates, fp32))
+            shares = [c.cost / fp32 for c in candidates]
+            return self._unchanged(self._conclusion.none_better(shares, self.policy.formats))
         if self.trials.misses(chained[0], self._evaluate):
-            candidates += self._near(candidates)
+            candidates += self._near()
+            candidates += self._adjusted(candidates, None)
             chained = chain(candidates, fp32, self._min_speedup)
         found = self._search(chained)
         finer = self._refine(chained, found)
         if finer:
             candidates += finer
             found = self._faster(finer, found, fp32)
-        adjusted = self._adjusted(candidates, found)
+        adjusted = self._adjusted(candidates, found)  # those that missed later
         if adjusted:
             candidates += adjusted
             found = self._faster(adjusted, found, fp32)
@@ -155,9 +160,27 @@ class _Tuning:
             if self.trials.budget.goal.is_unlimited:
                 why += "; with --max-trials or --timeout single ops are tried, too"
             return self._unchanged(why)
-        self._keep(found)
-        gains = self.adjustments.gained(found.plan)
-        return self._conclusion.improved(found, self.built[found.plan.digest], gains)
+        return self._settled(found)
+
+    def _settled(self, found: Candidate) -> Outcome:
+        """The best of ``found`` and what may be better, by a last race between them."""
+        there = [c for c in self.candidates if c.plan.digest in self.built and c is not found]
+        racing = [found, *self.trials.rivals(there, found)]
+        self._keep(*racing)
+        errors = {c.plan.digest: c.error for c in racing}
+        standing = self._conclusion.race({d: self.built[d] for d in errors}, errors)
+        costs = standing.costs
+        known = [
+            replace(c, cost=costs.latency_s(c.plan.digest))
+            for c in racing
+            if c.plan.digest in costs.names
+        ]
+        chained = chain(known, costs.latency_s(ANCHOR), self._min_speedup)
+        best = (self.trials.search(chained, self._evaluate) if racing[1:] else None) or found
+        self._keep(best)
+        gains = self.adjustments.gained(best.plan)
+        built = self.built[best.plan.digest]
+        return self._conclusion.improved(best, built, standing, gains)
 
     def _unchanged(self, why: str) -> Outcome:
         self._keep()
@@ -190,7 +213,7 @@ class _Tuning:
         self, chained: Sequence[Candidate], found: Candidate | None = None
     ) -> Candidate | None:
         """The fastest that passes; models that count no longer, beside ``found``, go."""
-        self._keep(*chained, *([found] if found else ()))
+        self._keep(*undecided(self.candidates), *([found] if found else ()))
         return self.trials.search(chained, self._evaluate)
 
     def _faster(
@@ -208,9 +231,12 @@ class _Tuning:
         """Candidates with operands adjusted, where plans on codes are faster and miss.
 
         Of the most accurate of them it is measured what each kind gains: where it is too
-        little to tell, none is tried. With less error other plans come within the criterion.
+        little to tell, none is tried. With less error other plans come within the criterion,
+        and those that are near it keep it more surely.
         """
         analysis, adjustments = self.analysis, self.adjustments
+        if any(c.plan.adjustments for c in candidates):
+            return []
         coded = [c for c in self.trials.missed(candidates, found) if c.plan.encodings]
         if not coded or analysis is None or not self.trials.may_go_on():
             return []
@@ -218,19 +244,20 @@ class _Tuning:
         gains = adjustments.gains(nearest.plan)
         if not kept(gains):
             return []
-        allowed = self.trials.allowed_error(candidates) or nearest.error
+        allowed = self.trials.allowed_error() or nearest.error
+        about = [c for c in candidates if c.plan.encodings and c.error > _NEARLY**2 * allowed]
         wanted = [
             *near(self.examined.planner, analysis, allowed / share_left(gains)),
-            *(Proposal(name=c.name, plan=c.plan, time_s=0.0, error=c.error) for c in coded),
+            *(Proposal(name=c.name, plan=c.plan, time_s=0.0, error=c.error) for c in about),
         ]
         return self._rank(adjustments.proposals(wanted, gains))[0]
 
-    def _near(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+    def _near(self) -> list[Candidate]:
         """Candidates of the error that the criterion is expected to allow, after a miss.
 
         The frontier has steps, and its error may jump from far above that to far below.
         """
-        allowed = self.trials.allowed_error(candidates)
+        allowed = self.trials.allowed_error()
         if allowed is None or self.analysis is None or not self.trials.may_go_on():
             return []
         proposals = near(self.examined.planner, self.analysis, allowed)
@@ -341,7 +368,9 @@ class _Tuning:
             self.built[digest] = self.subject.model.build(proposal.plan)
             self.progress("convert", done + 1, len(unique))
         models = {digest: self.built[digest] for digest in unique}
-        effort = replace(measuring.RANKING, limit=1 / self._min_speedup)
+        errors = {digest: p.error for digest, p in unique.items()}
+        effort = measuring.ranking(len(models))
+        effort = replace(effort, limit=1 / self._min_speedup, errors=errors)
         found = self.measuring.stand(models, effort, self.examined.planner, self.analysis)
         if self.fp32 is None:
             self.fp32 = found.costs.latency_s(ANCHOR)
@@ -354,34 +383,14 @@ class _Tuning:
                 cost=self.fp32 * found.costs.slowdown(digest).median,
                 latency_s=fp32_s * found.times.slowdown(digest).median,
                 casts=self.built[digest].casts,
+                spread=found.costs.slowdown(digest).spread,
             )
             for digest, p in unique.items()
             if digest in found.costs.names  # a mix that the engine has no kernels for is none
         ]
         self.progress("timing", 1, 1)
+        self.candidates += candidates
         return candidates, self.fp32
-
-    def _none_better(self, candidates: Sequence[Candidate], fp32: float) -> str:
-        objective = self.measuring.objective
-        words, least = objective.words, self._min_speedup
-        shares = [c.cost / fp32 for c in candidates]
-        found = "what runs the model here takes none of them"
-        if shares:
-            found = f"the {words.best} {takes(min(shares), least)}"
-        where = "by the model" if self.subject.target else "here"
-        wanted = words.better
-        if least != MIN_SPEEDUP:
-            wanted = f"{least:g} times {words.as_good} as fp32"
-        told = ()
-        if objective.of_time and not self.subject.target:
-            told = (self.subject.speed(fmt).text for fmt in self.policy.formats)
-        return "; ".join(
-            (
-                f"no plan is {wanted} {where}: {found}",
-                *told,
-                *self.left_out,
-            )
-        )
 
     def _evaluate(self, plan: Plan) -> float:
         """The metric of the plan's model on all data."""

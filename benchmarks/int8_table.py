@@ -1,0 +1,114 @@
+"""What ``bench_int8_nets`` kept of each net, beside its bars; the table of RESULTS-int8.md."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from finecast.measure.environment import environment
+
+PAGE: Final = Path(__file__).with_name("RESULTS-int8.md")
+NATIVE: Final = "native"
+FP32, BF16, INT8, TUNED = "fp32", "bf16", "int8", "tuned"
+_COLUMNS: Final = (
+    "net", "verdict", "ops in int8, bf16", "error: all int8", "allowed", "result",
+    "speed over fp32", "over all bf16", "evaluations", "took", "misses",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerRow:
+    """What one net's line says; fp32 is the result where ``tune`` left it unchanged."""
+
+    line: Mapping[str, Any]
+
+    @property
+    def _improved(self) -> bool:
+        return TUNED in self.line["errors"]
+
+    @property
+    def error(self) -> float:
+        """The result's over the criterion's."""
+        made = self.line["errors"][TUNED] if self._improved else 0.0
+        return made / self.line["allowed"]
+
+    @property
+    def speed(self) -> Mapping[str, Sequence[float]]:
+        """How many times as fast as the best without int8 the result is: low, median, high.
+
+        bf16 counts where it keeps the criterion.
+        """
+        keeps = self.line["errors"][BF16] <= self.line["allowed"]
+        others = ([FP32] if self._improved else []) + ([BF16] if keeps else [])
+        return {name: [round(x, 3) for x in self.line["speed"][name]] for name in others}
+
+    @property
+    def slower(self) -> bool:
+        """Whether the whole interval of a speed lies below 1."""
+        return any(high < 1 for _, _, high in self.speed.values())
+
+    @property
+    def misses(self) -> tuple[str, ...]:
+        """The bars that are missed."""
+        found = {
+            "error": self.error > 1,
+            "slower": self.slower,
+            "not on integers": bool(self.line["not_on_integers"]),
+        }
+        return tuple(name for name, missed in found.items() if missed)
+
+    def cells(self) -> tuple[str, ...]:
+        """The table's."""
+        line, ops = self.line, self.line["ops"]
+        over = {n: line["speed"].get(n, [0, 1, 0])[1] for n in (FP32, BF16)}
+        low = f"{sum(ops.get(n, 0) for n in (INT8, 'int8_weights'))}, {ops.get(BF16, 0)}"
+        result = line["errors"][TUNED] if self._improved else 0.0
+        return (
+            line["net"], line["verdict"], low, f"{line['errors'][INT8]:.2g}",
+            f"{line['allowed']:.2g}", f"{result:.2g}", f"{over[FP32]:.2f}",
+            f"{over[BF16]:.2f}", str(line["evaluations"]),
+            f"{line['seconds']:.0f} s", ", ".join(self.misses),
+        )  # fmt: skip
+
+
+def known_lines(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """What is known, by net and ISA; the last line counts."""
+    if not path.is_file():
+        return {}
+    found = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    return {(line["net"], line["isa"]): line for line in found}
+
+
+def write_table(path: Path) -> None:
+    """Put a table for each ISA in its place in RESULTS-int8.md."""
+    lines = known_lines(path)
+    parts: list[str] = []
+    for isa in sorted({isa for _, isa in lines}, reverse=True):
+        parts += _section(isa, [x for (_, held), x in sorted(lines.items()) if held == isa])
+    place = re.compile(r"(<!-- bench_int8_nets -->\n).*?(<!-- end -->)", re.DOTALL)
+    page = PAGE.read_text(encoding="utf-8")
+    text = "\n".join(parts)
+    PAGE.write_text(place.sub(lambda m: f"{m[1]}{text}\n{m[2]}", page), encoding="utf-8")
+
+
+def _section(isa: str, lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    rows = [IntegerRow(x) for x in lines if "allowed" in x]
+    missed = [row for row in rows if row.misses]
+    made = environment()
+    return [
+        f"### {made.cpu} ({', '.join(made.flags)}), {isa}, one thread",
+        "",
+        f"Bars missed: {len(missed)} of {len(rows)} nets.",
+        "",
+        f"| {' | '.join(_COLUMNS)} |",
+        f"|{' --- |' * len(_COLUMNS)}",
+        *(f"| {' | '.join(row.cells())} |" for row in rows),
+        "",
+        *(f"- not run: {x['net']}: {x['failed']}" for x in lines if "failed" in x),
+        *(f"- {x['net']}: {x['nothing']}" for x in lines if "nothing" in x),
+        "",
+    ]
