@@ -52,7 +52,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> str:
     """The engine's name, known to the whole package until the test ends."""
     monkeypatch.setattr(engines, "ENGINES", {**engines.ENGINES, "toy": ROW})
     monkeypatch.setattr(probe, "_cache", {})
-    for name, value in (("_BUDGET_S", 0.0), ("_FEWEST_TURNS", 2)):
+    for name, value in (("_BUDGET_S", 0.0), ("_FEWEST_TURNS", 2), ("_ALIKE", 2)):
         monkeypatch.setattr(probe, name, value)  # stated times need no repetition
     for timed in (racing, timing, probe):
         monkeypatch.setattr(timed, "time", CLOCK)
