@@ -86,6 +86,7 @@ class ToyEngine:
     device: str = "CPU"
     refuses_mixes: bool = False
     noise: Callable[[], float] = lambda: 1.0
+    slow: frozenset[str] = frozenset()
 
     def capabilities(self) -> Mapping[Format, Capability]:
         return {}
@@ -105,7 +106,10 @@ class ToyEngine:
         kernels: list[KernelTime] = []
         for node in graph.node:
             label = types[node.output[0]]
-            time_s = 1e-3 / (self.gain if label in ("fp16", "bf16") else 1.0)
+            low = label in ("fp16", "bf16")
+            time_s = 1e-3 / (self.gain if low else 1.0)
+            if low and node.name in self.slow:
+                time_s = 1.0
             kernels.append(
                 KernelTime(
                     kernel=node.name,
@@ -292,6 +296,22 @@ def test_a_noisy_ranking_changes_no_plan(bench: Bench, seed: int) -> None:
     assert wanted.improved
     assert outcome.improved
     assert outcome.plan.formats == wanted.plan.formats
+
+
+def test_the_search_goes_on_where_the_plan_found_is_not_faster(bench: Bench) -> None:
+    """The plan with the last op low turns out slow; those without it are as fast as before."""
+    found: list[Run] = []
+
+    def score(run: Run) -> float:
+        run({"x": np.ones((2, 3, 8, 8), np.float32)})
+        found.append(run)
+        if len(found) > 1:
+            bench.engine.slow = frozenset({"head"})  # from here on
+        return 1.0
+
+    outcome = bench.tune(evaluate=score)
+    assert outcome.improved, outcome.why
+    assert outcome.plan.formats["head"] is Format.FP32
 
 
 def test_rules_that_leave_nothing(bench: Bench) -> None:

@@ -65,6 +65,7 @@ class Effort:
     Attributes:
         min_time_s: At least so many seconds in all, and ``rounds``.
         settle_s: At most so many more for those whose order is open, or that are not known.
+        order: Whether order is of interest, or only who is below ``limit``.
         known_to: Share of itself to which a speed beside the anchor is to be known.
         rounds: Of all.
         warmup: Calls of each that are not counted.
@@ -78,6 +79,7 @@ class Effort:
     rounds: int = 7
     warmup: int = 3
     limit: float = math.inf
+    order: bool = True
     errors: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
@@ -160,6 +162,8 @@ class Race:
         unknown = {
             n for n, s in found.items() if s.spread > effort.known_to and s.low <= effort.limit
         }
+        if not effort.order:
+            return unknown | {n for n, s in found.items() if s.low < effort.limit < s.high}
         return self.unsettled(effort.limit) | unknown
 
     def unsettled(self, limit: float = math.inf) -> set[str]:

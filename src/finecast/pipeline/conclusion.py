@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from finecast.measure.racing import ANCHOR, Effort
-from finecast.numbers.formats import Format
 from finecast.pipeline import measuring
 from finecast.pipeline.adjusting import Gain, output_error
 from finecast.pipeline.goal import MIN_SPEEDUP, takes
@@ -92,17 +91,18 @@ class Conclusion:
             gain_spread=gain.high - gain.low,
         )
 
-    def none_better(self, shares: Sequence[float], formats: Sequence[Format]) -> str:
-        """Why no plan counts: of what fp32 takes the candidates take ``shares``."""
+    def none_better(self, candidates: Sequence[Candidate], fp32: float) -> str:
+        """Why none of the ``candidates`` counts; the fp32 model costs ``fp32``."""
         objective, least = self.measuring.objective, self.trials.budget.goal.min_speedup
         words, emulated = objective.words, self.subject.target
         found = "what runs the model here takes none of them"
-        if shares:
-            found = f"the {words.best} {takes(min(shares), least)}"
+        if candidates:
+            share = min(c.cost for c in candidates) / fp32
+            found = f"the {words.best} {takes(share, least)}"
         where = "by the model" if emulated else "here"
         told = ()
         if objective.of_time and not emulated:
-            told = (self.subject.speed(fmt).text for fmt in formats)
+            told = (self.subject.speed(fmt).text for fmt in self.planner.policy.formats)
         why = f"no plan is {self._wanted} {where}: {found}"
         return "; ".join((why, *told, *self.left_out))
 

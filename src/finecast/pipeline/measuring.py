@@ -21,8 +21,9 @@ _PRICING: Final[Mapping[Objective, Callable[[Planner, Analysis], Analysis]]] = {
     Objective.SIZE: by_size,
     Objective.MEMORY: by_memory,
 }
-# Of so many models; of fewer a shorter time tells as much.
-RANKING: Final = Effort(min_time_s=3.0)
+# Of so many models; of fewer a shorter time tells as much. Which of them are faster than fp32
+# is settled, not their order.
+RANKING: Final = Effort(min_time_s=3.0, settle_s=6.0, order=False)
 RANKED: Final = 10
 # Between the plan found and those that may be better, so far as they are known by then. What
 # is told of a plan is known to 3% on a busy machine, too, so that runs of the same search

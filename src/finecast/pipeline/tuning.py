@@ -21,7 +21,8 @@ from finecast.pipeline.adjusting import Adjustments, kept, share_left
 from finecast.pipeline.conclusion import Conclusion
 from finecast.pipeline.goal import Budget, Goal
 from finecast.pipeline.hint import CameOtherwise, Hinting, choices_of
-from finecast.pipeline.measuring import Measuring
+from finecast.pipeline.last_race import last_race
+from finecast.pipeline.measuring import Measuring, Standing
 from finecast.pipeline.narrowing import worthwhile
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.search import SAME_TIME, Candidate, chain, undecided, worth_timing
@@ -139,8 +140,7 @@ class _Tuning:
         candidates, fp32 = self._rank(proposals)
         chained = chain(candidates, fp32, self._min_speedup)
         if not chained:
-            shares = [c.cost / fp32 for c in candidates]
-            return self._unchanged(self._conclusion.none_better(shares, self.policy.formats))
+            return self._unchanged(self._conclusion.none_better(candidates, fp32))
         if self.trials.misses(chained[0], self._evaluate):
             candidates += self._near()
             candidates += self._adjusted(candidates, None)
@@ -163,23 +163,24 @@ class _Tuning:
         return self._settled(found)
 
     def _settled(self, found: Candidate) -> Outcome:
-        """The best of ``found`` and what may be better, by a last race between them."""
-        there = [c for c in self.candidates if c.plan.digest in self.built and c is not found]
-        racing = [found, *self.trials.rivals(there, found)]
-        self._keep(*racing)
-        errors = {c.plan.digest: c.error for c in racing}
-        standing = self._conclusion.race({d: self.built[d] for d in errors}, errors)
-        costs = standing.costs
-        known = [
-            replace(c, cost=costs.latency_s(c.plan.digest))
-            for c in racing
-            if c.plan.digest in costs.names
-        ]
-        chained = chain(known, costs.latency_s(ANCHOR), self._min_speedup)
-        best = (self.trials.search(chained, self._evaluate) if racing[1:] else None) or found
+        """What the last race leaves of ``found`` and of what may be better."""
+        assert self.fp32 is not None
+
+        def race(racing: Sequence[Candidate]) -> Standing:
+            errors = {c.plan.digest: c.error for c in racing}
+            return self._conclusion.race({d: self.built[d] for d in errors}, errors)
+
+        there = [c for c in self.candidates if c.plan.digest in self.built]
+        best, standing = last_race(
+            found,
+            there,
+            fp32=self.fp32,
+            trials=self.trials,
+            measure=self._evaluate,
+            race=race,
+        )
         self._keep(best)
-        gains = self.adjustments.gained(best.plan)
-        built = self.built[best.plan.digest]
+        gains, built = self.adjustments.gained(best.plan), self.built[best.plan.digest]
         return self._conclusion.improved(best, built, standing, gains)
 
     def _unchanged(self, why: str) -> Outcome:
@@ -388,8 +389,8 @@ class _Tuning:
             for digest, p in unique.items()
             if digest in found.costs.names  # a mix that the engine has no kernels for is none
         ]
-        self.progress("timing", 1, 1)
         self.candidates += candidates
+        self.progress("timing", 1, 1)
         return candidates, self.fp32
 
     def _evaluate(self, plan: Plan) -> float:
