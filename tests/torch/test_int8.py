@@ -57,7 +57,7 @@ def net() -> tuple[nn.Module, torch.Tensor]:
 
 def converted(
     monkeypatch: pytest.MonkeyPatch,
-    net: tuple[nn.Module, torch.Tensor],
+    net: tuple[nn.Module | torch.export.ExportedProgram, torch.Tensor],
     policy: str = "matmult:int8",
     *,
     left_out: frozenset[str] = frozenset(),
