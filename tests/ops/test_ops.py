@@ -124,3 +124,5 @@ def test_aten_overloads_and_in_place_names() -> None:
     assert lookup("aten::add_.Tensor") is lookup("aten::add")
     assert lookup("aten::mm.default").name == "matmul"
     assert lookup("aten::_softmax").name == "softmax"
+    # ``mask & other`` in Python.
+    assert lookup("aten::__and__.Tensor") is lookup("aten::bitwise_and")

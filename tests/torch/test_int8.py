@@ -24,6 +24,8 @@ from finecast.frontends.torch.codes import scales_of_products
 from finecast.frontends.torch.observing import observe
 from finecast.measure.environment import environment
 from finecast.numbers.formats import Format
+from finecast.pipeline.census import count_classes
+from finecast.rules.quantized import computed_in
 from finecast.subjects.torch import integers
 
 pytestmark = [
@@ -55,7 +57,7 @@ def net() -> tuple[nn.Module, torch.Tensor]:
 
 def converted(
     monkeypatch: pytest.MonkeyPatch,
-    net: tuple[nn.Module, torch.Tensor],
+    net: tuple[nn.Module | torch.export.ExportedProgram, torch.Tensor],
     policy: str = "matmult:int8",
     *,
     left_out: frozenset[str] = frozenset(),
@@ -167,6 +169,33 @@ def test_products_on_codes_that_bf16_ops_read_give_bf16(
     with torch.no_grad():
         assert made(x).dtype is torch.float32
         assert 0 < relative(made(x), module(x)) < 0.05
+
+
+@pytest.mark.parametrize("again", ["all:bf16", "all:int8,bf16"])
+def test_products_on_codes_stay_so_when_converted_again(
+    net: tuple[nn.Module, torch.Tensor], monkeypatch: pytest.MonkeyPatch, again: str
+) -> None:
+    """Between what is read back from codes and its product a cast is no other op."""
+    _, x = net
+    made, _ = converted(monkeypatch, net, "all:int8,bf16")
+    program = torch.export.export(made, (x,))
+    graph = frontend.capture(program, (), fold=False).graph
+    products = [n for n in graph.nodes if n.op in ("conv", "linear")]
+    assert {computed_in(graph, n) for n in products} == {"quantized"}
+    same, _ = converted(monkeypatch, (program, x), again)
+    with torch.no_grad():
+        assert torch.equal(same(x), made(x))
+
+
+def test_codes_are_counted_as_the_weights_that_they_stand_for(
+    net: tuple[nn.Module, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, x = net
+    made, _ = converted(monkeypatch, net, "all:int8,bf16")
+    program = torch.export.export(made, (x,))
+    graph = frontend.capture(program, (), fold=False).graph
+    counted = sum(c.parameters for c in count_classes(graph, {}))
+    assert counted == sum(p.numel() for p in module.parameters())
 
 
 class Conv(nn.Module):

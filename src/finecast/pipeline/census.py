@@ -10,12 +10,12 @@ from typing import Final
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
-from finecast.ops import by_name
+from finecast.ops import OpKind, by_name
 from finecast.ops.flops import Shape, bytes_moved, flops
 from finecast.rules.constants import constant_problem
 from finecast.rules.facts import Facts, ValueFacts, first_nonfinite
 from finecast.rules.observed import divided_by, range_limit
-from finecast.rules.quantized import computed_in
+from finecast.rules.quantized import STATES_CODES, computed_in
 
 # Inputs at which an op gives a finite number for Inf, so that no NaN or Inf shows the error.
 _ABSORBING: Final[Mapping[str, int]] = {
@@ -30,6 +30,8 @@ _ABSORBING: Final[Mapping[str, int]] = {
 }
 _LOOPS: Final = ("loop", "scan")
 _BRANCHES: Final = ("if",)
+_OPERAND_RANK: Final = 2
+"""The least of operands of products on integers; their scales and zero points have less."""
 _LOST_SHARE = 0.01  # worth a line in the report; the rule that forbids asks for more
 
 
@@ -126,7 +128,7 @@ def _count(
             constant = graph.values[index].constant if index is not None else None
             if constant is not None and index not in counted and index is not None:
                 counted.add(index)
-                parameters += constant.size if graph.values[index].format else 0
+                parameters += constant.size if _is_parameter(graph, node, index) else 0
     operations = [flops(graph, n, shapes) for n in nodes]
     moved = [bytes_moved(graph, n, None, shapes) for n in nodes]
     bounds = [n.region in repeated for n in nodes]
@@ -147,6 +149,19 @@ def _count(
         ),
         parameters=parameters,
     )
+
+
+def _is_parameter(graph: Graph, node: Node, index: int) -> bool:
+    """Whether a constant is what ``node`` computes with: floats, or codes that stand for them.
+
+    Scales and zero points are none: they say how others are encoded.
+    """
+    value = graph.values[index]
+    if by_name(node.op).kind is not OpKind.QUANTIZE:
+        return value.format is not None
+    if node.op in STATES_CODES:
+        return index == node.inputs[0]
+    return len(value.shape or ()) >= _OPERAND_RANK
 
 
 def _repeated(graph: Graph) -> set[int]:

@@ -22,7 +22,9 @@ _FUSED: Final = _MOVES | {OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL}
 DEQUANTIZES: Final = frozenset({"dequantize", "fake_quantize"})
 """Ops that give the numbers which integers stand for."""
 
-_STATES: Final = DEQUANTIZES | {"quantize", "dynamic_quantize"}
+STATES_CODES: Final = DEQUANTIZES | {"quantize", "dynamic_quantize"}
+"""Ops that state how their first input is encoded, by the others; they compute nothing."""
+
 _DECODES: Final = frozenset({"sub", "mul"})
 _SCALES_AND_BIASES: Final = frozenset({"mul", "add"})
 
@@ -88,7 +90,7 @@ def _quantizes(node: Node) -> bool:
 
 def _computes_on_integers(node: Node) -> bool:
     """Whether it is an op of integers itself, as QLinearConv, and not one around such."""
-    return by_name(node.op).kind is OpKind.QUANTIZE and node.op not in _STATES
+    return by_name(node.op).kind is OpKind.QUANTIZE and node.op not in STATES_CODES
 
 
 def _scales(graph: Graph, node: Node, found: dict[int, _From]) -> bool:
@@ -109,7 +111,9 @@ def _scales(graph: Graph, node: Node, found: dict[int, _From]) -> bool:
     kinds = {found.get(i) for i in data}
     if not data or not kinds <= {_From.SCALE, _From.SUM} or node.op not in _SCALES_AND_BIASES:
         picks = info.kind is OpKind.POOL and info.exact  # the largest of some codes is one
-        if (picks or info.kind in _MOVES) and len(kinds) == 1 and None not in kinds:
+        # PyTorch's kernels on integers take a cast of what they read, and give its type.
+        passes = picks or info.kind in _MOVES or node.op == "cast"
+        if passes and len(kinds) == 1 and None not in kinds:
             found.update((i, k) for i in outputs for k in kinds if k is not None)
         return False
     if node.op == "mul":  # behind a bias the sum is an ordinary value
@@ -136,8 +140,10 @@ def _decoded(graph: Graph, node: Node, found: dict[int, _From]) -> _From | None:
 
 
 def _sums_integers(graph: Graph, inputs: Iterable[int | None]) -> bool:
-    producers = (graph.values[i].producer for i in inputs if i is not None)
-    nodes = (graph.nodes[p] for p in producers if p is not None)
+    values = (graph.values[i] for i in inputs if i is not None)
+    nodes = (
+        graph.nodes[v.producer] for v in values if v.producer is not None and v.format is None
+    )
     return any(_quantizes(n) for n in nodes)
 
 

@@ -14,7 +14,7 @@ import ast
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from torch.export.pt2_archive._package import PT2ArchiveReader, load_pt2
 
 from finecast.errors import ModelError, UsageError
 from finecast.frontends.torch.codes import coded_ops
+from finecast.frontends.torch.containers import INSTEAD, PLAIN, TREES, import_containers, texts
 
 _TRUST: Final = "if you trust who made it, say so: --trust, or trust=True"
 _MODEL: Final = "models/model.json"
@@ -60,14 +61,8 @@ _SIZE_NODES: Final = (
     ast.Constant, ast.keyword, ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.Load,
     ast.Tuple,
 )  # fmt: skip
-# Names become Python code. Free text stands where it is quoted, or looked at by its own check.
+# Names become Python code.
 _NAME: Final = re.compile(r"[\w.:/-]*")
-_FREE: Final = frozenset(
-    {"metadata", "as_string", "as_strings", "guards_code", "torch_version"}
-)
-_CONTAINERS: Final = frozenset(
-    {"builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict"}
-)
 
 
 def load_program(path: Path, *, trust: bool = False) -> ExportedProgram:
@@ -82,6 +77,7 @@ def load_program(path: Path, *, trust: bool = False) -> ExportedProgram:
     coded_ops()
     try:
         if trust:
+            import_containers(path)
             return torch.export.load(path)
         content = path.read_bytes()
         _check_archive(PT2ArchiveReader(io.BytesIO(content)))
@@ -101,8 +97,9 @@ def load_program(path: Path, *, trust: bool = False) -> ExportedProgram:
     return program
 
 
-def _refuse(what: str) -> ModelError:
-    return ModelError(f"loading this file would {what}", fix=_TRUST)
+def _refuse(what: str, instead: str = "") -> ModelError:
+    fix = f"{_TRUST}; or {instead}" if instead else _TRUST
+    return ModelError(f"loading this file would {what}", fix=fix)
 
 
 def _check_archive(reader: PT2ArchiveReader) -> None:
@@ -135,29 +132,15 @@ def _check_payloads(payloads: Mapping[str, Any]) -> None:
 
 
 def _check_program(program: Any) -> None:
-    for key, text in _texts(program):
+    for key, text in texts(program):
         if key in ("target", "as_operator"):
             _check_target(text)
         elif key == "expr_str":
             _check_size(text)
-        elif key in ("in_spec", "out_spec"):
+        elif key in TREES:
             _check_tree(text)
         else:
             _check_name(text)
-
-
-def _texts(content: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Every string in ``content`` with the key it stands under; keys are strings too."""
-    left = [(key, content)]
-    while left:
-        key, one = left.pop()
-        if isinstance(one, str):
-            yield key, one
-        elif isinstance(one, dict):
-            yield from (("", name) for name in one)
-            left.extend((k, v) for k, v in one.items() if k not in _FREE)
-        elif isinstance(one, list):
-            left.extend((key, v) for v in one)
 
 
 def _check_name(text: str) -> None:
@@ -196,10 +179,10 @@ def _check_size(text: str) -> None:
 
 def _check_tree(text: str) -> None:
     """How arguments are nested: JSON, in which ``context`` is JSON once more."""
-    for key, value in _texts(json.loads(text) if text else None):
-        if key == "type" and value not in _CONTAINERS:
-            raise _refuse(f"import what a container of type {value} names")
-        inside = _texts(json.loads(value)) if key == "context" else [("", value)]
+    for key, value in texts(json.loads(text) if text else None):
+        if key == "type" and value not in PLAIN:
+            raise _refuse(f"import what a container of type {value} names", INSTEAD)
+        inside = texts(json.loads(value)) if key == "context" else [("", value)]
         for _, name in inside:
             if name == "__enum__":
                 raise _refuse("import what the key of a container names")

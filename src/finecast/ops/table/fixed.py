@@ -203,7 +203,8 @@ FIXED: tuple[OpInfo, ...] = (
         row(
             "bitwise",
             "BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor",
-            "bitwise_and bitwise_or bitwise_xor bitwise_not",
+            "bitwise_and bitwise_or bitwise_xor bitwise_not "
+            "__and__ __or__ __xor__ __lshift__ __rshift__",
             openvino="BitwiseAnd BitwiseOr BitwiseXor BitwiseNot "
             "BitwiseLeftShift BitwiseRightShift",
             tensorflow="BitwiseAnd BitwiseOr BitwiseXor Invert LeftShift RightShift",

@@ -15,6 +15,7 @@ from finecast.engines.torch.session import ProgramSignature, examples
 from finecast.errors import UsageError
 from finecast.frontends.torch.archive import load_program
 from finecast.frontends.torch.capture import quiet
+from finecast.frontends.torch.containers import containers_in
 from finecast.planning.plan import Plan
 
 PLAN_FILE = "finecast.plan.json"
@@ -74,8 +75,9 @@ def save(program: ExportedProgram, path: Path, *, plan: Plan | None = None) -> i
         staged = Path(folder) / "model.pt2"
         with quiet():
             torch.export.save(program, staged, extra_files=extra)
-            # What was written has to be what can be read, by the strict reader too.
-            load_program(staged)
+            # What was written has to be what can be read, by the strict reader too unless the
+            # program itself has containers that it refuses.
+            load_program(staged, trust=bool(containers_in(staged)))
         try:
             size = staged.stat().st_size
             staged.replace(path)
