@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import ml_dtypes
@@ -94,6 +95,23 @@ def test_what_is_computed_from_constants_is_rounded_to_nearest() -> None:
 def test_other_casts_stay_alone(shape: str, body: str) -> None:
     proto = model(shape, body)
     assert [kind for kind in ops(converted(proto)) if kind != "Cast"] == ops(proto)
+
+
+def test_what_the_model_gives_is_cast_alone() -> None:
+    """There Inf would come out as NaN: of what is given in bf16, or moved and given."""
+    proto = model(body="t = Transpose<perm = [1, 0]>(x) y = MatMul(w, t)")
+    proto.graph.output.append(onnx.helper.make_tensor_value_info("t", 1, [WIDTH, None]))
+    assert [kind for kind in ops(converted(proto)) if kind != "Cast"] == ops(proto)
+    proto = model(body="y = Mul(x, two)")
+    policy = Policy(
+        scope=Scope.ALL,
+        formats=(Format.BF16,),
+        io={"y": Format.BF16},
+        exclude=(re.compile("make_y"),),
+    )
+    done = finecast.convert(proto, policy=policy, engine="openvino", verify=False)
+    assert done.model is not None
+    assert ops(done.model) == ["Mul", "Cast"]
 
 
 def test_a_conversion_to_another_format_takes_it_back() -> None:
