@@ -216,6 +216,14 @@ def test_improved(bench: Bench) -> None:
     assert outcome.casts == 0  # both are on the model's own input and output
 
 
+def test_the_error_is_told_as_predicted_and_as_measured(bench: Bench) -> None:
+    """Both relative errors, not their squares."""
+    outcome = bench.tune()
+    assert outcome.improved
+    assert 1e-5 < outcome.measured_error < 1e-2
+    assert 1 / 3 < outcome.predicted_error / outcome.measured_error < 3
+
+
 def test_the_result_replays_to_a_valid_model(bench: Bench, tmp_path: Path) -> None:
     applied = frontend.apply(frontend.load(bench.model), bench.tune().plan)
     frontend.save(applied.model, tmp_path / "tuned.onnx")
