@@ -14,6 +14,8 @@ from openvino import opset13 as op
 
 import finecast
 from finecast.engines import get_engine
+from finecast.frontends.exact_casts import in_blocks
+from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.rules.policy import Policy, Scope
 from tests.frontends.openvino_graphs import model_of
@@ -231,3 +233,13 @@ def test_casts_in_bodies_are_rounded_to_nearest(body: str, *, as_ir: bool) -> No
 
     assert (got(products) == to_nearest(np.abs(X))).all()
     assert (got(replace(products, keep_ops=True)) != to_nearest(np.abs(X))).any()
+
+
+def test_what_an_op_gives_to_convolutions_rests_in_blocks() -> None:
+    """A model's own input does not."""
+    graph = from_text(
+        "input %0 x fp32\nconstant %1 w fp32 size=4\n"
+        "node a conv onnx::Conv fp32 (%0, %1) -> (%2 v fp32)\n"
+        "node b conv onnx::Conv fp32 (%2, %1) -> (%3 y fp32)\noutput %3\n"
+    )
+    assert [in_blocks(graph, value) for value in (0, 2, 3)] == [False, True, False]
