@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import ml_dtypes
@@ -13,6 +14,8 @@ from openvino import opset13 as op
 
 import finecast
 from finecast.engines import get_engine
+from finecast.frontends.exact_casts import in_blocks
+from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.rules.policy import Policy, Scope
 from tests.frontends.openvino_graphs import model_of
@@ -94,6 +97,23 @@ def test_what_is_computed_from_constants_is_rounded_to_nearest() -> None:
 def test_other_casts_stay_alone(shape: str, body: str) -> None:
     proto = model(shape, body)
     assert [kind for kind in ops(converted(proto)) if kind != "Cast"] == ops(proto)
+
+
+def test_what_the_model_gives_is_cast_alone() -> None:
+    """There Inf would come out as NaN: of what is given in bf16, or moved and given."""
+    proto = model(body="t = Transpose<perm = [1, 0]>(x) y = MatMul(w, t)")
+    proto.graph.output.append(onnx.helper.make_tensor_value_info("t", 1, [WIDTH, None]))
+    assert [kind for kind in ops(converted(proto)) if kind != "Cast"] == ops(proto)
+    proto = model(body="y = Mul(x, two)")
+    policy = Policy(
+        scope=Scope.ALL,
+        formats=(Format.BF16,),
+        io={"y": Format.BF16},
+        exclude=(re.compile("make_y"),),
+    )
+    done = finecast.convert(proto, policy=policy, engine="openvino", verify=False)
+    assert done.model is not None
+    assert ops(done.model) == ["Mul", "Cast"]
 
 
 def test_a_conversion_to_another_format_takes_it_back() -> None:
@@ -213,3 +233,13 @@ def test_casts_in_bodies_are_rounded_to_nearest(body: str, *, as_ir: bool) -> No
 
     assert (got(products) == to_nearest(np.abs(X))).all()
     assert (got(replace(products, keep_ops=True)) != to_nearest(np.abs(X))).any()
+
+
+def test_what_an_op_gives_to_convolutions_rests_in_blocks() -> None:
+    """A model's own input does not."""
+    graph = from_text(
+        "input %0 x fp32\nconstant %1 w fp32 size=4\n"
+        "node a conv onnx::Conv fp32 (%0, %1) -> (%2 v fp32)\n"
+        "node b conv onnx::Conv fp32 (%2, %1) -> (%3 y fp32)\noutput %3\n"
+    )
+    assert [in_blocks(graph, value) for value in (0, 2, 3)] == [False, True, False]

@@ -60,6 +60,16 @@ def test_each_round_runs_all_in_alternating_order(clock: Clock) -> None:
     assert clock.calls == ["fp32", "low", "fp32", "low", "low", "fp32", "fp32", "low"]
 
 
+def test_the_order_alternates_where_a_race_goes_on(clock: Clock) -> None:
+    """It goes on after an odd number of rounds, again and again."""
+    race = Race(calls=calls_of(clock, 0.2, fp32=1.0, low=0.97), matters=1.0001)
+    race.run(effort(8, settle_s=100.0))
+    rounds = [tuple(clock.calls[i : i + 2]) for i in range(0, len(clock.calls), 2)]
+    assert len(rounds) > 20
+    assert set(rounds[::2]) == {("fp32", "low")}
+    assert set(rounds[1::2]) == {("low", "fp32")}
+
+
 def test_what_is_settled_takes_no_more_rounds(clock: Clock) -> None:
     found = Race(calls=calls_of(clock, 0.05, fp32=3.0, slow=2.0, one=1.0, near=1.04))
     found.run(effort(7, settle_s=10_000))
@@ -214,6 +224,13 @@ def test_the_order_of_two_that_are_too_slow_is_not_settled(clock: Clock) -> None
         race.run(replace(effort(30, settle_s=400.0), limit=limit))
         rounds.append(clock.calls.count("fp32"))
     assert rounds[1] <= 30 < rounds[0]
+
+
+def test_how_slow_what_is_too_slow_is_takes_no_rounds(clock: Clock) -> None:
+    race = Race(calls=calls_of(clock, 0.1, fp32=1.0, slow=2.0, low=0.5))
+    race.run(replace(effort(9, settle_s=1e4), limit=1.0, known_to=0.02))
+    assert clock.calls.count("slow") == 3
+    assert clock.calls.count("low") > 9
 
 
 def test_nothing_is_timed_once_all_are_too_slow(clock: Clock) -> None:

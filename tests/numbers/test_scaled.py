@@ -129,6 +129,15 @@ def test_zeros_alone_have_a_scale_and_what_is_not_finite_has_none() -> None:
         Scaled.fitted(ANY, UNSIGNED, *wide)
 
 
+@pytest.mark.parametrize("grid", GRIDS)
+def test_numbers_too_small_for_a_scale_of_theirs_become_zero(grid: Grid) -> None:
+    """A channel that was trained to nothing does not keep its op from being encoded."""
+    tiny = np.array([FP32.smallest_normal / 8], np.float32)
+    encoding = Scaled.fitted(ANY, grid, -tiny, tiny)
+    assert encoding.scale == (FP32.smallest_normal,)
+    assert encoding.round(tiny) == 0
+
+
 def test_a_tensor_without_a_channel_for_each_scale_is_refused() -> None:
     two = Scaled(format=ANY, grid=UNSIGNED, scale=(1.0, 2.0), axis=1)
     for shape in ((2,), (2, 3), (2, 1)):

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
 import pytest
 
-from finecast.pipeline.adjusting import Gain, gains, kept, share_left
+from finecast.engines.base import Array, Feeds
+from finecast.errors import EngineError
+from finecast.pipeline.adjusting import Adjustments, Gain, gains, kept, plan_error, share_left
 from finecast.planning.adjustments import Adjustment
+from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Adjust
 
@@ -41,6 +46,7 @@ def error(shares: Mapping[Adjust, float], plan: Plan) -> float:
         ((0.5, 0.5, 0.5), (), (EQUALISE, SMOOTH, BIAS), (EQUALISE, SMOOTH, BIAS)),
         ((0.99, 0.5, 0.5), (), (EQUALISE, SMOOTH, BIAS), (SMOOTH, BIAS)),
         ((1.5, 1.0, 0.9), (SMOOTH,), (EQUALISE, BIAS), (BIAS,)),
+        ((0.5, 1.0, 0.9), (SMOOTH,), (EQUALISE, BIAS), (EQUALISE, BIAS)),
         ((1.5, 1.5, float("inf")), (), (EQUALISE, SMOOTH, BIAS), ()),
         ((0.5, 0.5, 0.5), (EQUALISE, SMOOTH, BIAS), (), ()),
     ],
@@ -75,3 +81,73 @@ def test_a_gain_is_told() -> None:
     nothing = replace(one, error_without=0.0, error_with=0.0)
     assert not nothing.gains
     assert nothing.share == 1.0
+
+
+@dataclass
+class ToySubject:
+    """Runs plans whose adjustments leave so much of the error; none but ``runs``."""
+
+    shares: Mapping[Adjust, float]
+    runs: bool = True
+    loaded: list[Plan] = field(default_factory=list[Plan])
+
+    @property
+    def model(self) -> Any:
+        return self
+
+    @property
+    def reference(self) -> Any:
+        return Session(0.0)
+
+    def feeds(self, workload: object) -> Sequence[Feeds]:
+        return [{"x": np.ones(1, np.float32)}]
+
+    def build(self, plan: Plan) -> Any:
+        self.loaded.append(plan)
+        return Built(plan, self)
+
+    def session(self, built: Any) -> Any:
+        if not self.runs:
+            raise EngineError("no kernel")
+        return Session(error(self.shares, built.plan))
+
+
+@dataclass
+class Built:
+    plan: Plan
+    of: ToySubject
+
+    def release(self) -> None:
+        self.of.loaded.remove(self.plan)
+
+
+@dataclass
+class Session:
+    """Gives 1, and so much of it more."""
+
+    error: float
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        return {"y": np.array([1.0 + self.error]) * feeds["x"]}
+
+
+def test_each_gain_of_a_plan_that_was_made_is_told_beside_those_before() -> None:
+    subject: Any = ToySubject(dict(zip(Adjust, (0.5, 0.25, 0.8), strict=True)))
+    workload: Any = None
+    adjustments = Adjustments(
+        subject=subject, workload=workload, examined=Examined(), kinds=tuple(Adjust)
+    )
+    found = adjustments.gains(PLAN)
+    wanted = Proposal(name="lowest", plan=PLAN, time_s=1.0, error=0.01)
+    (made,) = adjustments.proposals([wanted], found)
+    assert made.error == pytest.approx(0.01 * 0.1**2, rel=1e-5)
+    assert adjustments.gained(made.plan) == found
+    assert [g.error_with for g in found] == pytest.approx([0.05, 0.0125, 0.01], rel=1e-4)
+    assert adjustments.gained(PLAN) == ()
+
+
+def test_a_plan_that_does_not_run_has_no_error_that_gains() -> None:
+    subject: Any = ToySubject({}, runs=False)
+    workload: Any = None
+    assert plan_error(subject, workload, PLAN) == float("inf")
+    assert subject.loaded == []  # its model was released

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from finecast.engines.base import Array, Feeds, KernelTime, TensorSpec
+from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
-from finecast.pipeline.profiles import Profiles, profiled_in_turns
+from finecast.pipeline.casting import CastRate
+from finecast.pipeline.profiles import Profiles, measured_cost, profiled_in_turns
 
 WEIGHTS = Format.INT8_WEIGHTS
 
@@ -52,6 +54,10 @@ def test_weights_that_gain_nothing_are_left_out(
     assert found.low.keys() == low_s.keys() - set(slow)
 
 
+def test_the_lowest_plan_is_as_fast_as_the_fastest_of_a_format() -> None:
+    assert profile(1.0, {Format.BF16: 2.0, WEIGHTS: 0.5}).low_s == 5.5
+
+
 @dataclass
 class Drifting:
     """A session on a machine that gets slower with each profile that is taken."""
@@ -85,3 +91,38 @@ def test_profiles_in_turns_feel_the_same_machine() -> None:
         assert times["k"] / high["k"] == pytest.approx(share, rel=0.021)
         assert times["o"] == high["o"]  # it is not in every turn
     assert all(sum(s.repeats[1:]) >= 15 for s in sessions)
+
+
+TWO = """input %0 x fp32
+node a relu onnx::Relu fp32 (%0) -> (%1 v1 fp32)
+node b relu onnx::Relu fp32 (%1) -> (%2 v2 fp32)
+output %2
+"""
+
+
+def test_all_time_of_a_kernel_is_that_of_the_ops_of_the_graph_in_it() -> None:
+    """A cast that a plan put into the same kernel is no op of the graph."""
+    graph = from_text(TWO)
+    one = KernelTime(kernel="k", kind="", ops=("a", "cast", "b"), format="", time_s=4.0)
+    other = replace(one, kernel="o", ops=("b",), time_s=1.0)
+    profiles = Profiles(high=[one, other], low={Format.BF16: [one]})
+    cost = measured_cost(graph, profiles, lambda _: CastRate(), {})
+    assert [cost.node_time_s(graph, n, Format.FP32) for n in graph.nodes] == [2.0, 3.0]
+    assert [cost.node_time_s(graph, n, Format.BF16) for n in graph.nodes] == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("formats", "asked"),
+    [
+        ((Format.INT8, Format.BF16), Format.BF16),
+        ((Format.INT8, WEIGHTS), Format.INT8),
+        ((WEIGHTS, Format.FP16), Format.FP16),
+    ],
+)
+def test_casts_cost_what_those_between_floats_do(
+    formats: tuple[Format, ...], asked: Format
+) -> None:
+    profiles = Profiles(high=[], low={fmt: [] for fmt in formats})
+    rates = {asked: CastRate(overhead_s=7.0)}
+    cost = measured_cost(from_text(TWO), profiles, rates.__getitem__, {})
+    assert cost.cast_overhead_s == 7.0

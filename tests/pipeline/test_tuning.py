@@ -220,6 +220,14 @@ def test_improved(bench: Bench) -> None:
     assert outcome.casts == 0  # both are on the model's own input and output
 
 
+def test_the_error_is_told_as_predicted_and_as_measured(bench: Bench) -> None:
+    """Both relative errors, not their squares."""
+    outcome = bench.tune()
+    assert outcome.improved
+    assert 1e-5 < outcome.measured_error < 1e-2
+    assert 1 / 3 < outcome.predicted_error / outcome.measured_error < 3
+
+
 def test_the_result_replays_to_a_valid_model(bench: Bench, tmp_path: Path) -> None:
     applied = frontend.apply(frontend.load(bench.model), bench.tune().plan)
     frontend.save(applied.model, tmp_path / "tuned.onnx")
@@ -269,6 +277,7 @@ def test_what_is_fast_at_first_only_is_not_returned(bench: Bench) -> None:
     outcome = bench.tune(evaluate=score)
     assert outcome.verdict is Verdict.UNCHANGED
     assert "is not faster" in outcome.why
+    assert "takes 1.14 of what fp32 takes" in outcome.why  # 7 / 0.9 ms and two casts of 0.1
     assert outcome.speedup == 1.0
 
 

@@ -134,8 +134,10 @@ def test_fp32_of_an_op_on_codes_has_a_price_where_it_was_timed_giving_codes() ->
     read_once, read_twice = replace(wide, uses=(1,)), replace(wide, uses=(1, 2))
     model = MeasuredCost(times_s={})
     assert model.cast_time_s(read_once, codes, fp32) == pytest.approx(3e6 / 10e9)
-    # For one of its readers a kernel more makes the codes.
-    assert model.cast_time_s(read_twice, codes, fp32) == pytest.approx(12e-6 + 5e6 / 10e9)
+    # For one of its readers a kernel more makes the codes; an output is a reader, too.
+    given = replace(read_once, is_output=True)
+    for read in (read_twice, given):
+        assert model.cast_time_s(read, codes, fp32) == pytest.approx(12e-6 + 5e6 / 10e9)
     assert RooflineCost(target=TARGET).cast_time_s(read_twice, codes, fp32) == 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,6 +15,7 @@ from finecast.numbers.formats import Format
 from finecast.planning.choices import choices
 from finecast.planning.filling import within
 from finecast.planning.problem import Analysis, Roundings
+from finecast.planning.sensitivity import Saturation
 from finecast.planning.units import make_units
 from finecast.rules import Permission
 
@@ -56,6 +59,20 @@ def test_of_units_alike_as_many_are_low_as_the_error_allows(low: int) -> None:
     assert found.time_s == pytest.approx(9.0 * COUNT - 4.0 * low)
 
 
+@pytest.mark.parametrize("together", [3.0, 12.0])
+def test_the_error_to_keep_is_that_of_all_together(together: float) -> None:
+    """Measured one by one they add up to 6; together they bring half of that, or twice."""
+    graph, allowed, analysis = problem([4.0] * COUNT, [1.0] * COUNT, 0.0)
+    adds_up = Saturation.through(COUNT, together)
+    analysis = replace(analysis, saturation=adds_up)
+    steps = choices(graph, allowed, analysis)
+    for low in range(1, COUNT):
+        found = within(graph, allowed, analysis, steps, adds_up.together(low + 0.5))
+        assert found is not None
+        assert found.formats.count(BF16) == low
+        assert found.error == pytest.approx(adds_up.together(low))
+
+
 positive = st.floats(0.1, 5.0)
 six = st.lists(positive, min_size=COUNT, max_size=COUNT)
 
@@ -79,3 +96,4 @@ def test_beyond_the_frontier_there_is_nothing() -> None:
     steps = choices(graph, allowed, analysis)
     assert within(graph, allowed, analysis, steps, 100.0) is None
     assert within(graph, allowed, analysis, steps, -1.0) is None
+    assert within(graph, allowed, analysis, steps, steps[-1].error) is None  # it is a step

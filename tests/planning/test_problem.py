@@ -216,15 +216,42 @@ output %4
     ],
 )
 def test_each_rounding_counts_once(low: tuple[str, ...], error: float) -> None:
-    units = make_units(CHAIN, free(CHAIN), (BF16,))
+    assert error_of(low, BF16, {}) == pytest.approx(error)
+
+
+@pytest.mark.parametrize(
+    ("low", "port", "error"),
+    [
+        ((), 0, 1.0),  # x comes in bf16, and costs the ops that read it so nothing more
+        (("mm0",), 0, 1.0 + 10.0 + 1000.0),
+        ((), 4, 100.0),  # y is given in bf16
+        (("mm1",), 4, 10.0 + 100.0 + 2000.0),
+    ],
+)
+def test_a_declared_port_is_rounded_whatever_is_chosen(
+    low: tuple[str, ...], port: int, error: float
+) -> None:
+    assert error_of(low, BF16, {port: BF16}) == pytest.approx(error)
+
+
+@pytest.mark.parametrize("fmt", [Format.TF32, Format.FP8_E4M3, Format.INT8])
+def test_an_op_that_rounds_its_operands_alone_rounds_no_result(fmt: Format) -> None:
+    assert error_of(("mm0",), fmt, {}) == pytest.approx(1.0 + 1000.0)
+    assert error_of(("mm1",), fmt, {}) == pytest.approx(10.0 + 2000.0)
+
+
+def error_of(low: tuple[str, ...], fmt: Format, io: dict[int, Format]) -> float:
+    """Squared, where rounding x brings 1, the class {a, b} 10 and y 100."""
+    formats = (FP32, fmt)
+    units = make_units(CHAIN, free(CHAIN, formats=formats), (fmt,))
     points = rounding_points(CHAIN, units)
     values = np.zeros(len(points.points))
     for name, amount in (("x", 1.0), ("b", 10.0), ("y", 100.0)):
         values[point_of(CHAIN, points, name)] = amount
     sensitivity = Sensitivity(values=values, weights=np.array([1000.0, 2000.0]))
-    problem = stated(CHAIN, units, points, sensitivity=sensitivity)
+    problem = stated(CHAIN, units, points, formats=formats, io=io, sensitivity=sensitivity)
     chosen = np.array([CHAIN.nodes[nodes[0]].name in low for nodes in units.members])
-    assert labelling.evaluate(problem, chosen.astype(np.int64)).error == pytest.approx(error)
+    return labelling.evaluate(problem, chosen.astype(np.int64)).error
 
 
 def test_what_must_be_low_may_not_be_high() -> None:

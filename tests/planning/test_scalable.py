@@ -11,6 +11,7 @@ import pytest
 from finecast.engines.loading import exact_session
 from finecast.frontends import onnx as frontend
 from finecast.graph import Graph
+from finecast.graph.text import from_text
 from finecast.planning.adjustments import together
 from finecast.planning.rescaling import Rescaling
 from finecast.planning.scalable import Site, sites, sites_in_front
@@ -110,6 +111,14 @@ NETS = {
         body=f"{CONV} m = Flatten (c) y = Gemm (m, v)",
         constants=HEAD | {"v": (8 * 36, 3)},
         outputs="(float[a, b] y)",
+    ),
+    "divided": Net(body=f"{CONV} r = Div (c, six) {READ}", constants=CONVS, found=PAIR),
+    "what divides": Net(body=f"{CONV} r = Div (six, c) {READ}", constants=CONVS),
+    "pooled along channels": Net(
+        body=f"{CONV} t = Transpose <perm = [0, 2, 1, 3]> (c)"
+        " p = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (t)"
+        f" r = Transpose <perm = [0, 2, 1, 3]> (p) {READ}",
+        constants=CONVS,
     ),
     "layer norm": Net(
         body="n = LayerNormalization (u, g, h) q = MatMul (n, w) k = MatMul (n, v)"
@@ -224,3 +233,25 @@ def test_bodies_have_none() -> None:
     graph = frontend.prepare(frontend.from_model(made), Policy(scope=Scope.NONE)).graph
     assert sites(graph) == ()
     assert sites_in_front(graph) == ()
+
+
+@pytest.mark.parametrize(("groups", "made", "read"), [(8, 1, 1), (8, 2, 1), (4, 1, 2)])
+def test_a_convolution_by_groups_reads_channels_where_each_has_its_own(
+    groups: int, made: int, read: int
+) -> None:
+    """OpenVINO's weights have an axis of groups in front."""
+    graph = from_text(
+        "input %0 x fp32[2, 4, 6, 6]\nconstant %1 w fp32[8, 4, 1, 1] size=32\n"
+        f"constant %2 v fp32[{groups}, {made}, {read}, 3, 3] size={groups * made * read * 9}\n"
+        "node c conv openvino::Convolution fp32 (%0, %1) -> (%3 c fp32[2, 8, 6, 6])\n"
+        "node d group_conv openvino::GroupConvolution fp32 (%3, %2)"
+        f" -> (%4 y fp32[2, {groups * made}, 4, 4])\noutput %4\n"
+    )
+    found = sites(graph)
+    if read > 1:
+        assert found == ()
+        return
+    (site,) = found
+    (reader,) = site.readers
+    assert (site.channels, reader.apart) == (8, True)
+    assert (reader.weights.axis, reader.weights.times) == (-5, 1)

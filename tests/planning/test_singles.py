@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
+from finecast.planning import singles
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Roundings
 from finecast.planning.singles import lowered_by_one, raised_by_one
@@ -18,7 +20,7 @@ LOSS_S = (4.0, 3.0, 2.0, 1.0)  # by which each op is slower in fp32
 ERROR = (1.0, 9.0, 1.0, 9.0)  # that it adds in bf16
 
 
-def chain() -> tuple[Planner, Analysis]:
+def chain(*kernels: tuple[int, ...]) -> tuple[Planner, Analysis]:
     lines = ["input %0 x fp32"]
     lines += [
         f"node n{i} matmul onnx::MatMul fp32 (%{i}) -> (%{i + 1} v{i} fp32)" for i in range(4)
@@ -26,11 +28,20 @@ def chain() -> tuple[Planner, Analysis]:
     graph = from_text("\n".join([*lines, "output %4\n"]))
     allowed = {i: Permission(formats=frozenset({FP32, BF16}), reasons=()) for i in range(4)}
     planner = Planner(graph=graph, policy=Policy.parse("auto:bf16"), permissions=allowed)
+    units = make_units(graph, allowed, (BF16,), kernels)
+    firsts = [members[0] for members in units.members]
     analysis = Analysis(
-        units=make_units(graph, allowed, (BF16,)),
-        times={FP32: np.array([5.0 + s for s in LOSS_S]), BF16: np.full(4, 5.0)},
+        units=units,
+        times={
+            FP32: np.array([5.0 + LOSS_S[i] for i in firsts]),
+            BF16: np.full(len(firsts), 5.0),
+        },
         cast_time=lambda _value, source, to: 0.0 if source is to else 0.25,
-        rounded={BF16: Roundings(units=np.array(ERROR), lists=[], errors=np.zeros(0))},
+        rounded={
+            BF16: Roundings(
+                units=np.array([ERROR[i] for i in firsts]), lists=[], errors=np.zeros(0)
+            )
+        },
     )
     return planner, analysis
 
@@ -50,6 +61,20 @@ def test_one_unit_more_gives_the_most_time_for_its_error_first() -> None:
     assert found[0].name == "with one more unit low, error 1.41"
 
 
+def test_of_too_many_those_that_change_their_own_time_most_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(singles, "_MOST_LOOKED_AT", 2)
+    planner, analysis = chain()
+    found = [*lowered_by_one(planner, analysis, planner.highest())]
+    found += raised_by_one(planner, analysis, planner.lowest())
+    changed = [
+        {n for n, f in p.plan.formats.items() if f is fmt}
+        for p, fmt in zip(found, (BF16, BF16, FP32, FP32), strict=True)
+    ]
+    assert changed == [{"n0"}, {"n1"}, {"n1"}, {"n0"}]
+
+
 def test_one_unit_less_loses_the_least_time_for_its_error_first() -> None:
     planner, analysis = chain()
     found = raised_by_one(planner, analysis, planner.lowest(), most=2)
@@ -63,3 +88,11 @@ def test_the_model_in_fp32_is_no_proposal() -> None:
     alone = planner.plan(low(planner, "n1"), "by hand")
     assert raised_by_one(planner, analysis, alone) == []
     assert len(lowered_by_one(planner, analysis, planner.highest())) == 4
+
+
+def test_a_unit_that_is_low_in_part_is_not_lowered_again() -> None:
+    """An engine's hint may keep some of the ops of a kernel."""
+    planner, analysis = chain((0, 1))
+    found = lowered_by_one(planner, analysis, planner.plan(low(planner, "n1"), "by hand"))
+    more = [[n for n, f in p.plan.formats.items() if f is BF16] for p in found]
+    assert sorted(more) == [["n0", "n1", "n2"], ["n0", "n1", "n3"]]

@@ -38,6 +38,7 @@ node soft softmax onnx::Softmax fp32 (%15) -> (%18 s fp32[1, 8, 8, 8])
 node gemm gemm onnx::Gemm fp32 (%0, %3, %2) -> (%19 g fp32[4, 8])
 node rows gather onnx::Gather fp32 (%3, ~%21) -> (%22 rows fp32[2, 8])
 node columns gather onnx::Gather fp32 (%3, ~%21) -> (%23 cols fp32[4, 2]) {"axis": 1}
+node behind gather onnx::Gather fp32 (%3, ~%21) -> (%28 behind fp32[4, 2]) {"axis": -1}
 node seen gather onnx::Gather fp32 (%0, ~%21) -> (%24 seen fp32[2, 4, 8, 8])
 node turned_mm matmul openvino::MatMul fp32 (%0, %3) -> (%25 w2 fp32[4, 4]) {"transB": 1}
 node turned gemm onnx::Gemm fp32 (%0, %3, %2) -> (%20 h fp32[4, 4]) {"transB": 1}
@@ -134,6 +135,7 @@ def test_weights_alone_are_those_of_products_and_rows(
         ("soft", "no engine here computes softmax from weights in int8_weights"),
         ("both", "weights are no constant"),
         ("columns", "does not look up rows"),
+        ("behind", "does not look up rows"),
         ("seen", "the table is no constant"),
     ],
 )
@@ -160,6 +162,9 @@ node soft softmax onnx::Softmax fp32 (%11) -> (%12 s fp32[64, 8])
 node bare matmul onnx::MatMul fp32 (%9, %3) -> (%13 u fp32[64, 8])
 node gemm gemm onnx::Gemm fp32 (%9, %3) -> (%14 g fp32[64, 8])
 node biased gemm onnx::Gemm fp32 (%9, %3, %2) -> (%15 h fp32[64, 8])
+node without gemm onnx::Gemm fp32 (%9, %3, _) -> (%19 i fp32[64, 8])
+node given conv onnx::Conv fp32 (%5, %1) -> (%20 v fp32[1, 4, 8, 8])
+node last relu onnx::Relu fp32 (%20) -> (%21 l fp32[1, 4, 8, 8])
 node six conv onnx::Conv fp32 (%5, %1) -> (%16 d fp32[1, 4, 8, 8])
 node cut clip onnx::Clip fp32 (%16) -> (%17 e fp32[1, 4, 8, 8])
 node after conv onnx::Conv fp32 (%17, %1) -> (%18 f fp32[1, 4, 8, 8])
@@ -169,6 +174,8 @@ output %12
 output %13
 output %14
 output %15
+output %19
+output %20
 """
 
 
@@ -182,6 +189,7 @@ output %15
         ("mm", "q"),  # behind its bias
         ("bare", None),
         ("gemm", None),
+        ("without", None),  # its bias is omitted
     ],
 )
 def test_kernels_with_a_bias_give_codes(name: str, result: str | None) -> None:
@@ -190,7 +198,9 @@ def test_kernels_with_a_bias_give_codes(name: str, result: str | None) -> None:
     assert (found.name if found is not None else None) == result
 
 
-def test_an_output_of_the_model_is_no_codes() -> None:
+@pytest.mark.parametrize("name", ["biased", "given"])
+def test_an_output_of_the_model_is_no_codes(name: str) -> None:
+    """Not where a relu reads it, too: what is given is what stands before the relu."""
     graph = from_text(RESULTS)
     with pytest.raises(ValueError, match="its result is an output of the model"):
-        coded_result(graph, graph.find("biased"))
+        coded_result(graph, graph.find(name))

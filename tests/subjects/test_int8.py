@@ -21,6 +21,7 @@ from finecast.engines.openvino import OpenVinoEngine
 from finecast.engines.probe import probe_one
 from finecast.errors import EngineError, UsageError
 from finecast.frontends import onnx as frontend
+from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
@@ -28,7 +29,12 @@ from finecast.rules import Context, permit
 from finecast.rules.policy import Policy
 from finecast.rules.ranges import Calibration
 from finecast.subjects.engine import integers
-from finecast.subjects.engine.integers import check_on_integers, left_out, narrowed
+from finecast.subjects.engine.integers import (
+    check_on_integers,
+    computed_otherwise,
+    left_out,
+    narrowed,
+)
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.onnx.source import OnnxSource
 from tests.subjects.drawn import write_drawn
@@ -365,3 +371,17 @@ def test_a_calibration_narrows_ranges_and_the_model_has_them(
     assert scales[Calibration.MINMAX] == pytest.approx(1000 / 255, rel=0.02)
     assert scales[Calibration.PERCENTILE] < 0.05
     assert scales[Calibration.MSE] <= scales[Calibration.MINMAX]
+
+
+def test_one_output_that_is_computed_otherwise_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others may be right: those of a part that no kernel on integers runs."""
+    monkeypatch.setattr(integers, "quantized_notes", lambda _: ("q",))
+    exact = {name: np.ones(4, np.float32) for name in ("right", "wrong")}
+    got = exact | {"wrong": np.full(4, 1.5, np.float32)}
+    graph = from_text("")
+    assert computed_otherwise(graph, "openvino", exact, lambda: exact) == ""
+    told = computed_otherwise(graph, "openvino", got, lambda: exact)
+    assert "openvino computes the quantized model otherwise" in told
+    assert "relative error 0.5" in told

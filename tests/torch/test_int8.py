@@ -20,10 +20,12 @@ from torch._dynamo.exc import BackendCompilerFailed
 import finecast.torch as ft
 from finecast.errors import UsageError
 from finecast.frontends import torch as frontend
-from finecast.frontends.torch.codes import scales_of_products
+from finecast.frontends.torch.codes import read_back, scales_of_products, stored_codes
 from finecast.frontends.torch.observing import observe
 from finecast.measure.environment import environment
+from finecast.numbers.encodings import SCALED
 from finecast.numbers.formats import Format
+from finecast.numbers.scaled import Scaled
 from finecast.pipeline.census import count_classes
 from finecast.rules.quantized import computed_in
 from finecast.subjects.torch import integers
@@ -320,3 +322,17 @@ def test_compiled_products_run_on_integers(policy: str) -> None:
     # Run as the warning says; compiled chains of bf16 ops round less than op by op.
     most = Format.INT8.unit_roundoff if policy == "matmult:int8" else 0.03
     assert found["off"] < most
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_a_constant_is_read_back_along_the_axis_of_its_channels(axis: int | None) -> None:
+    """A matrix multiplied from the right has them along its columns."""
+    tensor = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    scale = (0.5,) if axis is None else (0.5, 0.25, 0.125, 0.0625)
+    grid = SCALED[Format.INT8].constants
+    encoding = Scaled(format=Format.INT8, grid=grid, scale=scale, axis=axis)
+    graph = torch.fx.Graph()
+    parts = stored_codes(tensor, encoding)
+    graph.output(read_back(graph, {n: graph.placeholder(n) for n in parts}, encoding))
+    got = torch.fx.GraphModule(nn.Module(), graph)(*parts.values())
+    assert torch.equal(got, torch.from_numpy(encoding.round(tensor.numpy())))
