@@ -14,10 +14,13 @@ from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.planning.choices import choices
 from finecast.planning.filling import within
+from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Roundings
+from finecast.planning.proposing import near
 from finecast.planning.sensitivity import Saturation
 from finecast.planning.units import make_units
 from finecast.rules import Permission
+from finecast.rules.policy import Policy
 
 FP32, BF16 = Format.FP32, Format.BF16
 COUNT = 6
@@ -97,3 +100,12 @@ def test_beyond_the_frontier_there_is_nothing() -> None:
     assert within(graph, allowed, analysis, steps, 100.0) is None
     assert within(graph, allowed, analysis, steps, -1.0) is None
     assert within(graph, allowed, analysis, steps, steps[-1].error) is None  # it is a step
+
+
+def test_after_a_miss_plans_have_shares_of_the_error_that_is_allowed() -> None:
+    """All of it, .9, .8 and .7 of the error: of its square .81, .64 and .49."""
+    graph, allowed, analysis = problem([4.0] * COUNT, [1.0] * COUNT, 0.0)
+    planner = Planner(graph=graph, policy=Policy.parse("auto:bf16"), permissions=allowed)
+    found = near(planner, analysis, 5.5)
+    assert [p.error for p in found] == [5.0, 4.0, 3.0, 2.0]
+    assert [list(p.plan.formats.values()).count(BF16) for p in found] == [5, 4, 3, 2]
