@@ -274,7 +274,7 @@ def test_what_is_fast_at_first_only_is_not_returned(bench: Bench) -> None:
             bench.engine.gain = 0.9  # from here on
         return 1.0
 
-    outcome = bench.tune(evaluate=score)
+    outcome = bench.tune(evaluate=score, max_trials=1)
     assert outcome.verdict is Verdict.UNCHANGED
     assert "is not faster" in outcome.why
     assert "takes 1.14 of what fp32 takes" in outcome.why  # 7 / 0.9 ms and two casts of 0.1
