@@ -75,6 +75,14 @@ def test_an_input_of_open_shape_is_rounded_to_nearest(body: str) -> None:
     assert (outputs(low, larger.astype(np.float32)) == to_nearest(larger)).all()
 
 
+def test_what_lies_about_a_power_of_two_is_rounded_to_nearest() -> None:
+    """The product that rounds must not cross it: digits beyond are coarser."""
+    steps = np.arange(-(WIDTH * WIDTH) // 2, WIDTH * WIDTH // 2)
+    for middle in (0x3F800000, 0xBF800000, 0x42000000):
+        x = ((middle + 61 * steps).astype(np.uint32)).view(np.float32).reshape(WIDTH, WIDTH)
+        assert (outputs(converted(model()), x) == to_nearest(x)).all()
+
+
 def test_what_is_computed_from_constants_is_rounded_to_nearest() -> None:
     """As standardized weights are, in a model of fixed shape, too."""
     proto = model("32, 32", "s = Sin(v) y = MatMul(x, s)")
