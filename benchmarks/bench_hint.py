@@ -26,7 +26,14 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks import hint_nets
-from benchmarks.common import count_processor_time, print_environment, report, run_apart, skip
+from benchmarks.common import (
+    count_processor_time,
+    kept_lines,
+    print_environment,
+    report,
+    run_apart,
+    skip,
+)
 from benchmarks.hint_kernels import Compiled, kernels_of, low_only
 from benchmarks.hint_table import ERROR, KERNELS, SPEED, Row, TunedRow, write_tables
 from finecast import api
@@ -168,10 +175,7 @@ def in_process(name: str, given: argparse.Namespace) -> dict[str, Any]:
 
 def lines_of(path: Path) -> dict[str, dict[str, Any]]:
     """What is known of each net; the last line counts."""
-    if not path.is_file():
-        return {}
-    found = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
-    return {line["net"]: line for line in found}
+    return {net: line for (net,), line in kept_lines(path, "net").items()}
 
 
 def report_line(line: Mapping[str, Any]) -> None:

@@ -25,7 +25,14 @@ from typing import Any, Final
 
 from benchmarks import hint_nets
 from benchmarks.bench_hint import copies, errors, together
-from benchmarks.common import count_processor_time, print_environment, report, run_apart, skip
+from benchmarks.common import (
+    count_processor_time,
+    kept_lines,
+    print_environment,
+    report,
+    run_apart,
+    skip,
+)
 from benchmarks.hint_kernels import Compiled
 from benchmarks.int8_table import (
     BF16,
@@ -34,7 +41,6 @@ from benchmarks.int8_table import (
     NATIVE,
     TUNED,
     IntegerRow,
-    known_lines,
     write_table,
 )
 from finecast import api
@@ -185,7 +191,7 @@ def main() -> int:
         return 0
     print_environment()
     given.lines.parent.mkdir(parents=True, exist_ok=True)
-    before = {} if given.net else known_lines(given.lines)
+    before = {} if given.net else kept_lines(given.lines, "net", "isa")
     for name in given.net or hint_nets.known():
         line = before.get((name, given.isa))
         if line is None:

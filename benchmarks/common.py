@@ -67,6 +67,14 @@ def run_apart(
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def kept_lines(path: Path, *keys: str) -> dict[tuple[str, ...], dict[str, Any]]:
+    """Lines of JSON that a benchmark kept, by what they say of ``keys``; the last counts."""
+    if not path.is_file():
+        return {}
+    found = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    return {tuple(line[key] for key in keys): line for line in found}
+
+
 def peak_bytes() -> list[int]:
     """The largest resident sets of this process and of each child that runs; Linux.
 

@@ -136,18 +136,22 @@ def write_tables(
     rows = [Row(line) for _, line in sorted(lines.items()) if "failed" not in line]
     found = [TunedRow(line) for _, line in sorted(tuned.items()) if "failed" not in line]
     beaten = sum(row.beaten for row in found)
-    table = _table(_COLUMNS, [row.cells() for row in rows])
-    tune_table = _table(_TUNED_COLUMNS, [row.cells() for row in found])
+    hint_table = table(_COLUMNS, [row.cells() for row in rows])
+    tune_table = table(_TUNED_COLUMNS, [row.cells() for row in found])
     counts = f"Beaten by the hint in both: {beaten} of {len(found)}."
     texts = {
-        "": [_summary(rows), "", *table, *_failed(lines)],
+        "": [_summary(rows), "", *hint_table, *_failed(lines)],
         " tune": [counts, "", *tune_table, *_failed(tuned)],
     }
-    page = PAGE.read_text(encoding="utf-8")
     for which, text in texts.items():
-        place = re.compile(f"(<!-- bench_hint{which} -->\n).*?(<!-- end -->)", re.DOTALL)
-        page = place.sub(partial(_between, "\n".join(text)), page)
-    PAGE.write_text(page, encoding="utf-8")
+        put(PAGE, f"bench_hint{which}", text)
+
+
+def put(page: Path, mark: str, lines: Iterable[str]) -> None:
+    """Replace what stands in ``page`` between the comment ``mark`` and the next ``end``."""
+    place = re.compile(f"(<!-- {mark} -->\n).*?(<!-- end -->)", re.DOTALL)
+    new = partial(_between, "\n".join(lines))
+    page.write_text(place.sub(new, page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def _between(text: str, place: re.Match[str]) -> str:
@@ -172,7 +176,8 @@ def _summary(rows: Sequence[Row]) -> str:
     return f"{machine} {'; '.join(found)}."
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table."""
     lines = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
     return [*lines, *(f"| {' | '.join(row)} |" for row in rows)]
 

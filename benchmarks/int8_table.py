@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.common import kept_lines
+from benchmarks.hint_table import put, table
 from finecast.measure.environment import environment
 
 PAGE: Final = Path(__file__).with_name("RESULTS-int8.md")
@@ -75,24 +75,13 @@ class IntegerRow:
         )  # fmt: skip
 
 
-def known_lines(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """What is known, by net and ISA; the last line counts."""
-    if not path.is_file():
-        return {}
-    found = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
-    return {(line["net"], line["isa"]): line for line in found}
-
-
 def write_table(path: Path) -> None:
     """Put a table for each ISA in its place in RESULTS-int8.md."""
-    lines = known_lines(path)
+    lines = kept_lines(path, "net", "isa")
     parts: list[str] = []
     for isa in sorted({isa for _, isa in lines}, reverse=True):
         parts += _section(isa, [x for (_, held), x in sorted(lines.items()) if held == isa])
-    place = re.compile(r"(<!-- bench_int8_nets -->\n).*?(<!-- end -->)", re.DOTALL)
-    page = PAGE.read_text(encoding="utf-8")
-    text = "\n".join(parts)
-    PAGE.write_text(place.sub(lambda m: f"{m[1]}{text}\n{m[2]}", page), encoding="utf-8")
+    put(PAGE, "bench_int8_nets", parts)
 
 
 def _section(isa: str, lines: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -104,9 +93,7 @@ def _section(isa: str, lines: Sequence[Mapping[str, Any]]) -> list[str]:
         "",
         f"Bars missed: {len(missed)} of {len(rows)} nets.",
         "",
-        f"| {' | '.join(_COLUMNS)} |",
-        f"|{' --- |' * len(_COLUMNS)}",
-        *(f"| {' | '.join(row.cells())} |" for row in rows),
+        *table(_COLUMNS, [row.cells() for row in rows]),
         "",
         *(f"- not run: {x['net']}: {x['failed']}" for x in lines if "failed" in x),
         *(f"- {x['net']}: {x['nothing']}" for x in lines if "nothing" in x),

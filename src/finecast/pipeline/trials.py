@@ -113,7 +113,7 @@ class Trials:
         trials = [(c, self.tried.get(c.plan.digest)) for c in (found, *candidates)]
         fastest = min((c for c, t in trials if t and t.passed), key=lambda c: c.cost)
         missed = min((c.error for c, t in trials if t and not t.passed), default=math.inf)
-        better = rivals([c for c in candidates if c is not fastest], fastest, missed)
+        better = rivals(candidates, fastest, missed)
         return better if fastest is found else [fastest, *better]
 
     def allowed_error(self) -> float | None:

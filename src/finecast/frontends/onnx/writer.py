@@ -172,9 +172,8 @@ class _Writer:
         uses: Sequence[Use],
         first: Sequence[ir.Node],
     ) -> None:
-        nodes = [*first]
-        node = self.maker.cast(nodes[-1].outputs[0] if nodes else value, to, value.name)
-        _place([*nodes, node], value.producer(), home)
+        node = self.maker.cast(first[-1].outputs[0] if first else value, to, value.name)
+        _place([*first, node], value.producer(), home)
         for use in uses:
             self._give(use, value, node.outputs[0])
 
