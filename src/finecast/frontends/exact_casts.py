@@ -30,8 +30,8 @@ _PART: Final = 2.0 ** (_LOW.mantissa_bits - Format.FP32.mantissa_bits)
 # In x * FACTOR + x the product is rounded where bf16 ends, and what is left is a part of the
 # rounded x, which BACK makes whole (T. J. Dekker, "A floating-point technique for extending
 # the available precision", 1971). The product is nearer to 0 than x: one that is not may lie
-# beyond a power of two, where digits are coarser, and what is just below 1 came out as .996. Of
-# a difference OpenVINO would make one kernel more; and one more of a sum of what it just
+# beyond a power of two, where digits are coarser, and what is just below 1 came out as .996.
+# Of a difference OpenVINO would make one kernel more; and one more of a sum of what it just
 # multiplied with itself: the second x has another shape. But what convolutions read rests in
 # blocks of channels, and to reshape it takes longer than a kernel: there the second x is x.
 FACTOR: Final = _PART - 1
