@@ -18,7 +18,7 @@ from statistics import median
 from time import perf_counter, process_time
 from typing import Any
 
-from finecast.measure import racing
+from finecast.measure import timing
 from finecast.measure.environment import environment
 
 # Real models and their data: beside the repository, unless the variable names the folder.
@@ -105,7 +105,7 @@ class _ProcessorTime:
 
 def count_processor_time() -> None:
     """From now on races in this process count the processor's time; best on one thread."""
-    racing.__dict__["time"] = _ProcessorTime
+    timing.__dict__["time"] = _ProcessorTime
 
 
 def _children() -> list[Path]:

@@ -196,7 +196,7 @@ def conv_net(path: Path, *, middle: str = "Relu") -> None:
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     clock = Clock()
-    monkeypatch.setattr("finecast.measure.racing.time", clock)
+    monkeypatch.setattr("finecast.measure.timing.time", clock)
     model, data = tmp_path / "net.onnx", tmp_path / "data.npz"
     conv_net(model)
     x = np.random.default_rng(1).standard_normal((40, 3, 8, 8)).astype(np.float32)

@@ -89,7 +89,7 @@ def products(module: Any) -> int:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     clock = Clock()
-    monkeypatch.setattr("finecast.measure.racing.time", clock)
+    monkeypatch.setattr("finecast.measure.timing.time", clock)
     return Device(clock)
 
 

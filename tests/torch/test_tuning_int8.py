@@ -51,7 +51,7 @@ class Stated(Device):
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Stated:
     clock = Clock()
-    monkeypatch.setattr("finecast.measure.racing.time", clock)
+    monkeypatch.setattr("finecast.measure.timing.time", clock)
     speeds = {Format.BF16: 2.0, Format.INT8: 4.0}
 
     def rate(device: str, fmt: Format, threads: int) -> rates.Rate:

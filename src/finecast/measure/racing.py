@@ -1,11 +1,10 @@
 """Which of several callables is faster, settled with as few rounds as that takes.
 
-Everything runs in rounds, one call each and the order reversed from round to round, so that a
-disturbance hits all of them. Speeds are medians of ratios within rounds, beside one callable
-that is in every round. What is far too slow in each of the first rounds leaves, and so does
-what another one of no more error beats in each. After some rounds of all others only those go
-on whose order is not settled: neighbours, by speed, that may be either way round and may
-differ by more than matters; not two that are both too slow.
+Everything runs in rounds, as ``measure.timing`` says. Speeds are medians of ratios within
+rounds, beside one callable that is in every round. What is far too slow in each of the first
+rounds leaves, and so does what another one of no more error beats in each. After some rounds
+of all others only those go on whose order is not settled: neighbours, by speed, that may be
+either way round and may differ by more than matters; not two that are both too slow.
 
 The interval of a median is 2.5 IQR / sqrt(n) to each side: 2.7 standard errors of normal
 noise, more than the notches of box plots (1.57; McGill, Tukey and Larsen, 1978), because it is
@@ -15,14 +14,13 @@ looked at again and again, and chance would settle an order sooner or later.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 
-from finecast.measure.timing import Latency
+from finecast.measure.timing import Latency, Turns, now_s
 
 ANCHOR = "fp32"
 """The name of what is in every round."""
@@ -34,9 +32,6 @@ _STEP = 5
 _FIRST = 3
 _FAR = 1.1
 _CLEAR = 1.05
-# Calls that are not counted end after so long: the first one takes memory, and what takes long
-# has nothing more to warm up.
-_WARM_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,12 +91,14 @@ class Race:
     calls: Mapping[str, Callable[[], object]]
     matters: float = 1.02
     share: int = 1
+    _turns: Turns = field(init=False)
     _samples: dict[str, dict[int, float]] = field(init=False)
     _rounds: int = field(init=False, default=0)
     _lost: set[str] = field(init=False, default_factory=set[str])
 
     def __post_init__(self) -> None:
         """Nothing was timed yet."""
+        self._turns = Turns(self.calls)
         self._samples = {name: {} for name in self.calls}
 
     @classmethod
@@ -131,22 +128,17 @@ class Race:
 
     def run(self, effort: Effort) -> None:
         """Time all, then those whose order is open."""
-        for call in self.calls.values():
-            start = time.perf_counter()
-            for _ in range(effort.warmup):
-                call()
-                if time.perf_counter() - start > _WARM_S:
-                    break
-        end = time.perf_counter() + effort.min_time_s
+        self._turns.warm_up(effort.warmup)
+        end = now_s() + effort.min_time_s
         self._go_on(self.calls, min(_FIRST, effort.rounds), 0.0)
         names = {n for n in self.names if min(self._ratios(n)) <= effort.limit * _FAR}
         self._lost |= {n for n in names if self._loses(n, effort.errors)}
         names -= self._lost
         if names or not self.names:
-            left_s = end - time.perf_counter()
+            left_s = end - now_s()
             self._go_on({*names, ANCHOR}, effort.rounds - _FIRST, left_s)
-        end = time.perf_counter() + effort.settle_s
-        while time.perf_counter() < end and (names := self._open(effort)):
+        end = now_s() + effort.settle_s
+        while now_s() < end and (names := self._open(effort)):
             self._go_on({*names, ANCHOR}, _STEP, 0.0)
 
     def _loses(self, name: str, errors: Mapping[str, float]) -> bool:
@@ -211,14 +203,10 @@ class Race:
         return [first[r] / second[r] for r in first if r in second]
 
     def _go_on(self, names: Collection[str], rounds: int, min_time_s: float) -> None:
-        ordered = [name for name in self.calls if name in names]
-        end = time.perf_counter() + min_time_s
+        end = now_s() + min_time_s
         done = 0
-        while done < rounds or time.perf_counter() < end:
-            for name in ordered if self._rounds % 2 == 0 else reversed(ordered):
-                start = time.perf_counter()
-                self.calls[name]()
-                took_s = time.perf_counter() - start
+        while done < rounds or now_s() < end:
+            for name, took_s in self._turns.round(names).items():
                 self._samples[name][self._rounds] = took_s / self.share
             self._rounds += 1
             done += 1
