@@ -66,7 +66,12 @@ MOVED = """t = Transpose<perm = [1, 0]>(x)
   y = Transpose<perm = [1, 0]>(p)"""
 
 
-@pytest.mark.parametrize("body", ["y = MatMul(x, w)", MOVED])
+SHAPED = """p = MatMul(x, w)
+  s = Shape(x)
+  y = Reshape(p, s)"""
+
+
+@pytest.mark.parametrize("body", ["y = MatMul(x, w)", MOVED, SHAPED])
 def test_an_input_of_open_shape_is_rounded_to_nearest(body: str) -> None:
     low = converted(model(body=body))
     assert ops(low)[: len(ROUNDED)] == ROUNDED

@@ -24,9 +24,13 @@ __all__ = [
 UNKNOWN = OpInfo(name="unknown", kind=OpKind.UNKNOWN, tier=Tier.NEVER)
 
 READS_ANY_FORMAT = frozenset(
-    {"onnx::Cast", "aten::_to_copy", "tf::Cast", "openvino::Convert", "openvino::ShapeOf"}
+    {"onnx::Cast", "aten::_to_copy", "tf::Cast", "openvino::Convert"}
+    | {"onnx::Shape", "onnx::Size", "aten::sym_size", "aten::numel", "openvino::ShapeOf"}
 )
-"""Conversions already in a model, and shapes: they read whatever they are given, uncast."""
+"""Conversions already in a model, and shapes: they read whatever they are given, uncast.
+
+TensorFlow's shapes are not among them: each states the one type that it reads.
+"""
 
 _BY_NATIVE = index_natives(OP_TABLE)
 _BY_NAME = {info.name: info for info in (*OP_TABLE, UNKNOWN)}
