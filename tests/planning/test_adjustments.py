@@ -74,6 +74,7 @@ def test_it_is_read_as_it_was_written(one: Adjustment) -> None:
         {"node": "a", "port": 1, "exponents": [1]},
         {"node": "a", "port": 1, "exponents": "1 2", "add": "1"},
         {"node": "a", "port": 1, "add": "inf"},
+        {"node": "a", "port": 1, "add": "1e39"},
     ],
 )
 def test_what_is_none_is_refused(content: dict[str, Any]) -> None:
