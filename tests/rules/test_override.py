@@ -9,7 +9,7 @@ import pytest
 from finecast.graph.text import from_text
 from finecast.ops import OP_TABLE
 from finecast.rules.base import Context, NodeView
-from finecast.rules.hints import RAF_OPS, DType, op_names
+from finecast.rules.hints import RAF_OPS, DType, ops_named
 from finecast.rules.override import active, find_override, override
 from finecast.rules.policy import Policy
 
@@ -82,7 +82,7 @@ def test_ours_too_the_inner_one_wins_by_either_name() -> None:
     ],
 )
 def test_raf_s_names_of_ops_are_read_as_ours(name: str, expected: tuple[str, ...]) -> None:
-    assert op_names(name) == expected
+    assert ops_named(name) == expected
 
 
 def test_every_name_in_the_table_of_raf_s_is_an_op() -> None:

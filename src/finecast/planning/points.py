@@ -10,19 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.encodings import Encoding
 from finecast.numbers.formats import Format
-from finecast.ops import by_name
+from finecast.ops import READS_SHAPE_ONLY, by_name
 from finecast.planning.units import Units
 
 # (node, index): input ``index`` of the node; (None, index): the model's output ``index``.
 Place = tuple[int | None, int]
-
-# Ops that read a float value and use only its shape.
-_READS_SHAPE: Final = frozenset({"shape", "size"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +81,7 @@ def find_points(graph: Graph, free: frozenset[int]) -> tuple[Point, ...]:
 
 
 def _of_node(graph: Graph, node: Node, free: frozenset[int]) -> Iterator[Point]:
-    if node.op in _READS_SHAPE:
+    if node.op in READS_SHAPE_ONLY:
         return
     for port, index in enumerate(node.inputs):
         if index is None or (moves(node) and _carries_on(graph, node, index)):
