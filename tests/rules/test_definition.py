@@ -55,7 +55,7 @@ def test_what_is_stated_around_operands_needs_what_rounds_them(
     verdict = judged(DEFINITION, GRAPH, policy=f"all:{fmt}")["half"]
     assert verdict is not None
     assert verdict.permits == {Format.FP32}
-    assert "and the model's opset nothing that rounds to it" in verdict.text
+    assert "and the model's opset has no op that rounds to it" in verdict.text
 
 
 def test_it_cannot_be_waived() -> None:

@@ -80,8 +80,8 @@ def test_products_store_a_value_and_weights_by_channel(
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("both", "weights are no constant"),
-        ("left", "first operand is no value"),
+        ("both", "weights are not constant"),
+        ("left", "first operand is a constant"),
         ("bias", "adds a constant"),
         ("sums", "not run in the kernel of a convolution"),
         ("soft", "no engine here runs softmax on integers"),
@@ -133,7 +133,7 @@ def test_weights_alone_are_those_of_products_and_rows(
     [
         ("conv", "no engine here computes conv from weights in int8_weights"),
         ("soft", "no engine here computes softmax from weights in int8_weights"),
-        ("both", "weights are no constant"),
+        ("both", "weights are not constant"),
         ("columns", "does not look up rows"),
         ("behind", "does not look up rows"),
         ("seen", "the table is no constant"),

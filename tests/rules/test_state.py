@@ -75,3 +75,18 @@ def test_statistics_that_a_kernel_keeps_in_fp32_leave_it_free(judged: Judged) ->
 
 def test_a_graph_that_writes_nothing_is_left_alone(judged: Judged) -> None:
     assert kept(judged(STATE, OPTIMIZER.replace(" assign ", " identity "))) == set()
+
+
+def test_a_write_of_several_tensors_is_one_of_each(judged: Judged) -> None:
+    found = judged(
+        STATE,
+        """
+        input %0 p fp32[4]
+        input %1 q fp32[4]
+        input %2 grad fp32[4]
+        node step_p sub aten::sub fp32 (%0, %2) -> (%3 p1 fp32[4])
+        node step_q sub aten::sub fp32 (%1, %2) -> (%4 q1 fp32[4])
+        node keep assign aten::_foreach_copy_ - (~%0, ~%1, ~%3, ~%4) -> ()
+        """,
+    )
+    assert kept(found) == {"step_p", "step_q"}

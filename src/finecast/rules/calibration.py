@@ -89,8 +89,8 @@ def uncalibrated(graph: Graph, formats: Collection[Format], facts: Facts) -> lis
     found = list(dict.fromkeys(every))
     if not found:
         return []
-    more = f"; so it is with {len(found) - 1} more" if len(found) > 1 else ""
-    return [f"{found[0]}: what reads it keeps fp32{more}"]
+    more = f"; and so for {len(found) - 1} more values" if len(found) > 1 else ""
+    return [f"{found[0]}: ops that read it keep fp32{more}"]
 
 
 def _lack(graph: Graph, node: Node, fmt: Format, facts: Facts) -> Iterator[str]:
@@ -152,7 +152,7 @@ def _of_value(
     if seen.nans or seen.infs:
         raise ValueError("NaN or Inf was observed")
     if seen.lowest == seen.highest and seen.count > 1:
-        raise ValueError("the data has one number in all of its places: that shows no range")
+        raise ValueError("the data has the same number everywhere, which shows no range")
     grid = SCALED[fmt].values
     low, high = covered(seen, grid, calibration)
     return Scaled.fitted(fmt, grid, np.asarray(low), np.asarray(high))

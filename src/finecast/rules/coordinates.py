@@ -161,7 +161,7 @@ def _backwards(graph: Graph, forwards: Mapping[int, str]) -> dict[int, str]:
     later = graph.once(ops_for_backward)
     for node in reversed(graph.nodes):
         if _sensitive_ports(graph, node):
-            found[node.id] = f"{node.op} takes positions or decides: it reads fp32"
+            found[node.id] = f"{node.op} reads positions or decides by them: it reads fp32"
             continue
         kind = by_name(node.op).kind
         if kind not in _ORDERED and not outer_product(graph, node):
@@ -175,7 +175,7 @@ def _backwards(graph: Graph, forwards: Mapping[int, str]) -> dict[int, str]:
             into = next((graph.nodes[n].name for n, _ in readers if n in found), None)
             if into is not None:
                 found[node.id] = (
-                    f"what it gives is for {into}, which takes positions or decides"
+                    f"its result goes to {into}, which reads positions or decides by them"
                 )
     return found
 

@@ -25,7 +25,7 @@ def _judge(node: Node, context: Context) -> Ruling | None:
         return None
     text = f"{node.native} has no {context.low.label} in its definition"
     if context.low.operands_only and context.low not in context.casts_around:
-        text += ", and the model's opset nothing that rounds to it"
+        text += ", and the model's opset has no op that rounds to it"
     return Ruling(permits=permits, text=text)
 
 

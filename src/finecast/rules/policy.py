@@ -53,7 +53,7 @@ class Adjust(Enum):
         named = tuple(a for a in cls if a in found)
         if len(named) != len(given) and found != [None]:
             raise UsageError(
-                f"{names!r} names an adjustment twice, or none beside one",
+                f"{names!r} names an adjustment twice, or 'none' beside another",
                 where="--adjust",
                 fix="name each once",
             )
@@ -138,7 +138,7 @@ class Policy:
         if (at or plus) and not any(f.scaled for f in formats):
             what = "a calibration" if at else "an adjustment"
             raise UsageError(
-                f"{text!r}: {what}, and no format that has ranges",
+                f"{text!r}: {what} is given, and none of the formats has scales",
                 where="policy",
                 fix="leave it out, or put int8 among the formats",
             )

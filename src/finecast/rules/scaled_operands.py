@@ -125,11 +125,11 @@ def _weighted(*channels: int) -> Callable[[Graph, Node], Axes]:
 def _product(graph: Graph, node: Node, channels: tuple[int, ...]) -> Axes:
     value, weights = (_operand(graph, node, index) for index in (0, 1))
     if value is None or value.constant is not None:
-        raise ValueError("its first operand is no value that is computed")
+        raise ValueError("its first operand is a constant or is missing")
     if weights is not None and _is_stored(graph, weights):
         return {0: ()}
     if weights is None or weights.constant is None:
-        raise ValueError("its weights are no constant")
+        raise ValueError("its weights are not constant")
     rank = len(weights.shape or ())
     return {0: (), 1: tuple(axis % rank for axis in channels) if rank > 1 else ()}
 
@@ -163,7 +163,7 @@ def _is_constant(graph: Graph, node: Node, index: int) -> bool:
 def _addition(graph: Graph, node: Node) -> Axes:
     values = [_operand(graph, node, index) for index in (0, 1)]
     if any(v is None or v.constant is not None for v in values):
-        raise ValueError("it adds a constant, in the kernel of what makes the other operand")
+        raise ValueError("it adds a constant, which runs in the kernel of the op in front")
     if not any(v is not None and _joins(graph, v) for v in values):
         raise ValueError("it does not run in the kernel of a convolution")
     return {0: (), 1: ()}

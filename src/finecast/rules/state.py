@@ -12,6 +12,7 @@ data and parameters: products, which are not judged, and sums over a batch, whic
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Final
 
 from finecast.graph import Dim, Graph, Node, Value
@@ -44,7 +45,7 @@ def _leading(graph: Graph) -> dict[int, int]:
         (state, source)
         for node in graph.nodes
         if node.op == "assign"
-        for state, source in [node.inputs[:2]]
+        for state, source in _pairs(node)
         if state is not None and source is not None and graph.values[state].producer is None
     ]
     states = {state for state, _ in writes}
@@ -66,6 +67,12 @@ def _leading(graph: Graph) -> dict[int, int]:
             if along:
                 waiting += (graph.values[i] for i in node.inputs if i is not None)
     return found
+
+
+def _pairs(node: Node) -> Iterator[tuple[int | None, int | None]]:
+    """The written values of an ``assign``, first half of its inputs, with what is written."""
+    half = len(node.inputs) // 2
+    return zip(node.inputs[:half], node.inputs[half:], strict=False)
 
 
 def _keeps_own_type(graph: Graph, node: Node, value: Value) -> bool:

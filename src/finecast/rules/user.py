@@ -59,7 +59,7 @@ def without_opinion(names: Iterable[str], reasons: Iterable[Reason]) -> tuple[st
         for name in reason.text.removeprefix(_SAID).split(", ")
     }
     return tuple(
-        f"user rule {name} had no opinion on any op: if that is not meant, see the names"
+        f"user rule {name} had no opinion on any op: if it should have one, see the ops' names"
         " with finecast explain"
         for name in names
         if name not in heard

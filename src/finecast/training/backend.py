@@ -113,7 +113,7 @@ def compile(  # noqa: A001 - named after torch.compile
     if not callable(function):
         raise UsageError(
             f"a {type(function).__name__} cannot be compiled",
-            fix="give a module or a function; of a file finecast.torch.load(path).module()",
+            fix="give a module or a function; for a file finecast.torch.load(path).module()",
         )
     backend = Backend(
         policy,
