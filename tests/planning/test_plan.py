@@ -1,4 +1,4 @@
-"""Plans are read back as written, in this release's form and in all older ones."""
+"""Plans are read back as written, in this version of the file format and all older ones."""
 
 from __future__ import annotations
 

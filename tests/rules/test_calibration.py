@@ -1,4 +1,4 @@
-"""Scales come from what was observed; an op without keeps fp32, and says of which value."""
+"""Scales come from observed values; an op that lacks one keeps fp32, and names the value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which operands are stored as codes, and which value they are moved from."""
+"""Which operands and results are encoded, and which value they are moved from."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_kernels_with_a_bias_give_codes(name: str, result: str | None) -> None:
 
 @pytest.mark.parametrize("name", ["biased", "given"])
 def test_an_output_of_the_model_is_no_codes(name: str) -> None:
-    """Not where a relu reads it, too: what is given is what stands before the relu."""
+    """Also not if a relu reads it, too: the output is the value in front of the relu."""
     graph = from_text(RESULTS)
     with pytest.raises(ValueError, match="its result is an output of the model"):
         coded_result(graph, graph.find(name))

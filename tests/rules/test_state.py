@@ -1,4 +1,4 @@
-"""What leads to a write into an input of the graph keeps fp32."""
+"""Ops that lead to a write into an input of the graph keep fp32."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from finecast.rules.state import STATE
 
 Judged = Callable[..., dict[str, Ruling | None]]
 
-# p <- p - lr * (0.9 m + grad), and m with it; the loss beside it is no state.
+# p <- p - lr * (0.9 m + grad), and m is updated, too; the loss is no state.
 OPTIMIZER = """
 input %0 p fp32[8, 4]
 input %1 m fp32[8, 4]
@@ -58,7 +58,8 @@ def test_all_of_an_optimizer_keeps_fp32_and_what_is_beside_it_does_not(judged: J
 
 
 def test_the_way_back_ends_at_the_products_and_sums_over_data(judged: Judged) -> None:
-    # The product of the gradient stays free, its bias's sum does not, and beyond is no state.
+    # The weight gradient's product may be low, the bias gradient's sum keeps fp32; what is in
+    # front of both is no state.
     assert kept(judged(STATE, STEP)) == {"summed", "step_w", "step_b"}
 
 

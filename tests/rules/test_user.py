@@ -1,4 +1,4 @@
-"""Rules that users write."""
+"""Users' rules in Python: their answers, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expansion moves against every labelling, and against the exact cut of two formats."""
+"""Expansion moves against brute force, and against the exact cut for two formats."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAMS = (0.0, 0.5, 2.0, 64.0)
 
 
 def dyadic(draw: st.DrawFn, *shape: int) -> np.ndarray:
-    """Sums of these are exact."""
+    """Multiples of 1/8, whose sums are exact."""
     count = int(np.prod(shape))
     numbers = draw(st.lists(st.integers(0, 32), min_size=count, max_size=count))
     return np.array(numbers, dtype=np.float64).reshape(shape) / 8
@@ -67,7 +67,7 @@ def problems(draw: st.DrawFn, labels: int = 3, *, bound: bool = True) -> LabelPr
 
 
 def reference(problem: LabelProblem, label: tuple[int, ...]) -> tuple[float, float, int]:
-    """The law written out, one loop a sum."""
+    """Time, error and casts of a labelling by the definition, with a loop for each sum."""
 
     def of(unit: int) -> int:
         return label[unit] if unit >= 0 else -1 - unit
@@ -107,7 +107,7 @@ def test_what_a_labelling_costs(problem: LabelProblem, data: st.DataObject) -> N
 
 
 def uniform(problem: LabelProblem, amounts: np.ndarray) -> LabelProblem:
-    """Casts of a value take the same time between any two formats: moves are exact then."""
+    """``problem`` with casts of equal time between any two formats: moves are then exact."""
     k = problem.labels
     return replace(problem, cast=(1.0 - np.eye(k))[:, :, None] * amounts)
 
@@ -152,7 +152,7 @@ def test_of_two_formats_it_is_the_best(problem: LabelProblem, lam: float) -> Non
 @settings(max_examples=100, deadline=None)
 @given(problems(labels=2))
 def test_the_problem_of_two_sides_costs_the_same(problem: LabelProblem) -> None:
-    """Whatever the casts of what is pinned; of what a unit makes, one to its own is cheap."""
+    """If casts of a unit's results to its own label cost no more than from the other one."""
     made = problem.producer >= 0
     cast = problem.cast.copy()
     cast[0, 0] = np.where(made, np.minimum(cast[0, 0], cast[1, 0]), cast[0, 0])
@@ -166,7 +166,7 @@ def test_the_problem_of_two_sides_costs_the_same(problem: LabelProblem) -> None:
         assert got.error == want.error
 
 
-def test_no_cut_is_of_three_labels_or_of_casts_that_are_dear_to_their_own() -> None:
+def test_three_labels_and_dear_casts_to_the_own_label_have_no_exact_cut() -> None:
     def of(labels: int, *, own: float, producer: int) -> LabelProblem:
         cast = np.ones((labels, labels, 1))
         cast[range(labels), range(labels)] = own
@@ -203,7 +203,7 @@ def test_the_envelope_falls(problem: LabelProblem) -> None:
 def test_a_part_of_the_envelope_is_as_low_about_the_errors(
     problem: LabelProblem, one: float, other: float
 ) -> None:
-    """Of two formats, where all of it is exact."""
+    """With two formats, where the envelope is exact."""
     low, high = sorted((one, other))
     part = envelope(problem, max_steps=64, errors=(low, high))
     for step in envelope(problem, max_steps=64):
@@ -213,7 +213,7 @@ def test_a_part_of_the_envelope_is_as_low_about_the_errors(
 
 
 def chain_of(count: int) -> LabelProblem:
-    """Units one after the other, each with prices of its own, and casts between formats."""
+    """A chain of units with random times and errors, and casts between formats."""
     draw = np.random.default_rng(0)
     units = np.arange(count)
     cast = np.broadcast_to((1.0 - np.eye(3))[:, :, None] * 0.05, (3, 3, count - 1))

@@ -87,9 +87,10 @@ class Permission:
         """This permission without ``fmt``, because of the kernels that ran: ``why``."""
         formats = (self.formats - {fmt}) or KEEP
         permits = tuple(sorted(f.label for f in formats))
-        return Permission(
+        return replace(
+            self,
             formats=formats,
-            reasons=(*self.reasons, Reason(rule="kernel", text=why, permits=permits)),
+            reasons=(*self.reasons, Reason(rule=KERNEL.name, text=why, permits=permits)),
             encodings={f: e for f, e in self.encodings.items() if f is not fmt},
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -190,15 +190,13 @@ def _cut_apart(state: _Open, low: Bools) -> _Open:
     n = len(state.ids)
     time = state.time + total_by(state.tail[out], state.cost[out], n)
     time -= total_by(state.head[out], state.cost[out], n)
-    return _Open(
-        ids=state.ids,
+    kept = ~across
+    return replace(
+        state,
         time=time,
-        error=state.error,
-        lower=state.lower,
-        upper=state.upper,
-        tail=state.tail[~across],
-        head=state.head[~across],
-        cost=state.cost[~across],
+        tail=state.tail[kept],
+        head=state.head[kept],
+        cost=state.cost[kept],
     )
 
 
@@ -229,17 +227,7 @@ def _level(state: _Open, result: Floats) -> _Open:
     split = _improved(rest, weight, low, part, count)[part]
     result[rest.ids[~split]] = lam[~split]
     lower, upper = np.where(low, lam, rest.lower), np.where(low, rest.upper, lam)
-    bounded = _Open(
-        ids=rest.ids,
-        time=rest.time,
-        error=rest.error,
-        lower=lower,
-        upper=upper,
-        tail=rest.tail,
-        head=rest.head,
-        cost=rest.cost,
-    )
-    return _keep(_cut_apart(bounded, low), split)
+    return _keep(_cut_apart(replace(rest, lower=lower, upper=upper), low), split)
 
 
 def _improved(state: _Open, weight: Floats, low: Bools, part: Ints, count: int) -> Bools:

@@ -6,7 +6,7 @@ are those of that cut, given the sides of the remaining ones. No step raises the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -106,7 +106,7 @@ def _eliminated(net: Undecided) -> tuple[Undecided, Taken | None]:
     chosen[np.maximum(net.tail[both], net.head[both])] = False
     if not chosen.any() or np.count_nonzero(chosen) * _WORTH_A_STEP < count:
         return net, None
-    nodes, between = _between(net, chosen)
+    between = _between(net, chosen)
     one, other = between.first.other, between.second.other
     neither, first = between.least(False, False), between.least(True, False)
     second, all_ = between.least(False, True), between.least(True, True)
@@ -124,15 +124,16 @@ def _eliminated(net: Undecided) -> tuple[Undecided, Taken | None]:
         head=number[np.concatenate([net.head[stays], other[new]])],
         cost=np.concatenate([net.cost[stays], apart[new]]),
     )
-    ends = [
-        _Ends(other=net.ids[e.other], cost=e.cost, into=e.into)
-        for e in (between.first, between.second)
-    ]
-    taken = _Between(ids=net.ids[nodes], weight=between.weight, first=ends[0], second=ends[1])
+    taken = replace(
+        between,
+        ids=net.ids[between.ids],
+        first=replace(between.first, other=net.ids[one]),
+        second=replace(between.second, other=net.ids[other]),
+    )
     return left, taken
 
 
-def _between(net: Undecided, chosen: Bools) -> tuple[Ints, _Between]:
+def _between(net: Undecided, chosen: Bools) -> _Between:
     """The chosen nodes, of which no two are neighbours, and their edges.
 
     If a node has one edge only, its second one has cost 0.
@@ -149,8 +150,7 @@ def _between(net: Undecided, chosen: Bools) -> tuple[Ints, _Between]:
     first = _Ends(other=other[at], cost=cost[at], into=into[at])
     second = _Ends(other=other[last], cost=np.where(last > at, cost[last], 0), into=into[last])
     nodes = node[at]
-    weight = net.weight[nodes]
-    return nodes, _Between(ids=nodes, weight=weight, first=first, second=second)
+    return _Between(ids=nodes, weight=net.weight[nodes], first=first, second=second)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -44,7 +44,7 @@ def presolve(net: Undecided, low: Bools, most: int = 30) -> Undecided:
         join = np.maximum(net.weight, 0) + out
         leave = np.maximum(-net.weight, 0) + into
         bound = np.minimum(join[net.head], leave[net.tail]) + 1
-        net = _replace_cost(net, np.minimum(net.cost, bound))
+        net = replace(net, cost=np.minimum(net.cost, bound))
         if not done and settled * _WORTH_DROPPING < len(net.ids) and most > 1:
             continue  # lower costs let the next pass settle many
         low[net.ids[inside]] = True
@@ -80,7 +80,3 @@ def totals(net: Undecided) -> tuple[Ints, Ints]:
     np.add.at(out, net.tail, net.cost)
     np.add.at(into, net.head, net.cost)
     return out, into
-
-
-def _replace_cost(net: Undecided, cost: Ints) -> Undecided:
-    return Undecided(ids=net.ids, weight=net.weight, tail=net.tail, head=net.head, cost=cost)
