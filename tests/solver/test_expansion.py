@@ -17,8 +17,8 @@ from finecast.solver.expansion import envelope, highest, label
 from finecast.solver.labelling import (
     Labelling,
     LabelProblem,
+    RoundingErrors,
     Rows,
-    Touched,
     evaluate,
     two_sided,
 )
@@ -47,10 +47,10 @@ def problems(draw: st.DrawFn, labels: int = 3, *, bound: bool = True) -> LabelPr
             if banned[u] < labels:
                 time[u, banned[u]] = np.inf
     consumers = [draw(st.lists(unit, max_size=3)) for _ in range(m)]
-    touched: list[Touched] = []
+    roundings: list[RoundingErrors] = []
     for _ in range(labels - 1):
         lists = draw(st.lists(st.lists(st.integers(0, n - 1), max_size=3), max_size=3))
-        touched.append(Touched(rows=Rows.of(lists), error=dyadic(draw, len(lists))))
+        roundings.append(RoundingErrors(rows=Rows.of(lists), error=dyadic(draw, len(lists))))
     error = dyadic(draw, n, labels)
     error[:, 0] = 0
     cast = dyadic(draw, labels, labels, m)
@@ -62,7 +62,7 @@ def problems(draw: st.DrawFn, labels: int = 3, *, bound: bool = True) -> LabelPr
         producer=np.array(draw(st.lists(unit, min_size=m, max_size=m)), dtype=np.int64),
         consumers=Rows.of(consumers),
         cast=cast,
-        touched=tuple(touched),
+        roundings=tuple(roundings),
     )
 
 
@@ -83,7 +83,7 @@ def reference(problem: LabelProblem, label: tuple[int, ...]) -> tuple[float, flo
         for fmt in set(row(problem.consumers, v)):
             time += float(problem.cast[made, fmt, v])
             casts += problem.cast[made, fmt, v] > 0
-    for fmt, found in enumerate(problem.touched, start=1):
+    for fmt, found in enumerate(problem.roundings, start=1):
         for r, amount in enumerate(found.error):
             error += float(amount) if fmt in row(found.rows, r) else 0.0
     return time, error, casts
@@ -176,7 +176,7 @@ def test_three_labels_and_dear_casts_to_the_own_label_have_no_exact_cut() -> Non
             producer=np.array([producer]),
             consumers=Rows.of([[0]]),
             cast=cast,
-            touched=(Touched(rows=Rows.of([]), error=np.zeros(0)),) * (labels - 1),
+            roundings=(RoundingErrors(rows=Rows.of([]), error=np.zeros(0)),) * (labels - 1),
         )
 
     two_sided(of(2, own=1.0, producer=0))
@@ -217,7 +217,7 @@ def chain_of(count: int) -> LabelProblem:
     draw = np.random.default_rng(0)
     units = np.arange(count)
     cast = np.broadcast_to((1.0 - np.eye(3))[:, :, None] * 0.05, (3, 3, count - 1))
-    none = Touched(rows=Rows.of([]), error=np.zeros(0))
+    none = RoundingErrors(rows=Rows.of([]), error=np.zeros(0))
     fast, slow = np.sort(draw.uniform(1, 3, (2, count)), axis=0)
     errors = [np.zeros(count), draw.uniform(0, 1, count), draw.uniform(1, 9, count)]
     return LabelProblem(
@@ -226,7 +226,7 @@ def chain_of(count: int) -> LabelProblem:
         producer=units[:-1],
         consumers=Rows.of([[int(u)] for u in units[1:]]),
         cast=np.array(cast),
-        touched=(none, none),
+        roundings=(none, none),
     )
 
 
@@ -256,7 +256,7 @@ def test_a_mix_beats_each_format_alone() -> None:
         producer=np.array([0]),
         consumers=Rows.of([[1]]),
         cast=0.5 * (1 - np.eye(3))[:, :, None],
-        touched=(Touched(rows=Rows.of([]), error=np.zeros(0)),) * 2,
+        roundings=(RoundingErrors(rows=Rows.of([]), error=np.zeros(0)),) * 2,
     )
     found = label(problem, 0.5)
     assert found.label.tolist() == [2, 1]
@@ -277,5 +277,5 @@ def test_a_unit_without_a_format_is_an_error() -> None:
             producer=np.zeros(0, dtype=np.int64),
             consumers=Rows.of([]),
             cast=np.zeros((2, 2, 0)),
-            touched=(Touched(rows=Rows.of([]), error=np.zeros(0)),),
+            roundings=(RoundingErrors(rows=Rows.of([]), error=np.zeros(0)),),
         )

@@ -48,9 +48,9 @@ def smallest(net: Undecided) -> Bools:
 @given(networks())
 def test_what_is_taken_out_is_on_the_side_that_the_smallest_cut_has(net: Undecided) -> None:
     low = np.zeros(len(net.ids), dtype=bool)
-    left, taken = reduced(net, low)
+    left, removed = reduced(net, low)
     low[left.ids[smallest(left)]] = True
-    for one in reversed(taken):
+    for one in reversed(removed):
         one.decide(low)
     assert low.tolist() == smallest(net).tolist()
 
@@ -87,8 +87,8 @@ def test_sums_that_would_not_fit_are_not_made() -> None:
         cost=np.full(6, most),
     )
     low = np.zeros(4, dtype=bool)
-    left, taken = reduced(net, low)
+    left, removed = reduced(net, low)
     low[left.ids[smallest(left)]] = True
-    for one in reversed(taken):
+    for one in reversed(removed):
         one.decide(low)
     assert low.tolist() == smallest(net).tolist()

@@ -19,7 +19,7 @@ def predicted_error(analysis: Analysis, formats: Mapping[int, Format]) -> float:
         found += sum(float(rounded.units[u]) for u in low)
         found += sum(
             float(error)
-            for touched, error in zip(rounded.lists, rounded.errors, strict=True)
-            if not low.isdisjoint(touched)
+            for units, error in zip(rounded.lists, rounded.errors, strict=True)
+            if not low.isdisjoint(units)
         )
     return analysis.saturation.together(found)

@@ -21,7 +21,7 @@ from finecast.planning.sensitivity import Saturation, Sensitivity
 from finecast.planning.units import Units
 from finecast.rules import Permission
 from finecast.solver.assignment import PINNED_HIGH, Floats
-from finecast.solver.labelling import LabelProblem, Rows, Touched
+from finecast.solver.labelling import LabelProblem, RoundingErrors, Rows
 
 # Seconds of one cast of a value from one format to another.
 CastTime = Callable[[Value, Format, Format], float]
@@ -156,8 +156,8 @@ def build_problem(
         producer=np.array([p for p, _, _ in rows], dtype=np.int64),
         consumers=Rows.of([c for _, c, _ in rows]),
         cast=cast.reshape(-1, len(formats), len(formats)).transpose(1, 2, 0),
-        touched=tuple(
-            Touched(rows=Rows.of(r.lists), error=np.asarray(r.errors, dtype=np.float64))
+        roundings=tuple(
+            RoundingErrors(rows=Rows.of(r.lists), error=np.asarray(r.errors, dtype=np.float64))
             for r in rounded
         ),
     )

@@ -110,7 +110,7 @@ class _Move:
 
     def __init__(self, problem: LabelProblem, label: Ints, to: int, lam: float) -> None:
         self.of, self.label, self.to, self.lam = problem, label, to, lam
-        self.sides = problem.looked_up(label)
+        self.sides = problem.with_pins(label)
         # Side of each unit and pin: low if it has ``to`` already, else the unit itself if it
         # may change, else high.
         units = np.arange(len(label))
@@ -155,7 +155,7 @@ class _Move:
             self.builder.add(maker, rows, left, up=then - now)
 
     def _roundings(self) -> None:
-        for number, found in enumerate(self.of.touched, start=1):
+        for number, found in enumerate(self.of.roundings, start=1):
             row, unit = found.rows.row, found.rows.unit
             priced = self.lam * found.error
             if number == self.to:

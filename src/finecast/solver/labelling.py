@@ -46,7 +46,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Touched:
+class RoundingErrors:
     """Roundings to one format.
 
     Each adds its squared error once, if any unit in its row has that format.
@@ -60,7 +60,7 @@ class Touched:
 class LabelProblem:
     """A labelling problem: the cost of any labelling at a price ``lam`` of error.
 
-        cost = sum time + sum casts + lam * (sum unit error + sum error touched)
+        cost = sum time + sum casts + lam * (sum unit error + sum error rounded)
 
     A value is cast once to each format that any consumer has, from that of its producer.
 
@@ -72,7 +72,7 @@ class LabelProblem:
         cast: float64[k, k, m], seconds to cast each value, from the producer's format to a
             consumer's. From a format to itself it is zero, unless ops in that format store
             their results in another one.
-        touched: For each low format, label 1 first, its roundings.
+        roundings: For each low format, label 1 first, its roundings.
 
     Raises:
         RuleConflictError: If a unit may have no format.
@@ -84,14 +84,14 @@ class LabelProblem:
     producer: Ints
     consumers: Rows
     cast: Floats
-    touched: tuple[Touched, ...]
+    roundings: tuple[RoundingErrors, ...]
 
     def __post_init__(self) -> None:
         """Check shapes, and that each unit has a permitted format."""
         k, m = self.time.shape[1], len(self.producer)
         if self.error.shape != self.time.shape or self.cast.shape != (k, k, m):
             raise ValueError(f"arrays do not agree on {k} formats and {m} values")
-        if len(self.touched) != k - 1 or len(self.consumers.ptr) != m + 1:
+        if len(self.roundings) != k - 1 or len(self.consumers.ptr) != m + 1:
             raise ValueError(f"rows do not agree on {k} formats and {m} values")
         nowhere = np.flatnonzero(np.isinf(self.time).all(axis=1))
         if len(nowhere):
@@ -106,7 +106,7 @@ class LabelProblem:
         """Number of formats."""
         return self.time.shape[1]
 
-    def looked_up(self, label: Ints) -> Ints:
+    def with_pins(self, label: Ints) -> Ints:
         """``label`` extended by the pins' labels: to be indexed by units and by pins."""
         return np.concatenate([label, np.arange(self.labels)[::-1]])
 
@@ -128,11 +128,11 @@ class Labelling:
 def evaluate(problem: LabelProblem, label: Ints) -> Labelling:
     """What a labelling costs; one that is not permitted takes infinite time."""
     unit = np.arange(len(label))
-    sides = problem.looked_up(label)
+    sides = problem.with_pins(label)
     read = read_in(problem, sides)
     cost = problem.cast[sides[problem.producer], :, np.arange(len(problem.producer))]
     error = float(problem.error[unit, label].sum())
-    for number, found in enumerate(problem.touched, start=1):
+    for number, found in enumerate(problem.roundings, start=1):
         hit = np.bincount(found.rows.row, sides[found.rows.unit] == number, len(found.error))
         error += float(found.error[hit > 0].sum())
     return Labelling(
@@ -177,9 +177,9 @@ def two_sided(problem: LabelProblem) -> Problem:
         built.add(np.full(len(producer), PINNED_HIGH), row, unit, down=down)
     if up.any():
         built.add(np.full(len(producer), PINNED_LOW), row, unit, up=up)
-    touched = problem.touched[0]
-    nobody = np.full(len(touched.error), PINNED_HIGH)
-    built.add(nobody, touched.rows.row, touched.rows.unit, error=touched.error)
+    rounded = problem.roundings[0]
+    nobody = np.full(len(rounded.error), PINNED_HIGH)
+    built.add(nobody, rounded.rows.row, rounded.rows.unit, error=rounded.error)
     return built.problem(
         time_high=problem.time[:, 0], time_low=problem.time[:, 1], error=problem.error[:, 1]
     )

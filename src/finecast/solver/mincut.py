@@ -19,7 +19,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from finecast.solver.assignment import Bools, Floats, Ints, total_by
-from finecast.solver.reducing import Taken, reduced
+from finecast.solver.reducing import Removed, reduced
 from finecast.solver.undecided import Undecided, settle
 
 _FLOW_BITS = 30  # scipy adds a capacity to its reverse: both must stay below 2**30
@@ -43,14 +43,14 @@ def minimal_cut(
     net = _quantise(weight, tail, head, cost, group)
     low = np.zeros(len(weight), dtype=np.bool_)
     rest = 1 << _SUM_BITS
-    taken: list[Taken] = []
+    removed: list[Removed] = []
     while len(net.ids):
         net, out = reduced(net, low)
-        taken += out
+        removed += out
         if len(net.ids):
             net, found, rest = _stage(net, rest)
             low[found] = True
-    for one in reversed(taken):
+    for one in reversed(removed):
         one.decide(low)
     return low
 

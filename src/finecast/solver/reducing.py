@@ -26,7 +26,7 @@ _PASSES: Final = 3
 _TURNS: Final = 2
 
 
-class Taken(Protocol):
+class Removed(Protocol):
     """Nodes that a step removed."""
 
     def decide(self, low: Bools) -> None:
@@ -34,24 +34,24 @@ class Taken(Protocol):
         ...
 
 
-def reduced(net: Undecided, low: Bools) -> tuple[Undecided, list[Taken]]:
+def reduced(net: Undecided, low: Bools) -> tuple[Undecided, list[Removed]]:
     """Reduce a network; sets ``low`` of nodes that are decided.
 
     Returns:
         The smaller network, and the removed nodes, to be decided in reverse order.
     """
-    taken: list[Taken] = []
+    removed: list[Removed] = []
     for _ in range(_TURNS):
         net = presolve(net, low, most=_PASSES)
         before = len(net.ids)
         if not before:
-            return net, taken
+            return net, removed
         net, beside = _eliminated(net)
         net, merged = _merged(net)
-        taken += [t for t in (beside, merged) if t is not None]
+        removed += [t for t in (beside, merged) if t is not None]
         if len(net.ids) * _WORTH_A_STEP > before * (_WORTH_A_STEP - 1):
             break
-    return presolve(net, low), taken
+    return presolve(net, low), removed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class _Between:
         return self.first.cut(False, a) + self.second.cut(False, b)
 
 
-def _eliminated(net: Undecided) -> tuple[Undecided, Taken | None]:
+def _eliminated(net: Undecided) -> tuple[Undecided, Removed | None]:
     """The network without nodes of one or two edges; of two neighbours only one is removed.
 
     The least cost of such a node, as a function of the sides of its two neighbours, is stated
@@ -124,13 +124,13 @@ def _eliminated(net: Undecided) -> tuple[Undecided, Taken | None]:
         head=number[np.concatenate([net.head[stays], other[new]])],
         cost=np.concatenate([net.cost[stays], apart[new]]),
     )
-    taken = replace(
+    removed = replace(
         between,
         ids=net.ids[between.ids],
         first=replace(between.first, other=net.ids[one]),
         second=replace(between.second, other=net.ids[other]),
     )
-    return left, taken
+    return left, removed
 
 
 def _between(net: Undecided, chosen: Bools) -> _Between:
@@ -165,7 +165,7 @@ class _Merged:
         low[self.ids] = low[self.into]
 
 
-def _merged(net: Undecided) -> tuple[Undecided, Taken | None]:
+def _merged(net: Undecided) -> tuple[Undecided, Removed | None]:
     """The network with nodes merged that are on the same side in the smallest minimum cut.
 
     If i is in S, so is j if the edge from i to j costs more than j's joining S can cost. If j
