@@ -394,7 +394,10 @@ def _first(plan: dict[str, Any], **change: Any) -> list[dict[str, Any]]:
         (lambda p: _edited(p, decisions=_first(p, format="fp32")), "the plan was changed"),
         (lambda p: _edited(p, decisions=p["decisions"][1:]), "the plan was changed"),
         (lambda p: _forged(p, decisions=p["decisions"][1:]), "leaves out 'product'"),
-        (lambda p: _forged(p, decisions=_first(p, op="conv")), "takes 'product' for 'conv'"),
+        (
+            lambda p: _forged(p, decisions=_first(p, op="conv")),
+            "'product' is 'conv'",
+        ),
         (
             lambda p: _forged(p, decisions=_first(p, node="none")),
             "node the model lacks: 'none'",

@@ -1,4 +1,4 @@
-"""What is written as a product gives what numpy.einsum gives, whatever the equation."""
+"""An Einsum written as a product gives what numpy.einsum gives, for any equation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def arrays(equation: str, lengths: dict[str, int]) -> tuple[Array, Array]:
 
 @st.composite
 def equations(draw: st.DrawFn) -> str:
-    """Any of two operands that name no axis twice."""
+    """Any equation of two operands without repeated labels."""
     labels = draw(st.permutations("abcdefg"))
     both, rows, columns = (draw(st.integers(n, 3)) for n in (1, 0, 0))
     summed = draw(st.integers(1, both))
@@ -135,7 +135,7 @@ def test_a_plain_product_moves_nothing() -> None:
 
 
 def test_constant_weights_are_a_matrix() -> None:
-    # What Keras and JAX write for the heads of an attention.
+    # As Keras and JAX write the heads of an attention.
     product = as_product("abc,cde->abde", constant=[False, True], lengths=(8, 2, 4))
     assert product.right == ((Move.RESHAPE, (8, 8)),)
     assert product.after == ((Move.RESHAPE, (0, 0, 2, 4)),)

@@ -1,4 +1,4 @@
-"""Counts of operations and bytes, against counts made by hand or by loops."""
+"""Counts of operations and bytes, against counts by hand or by loops."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_conv_with_groups(native: str, group: int) -> None:
 
 
 def test_conv_transpose_mirrors_conv() -> None:
-    # The transpose of a convolution does the same products the other way round.
+    # The transpose of a convolution has the same products.
     forward = count("onnx::Conv", [(2, 4, 6, 6), (8, 4, 3, 3)], [(2, 8, 4, 4)])
     back = count("onnx::ConvTranspose", [(2, 8, 4, 4), (8, 4, 3, 3)], [(2, 4, 6, 6)])
     assert forward == back
@@ -248,7 +248,7 @@ def test_other_ops(
         ("onnx::MatMul", [None, (4, 5)], [(3, 5)]),
         ("onnx::MatMul", [], [(3, 5)]),
         ("onnx::MaxPool", [(1, 2, 4, 4)], [(1, 2, 2, 2)]),  # without its kernel_shape
-        ("com.microsoft::MoE", [(3, 4)], [(3, 4)]),  # a row without a law
+        ("com.microsoft::MoE", [(3, 4)], [(3, 4)]),  # a row without a count
         ("no.such::Op", [(3, 4)], [(3, 4)]),
     ],
 )

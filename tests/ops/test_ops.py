@@ -1,4 +1,4 @@
-"""The op table covers every float-carrying op of ONNX and holds no contradiction."""
+"""The op table covers every op of ONNX with floats, and its rows are consistent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from finecast.ops.table.base import family, index_natives, row
 
 MATMUL_SCOPE = {OpKind.MATMUL, OpKind.CONV, OpKind.RECURRENT, OpKind.ATTENTION}
 
-# Ops of ORT that carry floats (ContribOperators.md); names that a model meets in practice.
+# Ops of ORT with floats (ContribOperators.md) that models use in practice.
 CONTRIB_NAMES = """
 Attention BiasDropout BiasGelu BiasSoftmax BiasSplitGelu CropAndResize DecoderAttention
 DequantizeLinear DynamicQuantizeLSTM DynamicQuantizeMatMul EmbedLayerNormalization ExpandDims
@@ -76,7 +76,7 @@ def test_row_is_sane(info: OpInfo) -> None:
     assert all(re.fullmatch(r"openvino::\w+", n) for n in info.openvino)
     assert by_name(info.name) is info
     assert {lookup(n) for n in info.natives} == {info}
-    if info.tier is Tier.LOW:  # low pays only on the matmul engine, and sums products there
+    if info.tier is Tier.LOW:  # only ops of the matmul engine, which sums products
         assert info.matmul_engine
         assert info.accumulates
         assert not info.exact

@@ -1,4 +1,4 @@
-"""Nets written as text, with drawn constants, as graphs."""
+"""Prepares nets that are written as text, with random constants."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ def prepared(text: str, constants: Constants) -> frontend.Prepared:
 
 
 def drawn(seed: int, **shapes: tuple[int, ...]) -> dict[str, NDArray[np.float32]]:
-    """Normal numbers."""
+    """Constants of normally distributed numbers, by name and shape."""
     draw = np.random.default_rng(seed)
     return {n: draw.standard_normal(s).astype(np.float32) for n, s in shapes.items()}

@@ -1,4 +1,4 @@
-"""Adjustments: what they do to numbers, how two become one, and what a plan keeps of them."""
+"""Adjustments: applying them to arrays, merging two, saving and reading them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ADDED = st.lists(st.floats(-4, 4, width=32), min_size=3, max_size=3).map(tuple)
 def test_one_after_the_other_is_one(
     first: tuple[int, ...], add: tuple[float, ...], then: tuple[int, ...]
 ) -> None:
-    """Exactly so where powers of two alone are multiplied by, or numbers added last."""
+    """Exactly, unless numbers that were added are scaled afterwards."""
     one = Adjustment(node="a", port=1, exponents=first)
     other = Adjustment(node="a", port=1, exponents=then)
     array = np.arange(1, 7, dtype=np.float32).reshape(2, 3)
@@ -40,7 +40,7 @@ def test_channels_lie_along_an_axis() -> None:
     assert first.of(array)[:, 0, 0].tolist() == [1, 2, 0.5]
 
 
-def test_of_each_operand_and_axis_there_is_one() -> None:
+def test_adjustments_of_one_operand_and_axis_are_merged() -> None:
     bias = Adjustment(node="a", port=2, exponents=(1, 0))
     rows = Adjustment(node="a", port=1, axis=-2, exponents=(1, 0))
     columns = Adjustment(node="a", port=1, exponents=(2, 3))
@@ -74,9 +74,10 @@ def test_it_is_read_as_it_was_written(one: Adjustment) -> None:
         {"node": "a", "port": 1, "exponents": [1]},
         {"node": "a", "port": 1, "exponents": "1 2", "add": "1"},
         {"node": "a", "port": 1, "add": "inf"},
+        {"node": "a", "port": 1, "add": "1e39"},
     ],
 )
-def test_what_is_none_is_refused(content: dict[str, Any]) -> None:
+def test_invalid_content_is_refused(content: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         Adjustment.from_dict(content)
 

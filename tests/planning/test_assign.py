@@ -1,4 +1,4 @@
-"""The lowest plan: everything that may be low, but for what is moved between fp32 alone."""
+"""The lowest plan: every op that may be low is, except movers between fp32 ops."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def permissions(graph: Graph, fixed: set[int]) -> dict[int, Permission]:
 
 
 def chain(*ops: str, source: str = "input %0 x fp32[2]") -> Graph:
-    """Each op reads what the one before gives."""
+    """A chain of ops, each reading the result of the one in front."""
     lines = ["graph 0", source]
     for i, op in enumerate(ops):
         lines.append(f"node n{i} {op} fp32 (%{i}) -> (%{i + 1} v{i} fp32[2])")
@@ -57,7 +57,7 @@ def test_a_constant_is_stored_low() -> None:
 
 @st.composite
 def graphs(draw: st.DrawFn) -> tuple[Graph, set[int]]:
-    """Random readers of what came before, some of them fixed to fp32."""
+    """Random graphs, with the ids of the ops that are fixed to fp32."""
     lines = ["graph 0", "input %0 x fp32[2]"]
     count = draw(st.integers(1, 8))
     for i in range(count):

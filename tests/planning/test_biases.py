@@ -1,4 +1,4 @@
-"""Which constants a bias correction may adjust, and what of it a plan states."""
+"""Which constants a bias correction may adjust, and how a plan states it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_bias_is_the_product_s_own_or_what_is_added_alone(graph: Graph) -> Non
     }
 
 
-def test_ops_that_are_not_on_codes_keep_theirs(graph: Graph) -> None:
+def test_biases_of_ops_that_are_not_on_codes_stay(graph: Graph) -> None:
     formats = dict.fromkeys(coded(graph), Format.BF16)
     assert biases(graph, formats) == ()
 
@@ -120,7 +120,7 @@ def test_what_is_no_constant_of_one_op_is_not_adjusted(
 
 
 @pytest.mark.parametrize("add", ['"0.1 much"', '"nan 1"', "[0.1, 0.2]"])
-def test_adjustments_that_are_none_are_refused(plan: Plan, add: str) -> None:
+def test_invalid_adjustments_are_refused(plan: Plan, add: str) -> None:
     text = plan.to_json().replace('"0.1 -0.1235"', add)
     with pytest.raises(UsageError, match="not a finecast plan"):
         Plan.from_json(text)

@@ -1,4 +1,4 @@
-"""What the choices say of themselves."""
+"""Choices: their texts, and the solver that makes them."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def test_fp32_of_an_op_on_codes_has_a_price_where_it_was_timed_giving_codes() ->
     read_once, read_twice = replace(wide, uses=(1,)), replace(wide, uses=(1, 2))
     model = MeasuredCost(times_s={})
     assert model.cast_time_s(read_once, codes, fp32) == pytest.approx(3e6 / 10e9)
-    # For one of its readers a kernel more makes the codes; an output is a reader, too.
+    # With several readers another kernel makes the codes; an output counts as a reader.
     given = replace(read_once, is_output=True)
     for read in (read_twice, given):
         assert model.cast_time_s(read, codes, fp32) == pytest.approx(12e-6 + 5e6 / 10e9)
@@ -154,7 +154,7 @@ def test_measured_times_by_node_name() -> None:
     assert node_s(model, graph, Format.FP16) == math.inf
 
 
-def test_measured_cast_is_the_one_of_the_design() -> None:
+def test_a_measured_cast_takes_the_overhead_and_moves_both_formats() -> None:
     model = MeasuredCost(times_s={})
     cast_s = model.cast_time_s(value(0, (1000, 1000)), Format.FP32, Format.BF16)
     assert cast_s == pytest.approx(12e-6 + 6e6 / 10e9)

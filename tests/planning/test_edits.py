@@ -1,4 +1,4 @@
-"""Edits are the fewest: what is in a format already is not rounded to it again."""
+"""Edits are the fewest: numbers that are in a format already are not rounded to it again."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def rounded(graph: Graph, formats: dict[str, Format]) -> set[str]:
         (Format.BF16, TF32, False),  # 8 and 7 bits fit tf32's 8 and 10
         (Format.FP16, TF32, False),  # 5 and 10 bits fit exactly
         (Format.FP32, TF32, True),
-        # 8-bit formats rest in 8 bits, whatever the numbers are.
+        # Values in 8-bit formats are stored in 8 bits, whatever their numbers are.
         (Format.BF16, FP8, True),
         (Format.FP16, FP8, True),
     ],
@@ -58,7 +58,7 @@ def test_numbers_that_fit_a_format_are_not_rounded_to_it(
     ("middle", "again"),
     [
         ("cast onnx::Cast", False),
-        # What it reads says nothing of what it gives.
+        # The format of its operand says nothing about its result.
         ("unknown my::Op", True),
         ("dequantize onnx::DequantizeLinear", True),
     ],
@@ -110,7 +110,7 @@ def test_the_plan_that_changes_nothing_gives_no_edits() -> None:
     ("formats", "count"),
     [
         ({}, 0),
-        ({"first": Format.BF16}, 1),  # of a; that of the input is none inside
+        ({"first": Format.BF16}, 1),  # the cast of a; the input's does not count
         ({"second": Format.BF16}, 1),
         ({"first": Format.BF16, "second": Format.BF16}, 0),
         ({"second": FP8}, 2),  # there and back

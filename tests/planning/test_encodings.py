@@ -1,4 +1,4 @@
-"""Plans carry the parameters of encodings; a plan from a file may state anything."""
+"""Plans have the parameters of encodings, and those of a plan file are checked."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ GOOD = {"scale": [0.5], "zero_point": 3, "axis": None}
         {"format": "fp32", "operands": {}},
     ],
 )
-def test_parameters_that_are_none_are_refused(change: dict[str, Any], toy: Format) -> None:
+def test_invalid_parameters_are_refused(change: dict[str, Any], toy: Format) -> None:
     with pytest.raises(UsageError, match=r"not a finecast plan.*p\.json"):
         Plan.from_json(changed(toy, change), where="p.json")
 

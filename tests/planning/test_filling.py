@@ -1,4 +1,4 @@
-"""Choices between two steps of the frontier keep the error they are given."""
+"""Choices between two steps of the frontier keep to the given error."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def problem(
 
 @pytest.mark.parametrize("low", range(1, COUNT))
 def test_of_units_alike_as_many_are_low_as_the_error_allows(low: int) -> None:
-    """They have one price: the frontier goes from none of them to all at once."""
+    """Units of equal price change in one step of the frontier."""
     graph, allowed, analysis = problem([4.0] * COUNT, [1.0] * COUNT, 0.0)
     steps = choices(graph, allowed, analysis)
     assert [s.error for s in steps] == [0.0, COUNT]
@@ -64,7 +64,7 @@ def test_of_units_alike_as_many_are_low_as_the_error_allows(low: int) -> None:
 
 @pytest.mark.parametrize("together", [3.0, 12.0])
 def test_the_error_to_keep_is_that_of_all_together(together: float) -> None:
-    """Measured one by one they add up to 6; together they bring half of that, or twice."""
+    """The single errors have the sum 6; all together cause half of that, or twice."""
     graph, allowed, analysis = problem([4.0] * COUNT, [1.0] * COUNT, 0.0)
     adds_up = Saturation.through(COUNT, together)
     analysis = replace(analysis, saturation=adds_up)
@@ -103,7 +103,7 @@ def test_beyond_the_frontier_there_is_nothing() -> None:
 
 
 def test_after_a_miss_plans_have_shares_of_the_error_that_is_allowed() -> None:
-    """All of it, .9, .8 and .7 of the error: of its square .81, .64 and .49."""
+    """The shares 1, .9, .8 and .7 of the error are 1, .81, .64 and .49 of its square."""
     graph, allowed, analysis = problem([4.0] * COUNT, [1.0] * COUNT, 0.0)
     planner = Planner(graph=graph, policy=Policy.parse("auto:bf16"), permissions=allowed)
     found = near(planner, analysis, 5.5)

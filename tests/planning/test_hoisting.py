@@ -1,4 +1,4 @@
-"""Where codes are made: before what only moves numbers, and once for all that read them."""
+"""Values are encoded in front of ops that only move numbers, once for all readers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from finecast.rules import Permission
 INT8, FP32, BF16 = Format.INT8, Format.FP32, Format.BF16
 ONE = Scaled(format=INT8, grid=SCALED[INT8].values, scale=(0.5,), zero_point=3)
 OTHER = Scaled(format=INT8, grid=SCALED[INT8].values, scale=(0.25,), zero_point=3)
-# act's result is pooled, then turned, for two products; `side` reads what act gives.
+# act's result is pooled, then transposed, for two products; `side` reads it directly.
 NET = """\
 input %0 x fp32[n, 4]
 constant %1 w fp32[4, 4] size=16 largest=1.0 smallest_nonzero=0.1
@@ -33,7 +33,7 @@ output %7
 
 
 def coded_at(net: str, encodings: dict[str, Scaled]) -> dict[str, set[str]]:
-    """By the value that is encoded, who reads the codes."""
+    """The names of the ops that read codes, by name of the encoded value."""
     graph = from_text(net)
     ids = {n.name: n.id for n in graph.nodes}
     formats = {i: INT8 if n in encodings else FP32 for n, i in ids.items()}
@@ -51,25 +51,25 @@ def test_codes_are_made_before_what_moves_them() -> None:
     assert coded_at(NET, both) == {"a": {"pool"}}
 
 
-def test_and_once_for_those_that_read_them_unmoved() -> None:
+def test_readers_of_unmoved_values_share_the_codes() -> None:
     assert coded_at(NET, {"one": ONE, "two": ONE, "side": ONE}) == {"a": {"pool", "side"}}
 
 
-def test_not_where_another_reader_takes_the_moved_numbers_as_they_are() -> None:
+def test_codes_are_made_behind_a_move_with_another_reader_in_fp32() -> None:
     assert coded_at(NET, {"one": ONE}) == {"c": {"one"}}
 
 
-def test_not_where_readers_have_scales_of_their_own() -> None:
+def test_codes_are_made_behind_a_move_if_readers_have_different_scales() -> None:
     assert coded_at(NET, {"one": ONE, "two": OTHER}) == {"c": {"one", "two"}}
 
 
-def test_not_where_the_moved_numbers_are_an_output() -> None:
+def test_codes_are_made_behind_a_move_whose_result_is_an_output() -> None:
     both = {"one": ONE, "two": ONE}
     assert coded_at(NET + "output %3\n", both) == {"b": {"turn"}}
     assert coded_at(NET + "output %4\n", both) == {"c": {"one", "two"}}
 
 
-# A convolution's kernel: the bias and the activation behind it store what it gives.
+# A product's kernel, with the bias and the activation behind it.
 KERNEL = """\
 input %0 x fp32
 constant %1 w fp32[4, 4] size=16 largest=1.0 smallest_nonzero=0.1
@@ -97,12 +97,12 @@ ALL = frozenset({"product", "bias", "act"})
 
 
 def test_beside_an_op_on_codes_its_kernel_is_decided_with_it() -> None:
-    """The bias and the activation stay fp32, and nothing is cast before them."""
+    """The bias and the activation stay fp32, and nothing is cast in front of them."""
     assert units(product=CODED, bias=KEEP, act=KEEP) == {ALL}
 
 
 def test_those_that_store_otherwise_are_decided_by_themselves() -> None:
-    """In bf16 the activation's result is stored so; the product's never is."""
+    """The activation's result may be stored in bf16, the product's may not."""
     assert units(product=CODED, bias=KEEP, act=LOW) == {
         frozenset({"product", "bias"}),
         frozenset({"act"}),

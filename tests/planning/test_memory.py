@@ -1,4 +1,4 @@
-"""The estimate of what a plan's model takes in memory, by hand."""
+"""The estimate of a model's memory, against sums by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ node middle relu onnx::Relu fp32 (%2) -> (%3 b fp32[1000])
 node last matmul onnx::MatMul fp32 (%3) -> (%4 y fp32[10])
 output %4
 """
-# What a reshape gives is what it read: the value lives until the last reader of either.
+# A reshape's result shares its source's memory, which lives until the last reader of either.
 VIEWED = """
 input %0 x fp32[100]
 node first relu onnx::Relu fp32 (%0) -> (%1 a fp32[100])
@@ -41,10 +41,8 @@ def at_peak(graph: Graph, formats: dict[int, Format], kernels: dict[int, int]) -
         ({0: BF16, 1: BF16, 2: BF16}, 4000),
         ({0: BF16}, 4000 + 4000),  # the copy of a in fp32, and b
         ({0: BF16, 1: BF16}, 2000 + 4000),  # b, and its copy for the last
-        (
-            {0: INT8, 1: INT8, 2: INT8},
-            4000 + 1000,
-        ),  # what is stored is fp32, what is read codes
+        # Results are stored in fp32, operands are read as codes.
+        ({0: INT8, 1: INT8, 2: INT8}, 4000 + 1000),
     ],
 )
 def test_a_chain(formats: dict[int, Format], elements: int) -> None:
@@ -54,7 +52,7 @@ def test_a_chain(formats: dict[int, Format], elements: int) -> None:
 
 def test_what_stays_in_a_kernel_takes_nothing() -> None:
     graph = from_text(CHAIN)
-    assert at_peak(graph, {}, {0: 7, 1: 7}) == 4000 + 40  # b, and what is given
+    assert at_peak(graph, {}, {0: 7, 1: 7}) == 4000 + 40  # b and y
     assert peak_bytes(graph, {}, {}, {}, 123) == 8123
 
 

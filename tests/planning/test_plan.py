@@ -1,4 +1,4 @@
-"""Plans are read back as written, in this release's form and in all older ones."""
+"""Plans are read back as written, in this version of the file format and all older ones."""
 
 from __future__ import annotations
 
@@ -131,6 +131,7 @@ def test_every_version_has_a_sample_and_keeps_its_digest() -> None:
         ('{"version": 99}', r"version 99 is newer than 5.*upgrade finecast"),
         (PLAN.to_json().replace('"bf16"', '"bf17"'), "unknown format 'bf17'"),
         (PLAN.to_json()[:-20], "not a finecast plan"),
+        (PLAN.to_json().replace('"opset": 22', '"opset": Infinity'), "not a finecast plan"),
     ],
 )
 def test_what_is_not_a_plan(text: str, says: str) -> None:

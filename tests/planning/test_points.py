@@ -1,4 +1,4 @@
-"""A value is rounded for one reader and not for another; what only moves is rounded once."""
+"""Rounding points: values are rounded for single readers, and once if they are only moved."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from finecast.planning.units import Units, make_units
 from tests.planning.test_units import GRAPH, IDS, permissions
 
 LOW = (Format.BF16,)
-# What is read where ("reader.value"; "" for an output of the model), by whom it is rounded.
+# For each point its places as "reader.value" (".value" for an output of the model), and the
+# names of the ops of which any rounds it.
 Found = dict[frozenset[str], frozenset[str]]
 
 
@@ -33,7 +34,7 @@ def found(graph: Graph, units: Units, fused: list[frozenset[int]] | None = None)
 
 
 def of(**rounded: str) -> Found:
-    """``erf_b="mm0 turn"``: what ``erf`` reads as b is rounded where one of the two is low."""
+    """``erf_b="mm0 turn"``: value b, as ``erf`` reads it, is rounded if either op is low."""
     return {
         frozenset({key.replace("_", ".")}): frozenset(by.split())
         for key, by in rounded.items()
@@ -42,7 +43,7 @@ def of(**rounded: str) -> Found:
 
 def test_what_only_moves_is_rounded_once() -> None:
     units = make_units(GRAPH, permissions(GRAPH), LOW)
-    # Reading a shape shows no digits; an op of its own type reads what mm1 stores.
+    # A reader of the shape is no point; an op of its own type reads as mm1 stores.
     assert found(GRAPH, units) == of(
         mm0_x="mm0",
         erf_b="mm0 turn erf",

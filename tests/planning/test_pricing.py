@@ -1,4 +1,4 @@
-"""Plans by size and by memory: costs are bytes, and the frontier is that of bytes."""
+"""Plans by size and by memory: costs are bytes, and the frontier is one of bytes."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_constant_is_stored_once_in_each_format_that_reads_it(
         stored = sum(64000 * f.storage_bytes for f in {chosen[0], chosen[2]})
         stored += 640 * chosen[3].storage_bytes
         found = evaluate(problem, np.array(label)).time_s
-        # Beside the bytes there are casts' nodes, and all of the time is 1% of the bytes.
+        # Cast nodes take bytes, too, and the model's time counts as 1% of its bytes.
         assert stored <= found <= stored + 0.01 * total * 1.2 + 5 * 150
 
 
@@ -84,7 +84,7 @@ def test_the_smallest_plan_is_all_low_though_it_is_slower() -> None:
     smallest = choices(TIED, planner.permissions, by_size(planner, analysis))[-1]
     assert not fastest.lowers
     of = smallest.by_node(analysis.units)
-    assert (of[0], of[2]) == (BF16, BF16)  # the last one's weights are not 1% of the bytes
+    assert (of[0], of[2]) == (BF16, BF16)  # the last op's weights are below 1% of the bytes
     assert smallest.because.startswith("minimum cut, step")
     assert "0.1" in smallest.because
     assert "MB stored" in smallest.because

@@ -1,4 +1,4 @@
-"""The problem that the solver gets costs what the edits of its answer will cost."""
+"""The solver's problem has the costs of the edits that the plan will take."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ FP32, BF16, FP16 = Format.FP32, Format.BF16, Format.FP16
 
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
-    """Ops that read what came before; some ports keep their own type, some ops are fixed.
+    """Random graphs; some ports keep their own type, some ops are fixed.
 
-    Casts take any format, and fix what they give.
+    Casts read any format, and give a fixed one.
     """
     count = draw(st.integers(1, 5))
     lines = ["input %0 x fp32", "constant %1 w fp32 size=4"]
@@ -63,7 +63,7 @@ def free(
 
 
 def read_at(graph: Graph, place: Place) -> str:
-    """The name of the value that is read there."""
+    """The name of the value that is read at ``place``."""
     node, index = place
     value = graph.outputs[index].id if node is None else graph.nodes[node].inputs[index]
     assert value is not None
@@ -77,7 +77,7 @@ def point_of(graph: Graph, points: RoundingPoints, name: str) -> int:
 
 
 def price(_value: Value, source: Format, to: Format) -> float:
-    """One that tells every pair of formats from every other, in sums too."""
+    """A price that is different for every pair of formats, and in sums of a few."""
     order = list(Format)
     return 0.0 if source is to else 2.0 ** (8 * order.index(source) + order.index(to))
 
@@ -109,14 +109,14 @@ def stated(
 
 
 def labellings(units: Units, count: int) -> Iterator[NDArray[np.int64]]:
-    """All of them, or where there are many those that differ in four units."""
+    """All labellings of the first four units; the others have label 0."""
     for label in product(range(count), repeat=min(len(units.members), 4)):
         given = np.zeros(len(units.members), dtype=np.int64)
         given[: len(label)] = label
         yield given
 
 
-# What inputs and outputs are declared as: fp32, one of the plan's formats, or another.
+# Declared formats of an input or output: none (fp32), one of the plan's, or another.
 DECLARED = st.sampled_from([None, BF16, FP16])
 
 
@@ -222,9 +222,9 @@ def test_each_rounding_counts_once(low: tuple[str, ...], error: float) -> None:
 @pytest.mark.parametrize(
     ("low", "port", "error"),
     [
-        ((), 0, 1.0),  # x comes in bf16, and costs the ops that read it so nothing more
+        ((), 0, 1.0),  # x is given in bf16: readers in bf16 add no error
         (("mm0",), 0, 1.0 + 10.0 + 1000.0),
-        ((), 4, 100.0),  # y is given in bf16
+        ((), 4, 100.0),  # y is declared in bf16
         (("mm1",), 4, 10.0 + 100.0 + 2000.0),
     ],
 )
@@ -241,7 +241,7 @@ def test_an_op_that_rounds_its_operands_alone_rounds_no_result(fmt: Format) -> N
 
 
 def error_of(low: tuple[str, ...], fmt: Format, io: dict[int, Format]) -> float:
-    """Squared, where rounding x brings 1, the class {a, b} 10 and y 100."""
+    """The squared error, if rounding x causes 1, the class {a, b} 10 and y 100."""
     formats = (FP32, fmt)
     units = make_units(CHAIN, free(CHAIN, formats=formats), (fmt,))
     points = rounding_points(CHAIN, units)
@@ -267,7 +267,7 @@ def test_nothing_to_decide() -> None:
 
 
 def test_around_constants_alone_nothing_is_cast() -> None:
-    """Ops whose weights rest in 8 bits read and give fp32."""
+    """Ops with weights in 8 bits read and give fp32."""
     weights = Format.INT8_WEIGHTS
     graph = from_text(
         "input %0 x fp32\nconstant %1 w fp32 size=4\n"
@@ -285,12 +285,10 @@ def test_around_constants_alone_nothing_is_cast() -> None:
 @pytest.mark.parametrize(
     ("other", "codes", "wide"),
     [
-        (
-            "matmul onnx::MatMul",
-            False,
-            True,
-        ),  # all take codes: the kernel was timed giving them
-        ("tanh onnx::Tanh", True, False),  # one does not: it was timed giving fp32
+        # All readers can take codes: the kernel was timed storing codes.
+        ("matmul onnx::MatMul", False, True),
+        # One cannot: it was timed storing fp32.
+        ("tanh onnx::Tanh", True, False),
     ],
 )
 def test_what_an_op_on_codes_gives_is_as_it_was_timed(

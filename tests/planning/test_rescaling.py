@@ -1,4 +1,4 @@
-"""Factors as powers of two, and which channels keep theirs; equalised and smoothed ones."""
+"""Rescaling by powers of two, and the factors of equalisation and smoothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_channels_without_a_factor_stay() -> None:
 
 
 def test_channels_that_would_not_come_back_stay() -> None:
-    """The smallest subnormal numbers lose their digits where they are divided."""
+    """Subnormal numbers lose digits when they are divided."""
     weights = nets.drawn(0, **SHAPES)["w"]
     weights[2, 0] = 3e-45
     graph = chain(w=weights)
@@ -57,7 +57,7 @@ def test_channels_that_would_not_come_back_stay() -> None:
 
 
 def test_equalised_channels_have_weights_of_one_size_where_they_are_made_and_read() -> None:
-    """Of three products in a row each gets the cube root of a channel's sizes, multiplied."""
+    """In three products in a row each size becomes the cube root of the product of all."""
     powers = np.array([-2, -1, 0, 0, 0, 0, 1, 3])
     sizes = np.exp2(3.0 * powers)[:, None, None, None]
     ones = {n: np.ones(s, np.float32) for n, s in SHAPES.items()}
@@ -100,7 +100,7 @@ def test_a_channel_of_large_values_is_smoothed(factor: float) -> None:
     assert isinstance(share, float)
 
     def off(exponents: NDArray[np.int32]) -> float:
-        """The squared error that int8 brings the product, by rounding."""
+        """The squared error of the product if its operands are rounded to int8."""
         (weights,) = (v.constant for v in graph.values if v.name == "w")
         assert weights is not None
         up = np.exp2(exponents.astype(float))

@@ -1,4 +1,4 @@
-"""Where channels may be divided and multiplied again, and where not; the law, by running."""
+"""Sites are found in these nets, and rescaling them by powers of two changes no output."""
 
 from __future__ import annotations
 

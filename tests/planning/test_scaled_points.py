@@ -1,4 +1,4 @@
-"""What ops store as codes is rounded for each reader that encodes it, and for no other."""
+"""Values that ops encode are rounded for each unit that encodes them, and for no other."""
 
 from __future__ import annotations
 

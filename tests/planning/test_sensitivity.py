@@ -1,4 +1,4 @@
-"""Probing finds each rounding's error; groups hide nothing that matters."""
+"""Probing finds each rounding's error; probing in groups misses no large one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Array = NDArray[np.generic]
 
 
 class Model:
-    """Each point moves an output element of its own: squared errors add up exactly."""
+    """Each point changes an output element of its own, so squared errors add up exactly."""
 
     def __init__(self, errors: Sequence[float]) -> None:
         self.errors = np.array(errors, dtype=np.float64)
@@ -149,7 +149,7 @@ def test_an_output_of_another_shape_is_left_out() -> None:
 
 
 class Saturating:
-    """An output that all points push the same way, and that cannot go far."""
+    """An output that all points change in the same direction, up to a limit."""
 
     def __init__(self, steps: Sequence[float], most: float) -> None:
         self.steps, self.most = np.array(steps), most
@@ -184,7 +184,7 @@ SUMS = st.floats(1e-6, 10)
 
 @given(SUMS, SUMS, st.lists(SUMS, min_size=2, max_size=9))
 def test_more_errors_bring_more(added: float, total: float, sums: list[float]) -> None:
-    """Also beyond what was measured; ``apart`` is the way back."""
+    """Also beyond the measured sum; ``apart`` is the inverse."""
     one = Saturation.through(added, total)
     assert one.together(0.0) == 0.0
     assert one.together(added) == pytest.approx(total)

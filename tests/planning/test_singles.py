@@ -1,4 +1,4 @@
-"""Plans one unit away from another."""
+"""Plans that differ from another plan in one unit."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from finecast.rules import Permission
 from finecast.rules.policy import Policy
 
 FP32, BF16 = Format.FP32, Format.BF16
-LOSS_S = (4.0, 3.0, 2.0, 1.0)  # by which each op is slower in fp32
-ERROR = (1.0, 9.0, 1.0, 9.0)  # that it adds in bf16
+LOSS_S = (4.0, 3.0, 2.0, 1.0)  # additional seconds of each op in fp32
+ERROR = (1.0, 9.0, 1.0, 9.0)  # squared error of each op in bf16
 
 
 def chain(*kernels: tuple[int, ...]) -> tuple[Planner, Analysis]:

@@ -1,4 +1,4 @@
-"""Units are kernels, and values that only move are rounded once."""
+"""Units are the kernels' ops, as far as they permit the same stored formats."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_units_are_a_partition_that_no_kernel_crosses(kernels: list[list[int]]) 
     [
         ("", True),
         ("node late relu onnx::Relu fp32 (%2) -> (%4 z fp32)\noutput %4\n", False),
-        # Who reads what comes out of it does not matter.
+        # Readers of its result do not matter.
         ("node late matmul onnx::MatMul fp32 (%3) -> (%4 z fp32)\noutput %4\n", True),
     ],
 )

@@ -1,4 +1,4 @@
-"""What the tests of single rules share."""
+"""Fixtures for the tests of single rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scales come from what was observed; an op without keeps fp32, and says of which value."""
+"""Scales come from observed values; an op that lacks one keeps fp32, and names the value."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_only_channels_of_results_have_scales_of_their_own(
         (None, [[1.0]], "x has no toy8 scale: nothing was observed of it"),
         ([np.nan, 1], [[1.0]], "x has no toy8 scale: NaN or Inf was observed"),
         ([np.inf, 1], [[1.0]], "x has no toy8 scale: NaN or Inf was observed"),
-        ([0, 0, 0], [[1.0]], "x has no toy8 scale: the data has one number in all of its"),
+        ([0, 0, 0], [[1.0]], "x has no toy8 scale: the data has the same number"),
         ([], [[1.0]], "x has no toy8 scale: nothing was observed of it"),
         ([1], [[np.inf]], "w has no toy8 scale: a range that is not finite"),
         ([1], [[np.nan]], "w has no toy8 scale: a range that is not finite"),

@@ -1,4 +1,4 @@
-"""A constant beyond the range is followed to where it is read, unless its values were seen."""
+"""Values that contain a constant beyond the range keep fp32, unless they were observed."""
 
 from __future__ import annotations
 

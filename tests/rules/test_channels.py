@@ -1,4 +1,4 @@
-"""Facts of channels: of the parts together those of the whole."""
+"""Facts of channels: those of parts merge to those of the whole."""
 
 from __future__ import annotations
 

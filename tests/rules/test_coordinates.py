@@ -1,4 +1,4 @@
-"""Positions, coordinates and counts keep fp32, and no more than those."""
+"""Positions, coordinates and counts keep fp32, other values do not."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_positions_that_are_added_to_scores_are_read_in_fp32(
 
 
 def test_a_mask_is_no_position(kept: Callable[..., set[str]]) -> None:
-    """Integers of the caller's that are scaled to a mask's filler, or multiply features."""
+    """Integer inputs that are scaled to a mask's filler, or multiply features."""
     text = """g (float[1,8,8] scores, int64[1,8] mask) => (float[1,8,8] y) {
       [cast] m = Cast<to=1>(mask)
       [inverted] n = Sub(one, m)
@@ -189,7 +189,7 @@ GRID = """g (float[1,2,2,2] d, float[1,1,4,4] image) => (float[1,1,2,2] y, float
 def test_what_is_added_to_a_grid_is_positions_whoever_reads_it(
     kept: Callable[..., set[str]],
 ) -> None:
-    """An optical flow: the difference of two positions has the digits that bf16 drops."""
+    """As in optical flow: a difference of two positions needs the digits that bf16 drops."""
     found = kept(GRID, grid=np.arange(8).reshape(1, 2, 2, 2))
     assert found == {"moved", "turned", "sampled", "difference"}
 

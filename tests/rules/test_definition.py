@@ -1,4 +1,4 @@
-"""An op takes only formats of its definition, and keeps those it already has."""
+"""An op takes only formats of its definition; one that is low already keeps its format."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ def test_what_is_low_already_is_kept(judged: Judged) -> None:
 
 
 @pytest.mark.parametrize("fmt", ["fp8_e4m3", "tf32"])
-def test_what_is_stated_around_operands_needs_what_rounds_them(
-    judged: Judged, fmt: str
-) -> None:
+def test_formats_for_operands_need_ops_that_round(judged: Judged, fmt: str) -> None:
     found = judged(
         DEFINITION, GRAPH, policy=f"all:{fmt}", casts_around=frozenset({Format.parse(fmt)})
     )
@@ -55,7 +53,7 @@ def test_what_is_stated_around_operands_needs_what_rounds_them(
     verdict = judged(DEFINITION, GRAPH, policy=f"all:{fmt}")["half"]
     assert verdict is not None
     assert verdict.permits == {Format.FP32}
-    assert "and the model's opset nothing that rounds to it" in verdict.text
+    assert "and the model's opset has no op that rounds to it" in verdict.text
 
 
 def test_it_cannot_be_waived() -> None:

@@ -31,7 +31,7 @@ def graph(op: str, native: str, taken: str, given: str) -> str:
         (2048, "fp16", True),
     ],
 )
-def test_from_where_the_bound_bounds_nothing(
+def test_sums_keep_fp32_from_the_depth_at_which_the_bound_is_1(
     judged: Judged, depth: int, low: str, kept: bool
 ) -> None:
     text = graph("reduce_sum", "ReduceSum", f"[3, {depth}]", "[3, 1]")

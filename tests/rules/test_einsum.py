@@ -1,4 +1,4 @@
-"""An Einsum may be bf16 where it is a MatMul; else it says why not."""
+"""An Einsum may be bf16 if it is a MatMul; else the reason says why it is none."""
 
 from __future__ import annotations
 

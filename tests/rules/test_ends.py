@@ -1,4 +1,4 @@
-"""Ops whose result is the model's own."""
+"""Ops whose results are the model's outputs keep fp32 where the engine's precision does."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ node end softmax onnx::Softmax fp32 (%0) -> (%1 shares fp32[4, 4])
 output %1
 """
 ALL = Policy.parse("all:bf16")
-# A residual stream that is given out, and one that is turned first; a branch that is read on.
+# A residual stream that is an output, one that is transposed first, and a branch that is read.
 RESIDUAL = """\
 input %0 x fp32[4, 4]
 constant %1 w fp32[4, 4] size=16 largest=1.0 smallest_nonzero=0.1

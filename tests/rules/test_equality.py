@@ -1,4 +1,4 @@
-"""A maximum is compared with what it was taken of: neither is a rounded copy of the other."""
+"""A maximum and the value that it is compared with are both unrounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of parts merge to the facts of the whole; shares are exact."""
+"""Facts of parts merge to the facts of the whole; shares of elements are exact."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_merge_keeps_the_largest_shape() -> None:
 def test_flushed_share_is_what_rounds_to_zero(x: F32, fmt: Format) -> None:
     facts = ValueFacts.of(x)
     half = fmt.smallest_subnormal / 2
-    # A tie at half the smallest number goes to even, which is zero; the histogram has it
-    # one binade up, with numbers that survive.
+    # A tie at half the smallest number rounds to even, which is zero; the histogram counts it
+    # in the binade above, whose other numbers do not round to zero.
     vanished = (x != 0) & (round_to(x, fmt) == 0) & (np.abs(x) != half)
     assert facts.flushed_share(fmt) == (vanished.sum() / x.size if x.size else 0.0)
 

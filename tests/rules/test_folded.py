@@ -1,4 +1,4 @@
-"""What is computed from constants alone keeps fp32; what only moves one does not."""
+"""Ops computed from constants alone keep fp32; an op that only moves a constant does not."""
 
 from __future__ import annotations
 

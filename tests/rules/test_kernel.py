@@ -28,7 +28,7 @@ GRAPH = "input %0 x fp32[4]\nnode n erf onnx::Erf fp32 (%0) -> (%1 y fp32[4])\n"
 
 
 def query(engine: Engine) -> Callable[..., bool | None]:
-    """Asks by the name of an op."""
+    """The engine's kernel query, by an op's native name."""
     asked = kernel_query(engine)
     (node,) = from_text(GRAPH).nodes
     return lambda native, fmt: asked(replace(node, native=native), fmt)

@@ -1,4 +1,4 @@
-"""Names in a policy that the model does not have."""
+"""Names in a policy that match nothing in the model are errors."""
 
 from __future__ import annotations
 

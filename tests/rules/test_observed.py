@@ -1,4 +1,4 @@
-"""What was observed against the range of the low format."""
+"""Observed values have to fit the range of the low format."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def facts(index: int, *numbers: float) -> dict[int, ValueFacts]:
     ("numbers", "low", "kept"),
     [
         ((1.0, 100.0), "fp16", False),
-        # Half of fp16's largest is what calibration may show: later data may be larger.
+        # Half of fp16's largest number is the limit: later data may be larger.
         ((32751.0,), "fp16", False),
         ((32752.0,), "fp16", True),
         ((-40000.0,), "fp16", True),
@@ -34,7 +34,7 @@ def facts(index: int, *numbers: float) -> dict[int, ValueFacts]:
         # Most of it rounds to zero: below half of fp16's smallest subnormal, 2**-25.
         ((1e-9, 1e-9, 1.0), "fp16", True),
         ((1e-9, 1.0, 1.0), "fp16", False),
-        # Zeros are exact and take no part.
+        # Zeros are exact and do not count.
         ((1e-9, 0.0, 0.0, 0.0), "fp16", True),
         ((0.0, 0.0), "fp16", False),
         ((), "fp16", False),

@@ -9,7 +9,7 @@ import pytest
 from finecast.graph.text import from_text
 from finecast.ops import OP_TABLE
 from finecast.rules.base import Context, NodeView
-from finecast.rules.hints import RAF_OPS, DType, op_names
+from finecast.rules.hints import RAF_OPS, DType, ops_named
 from finecast.rules.override import active, find_override, override
 from finecast.rules.policy import Policy
 
@@ -24,7 +24,7 @@ def says(word: str) -> Callable[[NodeView], str]:
 
 
 def held() -> dict[str, object]:
-    """What each active override answers."""
+    """Names of the functions of the active overrides, by name of the op."""
     return {name: rule.__name__ for name, rule in active()}
 
 
@@ -62,7 +62,7 @@ def test_what_held_before_holds_again_after_an_exception() -> None:
         assert answer() == ["outer"]
 
 
-def test_ours_too_the_inner_one_wins_by_either_name() -> None:
+def test_the_inner_rule_of_nodes_wins_by_either_name() -> None:
     with override({"softmax": says("fp32")}), override({"aten::softmax": says("bf16")}):
         context = Context(graph=GRAPH, policy=Policy(), user_rules=active())
         answers = [rule(NodeView(node=SOFTMAX, context=context)) for _, rule in active()]
@@ -81,8 +81,8 @@ def test_ours_too_the_inner_one_wins_by_either_name() -> None:
         ("aten::softmax", ("aten::softmax",)),
     ],
 )
-def test_raf_s_names_of_ops_are_read_as_ours(name: str, expected: tuple[str, ...]) -> None:
-    assert op_names(name) == expected
+def test_raf_s_names_of_ops_are_translated(name: str, expected: tuple[str, ...]) -> None:
+    assert ops_named(name) == expected
 
 
 def test_every_name_in_the_table_of_raf_s_is_an_op() -> None:

@@ -1,4 +1,4 @@
-"""Overrides hold for ONNX models as for PyTorch's."""
+"""Overrides hold for ONNX models, too."""
 
 from __future__ import annotations
 

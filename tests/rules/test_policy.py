@@ -1,4 +1,4 @@
-"""What users ask for is read as they mean it, or refused with what to write instead."""
+"""Policies are parsed from text; invalid ones are refused with what to write instead."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_several_formats_are_in_order_of_preference() -> None:
     policy = Policy.parse("all:fp8_e4m3, bf16")
     assert policy.formats == (Format.FP8_E4M3, Format.BF16)
     assert policy.format is Format.FP8_E4M3
-    assert policy.stored is Format.BF16, "inputs and outputs do not rest in fp8"
+    assert policy.stored is Format.BF16, "inputs and outputs are not stored in fp8"
     assert policy.label == "all:fp8_e4m3,bf16"
 
 

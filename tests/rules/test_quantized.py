@@ -1,4 +1,4 @@
-"""Quantized regions keep what their engines run on integers; the float rest may be low."""
+"""Ops that engines run on integers in quantized regions keep fp32; others may be low."""
 
 from __future__ import annotations
 

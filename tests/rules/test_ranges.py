@@ -1,4 +1,4 @@
-"""The range that codes cover, by each way of choosing it."""
+"""The range that codes cover, by each calibration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from finecast.rules.ranges import Calibration, covered
 GRID = SCALED[Format.INT8].values
 DRAW = np.random.default_rng(0)
 NORMAL = DRAW.standard_normal(100_000).astype(np.float32)
-# What clipping is for: all but a few numbers lie in a small part of the range.
+# Clipping helps here: all numbers but a few lie in a small part of the range.
 OUTLIERS = np.concatenate([NORMAL, np.array([40.0, -60.0], np.float32)])
 
 

@@ -87,7 +87,7 @@ def test_a_merged_reason_permits_what_all_of_its_verdicts_do() -> None:
     found = permit(Context(graph=GRAPH, policy=policy))
     both = next(r for r in found[IDS["l0/mm"]].reasons if r.rule == "names")
     assert both.permits == ("fp32",)
-    # A verdict on one format alone says nothing of the other.
+    # A verdict on one low format permits the other.
     one = next(r for r in found[IDS["l0/mask"]].reasons if r.rule == "constants")
     assert one.permits == ("bf16", "fp32")
 

@@ -1,4 +1,4 @@
-"""Which operands are stored as codes, and which value they are moved from."""
+"""Which operands and results are encoded, and which value they are moved from."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def test_products_store_a_value_and_weights_by_channel(
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("both", "weights are no constant"),
-        ("left", "first operand is no value"),
+        ("both", "weights are not constant"),
+        ("left", "first operand is a constant"),
         ("bias", "adds a constant"),
         ("sums", "not run in the kernel of a convolution"),
         ("soft", "no engine here runs softmax on integers"),
@@ -133,7 +133,7 @@ def test_weights_alone_are_those_of_products_and_rows(
     [
         ("conv", "no engine here computes conv from weights in int8_weights"),
         ("soft", "no engine here computes softmax from weights in int8_weights"),
-        ("both", "weights are no constant"),
+        ("both", "weights are not constant"),
         ("columns", "does not look up rows"),
         ("behind", "does not look up rows"),
         ("seen", "the table is no constant"),
@@ -200,7 +200,7 @@ def test_kernels_with_a_bias_give_codes(name: str, result: str | None) -> None:
 
 @pytest.mark.parametrize("name", ["biased", "given"])
 def test_an_output_of_the_model_is_no_codes(name: str) -> None:
-    """Not where a relu reads it, too: what is given is what stands before the relu."""
+    """Also not if a relu reads it, too: the output is the value in front of the relu."""
     graph = from_text(RESULTS)
     with pytest.raises(ValueError, match="its result is an output of the model"):
         coded_result(graph, graph.find(name))

@@ -1,4 +1,4 @@
-"""What leads to a write into an input of the graph keeps fp32."""
+"""Ops that lead to a write into an input of the graph keep fp32."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from finecast.rules.state import STATE
 
 Judged = Callable[..., dict[str, Ruling | None]]
 
-# p <- p - lr * (0.9 m + grad), and m with it; the loss beside it is no state.
+# p <- p - lr * (0.9 m + grad), and m is updated, too; the loss is no state.
 OPTIMIZER = """
 input %0 p fp32[8, 4]
 input %1 m fp32[8, 4]
@@ -58,7 +58,8 @@ def test_all_of_an_optimizer_keeps_fp32_and_what_is_beside_it_does_not(judged: J
 
 
 def test_the_way_back_ends_at_the_products_and_sums_over_data(judged: Judged) -> None:
-    # The product of the gradient stays free, its bias's sum does not, and beyond is no state.
+    # The weight gradient's product may be low, the bias gradient's sum keeps fp32; what is in
+    # front of both is no state.
     assert kept(judged(STATE, STEP)) == {"summed", "step_w", "step_b"}
 
 
@@ -75,3 +76,18 @@ def test_statistics_that_a_kernel_keeps_in_fp32_leave_it_free(judged: Judged) ->
 
 def test_a_graph_that_writes_nothing_is_left_alone(judged: Judged) -> None:
     assert kept(judged(STATE, OPTIMIZER.replace(" assign ", " identity "))) == set()
+
+
+def test_a_write_of_several_tensors_is_one_of_each(judged: Judged) -> None:
+    found = judged(
+        STATE,
+        """
+        input %0 p fp32[4]
+        input %1 q fp32[4]
+        input %2 grad fp32[4]
+        node step_p sub aten::sub fp32 (%0, %2) -> (%3 p1 fp32[4])
+        node step_q sub aten::sub fp32 (%1, %2) -> (%4 q1 fp32[4])
+        node keep assign aten::_foreach_copy_ - (~%0, ~%1, ~%3, ~%4) -> ()
+        """,
+    )
+    assert kept(found) == {"step_p", "step_q"}

@@ -1,4 +1,4 @@
-"""What is known of an op before anything is measured."""
+"""The tiers of ops decide as long as nothing is measured."""
 
 from __future__ import annotations
 

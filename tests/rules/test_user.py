@@ -1,4 +1,4 @@
-"""Rules that users write."""
+"""Users' rules in Python: their answers, and errors."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_what_a_function_sees(judged: Judged) -> None:
 
 @pytest.mark.parametrize("answer", [3, ["fp32", 3], "bf17"])
 def test_answers_that_mean_nothing(judged: Judged, answer: object) -> None:
-    with pytest.raises(UsageError, match=r"rule0 returned|unknown format 'bf17'"):
+    with pytest.raises(UsageError, match=r"rule0 returned|rule0: unknown format 'bf17'"):
         judged(USER, GRAPH, user_rules=(("rule0", lambda _: answer),))
 
 

@@ -1,4 +1,4 @@
-"""Expansion moves against every labelling, and against the exact cut of two formats."""
+"""Expansion moves against brute force, and against the exact cut for two formats."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from finecast.solver.expansion import envelope, highest, label
 from finecast.solver.labelling import (
     Labelling,
     LabelProblem,
+    RoundingErrors,
     Rows,
-    Touched,
     evaluate,
     two_sided,
 )
@@ -27,7 +27,7 @@ LAMS = (0.0, 0.5, 2.0, 64.0)
 
 
 def dyadic(draw: st.DrawFn, *shape: int) -> np.ndarray:
-    """Sums of these are exact."""
+    """Multiples of 1/8, whose sums are exact."""
     count = int(np.prod(shape))
     numbers = draw(st.lists(st.integers(0, 32), min_size=count, max_size=count))
     return np.array(numbers, dtype=np.float64).reshape(shape) / 8
@@ -47,10 +47,10 @@ def problems(draw: st.DrawFn, labels: int = 3, *, bound: bool = True) -> LabelPr
             if banned[u] < labels:
                 time[u, banned[u]] = np.inf
     consumers = [draw(st.lists(unit, max_size=3)) for _ in range(m)]
-    touched: list[Touched] = []
+    roundings: list[RoundingErrors] = []
     for _ in range(labels - 1):
         lists = draw(st.lists(st.lists(st.integers(0, n - 1), max_size=3), max_size=3))
-        touched.append(Touched(rows=Rows.of(lists), error=dyadic(draw, len(lists))))
+        roundings.append(RoundingErrors(rows=Rows.of(lists), error=dyadic(draw, len(lists))))
     error = dyadic(draw, n, labels)
     error[:, 0] = 0
     cast = dyadic(draw, labels, labels, m)
@@ -62,12 +62,12 @@ def problems(draw: st.DrawFn, labels: int = 3, *, bound: bool = True) -> LabelPr
         producer=np.array(draw(st.lists(unit, min_size=m, max_size=m)), dtype=np.int64),
         consumers=Rows.of(consumers),
         cast=cast,
-        touched=tuple(touched),
+        roundings=tuple(roundings),
     )
 
 
 def reference(problem: LabelProblem, label: tuple[int, ...]) -> tuple[float, float, int]:
-    """The law written out, one loop a sum."""
+    """Time, error and casts of a labelling by the definition, with a loop for each sum."""
 
     def of(unit: int) -> int:
         return label[unit] if unit >= 0 else -1 - unit
@@ -83,7 +83,7 @@ def reference(problem: LabelProblem, label: tuple[int, ...]) -> tuple[float, flo
         for fmt in set(row(problem.consumers, v)):
             time += float(problem.cast[made, fmt, v])
             casts += problem.cast[made, fmt, v] > 0
-    for fmt, found in enumerate(problem.touched, start=1):
+    for fmt, found in enumerate(problem.roundings, start=1):
         for r, amount in enumerate(found.error):
             error += float(amount) if fmt in row(found.rows, r) else 0.0
     return time, error, casts
@@ -107,7 +107,7 @@ def test_what_a_labelling_costs(problem: LabelProblem, data: st.DataObject) -> N
 
 
 def uniform(problem: LabelProblem, amounts: np.ndarray) -> LabelProblem:
-    """Casts of a value take the same time between any two formats: moves are exact then."""
+    """``problem`` with casts of equal time between any two formats: moves are then exact."""
     k = problem.labels
     return replace(problem, cast=(1.0 - np.eye(k))[:, :, None] * amounts)
 
@@ -152,7 +152,7 @@ def test_of_two_formats_it_is_the_best(problem: LabelProblem, lam: float) -> Non
 @settings(max_examples=100, deadline=None)
 @given(problems(labels=2))
 def test_the_problem_of_two_sides_costs_the_same(problem: LabelProblem) -> None:
-    """Whatever the casts of what is pinned; of what a unit makes, one to its own is cheap."""
+    """If casts of a unit's results to its own label cost no more than from the other one."""
     made = problem.producer >= 0
     cast = problem.cast.copy()
     cast[0, 0] = np.where(made, np.minimum(cast[0, 0], cast[1, 0]), cast[0, 0])
@@ -166,7 +166,7 @@ def test_the_problem_of_two_sides_costs_the_same(problem: LabelProblem) -> None:
         assert got.error == want.error
 
 
-def test_no_cut_is_of_three_labels_or_of_casts_that_are_dear_to_their_own() -> None:
+def test_three_labels_and_dear_casts_to_the_own_label_have_no_exact_cut() -> None:
     def of(labels: int, *, own: float, producer: int) -> LabelProblem:
         cast = np.ones((labels, labels, 1))
         cast[range(labels), range(labels)] = own
@@ -176,7 +176,7 @@ def test_no_cut_is_of_three_labels_or_of_casts_that_are_dear_to_their_own() -> N
             producer=np.array([producer]),
             consumers=Rows.of([[0]]),
             cast=cast,
-            touched=(Touched(rows=Rows.of([]), error=np.zeros(0)),) * (labels - 1),
+            roundings=(RoundingErrors(rows=Rows.of([]), error=np.zeros(0)),) * (labels - 1),
         )
 
     two_sided(of(2, own=1.0, producer=0))
@@ -203,7 +203,7 @@ def test_the_envelope_falls(problem: LabelProblem) -> None:
 def test_a_part_of_the_envelope_is_as_low_about_the_errors(
     problem: LabelProblem, one: float, other: float
 ) -> None:
-    """Of two formats, where all of it is exact."""
+    """With two formats, where the envelope is exact."""
     low, high = sorted((one, other))
     part = envelope(problem, max_steps=64, errors=(low, high))
     for step in envelope(problem, max_steps=64):
@@ -213,11 +213,11 @@ def test_a_part_of_the_envelope_is_as_low_about_the_errors(
 
 
 def chain_of(count: int) -> LabelProblem:
-    """Units one after the other, each with prices of its own, and casts between formats."""
+    """A chain of units with random times and errors, and casts between formats."""
     draw = np.random.default_rng(0)
     units = np.arange(count)
     cast = np.broadcast_to((1.0 - np.eye(3))[:, :, None] * 0.05, (3, 3, count - 1))
-    none = Touched(rows=Rows.of([]), error=np.zeros(0))
+    none = RoundingErrors(rows=Rows.of([]), error=np.zeros(0))
     fast, slow = np.sort(draw.uniform(1, 3, (2, count)), axis=0)
     errors = [np.zeros(count), draw.uniform(0, 1, count), draw.uniform(1, 9, count)]
     return LabelProblem(
@@ -226,7 +226,7 @@ def chain_of(count: int) -> LabelProblem:
         producer=units[:-1],
         consumers=Rows.of([[int(u)] for u in units[1:]]),
         cast=np.array(cast),
-        touched=(none, none),
+        roundings=(none, none),
     )
 
 
@@ -256,7 +256,7 @@ def test_a_mix_beats_each_format_alone() -> None:
         producer=np.array([0]),
         consumers=Rows.of([[1]]),
         cast=0.5 * (1 - np.eye(3))[:, :, None],
-        touched=(Touched(rows=Rows.of([]), error=np.zeros(0)),) * 2,
+        roundings=(RoundingErrors(rows=Rows.of([]), error=np.zeros(0)),) * 2,
     )
     found = label(problem, 0.5)
     assert found.label.tolist() == [2, 1]
@@ -277,5 +277,5 @@ def test_a_unit_without_a_format_is_an_error() -> None:
             producer=np.zeros(0, dtype=np.int64),
             consumers=Rows.of([]),
             cast=np.zeros((2, 2, 0)),
-            touched=(Touched(rows=Rows.of([]), error=np.zeros(0)),),
+            roundings=(RoundingErrors(rows=Rows.of([]), error=np.zeros(0)),),
         )

@@ -1,4 +1,4 @@
-"""Steps before the flow leave the smallest minimum cut as it is."""
+"""Reductions preserve the smallest minimum cut."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cut_cost(net: Undecided, low: Bools) -> int:
 
 
 def smallest(net: Undecided) -> Bools:
-    """By all sets: of those that cost least the one in all of them."""
+    """The smallest minimum cut by brute force: the intersection of all minimum cuts."""
     sides = [np.array(s, dtype=bool) for s in product((False, True), repeat=len(net.ids))]
     costs = [cut_cost(net, s) for s in sides]
     best = [s for s, c in zip(sides, costs, strict=True) if c == min(costs)]
@@ -48,9 +48,9 @@ def smallest(net: Undecided) -> Bools:
 @given(networks())
 def test_what_is_taken_out_is_on_the_side_that_the_smallest_cut_has(net: Undecided) -> None:
     low = np.zeros(len(net.ids), dtype=bool)
-    left, taken = reduced(net, low)
+    left, removed = reduced(net, low)
     low[left.ids[smallest(left)]] = True
-    for one in reversed(taken):
+    for one in reversed(removed):
         one.decide(low)
     assert low.tolist() == smallest(net).tolist()
 
@@ -63,7 +63,7 @@ def test_a_cut_is_the_smallest(net: Undecided) -> None:
 
 @pytest.mark.parametrize("length", [10, 1000])
 def test_a_line_needs_no_flow(length: int) -> None:
-    """Nodes with two neighbours are taken out, and others with them, until none is left."""
+    """Nodes with two neighbours are removed, which leaves further such nodes."""
     random = np.random.default_rng(length)
     ends = np.arange(length - 1)
     net = Undecided(
@@ -87,8 +87,8 @@ def test_sums_that_would_not_fit_are_not_made() -> None:
         cost=np.full(6, most),
     )
     low = np.zeros(4, dtype=bool)
-    left, taken = reduced(net, low)
+    left, removed = reduced(net, low)
     low[left.ids[smallest(left)]] = True
-    for one in reversed(taken):
+    for one in reversed(removed):
         one.decide(low)
     assert low.tolist() == smallest(net).tolist()

@@ -22,7 +22,7 @@ INF = float("inf")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the reference says of one assignment."""
+    """The cost of one assignment by brute force."""
 
     low: tuple[bool, ...]
     time_s: float
@@ -35,7 +35,7 @@ class Answer:
 
 
 def reference(problem: Problem, low: tuple[bool, ...]) -> Answer:
-    """The law written out, one loop a sum; exact for the dyadic numbers used here."""
+    """The cost by the definition, a loop for each sum; exact for the numbers used here."""
     side = dict(enumerate(low)) | {PINNED_HIGH: False, PINNED_LOW: True}
     time, error, casts = 0.0, 0.0, 0
     for i, x in enumerate(low):
@@ -107,7 +107,7 @@ def problems(draw: st.DrawFn, *, most: int = 8) -> Problem:
     )
 
 
-# Small prices twice as often: at large ones all stays high, whatever the casts cost.
+# Small prices are drawn twice as often: at large ones all units stay high.
 LAMS = st.sampled_from([0.0, 0.0, 0.25, 0.25, 0.5, 0.5, 1.0, 4.0, 1e12, INF])
 
 
@@ -138,7 +138,7 @@ def test_a_unit_without_a_side_is_named() -> None:
 
 
 def test_infinite_price_forbids_the_least_error() -> None:
-    """No finite price stands in for it: gain 1e3 s against an error of 1e-300."""
+    """No finite price has the same effect: here 1e3 s are gained for an error of 1e-300."""
     problem = make_problem(high=[2e3, 2], low=[1e3, 1], error=[1e-300, 0], values=[])
     assert solve(problem, INF).low.tolist() == [False, True]
     assert frontier(problem)[0].low.tolist() == [False, True]
@@ -146,7 +146,7 @@ def test_infinite_price_forbids_the_least_error() -> None:
 
 @pytest.mark.parametrize("cast", [0.0, 0.3])
 def test_equal_prices_are_one_step(cast: float) -> None:
-    """Units alike but for round-off change together: between them is no vertex."""
+    """Units of equal price up to round-off change in one step."""
     error = np.random.default_rng(5).uniform(0.1, 0.9, 100)
     gain = error * 0.7
     gain[0] += cast
@@ -327,7 +327,7 @@ def test_units_of_measure_do_not_matter(problem: Problem, time: int, error: int)
 
 
 def test_cut_needs_more_than_one_stage() -> None:
-    """Capacities twenty decades of bits apart: the coarse flow alone would lose the unit."""
+    """Capacities from 2 to 2**45: at the coarse scale alone a difference of 1 is lost."""
     big = 2.0**45
     weight = np.array([-big, big + 1, -3.0, 2.0])
     tail, head = np.array([0, 1, 2, 3]), np.array([1, 0, 3, 2])

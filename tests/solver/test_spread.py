@@ -1,4 +1,4 @@
-"""Of many steps some are kept: both ends, and places evenly along time and error."""
+"""``spread`` keeps both ends and steps evenly spaced by time and error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_both_ends_are_kept_and_no_more_than_asked_for(
 
 
 def test_where_time_hardly_differs_the_error_decides() -> None:
-    """int8: the fastest plans are as fast as one another, and differ in what they round."""
+    """As in int8, where the fastest plans are equally fast and differ in error."""
     time_s = np.array([100.0, 50, 50 - 1e-6, 50 - 2e-6, 50 - 3e-6])
     error = np.array([0.0, 1, 16, 49, 100])
     assert list(spread(time_s, error, 3)) == [0, 1, 4]

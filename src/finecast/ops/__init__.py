@@ -1,7 +1,7 @@
-"""What is known about every op: its kind, its tier and its native names.
+"""The op table: every op's kind, its tier and its native names.
 
-The rows are in ``finecast.ops.table``; this module finds them. An op that has no row stays in
-its own type and is reported: nothing is assumed about it.
+The rows are in ``finecast.ops.table``; this module looks them up. An op without a row keeps
+its type and is reported: nothing is assumed about it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from finecast.ops.table.base import FlopRule, OpInfo, OpKind, Tier, index_native
 __all__ = [
     "OP_TABLE",
     "READS_ANY_FORMAT",
+    "READS_SHAPE_ONLY",
     "UNKNOWN",
     "FlopRule",
     "OpInfo",
@@ -27,10 +28,13 @@ READS_ANY_FORMAT = frozenset(
     {"onnx::Cast", "aten::_to_copy", "tf::Cast", "openvino::Convert"}
     | {"onnx::Shape", "onnx::Size", "aten::sym_size", "aten::numel", "openvino::ShapeOf"}
 )
-"""Conversions already in a model, and shapes: they read whatever they are given, uncast.
+"""Native ops that read any format without a cast: conversions, and ops that give shapes.
 
-TensorFlow's shapes are not among them: each states the one type that it reads.
+TensorFlow's shape ops are not among them: their nodes state the type that they read.
 """
+
+READS_SHAPE_ONLY = frozenset({"shape", "size"})
+"""Canonical ops that use only the shape of what they read, so that rounding it is harmless."""
 
 _BY_NATIVE = index_natives(OP_TABLE)
 _BY_NAME = {info.name: info for info in (*OP_TABLE, UNKNOWN)}
@@ -40,7 +44,7 @@ _ATEN = "aten::"
 def lookup(native: str) -> OpInfo:
     """The row of a native op, or ``UNKNOWN``; never fails.
 
-    ATen names are found with or without their overload, and in place as out of place:
+    ATen names are found with or without their overload, in-place variants as the op itself:
     ``aten::add_.Tensor`` is ``aten::add``.
     """
     found = _BY_NATIVE.get(native)

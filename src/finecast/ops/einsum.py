@@ -1,13 +1,15 @@
-"""An Einsum of two operands as one matrix product, with what moves axes before and after it.
+"""An Einsum of two operands as one matrix product, with ops that move axes around it.
 
-Labels of both operands and of the result are the product's batch, labels of both operands
-alone are summed over, and the others are rows (of the left one) and columns. Of several rows
-or columns all but the last are batch axes of length 1 in the other operand, so that no
-length has to be known; the columns of a right operand whose lengths are known are one axis.
+Labels that both operands and the result have are batch axes of the product; labels that only
+the operands have are summed over; the others are rows (of the left operand) and columns. If
+there are several rows or columns, all but the last are batch axes of length 1 in the other
+operand, so that no length has to be known. If the right operand's lengths are known, its
+columns are merged into one axis instead.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -17,9 +19,9 @@ _UNKNOWN = "it moves axes beside '...', whose number is not known"
 
 
 class Move(Enum):
-    """An op that moves numbers, and what its argument is: axes, or a shape for Reshape.
+    """An ONNX op that moves numbers. Its argument is a list of axes; for Reshape a shape.
 
-    A shape has 0 for a length that stays, and -1 for the one that is left.
+    In a shape 0 keeps the axis' length, and -1 is inferred.
     """
 
     TRANSPOSE = "Transpose"
@@ -33,9 +35,9 @@ Moves = tuple[tuple[Move, tuple[int, ...]], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """What is moved in each operand before ``a @ b``, and in its result.
+    """The moves of the operands of ``a @ b`` and, ``after`` it, of its result.
 
-    ``a`` is the first operand of the equation, or the second one if ``swapped``.
+    ``a`` (``left``) is the first operand of the equation, or the second one if ``swapped``.
     """
 
     left: Moves
@@ -72,17 +74,15 @@ class _Axes:
 def as_product(
     equation: str, *, constant: Sequence[bool] = (), lengths: Sequence[int] | None = None
 ) -> Product:
-    """The product that ``equation`` is.
-
-    Law: it gives what the equation does, for arrays of any lengths.
+    """The product that equals ``equation``, for arrays of any lengths.
 
     Args:
-        equation: As ONNX's Einsum has it, with or without ``->``.
-        constant: Which operands are constants: of one, that is the right one.
-        lengths: Of the constant's axes.
+        equation: In the notation of ONNX's Einsum, with or without ``->``.
+        constant: Whether each operand is a constant; a single constant becomes the right one.
+        lengths: The lengths of the right operand's axes, if known.
 
     Raises:
-        ValueError: If it is none; says why.
+        ValueError: If the equation is no matrix product; says why.
     """
     operands, result = _parsed(equation)
     swapped = list(constant) == [True, False]
@@ -108,8 +108,8 @@ def as_product(
     lead = [*batch, *[""] * len(beside), *outer]
     if merged:
         b.arrange([*lead, *summed, *columns])
-        lengths_of = [_count(sizes, summed), _count(sizes, columns)]
-        b.add(Move.RESHAPE, [*[0] * len(lead), *lengths_of])
+        matrix = (math.prod(sizes[x] for x in axes) for axes in (summed, columns))
+        b.add(Move.RESHAPE, [*[0] * len(lead), *matrix])
     elif len(summed) > 1:
         b.arrange([*lead, *column, *summed])
         b.add(Move.RESHAPE, [*[0] * (len(lead) + 1), -1])
@@ -130,7 +130,7 @@ def _arrange_left(
     summed: Sequence[str],
     outer: Sequence[str],
 ) -> None:
-    # Axes of length 1 in front of all others need not be stated.
+    # Leading axes of length 1 need not be stated: the product broadcasts.
     beside = [""] * len(outer) if batch or rows[:-1] else []
     lead = [*batch, *rows[:-1], *beside, *(rows[-1:] or [""])]
     a.arrange([*lead, *summed])
@@ -141,10 +141,10 @@ def _arrange_left(
 def _finish(
     made: _Axes, merged: Sequence[str], sizes: dict[str, int], result: Sequence[str]
 ) -> None:
-    """From the product's axes to the equation's result."""
+    """Move the axes of the product's result to those of the equation's."""
     single = [i for i, label in enumerate(made.labels) if not label]
     if single:
-        # The rows or the columns: counted from the end, as '...' may stand before them.
+        # Absent rows or columns; counted from the end, as '...' may stand in front of them.
         last = len(made.labels) - len(merged[1:])
         made.add(Move.SQUEEZE, [i - last for i in single])
         made.labels = [label for label in made.labels if label]
@@ -152,13 +152,6 @@ def _finish(
         lead = len(made.labels) - len(merged)
         made.add(Move.RESHAPE, [*[0] * lead, *(sizes[x] for x in merged)])
     made.arrange(result)
-
-
-def _count(sizes: dict[str, int], labels: Sequence[str]) -> int:
-    found = 1
-    for label in labels:
-        found *= sizes[label]
-    return found
 
 
 def _parsed(equation: str) -> tuple[list[list[str]], list[str]]:

@@ -1,7 +1,7 @@
 """Work of a node: floating-point operations and bytes, from shapes alone.
 
 Law: a multiply and an add count as two operations, whatever the format and whatever the
-engine fuses; biases and attention masks are left out. Where a shape is unknown the answer is
+engine fuses; biases and attention masks are left out. If a shape is unknown the result is
 None, never a guess.
 """
 
@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from finecast.graph import Attribute, Dim, Graph, Node, Value
 from finecast.numbers.formats import Format
-from finecast.ops import FlopRule, by_name
+from finecast.ops import READS_SHAPE_ONLY, FlopRule, by_name
 
 Shape: TypeAlias = tuple[int, ...]
 Shapes: TypeAlias = Mapping[int, Shape]
@@ -63,12 +63,12 @@ class _UnknownShapeError(Exception):
 
 
 def flops(graph: Graph, node: Node, shapes: Shapes | None = None) -> float | None:
-    """Operations that ``node`` performs; None if a shape or the op's law is unknown.
+    """Operations that ``node`` performs; None if a shape or the op's count is unknown.
 
     Args:
         graph: The node's graph.
         node: The node.
-        shapes: Observed shapes by value id; they win over the graph's.
+        shapes: Observed shapes by value id; they take precedence over the graph's.
     """
     rule = by_name(node.op).flops
     if rule is None:
@@ -92,14 +92,14 @@ def bytes_moved(
 ) -> float | None:
     """Bytes that ``node`` reads and writes; None if a shape or a type's size is unknown.
 
-    An input used twice is read once. A view moves nothing; an op that picks elements reads
-    what it writes, not all of its input.
+    An input used twice is read once. A view moves nothing; an op that selects elements, as
+    gather and slice, reads as many bytes as it writes.
 
     Args:
         graph: The node's graph.
         node: The node.
-        formats: Format of a value by its id, where that differs from the graph's.
-        shapes: Observed shapes by value id; they win over the graph's.
+        formats: Formats by value id, where they differ from the graph's.
+        shapes: Observed shapes by value id; they take precedence over the graph's.
     """
     if is_view(node):
         return 0.0
@@ -120,7 +120,7 @@ def bytes_moved(
 
 
 def is_view(node: Node) -> bool:
-    """Whether what the node gives is what it reads, under another shape."""
+    """Whether the node moves no bytes: it gives its input in another shape, or a shape."""
     return node.op in _VIEWS
 
 
@@ -129,20 +129,21 @@ def recurrent_flops(steps_times_batch: float, weights: float) -> float:
 
     Args:
         steps_times_batch: Vectors that go through the layers.
-        weights: Elements of all matrices, those of all gates, directions and layers.
+        weights: Elements of all weight matrices: of all gates, directions and layers.
     """
     return 2.0 * steps_times_batch * weights
 
 
 def graph_flops(graph: Graph, shapes: Shapes | None = None) -> float:
-    """Operations of all nodes whose shapes and laws are known."""
+    """Operations of all nodes whose count is known."""
     return sum(flops(graph, node, shapes) or 0.0 for node in graph.nodes)
 
 
 def port_formats(graph: Graph, node: Node, fmt: Format) -> dict[int, Format]:
-    """Formats of the values around ``node`` if it computes in ``fmt``: those that follow.
+    """Formats, by value id, of the values that follow ``node``'s format if that is ``fmt``.
 
-    Results of a format for operands alone rest in the op's own.
+    A format for operands only leaves results in the op's own type, one for constants only
+    leaves values, too.
     """
     reads = graph.following_inputs(node)
     if fmt.constants_only:
@@ -187,13 +188,13 @@ def _value_bytes(
     return None if shape is None or width is None else math.prod(shape) * float(width)
 
 
-# Types that are no Format of ours, by the graph's names for them.
+# Bytes per element of types that are no ``Format``, by the graph's names for them.
 _OTHER_BYTES: dict[str, float] = {
     "fp64": 8, "int64": 8, "uint64": 8, "complex64": 8, "complex128": 16,
     "int32": 4, "uint32": 4, "int16": 2, "uint16": 2,
     "int8": 1, "uint8": 1, "bool": 1, "int4": 0.5, "uint4": 0.5,
 }  # fmt: skip
-_VIEWS = frozenset({"identity", "reshape", "flatten", "squeeze", "unsqueeze", "shape", "size"})
+_VIEWS = READS_SHAPE_ONLY | {"identity", "reshape", "flatten", "squeeze", "unsqueeze"}
 _PICKS = frozenset({"gather", "gather_nd", "gather_elements", "slice"})
 
 
@@ -232,7 +233,7 @@ def _matmul(s: _Sizes) -> float:
     a = s.x(0, rank=1)
     depth = a[-1]
     if s.integer("transA", 0) and len(a) > 1:
-        # ORT's transBatchA keeps the matrix's first axis in front of the batch axes.
+        # With ORT's transBatchA the summed axis stands in front of the batch axes.
         depth = a[0] if s.integer("transBatchA", 0) else a[-2]
     return 2.0 * math.prod(s.y()) * depth
 
@@ -256,7 +257,7 @@ def _einsum(s: _Sizes) -> float:
         shape = s.x(index)
         for label, extent in zip(_axes(term, len(shape)), shape, strict=True):
             sizes[label] = max(sizes.get(label, 1), extent)
-    # A product of n operands costs n - 1 multiplies, and adding it up one more.
+    # For each combination of labels n - 1 multiplies of the n operands, and one add.
     return float(len(terms)) * math.prod(sizes.values())
 
 
@@ -270,8 +271,8 @@ def _axes(term: str, rank: int) -> list[str]:
 
 
 def _conv(s: _Sizes) -> float:
-    # What one output element needs: W without its output channels, which come first in ONNX
-    # and ATen ([out, in / group, kernel...]); a frontend names the axes where they do not.
+    # An output element sums over W without its output channels. They come first in ONNX and
+    # ATen ([out, in / group, kernel...]); else ``output_axes`` has their axes.
     weights, axes = s.x(1, rank=2), s.attributes.get("output_axes", (0,))
     if not isinstance(axes, tuple):
         raise _UnknownShapeError
@@ -281,7 +282,7 @@ def _conv(s: _Sizes) -> float:
 
 
 def _conv_transpose(s: _Sizes) -> float:
-    # W is [in, out / group, kernel...]: what one input element gives.
+    # W is [in, out / group, kernel...]: each input element is multiplied by W[in].
     return 2.0 * math.prod(s.x(0)) * math.prod(s.x(1, rank=2)[1:])
 
 
@@ -296,7 +297,7 @@ def _group_conv_transpose(s: _Sizes) -> float:
 
 
 def _recurrent_sequence(s: _Sizes) -> float:
-    # W, R and B come last; x is [batch, steps, size], of a cell [batch, size].
+    # The last inputs are W, R and B; x is [batch, steps, size], for a cell [batch, size].
     w, r = len(s.inputs) - 3, len(s.inputs) - 2
     return recurrent_flops(
         math.prod(s.x(0, rank=2)[:-1]), math.prod(s.x(w)) + math.prod(s.x(r))
@@ -309,7 +310,7 @@ def _recurrent(s: _Sizes) -> float:
 
 
 def _contract(*, batch: int, queries: int, keys: int, width: int, v_width: int) -> float:
-    """Scores over all heads' width and the weighted sum of values; masks are left out."""
+    """Scores and weighted sums of values; widths are those of all heads together."""
     return 2.0 * batch * queries * keys * (width + v_width)
 
 
@@ -358,7 +359,7 @@ def _fused_attention(s: _Sizes) -> float:
 
 
 def _group_query_attention(s: _Sizes) -> float:
-    # The present keys, [B, kv heads, total, E], tell how long the sequence has become.
+    # The present keys, [B, kv heads, total, E], have the length of the whole sequence.
     batch, queries, width = s.y(rank=3)
     keys = s.y(1, rank=4)[2]
     return _contract(batch=batch, queries=queries, keys=keys, width=width, v_width=width)

@@ -1,14 +1,15 @@
-"""Ops written out in several nodes that a device computes as one, told from the graph alone.
+"""Sets of nodes that a device computes in one kernel, found by patterns in the graph.
 
-A bias is added as the sum leaves the matmul engine, in fp32; norms and activations written
-out are matched and run as one kernel. Between the nodes of a kernel nothing is rounded.
+A bias is added in fp32, as the sum leaves the matmul engine; norms and activations that are
+written out in several nodes run as one kernel. Between the nodes of a kernel nothing is
+rounded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from finecast.graph import Graph, Node, Value
+from finecast.graph import Graph, Node
 from finecast.ops import OpKind, by_name
 
 _NORM_TAIL = (("pow", "mul"), ("reduce_mean",), ("add",), ("sqrt",), ("div", "reciprocal"))
@@ -17,7 +18,7 @@ _SCALES = ("mul", "div")
 
 
 def bias_kernels(graph: Graph) -> list[frozenset[int]]:
-    """A product and the constant added to it."""
+    """Products with the constant that is added to their result."""
     found: list[frozenset[int]] = []
     for node in graph.float_nodes:
         if by_name(node.op).matmul_engine:
@@ -51,7 +52,7 @@ def affine_kernels(graph: Graph) -> list[frozenset[int]]:
 
 
 def merged(kernels: Sequence[frozenset[int]]) -> list[frozenset[int]]:
-    """Kernels that share a node become one."""
+    """``kernels``, where those that share a node are one."""
     result: list[frozenset[int]] = []
     for kernel in kernels:
         apart = [k for k in result if not k & kernel]
@@ -103,22 +104,14 @@ def _gelu(graph: Graph, erf: Node) -> frozenset[int] | None:
             return None
         members.add(following.id)
         at = following
-    # x / 2 may come first: then it is x * 0.5 that the sum is multiplied by.
-    for value in graph.following_inputs(graph.nodes[min(members)]):
-        members |= {
-            n.id for n in _halves(graph, value) if set(n.outputs) & _inputs(graph, members)
-        }
+    # The product may be (x * 0.5) * (1 + erf): then the halving of x belongs to it, too.
+    read = {i for n in members for i in graph.nodes[n].inputs}
+    for value in graph.following_inputs(scale):
+        for node in (graph.nodes[n] for n in value.uses):
+            halves = node.op in _SCALES and _has_constant(graph, node)
+            if halves and not read.isdisjoint(node.outputs):
+                members.add(node.id)
     return frozenset(members)
-
-
-def _halves(graph: Graph, value: Value) -> Iterator[Node]:
-    for n in value.uses:
-        if graph.nodes[n].op in _SCALES and _has_constant(graph, graph.nodes[n]):
-            yield graph.nodes[n]
-
-
-def _inputs(graph: Graph, members: set[int]) -> set[int | None]:
-    return {i for n in members for i in graph.nodes[n].inputs}
 
 
 def _readers(graph: Graph, node: Node) -> Iterator[Node]:

@@ -1,1 +1,1 @@
-"""From permissions, costs and errors to plans, and from a plan to its casts."""
+"""Chooses plans from permissions, costs and errors; derives a plan's casts."""

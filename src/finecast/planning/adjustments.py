@@ -1,15 +1,14 @@
-"""Adjusted operands: what a plan does to the numbers that ops read, beside the formats of ops.
+"""Adjusted operands: how a plan changes the numbers that ops read, beside the ops' formats.
 
 Laws: an adjustment multiplies each channel of an operand by a power of two, then adds a
-number, and changes nothing else. The operand is a constant that one op alone reads; or a
-value, which then is multiplied in front of the op. The plan keeps the exponents and what is
-added, and not the constant; the constant, bit for bit, comes back when the conversion is
-taken back.
+number to it, and changes nothing else. The operand is either a constant that only one op
+reads, or a value: a multiplication is then inserted in front of the op. The plan stores the
+exponents and the added numbers, not the constant. Undoing the conversion restores the
+constant bit for bit.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -20,17 +19,17 @@ from numpy.typing import NDArray
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
 
-# Of the largest number of fp32 by its smallest.
+# Exponent of fp32's largest number divided by its smallest subnormal number.
 _LARGEST_EXPONENT: Final = 128 + 149
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adjustment:
-    """What is done to what ``node`` reads at input ``port``, by channel along ``axis``.
+    """Scales and shifts the operand at input ``port`` of ``node``, by channel along ``axis``.
 
-    A channel is multiplied by 2 to the power of its exponent, then its number of ``add`` is
-    added; what is empty is not done. Axes count from behind: -1 is the last. Why, the reasons
-    of the op's decision say.
+    Each channel is multiplied by 2 to the power of its element of ``exponents``, then its
+    element of ``add`` is added; an empty tuple skips that part. ``axis`` is negative: -1 is
+    the last. The decision of the op has the reasons.
     """
 
     node: str
@@ -41,7 +40,7 @@ class Adjustment:
 
     @property
     def channels(self) -> int:
-        """How many the operand has."""
+        """Number of channels of the operand."""
         return len(self.exponents or self.add)
 
     def of(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -54,7 +53,7 @@ class Adjustment:
         return array
 
     def followed_by(self, other: Adjustment) -> Adjustment:
-        """This one and then ``other``, of the same channels, in one."""
+        """One adjustment equal to this one and then ``other`` of the same channels."""
         none = (0,) * self.channels
         pairs = zip(self.exponents or none, other.exponents or none, strict=True)
         exponents = tuple(a + b for a, b in pairs)
@@ -65,7 +64,7 @@ class Adjustment:
         return replace(self, exponents=exponents if any(exponents) else (), add=add)
 
     def to_dict(self) -> dict[str, Any]:
-        """What JSON keeps of it: the numbers of each kind on one line."""
+        """Content for JSON: the numbers of each kind are one string."""
         found: dict[str, Any] = {"node": self.node, "port": self.port}
         found |= {} if self.axis == -1 else {"axis": self.axis}
         for name in ("exponents", "add"):
@@ -75,10 +74,10 @@ class Adjustment:
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Adjustment:
-        """Read what ``to_dict`` gave.
+        """Inverse of ``to_dict``.
 
         Raises:
-            ValueError, TypeError, KeyError: If it is not that.
+            ValueError, TypeError, KeyError: If ``content`` is not a valid adjustment.
         """
         port, axis = content["port"], content.get("axis", -1)
         texts = content.get("exponents", ""), content.get("add", "")
@@ -88,10 +87,10 @@ class Adjustment:
             raise TypeError(f"adjusted by {texts!r}")
         exponents = tuple(int(number) for number in texts[0].split())
         add = tuple(float(number) for number in texts[1].split())
-        if not all(math.isfinite(number) for number in add):
-            raise ValueError("what is added is not finite")
+        if not all(abs(number) <= Format.FP32.max for number in add):
+            raise ValueError("a number to add is not finite in fp32")
         if any(abs(exponent) > _LARGEST_EXPONENT for exponent in exponents):
-            raise ValueError("an exponent that fp32 does not have")
+            raise ValueError("an exponent is beyond the range of fp32")
         if not exponents and not add:
             raise ValueError("an adjustment that does nothing")
         if exponents and add and len(exponents) != len(add):
@@ -100,7 +99,7 @@ class Adjustment:
         return cls(node=node, port=port, axis=axis, exponents=exponents, add=add)
 
     def edit(self, graph: Graph, nodes: Mapping[str, Node]) -> AdjustOperand | None:
-        """The edit that does it; None if the op reads no such operand there."""
+        """The edit that makes this adjustment; None if the op has no such operand."""
         node = nodes.get(self.node)
         value = None if node is None else _operand(graph, node, self.port)
         if node is None or value is None or node.inputs.count(value.id) > 1:
@@ -116,7 +115,7 @@ class Adjustment:
         return scalable(value, self.channels, self.axis)
 
     def _fits_value(self, value: Value) -> bool:
-        """Whether a multiplication by a number for each channel can stand behind it."""
+        """Whether the value can be multiplied by one number for each channel."""
         shape = value.shape or ()
         size = shape[self.axis] if len(shape) >= -self.axis else None
         fits = size == self.channels or not isinstance(size, int)
@@ -125,9 +124,10 @@ class Adjustment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdjustOperand:
-    """Do ``what`` to ``value``, the constant that ``node`` alone reads, or where it reads it.
+    """Apply the adjustment ``what`` to ``value``, which ``node`` reads.
 
-    It is made before a plan's other edits: they convert what comes of it.
+    A constant is changed itself, since only ``node`` reads it; any other value is multiplied
+    in front of ``node``. Applied before a plan's other edits, which convert the result.
     """
 
     value: int
@@ -136,7 +136,7 @@ class AdjustOperand:
 
 
 def edits_by(adjustments: Iterable[Adjustment], graph: Graph) -> list[AdjustOperand]:
-    """The edits that make those of ``adjustments`` whose operands ``graph`` has."""
+    """The edits for those ``adjustments`` whose operands exist in ``graph``."""
     nodes = {n.name: n for n in graph.nodes}
     found = (one.edit(graph, nodes) for one in adjustments)
     return [edit for edit in found if edit is not None]
@@ -145,7 +145,7 @@ def edits_by(adjustments: Iterable[Adjustment], graph: Graph) -> list[AdjustOper
 def together(
     first: Iterable[Adjustment], then: Iterable[Adjustment]
 ) -> tuple[Adjustment, ...]:
-    """The adjustments of ``first``, and ``then`` others: one for each operand and axis."""
+    """``first``, followed by ``then``, merged into one adjustment per operand and axis."""
     found: dict[tuple[str, int, int], Adjustment] = {}
     for one in (*first, *then):
         key = (one.node, one.port, one.axis)
@@ -154,7 +154,7 @@ def together(
 
 
 def constant_at(graph: Graph, node: Node, port: int) -> Value | None:
-    """The constant that ``node`` reads at input ``port``; None if it is none."""
+    """The constant that ``node`` reads at input ``port``; None if that is no constant."""
     value = _operand(graph, node, port)
     return value if value is not None and value.constant is not None else None
 
@@ -165,14 +165,14 @@ def _operand(graph: Graph, node: Node, port: int) -> Value | None:
 
 
 def addable(value: Value, channels: int, axis: int = -1) -> bool:
-    """Whether it is a constant of a number for each channel that one op alone reads."""
+    """Whether ``value`` is a constant with one number per channel that only one op reads."""
     shape = value.shape or ()
     others = [d for i, d in enumerate(shape, -len(shape)) if i != axis]
     return scalable(value, channels, axis) and all(d == 1 for d in others)
 
 
 def scalable(value: Value, channels: int, axis: int) -> bool:
-    """Whether it is a constant with ``channels`` along ``axis`` that one op alone reads."""
+    """Whether ``value`` is a constant with ``channels`` along ``axis`` that one op reads."""
     shape = value.shape or ()
     return (
         value.constant is not None

@@ -1,4 +1,4 @@
-"""From permissions to the formats of a plan, without a cost model."""
+"""Formats of all nodes from their permissions alone, without a cost model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from finecast.rules import Permission
 def lowest(
     graph: Graph, permissions: Mapping[int, Permission], *lows: Format
 ) -> dict[int, Format]:
-    """For each node the first of ``lows`` that is permitted, else fp32, else what is left.
+    """For each node the first of ``lows`` that is permitted, else fp32, else the smallest.
 
-    What only moves numbers from ops in fp32 to ops in fp32 keeps it where it may: low, it
-    would round them and compute nothing.
+    An op that only moves numbers from fp32 ops to fp32 ops stays fp32 where it is permitted:
+    in a low format it would round the numbers and save no computation.
     """
     found = {i: pick(p, *lows, Format.FP32) for i, p in permissions.items()}
     free = (
@@ -30,16 +30,17 @@ def lowest(
 
 
 def highest(permissions: Mapping[int, Permission]) -> dict[int, Format]:
-    """For each node fp32 where it is permitted, else what is left."""
+    """For each node fp32 where it is permitted, else the smallest permitted format."""
     return {i: pick(p, Format.FP32) for i, p in permissions.items()}
 
 
 def chosen(
     permissions: Mapping[int, Permission], units: Units, choice: Choice
 ) -> dict[int, Format]:
-    """Units as chosen, all else fp32 where permitted.
+    """The units' ops in the formats of ``choice``, all other ops fp32 where permitted.
 
-    So are a unit's ops that may not have a format for operands that others of it have.
+    An op of a unit that does not permit the unit's format is fp32, too: a unit may have a
+    format for operands that only some of its ops can take.
     """
     of = choice.by_node(units)
     fp32 = Format.FP32
@@ -49,9 +50,9 @@ def chosen(
 def _apart_from_low(
     graph: Graph, formats: Mapping[int, Format], movers: Collection[int]
 ) -> set[int]:
-    """Those of ``movers`` that no chain of movers joins to a low op, or to a low number.
+    """The ``movers`` that no chain of movers connects to a low op or to a low value.
 
-    Constants count as low numbers: a plan stores them so.
+    Constants count as low values, because a plan may store them in a low format.
     """
     apart = set(movers)
     low = [n.id for n in graph.float_nodes if _is_low(formats[n.id]) and n.id not in apart]

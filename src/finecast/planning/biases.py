@@ -1,7 +1,7 @@
-"""Bias correction: the mean error of a product on codes, taken off what is added to it.
+"""Bias correction: the mean error of a product on integer codes is subtracted from its bias.
 
-Rounding the weights and operands of a product shifts the mean of its result, channel by
-channel. What calibration data showed of that is taken off its bias. Source: M. Nagel et al.,
+Rounding the weights and operands of a product shifts the mean of each channel of its result.
+The shift observed on calibration data is subtracted from the bias. Source: M. Nagel et al.,
 "Data-free quantization through weight equalization and bias correction" (2019).
 """
 
@@ -32,8 +32,8 @@ _OWN_BIAS: Final = 2
 class Bias:
     """The constant that is added to a product's result: ``node`` reads it at ``port``.
 
-    ``channels`` are those of the result, along ``axis`` of it, from behind, and along
-    ``added_along`` of the constant. The result's rank is 0 where it is not known.
+    The result has ``channels`` along its (negative) ``axis``, the constant has them along
+    ``added_along``. ``rank`` is the result's; 0 where it is not known.
     """
 
     product: int
@@ -46,20 +46,20 @@ class Bias:
 
 
 def biases(graph: Graph, formats: Mapping[int, Format]) -> tuple[Bias, ...]:
-    """Those of the products on codes whose bias nothing else reads, outside of bodies."""
+    """The biases of products on codes that no other op reads, outside control-flow bodies."""
     coded = (n for n in graph.nodes if n.id in formats and formats[n.id].scaled)
     found = (_bias(graph, n) for n in coded if n.op in LINEAR and not n.region)
     return tuple(b for b in found if b is not None)
 
 
 def _bias(graph: Graph, product: Node) -> Bias | None:
-    """At the product itself, or at the addition that alone reads its result."""
+    """The bias of the product itself, or of the addition that is its result's only reader."""
     weights = constant_at(graph, product, 1)
     if weights is None or not weights.shape or product.attributes.get("beta", 1) != 1:
         return None
     convolves = product.op in CONVOLUTIONS
     axis = channel_axis(product, weights.shape) if convolves else -1
-    channels = _made(product, weights.shape)
+    channels = _result_channels(product, weights.shape)
     for node, port, along in _additions(graph, product, axis):
         value = constant_at(graph, node, port)
         if value is not None and channels is not None and addable(value, channels, along):
@@ -75,8 +75,8 @@ def _bias(graph: Graph, product: Node) -> Bias | None:
     return None
 
 
-def _made(product: Node, weights: Sequence[Dim]) -> int | None:
-    """How many channels the result has; None if the weights' shape is open there."""
+def _result_channels(product: Node, weights: Sequence[Dim]) -> int | None:
+    """Number of channels of the result; None if that dimension of the weights is symbolic."""
     by_row = product.op in (*CONVOLUTIONS, "linear") or product.attributes.get("transB", 0)
     sizes = weights[:2] if product.op == "group_conv" else weights[:1]
     known = [d for d in (sizes if by_row else weights[-1:]) if isinstance(d, int)]
@@ -84,7 +84,7 @@ def _made(product: Node, weights: Sequence[Dim]) -> int | None:
 
 
 def _additions(graph: Graph, product: Node, axis: int) -> list[tuple[Node, int, int]]:
-    """The inputs at which something is added to the product's result, and along which axis."""
+    """Node and input at which a constant may be added to the result, and its channel axis."""
     found = [(product, _OWN_BIAS, -1)]
     (result,) = graph.following_outputs(product)
     if len(result.uses) == 1 and not result.is_output:
@@ -100,9 +100,9 @@ def corrected(
     places: Sequence[Bias],
     errors: Sequence[NDArray[np.float64]],
 ) -> Plan:
-    """``plan`` with the mean ``errors`` of the products taken off the biases of ``places``.
+    """``plan`` with the products' mean ``errors`` subtracted from the biases at ``places``.
 
-    Four digits of them are kept: they are known to fewer.
+    They are rounded to four significant digits: the measurement is less accurate than that.
     """
     adjustments: list[Adjustment] = []
     reasons: dict[str, list[Reason]] = {}

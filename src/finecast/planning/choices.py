@@ -1,6 +1,7 @@
 """The formats of a graph's units along the frontier of predicted time and error.
 
-Of two formats every choice is exact, by one minimum cut; of more, by expansion moves.
+Among two formats each choice is optimal, found by one minimum cut; among more formats
+expansion moves approximate it.
 """
 
 from __future__ import annotations
@@ -15,18 +16,24 @@ from finecast.planning.plan import Plan
 from finecast.planning.problem import Analysis, Priced, build_problem
 from finecast.planning.units import Units
 from finecast.rules import Permission
+from finecast.solver.assignment import Bools, Ints
 from finecast.solver.expansion import envelope
-from finecast.solver.frontier import frontier
-from finecast.solver.labelling import two_sided
+from finecast.solver.frontier import Step, frontier
+from finecast.solver.labelling import Labelling, two_sided
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A format for each unit, what it is predicted to take, and its squared output error.
+    """A format for each unit, with the predicted cost and squared relative output error.
 
-    ``casts`` counts the casts that take time; ``how`` it was found, in words, and the
-    ``index`` of its step of the frontier, if it is one or lies before one. What it takes,
-    ``time_s``, is seconds, or what else the plans are ``priced`` by.
+    Attributes:
+        how: How it was found, in words.
+        index: Its step of the frontier, or the step that it lies before; None for neither.
+        formats: The format of each unit.
+        time_s: Predicted seconds, or bytes where ``priced`` says so.
+        error: Predicted squared relative output error.
+        casts: Number of the casts that take time.
+        priced: The unit of ``time_s``.
     """
 
     how: str
@@ -37,6 +44,28 @@ class Choice:
     casts: int
     priced: Priced = Priced.TIME
 
+    @classmethod
+    def of(
+        cls,
+        found: Labelling | Step,
+        label: Ints | Bools,
+        analysis: Analysis,
+        *,
+        how: str,
+        index: int | None,
+    ) -> Choice:
+        """What the solver ``found``; ``label`` numbers the formats of ``analysis``."""
+        formats = (*analysis.times,)
+        return cls(
+            how=how,
+            index=index,
+            formats=tuple(formats[int(number)] for number in label),
+            time_s=found.time_s,
+            error=analysis.saturation.together(found.error),
+            casts=found.casts,
+            priced=analysis.priced,
+        )
+
     @property
     def lowers(self) -> bool:
         """Whether any unit has a low format."""
@@ -44,7 +73,7 @@ class Choice:
 
     @property
     def because(self) -> str:
-        """The reason that the plan made of it states."""
+        """The text of the reason in the plan made from this choice."""
         step = "" if self.index is None else f", step {self.index} of the frontier"
         text = f"{self.how}{step}: predicted {self.priced.say(self.time_s)}"
         if self.priced is Priced.TIME:
@@ -53,13 +82,8 @@ class Choice:
             text += f", relative output error {math.sqrt(self.error):.3g}"
         return text
 
-    def proposal(self, plan: Plan) -> Proposal:
-        """``plan``, made of this choice, with what the choice predicts."""
-        name = f"step {self.index}"
-        return Proposal(name=name, plan=plan, time_s=self.time_s, error=self.error)
-
     def by_node(self, units: Units) -> dict[int, Format]:
-        """The format of each node that is decided."""
+        """Format by id of the nodes that belong to a unit."""
         return {n: self.formats[u] for n, u in units.of.items()}
 
 
@@ -83,52 +107,34 @@ def choices(
 ) -> tuple[Choice, ...]:
     """At most ``most`` choices, from the most accurate to the fastest.
 
-    Laws: time falls and error grows strictly. Of one low format each choice costs the least
-    at its price of error.
+    Laws: time falls and error grows strictly. With a single low format each choice has the
+    least cost at its price of error.
 
     Args:
         graph: The graph.
         permissions: What the rules left.
-        analysis: What the choice rests on.
-        most: How many; None for all of them.
-        errors: Squared errors about which choices are wanted: others may be left out. Each
-            choice among more than two formats takes several cuts.
+        analysis: Times, casts and errors.
+        most: The largest number of choices; None for all.
+        errors: Range of squared errors of interest: choices outside may be left out, which
+            saves cuts where there are more than two formats.
 
     Raises:
         RuleConflictError: If a unit may have no format.
     """
-    formats, adds_up = (*analysis.times,), analysis.saturation
     problem = build_problem(graph, permissions, analysis)
     if problem.labels == 2:
         return tuple(
-            Choice(
-                how="minimum cut",
-                index=step.index,
-                formats=tuple(formats[int(low)] for low in step.low),
-                time_s=step.time_s,
-                error=adds_up.together(step.error),
-                casts=step.casts,
-                priced=analysis.priced,
-            )
+            Choice.of(step, step.low, analysis, how="minimum cut", index=step.index)
             for step in frontier(two_sided(problem), max_steps=most)
         )
-    apart, (low, high) = adds_up.apart, errors
+    low, high = (analysis.saturation.apart(error) for error in errors)
+    steps = envelope(problem, max_steps=most or _MANY, errors=(low, high))
     return tuple(
-        Choice(
-            how="expansion moves",
-            index=index,
-            formats=tuple(formats[label] for label in found.label),
-            time_s=found.time_s,
-            error=adds_up.together(found.error),
-            casts=found.casts,
-            priced=analysis.priced,
-        )
-        for index, found in enumerate(
-            envelope(problem, max_steps=most or _MANY, errors=(apart(low), apart(high)))
-        )
+        Choice.of(step, step.label, analysis, how="expansion moves", index=index)
+        for index, step in enumerate(steps)
     )
 
 
-# Where all choices are asked for: of more than two formats each takes several cuts, and there
-# may be any number of them.
+# The limit where all choices are asked for and there are more than two formats: each choice
+# then takes several cuts, and their number is not bounded.
 _MANY = 64

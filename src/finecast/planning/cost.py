@@ -1,7 +1,7 @@
-"""What a node costs in a format, and what a cast costs: modelled or measured.
+"""The time of a node in a format, and of a cast: modelled or measured.
 
 Law: times are seconds, never negative, and depend on nothing but the arguments. A format that
-a node's engine cannot take costs infinity.
+the engine cannot run a node in costs infinity.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.ops.flops import Shape, Shapes, bytes_moved, flops, port_formats, resolve_shape
 
-# Measured in OpenVINO on a 2-core AVX512-BF16 CPU: a cast that no other op absorbs takes 12 us
-# and moves its bytes (fp32 to bf16: 6 an element) at 10 GB/s.
+# Measured in OpenVINO on a 2-core AVX512-BF16 CPU: a cast that is not fused into another op
+# takes 12 us, and moves its bytes (fp32 to bf16: 6 per element) at 10 GB/s.
 MEASURED_CAST_OVERHEAD_S = 12e-6
 MEASURED_CAST_BANDWIDTH_GB_S = 10.0
 
@@ -27,7 +27,7 @@ _TERA = 1e12
 
 
 class CostModel(Protocol):
-    """Prices what a plan decides."""
+    """The times that a plan's formats and casts take."""
 
     @property
     def shapes(self) -> Shapes:
@@ -39,9 +39,10 @@ class CostModel(Protocol):
         ...
 
     def cast_time_s(self, value: Value, src: Format, dst: Format) -> float:
-        """Seconds to convert ``value``; zero where both formats are stored alike.
+        """Seconds to convert ``value``; zero where both formats have the same storage type.
 
-        From a format for operands alone: what an op in it takes more to give fp32.
+        If ``src`` is a format for operands only, the additional time that an op computing in
+        it takes to store its result in ``dst``.
         """
         ...
 
@@ -50,13 +51,13 @@ class CostModel(Protocol):
 class RooflineCost:
     """max(operations / rate, bytes / bandwidth) + overhead, on a target.
 
-    Where shapes stay unknown, ``unknown_dim`` stands for each unknown dimension, so that ops
-    still compare; a value of unknown rank counts as one element.
+    Each unknown dimension counts as ``unknown_dim``, so that ops can still be compared; a
+    value of unknown rank counts as one element.
 
     Attributes:
         target: The device.
-        shapes: Observed shapes by value id; they win over the graph's.
-        unknown_dim: What a symbolic dimension counts as.
+        shapes: Observed shapes by value id; they take precedence over the graph's.
+        unknown_dim: Size assumed for a symbolic dimension.
     """
 
     target: Target
@@ -81,7 +82,7 @@ class RooflineCost:
         if src.storage is dst.storage or self.target.free_casts or value.constant is not None:
             return 0.0
         if src.operands_only:
-            return 0.0  # an op's own time has its results in fp32
+            return 0.0  # the op stores its result in fp32; its own time includes that
         elements = math.prod(self._shape(value) or ())
         moved = elements * (src.storage_bytes + dst.storage_bytes)
         memory_s = moved / (self.target.bandwidth_gb_s * _GIGA)
@@ -104,15 +105,15 @@ class RooflineCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredCost:
-    """Times that an engine's profile gave, one run per format; casts by bytes and bandwidth.
+    """Times from an engine's profiles, one per format; casts by bytes and bandwidth.
 
-    An op that a profile does not name was fused into another or optimised away: it costs
-    nothing itself. A format without a profile of its own costs infinity. A value of
-    unknown shape is cast as one element: give the observed shapes.
+    An op that a profile does not name was fused into another or optimised away: its time is
+    zero. A format without a profile costs infinity. A value of unknown shape is priced as one
+    element, so give the observed shapes.
 
     Attributes:
         times_s: For each profiled format, seconds by node name.
-        shapes: Observed shapes by value id; they win over the values' own.
+        shapes: Observed shapes by value id; they take precedence over the values' own.
         cast_overhead_s: Fixed cost of a cast.
         cast_bandwidth_gb_s: Rate of a cast's reading and writing, 1e9 bytes a second.
     """
@@ -131,8 +132,9 @@ class MeasuredCost:
     def cast_time_s(self, value: Value, src: Format, dst: Format) -> float:
         """Overhead plus bytes over bandwidth; constants are converted ahead of time.
 
-        An op on codes was profiled where it gives codes. If one reader takes fp32, it stores
-        that, which is more bytes; where others take codes they are made by a kernel more.
+        From a scaled format: the op was profiled storing integer codes. If its only reader
+        takes fp32, it stores that instead, and the additional bytes count. If it has several
+        readers, another kernel makes the codes for the rest: a cast from fp32.
         """
         if src.storage is dst.storage or value.constant is not None:
             return 0.0

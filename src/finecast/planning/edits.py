@@ -1,10 +1,12 @@
 """From a plan to the fewest casts.
 
 Laws: at most one cast per value and format, serving all its consumers; constants are
-converted, never cast; the plan that changes nothing gives no edits. Hardly an op is defined
-for 8-bit formats, and tf32 is no type: there a node computes in its own type on operands that
-were rounded to the format, each by its own parameters where it has some, and are stored as
-before. Engines with such products take a cast to an 8-bit format and back for one of them.
+converted, never cast; the plan that changes nothing gives no edits.
+
+Few ops are defined for 8-bit formats, and tf32 is not a storage type. With such a format a
+node computes in its own type on operands that were rounded to the format and back, each with
+its own parameters where the format has some. Engines with 8-bit kernels recognise a cast to
+an 8-bit format and back in front of a product, and run the product in 8 bits.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from finecast.rules.scaled_operands import coded_result, moved_by, reading
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """Input ``index`` of node ``node``; the model's own output port when node is None."""
+    """Input ``index`` of node ``node``; if node is None, the output of the model itself."""
 
     node: int | None
     index: int = 0
@@ -40,7 +42,7 @@ class InsertCast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvertConstant:
-    """Store the constant ``value`` in ``to`` for ``uses``, from its original digits."""
+    """Store the constant ``value`` in ``to`` for ``uses``, rounded from its own numbers."""
 
     value: int
     to: Format
@@ -49,7 +51,7 @@ class ConvertConstant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetFormat:
-    """Node ``node`` computes in ``to``: its following outputs are stored in ``to``."""
+    """``node`` computes in ``to``; its outputs that follow its format are stored in ``to``."""
 
     node: int
     to: Format
@@ -65,7 +67,7 @@ class SetPort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTrip:
-    """Round ``value`` to ``to`` and back once for all of ``uses``; store a constant in it."""
+    """Round ``value`` to ``to`` and back, once for all ``uses``; store constants in ``to``."""
 
     value: int
     to: Encoding
@@ -89,13 +91,13 @@ def edits(
         graph: The graph.
         formats: Format by node id.
         io: Declared format by value id of inputs and outputs that change type.
-        encodings: Those of the inputs of nodes whose format has parameters.
-        moves_codes: Whether what runs the model moves codes as well as numbers; else values
-            are rounded right before the ops that read them so.
+        encodings: By node id, for nodes whose format has parameters.
+        moves_codes: Whether the engine can transpose, reshape and slice integer codes; if
+            not, values are rounded directly in front of the ops that read them rounded.
     """
     io = io or {}
-    around = {n: f for n, f in formats.items() if f.operands_only}
-    formats = {n: f for n, f in formats.items() if n not in around}
+    for_operands = {n: f for n, f in formats.items() if f.operands_only}
+    formats = {n: f for n, f in formats.items() if n not in for_operands}
     changed: list[Edit] = [
         SetFormat(node=n.id, to=formats[n.id].storage)
         for n in graph.float_nodes
@@ -105,26 +107,26 @@ def edits(
         SetPort(value=v, to=f) for v, f in io.items() if graph.values[v].format is not f
     ]
     stored = storage(graph, formats, io)
-    wanted = _wanted(graph, stored, formats, io)
-    for (value_id, fmt), uses in sorted(wanted.items(), key=lambda w: w[0][0]):
+    casts = _casts(graph, stored, formats, io)
+    for (value_id, fmt), uses in sorted(casts.items(), key=lambda c: c[0][0]):
         constant = graph.values[value_id].constant is not None
         kind = ConvertConstant if constant else InsertCast
         changed.append(kind(value=value_id, to=fmt, uses=tuple(uses)))
-    wanted_codes = _rounded(graph, around, stored, encodings or {})
+    rounded = _rounded(graph, for_operands, stored, encodings or {})
     if moves_codes:
-        _hoist(graph, wanted_codes, stored)
-    return (*changed, *_round_trips(graph, wanted_codes))
+        _hoist(graph, rounded, stored)
+    return (*changed, *_round_trips(graph, rounded))
 
 
 def _rounded(
     graph: Graph,
-    around: Mapping[int, Format],
+    for_operands: Mapping[int, Format],
     stored: Mapping[int, Format],
     encodings: Mapping[int, Encodings],
 ) -> dict[tuple[int, Encoding], list[Use]]:
     """Uses of each value that read it rounded, by value and encoding."""
     wanted: dict[tuple[int, Encoding], list[Use]] = {}
-    for number, fmt in around.items():
+    for number, fmt in for_operands.items():
         node, scaled = graph.nodes[number], encodings.get(number)
         for index, (source, follows) in enumerate(
             zip(node.inputs, node.follows_in, strict=True)
@@ -156,10 +158,10 @@ def _round_trips(
 def _hoist(
     graph: Graph, wanted: dict[tuple[int, Encoding], list[Use]], stored: Mapping[int, Format]
 ) -> None:
-    """Round before an op that only places numbers where all that read its result round it.
+    """Round in front of an op that only moves numbers if all readers of its result round it.
 
-    So one rounding serves the op's own result and others that read the same value, and an
-    engine moves codes. Only codes of a scaled format are moved: all else is cast to and back.
+    One rounding then serves the op and other readers of the same value, and the engine moves
+    codes. Only for scaled formats: values in other formats are cast and cast back.
     """
     for value, to in sorted(wanted, key=lambda key: -key[0]):
         while (value, to) in wanted and to.format.scaled:
@@ -181,7 +183,7 @@ def _hoist(
 def _all_round(
     graph: Graph, value: int, wanted: Mapping[tuple[int, Encoding], list[Use]], to: Encoding
 ) -> bool:
-    """Whether of its op's results ``value`` alone is used, and all that read it round it."""
+    """Whether ``value`` is its op's only used result, and all its readers round it so."""
     found = graph.values[value]
     made = () if found.producer is None else graph.nodes[found.producer].outputs
     results = [graph.values[i] for i in made if i is not None]
@@ -191,7 +193,7 @@ def _all_round(
 
 
 def _holds(fmt: Format, stored: Format | None) -> bool:
-    """Whether numbers that rest in ``stored`` are ones of ``fmt``, which rests in fp32."""
+    """Whether ``fmt``, which is stored as fp32, has every number of type ``stored``."""
     return (
         fmt.storage is Format.FP32
         and stored is not None
@@ -201,9 +203,9 @@ def _holds(fmt: Format, stored: Format | None) -> bool:
 
 
 def _came_from(graph: Graph, value_id: int, fmt: Format) -> bool:
-    """Whether the value is one of ``fmt`` already: rounded, cast back, or a constant of it.
+    """Whether the value's numbers are in ``fmt`` already: rounded to it, or cast from it.
 
-    A constant of an 8-bit format's numbers is still stored wider than it might be.
+    A constant with numbers of an 8-bit format counts as not: it can still be stored smaller.
     """
     value = graph.values[value_id]
     if value.constant is not None:
@@ -232,7 +234,7 @@ def storage(
     return stored
 
 
-def _wanted(
+def _casts(
     graph: Graph,
     stored: Mapping[int, Format],
     formats: Mapping[int, Format],
@@ -262,7 +264,7 @@ def _wanted(
 
 
 def cast_count(graph: Graph, all_edits: tuple[Edit, ...]) -> int:
-    """Casts that are not on the model's inputs and outputs; rounding arithmetic is none."""
+    """Number of casts inside the model; tf32, which is rounded by arithmetic, has none."""
     return sum(
         (1 if isinstance(e, InsertCast) else 2)
         for e in all_edits

@@ -1,8 +1,9 @@
-"""Cross-layer equalisation: channels get weights as large where they are made as where read.
+"""Cross-layer equalisation: scales channels so that both layers' weights have equal ranges.
 
-Channels with small weights mostly have small values, and lose most digits where all channels
-share a range. Source: M. Nagel et al., "Data-free quantization through weight equalization and
-bias correction" (2019), arXiv:1906.04721. No data is looked at.
+A channel whose weights are small in the layer that produces it mostly has small values, and
+loses most digits where all channels share one range. Only weights are used, no data. Source:
+M. Nagel et al., "Data-free quantization through weight equalization and bias correction"
+(2019), arXiv:1906.04721.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from finecast.rules.reason import Reason
 RULE: Final = "equalisation"
 
 _MOST_PASSES: Final = 30
-# Factors become powers of two: what changes by less in a pass has settled.
+# Binary digits. Factors are rounded to powers of two, so smaller changes do not matter.
 _SETTLED: Final = 0.01
 
 Floats = NDArray[Any]
@@ -30,8 +31,8 @@ Floats = NDArray[Any]
 def equalised(graph: Graph) -> list[Rescaling]:
     """Rescalings of the channels between linear ops.
 
-    Chains are gone through until nothing changes: what a product reads and what it makes are
-    two sites that share its weights.
+    A product between two sites shares its weights with both, so the passes over all sites are
+    repeated until the factors settle.
     """
     pairs = [
         s for s in sites(graph) if s.maker is not None and graph.nodes[s.maker].op in LINEAR
@@ -60,9 +61,9 @@ def _why(graph: Graph, site: Site) -> Reason:
 
 
 class _Sizes:
-    """Magnitudes of the weights of products, by channel that is read and by result.
+    """For each product the largest magnitudes of its weights, [input channel, output channel].
 
-    Of those that read no site's channels all that is read is one.
+    A product that reads no site's channels has one row, the maximum over its inputs.
     """
 
     def __init__(self, graph: Graph, pairs: Sequence[Site]) -> None:
@@ -76,7 +77,7 @@ class _Sizes:
         self.apart = {r.node for r in readers if r.apart}
 
     def step(self, site: Site) -> Floats:
-        """Divide the site's channels by what makes both sizes of each equal, and return it."""
+        """Scale the channels so that both layers' sizes are equal; return the divisors."""
         maker = site.divided[0].node
         own = self.of[maker]
         made = own.reshape(-1) if maker in self.apart else own.max(axis=0)

@@ -1,7 +1,7 @@
 """Choices between two steps of the frontier: as fast as possible within a given error.
 
-The frontier is convex: from one step to the next several units may change at once, and the
-error that the criterion allows mostly lies between the two.
+The frontier is convex, so several units may change at once from one step to the next, and the
+error that the criterion allows mostly lies between two steps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from finecast.rules import Permission
 from finecast.solver.assignment import Ints
 from finecast.solver.labelling import Labelling, LabelProblem, evaluate
 
-# Units that are tried one by one: each turn evaluates every one that is left.
+# Units that are tried one by one: each turn evaluates every unit not yet changed.
 _MOST_UNITS: Final = 64
 
 
@@ -30,45 +30,37 @@ def within(
     steps: Sequence[Choice],
     error: float,
 ) -> Choice | None:
-    """A choice of at most this squared error, faster than the steps that keep it.
+    """A choice of at most this squared error, faster than every step that keeps to it.
 
     Args:
         graph: The graph.
         permissions: What the rules left.
-        analysis: What the choice rests on.
-        steps: Those of the frontier, the most accurate first.
+        analysis: Times, casts and errors.
+        steps: The steps of the frontier, the most accurate first.
         error: The squared error.
 
     Returns:
-        None if ``error`` lies beyond the steps, or no other choice lies between the two
-        that it lies between.
+        None if ``error`` lies outside the steps' errors, or no faster choice was found
+        between the two steps around it.
     """
     pair = next(((a, b) for a, b in pairwise(steps) if a.error <= error < b.error), None)
     if pair is None:
         return None
-    formats = (*analysis.times,)
-    numbers = {f: number for number, f in enumerate(formats)}
+    numbers = {f: number for number, f in enumerate(analysis.times)}
     slow, fast = (np.array([numbers[f] for f in choice.formats]) for choice in pair)
-    adds_up = analysis.saturation
     problem = build_problem(graph, permissions, analysis)
-    found = _descend(problem, slow, fast, adds_up.apart(error))
+    found = _descend(problem, slow, fast, analysis.saturation.apart(error))
     if found.time_s >= pair[0].time_s:
         return None
-    return Choice(
-        how="between steps of the frontier",
-        index=pair[1].index,
-        formats=tuple(formats[label] for label in found.label),
-        time_s=found.time_s,
-        error=adds_up.together(found.error),
-        casts=found.casts,
-        priced=analysis.priced,
-    )
+    how = "between steps of the frontier"
+    return Choice.of(found, found.label, analysis, how=how, index=pair[1].index)
 
 
 def _descend(problem: LabelProblem, slow: Ints, fast: Ints, error: float) -> Labelling:
-    """From ``fast`` towards ``slow``, the best trade first, until the error is kept.
+    """Change units from ``fast`` to ``slow``, the best trade first, until ``error`` is kept.
 
-    Then back wherever that gains time within the error. All of ``slow`` keeps it.
+    Then units are changed back as long as that gains time within ``error``. ``slow`` as a
+    whole keeps the error.
     """
     at = evaluate(problem, fast)
     differ = [int(u) for u in np.flatnonzero(slow != fast)]
@@ -95,6 +87,6 @@ def _with(problem: LabelProblem, at: Labelling, unit: int, label: Ints) -> Label
 
 
 def _ratio(now: Labelling, then: Labelling) -> float:
-    """Seconds lost per squared error gained; what gains none comes last."""
-    gained = now.error - then.error
-    return (then.time_s - now.time_s) / gained if gained > 0 else np.inf
+    """Seconds lost per squared error removed; infinite where none is removed."""
+    removed = now.error - then.error
+    return (then.time_s - now.time_s) / removed if removed > 0 else np.inf

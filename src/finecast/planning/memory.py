@@ -1,9 +1,9 @@
-"""An estimate of what a plan's model takes in memory while it runs.
+"""An estimate of the memory that a plan's model takes while it runs.
 
-Law: the bytes of the constants, and the most that the values alive at one time take, where ops
-run in the graph's order and a value is freed after its last reader. What an engine adds, such
-as packed copies of weights and scratch space, is not in it, so the estimate tells plans of one
-model apart and is no measurement.
+Law: the bytes of the constants plus the peak of the bytes of live values, where ops run in the
+graph's order and a value is freed after its last reader. What an engine adds, such as packed
+copies of weights and scratch space, is left out: the estimate compares plans of one model, and
+is no measurement.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from finecast.solver.assignment import Ints
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resting:
-    """A value in memory from moment ``first`` to moment ``last``, both included.
+    """The lifetime of a value in memory, from moment ``first`` to ``last``, both included.
 
-    Node k runs at the moment 2k + 1; what is cast for it is cast at 2k.
+    Node k runs at moment 2k + 1, casts in front of it at 2k.
     """
 
     value: int
@@ -46,14 +46,14 @@ def peak_bytes(
     kernels: Mapping[int, int],
     constants_bytes: int,
 ) -> int:
-    """The estimate for ops in ``formats``, by node id; others are in their own.
+    """The estimate, in bytes.
 
     Args:
         graph: The graph.
-        formats: Of ops, by node id.
-        shapes: Observed shapes, by value id; a value of unknown shape takes nothing.
-        kernels: The kernel of each node: what is made and read in one never rests.
-        constants_bytes: Of the constants.
+        formats: By node id; other nodes keep their own.
+        shapes: Observed shapes, by value id; a value of unknown shape counts nothing.
+        kernels: Kernel by node id: a value that stays inside one takes no memory.
+        constants_bytes: Bytes of all constants.
     """
     return constants_bytes + int(
         _alive(rest_in_memory(graph, formats, shapes, kernels)).max(initial=0)
@@ -61,7 +61,7 @@ def peak_bytes(
 
 
 def alive_at_peak(resting: Sequence[Resting]) -> list[Resting]:
-    """Those of ``resting`` that are there when most bytes are."""
+    """The values of ``resting`` that are alive at the moment of the peak."""
     alive = _alive(resting)
     if not len(alive):
         return []
@@ -72,9 +72,9 @@ def alive_at_peak(resting: Sequence[Resting]) -> list[Resting]:
 def rest_in_memory(
     graph: Graph, formats: Mapping[int, Format], shapes: Shapes, kernels: Mapping[int, int]
 ) -> list[Resting]:
-    """The values of a run, and their copies in the formats that readers want.
+    """The lifetimes of all values, and of their copies cast to the formats of readers.
 
-    What a view gives is what it reads.
+    The result of a view shares the memory of its source, so it has no entry.
     """
     found: list[Resting] = []
     last = _last_readers(graph)
@@ -119,7 +119,7 @@ def _copies(
 
 
 def result_format(fmt: Format) -> Format:
-    """The type in which an op that computes in a format stores its result."""
+    """The type in which an op that computes in ``fmt`` stores its result."""
     return Format.FP32 if fmt.operands_only else fmt
 
 
@@ -128,7 +128,7 @@ def _among(value: Value, values: Iterable[Value]) -> bool:
 
 
 def _inside(value: Value, kernels: Mapping[int, int]) -> bool:
-    """Whether one kernel makes the value and alone reads it."""
+    """Whether the value is produced and read inside one kernel only."""
     if value.producer is None or value.is_output or not value.uses:
         return False
     kernel = kernels.get(value.producer)
@@ -140,7 +140,7 @@ def _is_alias(graph: Graph, value: Value) -> bool:
 
 
 def _last_readers(graph: Graph) -> list[int]:
-    """Of each value the moment after which it is freed; readers of a view are its source's."""
+    """For each value the moment of its last use; uses of a view count for its source."""
     last = [0 if v.producer is None else 2 * v.producer + 1 for v in graph.values]
     for value in graph.outputs:
         last[value.id] = 2 * len(graph.nodes)

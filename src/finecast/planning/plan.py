@@ -1,4 +1,4 @@
-"""The decision for every op, with its reasons: diffable, replayable on the same model."""
+"""A plan: the format of every op, with its reasons; saved as JSON, replayable on its model."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from finecast.rules.reason import Reason
 from finecast.rules.scaled_operands import coded_result
 
 PLAN_VERSION: Final = 5
-# A million ops with five reasons each take half of it.
+# A million ops with five reasons each take half of this.
 _LARGEST_BYTES: Final = 1 << 30
 _MAKE_ANEW: Final = "make a plan for this model with this version of finecast"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The format of one op and why it has it.
+    """The format of one op, with the reasons for it.
 
-    Where the format has no parameters it is the encoding of the op's operands, constants and
-    result, but for formats for operands alone: they leave the result in the op's own type.
-    Where it has, ``encodings`` names that of each.
+    A format without parameters encodes the op's operands, constants and, unless it is a
+    format for operands only, its result. For a format with parameters ``encodings`` has the
+    parameters of each operand, constant and result that is encoded.
     """
 
     node: str
@@ -46,12 +46,18 @@ class Decision:
 class Plan:
     """Formats of all float ops of one model; ops that are not named keep their type.
 
-    ``model`` is the digest of the file the plan was made for, ``opset`` the opset that the
-    model is raised to before the plan is replayed, ``io`` the requested types of inputs and
-    outputs that do not keep their declared one. ``from_type`` is the type that the model is
-    taken to fp32 from before all of that; empty if it is not. ``engine`` is what it was made
-    for: low ops are stated as that engine knows them, unless ``keep_ops``. ``adjustments`` are
-    made of operands before all else.
+    Attributes:
+        model: Digest of the model that the plan was made for.
+        policy: The policy that it was made under.
+        opset: The ONNX opset that the model is converted to first; 0 for other models.
+        decisions: The format of each op.
+        io: New types of the model's inputs and outputs, by name; others keep theirs.
+        engine: The engine that it was made for, whose fused kernels decide how low ops are
+            stated in the model (unless ``keep_ops``).
+        from_type: The type that a model in low precision is converted to fp32 from, before
+            anything else; empty for a model in fp32.
+        keep_ops: Whether all ops are stated as they were.
+        adjustments: Changes of operands, made before the decisions are applied.
     """
 
     model: str
@@ -66,9 +72,9 @@ class Plan:
 
     @property
     def version(self) -> int:
-        """The first version of the format that has all of the plan.
+        """The oldest version of the file format that can state this plan.
 
-        2 has ``from_type``, 3 ``keep_ops``, 4 ``adjustments``, 5 those that multiply.
+        2 added ``from_type``, 3 ``keep_ops``, 4 ``adjustments``, 5 adjustments that multiply.
         """
         if any(a.exponents for a in self.adjustments):
             return 5
@@ -90,7 +96,7 @@ class Plan:
 
     @property
     def encodings(self) -> dict[str, Encodings]:
-        """Encodings of inputs, by name of the nodes whose format has parameters."""
+        """Encodings by node name, for nodes whose format has parameters."""
         return {d.node: d.encodings for d in self.decisions if d.format in SCALED}
 
     @property
@@ -99,7 +105,7 @@ class Plan:
         return dict(Counter(d.format.label for d in self.decisions).most_common())
 
     def counts_in(self, graph: Graph) -> dict[str, int]:
-        """As ``counts``; an op that came quantized counts as what it computes in."""
+        """Like ``counts``; an op of a quantized region counts as what it computes in."""
         nodes = {n.name: n for n in graph.nodes}
         labels = (
             computed_in(graph, nodes[d.node]) if d.format is Format.FP32 else d.format.label
@@ -114,7 +120,7 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """Identifies what the plan does: reasons and engine do not enter."""
+        """Hash of what the plan does: of everything but policy, engine and reasons."""
         content: dict[str, Any] = {
             "model": self.model,
             "opset": self.opset,
@@ -129,7 +135,7 @@ class Plan:
 
     @property
     def _options(self) -> dict[str, Any]:
-        """What is stated only where it is not the default."""
+        """Content of the fields that are saved only if they differ from the default."""
         found: dict[str, Any] = {"from_type": self.from_type} if self.from_type else {}
         found |= {"keep_ops": True} if self.keep_ops else {}
         adjusted = [a.to_dict() for a in self.adjustments]
@@ -143,8 +149,8 @@ class Plan:
         """Check that the plan fits the graph that it is to be replayed on.
 
         Raises:
-            ModelError: If it names a node that the graph lacks, or another op for one, or
-                encodes or adjusts inputs that the op has not.
+            ModelError: If it names a node that the graph lacks, or that is another op there,
+                or encodes or adjusts inputs that the op does not have.
         """
         self.adjusting(graph, where=where)
         nodes = {n.name: n for n in graph.nodes}
@@ -155,18 +161,18 @@ class Plan:
                 what = f"the plan names a node the model lacks: {one.node!r}"
                 raise ModelError(what, where=where, fix=fix)
             if node.op != one.op:
-                what = f"the plan takes {one.node!r} for {one.op!r}, and it is {node.op!r}"
+                what = f"by the plan {one.node!r} is {one.op!r}, in the model {node.op!r}"
                 raise ModelError(what, where=where, fix=fix)
             _check_result(graph, node, one.encodings, where)
             wrong = _wrong_input(graph, node, one.encodings)
             if wrong is not None:
-                what = f"the plan encodes input {wrong} of {one.node!r} as what it is not"
+                what = f"the plan encodes input {wrong} of {one.node!r}, which does not fit"
                 raise ModelError(what, where=where, fix=fix)
 
     def adjusted(
         self, adjustments: Iterable[Adjustment], reasons: Mapping[str, Sequence[Reason]]
     ) -> Plan:
-        """This plan, then further ``adjustments``, with their ``reasons`` by op."""
+        """This plan with further ``adjustments``, and their ``reasons`` by node name."""
 
         def told(decision: Decision) -> Decision:
             more = reasons.get(decision.node, ())
@@ -183,14 +189,14 @@ class Plan:
         """The edits that make the adjustments.
 
         Raises:
-            ModelError: If an op reads no such operand.
+            ModelError: If an op does not have an operand that is adjusted.
         """
         nodes = {n.name: n for n in graph.nodes}
         found: list[AdjustOperand] = []
         for one in self.adjustments:
             edit = one.edit(graph, nodes)
             if edit is None:
-                what = f"the plan adjusts input {one.port} of {one.node!r} as what it is not"
+                what = f"the plan adjusts input {one.port} of {one.node!r}, which does not fit"
                 raise ModelError(what, where=where, fix=_MAKE_ANEW)
             found.append(edit)
         return tuple(found)
@@ -249,7 +255,14 @@ class Plan:
                 ),
             )
             stated = str(content["digest"])
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        except (
+            ArithmeticError,  # an infinite opset
+            AttributeError,
+            KeyError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise UsageError(
                 f"not a finecast plan: {type(error).__name__}: {error}", where=where, fix=fix
             ) from error
@@ -302,7 +315,7 @@ def _check_version(content: dict[str, Any], where: str) -> None:
 
 
 def _check_result(graph: Graph, node: Node, encodings: Encodings, where: str) -> None:
-    """Raise ModelError if the result is encoded, and is none that can be."""
+    """Raise ModelError if the plan encodes a result that cannot be encoded."""
     if isinstance(encodings.result, Format):
         return
     with suppress(ValueError):
@@ -313,7 +326,7 @@ def _check_result(graph: Graph, node: Node, encodings: Encodings, where: str) ->
 
 
 def _wrong_input(graph: Graph, node: Node, encodings: Encodings) -> int | None:
-    """The first input that is no operand, or no constant, or not of the shape, as encoded."""
+    """The first encoded input that does not exist, or whose kind or shape does not fit."""
     follows = dict(enumerate(zip(node.inputs, node.follows_in, strict=True)))
     for constant, named in ((False, encodings.operands), (True, encodings.constants)):
         for index, encoding in named.items():

@@ -1,4 +1,4 @@
-"""Plans of one graph under one policy, once the rules have judged every op."""
+"""Makes plans of one graph under one policy, after the rules have judged every op."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Planner:
 
     Attributes:
         graph: The graph.
-        policy: What was asked for.
-        permissions: What the rules left each op, by node id.
-        engine: What plans say they were made for; empty for none.
-        opset: The ONNX opset that formats, by node id, need; 0 for other models.
-        from_type: The type that the model was taken to fp32 from; empty for none.
+        policy: The user's request.
+        permissions: The formats that the rules permit, by node id.
+        engine: The engine that plans are made for; empty for none.
+        opset: Gives the ONNX opset that formats (by node id) need; 0 for other models.
+        from_type: The type that the model was converted to fp32 from; empty for none.
     """
 
     graph: Graph
@@ -41,21 +41,20 @@ class Planner:
 
     @property
     def is_free(self) -> bool:
-        """Whether the rules leave any op a choice."""
+        """Whether the rules permit any op more than one format."""
         return any(len(p.formats) > 1 for p in self.permissions.values())
 
     def without(self, fmt: Format, ran: Mapping[str, str]) -> Planner:
-        """The same, but ops that a device runs otherwise than in ``fmt`` may not have it.
+        """This planner, with ``fmt`` forbidden to ops that the engine ran in other types.
 
-        ``ran`` says in what they ran, by name.
+        ``ran`` has those types by node name.
         """
-        names = {n.name: n.id for n in self.graph.nodes}
-        taken = {names[name]: text for name, text in ran.items()}
         planned = f"planned in {fmt.label}, {self.engine} runs it in"
-        permissions = {
-            i: p.without(fmt, f"{planned} {taken[i]} all the same") if i in taken else p
-            for i, p in self.permissions.items()
-        }
+        permissions = dict(self.permissions)
+        for node in self.graph.nodes:
+            if node.name in ran:
+                why = f"{planned} {ran[node.name]} all the same"
+                permissions[node.id] = permissions[node.id].without(fmt, why)
         return replace(self, permissions=permissions)
 
     def plan(
@@ -66,8 +65,8 @@ class Planner:
     ) -> Plan:
         """The plan that gives node i ``formats[i]``, with the reasons of all rules.
 
-        Where they left a choice, ``because`` says why it is this one, and ``evidence`` has by
-        node id what that was based on: times, errors.
+        For nodes with several permitted formats ``because`` states why it has this one, and
+        ``evidence`` has, by node id, the times and errors that this was based on.
         """
         known = evidence or {}
         return Plan(
@@ -100,22 +99,22 @@ class Planner:
         )
 
     def lowest(self, *formats: Format) -> Plan:
-        """Everything that may have one of ``formats`` (by default the policy's) has it."""
+        """The plan of ``assign.lowest``; ``formats`` are the policy's by default."""
         chosen = lowest(self.graph, self.permissions, *(formats or self.policy.formats))
         return self.plan(chosen, "every op that may be low is")
 
     def highest(self, because: str = "fp32 where permitted") -> Plan:
-        """Everything that may stay fp32 does."""
+        """The plan in which every op that may stay fp32 does."""
         return self.plan(highest(self.permissions), because)
 
     def unchanged(self, why: str) -> Plan:
-        """Every op keeps the type it has."""
+        """The plan in which every op keeps its type."""
         nodes = self.graph.float_nodes
         return self.plan({n.id: n.format for n in nodes if n.format is not None}, why)
 
 
 def _declared(graph: Graph, policy: Policy) -> dict[str, Format]:
-    """The formats of inputs and outputs that do not keep theirs, by name."""
+    """The new formats of inputs and outputs that change type, by name."""
     ports = [v for v in (*graph.inputs, *graph.outputs) if v.format is Format.FP32]
     stored = policy.stored
     low = {v.name: stored for v in ports} if policy.io_low else {}

@@ -1,28 +1,24 @@
-"""Where a plan rounds, told apart by reader.
+"""Rounding points: where a plan may round a value, separately for each reader.
 
-A value may be stored in fp32 for one reader and cast for another: a residual stream that
-stays exact beside the matrix product that reads a rounded copy. So there is one point for
-each place where an op that computes reads a value. It is rounded as soon as any op on the
-way from the value's origin to that reader is low: the op that made it, the ops that only
-moved it, or the reader itself.
+A value may be stored in fp32 for one reader and cast for another: a residual stream may stay
+exact while a matrix product reads a rounded copy of it. So each input at which an op that
+computes reads a value is a point. The point is rounded if any op on the way from the value's
+origin to the reader is low: the op that made it, an op that only moved it, or the reader.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.encodings import Encoding
 from finecast.numbers.formats import Format
-from finecast.ops import by_name
+from finecast.ops import READS_SHAPE_ONLY, by_name
 from finecast.planning.units import Units
 
-# Input ``index`` of a node; of no node (None): the model's output ``index``.
+# (node, index): input ``index`` of the node; (None, index): the model's output ``index``.
 Place = tuple[int | None, int]
-
-_SHOWS_NO_FLOAT: Final = frozenset({"shape", "size"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +26,9 @@ class Point:
     """Input ``port`` of node ``reader`` (None: output ``port`` of the model) reads ``value``.
 
     ``readers`` are the nodes that round it if they read in a low format: the reader, and
-    those that only move the value on the way from ``origin``. ``maker``, if any, made the
-    origin: it rounds it if it stores its result in a low format.
+    the nodes that only move the value on its way from ``origin``. ``maker`` is the node that
+    computes ``origin`` (None for inputs, or if it is never low): it rounds the value if it
+    stores its result in a low format.
     """
 
     reader: int | None
@@ -43,16 +40,17 @@ class Point:
 
     @property
     def path(self) -> tuple[int, ...]:
-        """The nodes any of which rounds it by being low."""
+        """The nodes of which any rounds the value if it is low."""
         return (*self.readers, *(() if self.maker is None else (self.maker,)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundingPoint:
-    """Places that the same choices round: ``readers`` and ``makers`` are units.
+    """Places that are rounded together: if any unit of ``readers`` or ``makers`` is low.
 
-    ``ends`` are the model's inputs and outputs among the values: declared in a low format
-    they are rounded, too. ``encoding`` is that of all places, where its format has parameters.
+    ``ends`` are the ids of values that are inputs or outputs of the model: declared in a low
+    format they round the places, too. ``encoding`` is that of all places if the format has
+    parameters.
     """
 
     places: tuple[Place, ...]
@@ -64,10 +62,10 @@ class RoundingPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundingPoints:
-    """Where a plan can round.
+    """All that a plan can round.
 
-    ``points`` are what is read; ``weights[j]`` maps node ids of unit ``weight_units[j]`` to
-    the inputs at which they read constants.
+    ``points`` are for values; ``weights[j]`` maps node ids of unit ``weight_units[j]`` to the
+    inputs at which they read constants.
     """
 
     points: tuple[RoundingPoint, ...]
@@ -76,14 +74,14 @@ class RoundingPoints:
 
 
 def find_points(graph: Graph, free: frozenset[int]) -> tuple[Point, ...]:
-    """All points that a plan can round, ``free`` being the nodes that may be low."""
+    """All points that a plan can round; ``free`` are the nodes that may be low."""
     found = [p for node in graph.nodes for p in _of_node(graph, node, free)]
     found += [_point(graph, None, k, v, free) for k, v in enumerate(graph.outputs)]
     return tuple(p for p in found if p.path and graph.values[p.value].format is Format.FP32)
 
 
 def _of_node(graph: Graph, node: Node, free: frozenset[int]) -> Iterator[Point]:
-    if node.op in _SHOWS_NO_FLOAT:
+    if node.op in READS_SHAPE_ONLY:
         return
     for port, index in enumerate(node.inputs):
         if index is None or (moves(node) and _carries_on(graph, node, index)):
@@ -123,25 +121,25 @@ def _point(
 
 
 def moves(node: Node) -> bool:
-    """Whether the node only moves numbers, so that rounding before and after it is one."""
+    """Whether the node only moves numbers: rounding before it equals rounding after it."""
     floats = sum(node.follows_in)
     return by_name(node.op).exact and floats == 1 and any(node.follows_out)
 
 
 def _carries_on(graph: Graph, node: Node, index: int) -> bool:
-    """Whether the value's readers behind ``node`` stand for it."""
+    """Whether ``node`` moves the value on: the points of its result's readers cover it."""
     return any(v.id == index for v in graph.following_inputs(node))
 
 
 def rounding_points(
     graph: Graph, units: Units, fused: Sequence[frozenset[int]] = ()
 ) -> RoundingPoints:
-    """The points of ``find_points``, those that the same units round as one.
+    """The points of ``find_points``, where points rounded by the same units are one.
 
     Args:
         graph: The graph.
         units: The units.
-        fused: Node ids of each kernel of the low plan: what stays inside one is not rounded.
+        fused: Node ids of each kernel of the low plan: values inside a kernel are not rounded.
     """
     kernel_of = {node: k for k, nodes in enumerate(fused) for node in nodes}
     found: dict[tuple[tuple[int, ...], ...], list[Place]] = {}
@@ -167,7 +165,7 @@ def rounding_points(
 
 
 def _inside(graph: Graph, point: Point, units: Units, kernel_of: Mapping[int, int]) -> bool:
-    """Whether the value stays in one kernel, on its way to a reader of the same unit."""
+    """Whether the value's producer and reader are in one kernel and in one unit."""
     writer = graph.values[point.value].producer
     if point.reader is None or writer is None:
         return False

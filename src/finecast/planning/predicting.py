@@ -1,4 +1,4 @@
-"""The error that the measured sensitivities predict of any plan."""
+"""The error that the measured sensitivities predict for any plan."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from finecast.planning.problem import Analysis
 
 
 def predicted_error(analysis: Analysis, formats: Mapping[int, Format]) -> float:
-    """Squared relative output error of node i in ``formats[i]``.
+    """Squared relative output error if node i has ``formats[i]``.
 
-    A unit of which a part is low counts as low: never less than what the plan rounds.
+    A unit of which any op is low counts as low, so roundings are never left out.
     """
     found = 0.0
     for fmt, rounded in analysis.rounded.items():
@@ -19,7 +19,7 @@ def predicted_error(analysis: Analysis, formats: Mapping[int, Format]) -> float:
         found += sum(float(rounded.units[u]) for u in low)
         found += sum(
             float(error)
-            for touched, error in zip(rounded.lists, rounded.errors, strict=True)
-            if not low.isdisjoint(touched)
+            for units, error in zip(rounded.lists, rounded.errors, strict=True)
+            if not low.isdisjoint(units)
         )
     return analysis.saturation.together(found)

@@ -1,7 +1,7 @@
-"""What plans are chosen by: seconds, bytes where the model is stored, bytes while it runs.
+"""Objectives other than time: bytes of the stored model, and bytes in memory while it runs.
 
-An analysis has the seconds of each op. Priced by size or memory, it has bytes in their place,
-and the search for plans stays the same.
+An analysis has the seconds of each unit and cast. The functions here put bytes in their
+place; the search for plans stays the same.
 """
 
 from __future__ import annotations
@@ -19,61 +19,61 @@ from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Priced
 from finecast.rules import Permission
 
-# All of a model's time weighs as much as this share of its bytes: of plans that take the same
-# bytes the faster one is chosen, and no byte that matters (2%) is given for time.
+# The model's total time counts as this share of its bytes: among plans of equal size the
+# faster one is chosen, and time never outweighs a difference in size that matters (2%).
 _TIME_SHARE: Final = 0.01
-# An ONNX Cast node with its name and those of two values; one of OpenVINO's IR takes more.
+# An ONNX Cast node with its name and those of two values; one in OpenVINO's IR takes more.
 _CAST_NODE_BYTES: Final = 150.0
 
 
 def by_size(planner: Planner, analysis: Analysis) -> Analysis:
-    """The same choice by the bytes of the stored model: of its constants, and of casts."""
+    """``analysis`` priced by the bytes of the stored model: of constants and cast nodes."""
     graph = planner.graph
     stored = sum(_constant_bytes(v) for v in graph.values)
-    second = _bytes_for_a_second(analysis, stored)
+    per_second = _bytes_per_second(analysis, stored)
 
     def cast_bytes(value: Value, source: Format, to: Format) -> float:
         if source.storage is to.storage or source.scaled or value.constant is not None:
             return 0.0
-        return _CAST_NODE_BYTES + second * analysis.cast_time(value, source, to)
+        return _CAST_NODE_BYTES + per_second * analysis.cast_time(value, source, to)
 
     return replace(
         analysis,
         priced=Priced.SIZE,
-        times={fmt: second * times for fmt, times in analysis.times.items()},
+        times={fmt: per_second * times for fmt, times in analysis.times.items()},
         cast_time=cast_bytes,
         constant_cost=_stored_bytes(graph, planner.permissions),
     )
 
 
 def by_memory(planner: Planner, analysis: Analysis) -> Analysis:
-    """The same choice by the bytes of the running model, as far as single ops decide them.
+    """``analysis`` priced by the bytes of the running model, as far as units decide them.
 
-    Those of the constants, and of the values that are alive where the fp32 model takes most.
+    Counted are the constants, and the values alive at the memory peak of the fp32 model.
     """
     graph, units = planner.graph, analysis.units
     sized = by_size(planner, analysis)
-    made = {fmt: np.zeros(len(units.members)) for fmt in analysis.times}
+    results = {fmt: np.zeros(len(units.members)) for fmt in analysis.times}
     for one in alive_at_peak(rest_in_memory(graph, {}, analysis.shapes, units.of)):
         producer = graph.values[one.value].producer
         if producer is not None and producer in units.of:
-            for fmt, amount in made.items():
+            for fmt, amount in results.items():
                 stored = result_format(fmt).storage_bytes
                 amount[units.of[producer]] += one.elements * stored
     return replace(
         sized,
         priced=Priced.MEMORY,
-        times={fmt: times + made[fmt] for fmt, times in sized.times.items()},
+        times={fmt: times + results[fmt] for fmt, times in sized.times.items()},
     )
 
 
 def resident_bytes(planner: Planner, analysis: Analysis, formats: Mapping[str, Format]) -> int:
-    """What a plan takes in memory while it runs, by the estimate of ``memory``.
+    """Bytes in memory while a plan's model runs, by the estimate of ``planning.memory``.
 
     Args:
-        planner: Of the plan.
-        analysis: Has the shapes, and what is fused.
-        formats: The plan's, by node; of others their own.
+        planner: The planner that made the plan.
+        analysis: Has the shapes and the units.
+        formats: The plan's formats, by node name; other nodes keep theirs.
     """
     graph = planner.graph
     stored = _stored_bytes(graph, planner.permissions)
@@ -88,7 +88,7 @@ def resident_bytes(planner: Planner, analysis: Analysis, formats: Mapping[str, F
     return peak_bytes(graph, named, analysis.shapes, analysis.units.of, int(constants))
 
 
-def _bytes_for_a_second(analysis: Analysis, stored: float) -> float:
+def _bytes_per_second(analysis: Analysis, stored: float) -> float:
     total_s = float(analysis.times[Format.FP32].sum())
     return (
         _TIME_SHARE * max(stored, 1.0) / total_s if np.isfinite(total_s) and total_s else 0.0
@@ -104,9 +104,9 @@ def _constant_bytes(value: Value) -> float:
 def _stored_bytes(
     graph: Graph, permissions: Mapping[int, Permission]
 ) -> Callable[[Value, Format], float]:
-    """Bytes of the copy of a constant that ops in a format read.
+    """Gives the bytes of the copy of a constant that ops in a format read.
 
-    An op on codes reads some of its constants, as a bias, in its own type.
+    An op in a scaled format reads constants that have no encoding, such as a bias, in fp32.
     """
 
     def coded(value: Value, fmt: Format) -> bool:

@@ -1,4 +1,4 @@
-"""From units, costs and sensitivities to the problem that the solvers answer."""
+"""States the choice of formats as a problem for the solvers: units, costs, sensitivities."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from finecast.planning.sensitivity import Saturation, Sensitivity
 from finecast.planning.units import Units
 from finecast.rules import Permission
 from finecast.solver.assignment import PINNED_HIGH, Floats
-from finecast.solver.labelling import LabelProblem, Rows, Touched
+from finecast.solver.labelling import LabelProblem, RoundingErrors, Rows
 
 # Seconds of one cast of a value from one format to another.
 CastTime = Callable[[Value, Format, Format], float]
 # Seconds by unit in each format, fp32 first.
 Times = Mapping[Format, NDArray[np.float64]]
-# What the copy of a constant costs that ops in a format read.
+# Cost of the copy of a constant that ops in a format read.
 ConstantCost = Callable[[Value, Format], float]
 
 
 class Priced(Enum):
-    """What the costs of an analysis are; ``say`` puts one in words."""
+    """What the costs of an analysis count; values are a factor and unit for display."""
 
     TIME = (1e3, "ms")
     SIZE = (1e-6, "MB stored")
     MEMORY = (1e-6, "MB in memory")
 
     def say(self, cost: float) -> str:
-        """A cost in its unit."""
+        """A cost as text, with its unit."""
         factor, unit = self.value
         return f"{factor * cost:.4g} {unit}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roundings:
-    """What rounding to one low format does to the outputs.
+    """Squared relative output errors of rounding to one low format.
 
-    A unit in the format adds the squared error ``units[u]``, of its own constants. Rounding r
-    adds ``errors[r]``, once, if any of the units or pins ``lists[r]`` has the format.
+    A unit u in the format adds ``units[u]``, the error of its constants. Rounding r adds
+    ``errors[r]``, once, if any of the units or pins in ``lists[r]`` has the format.
     """
 
     units: NDArray[np.float64]
@@ -63,7 +63,7 @@ class Roundings:
 
 
 def unit_times(graph: Graph, units: Units, cost: CostModel, fmt: Format) -> Floats:
-    """Seconds of each unit in ``fmt``; those of its ops add up."""
+    """Seconds of each unit in ``fmt``: the sum over its ops."""
     return np.array(
         [
             sum(cost.node_time_s(graph, graph.nodes[i], fmt) for i in nodes)
@@ -74,20 +74,20 @@ def unit_times(graph: Graph, units: Units, cost: CostModel, fmt: Format) -> Floa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
-    """What the choice among plans of one graph rests on.
+    """All data for the choice among plans of one graph.
 
     Attributes:
-        units: What is decided.
-        times: Seconds by unit in each format, fp32 first; or what is ``priced``, in its place.
-        cast_time: Seconds of a value's cast, or the same.
-        rounded: What rounding to each low format does to the outputs.
-        saturation: How the errors of roundings add up.
+        units: The units whose formats are chosen.
+        times: Cost by unit in each format, fp32 first: seconds, or bytes as ``priced`` says.
+        cast_time: Cost of a value's cast, in the same unit.
+        rounded: Output errors of rounding to each low format.
         io: Declared formats of inputs and outputs, by value id.
-        lowest_s: Predicted seconds of the plan of everything that may be low.
-        probes: Runs of the model that the errors took.
+        lowest_s: Predicted seconds of the plan in which every op that may be low is.
+        probes: Number of runs of the model that measured the errors.
         shapes: Observed shapes of values, by id.
-        priced: What the costs are.
-        constant_cost: Of each copy of a constant; None where they cost nothing.
+        priced: What the costs count.
+        constant_cost: Cost of each copy of a constant; None if constants cost nothing.
+        saturation: How the errors of roundings add up.
     """
 
     units: Units
@@ -114,7 +114,7 @@ class Analysis:
         lowest_s: float = math.inf,
         probes: int = 0,
     ) -> Analysis:
-        """With times by ``cost``."""
+        """An analysis with the times of a cost model."""
         return cls(
             units=units,
             times={f: unit_times(graph, units, cost, f) for f in (Format.FP32, *rounded)},
@@ -130,17 +130,17 @@ class Analysis:
 def build_problem(
     graph: Graph, permissions: Mapping[int, Permission], analysis: Analysis
 ) -> LabelProblem:
-    """State the choice among fp32 and low formats for every unit, labels in their order.
+    """The choice of a format for every unit; label k is the k-th format of ``analysis.times``.
 
     Law: the cost of a labelling is the sum of unit times, of one cast per value and format
-    that needs one, of each constant in each format that it is read in, where constants cost
-    anything, and lam times the squared error of every rounding that the labelling does, each
-    once. The casts are those of ``edits``.
+    that needs one, of each constant's cost in each format that it is read in, and of lam
+    times the squared error of each rounding that the labelling does. Casts are counted as
+    ``edits`` makes them.
 
     Args:
         graph: The graph.
-        permissions: What the rules left; units without fp32 must be low.
-        analysis: What the choice rests on.
+        permissions: The permitted formats by node id.
+        analysis: Times, casts and errors.
     """
     units, times = analysis.units, analysis.times
     rounded = [*analysis.rounded.values()]
@@ -156,8 +156,8 @@ def build_problem(
         producer=np.array([p for p, _, _ in rows], dtype=np.int64),
         consumers=Rows.of([c for _, c, _ in rows]),
         cast=cast.reshape(-1, len(formats), len(formats)).transpose(1, 2, 0),
-        touched=tuple(
-            Touched(rows=Rows.of(r.lists), error=np.asarray(r.errors, dtype=np.float64))
+        roundings=tuple(
+            RoundingErrors(rows=Rows.of(r.lists), error=np.asarray(r.errors, dtype=np.float64))
             for r in rounded
         ),
     )
@@ -170,26 +170,27 @@ def _rows(
     cast_time: CastTime,
     io: Mapping[int, Format],
 ) -> Iterator[tuple[int, list[int], Floats]]:
-    """The producer, the consumers and the table of casts of each value.
+    """For each value its producer, its consumers, and the costs [producer's, reader's label].
 
-    ``forbidden`` says of each format, in the labels' order, which units cannot have it.
+    ``forbidden`` has, for each format in the labels' order, which units may not have it.
     """
     formats = (*forbidden,)
 
     def price(value: Value, readers: Sequence[int], source: Format, to: Format) -> float:
-        """From an op in ``source``: one that only reads its operands in it gives fp32.
+        """Cost for readers in ``to`` of a value made by an op in ``source``.
 
-        But a kernel on codes was timed where all that can take codes do. Where all readers
-        can, it gave codes, and fp32 has a price; where some can, it gave fp32, and codes have.
-        One whose constants alone are low reads and gives fp32.
+        An op in a format for operands only, or for constants only, stores its result in fp32.
+        A kernel on codes was timed in the plan where every op that can read codes does. If all
+        readers can, it stored codes there, and a reader in fp32 costs a conversion; if not
+        all can, it stored fp32, and readers of codes cost a cast.
         """
         source, to = (Format.FP32 if f.constants_only else f for f in (source, to))
         if not source.scaled:
             return cast_time(value, Format.FP32 if source.operands_only else source, to)
-        coding = [unit >= 0 and not forbidden[source][unit] for unit in readers]
+        stored_codes = all(unit >= 0 and not forbidden[source][unit] for unit in readers)
         if to is source:
-            return 0.0 if all(coding) else cast_time(value, Format.FP32, to)
-        wide = cast_time(value, source, Format.FP32) if all(coding) else 0.0
+            return 0.0 if stored_codes else cast_time(value, Format.FP32, to)
+        wide = cast_time(value, source, Format.FP32) if stored_codes else 0.0
         return wide + cast_time(value, Format.FP32, to)
 
     everyone = [-1 - label for label in range(len(formats))]
@@ -198,12 +199,13 @@ def _rows(
         made, declared = formats, io.get(value.id)
         if declared is not None and declared not in formats:
             if value.is_output:
-                consumers.pop()  # the output itself, which no label stands for
+                consumers.pop()  # the model's output: its format has no label
             if value.is_input:
                 made = [declared] * len(formats)
             else:
-                # One more cast whatever is chosen: all labels "read" the value, and each
-                # pays for the next one's reading alone.
+                # One more cast, to ``declared``, whatever is chosen. A pin of every label
+                # reads this row, so a producer pays all of its row of the table: one cost,
+                # off the diagonal, as ``two_sided`` wants it.
                 last = [priced(source, declared) for source in formats]
                 yield producer, everyone, np.roll(np.diag(last), 1, axis=1)
         table = [[priced(source, to) for to in formats] for source in made]
@@ -213,11 +215,12 @@ def _rows(
 def _constant_rows(
     graph: Graph, units: Units, formats: Sequence[Format], cost: ConstantCost | None
 ) -> Iterator[tuple[int, list[int], Floats]]:
-    """Of each constant what its copies cost: one in each format that any op reads it in."""
-    for value in graph.values if cost is not None else ():
+    """Rows that charge each constant for a copy in each format that any op reads it in."""
+    if cost is None:
+        return
+    for value in graph.values:
         if value.constant is not None and value.format is Format.FP32:
-            copies = [cost(value, fmt) for fmt in formats] if cost is not None else []
-            table = np.array([copies] * len(formats))
+            table = np.array([[cost(value, fmt) for fmt in formats]] * len(formats))
             yield PINNED_HIGH, _consumers(graph, units, value, {}), table
 
 
@@ -228,14 +231,14 @@ def roundings(
     low: Format,
     pinned: Mapping[int, int],
 ) -> Roundings:
-    """What rounding to ``low`` does, point by point.
+    """The errors of rounding to ``low``, with the units and pins that cause each.
 
     Args:
-        units: What is decided.
+        units: The units.
         points: Where a plan can round to the format.
-        sensitivity: What that does to the outputs.
-        low: The format; one for operands alone is not what an op stores.
-        pinned: Pins of declared inputs and outputs.
+        sensitivity: The errors by point and by unit of weights.
+        low: The format; if it is for operands only, makers do not round their results.
+        pinned: Pins of declared inputs and outputs, by value id.
     """
     error = np.zeros(len(units.members))
     error[list(points.weight_units)] = sensitivity.weights
@@ -251,9 +254,9 @@ def roundings(
 
 
 def pins(io: Mapping[int, Format], formats: Sequence[Format]) -> dict[int, int]:
-    """What stands for the declared format of each input and output; -1 is fp32.
+    """The pin (-1 minus the label) of the declared format of each input and output.
 
-    One that is none of ``formats`` has no pin: its casts do not depend on the choice.
+    A value declared in a format that is none of ``formats`` has no pin.
     """
     return {v: -1 - formats.index(f) for v, f in io.items() if f in formats}
 
@@ -261,7 +264,7 @@ def pins(io: Mapping[int, Format], formats: Sequence[Format]) -> dict[int, int]:
 def _forbidden(
     units: Units, permissions: Mapping[int, Permission], fmt: Format
 ) -> NDArray[np.bool_]:
-    # Of a unit's ops those take a format for operands that may; the others stay as they are.
+    # A unit may have a format for operands if any of its ops may: the others stay fp32.
     some = any if fmt.operands_only else all
     found = [not some(fmt in permissions[n].formats for n in m) for m in units.members]
     return np.array(found, dtype=bool).reshape(len(units.members))
@@ -270,7 +273,7 @@ def _forbidden(
 def _ports(
     graph: Graph, units: Units, pinned: Mapping[int, int]
 ) -> Iterator[tuple[Value, int, list[int]]]:
-    """Each value that may be cast, with the units or pins that make and that read it."""
+    """Each value that may be cast, the unit or pin that makes it, and those that read it."""
     for value in graph.values:
         if value.format is Format.FP32 and value.constant is None:
             producer = _producer(graph, units, value, pinned)

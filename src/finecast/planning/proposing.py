@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -18,8 +17,8 @@ from finecast.planning.problem import Analysis, Priced
 # Steps of the frontier that become candidates: each costs a conversion and a few timed runs.
 MAX_STEPS: Final = 10
 
-# Of the error that a first miss says the criterion allows: what is predicted of errors, and of
-# the metric by them, is known to some ten percent.
+# Shares of the error that the criterion is estimated to allow after a first miss. Predictions
+# of errors, and of the metric from errors, are accurate to some ten percent.
 _SHARES: Final = (1.0, 0.9, 0.8, 0.7)
 
 
@@ -30,14 +29,19 @@ def frontier_of(
     most: int | None = None,
     errors: tuple[float, float] = (0.0, math.inf),
 ) -> tuple[Choice, ...]:
-    """At most ``most`` choices, the most accurate first; all that lie about ``errors``."""
+    """At most ``most`` choices, the most accurate first, with errors in about this range."""
     return choices(planner.graph, planner.permissions, analysis, most=most, errors=errors)
 
 
-def proposal(planner: Planner, analysis: Analysis, choice: Choice) -> Proposal:
-    """The plan of one choice, with what it is based on."""
+def proposal(planner: Planner, analysis: Analysis, choice: Choice, name: str = "") -> Proposal:
+    """The plan of one choice, with its evidence; named after its step by default."""
     formats = chosen(planner.permissions, analysis.units, choice)
-    return choice.proposal(planner.plan(formats, choice.because, _evidence(analysis)))
+    return Proposal(
+        name=name or f"step {choice.index}",
+        plan=planner.plan(formats, choice.because, _evidence(analysis)),
+        time_s=choice.time_s,
+        error=choice.error,
+    )
 
 
 def propose(
@@ -51,7 +55,7 @@ def propose(
 def between(
     planner: Planner, analysis: Analysis, errors: tuple[float, float], *, most: int
 ) -> list[Proposal]:
-    """At most ``most`` plans of the whole frontier whose squared errors lie between two."""
+    """At most ``most`` plans of the frontier with squared errors strictly in a range."""
     low, high = errors
     found = frontier_of(planner, analysis, errors=errors)
     steps = [c for c in found if c.lowers and low < c.error < high]
@@ -60,7 +64,7 @@ def between(
 
 
 def near(planner: Planner, analysis: Analysis, error: float) -> list[Proposal]:
-    """Plans that are expected to have at most about this squared error, and little less."""
+    """Plans between steps of the frontier, with this squared error or somewhat less."""
     about = (min(_SHARES) ** 2 * error, error)
     steps = [
         c for c in frontier_of(planner, analysis, errors=about) if math.isfinite(c.time_s)
@@ -71,16 +75,15 @@ def near(planner: Planner, analysis: Analysis, error: float) -> list[Proposal]:
         choice = within(graph, permissions, analysis, steps, share**2 * error)
         if choice is not None and choice.lowers and choice.formats not in found:
             name = f"between steps, error {math.sqrt(choice.error):.3g}"
-            made = proposal(planner, analysis, choice)
-            found[choice.formats] = replace(made, name=name)
+            found[choice.formats] = proposal(planner, analysis, choice, name)
     return list(found.values())
 
 
 def lowest(planner: Planner, analysis: Analysis) -> list[Proposal]:
-    """The plans of everything that may be low, whatever the models predict.
+    """The plans in which every op that may be low is, whatever costs are predicted.
 
-    One takes the policy's formats in their order, one each format by itself. What a cast costs
-    is predicted, so the frontier may miss them.
+    One uses all of the policy's formats, in their order of preference; the others one format
+    each. The frontier may lack them, because it relies on predicted costs of casts.
     """
     found: list[Proposal] = []
     for formats in dict.fromkeys((planner.policy.formats, *((f,) for f in analysis.rounded))):
@@ -96,9 +99,9 @@ def lowest(planner: Planner, analysis: Analysis) -> list[Proposal]:
 
 
 def _evidence(analysis: Analysis) -> dict[int, dict[str, float | str]]:
-    """For each op the times of its unit and the errors of its weights, for the plan.
+    """By node id the times of its unit and the errors of its weights, for the plan's reasons.
 
-    Where plans are chosen by bytes there are no times, and most bytes are those of constants.
+    Where plans are priced in bytes, the analysis has no times and none are given.
     """
     units = analysis.units
     times = analysis.times if analysis.priced is Priced.TIME else {}

@@ -1,7 +1,7 @@
-"""Channels divided by powers of two where they are made, and multiplied where they are read.
+"""Rescaling: channels are divided by powers of two where made and multiplied where read.
 
-The model computes the same, and each channel fills more of the range that all of them share
-in an encoding. What they are divided by, ``equalising`` and ``smoothing`` say.
+The model computes the same, and each channel fills more of the range that all channels of a
+value share in an encoding. ``equalising`` and ``smoothing`` choose the powers.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ from finecast.rules.reason import Reason
 
 Exponents = NDArray[np.int32]
 
-# A channel that is smaller yet than this share of the others' range has next to no codes, and
-# brings no error that counts.
-_MOST: Final = 16
+# The largest exponent. A channel with less than 2**-16 of the others' range hardly gets codes
+# before and contributes no relevant error after; more would gain nothing.
+_LARGEST_EXPONENT: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescaling:
-    """The channels of ``site`` are divided by two to the power of ``exponents``, and why."""
+    """The channels of ``site`` are divided by 2 to the power of ``exponents``."""
 
     site: Site
     exponents: Exponents
     reason: Reason
 
     def adjustments(self, graph: Graph, coded: Collection[int]) -> list[Adjustment]:
-        """What that does to operands; where it takes a multiplication, of ``coded`` alone.
+        """The adjustments of operands that it takes.
 
-        These are the products on codes, by id: in front of another none stands for nothing.
+        A site without a maker takes a multiplication in front of each reader. It is inserted
+        only in front of ``coded``, the ids of the products on codes: others gain nothing.
         """
         down, site, nodes = -self.exponents, self.site, graph.nodes
         found = [_adjusted(graph, channels, down) for channels in site.divided]
@@ -57,7 +58,7 @@ class Rescaling:
         return [*found, *(_adjusted(graph, r.weights, self.exponents) for r in readers)]
 
     def nodes(self, coded: Collection[int]) -> set[int]:
-        """The ops that are adjusted."""
+        """Ids of the ops with adjusted operands."""
         made = {channels.node for channels in self.site.divided}
         readers = {r.node for r in self.site.readers}
         return made | (readers if self.site.maker is not None else readers & set(coded))
@@ -66,20 +67,22 @@ class Rescaling:
 def rescaling(
     graph: Graph, site: Site, factors: NDArray[np.float64], why: Reason
 ) -> Rescaling:
-    """By the powers of two next to ``factors``; those of channels that have none are 0 or NaN.
+    """Division by the powers of two nearest to ``factors``, scaled to a median of 1.
 
-    Their middle is 1. Channels of which a number would leave fp32's range stay as they are.
+    Not rescaled are channels whose factor is 0, infinite or NaN, and channels with a number
+    that would leave fp32's range.
     """
     known = np.isfinite(factors) & (factors > 0)
     logs = np.log2(factors, where=known, out=np.zeros_like(factors))
     middle = np.median(logs[known]) if known.any() else 0.0
-    exponents = np.clip(np.rint(logs - middle), -_MOST, _MOST).astype(np.int32)
+    clipped = np.clip(np.rint(logs - middle), -_LARGEST_EXPONENT, _LARGEST_EXPONENT)
+    exponents = clipped.astype(np.int32)
     exponents[~(known & _exact(graph, site, exponents))] = 0
     return Rescaling(site=site, exponents=exponents, reason=why)
 
 
 def _exact(graph: Graph, site: Site, exponents: Exponents) -> NDArray[np.bool_]:
-    """Which channels come back bit for bit."""
+    """Which channels of all constants can be scaled and restored bit for bit."""
     fine = np.ones(len(exponents), bool)
     for channels, sign in (
         *((c, -1) for c in site.divided),
@@ -95,15 +98,15 @@ def _exact(graph: Graph, site: Site, exponents: Exponents) -> NDArray[np.bool_]:
 
 
 def by_channel(graph: Graph, channels: Channels) -> NDArray[np.float32]:
-    """The constant with its channels along the first of two axes."""
+    """The constant as [channel, number of the channel]."""
     array = _array(graph, channels)
     return array.reshape(len(array), -1)
 
 
 def weights_read(graph: Graph, reader: Reader) -> NDArray[np.float32]:
-    """The weights by channel that is read, by result of each channel, and by place.
+    """The weights as [channel read, output channel, place in the kernel].
 
-    Of a depthwise convolution each channel makes results of its own; else all make the same.
+    For a depthwise convolution the second axis has the output channels of that channel only.
     """
     array = _array(graph, reader.weights)
     places = int(np.prod(array.shape[2:]))
@@ -134,7 +137,7 @@ def _numbers(exponents: Exponents) -> tuple[int, ...]:
 def reasons(
     graph: Graph, rescalings: Iterable[Rescaling], coded: Collection[int]
 ) -> dict[str, list[Reason]]:
-    """Those of the ops that are adjusted, by name."""
+    """The reasons of the rescalings by name of each adjusted op."""
     found: dict[str, list[Reason]] = {}
     for one in rescalings:
         for node in one.nodes(coded):
@@ -149,12 +152,12 @@ def re_encoded(
     calibration: Calibration,
     results: Collection[Format] = (),
 ) -> Plan:
-    """``plan`` with the encodings that its ops have in a rescaled ``graph``, by its ``facts``.
+    """``plan`` with encodings chosen anew for a rescaled ``graph``, by its ``facts``.
 
-    Of formats among ``results`` what an op gives is encoded as well.
+    For formats in ``results`` the result of an op is encoded as well.
 
     Raises:
-        ValueError: If an operand has no encoding there.
+        ValueError: If an operand has no encoding in the rescaled graph.
     """
     nodes = {n.name: n for n in graph.nodes}
 

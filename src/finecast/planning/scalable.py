@@ -1,8 +1,8 @@
-"""Where channels can be divided at what makes them and multiplied again at what reads them.
+"""Sites: channels that can be divided in the op that makes them and multiplied in readers.
 
-Laws: whatever numbers the channels of a site are divided by, the model computes the same; with
-powers of two bit for bit, but for overflow. Between both stands nothing but positively
-homogeneous ops: Relu, pooling, and what places numbers. A clip (Relu6) is none.
+Laws: whatever positive numbers the channels of a site are divided by, the model computes the
+same; with powers of two bit for bit, unless numbers overflow. Only positively homogeneous ops
+stand in between: Relu, pooling, and ops that only move numbers. A clip (Relu6) is not one.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ LINEAR: Final = CONVOLUTIONS | {"linear", "matmul", "gemm"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Channels:
-    """A constant, and its axis, from behind, along which a site's channels lie.
+    """A constant at input ``port`` of ``node``, with a site's channels along ``axis`` (< 0).
 
-    Each takes ``times`` places in a row.
+    Each channel has ``times`` consecutive elements along it.
     """
 
     node: int
@@ -35,7 +35,7 @@ class Channels:
 class Reader:
     """A product that reads the channels along ``axis`` of ``value``, and its ``weights``.
 
-    ``apart`` says that each channel makes results of its own, as in a depthwise convolution.
+    ``apart``: each output channel depends on one channel only, as in depthwise convolutions.
     """
 
     value: int
@@ -45,16 +45,16 @@ class Reader:
 
     @property
     def node(self) -> int:
-        """The product."""
+        """Id of the product."""
         return self.weights.node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Channels that are divided in the constants of ``divided``, for all of ``readers``.
+    """Channels that can be divided in the constants ``divided`` and multiplied in ``readers``.
 
-    ``maker`` is the op that makes them by constants of its own. Where there is none, None, a
-    division would stand in front of each reader by itself.
+    ``maker`` is the op that makes the channels. If it is None, no constant can be divided and
+    a division has to be inserted in front of each reader.
     """
 
     channels: int
@@ -64,9 +64,9 @@ class Site:
 
 
 def sites(graph: Graph) -> tuple[Site, ...]:
-    """All of the graph, outside of bodies; a product reads channels of one of them at most.
+    """The sites outside control-flow bodies whose channels an op of the graph makes.
 
-    The last op that makes channels is taken, and nothing between it and their readers.
+    A product is a reader of one site at most: of the last op that could make its channels.
     """
     found: list[Site] = []
     read: set[int] = set()
@@ -79,10 +79,10 @@ def sites(graph: Graph) -> tuple[Site, ...]:
 
 
 def sites_in_front(graph: Graph) -> tuple[Site, ...]:
-    """Those of the values that matrix products read, each by itself: nothing is before them.
+    """A site without maker for each value that matrix products read, outside bodies.
 
-    Products with channels along the last axis alone: there a multiplication is little work
-    beside theirs.
+    Only of products that read channels along the last axis, where the inserted division takes
+    little time beside the product.
     """
     readers: dict[int, list[Reader]] = {}
     for node in graph.nodes:
@@ -97,7 +97,7 @@ def sites_in_front(graph: Graph) -> tuple[Site, ...]:
             readers.setdefault(value.id, []).append(weights)
     return tuple(
         Site(
-            channels=_count(graph, those[0].weights),
+            channels=_channels_read(graph, those[0].weights),
             maker=None,
             divided=(),
             readers=tuple(those),
@@ -106,14 +106,14 @@ def sites_in_front(graph: Graph) -> tuple[Site, ...]:
     )
 
 
-def _count(graph: Graph, read: Channels) -> int:
+def _channels_read(graph: Graph, read: Channels) -> int:
     weights = constant_at(graph, graph.nodes[read.node], read.port)
     size = ((weights and weights.shape) or ())[read.axis]
     assert isinstance(size, int)
     return size // read.times
 
 
-# ------------------------------------------------------------------------ what makes channels
+# ------------------------------------------------------------------- ops that make channels
 
 
 def _site(graph: Graph, node: Node) -> Site | None:
@@ -135,7 +135,7 @@ def _site(graph: Graph, node: Node) -> Site | None:
     )
 
 
-# The channels that an op makes, their axis in its result, and the constants that scale them.
+# Number of channels that an op makes, their axis in its result, and its constants to divide.
 _Made = tuple[int, int, list[Channels]]
 
 
@@ -152,7 +152,7 @@ def _made(graph: Graph, node: Node) -> _Made | None:
     return None
 
 
-# Ports of a norm's own factors, and of what it adds.
+# Input ports of a norm's scale and bias.
 _GAINS: Final[Mapping[str, tuple[int, ...]]] = {
     "layer_norm": (1, 2),
     "rms_norm": (1,),
@@ -162,7 +162,7 @@ _GAINS: Final[Mapping[str, tuple[int, ...]]] = {
 
 
 def _norm_axis(graph: Graph, node: Node) -> int | None:
-    """The axis of a norm's factors in its result; None if they have several."""
+    """The axis of the norm's result that its scale is along; None if there are several."""
     source = node.inputs[0] if node.inputs else None
     shape = None if source is None else graph.values[source].shape
     if node.op in ("batch_norm", "instance_norm"):
@@ -173,7 +173,7 @@ def _norm_axis(graph: Graph, node: Node) -> int | None:
 
 
 def _made_by(graph: Graph, node: Node, ports: tuple[int, ...], axis: int) -> _Made | None:
-    """Constants with a number for each channel, all along their last axis."""
+    """Channels made by the constants at ``ports``, each along its last axis."""
     given = [p for p in ports if p < len(node.inputs) and node.inputs[p] is not None]
     values = [constant_at(graph, node, p) for p in given]
     sizes = {v.shape[-1] for v in values if v is not None and v.shape}
@@ -192,7 +192,7 @@ def _made_by_product(graph: Graph, node: Node) -> _Made | None:
     if weights is None or not shape or not (convolves or len(shape) == 2):
         return None
     if node.op == "group_conv" and shape[1] != 1:
-        return None  # the channels that it makes lie along two axes
+        return None  # its output channels lie along two axes of the weights
     by_row = convolves or node.op == "linear" or node.attributes.get("transB", 0)
     along = -len(shape) if by_row else -1
     count = shape[along]
@@ -208,19 +208,22 @@ def _made_by_product(graph: Graph, node: Node) -> _Made | None:
 
 
 def channel_axis(convolution: Node, weights: tuple[object, ...]) -> int:
-    """The axis, from behind, of the channels that a convolution reads and makes.
+    """The (negative) axis of the channels in a convolution's operand and result.
 
-    By the shape of its weights: those of a group convolution may have an axis of groups.
+    Found by the rank of its weights; ``group_conv`` has one axis more there, the groups.
     """
     return 1 - len(weights) + (convolution.op == "group_conv")
 
 
-# ------------------------------------------------------------------------ what reads channels
+# ------------------------------------------------------------------- ops that read channels
 
 
 @dataclass(slots=True, kw_only=True)
 class _Region:
-    """What lies between an op that makes channels and the products that read them."""
+    """The ops between an op that makes channels and the products that read them.
+
+    ``divided`` and ``readers`` are collected by ``follow``.
+    """
 
     graph: Graph
     channels: int
@@ -228,7 +231,7 @@ class _Region:
     readers: list[Reader] = field(default_factory=list[Reader])
 
     def follow(self, value: Value, axis: int) -> bool:
-        """Whether all that reads ``value`` multiplies channels back, or hands them on."""
+        """Whether every reader of ``value`` is a product, or an op that hands channels on."""
         graph = self.graph
         if value.is_output or not value.uses:
             return False
@@ -238,7 +241,7 @@ class _Region:
                 return False
             if node.op in LINEAR:
                 reader = _weights_read(graph, node, value, axis)
-                if reader is None or _count(graph, reader.weights) != self.channels:
+                if reader is None or _channels_read(graph, reader.weights) != self.channels:
                     return False
                 self.readers.append(reader)
                 continue
@@ -250,7 +253,7 @@ class _Region:
         return True
 
     def _handed_on(self, node: Node, value: Value, axis: int) -> Iterator[int]:
-        """The axis of the channels in the op's result, if it is homogeneous."""
+        """Yields the axis of the channels in the result, if the op hands channels on."""
         if node.op in _ELEMENTWISE and node.inputs[0] == value.id:
             others = (constant_at(self.graph, node, p) for p in range(1, len(node.inputs)))
             if all(v is not None for v in others):
@@ -271,12 +274,12 @@ class _Region:
                 yield found
 
 
-# The other operands of these, a slope or a ratio, are constants.
+# Ops by element; operands other than the first, as a slope, have to be constants.
 _ELEMENTWISE: Final = frozenset({"relu", "leaky_relu", "prelu", "abs", "neg", "identity"})
 
 
 def _pooled(graph: Graph, node: Node, value: Value, axis: int) -> int | None:
-    """Pools go along all axes behind the second."""
+    """Pooling is along all axes after the second, so channels have to be along the second."""
     shape = value.shape
     return axis if shape is not None and axis == 1 - len(shape) else None
 
@@ -289,7 +292,7 @@ def _transposed(graph: Graph, node: Node, value: Value, axis: int) -> int | None
 
 
 def _reduced(graph: Graph, node: Node, value: Value, axis: int) -> int | None:
-    """A mean or a maximum along other axes."""
+    """The channels' axis behind a reduction along other axes; None along theirs."""
     shape, axes = value.shape, node.attributes.get("axes")
     given = constant_at(graph, node, 1)
     if given is not None and given.constant is not None:
@@ -304,7 +307,7 @@ def _reduced(graph: Graph, node: Node, value: Value, axis: int) -> int | None:
 
 
 def _flattened(graph: Graph, node: Node, value: Value, axis: int) -> int | None:
-    """Axes behind the channels, of one place each, fall away; the samples' axis stays."""
+    """Accepts [samples, channels, 1, ...] becoming [samples, channels] only."""
     before = value.shape
     out = graph.values[node.outputs[0]] if node.outputs[0] is not None else None
     after = None if out is None else out.shape
@@ -314,7 +317,7 @@ def _flattened(graph: Graph, node: Node, value: Value, axis: int) -> int | None:
     return -1 if single and before[1] == after[1] else None
 
 
-# The axis of channels behind ops that move them, or find their means and largest.
+# For ops that move or reduce: the function that gives the channels' axis in the result.
 _MOVES: Final[Mapping[str, Callable[[Graph, Node, Value, int], int | None]]] = {
     "max_pool": _pooled,
     "average_pool": _pooled,
@@ -332,7 +335,7 @@ _MOVES: Final[Mapping[str, Callable[[Graph, Node, Value, int], int | None]]] = {
 
 
 def _weights_read(graph: Graph, node: Node, value: Value, axis: int) -> Reader | None:
-    """``node`` as a reader of the channels along ``axis`` of its first operand."""
+    """``node`` as a reader of the channels along ``axis`` of ``value``; None if it is none."""
     if node.op not in LINEAR or node.inputs[0] != value.id or node.inputs.count(value.id) > 1:
         return None
     weights = constant_at(graph, node, 1)
@@ -353,6 +356,7 @@ def _weights_read(graph: Graph, node: Node, value: Value, axis: int) -> Reader |
 
 
 def _product_axis(node: Node, shape: tuple[object, ...]) -> tuple[int, int] | None:
+    """Axis and ``times`` of the channels in the weights of a matrix product."""
     if len(shape) != 2 or node.attributes.get("transA", 0):
         return None
     by_row = node.op == "linear" or node.attributes.get("transB", 0)
@@ -360,7 +364,10 @@ def _product_axis(node: Node, shape: tuple[object, ...]) -> tuple[int, int] | No
 
 
 def _conv_axis(node: Node, shape: tuple[object, ...]) -> tuple[int, int] | None:
-    """Of a depthwise convolution each channel makes some of the result's; no other groups."""
+    """Axis and ``times`` of the channels in a convolution's weights; None with other groups.
+
+    Groups have to be depthwise: one input channel each.
+    """
     if node.op == "group_conv":
         return (-len(shape), 1) if shape[2] == 1 else None
     groups, made, read = node.attributes.get("group", 1), shape[0], shape[1]

@@ -1,4 +1,4 @@
-"""Rounding points of a format whose encodings have parameters: what its ops encode."""
+"""Rounding points of formats whose encodings have parameters."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from finecast.planning.units import Units
 from finecast.rules import Permission
 from finecast.rules.scaled_operands import coded_result, origin, reading
 
-# A value, and the unit that encodes it where it reads it; None where none does.
+# A value, and the unit that encodes it as it reads it; None if its producer encodes it.
 _Class = tuple[int, int | None]
 
 
 def scaled_points(
     graph: Graph, units: Units, permissions: Mapping[int, Permission], fmt: Format
 ) -> RoundingPoints:
-    """The values that ops in ``fmt`` store as codes, told apart by reader; coded constants.
+    """The values that ops in ``fmt`` encode, separately for each unit, and their constants.
 
-    Values that are only moved from one another have the same codes. Who reads the value in
-    another format reads it as it was, so each unit that encodes it rounds it for itself alone.
-    What an op stores its result in rounds it for all that read it.
+    Values that are only moved from one another have the same codes. An operand is rounded for
+    the unit that encodes it only: readers in other formats read it unrounded. A result that
+    its op encodes is rounded for all of its readers.
     """
     shared: dict[int, Encoding] = {}
     places: dict[_Class, list[Place]] = {}
@@ -34,12 +34,12 @@ def scaled_points(
         encodings = permissions[node].encodings.get(fmt)
         if encodings is None:
             continue
-        for index in encodings.operands:
+        for index, encoding in encodings.operands.items():
             source = graph.nodes[node].inputs[index]
             assert source is not None
             root = origin(graph, graph.values[source]).id
             places.setdefault((root, unit), []).append((node, index))
-            shared[root] = encodings.operands[index]
+            shared[root] = encoding
         if isinstance(encodings.result, Scaled):
             value = coded_result(graph, graph.nodes[node])
             assert value is not None
@@ -65,7 +65,10 @@ def scaled_points(
 def _by_reader(
     places: Mapping[_Class, Sequence[Place]],
 ) -> Iterator[tuple[int, tuple[int, ...], Sequence[Place]]]:
-    """The root of each class, the unit that encodes its places, if one does, and these."""
+    """The value of each class, the unit that encodes its places, if any, and the places.
+
+    Places that a unit encodes are left out of the class that the producer encodes.
+    """
     encoded = {at for (_, unit), found in places.items() if unit is not None for at in found}
     for (root, unit), found in places.items():
         if unit is not None:

@@ -1,4 +1,4 @@
-"""What each rounding does to the output: squared relative errors that add up.
+"""Sensitivities: the squared relative output error that each rounding point causes by itself.
 
 Roundings are independent to first order, so the squared errors of a plan's rounding points
 add up to the plan's (Higham and Mary, "A new approach to probabilistic rounding error
@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from finecast.numbers.formats import Format
 from finecast.planning.points import RoundingPoints
 
-# Outputs of the model with the given points switched on.
+# Runs the model with the given rounding points switched on, and returns its outputs.
 Probe = Callable[[NDArray[np.bool_]], Sequence[NDArray[np.generic]]]
 
 
-# An infinite error must stay comparable: as bad as losing the output many times over.
+# Infinite and larger errors count as this, so that they stay comparable; 1 loses the output.
 _WORST: Final = 1e6
 # A group that brings less than this share of the largest group's error is not split.
 _NEGLIGIBLE: Final = 1e-3
@@ -35,9 +35,9 @@ _PROBE_EACH: Final = 160
 class Sensitivity:
     """Squared relative output error by rounding point and by unit of weights.
 
-    ``total`` is the error of all points at once: on the samples of the probes, or on more that
-    of the model that rounds at all of them, where it was run. On few samples errors are known
-    to some ten percent, and all are scaled alike. ``probes`` counts the runs of the model.
+    ``total`` is the error of all points at once, measured on the probes' samples; or, if a
+    model that rounds at all points was run on more samples, its error, to which the single
+    errors are then scaled. ``probes`` counts the runs of the model.
     """
 
     values: NDArray[np.float64]
@@ -47,7 +47,7 @@ class Sensitivity:
 
     @classmethod
     def zero(cls, points: RoundingPoints) -> Sensitivity:
-        """No error anywhere, where none was measured."""
+        """Zero errors, where none were measured."""
         return cls(values=np.zeros(len(points.points)), weights=np.zeros(len(points.weights)))
 
     @property
@@ -57,7 +57,7 @@ class Sensitivity:
 
     @property
     def known(self) -> bool:
-        """Whether anything was measured, and no output broken by it."""
+        """Whether errors were measured and no output was lost, so that they can be scaled."""
         return 0 < self.total < _WORST and 0 < self.added < _WORST
 
     @property
@@ -79,9 +79,9 @@ class Sensitivity:
 class Saturation:
     """How squared errors that were measured one by one add up: ``x / (1 + rate * x)``.
 
-    Few small errors have nothing to do with one another and add up. Where an output saturates,
-    many bring less than their sum. Where they push it the same way they bring more: the rate
-    is negative, and the divisor never less than ``least``.
+    ``x`` is the sum of the single errors. Few small errors are independent and add up. Many
+    cause less than their sum where outputs saturate. Correlated errors cause more: then
+    ``rate`` is negative, and the divisor is never less than ``least``.
     """
 
     rate: float = 0.0
@@ -89,18 +89,18 @@ class Saturation:
 
     @classmethod
     def through(cls, added: float, total: float) -> Saturation:
-        """By errors that add up to ``added``, and bring ``total`` together."""
+        """The saturation by which errors of sum ``added`` cause ``total`` together."""
         rate = 1 / total - 1 / added
         return cls(rate=rate, least=added / total if rate < 0 else 0.0)
 
     def together(self, added: float) -> float:
-        """The squared error of roundings whose single ones add up to ``added``."""
+        """The squared error of roundings whose single errors have the sum ``added``."""
         if not math.isfinite(added):
             return added
         return added / max(1 + self.rate * added, self.least)
 
     def apart(self, error: float) -> float:
-        """What the single errors add up to that bring ``error``: infinite beyond all."""
+        """Inverse of ``together``: the sum of single errors; inf if none causes ``error``."""
         if not math.isfinite(error):
             return error
         divisor = 1 - self.rate * error
@@ -110,10 +110,10 @@ class Saturation:
 def joined(
     found: Mapping[Format, Sensitivity],
 ) -> tuple[Saturation, dict[Format, Sensitivity]]:
-    """One saturation for plans of several formats, and single errors that fit it.
+    """One saturation for plans of several formats, and the single errors scaled to fit it.
 
-    It is that of the format whose roundings bring the most. The others' errors are scaled so
-    that, by it, all of a format's roundings bring what was measured.
+    It is the saturation of the format with the largest total error. The errors of each format
+    are scaled so that all of its roundings together give its measured total by it.
     """
     known = [s for s in found.values() if s.known]
     if not known:
@@ -131,8 +131,8 @@ def squared_error(
 ) -> float:
     """Mean over float outputs of ||y - r||^2 / ||r||^2; inf where y is NaN or Inf.
 
-    An output whose shape follows from the numbers is left out where it has another one; if
-    all have, nothing is left of what was wanted: 1.
+    An output whose shape depends on computed numbers and differs from the reference's is left
+    out; if all differ the result is 1, all lost.
     """
     errors: list[float] = []
     lost = False
@@ -164,11 +164,11 @@ def measure(
 
     Args:
         values: Points at which values are rounded.
-        probe: Runs the model on some samples with a switch: one element for each of those,
-            then for each unit's weights.
-        weights: Units whose weights are rounded.
+        probe: Runs the model on some samples; its argument has a bool for each of these
+            points, then for each unit of weights.
+        weights: Number of units whose weights are rounded.
         total: The squared error of a model that rounds at all of them, if one was run.
-        on_probe: Told how many runs are done and how many are expected.
+        on_probe: Called with the numbers of runs done and expected.
     """
     prober = _Prober(probe, values + weights, on_probe)
     errors, together = prober.errors(), prober.together
@@ -181,6 +181,8 @@ def measure(
 
 
 class _Prober:
+    """Runs the probes and counts them; ``together`` is the error of all points at once."""
+
     def __init__(
         self, probe: Probe, count: int, on_probe: Callable[[int, int], None] | None
     ) -> None:

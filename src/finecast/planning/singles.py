@@ -1,15 +1,14 @@
-"""Plans that differ from one in a single unit, those nearest to their thresholds first.
+"""Plans that differ from a given plan in one unit, those nearest to their thresholds first.
 
-A unit's threshold is the price of error at which the minimum changes its format. Predicted
-errors add up over units and hold on calibration data: where the metric disagrees, one unit
-more or less may be what decides.
+A unit's threshold is the price of error at which the optimal plan changes its format.
+Predicted errors are sums over units, measured on calibration data; the metric may judge
+otherwise, and then one unit more or less can decide.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -24,14 +23,14 @@ from finecast.solver.assignment import Ints
 from finecast.solver.labelling import Labelling, LabelProblem, evaluate
 
 _MOST: Final = 6
-# Each is evaluated in the time of all units.
+# Evaluating one labelling takes time proportional to the number of all units.
 _MOST_LOOKED_AT: Final = 256
 
 
 def lowered_by_one(
     planner: Planner, analysis: Analysis, plan: Plan, *, most: int = _MOST
 ) -> list[Proposal]:
-    """Plans with one unit in a lower format, predicted to gain: the most for their error."""
+    """Faster plans with one unit changed, those that gain most time per added error first."""
     problem, at = _stated(planner, analysis, plan)
     faster = [one for one in _changed(problem, at) if one.time_s < at.time_s]
     faster.sort(key=lambda one: _price(one, at))
@@ -41,7 +40,7 @@ def lowered_by_one(
 def raised_by_one(
     planner: Planner, analysis: Analysis, plan: Plan, *, most: int = _MOST
 ) -> list[Proposal]:
-    """Plans with one unit in a higher format: those that lose least time for their error."""
+    """More accurate plans with one unit changed, least time lost per removed error first."""
     problem, at = _stated(planner, analysis, plan)
     exact = [one for one in _changed(problem, at) if one.error < at.error and one.label.any()]
     exact.sort(key=lambda one: _price(at, one))
@@ -54,7 +53,7 @@ def _stated(
     problem = build_problem(planner.graph, planner.permissions, analysis)
     numbers = {fmt: number for number, fmt in enumerate(analysis.times)}
     formats, nodes = plan.formats, planner.graph.nodes
-    # Of a unit that an engine's hint keeps in part the lowest format counts.
+    # A plan of an engine's hint may lower a unit in part: its lowest format counts.
     label = [
         max(numbers.get(formats.get(nodes[n].name, Format.FP32), 0) for n in members)
         for members in analysis.units.members
@@ -63,7 +62,7 @@ def _stated(
 
 
 def _changed(problem: LabelProblem, at: Labelling) -> Iterator[Labelling]:
-    """Permitted labellings that differ in one unit: those that change its own time most."""
+    """Permitted labellings that differ in one unit, the largest change of its time first."""
     own = problem.time[np.arange(len(at.label)), at.label]
     change = np.abs(problem.time - own[:, None])
     found = np.argwhere(
@@ -77,7 +76,7 @@ def _changed(problem: LabelProblem, at: Labelling) -> Iterator[Labelling]:
 
 
 def _price(fast: Labelling, slow: Labelling) -> float:
-    """Seconds that ``slow`` takes more, for each squared error that it has less."""
+    """Additional seconds of ``slow`` per squared error that it removes from ``fast``."""
     less = fast.error - slow.error
     return (slow.time_s - fast.time_s) / less if less > 0 else math.inf
 
@@ -85,19 +84,9 @@ def _price(fast: Labelling, slow: Labelling) -> float:
 def _proposals(
     planner: Planner, analysis: Analysis, found: list[Labelling], how: str
 ) -> list[Proposal]:
-    formats, adds_up = (*analysis.times,), analysis.saturation
     made: list[Proposal] = []
     for one in found:
-        error = adds_up.together(one.error)
-        choice = Choice(
-            how=how,
-            index=None,
-            formats=tuple(formats[k] for k in one.label),
-            time_s=one.time_s,
-            error=error,
-            casts=one.casts,
-            priced=analysis.priced,
-        )
-        name = f"{how}, error {math.sqrt(error):.3g}"
-        made.append(replace(proposal(planner, analysis, choice), name=name))
+        choice = Choice.of(one, one.label, analysis, how=how, index=None)
+        name = f"{how}, error {math.sqrt(choice.error):.3g}"
+        made.append(proposal(planner, analysis, choice, name))
     return made

@@ -1,9 +1,9 @@
-"""SmoothQuant: channels of large values hand some of their range to the weights behind them.
+"""SmoothQuant: divides channels of large values, and multiplies the weights that read them.
 
-All channels of a value share one range of codes, and the few that are large take it: the
-others have few codes left. The weights of a product have a range for each result, and room.
-A channel is divided by ``largest value ** alpha / largest weight ** (1 - alpha)``; of several
-alphas the one is taken whose roundings are expected to bring the product the least error.
+All channels of a value share one range of codes. If a few channels are large, the others get
+few codes. Weights have a range for each output channel, and can take larger numbers. A channel
+is divided by ``largest value ** alpha / largest weight ** (1 - alpha)``; among several alphas
+the one with the least expected error of the product is used.
 Source: G. Xiao et al., "SmoothQuant: accurate and efficient post-training quantization for
 large language models" (2022), arXiv:2211.10438.
 """
@@ -28,17 +28,17 @@ from finecast.rules.reason import Reason
 RULE: Final = "smoothing"
 
 _ALPHAS: Final = tuple(np.linspace(0.0, 1.0, 11))
-# The expected squared error that has to be left at most of a product's, where it is adjusted.
+# A site is adjusted only if at most this share of the expected squared error remains.
 _WORTH: Final = 0.9
 
 Floats = NDArray[np.float64]
 
 
 def smoothable(graph: Graph, coded: Collection[int]) -> list[Site]:
-    """Sites with a reader among the products ``coded``, each in one site.
+    """Sites with a reader among the products ``coded``; each product is in one site at most.
 
-    Channels are divided where they are made; a multiplication stands in front of matrix
-    products whose operand is made otherwise, or is read by others, too.
+    Channels are divided in the op that makes them. For matrix products whose operand has no
+    such op, or has other readers, too, a multiplication in front of the product does it.
     """
     made = [s for s in sites(graph) if any(r.node in coded for r in s.readers)]
     done = {r.node for s in made for r in s.readers}
@@ -53,7 +53,7 @@ def smoothable(graph: Graph, coded: Collection[int]) -> list[Site]:
 def smoothed(
     graph: Graph, found: Sequence[Site], facts: Mapping[int, ChannelFacts], fmt: Format
 ) -> list[Rescaling]:
-    """Rescalings of the channels of ``found`` by what was observed of values, by their ids."""
+    """Rescalings of the sites ``found``; ``facts`` are of the read values, by value id."""
     made = (_smoothed(graph, site, facts, fmt) for site in found)
     return [one for one in made if one is not None]
 
@@ -96,9 +96,11 @@ def _smoothed(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Product:
-    """A product on codes: of its weights the largest by channel and result, over all places.
+    """A product on codes, for the estimate of its error.
 
-    ``squares`` are the sums of their squares by channel, ``apart`` as of its ``Reader``.
+    ``largest`` are the largest magnitudes of its weights, [channel, output channel], over the
+    ``places`` of the kernel; ``squares`` the sums of their squares by channel; ``apart`` is as
+    in ``Reader``.
     """
 
     largest: NDArray[np.float32]
@@ -121,8 +123,8 @@ class _Product:
     def error(self, exponents: Exponents, fmt: Format) -> float:
         """Expected squared error of the result, relative to its own square.
 
-        Roundings are taken to be independent and even over a step, and channels to have
-        nothing to do with one another.
+        Assumes that rounding errors are independent and uniform over a step, and that
+        channels are uncorrelated.
         """
         factors = np.exp2(exponents.astype(np.float64))
         seen, grids = self.seen, SCALED[fmt]
@@ -136,4 +138,5 @@ class _Product:
         of_values = step**2 * np.sum(self.squares * factors**2)
         of_weights = self.places * np.sum(steps**2 * power)
         own = np.sum(self.squares * seen.power)
+        # The variance of an error that is uniform over a step is step**2 / 12.
         return float((of_values + of_weights) / 12 / own) if own else 0.0

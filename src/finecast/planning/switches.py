@@ -1,4 +1,4 @@
-"""What is rounded, and to which encoding, when a rounding point is switched on by itself."""
+"""Switches of rounding points: the inputs and outputs that each rounds, and the encodings."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from finecast.planning.points import Place, RoundingPoints
 from finecast.rules import Permission
 
 SWITCH: Final = "finecast_switch"
-"""The input of a model with switches: a bool vector, whose element k turns on switch k."""
+"""Name of the input of a model with switches: bool[n], element k turns on switch k."""
 
-# Input ``index`` of node ``node``.
+# (node, index): input ``index`` of the node.
 Port = tuple[int, int]
 
 
@@ -23,8 +23,8 @@ class Switch:
     """What one switch rounds.
 
     Attributes:
-        ports: Encodings of what single inputs of nodes read.
-        outputs: Encodings of the model's outputs, by their number.
+        ports: Encodings of node inputs that it rounds.
+        outputs: Encodings of model outputs that it rounds, by their number.
     """
 
     ports: Mapping[Port, Encoding] = field(default_factory=dict[Port, Encoding])
@@ -34,9 +34,9 @@ class Switch:
 def switches(
     points: RoundingPoints, permissions: Mapping[int, Permission], fmt: Format
 ) -> tuple[Switch, ...]:
-    """A switch for each point, then for each unit's constants.
+    """A switch for each point, then one for each unit's constants.
 
-    A format whose encodings have parameters rounds by those of the op that reads.
+    For a format whose encodings have parameters they are those of the op that reads.
     """
     constants = [
         [(node, index) for node, indices in ports.items() for index in indices]

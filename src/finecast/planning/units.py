@@ -1,6 +1,6 @@
-"""What the solver decides about: units of ops.
+"""Units of ops: the solver chooses one format for each.
 
-Ops that the engine runs in one kernel are one decision: a cast between them would break the
+Ops that the engine runs in one kernel form a unit, because a cast between them would break the
 kernel apart.
 """
 
@@ -22,7 +22,7 @@ _JOINS: Final = frozenset({OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Units:
-    """Nodes that have a choice: ``members[u]`` are those of unit u; ``of`` leads back."""
+    """Units of node ids: ``members[u]`` are the nodes of unit u, ``of`` is the inverse."""
 
     members: tuple[tuple[int, ...], ...]
     of: Mapping[int, int]
@@ -34,15 +34,15 @@ def make_units(
     lows: Collection[Format],
     kernels: Iterable[Iterable[int]] = (),
 ) -> Units:
-    """Units of the nodes that may be low; those of one kernel belong to one unit.
+    """Units of the nodes that may be low; nodes of one kernel are in one unit.
 
-    Beside an op on codes so do those of its kernel that stay fp32: they read what it gives.
+    In a kernel with an op on codes so are ops that stay fp32: they read its result.
 
     Args:
         graph: The graph.
-        permissions: What the rules left to each node.
+        permissions: The permitted formats by node id.
         lows: The low formats.
-        kernels: Node ids that the engine runs together.
+        kernels: Node ids of each kernel of the engine.
     """
     known = {
         i: p.formats for i, p in permissions.items() if graph.nodes[i].format is Format.FP32
@@ -65,9 +65,9 @@ def make_units(
 def _beside_codes(
     kernel: Sequence[int], formats: Mapping[int, frozenset[Format]]
 ) -> list[int]:
-    """Ops of a kernel that run on what an op on codes gives, and that store like it.
+    """Ops of a kernel with an op on codes that permit the same stored formats as that op.
 
-    They have no choice of their own, but between them and that op nothing is cast.
+    Some have no choice of format themselves, but nothing is cast between them and that op.
     """
     coded = [i for i in kernel if any(f.scaled for f in formats[i])]
     return [
@@ -76,18 +76,18 @@ def _beside_codes(
 
 
 def _stored(formats: frozenset[Format]) -> frozenset[Format]:
-    """Formats that results are stored in, which ops of one kernel have alike.
+    """The formats that results can be stored in, which are the same for all ops of a unit.
 
-    One for operands alone leaves the results as they are: an op of the kernel that may not
-    have it stays fp32 beside one that has.
+    Formats for operands only do not change how results are stored: an op that may not have
+    one can stay fp32 beside an op that has it.
     """
     return frozenset(f for f in formats if not f.operands_only)
 
 
 def pattern_kernels(graph: Graph) -> list[frozenset[int]]:
-    """Sets of ops that engines commonly run in one kernel, by the graph alone.
+    """Sets of ops that engines commonly fuse into one kernel, judged by the graph alone.
 
-    Pointwise ops join the op before them if nothing else reads its result.
+    A pointwise op is fused with the op in front of it if nothing else reads that op's result.
     """
     sets = DisjointSet(n.id for n in graph.float_nodes)
     for node in graph.float_nodes:

@@ -74,9 +74,9 @@ RULES: Final[tuple[Rule, ...]] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permission:
-    """The formats that the rules leave a node, and the reasons of all that judged it.
+    """The formats that the rules permit a node, and the reasons of all rules that judged it.
 
-    ``encodings`` are those of its inputs in each format that has parameters.
+    ``encodings`` are those of its operands in each permitted format that has parameters.
     """
 
     formats: frozenset[Format]
@@ -84,24 +84,25 @@ class Permission:
     encodings: Mapping[Format, Encodings] = field(default_factory=dict[Format, Encodings])
 
     def without(self, fmt: Format, why: str) -> Permission:
-        """The same, but for ``fmt``, of which kernels that ran say ``why`` not."""
+        """This permission without ``fmt``, because of the kernels that ran: ``why``."""
         formats = (self.formats - {fmt}) or KEEP
         permits = tuple(sorted(f.label for f in formats))
-        return Permission(
+        return replace(
+            self,
             formats=formats,
-            reasons=(*self.reasons, Reason(rule="kernel", text=why, permits=permits)),
+            reasons=(*self.reasons, Reason(rule=KERNEL.name, text=why, permits=permits)),
             encodings={f: e for f, e in self.encodings.items() if f is not fmt},
         )
 
 
 def permit(context: Context, rules: Sequence[Rule] = RULES) -> dict[int, Permission]:
-    """Judge every float node: the intersection of all verdicts, whatever their order.
+    """Judge every float node: it may have the formats that all rules permit.
 
-    Law: of several low formats each is judged by itself, beside fp32; what is left of any is
-    permitted.
+    Law: the order of rules does not matter. Each of the policy's low formats is judged by
+    itself, beside fp32; the permitted formats are the union over these judgements.
 
     Raises:
-        RuleConflictError: If nothing is left to a node; names the rules in conflict.
+        RuleConflictError: If a node has no permitted format; names the rules in conflict.
     """
     nodes = context.graph.float_nodes
     by_format = [
@@ -115,9 +116,9 @@ def permit(context: Context, rules: Sequence[Rule] = RULES) -> dict[int, Permiss
 
 
 def _judge(node: Node, context: Context, rules: Sequence[Rule]) -> Permission:
-    """The formats that ``rules`` leave to one node; one that is not fp32 keeps its own."""
+    """The formats that ``rules`` permit one node; a node that is not fp32 keeps its format."""
     if node.format is not Format.FP32:
-        rules = (DEFINITION,)  # what others say of fp32 and the low format is not about it
+        rules = (DEFINITION,)  # the others decide between fp32 and the low format
     found = [(r, v) for r in rules if (v := r.judge(node, context)) is not None]
     waived = any(v.waives for _, v in found)
     formats = frozenset({Format.FP32, context.low}) if node.format is Format.FP32 else ANY
@@ -136,10 +137,10 @@ def _judge(node: Node, context: Context, rules: Sequence[Rule]) -> Permission:
 
 
 def _united(node: Node, found: Sequence[Permission], lows: Sequence[Format]) -> Permission:
-    """What is left of any format.
+    """The union of the permissions ``found`` for each of ``lows``.
 
-    A verdict on one format says nothing of the others: it permits them. What several say in
-    the same words is one reason, and permits what all of them do.
+    A verdict on one low format permits the other ones. Verdicts of one rule with the same
+    text become one reason, which permits the formats that all of them permit.
     """
     if len(found) == 1 and found[0].formats:
         return found[0]

@@ -1,4 +1,4 @@
-"""What a rule is: it judges one op and narrows the formats it may take."""
+"""The interface of rules: a rule judges one op and narrows the formats that it may take."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from finecast.ops import OpInfo, by_name
 from finecast.rules.facts import Facts, ValueFacts
 from finecast.rules.policy import Policy
 
-# Whether the engine has a kernel of a native op in a format; None where it cannot say.
+# Whether the engine has a kernel for a node in a format; None where that is not known.
 KernelQuery = Callable[[Node, Format], bool | None]
 # A user's rule: the formats that a node may take, by label, or None for no opinion.
 UserRule = Callable[["NodeView"], "str | list[str] | None"]
@@ -23,23 +23,23 @@ def _no_kernel_knowledge(_node: Node, _fmt: Format) -> bool | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """All that rules may look at besides the node."""
+    """All that a rule may depend on besides the node."""
 
     graph: Graph
     policy: Policy
     facts: Facts = field(default_factory=dict[int, ValueFacts])
     kernels: KernelQuery = _no_kernel_knowledge
     engine: str = ""
-    # Why the engine computes a node wrongly in a format, by node id; empty where its kernel
-    # does not work.
+    # By format and node id: why the engine's kernel is not used. An empty text means that it
+    # does not work at all, any other text how its results are wrong.
     faults: Mapping[Format, Mapping[int, str]] = field(
         default_factory=dict[Format, Mapping[int, str]]
     )
     user_rules: tuple[tuple[str, UserRule], ...] = ()
-    measured: bool = False  # errors will be measured: rules of thumb on digits do not count
-    # Formats to which the frontend can round operands in this model.
+    measured: bool = False  # errors will be measured: rules of thumb about them do not apply
+    # Formats for operands that the frontend can round to in this model.
     casts_around: frozenset[Format] = frozenset()
-    # Formats of whose ops the engine wants results stored as codes, too.
+    # Formats with parameters in which the engine needs results stored as codes, too.
     coded_results: frozenset[Format] = frozenset()
 
     @property
@@ -48,16 +48,16 @@ class Context:
         return self.policy.format
 
     def of_format(self, fmt: Format) -> Context:
-        """The same for one of the policy's formats."""
+        """This context with ``fmt`` as the policy's only low format."""
         return replace(self, policy=replace(self.policy, formats=(fmt,)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruling:
-    """Formats that a rule leaves to a node, why, and on what evidence.
+    """A rule's verdict: the formats that it permits a node, why, and on what evidence.
 
-    ``waives`` marks a user's explicit choice: it sets aside verdicts of rules that are not
-    ``hard``, and is recorded.
+    ``waives`` marks a user's explicit choice, which overrides the verdicts of rules that are
+    not ``hard``; those are then recorded as waived.
     """
 
     permits: frozenset[Format]
@@ -68,10 +68,10 @@ class Ruling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A named judge. ``hard`` rules state facts and cannot be waived.
+    """A named rule. ``hard`` rules state facts and cannot be waived.
 
-    Law: ``judge`` depends on its arguments only and its verdict only narrows, so the order
-    of rules does not matter. None means no opinion.
+    Law: ``judge`` depends on its arguments only, and its verdict can only narrow the formats,
+    so the order of rules does not matter. None means that the rule has no opinion.
     """
 
     name: str

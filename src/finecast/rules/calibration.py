@@ -1,4 +1,4 @@
-"""Parameters of encodings, from what was observed: an op without them keeps fp32."""
+"""Parameters of encodings from observed values; an op that lacks them keeps fp32."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def calibrated(
     *,
     results: bool = False,
 ) -> Encodings:
-    """The encodings of what ``node`` reads in ``fmt``, which has parameters.
+    """The encodings of the operands of ``node`` in ``fmt``, a format with parameters.
 
-    Law: they cover all of constants, and of values what ``calibration`` says of what was
-    observed, or are what both came with; values that are only moved from one another have the
-    same. With ``results`` what
-    it gives has one as well, where ``coded_result`` says so.
+    Laws: the encoding of a constant covers all of its numbers; that of a value covers the
+    part of its observed range that ``calibration`` chooses. Operands that the model came with
+    encodings for keep those. Values that are only moved from one another have the same
+    encoding. With ``results`` the result is encoded as well, where ``coded_result`` has one.
 
     Raises:
-        ValueError: If the op does not run on such operands, or nothing, or NaN or Inf, was
-            observed of one; names it.
+        ValueError: If the op cannot run in ``fmt``, or an operand was not observed or had NaN
+            or Inf; names the operand.
     """
     operands: dict[int, Scaled] = {}
     constants: dict[int, Scaled] = {}
@@ -66,7 +66,7 @@ def calibrated(
 
 
 def encodings_in(context: Context, node: Node) -> Encodings:
-    """Those of ``node`` in the low format that ``context`` judges, for its engine."""
+    """The encodings of ``node`` in the low format of ``context``, for its engine."""
     return calibrated(
         context.graph,
         node,
@@ -78,9 +78,9 @@ def encodings_in(context: Context, node: Node) -> Encodings:
 
 
 def uncalibrated(graph: Graph, formats: Collection[Format], facts: Facts) -> list[str]:
-    """A note on values that have no scale in ``formats`` for what the data showed of them.
+    """A note on the values whose observed numbers do not allow a scale in ``formats``.
 
-    Without data there is none: that is refused elsewhere.
+    None without observations, which are refused elsewhere.
     """
     scaled = [f for f in formats if f in SCALED]
     every = (
@@ -89,13 +89,13 @@ def uncalibrated(graph: Graph, formats: Collection[Format], facts: Facts) -> lis
     found = list(dict.fromkeys(every))
     if not found:
         return []
-    more = f"; so it is with {len(found) - 1} more" if len(found) > 1 else ""
-    return [f"{found[0]}: what reads it keeps fp32{more}"]
+    more = f"; and so for {len(found) - 1} more values" if len(found) > 1 else ""
+    return [f"{found[0]}: ops that read it keep fp32{more}"]
 
 
 def _lack(graph: Graph, node: Node, fmt: Format, facts: Facts) -> Iterator[str]:
-    """What ``node`` would read in ``fmt``, and what was observed has no scale."""
-    with suppress(ValueError):  # it does not run on codes, whatever it reads
+    """A text for each operand of ``node`` whose observations do not allow a scale."""
+    with suppress(ValueError):  # the op cannot run in the format, whatever was observed
         sources = (node.inputs[i] for i in scaled_operands(graph, node, fmt))
         values = [graph.values[i] for i in sources if i is not None]
         for value in (v for v in values if v.constant is None):
@@ -108,7 +108,7 @@ def _lack(graph: Graph, node: Node, fmt: Format, facts: Facts) -> Iterator[str]:
 
 
 def calibrated_nodes(graph: Graph, fmt: Format, facts: Facts) -> dict[int, Encodings]:
-    """Those of each fp32 op that can run on such operands, by its id."""
+    """The encodings of every fp32 op that can run in ``fmt``, by node id."""
     found: dict[int, Encodings] = {}
     for node in graph.float_nodes:
         if node.format is Format.FP32:
@@ -118,14 +118,14 @@ def calibrated_nodes(graph: Graph, fmt: Format, facts: Facts) -> dict[int, Encod
 
 
 def _seen(graph: Graph, value: Value, facts: Facts) -> ValueFacts | None:
-    """What was observed of the value's origin, or else of itself."""
+    """The facts of the value's origin, or else of the value itself."""
     return facts.get(origin(graph, value).id) or facts.get(value.id)
 
 
 def _encoded(
     graph: Graph, value: Value, facts: Facts, fmt: Format, calibration: Calibration
 ) -> Scaled:
-    """That which its origin came with, or one that covers what was observed."""
+    """The encoding that the value's origin came with, else one that covers the facts."""
     source = origin(graph, value)
     came = _came_as(source, fmt, SCALED[fmt].values, calibration)
     return came or _of_value(_seen(graph, value, facts), fmt, calibration)
@@ -140,7 +140,7 @@ def _came_as(value: Value, fmt: Format, grid: Grid, calibration: Calibration) ->
 
 
 def _fits(encoding: Scaled, axes: tuple[int, ...]) -> bool:
-    """Whether a constant's scales are one, or lie along ``axes``."""
+    """Whether the encoding has one scale, or its scales lie along ``axes``."""
     return encoding.axis is None or (encoding.axis,) == axes
 
 
@@ -152,7 +152,7 @@ def _of_value(
     if seen.nans or seen.infs:
         raise ValueError("NaN or Inf was observed")
     if seen.lowest == seen.highest and seen.count > 1:
-        raise ValueError("the data has one number in all of its places: that shows no range")
+        raise ValueError("the data has the same number everywhere, which shows no range")
     grid = SCALED[fmt].values
     low, high = covered(seen, grid, calibration)
     return Scaled.fitted(fmt, grid, np.asarray(low), np.asarray(high))

@@ -1,9 +1,9 @@
-"""Values that carry a constant beyond the low format's range: what comes after a mask.
+"""Values that contain a constant beyond the low format's range, such as a masked tensor.
 
-An op that adds or selects -3.4e38 keeps fp32 because of its constant. Its result carries that
-number on: stored in fp16 it is -Inf, and a softmax over a row of nothing else gives NaN where
-fp32 gives equal shares. So whatever reads such a value keeps fp32 as well, up to the first op
-that does not hand magnitudes on.
+An op that adds or selects -3.4e38 keeps fp32 because of its constant. Its result contains that
+number: stored in fp16 it is -Inf, and a softmax over a row of nothing else gives NaN, where
+fp32 gives equal shares. So the readers of such a value keep fp32 as well, up to the first op
+that does not pass large magnitudes on.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def _judge(node: Node, context: Context) -> Ruling | None:
 
 
 def _carrying(graph: Graph, low: Format) -> frozenset[int]:
-    """Ids of values, constants apart, that such a constant can reach."""
+    """Ids of the values, without the constants themselves, that such a constant reaches."""
     limit = overflow_limit(low)
     sources = {
         v.id
         for v in graph.values
         if v.format is Format.FP32 and v.constant is not None and v.constant.largest >= limit
     }
-    # Ops that bring such a number themselves: what they give carries it.
+    # Results of ops that have such a number as a scalar attribute.
     brought = {
         v.id
         for node in graph.float_nodes

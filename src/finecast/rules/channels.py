@@ -1,4 +1,4 @@
-"""What runs of the fp32 model showed of each channel of a value; facts of batches merge."""
+"""Statistics of each channel of a value, observed in runs of the fp32 model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelFacts:
-    """The ends of each channel's numbers, 0 among them, and the sum of their squares.
+    """Each channel's least and largest number, with 0 included, and its sum of squares.
 
-    ``count`` is how many numbers a channel had.
+    ``count`` is the number of elements per channel.
     """
 
     lowest: Floats

@@ -1,7 +1,7 @@
 """Constants that the low format cannot hold: -3.4e38 masks, 1e-12 epsilons, huge scales.
 
-A value that becomes infinite, or that vanishes, changes what the op computes; such an op
-keeps fp32 rather than a clamped constant (clamping a mask to -1e4 changes predictions).
+A constant that becomes infinite or zero changes what the op computes. Such an op keeps fp32:
+clamping the constant is no alternative, since a mask of -1e4 changes predictions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from finecast.rules.base import KEEP, Context, Rule, Ruling
 
 # A weight matrix may hold a few tiny elements that vanish without harm; a scalar may not.
 _FEW = 16
-# Inputs at which a zero makes Inf: one element that vanishes there is one too many.
+# By op, the input at which a zero gives Inf, so that not a single element may become zero.
 DIVISORS: Final[Mapping[str, int]] = {
     "div": 1,
     "mod": 1,
@@ -30,7 +30,7 @@ DIVISORS: Final[Mapping[str, int]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstantProblem:
-    """Which magnitude of a constant (``largest`` or ``smallest``) is beyond which limit."""
+    """The magnitude (``what``: ``largest`` or ``smallest``) that is beyond ``limit``."""
 
     what: str
     number: float
@@ -42,33 +42,27 @@ def constant_problem(
 ) -> ConstantProblem | None:
     """Why ``low`` cannot hold the constant ``value``; None if it can, or it is none.
 
-    Of one that ``divides``, a single element that vanishes is one too many.
+    If it ``divides``, no element may become zero, however many there are.
     """
     constant = value.constant
     if constant is None or constant.size == 0:
         return None
-    if constant.largest >= overflow_limit(low):
-        return ConstantProblem(what="largest", number=constant.largest, limit=low.max)
     small = constant.smallest_nonzero if constant.size <= _FEW or divides else 0.0
-    if 0 < small < low.smallest_normal:
-        return ConstantProblem(what="smallest", number=small, limit=low.smallest_normal)
-    return None
+    return _problem(constant.largest, small, low)
 
 
 def scalars(node: Node) -> tuple[float, ...]:
-    """Finite numbers that are operands without being values: 2 of ``add(x, 2)``."""
+    """Finite numbers that a node has as operands in attributes, as the 2 of ``add(x, 2)``."""
     given = node.attributes.get(SCALARS, ())
     found = given if isinstance(given, tuple) else (given,)
     return tuple(n for n in found if isinstance(n, int | float) and math.isfinite(n))
 
 
-def scalar_problem(number: float, low: Format) -> ConstantProblem | None:
-    """Why ``low`` cannot hold ``number``: a constant of one element."""
-    size = abs(number)
-    if size >= overflow_limit(low):
-        return ConstantProblem(what="largest", number=size, limit=low.max)
-    if 0 < size < low.smallest_normal:
-        return ConstantProblem(what="smallest", number=size, limit=low.smallest_normal)
+def _problem(largest: float, smallest: float, low: Format) -> ConstantProblem | None:
+    if largest >= overflow_limit(low):
+        return ConstantProblem(what="largest", number=largest, limit=low.max)
+    if 0 < smallest < low.smallest_normal:
+        return ConstantProblem(what="smallest", number=smallest, limit=low.smallest_normal)
     return None
 
 
@@ -76,13 +70,13 @@ _SAYS: Final = {"largest": "beyond the largest", "smallest": "below the normal r
 
 
 def first_problem(graph: Graph, node: Node, low: Format) -> tuple[str, ConstantProblem] | None:
-    """The first constant operand of ``node`` that ``low`` cannot hold, by its name."""
+    """The name and the problem of the first constant operand that ``low`` cannot hold."""
     port = DIVISORS.get(node.op, len(node.inputs))
     divisor = node.inputs[port] if port < len(node.inputs) else None
     operands = graph.following_inputs(node)
     for name, problem in (
         *((v.name, constant_problem(v, low, divides=v.id == divisor)) for v in operands),
-        *((f"{number:g}", scalar_problem(number, low)) for number in scalars(node)),
+        *((f"{n:g}", _problem(abs(n), abs(n), low)) for n in scalars(node)),
     ):
         if problem is not None:
             return name, problem

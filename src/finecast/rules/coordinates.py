@@ -1,18 +1,19 @@
 """Positions, coordinates and counts: numbers whose absolute error matters, not the relative.
 
-bf16 tells 2,047 from 2,040, but not from 2,046: the sine of a position, a pixel's neighbours
-and the larger of two times are other ones then. Two directions meet here.
+bf16 distinguishes 2,047 from 2,040, but not from 2,046; the sine of a position, the pixel at
+a coordinate and the larger of two times would change. Two walks find such numbers.
 
-Forwards: what starts as whole numbers (an integer made float, a range, a cumulative sum, a
-constant of whole numbers that the format lacks) stays fp32 while it is only moved, scaled and
-shifted, and so does what reads it. It ends at products of the matmul engine and at norms,
-whose results are features, and behind bounded functions. A number times a mask's filler is no
-position; nor is, most likely, an integer input where it meets other data: it is a mask.
+Forwards: whole numbers (an integer cast to float, a range, a cumulative sum, a constant of
+whole numbers that the format lacks) stay fp32 while they are only moved, scaled and shifted,
+and so do the ops that read them. The walk ends at products of the matmul engine and at norms,
+whose results are features, and behind bounded functions. Two cases are taken for masks: a
+number multiplied by a mask's filler, and an integer input combined with other data.
 
 Backwards: what sin, grids, cumulative sums, comparisons and index computations read stays
-fp32 up to the ops above, softmax aside, and to values that others read as well, which are
-features; what a backward pass reads besides is no other. What is added to a constant grid
-on that way are positions, whoever reads them: the walk forwards starts from them, too.
+fp32. The walk ends at the ops above, except softmax, and at values that other ops read as
+well, which are features (reads by a backward pass do not count). A value that is added to a
+constant grid on that way is a position for all of its readers: a second walk forwards starts
+from those, too.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from typing import Final
 from finecast.graph import Graph, Node, Value
 from finecast.graph.backward import ops_for_backward
 from finecast.numbers.formats import Format
-from finecast.ops import OpKind, by_name
+from finecast.ops import READS_SHAPE_ONLY, OpKind, by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 from finecast.rules.constants import scalars
 
 _MASK_FILLER: Final = 1e4
-"""Masks multiply by -1e4 and beyond; no slope or scale of positions is as large."""
+"""Masks multiply by magnitudes from 1e4 on; no slope or scale of positions is as large."""
 
 _LARGEST_COUNT: Final = 2.0**24
-"""From here on fp32 has no whole numbers in a row: what is larger fills a mask."""
+"""From here on fp32 lacks whole numbers: larger constants are fillers of masks."""
 
 _MOVES: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT, OpKind.RESIZE, OpKind.CAST})
 _LINEAR: Final = frozenset(
@@ -54,13 +55,13 @@ _FEATURES: Final = frozenset(
     }
 )
 _POINTWISE: Final = frozenset({OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL})
-# A softmax keeps the order of scores, until probabilities are rounded to the same number.
+# A softmax keeps the order of scores, unless its results are rounded to equal numbers.
 _ORDERED: Final = _POINTWISE | _MOVES | {OpKind.SOFTMAX}
-_SHOWS_NO_FLOAT: Final = frozenset({"shape", "size"})
 _COUNTERS: Final = frozenset({"range", "cum_sum", "cum_prod"})
 # Integers of these types are exact in every format of 16 bits.
 _NARROW: Final = frozenset({"bool", "int8", "uint8"})
 _ALL: Final = (0, 1, 2, 3)
+# By op, the inputs whose absolute error matters.
 _SENSITIVE: Final[Mapping[str, tuple[int, ...]]] = {
     **dict.fromkeys(("sin", "cos", "tan"), (0,)),
     **dict.fromkeys(("affine_grid", "cum_sum", "cum_prod", "arg_max", "arg_min"), (0,)),
@@ -73,7 +74,7 @@ _SENSITIVE: Final[Mapping[str, tuple[int, ...]]] = {
 
 
 class _Kind(IntEnum):
-    """What is known of a coordinate: given by the caller, it may be a mask as well."""
+    """Certainty of a coordinate: an integer input of the model (GIVEN) may also be a mask."""
 
     GIVEN = 1
     SURE = 2
@@ -85,7 +86,7 @@ def _judge(node: Node, context: Context) -> Ruling | None:
 
 
 def _kept(graph: Graph, low: Format) -> dict[int, str]:
-    """Why each node that has to do with coordinates keeps fp32, by its id."""
+    """By node id, why nodes that compute or read coordinates keep fp32."""
     found = _Forwards(graph, low).kept()
     into = _backwards(graph, found)
     shifts = [n for n in map(graph.nodes.__getitem__, into) if _on_grid(n, graph)]
@@ -96,7 +97,7 @@ def _kept(graph: Graph, low: Format) -> dict[int, str]:
 
 
 class _Forwards:
-    """One walk along the graph's order, from whole numbers and values ``on_grids`` on."""
+    """One walk in the graph's order, which starts at whole numbers and at ``on_grids``."""
 
     def __init__(self, graph: Graph, low: Format, on_grids: Iterable[int | None] = ()) -> None:
         self.graph = graph
@@ -120,7 +121,7 @@ class _Forwards:
         return found
 
     def _reads(self, node: Node) -> bool:
-        """Whether ``node`` has to read coordinates in fp32; marks what it hands on."""
+        """Whether ``node`` has to read coordinates in fp32; marks results that are some."""
         inputs = [self.graph.values[i] for i in node.inputs if i is not None]
         floats = [v for v in inputs if v.format]
         integers = self._integers(node, inputs)
@@ -141,7 +142,7 @@ class _Forwards:
         return True
 
     def _integers(self, node: Node, inputs: list[Value]) -> list[Value]:
-        """The integers that the op turns into floats, as a cast or by promotion."""
+        """The integer inputs that the op converts to floats, by a cast or by promotion."""
         info = by_name(node.op)
         outputs = (self.graph.values[i] for i in node.outputs if i is not None)
         if info.kind not in _POINTWISE | {OpKind.CAST} or not any(v.format for v in outputs):
@@ -155,18 +156,18 @@ class _Forwards:
 
 
 def _backwards(graph: Graph, forwards: Mapping[int, str]) -> dict[int, str]:
-    """One walk against the graph's order, from what decides by its input on."""
+    """One walk against the graph's order, which starts at ops with sensitive inputs."""
     found: dict[int, str] = {}
     later = graph.once(ops_for_backward)
     for node in reversed(graph.nodes):
         if _sensitive_ports(graph, node):
-            found[node.id] = f"{node.op} takes positions or decides: it reads fp32"
+            found[node.id] = f"{node.op} reads positions or decides by them: it reads fp32"
             continue
         kind = by_name(node.op).kind
         if kind not in _ORDERED and not outer_product(graph, node):
             continue
         uses = [(n, i) for i in node.outputs if i is not None for n in graph.values[i].uses]
-        readers = [u for u in uses if graph.nodes[u[0]].op not in _SHOWS_NO_FLOAT]
+        readers = [u for u in uses if graph.nodes[u[0]].op not in READS_SHAPE_ONLY]
         if node.id not in later:
             readers = [u for u in readers if u[0] not in later]
         feeds = [_feeds(graph, n, i, found, forwards) for n, i in readers]
@@ -174,7 +175,7 @@ def _backwards(graph: Graph, forwards: Mapping[int, str]) -> dict[int, str]:
             into = next((graph.nodes[n].name for n, _ in readers if n in found), None)
             if into is not None:
                 found[node.id] = (
-                    f"what it gives is for {into}, which takes positions or decides"
+                    f"its result goes to {into}, which reads positions or decides by them"
                 )
     return found
 
@@ -186,7 +187,7 @@ def _feeds(
     found: Mapping[int, str],
     forwards: Mapping[int, str],
 ) -> bool:
-    """Whether ``reader`` takes ``value`` as a coordinate."""
+    """Whether ``reader`` reads ``value`` as a coordinate."""
     node = graph.nodes[reader]
     ports = _sensitive_ports(graph, node)
     if ports:
@@ -195,7 +196,7 @@ def _feeds(
 
 
 def _sensitive_ports(graph: Graph, node: Node) -> tuple[int, ...]:
-    """Inputs of which a rounding changes what is decided; none of those compared with zero."""
+    """Float inputs whose absolute error matters; a comparison with zero has none."""
     values = graph.values
     inputs = [None if i is None else values[i] for i in node.inputs]
     ports = _SENSITIVE.get(node.op, ())
@@ -206,7 +207,7 @@ def _sensitive_ports(graph: Graph, node: Node) -> tuple[int, ...]:
         v.constant.largest == 0 for v in inputs if v is not None and v.constant is not None
     )
     if by_name(node.op).kind is OpKind.COMPARISON and (0 in scalars(node) or any(zeros)):
-        return ()  # rounding keeps signs
+        return ()  # rounding keeps the sign
     floats = (
         p for p in ports if p < len(inputs) and (v := inputs[p]) is not None and v.format
     )
@@ -214,7 +215,7 @@ def _sensitive_ports(graph: Graph, node: Node) -> tuple[int, ...]:
 
 
 def outer_product(graph: Graph, node: Node) -> bool:
-    """Whether a product of the matmul engine sums nothing: positions times frequencies."""
+    """Whether a product of the matmul engine has no sum, as positions times frequencies."""
     if by_name(node.op).kind is not OpKind.MATMUL:
         return False
     equation = node.attributes.get("equation")
@@ -229,14 +230,14 @@ def outer_product(graph: Graph, node: Node) -> bool:
 
 
 def _fills(node: Node, floats: list[Value]) -> bool:
-    """Whether a mask of ones and zeros is multiplied by a number like -1e9."""
+    """Whether the node multiplies a mask of ones and zeros by a filler like -1e9."""
     constants = (v.constant for v in floats if v.constant is not None)
     sizes = [*(c.largest for c in constants if c.size == 1), *map(abs, scalars(node))]
     return node.op == "mul" and any(size >= _MASK_FILLER for size in sizes)
 
 
 def _scales(node: Node, coordinates: list[Value]) -> bool:
-    """Whether other numbers are multiplied or divided by one count, such as a length."""
+    """Whether the node multiplies or divides other numbers by a single count, as a length."""
     single = (v.shape is not None and all(d == 1 for d in v.shape) for v in coordinates)
     return node.op in ("mul", "div") and all(single)
 
@@ -248,13 +249,13 @@ def _is_wide(value: Value, low: Format) -> bool:
 
 
 def _sums(graph: Graph, value: Value) -> bool:
-    """Whether an integer is what a product of quantized numbers gives."""
+    """Whether an integer value is the result of an op on quantized numbers."""
     producer = None if value.producer is None else graph.nodes[value.producer]
     return producer is not None and by_name(producer.op).kind is OpKind.QUANTIZE
 
 
 def _is_given(graph: Graph, value: Value) -> bool:
-    """Whether an integer is an input of the model, moved and converted at most."""
+    """Whether a value is an input of the model, or only moved and cast from one."""
     while value.producer is not None:
         node = graph.nodes[value.producer]
         if by_name(node.op).kind not in _MOVES or not node.inputs or node.inputs[0] is None:
@@ -264,14 +265,14 @@ def _is_given(graph: Graph, value: Value) -> bool:
 
 
 def _on_grid(node: Node, graph: Graph) -> bool:
-    """Whether the node shifts a grid: a constant of several whole numbers, and no mask."""
+    """Whether the node adds to a grid, a constant of several whole numbers, and no mask."""
     constants = [v.constant for v in graph.following_inputs(node) if v.constant is not None]
     grids = (c.size > 1 and c.whole and 1 < c.largest < _LARGEST_COUNT for c in constants)
     return node.op in ("add", "sub") and any(grids)
 
 
 def _whole_beyond(value: Value, low: Format) -> bool:
-    """Whether a constant holds nothing but whole numbers, some of which ``low`` lacks."""
+    """Whether a constant has only whole numbers, some of which ``low`` lacks."""
     constant = value.constant
     if constant is None or value.format is not Format.FP32 or constant.size < 2:
         return False

@@ -1,4 +1,4 @@
-"""What the op's definition admits at the model's opset; and ops that are not fp32 stay."""
+"""The formats that the op's definition admits at the model's opset; other types stay."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def _judge(node: Node, context: Context) -> Ruling | None:
         return Ruling(permits=only(own), text=f"already {own.label} in the model; kept")
     permits = (node.admits | only(own)) & frozenset({own, context.low})
     if context.low.operands_only:
-        # Rounded before and behind an op that only moves, a number is the same; a constant
-        # that is stored small is not.
+        # An op that only moves numbers gains nothing from rounded operands, unless they are
+        # constants, which are stored smaller.
         rounds = context.low.constants_only or not by_name(node.op).exact
         around = context.low in context.casts_around and rounds
         permits = frozenset({own, context.low}) if around else only(own)
@@ -25,7 +25,7 @@ def _judge(node: Node, context: Context) -> Ruling | None:
         return None
     text = f"{node.native} has no {context.low.label} in its definition"
     if context.low.operands_only and context.low not in context.casts_around:
-        text += ", and the model's opset nothing that rounds to it"
+        text += ", and the model's opset has no op that rounds to it"
     return Ruling(permits=permits, text=text)
 
 

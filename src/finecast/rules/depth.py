@@ -1,8 +1,8 @@
-"""Reduction depth times unit roundoff: long sums outside the matmul engine.
+"""Long sums outside the matmul engine: reduction depth times unit roundoff.
 
-The matmul engine accumulates in fp32. Other reductions may not; summing n terms in a format
-of unit roundoff u has a relative error of up to n*u (Higham, Accuracy and Stability of
-Numerical Algorithms, section 4.2), which from 1 on bounds nothing.
+The matmul engine accumulates in fp32, other reductions may not. Summing n terms in a format
+with unit roundoff u has a relative error of up to n*u (Higham, Accuracy and Stability of
+Numerical Algorithms, section 4.2). From 1 on that guarantees no digit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _judge(node: Node, context: Context) -> Ruling | None:
 
 
 def _depth(node: Node, context: Context) -> int:
-    """Elements summed into one result, from observed or declared shapes; 0 if unknown."""
+    """Number of elements in each sum, from observed or declared shapes; 0 if unknown."""
     sizes: list[int] = []
     for index in (node.inputs[0], node.outputs[0]):
         if index is None:

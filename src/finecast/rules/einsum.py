@@ -1,4 +1,4 @@
-"""An Einsum in bf16, which ONNX has none of: it is written as a product, where it is one."""
+"""Einsum in bf16: ONNX does not define it, so it has to be one that is written as a MatMul."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Ops that end the model: what a caller gets of them in fp32 is computed in fp32.
+"""Ops whose results are the model's fp32 outputs compute in fp32.
 
-In a low format the result would be rounded, to be cast back at once: digits are lost and ties
-among shares made, and hardly a byte is saved. Products gain by their operands, and so do
-those that run in a product's kernel: unless they are sensitive, they are not judged.
+In a low format such a result would be rounded and then cast back at once: digits are lost,
+probabilities become equal, and hardly a byte is saved. The rule does not judge products, which
+gain by low operands, nor ops that run in a product's kernel, unless they are sensitive.
 
-Scope ``all`` is the Neuron compilers' word for every op, these among them. In an engine
-that has a mixed precision of its own, which keeps them, ``all`` is to be no less exact.
+Scope ``all`` means every op, as for the Neuron compilers. This rule applies to it only in
+engines with a mixed precision of their own that keeps such ops in fp32, so that ``all`` is no
+less accurate than that.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from finecast.ops import OpKind, Tier, by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 from finecast.rules.policy import Policy, Scope
 
-_WITH_ITS_OWN: Final = frozenset({"tensorflow"})
-"""Engines whose own mixed precision, Grappler's here, gives such a result in fp32."""
+_KEEPS_ENDS: Final = frozenset({"tensorflow"})
+"""Engines whose own mixed precision (TensorFlow: Grappler) keeps such ops in fp32."""
 _POINTWISE: Final = frozenset({OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL})
 _MOST_FUSED: Final = 3
 """Ops that TensorFlow runs in a product's kernel: a bias, another sum, an activation."""
@@ -27,10 +28,10 @@ _MOST_FUSED: Final = 3
 
 def _judge(node: Node, context: Context) -> Ruling | None:
     policy, graph = context.policy, context.graph
-    if context.engine not in _WITH_ITS_OWN or context.low.operands_only:
+    if context.engine not in _KEEPS_ENDS or context.low.operands_only:
         return None
     if policy.scope is not Scope.ALL or context.measured:
-        return None  # elsewhere its tier decides, or its measured error
+        return None  # with other scopes the op's tier or measured error decides
     ends = graph.once(_ends, _low_outputs(graph, policy))
     results = list(graph.following_outputs(node))
     computed = any(v.producer is not None for v in graph.following_inputs(node))
@@ -52,7 +53,7 @@ def _low_outputs(graph: Graph, policy: Policy) -> frozenset[int]:
 
 
 def _ends(graph: Graph, low: frozenset[int]) -> frozenset[int]:
-    """Values that become outputs in fp32, as they are or moved, and nothing else."""
+    """Values that are fp32 outputs, or are only moved to such; others do not read them."""
     found: set[int] = set()
 
     def ends(value: Value) -> bool:
@@ -68,7 +69,7 @@ def _ends(graph: Graph, low: frozenset[int]) -> frozenset[int]:
 
 
 def _in_a_product(graph: Graph, node: Node, steps: int = _MOST_FUSED) -> bool:
-    """Whether it is a product, or follows one as kernels take such ops along."""
+    """Whether the node is a product, or is fused into the kernel of one in front of it."""
     info = by_name(node.op)
     if info.matmul_engine:
         return True

@@ -1,9 +1,9 @@
-"""What is compared for equality is rounded alike on both sides: selections of it stay fp32.
+"""Comparisons for equality: both sides have to be rounded alike, so they stay fp32.
 
-The gradient of a maximum goes where a value equals it, divided by how often: ``x ==
-x.amax()``. Were the maximum taken of a rounded copy, no value might equal it, and the gradient
-be 0 / 0. So the ops that only select or move what an equality reads keep fp32; it reads what
-was stored.
+The gradient of a maximum is distributed over the elements equal to it: ``x == x.amax()``. If
+the maximum were taken from a rounded copy, no element might equal it, and the gradient would
+be 0 / 0. So the ops that only select or move what a comparison reads keep fp32, and it reads
+numbers as they were stored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from finecast.ops import by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 
 _COMPARISONS: Final = frozenset({"equal", "not_equal"})
-# They select where their reduction does; whether it does is the frontend's to know.
+# Ops whose results are some of their operands' elements (scatter_elements: by its reduction).
 _SELECTIONS: Final = frozenset({"reduce_max", "reduce_min", "scatter_elements"})
 
 
@@ -31,7 +31,7 @@ def _judge(node: Node, context: Context) -> Ruling | None:
 
 
 def _compared(graph: Graph) -> dict[int, int]:
-    """By the id of each comparison, and of what selects for one, the comparison's id."""
+    """The comparison's id by its own id and by the ids of ops that select for it."""
     found: dict[int, int] = {}
     for node in graph.float_nodes:
         if node.op in _COMPARISONS:

@@ -1,7 +1,7 @@
-"""What runs of the fp32 model showed of each value; facts of batches are merged.
+"""Facts: statistics of each value, observed in runs of the fp32 model.
 
-A value's magnitudes are kept as a histogram over binades: the share that overflows or
-underflows can then be told for every format, and batches merge by addition.
+A value's magnitudes are kept as a histogram over binades: it gives the share that overflows
+or underflows in any format, and the histograms of several batches add up.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ _LOWEST: Final = -148
 class ValueFacts:
     """Magnitudes of one value over all observed elements, and its range.
 
-    ``lowest`` and ``highest`` are of the finite elements, with their signs; infinities of the
-    other sign where there are none.
-    ``histogram`` counts the finite nonzero elements, and so do by magnitude alone
-    ``binades[k]``: those with frexp exponent ``k - 148``, in [2**(k-149), 2**(k-148)).
+    ``lowest`` and ``highest`` are the least and largest finite element, inf and -inf if there
+    is none. ``histogram`` counts the finite nonzero elements; ``binades[k]`` those with
+    magnitude in [2**(k-149), 2**(k-148)), which have frexp exponent ``k - 148``.
     """
 
     shape: tuple[int, ...]
@@ -97,16 +96,16 @@ class ValueFacts:
         return self._share_below(fmt.smallest_normal)
 
     def _share_below(self, power_of_two: float) -> float:
-        """Exact for powers of two, which is what the limits of formats are."""
+        """Share of elements below a power of two, which all limits of formats are."""
         top = math.frexp(power_of_two)[1] - _LOWEST
         below = int(self.binades[: max(top, 0)].sum())
         return below / self.count if self.count else 0.0
 
 
 def _smallest_nonzero(finite: NDArray[np.float32]) -> float:
-    """The least magnitude other than 0: those of fp32 are ordered as their bits are."""
+    """The least magnitude other than 0: fp32 magnitudes have the order of their bits."""
     magnitudes = finite.view(np.uint32) & np.uint32(0x7FFFFFFF)
-    magnitudes -= np.uint32(1)  # of 0 the largest number
+    magnitudes -= np.uint32(1)  # 0 wraps around to the largest number
     return float((magnitudes.min() + np.uint32(1)).view(np.float32))
 
 
@@ -122,7 +121,7 @@ def merge(a: Facts, b: Facts) -> dict[int, ValueFacts]:
 
 
 def first_nonfinite(graph: Graph, facts: Mapping[int, ValueFacts]) -> str | None:
-    """The first op, in the graph's order, that gives NaN or Inf; None if none does."""
+    """Name of the first op, in the graph's order, that gives NaN or Inf; None if none does."""
     for node in graph.nodes:
         for index in node.outputs:
             seen = facts.get(index) if index is not None else None
@@ -134,7 +133,7 @@ def first_nonfinite(graph: Graph, facts: Mapping[int, ValueFacts]) -> str | None
 def facts_in(
     graph: Graph, facts: Mapping[int, ValueFacts], seen_in: Graph
 ) -> dict[int, ValueFacts]:
-    """Facts of ``seen_in``'s values, by the ids of what has their names in ``graph``."""
+    """Facts of values of ``seen_in``, by the ids of the values of equal name in ``graph``."""
     names = {v.name: v.id for v in graph.values}
     values = seen_in.values
     return {names[values[i].name]: f for i, f in facts.items() if values[i].name in names}

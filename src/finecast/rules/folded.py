@@ -1,8 +1,8 @@
-"""What is computed from constants alone keeps fp32: a standardized weight, a scaled table.
+"""Ops computed from constants alone keep fp32: a standardized weight, a scaled table.
 
-Engines compute it once, when they load the model, so that a low format gains no time,
-and each of its ops would add a rounding to the weight that they give. What only moves
-a constant rounds it once wherever it stands, and may be low, unless such an op reads it.
+Engines compute them once, when they load the model, so a low format gains no time, while each
+op would add a rounding to the resulting weight. An op that only moves a constant may be low,
+because that rounds once, unless such an op reads its result.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def _folded(graph: Graph) -> frozenset[int]:
 def computed_from_constants(graph: Graph) -> frozenset[int]:
     """Ids of the nodes that compute floats from constants alone.
 
-    Those that have a format read some float; those that have none are how a frontend states
-    that weights are widened.
+    A node with a format has to read a float. Nodes without a format are included: frontends
+    state with them that weights are widened.
     """
     fixed = {v.id for v in graph.values if v.constant is not None}
     found: set[int] = set()

@@ -1,8 +1,8 @@
-"""Divisions that a tiny constant guards: ``x / max(norm, 1e-12)``, ``rsqrt(mean + 1e-8)``.
+"""Divisions guarded by a tiny constant: ``x / max(norm, 1e-12)``, ``rsqrt(mean + 1e-8)``.
 
-The op with the constant keeps fp32. What it gives would vanish all the same in the cast for a
-low division: where the norm is 0, fp32 gives 0 and fp16 NaN. So all that lies between the
-constant and the division keeps fp32, the division included.
+The rule ``constants`` keeps the op with the constant in fp32. But its result would still
+become 0 when it is cast for a low division: where the norm is 0, fp32 gives 0 and fp16 NaN.
+So the division and all ops between it and the constant keep fp32.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _judge(node: Node, context: Context) -> Ruling | None:
 
 
 def _guarded(graph: Graph, low: Format) -> dict[int, int]:
-    """By the id of each node between such a constant and a division, the constant's node."""
+    """By node id, for guarded divisions and ops in front of them, the constant's node."""
     found: dict[int, int] = {}
     for node in graph.float_nodes:
         port = DIVISORS.get(node.op)
@@ -39,7 +39,10 @@ def _guarded(graph: Graph, low: Format) -> dict[int, int]:
 
 
 def _way_back(graph: Graph, value: int | None, low: Format) -> tuple[list[int], int | None]:
-    """The node of a tiny constant, and those between that move its result or take roots."""
+    """The nodes in front of ``value`` that move numbers or take roots, and the guard's node.
+
+    The guard is None if the way back ends at no op with a tiny constant.
+    """
     path: list[int] = []
     while value is not None and (producer := graph.values[value].producer) is not None:
         node = graph.nodes[producer]

@@ -1,7 +1,7 @@
-"""What RAF's casting rules are given and give: types of arguments, by any of their names.
+"""Arguments and results of RAF's casting rules: types, by any of their names.
 
-``check_dtype``, ``gen_hint_helper`` and ``PrimType`` are RAF's helpers, so that its rules run
-as they are written, but for their imports.
+``check_dtype``, ``gen_hint_helper`` and ``PrimType`` stand for RAF's helpers of these names,
+so that its rules run unchanged apart from their imports.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from finecast.ops import OP_TABLE
 
 
 class DType(str):
-    """A format's label that equals the format's other names: ``bf16`` and ``bfloat16``."""
+    """A format's label, equal to all other names of the format: ``bf16`` to ``bfloat16``."""
 
     __slots__ = ()
 
     @property
     def checked_type(self) -> DType:
-        """Itself: an argument's type, as RAF's rules ask for it."""
+        """Itself; RAF's rules read an argument's type by this name."""
         return self
 
     @property
     def dtype(self) -> DType:
-        """Itself: the type of a tensor's elements."""
+        """Itself; RAF's rules read the type of a tensor's elements by this name."""
         return self
 
     def __eq__(self, other: object) -> bool:
@@ -45,32 +45,32 @@ Hint: TypeAlias = "str | None"
 
 
 class PrimType:
-    """A hint as RAF writes it: ``PrimType("float16")``, or ``PrimType(None)``."""
+    """A hint in RAF's notation: ``PrimType("float16")``, or ``PrimType(None)``."""
 
     def __init__(self, dtype: Hint) -> None:
         self.dtype = dtype
 
 
 def check_dtype(kind: Any, dtype: str) -> bool:
-    """Whether an argument's ``checked_type`` is ``dtype``; of several, whether all are."""
+    """Whether ``kind``, an argument's ``checked_type`` (a tuple: all of it), is ``dtype``."""
     return all(found is not None and DType(found) == dtype for found in _flat([kind]))
 
 
 def gen_hint_helper(kind: Any, target: Hint) -> PrimType:
-    """``target`` for an argument of floats; any other keeps its type."""
+    """``target`` for an argument of floats; None, "keep the type", for any other."""
     found = next(_flat([kind]))
     return PrimType(None if found is None else target)
 
 
 def read_hints(given: object, count: int) -> tuple[Hint, ...]:
-    """The formats' labels that a rule's answer names for ``count`` tensors.
+    """The labels of the formats that a rule's answer ``given`` names for ``count`` tensors.
 
-    Law: every name of a format is read, and so are numpy's and torch's types; None stays:
-    that argument keeps the type it has in the model. Hints of arguments that are no tensors,
-    such as an axis, may follow.
+    Law: all names of formats are accepted, and numpy's and torch's types. None stays None:
+    the argument keeps its type. Further hints, for arguments that are no tensors, are
+    ignored.
 
     Raises:
-        UsageError: If the answer is no list, is too short, or names no format.
+        UsageError: If the answer is no list, is too short, or has an unknown format.
     """
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise UsageError(
@@ -86,7 +86,7 @@ def read_hints(given: object, count: int) -> tuple[Hint, ...]:
 
 
 def _flat(given: Any) -> Iterator[Hint]:
-    """Each hint as a word; RAF's tuples of types and lists of them are taken apart."""
+    """Each hint as a string; RAF's tuple types and lists are flattened."""
     for one in given:
         fields = getattr(one, "fields", one)
         if isinstance(fields, list | tuple):
@@ -109,7 +109,7 @@ def _label(name: str) -> str:
 
 
 _RAF: Final = "raf.op."
-# RAF's ops whose name here is another one: canonical, and as PyTorch takes them apart.
+# RAF's ops that have other names here: the canonical names of what PyTorch computes them by.
 RAF_OPS: Final[Mapping[str, tuple[str, ...]]] = {
     "bias_add": ("add", "bias_add"),
     "conv2d": ("conv",),
@@ -149,15 +149,15 @@ RAF_OPS: Final[Mapping[str, tuple[str, ...]]] = {
     "_contrib_dropout": ("dropout",),
 }
 _TRANSPOSED: Final = re.compile(r"_(nt|tn|tt)$")
-# By the last letters, what a gradient is called: by its argument in RAF, at large here.
+# RAF names the gradient of an op for each argument, finecast one for all: ``NAME_backward``.
 _GRADIENT: Final = re.compile(r"_(dx|dw|dxwb|dpred|dtrue)$")
 
 
-def op_names(name: str) -> tuple[str, ...]:
-    """The ops that a rule named ``name`` is for: RAF's names are read as ours.
+def ops_named(name: str) -> tuple[str, ...]:
+    """The names of the ops that ``name`` stands for: those of RAF are translated.
 
     Raises:
-        UsageError: If it is RAF's name of an op that is not known here.
+        UsageError: If it is RAF's name of an op that has no row in the op table.
     """
     if not name.startswith(_RAF):
         return (name,)

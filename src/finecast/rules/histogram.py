@@ -1,7 +1,7 @@
-"""How often a value's numbers fall where, fine enough to choose a range by.
+"""Histograms of a value's numbers, fine enough to choose the range of an encoding.
 
-Histograms are merged by addition. Bins are an eighth of a binade wide, of either sign; zeros
-are counted elsewhere.
+Bins are an eighth of a binade wide and signed; zeros are not counted. Histograms merge by
+addition.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BINADES: Final = 128 - _LOWEST + 1
 _BINS: Final = _BINADES * _PER_BINADE
 _SMALLEST_NORMAL: Final = np.float32(2.0**-126)
 _SUBNORMAL_BINADES: Final = -125 - _LOWEST
-# Bits of fp32 that say nothing of its bin, and as how many a sign counts among those left.
+# The low bits of an fp32 number that do not affect its bin; the sign bit among those left.
 _DROPPED: Final = 23 - 3
 _SIGN: Final = 1 << (31 - _DROPPED)
 
@@ -34,10 +34,10 @@ def _bins(numbers: NDArray[np.float32]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Histogram:
-    """``counts[k]`` numbers lie in bin ``bins[k]``; bins rise, and empty ones are left out.
+    """``counts[k]`` numbers are in bin ``bins[k]``; in ascending order, without empty bins.
 
-    Bin b of positive numbers is that of exponent ``b // 8`` and of the eighth ``b % 8``;
-    that of the same numbers below zero is ``-1 - b``.
+    Bin b >= 0 has the positive numbers with frexp exponent ``b // 8 - 148``, in eighth
+    ``b % 8`` of the binade; bin ``-1 - b`` has their negatives.
     """
 
     bins: NDArray[np.int64]
@@ -45,9 +45,9 @@ class Histogram:
 
     @classmethod
     def of(cls, numbers: NDArray[np.float32]) -> Histogram:
-        """Of finite numbers; zeros are left out."""
+        """The histogram of finite numbers."""
         bits = np.ascontiguousarray(numbers).view(np.uint32)
-        # Sign, exponent, and the three digits that tell an eighth of a binade from the next.
+        # By sign, exponent, and the first three bits of the fraction: the eighth of a binade.
         found = np.bincount(bits >> _DROPPED, minlength=2 * _SIGN).reshape(2, _SIGN)
         counts = np.zeros(2 * _BINS, np.int64)
         first = _SUBNORMAL_BINADES * _PER_BINADE
@@ -65,7 +65,7 @@ class Histogram:
         return cls(bins=found - _BINS, counts=counts[found])
 
     def merge(self, other: Histogram) -> Histogram:
-        """Of both sets of numbers; associative and commutative."""
+        """The histogram of both sets of numbers; associative and commutative."""
         counts = np.zeros(2 * _BINS, np.int64)
         for one in (self, other):
             counts[one.bins + _BINS] += one.counts
@@ -80,7 +80,7 @@ class Histogram:
 
     @property
     def binades(self) -> NDArray[np.int64]:
-        """Counts by exponent, from the smallest on, of both signs."""
+        """Counts of both signs by exponent, starting at the smallest."""
         magnitude = np.where(self.bins < 0, -1 - self.bins, self.bins)
         counts = np.zeros(_BINADES, np.int64)
         np.add.at(counts, magnitude // _PER_BINADE, self.counts)
@@ -88,7 +88,7 @@ class Histogram:
 
     @property
     def edges(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The lower and the upper end of each bin."""
+        """The lower and the upper edge of each bin."""
         magnitude = np.where(self.bins < 0, -1 - self.bins, self.bins)
         binade, eighth = np.divmod(magnitude, _PER_BINADE)
         width = np.exp2(binade + _LOWEST) / (2.0 * _PER_BINADE)

@@ -1,4 +1,4 @@
-"""What the engine has kernels for, and which of them are known to be wrong."""
+"""The engine has to have a kernel for the op in the format, and one not known to be wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a policy names has to be in the model: a misspelt name would change nothing."""
+"""Checks that what a policy names is in the model: a misspelt name would have no effect."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def check_names(policy: Policy, graph: Graph) -> None:
     """Refuse a policy that names what ``graph`` does not have.
 
     Raises:
-        UsageError: If a pattern matches no node's name, an op's name no op, or an input's or
-            output's name none of those that carry floats; gives the closest names. If an op
-            is given a format that is none of the policy's.
+        UsageError: If a pattern matches no node's name, an op's name matches no op, or no
+            float input or output has a given name; gives the closest names. Also if an op is
+            given a format that is none of the policy's.
     """
     names = [n.name for n in graph.nodes]
     for option, patterns in (("--include", policy.include), ("--exclude", policy.exclude)):

@@ -1,4 +1,4 @@
-"""The user's includes and excludes, by node name."""
+"""The user's ``--include`` and ``--exclude`` patterns, by node name."""
 
 from __future__ import annotations
 

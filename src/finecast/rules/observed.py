@@ -1,4 +1,4 @@
-"""What was observed on data against the format's range."""
+"""Observed values have to fit the format's range: none too large, few that become 0."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from finecast.ops import by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 from finecast.rules.constants import DIVISORS
 
-# Where more than half of what is nonzero would become subnormal or zero, the format's
-# digits are gone for most of the value: its error is no longer bounded by epsilon.
+# If more than half of the nonzero numbers become 0, the relative error of most of the value
+# is no longer bounded by the format's epsilon.
 _UNDERFLOW_SHARE = 0.5
-# Data seen later may be larger than the calibration data. Formats with fp32's exponent
-# range need no room: fp32 itself has none more.
+# Later data may be larger than the calibration data. Formats with fp32's exponent range need
+# no headroom: fp32 itself would overflow as early.
 _HEADROOM = 2.0
 
 
 def range_limit(fmt: Format) -> float:
-    """Largest magnitude that may be observed of a value stored in ``fmt``."""
+    """The magnitude from which on a value is too large to be stored in ``fmt``."""
     if fmt.exponent_bits == Format.FP32.exponent_bits:
         return overflow_limit(fmt)
     return fmt.max / _HEADROOM
 
 
 def divided_by(graph: Graph, value: Value) -> Node | None:
-    """The first op that divides by ``value``, or by what is only moved from it."""
+    """An op that divides by ``value``, or by a value that is only moved from it; else None."""
     waiting, seen = [value], {value.id}
     while waiting:
         at = waiting.pop()

@@ -1,13 +1,13 @@
 """Rules that hold for a block: ``with override({"aten::softmax": rule}): ...``.
 
-A rule may be ours, ``rule(node) -> "fp32" | ["fp32", "bf16"] | None``, with ``node`` a
-``NodeView``, or RAF's, ``rule(args, ret_type, amp_dtype) -> [hint, ...]``: one hint for each
-tensor, by any name of a format, or None for "leave it as it is in the model". Arguments that
-are no float tensors are None.
+A rule has finecast's form ``rule(node) -> "fp32" | ["fp32", "bf16"] | None``, with ``node`` a
+``NodeView``, or RAF's form ``rule(args, ret_type, amp_dtype) -> [hint, ...]``: one hint for
+each tensor, by any name of a format, or None for "keep its type". Arguments that are no float
+tensors are passed as None.
 
-An op computes in one format: it is low where every argument that shares its format is hinted
-low. Scales and statistics that kernels take in fp32 beside low values stay so, whatever is
-hinted; hints that differ otherwise leave the op fp32, which holds them all.
+An op computes in one format: it is low if every argument that shares its format is hinted
+low, else fp32. Scales and statistics that kernels read in fp32 beside low values stay fp32,
+whatever is hinted.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from finecast.errors import UsageError
 from finecast.graph import Graph, Node
 from finecast.naming import suggestion
 from finecast.rules.base import NodeView, UserRule
-from finecast.rules.hints import DType, Hint, op_names, read_hints
-from finecast.rules.matching import op_names as names_of_ops
+from finecast.rules.hints import DType, Hint, ops_named, read_hints
+from finecast.rules.matching import op_names
 from finecast.rules.op_formats import matches
 
 CastingRule: TypeAlias = Callable[[Sequence[Hint], Sequence[Hint], str], Sequence[Any]]
@@ -38,18 +38,19 @@ _FLOATS: Final = frozenset({"fp32", "bf16", "fp16"})
 
 @contextmanager
 def override(rules: Overrides) -> Generator[None]:
-    """Let ``rules`` judge the ops that they are named for, canonical or native, or as in RAF.
+    """Let ``rules`` judge the ops that they are named after (canonical, native or RAF names).
 
-    Laws: what held before holds again after the block, on exceptions too; an inner block
-    wins over an outer one for the same op, and all others stay; other threads see nothing.
-    What ``finecast.torch.compile`` returns keeps the overrides of the blocks around it.
+    Laws: after the block, also on exceptions, the earlier overrides hold again; an inner
+    block replaces an outer one's rule for the same op, and keeps its others; other threads
+    are not affected. What ``finecast.torch.compile`` returns keeps the overrides of the
+    blocks around that call.
 
     Raises:
         UsageError: If a rule is not a function of one or of three arguments.
     """
     for name, rule in rules.items():
         _parameters(name, rule)
-        op_names(name)
+        ops_named(name)
     token = _ACTIVE.set({**_ACTIVE.get(), **rules})
     try:
         yield
@@ -58,12 +59,12 @@ def override(rules: Overrides) -> Generator[None]:
 
 
 def current() -> Overrides:
-    """The rules of the blocks around the caller, inner ones last."""
+    """The overrides of the blocks around the caller, inner ones last."""
     return _ACTIVE.get()
 
 
 def active(overrides: Overrides | None = None) -> tuple[tuple[str, UserRule], ...]:
-    """Overrides (by default the current ones), as ``Context.user_rules`` takes them."""
+    """``overrides`` (by default the current ones) in the form of ``Context.user_rules``."""
     held = current() if overrides is None else overrides
     return tuple((name, _for_op(name, rule, held)) for name, rule in held.items())
 
@@ -78,7 +79,7 @@ def check_overrides(graph: Graph, overrides: Overrides | None = None) -> None:
         raise UsageError(
             f"{name!r} does not match any op of the model",
             where="rules.override",
-            fix=suggestion(name.rpartition("::")[2], names_of_ops(graph.nodes)),
+            fix=suggestion(name.rpartition("::")[2], op_names(graph.nodes)),
         )
 
 
@@ -92,10 +93,10 @@ def unmatched(names: Collection[str], graphs: Sequence[Graph]) -> list[str]:
 
 
 def find_override(node: Node, overrides: Overrides | None = None) -> CastingRule | None:
-    """The override for an op as a rule of arguments; None if no block names it.
+    """The override for an op in RAF's form; None if no block names it.
 
     Raises:
-        UsageError: If it is a rule of nodes: a pass that goes forwards cannot ask those.
+        UsageError: If it has finecast's form, which RAF's forward pass cannot ask.
     """
     held = current() if overrides is None else overrides
     name = _innermost(node, held)
@@ -109,10 +110,10 @@ def find_override(node: Node, overrides: Overrides | None = None) -> CastingRule
 
 
 def ask(rule: CastingRule, node: Node, args: Sequence[Hint], low: str) -> tuple[Hint, ...]:
-    """The hints of a rule for ``node``, None for what is to stay as it is.
+    """The hints of a rule for the arguments of ``node``, None for those that keep their type.
 
     Raises:
-        UsageError: If the rule fails, or answers with what is no list of hints.
+        UsageError: If the rule raises, or does not return a list of hints.
     """
     given = [None if a is None else DType(a) for a in args]
     results = [DType("fp32") if f else None for f in node.follows_out]
@@ -133,13 +134,13 @@ def ask(rule: CastingRule, node: Node, args: Sequence[Hint], low: str) -> tuple[
 
 
 def is_low(node: Node, hints: Sequence[Hint], low: str) -> bool:
-    """Whether hints leave ``node`` low: those of all arguments that share its format."""
+    """Whether the hints make ``node`` low: those of all arguments that share its format."""
     own = [h for h, follows in zip(hints, node.follows_in, strict=True) if follows]
     return bool(own) and all(h == low for h in own)
 
 
 def _is_for(name: str, node: Node) -> bool:
-    return any(matches(one, node) for one in op_names(name))
+    return any(matches(one, node) for one in ops_named(name))
 
 
 def _innermost(node: Node, held: Overrides) -> str | None:
@@ -173,10 +174,10 @@ def _parameters(name: str, rule: Callable[..., Any]) -> int:
 
 
 def from_casting_rule(rule: CastingRule) -> UserRule:
-    """Our kind of rule from RAF's: what it hints for the arguments is what the op may take.
+    """Converts a rule in RAF's form to finecast's, by its answers for fp32 and low inputs.
 
-    A rule that answers the same whatever it is given leaves one format; one that follows
-    its inputs leaves both, and the plan decides.
+    A rule that gives the same answer for both permits one format; a rule that follows its
+    inputs permits both, and the plan decides.
     """
 
     def judge(view: NodeView) -> list[str]:
@@ -187,7 +188,7 @@ def from_casting_rule(rule: CastingRule) -> UserRule:
 
 
 def _wanted(rule: CastingRule, view: NodeView, label: str, low: str) -> str:
-    """What the rule makes of the op if its following inputs are ``label``."""
+    """The format that the rule gives the op if the inputs of its own format are ``label``."""
     args = [
         label if follows else value.dtype if value and value.dtype in _FLOATS else None
         for value, follows in zip(view.inputs, view.node.follows_in, strict=True)

@@ -1,8 +1,8 @@
-"""Casts between float types that the model came with: each states its result's type.
+"""Casts between float types in the model itself keep the type that they give.
 
-In another format such a cast would round what its readers, or an output, get in fp32. What
-reads its result in a low format is given a cast of its own; the frontend merges the two. What
-an earlier conversion rounds a value by stays in its type as well.
+In another format such a cast would round what its fp32 readers, or an output, get. Readers in
+a low format get a cast of their own, and the frontend merges the two. Nodes by which an
+earlier conversion rounds a value keep their type as well.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the user asks for: scope and format, rules, includes and excludes."""
+"""The user's request: scope and formats, patterns of names, formats by op and by port."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Scope(Enum):
         """Read a scope; ``matmul`` is accepted for ``matmult``.
 
         Raises:
-            UsageError: If it is none of them.
+            UsageError: If it is not a scope.
         """
         table = {s.value: s for s in cls} | {"matmul": cls.MATMULT}
         return look_up(name, table, what="scope", where="--auto-cast")
 
 
 class Adjust(Enum):
-    """What may be changed of operands so that ops on codes err less, in this order."""
+    """Adjustments of operands that reduce errors of ops on codes, in order of application."""
 
     EQUALISE = "equalise"
     SMOOTH = "smooth"
@@ -41,10 +41,10 @@ class Adjust(Enum):
 
     @classmethod
     def parse(cls, names: str, *, between: str = ",") -> tuple[Adjust, ...]:
-        """Read their names; of ``none`` alone there are none.
+        """Read a list of names; ``none`` alone gives an empty tuple.
 
         Raises:
-            UsageError: If one is none of them, or named twice.
+            UsageError: If a name is unknown or given twice.
         """
         known: dict[str, Adjust | None] = {a.value: a for a in cls}
         known |= {"equalize": cls.EQUALISE, "none": None}
@@ -53,7 +53,7 @@ class Adjust(Enum):
         named = tuple(a for a in cls if a in found)
         if len(named) != len(given) and found != [None]:
             raise UsageError(
-                f"{names!r} names an adjustment twice, or none beside one",
+                f"{names!r} names an adjustment twice, or 'none' beside another",
                 where="--adjust",
                 fix="name each once",
             )
@@ -62,20 +62,26 @@ class Adjust(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Scope x formats, narrowed by name patterns and forced by op.
+    """Which ops may be lowered, and to which formats.
 
-    Of several ``formats`` the scopes ``matmult`` and ``all`` take, for each op, the first that
-    is permitted; ``auto`` decides by time and error.
-    ``include`` and ``exclude`` are regular expressions searched in node names: with any
-    include only matching nodes may be lowered, and no node that matches an exclude.
-    ``op_formats`` forces all ops of a canonical or native name, a waiver of the rules of
-    thumb, never of what the op's definition admits. ``io`` declares the format of inputs
-    and outputs by name; ``io_low`` all of them. With ``keep_ops`` no op is stated as another
-    that the engine recognises. ``open_formats`` says that nobody named ``formats``: whoever
-    measures may try others that there are kernels for. ``calibration`` is how formats with
-    scales take the range of a value from what was observed of it. ``adjust`` says how operands
-    may be adjusted; None is the verb's own choice: ``tune`` tries all where a faster plan
-    misses the criterion, ``convert``, which measures nothing unasked, none.
+    Attributes:
+        scope: Which ops may be lowered.
+        formats: The low formats. With scope ``matmult`` or ``all`` each op has the first that
+            is permitted; ``auto`` decides by time and error.
+        include: Regular expressions searched in node names: if there are any, only matching
+            nodes may be lowered.
+        exclude: Regular expressions searched in node names: matching nodes stay fp32.
+        op_formats: Formats of all ops of a canonical or native name. They override rules of
+            thumb, never what the op's definition admits.
+        io: Declared formats of inputs and outputs, by name.
+        io_low: Whether all inputs and outputs are declared in the low format.
+        keep_ops: Whether ops are kept as they are, and none is replaced by an op that the
+            engine recognises.
+        open_formats: Whether ``formats`` is a default, so that ``tune`` may try others that
+            the engine has kernels for.
+        calibration: How the range of an encoding is chosen from observed values.
+        adjust: How operands may be adjusted. None: ``tune`` tries all adjustments if a faster
+            plan misses the criterion, ``convert``, which does not measure, none.
     """
 
     scope: Scope = Scope.AUTO
@@ -92,10 +98,9 @@ class Policy:
 
     @property
     def label(self) -> str:
-        """The grammar ``SCOPE:FORMAT[,FORMAT...][@CALIBRATION][+ADJUSTMENT...]``.
+        """The policy as ``SCOPE:FORMAT[,FORMAT...][@CALIBRATION][+ADJUSTMENT...]``.
 
-        How formats with scales take ranges, and what is adjusted for them, is stated where it
-        is not the default.
+        Calibration and adjustments are stated for scaled formats only, if not the default.
         """
         text = f"{self.scope.value}:{','.join(f.label for f in self.formats)}"
         if not any(f.scaled for f in self.formats):
@@ -111,7 +116,7 @@ class Policy:
 
     @property
     def stored(self) -> Format:
-        """That of low inputs and outputs: the first that values rest in, if there is one."""
+        """The format of low inputs and outputs: the first that values can be stored in."""
         found = (f for f in self.formats if not f.operands_only)
         return next(found, self.format.storage)
 
@@ -133,7 +138,7 @@ class Policy:
         if (at or plus) and not any(f.scaled for f in formats):
             what = "a calibration" if at else "an adjustment"
             raise UsageError(
-                f"{text!r}: {what}, and no format that has ranges",
+                f"{text!r}: {what} is given, and none of the formats has scales",
                 where="policy",
                 fix="leave it out, or put int8 among the formats",
             )
@@ -147,7 +152,7 @@ class Policy:
 
     @classmethod
     def of(cls, given: object) -> Policy:
-        """A policy as users of the Python API give it: one, or its text.
+        """The policy that a user of the Python API gave, as a ``Policy`` or as text.
 
         Raises:
             UsageError: If it is neither.
@@ -162,14 +167,14 @@ class Policy:
 
 
 def low_formats(names: str) -> tuple[Format, ...]:
-    """``FORMAT[,FORMAT...]``: what may be computed in.
+    """Read ``FORMAT[,FORMAT...]``, the low formats of a policy.
 
     Raises:
         UsageError: If one is unknown, or fp32, or named twice.
     """
     found = tuple(Format.parse(name) for name in names.split(","))
     if Format.FP32 in found:
-        low_format(Format.FP32.label)  # says why not
+        low_format(Format.FP32.label)  # raises with the reason
     if len(set(found)) < len(found):
         raise UsageError(
             f"a format is named twice: {names}", where="--auto-cast-type", fix="name it once"
@@ -227,8 +232,8 @@ def assignments(texts: tuple[str, ...], *, option: str) -> dict[str, Format]:
 
 
 def conversion_stays(was: str, policy: str) -> bool:
-    """Whether a model converted to the policy labelled ``was`` stays so for ``policy``.
+    """Whether a model converted by the policy labelled ``was`` is left so for ``policy``.
 
-    Else the conversion is taken back first.
+    If not, the conversion is undone first.
     """
     return policy == was or policy.partition(":")[0] == Scope.NONE.value

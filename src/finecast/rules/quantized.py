@@ -1,9 +1,9 @@
-"""Quantized regions stay as they are: a cast inside one would undo its int8 kernel.
+"""Regions that the model came quantized in keep their types: casts would break int8 kernels.
 
-Engines run ``dequantize -> op -> quantize`` as one kernel on integers, and products that read
-dequantized weights or activations too. The op is fp32 on paper only: in a low format casts
-stand between it and the nodes that the engine would fuse, and weights are dequantized at
-every run. The same holds for what scales the integers that a product of integers gives.
+Engines run ``dequantize -> op -> quantize`` as one kernel on integers, and also products that
+read dequantized weights or activations. The op is fp32 in the graph only: in a low format
+casts would stand between it and the nodes that the engine fuses, and weights would be
+dequantized in every run. The same holds for ops that scale the sums of integer products.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from finecast.rules.folded import computed_from_constants
 _MOVES: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT})
 _FUSED: Final = _MOVES | {OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL}
 DEQUANTIZES: Final = frozenset({"dequantize", "fake_quantize"})
-"""Ops that give the numbers which integers stand for."""
+"""Ops that convert integer codes to the numbers that they encode."""
 
 STATES_CODES: Final = DEQUANTIZES | {"quantize", "dynamic_quantize"}
-"""Ops that state how their first input is encoded, by the others; they compute nothing."""
+"""Ops that only state an encoding: of their first input, by the parameters in the others."""
 
 _DECODES: Final = frozenset({"sub", "mul"})
 _SCALES_AND_BIASES: Final = frozenset({"mul", "add"})
 
 
 class _From(Enum):
-    """Where a float value comes from.
+    """What a float value is, in terms of quantized numbers.
 
-    A tensor of integers, the integers themselves, their scale, a sum of them, or an op that
-    may run in one kernel with what dequantizes before it.
+    A dequantized tensor; its integers cast to float; a scale; a sum of integer products; or
+    the result of an op that may run in one kernel with the dequantization in front of it.
     """
 
     TENSOR = auto()
@@ -50,7 +50,7 @@ def _judge(node: Node, context: Context) -> Ruling | None:
 
 
 def quantized_notes(graph: Graph) -> list[str]:
-    """What to say of a model that came quantized; nothing of others."""
+    """A note that a model came quantized, if it did."""
     computed = {n.id for n in graph.nodes if _computes_on_integers(n)}
     found = graph.once(_regions) | computed
     if not found:
@@ -60,9 +60,9 @@ def quantized_notes(graph: Graph) -> list[str]:
 
 
 def computed_in(graph: Graph, node: Node) -> str:
-    """The format that the node's operands have; "quantized" where the model came so.
+    """The label of the format of the node's operands; "quantized" in a quantized region.
 
-    Empty if it has none: it carries no floats.
+    Empty for a node without floats.
     """
     if node.id in graph.once(_regions):
         return "quantized"
@@ -75,7 +75,7 @@ def computed_in(graph: Graph, node: Node) -> str:
 
 
 def _regions(graph: Graph) -> frozenset[int]:
-    """Ids of the float nodes that run on integers, or scale them."""
+    """Ids of the float nodes that engines run on integers, or that scale integer sums."""
     if not any(_quantizes(n) for n in graph.nodes):
         return frozenset()
     found: dict[int, _From] = {}
@@ -84,17 +84,20 @@ def _regions(graph: Graph) -> frozenset[int]:
 
 
 def _quantizes(node: Node) -> bool:
-    """Whether the model's author quantized or dequantized here, and not a conversion."""
+    """Whether the node quantizes or dequantizes in the original model, not by a conversion."""
     return by_name(node.op).kind is OpKind.QUANTIZE and ROUNDS not in node.attributes
 
 
 def _computes_on_integers(node: Node) -> bool:
-    """Whether it is an op of integers itself, as QLinearConv, and not one around such."""
+    """Whether the node computes on integers itself, as QLinearConv does."""
     return by_name(node.op).kind is OpKind.QUANTIZE and node.op not in STATES_CODES
 
 
 def _scales(graph: Graph, node: Node, found: dict[int, _From]) -> bool:
-    """Whether the node makes floats of integer sums or scales them; records what it gives."""
+    """Whether the node converts integer sums to float or scales them.
+
+    Records in ``found`` what the node's float outputs are.
+    """
     info = by_name(node.op)
     outputs = [i for i in node.outputs if i is not None and graph.values[i].format is not None]
     if _quantizes(node):
@@ -110,22 +113,22 @@ def _scales(graph: Graph, node: Node, found: dict[int, _From]) -> bool:
     data = _data(graph, node)
     kinds = {found.get(i) for i in data}
     if not data or not kinds <= {_From.SCALE, _From.SUM} or node.op not in _SCALES_AND_BIASES:
-        picks = info.kind is OpKind.POOL and info.exact  # the largest of some codes is one
-        # PyTorch's kernels on integers take a cast of what they read, and give its type.
+        picks = info.kind is OpKind.POOL and info.exact  # maximum pooling: a code stays one
+        # PyTorch's integer kernels accept a cast of their operand, and give the cast's type.
         passes = picks or info.kind in _MOVES or node.op == "cast"
         if passes and len(kinds) == 1 and None not in kinds:
             found.update((i, k) for i in outputs for k in kinds if k is not None)
         return False
-    if node.op == "mul":  # behind a bias the sum is an ordinary value
+    if node.op == "mul":  # after a bias is added the value is an ordinary float
         kind = _From.SUM if _From.SUM in kinds else _From.SCALE
         found.update(dict.fromkeys(outputs, kind))
     return True
 
 
 def _decoded(graph: Graph, node: Node, found: dict[int, _From]) -> _From | None:
-    """What the node gives if it is a step by which a tensor of integers is dequantized.
+    """What the node's result is if the node is a step of a dequantization; else None.
 
-    OpenVINO has no op for that: integers are cast to floats, less a zero point, times a scale.
+    OpenVINO states one by three ops: a cast to float, ``sub`` of a zero point, ``mul``.
     """
     if node.op == "cast" and node.inputs[0] is not None:
         source = graph.values[node.inputs[0]]
@@ -148,7 +151,7 @@ def _sums_integers(graph: Graph, inputs: Iterable[int | None]) -> bool:
 
 
 def _fused(graph: Graph, found: dict[int, _From]) -> frozenset[int]:
-    """Products of dequantized tensors, and ops between those and what quantizes again."""
+    """Ids of products of dequantized tensors, and of ops in front of a new quantization."""
     candidates: set[int] = set()
     products: set[int] = set()
     for node in graph.nodes:
@@ -174,14 +177,14 @@ def _fused(graph: Graph, found: dict[int, _From]) -> frozenset[int]:
 
 
 def _leads_to(graph: Graph, node: Node, kept: set[int]) -> bool:
-    """Whether all that read the node quantize, or belong to a region."""
+    """Whether every reader of the node quantizes or is among ``kept``."""
     readers = {n for i in node.outputs if i is not None for n in graph.values[i].uses}
     kinds = (_quantizes(graph.nodes[n]) or n in kept for n in readers)
     return bool(readers) and all(kinds)
 
 
 def _is_fixed(graph: Graph, value: int) -> bool:
-    """Whether a value that is no constant is computed from constants alone."""
+    """Whether a value is computed from constants alone."""
     return graph.values[value].producer in graph.once(computed_from_constants)
 
 

@@ -1,9 +1,9 @@
-"""RAF's casting rules: always, never, follow, and the special ones.
+"""RAF's casting rules: always, never, follow, and special ones for some ops.
 
-From awslabs/raf, ``python/raf/amp/type_hints.py``. There a rule gives a hint for each
-argument from the types that the arguments have when the pass, which goes through the graph
-once from inputs to outputs, comes to the op. So formats are propagated forwards, and the
-result is stated as one verdict an op, which the plan then has no choice about.
+From awslabs/raf, ``python/raf/amp/type_hints.py``. RAF's pass goes through the graph once,
+from inputs to outputs; at each op a rule gives a hint for each argument from the types that
+the arguments have by then. Here the formats are propagated in the same way, and the result
+is one verdict per op that leaves the plan no choice.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NEVER: Final = frozenset(
         *("embedding_backward", "reduce_sum", "variance", "optimizer"),
     }
 )
-# One row of the op table holds the gradients of sigmoid, which follows, and of tanh.
+# A row of the op table has the gradients of tanh, "never", and of sigmoid, "follow".
 _NEVER_NATIVE: Final = frozenset({"aten::tanh_backward"})
 
 _MOST_CONCATENATED: Final = 5
@@ -73,7 +73,7 @@ def first(args: Sequence[Hint], ret_type: Sequence[Hint], amp_dtype: str) -> lis
 
 
 def second(args: Sequence[Hint], ret_type: Sequence[Hint], amp_dtype: str) -> list[Hint]:
-    """As the second argument is: gradients of norms read that of the result first."""
+    """As the second argument is: a norm's gradient reads the result's gradient first."""
     return first(args[1:2], ret_type, amp_dtype)[:1] * len(args)
 
 
@@ -114,7 +114,7 @@ def rule_of(node: Node, overrides: Overrides | None = None) -> CastingRule | Non
 def raf_rules(
     graph: Graph, low: Format, overrides: Overrides | None = None
 ) -> tuple[Rule, ...]:
-    """The rule set for ``graph``: what is defined, what has a kernel, and RAF's rules.
+    """The rules for ``graph``: definitions, kernels, and RAF's rules.
 
     Raises:
         ModelError: If ops have no rule: all of them, each with how often it occurs.
@@ -148,8 +148,9 @@ def propagate(
     for node in graph.nodes:
         rule = rules.get(node.id)
         if rule is None:
-            if node.op == "cast" and stored.get(node.inputs[0] or 0) == low.label:
-                # What was only widened is low for its readers: the cast will be dropped.
+            source = node.inputs[0] if node.op == "cast" else None
+            if source is not None and stored.get(source) == low.label:
+                # A low value that is widened counts as low: the cast will be dropped.
                 stored.update((i, low.label) for i in node.outputs if i is not None)
             continue
         args = [None if i is None else stored.get(i) for i in node.inputs]

@@ -1,6 +1,6 @@
-"""Which range of a value an encoding with a scale covers: all of it, or what most lies in.
+"""Calibration: the range of a value that an encoding with a scale covers.
 
-What lies beyond becomes the range's end; the rest has finer steps for it.
+Numbers outside the range are clipped to its ends; a smaller range has finer steps.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from finecast.naming import look_up
 from finecast.numbers.scaled import Grid
 from finecast.rules.facts import ValueFacts
 
-# At most this share of a value's numbers lies beyond each end: 99.99%, as engines' tools have
-# it. Less cuts into what a network tells classes by (1-cos of ResNet-20's outputs fourfold).
+# The largest share of a value's numbers beyond each end: the 99.99th percentile, as in tools
+# of engines. A smaller range clips numbers that decide about classes (ResNet-20's outputs had
+# four times the cosine distance).
 _BEYOND: Final = 1e-4
-# Ranges that are tried for the least error: shares of the whole one.
+# Ranges that are tried for the least error, as shares of the observed range.
 _SHARES: Final = np.linspace(1.0, 0.2, 81)
 
 
 class Calibration(Enum):
-    """How the range is taken from what was observed."""
+    """How the range is chosen from the observed numbers."""
 
     MINMAX = "minmax"
     PERCENTILE = "percentile"
@@ -30,19 +31,19 @@ class Calibration(Enum):
 
     @classmethod
     def parse(cls, name: str) -> Calibration:
-        """Read its name.
+        """Read a name.
 
         Raises:
-            UsageError: If it is none.
+            UsageError: If it is unknown.
         """
         known = {c.value: c for c in cls}
         return look_up(name, known, what="calibration", where="--calibration")
 
 
 def covered(seen: ValueFacts, grid: Grid, calibration: Calibration) -> tuple[float, float]:
-    """The least and the largest number that codes of ``grid`` are to stand for.
+    """The least and the largest number that codes of ``grid`` shall represent.
 
-    Laws: never beyond what was observed; of min-max exactly that.
+    Laws: never beyond the observed range; min-max gives exactly that range.
     """
     if calibration is Calibration.PERCENTILE:
         return _percentile(seen)
@@ -54,16 +55,17 @@ def covered(seen: ValueFacts, grid: Grid, calibration: Calibration) -> tuple[flo
 def _percentile(seen: ValueFacts) -> tuple[float, float]:
     lower, upper = seen.histogram.edges
     counts, most = seen.histogram.counts, _BEYOND * seen.count
-    above = np.cumsum(counts[::-1])[::-1]  # as large as bin k, or larger
+    above = np.cumsum(counts[::-1])[::-1]  # numbers in bin k and in larger ones
     high = upper[above > most].max(initial=0.0)
     low = lower[np.cumsum(counts) > most].min(initial=0.0)
     return max(float(low), seen.lowest), min(float(high), seen.highest)
 
 
 def _least_error(seen: ValueFacts, grid: Grid) -> tuple[float, float]:
-    """The range, shrunk at both ends alike, of the least squared error.
+    """The observed range times the share, for both ends, that has the least squared error.
 
-    Within it that of a step, or a small number's own, which becomes 0; beyond it the distance.
+    Numbers within the range have the error of a step, those that become 0 their own square;
+    numbers beyond have the squared distance to the range's end.
     """
     lower, upper = seen.histogram.edges
     numbers, counts = (lower + upper) / 2, seen.histogram.counts

@@ -1,4 +1,4 @@
-"""Why an op has the formats it has: what one rule decided."""
+"""Reasons: the recorded verdicts of rules on an op."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """What one rule said of an op: formats it leaves, and the evidence for that."""
+    """The verdict of one rule on an op: the labels that it permits, why, and the evidence."""
 
     rule: str
     text: str

@@ -1,9 +1,9 @@
-"""Which operands of an op are stored in a format with parameters, and along which axes.
+"""Which operands of an op are encoded in a format with parameters, and along which axes.
 
-What an engine runs on integers: products by constant weights, which have a scale for each
-channel of the result, and the addition that joins a convolution's result with another value
-in the convolution's own kernel. What it computes in floats from weights that are stored as
-codes: products, and rows that are looked up in a table, which have a scale each.
+Engines run on integers: products with constant weights, which have a scale for each output
+channel, and the addition of another value to a convolution's result in the convolution's
+kernel. They compute in floats from weights stored as codes: products, and lookups of rows in
+a table, which has a scale for each row.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
 from finecast.rules.constants import scalars
 
-# Of an operand, by its index, the axes along which its channels lie, each with a scale of its
-# own; none where it has one scale.
+# By index of an operand: the axes of its channels, each of which has a scale; empty if the
+# operand has a single scale.
 Axes = Mapping[int, tuple[int, ...]]
 
 _PLACES: Final = frozenset({OpKind.RELAYOUT, OpKind.MOVEMENT, OpKind.POOL})
@@ -26,12 +26,12 @@ _BIASES_AND_SCALES: Final = frozenset({"add", "sub", "mul", "batch_norm"})
 
 
 def scaled_operands(graph: Graph, node: Node, fmt: Format) -> Axes:
-    """The operands of ``node`` that are codes in ``fmt``; all others stay as they are.
+    """The operands of ``node`` that are encoded in ``fmt``; all others stay as they are.
 
-    Of a format for constants alone there may be none: those that are stored so already.
+    Empty if the format is for constants only and the constants are stored as codes already.
 
     Raises:
-        ValueError: If the op does not run on such operands; says why.
+        ValueError: If no engine runs the op on such operands; says why.
     """
     if not fmt.constants_only:
         find = _OPERANDS.get(node.op)
@@ -45,13 +45,13 @@ def scaled_operands(graph: Graph, node: Node, fmt: Format) -> Axes:
 
 
 def coded_result(graph: Graph, node: Node) -> Value | None:
-    """What ``node``'s kernel gives, where it runs on integers only if that is stored as codes.
+    """The result that has to be stored as codes for ``node`` to run on integers.
 
-    Engines that want this (ONNX Runtime) fuse the rounding of a result into the kernel, behind
-    its bias and a Relu or a Clip; products without a bias give floats as well.
+    Engines with this demand (ONNX Runtime) fuse the rounding into the kernel, after the bias
+    and a Relu or Clip. None for products without a bias, which may give floats.
 
     Raises:
-        ValueError: If it is an output of the model, which stays as it is.
+        ValueError: If the result is an output of the model, which is never encoded.
     """
     (value,) = graph.following_outputs(node)
     biased = node.op != "gemm" or (len(node.inputs) > 2 and node.inputs[2] is not None)
@@ -72,9 +72,9 @@ def coded_result(graph: Graph, node: Node) -> Value | None:
 
 
 def reading(graph: Graph, value: Value) -> list[tuple[int, int]]:
-    """The ports, by node and index, that read the value in their node's own format.
+    """The (node, index) of inputs that read the value in their node's own format.
 
-    Nodes that an earlier conversion rounds it by are none.
+    Nodes by which an earlier conversion rounds the value are left out.
     """
     nodes = (graph.nodes[n] for n in value.uses)
     return [
@@ -86,7 +86,7 @@ def reading(graph: Graph, value: Value) -> list[tuple[int, int]]:
 
 
 def _only_reader(graph: Graph, value: Value, op: str) -> Node | None:
-    """What alone reads the value, if it is an ``op``."""
+    """The value's only reader, if it is an ``op``."""
     if len(value.uses) != 1 or value.is_output:
         return None
     reader = graph.nodes[value.uses[0]]
@@ -94,9 +94,9 @@ def _only_reader(graph: Graph, value: Value, op: str) -> Node | None:
 
 
 def origin(graph: Graph, value: Value) -> Value:
-    """The value that ``value`` is only moved from: all of a rounding class have one.
+    """The value that ``value`` is only moved from; itself if it is computed.
 
-    Ops that place numbers, and nothing besides but zeros, stand between.
+    The ops in between place numbers and zeros only, so one encoding serves all of them.
     """
     while value.producer is not None:
         node = graph.nodes[value.producer]
@@ -108,7 +108,7 @@ def origin(graph: Graph, value: Value) -> Value:
 
 
 def moved_by(graph: Graph, node: Node) -> Value | None:
-    """The one value whose numbers ``node`` places, beside zeros; None if there is no such."""
+    """The value whose numbers ``node`` places, with zeros at most beside; None if none."""
     info = by_name(node.op)
     if not info.exact or info.kind not in _PLACES or any(scalars(node)):
         return None
@@ -125,17 +125,17 @@ def _weighted(*channels: int) -> Callable[[Graph, Node], Axes]:
 def _product(graph: Graph, node: Node, channels: tuple[int, ...]) -> Axes:
     value, weights = (_operand(graph, node, index) for index in (0, 1))
     if value is None or value.constant is not None:
-        raise ValueError("its first operand is no value that is computed")
+        raise ValueError("its first operand is a constant or is missing")
     if weights is not None and _is_stored(graph, weights):
         return {0: ()}
     if weights is None or weights.constant is None:
-        raise ValueError("its weights are no constant")
+        raise ValueError("its weights are not constant")
     rank = len(weights.shape or ())
     return {0: (), 1: tuple(axis % rank for axis in channels) if rank > 1 else ()}
 
 
 def _is_stored(graph: Graph, value: Value) -> bool:
-    """Whether an earlier conversion stored the value, a constant, as codes."""
+    """Whether the value is a constant that an earlier conversion stored as codes."""
     return value.producer is not None and ROUNDS in graph.nodes[value.producer].attributes
 
 
@@ -144,7 +144,7 @@ def _matrix_product(graph: Graph, node: Node) -> Axes:
 
 
 def _lookup(graph: Graph, node: Node) -> Axes:
-    """Rows of a table: each has a scale, and is widened where it is read."""
+    """A lookup of rows in a table: each row has a scale, and is decoded where it is read."""
     table = _operand(graph, node, 0)
     if table is not None and _is_stored(graph, table):
         return {}
@@ -163,17 +163,17 @@ def _is_constant(graph: Graph, node: Node, index: int) -> bool:
 def _addition(graph: Graph, node: Node) -> Axes:
     values = [_operand(graph, node, index) for index in (0, 1)]
     if any(v is None or v.constant is not None for v in values):
-        raise ValueError("it adds a constant, in the kernel of what makes the other operand")
+        raise ValueError("it adds a constant, which runs in the kernel of the op in front")
     if not any(v is not None and _joins(graph, v) for v in values):
         raise ValueError("it does not run in the kernel of a convolution")
     return {0: (), 1: ()}
 
 
 def _joins(graph: Graph, value: Value) -> bool:
-    """Whether the value is the result of a convolution that nothing else reads.
+    """Whether the value is the result of a convolution, with no other reader.
 
-    Frontends may state its bias, or a scale, as an op by a constant behind it. An earlier
-    conversion may have rounded it on the way.
+    A bias or scale, stated as an op with a constant, and roundings by an earlier conversion
+    may stand between.
     """
     only = len(value.uses) == 1 and not value.is_output
     if not only or value.producer is None:

@@ -1,24 +1,25 @@
-"""What is kept from call to call stays fp32: parameters, optimizer state, running statistics.
+"""State that is kept from call to call: parameters, optimizer state, running statistics.
 
-A rounding on the way to such a value is not made good by the next call, it is added up: an
-update of a thousandth of its weight is below half a unit of bf16, so that weights of low
-updates do not move at all. So the ops that lead to a write into one of the graph's inputs keep
-fp32: all of an optimizer's arithmetic, moving averages, running statistics.
+Rounding errors of such values add up over calls. An update of a thousandth of its weight is
+below half a unit in the last place of bf16, so that a weight updated in bf16 never changes.
+So the ops that lead to a write into one of the graph's inputs keep fp32: an optimizer's
+arithmetic, moving averages, running statistics.
 
-Where the forward pass is in the same graph, the way back ends at the ops that bring data and
-parameters together: products, which stay free, and sums over a batch, which keep fp32 too.
+If the graph has the forward pass, too, the walk back from the write ends at ops that combine
+data and parameters: products, which are not judged, and sums over a batch, which keep fp32.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Final
 
 from finecast.graph import Dim, Graph, Node, Value
 from finecast.ops import OpKind, by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 
-# Results have the elements of their operands, or some of them.
+# Ops whose results have an element for each element of an operand, or for some of them.
 _ALONG: Final = frozenset(
     {
         *(OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL, OpKind.MOVEMENT, OpKind.RELAYOUT),
@@ -39,12 +40,12 @@ def _judge(node: Node, context: Context) -> Ruling | None:
 
 
 def _leading(graph: Graph) -> dict[int, int]:
-    """By the id of each node that leads to a write, the value that is written to."""
+    """By id of each node that leads to a write, the id of the value that is written."""
     writes = [
         (state, source)
         for node in graph.nodes
         if node.op == "assign"
-        for state, source in [node.inputs[:2]]
+        for state, source in _pairs(node)
         if state is not None and source is not None and graph.values[state].producer is None
     ]
     states = {state for state, _ in writes}
@@ -68,14 +69,20 @@ def _leading(graph: Graph) -> dict[int, int]:
     return found
 
 
+def _pairs(node: Node) -> Iterator[tuple[int | None, int | None]]:
+    """The written values of an ``assign``, first half of its inputs, with what is written."""
+    half = len(node.inputs) // 2
+    return zip(node.inputs[:half], node.inputs[half:], strict=False)
+
+
 def _keeps_own_type(graph: Graph, node: Node, value: Value) -> bool:
-    """Whether the kernel gives ``value`` in fp32 whatever it computes in: statistics."""
+    """Whether the node gives ``value``, such as statistics, in fp32 in any case."""
     follows = any(v.id == value.id for v in graph.following_outputs(node))
     return node.format is not None and value.format is not None and not follows
 
 
 def _is_along(graph: Graph, node: Node, shapes: set[tuple[Dim, ...] | None]) -> bool:
-    """Whether the op works on what has the shape of state: a gradient, a moment, its norm."""
+    """Whether the op works on values of a state's shape: a gradient, a moment, its norm."""
     info = by_name(node.op)
     if info.kind in _ALONG and not info.accumulates:
         return True
@@ -86,7 +93,7 @@ def _is_along(graph: Graph, node: Node, shapes: set[tuple[Dim, ...] | None]) -> 
 def _mixed(
     graph: Graph, states: set[int], shapes: set[tuple[Dim, ...] | None]
 ) -> frozenset[int]:
-    """Nodes that depend on data: inputs that are neither state, nor like it, nor scalars."""
+    """Nodes that depend on data: inputs that are no state, no scalar, of no state's shape."""
     data = {
         v.id
         for v in graph.values

@@ -1,4 +1,4 @@
-"""What is known of the op's numerics before anything is measured."""
+"""The op's tier: what is known of its numerics before anything is measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _judge(node: Node, context: Context) -> Ruling | None:
     if info.tier is not Tier.SENSITIVE or context.policy.scope is not Scope.AUTO:
         return None
     if context.measured:
-        return None  # the op's error on real data decides, not its reputation
+        return None  # the op's error on real data decides
     if divides_by_constant(context.graph, node):
         return None  # as well-behaved as a multiplication by the reciprocal
     return Ruling(

@@ -1,4 +1,4 @@
-"""Rules that users write in Python: ``def rule(node) -> "fp32" | ["fp32", "bf16"] | None``."""
+"""Users' rules in Python: ``def rule(node) -> "fp32" | ["fp32", "bf16"] | None``."""
 
 from __future__ import annotations
 
@@ -32,6 +32,10 @@ def _judge(node: Node, context: Context) -> Ruling | None:
                 where=node.name,
                 fix="return a format's name, a list of them, or None",
             ) from error
+        except UsageError as error:
+            raise UsageError(
+                f"user rule {name}: {error.what}", where=node.name, fix=error.fix
+            ) from error
         verdicts.append((name, permits))
     if not verdicts:
         return None
@@ -44,9 +48,9 @@ USER = Rule(name="user", judge=_judge)
 
 
 def without_opinion(names: Iterable[str], reasons: Iterable[Reason]) -> tuple[str, ...]:
-    """A warning for each of the user's rules that has no verdict among ``reasons``, a plan's.
+    """A warning for each of the user's rules without a verdict among a plan's ``reasons``.
 
-    A rule may rightly be silent on one model; most often it asks for a name that is none.
+    That may be intended; most often the rule tests for a misspelt name.
     """
     heard = {
         name
@@ -55,7 +59,7 @@ def without_opinion(names: Iterable[str], reasons: Iterable[Reason]) -> tuple[st
         for name in reason.text.removeprefix(_SAID).split(", ")
     }
     return tuple(
-        f"user rule {name} had no opinion on any op: if that is not meant, see the names"
+        f"user rule {name} had no opinion on any op: if it should have one, see the ops' names"
         " with finecast explain"
         for name in names
         if name not in heard

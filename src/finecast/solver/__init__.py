@@ -1,1 +1,1 @@
-"""The choice of a label for each unit at least cost."""
+"""Solvers that choose a label (a format) for each unit at least cost."""

@@ -1,7 +1,7 @@
-"""The assignment problem of two formats, and the cost of an assignment.
+"""The assignment problem for two formats, and the cost of an assignment.
 
-Two formats, *high* (the model's own) and *low*. A unit is one decision: an op, or the ops
-that the engine fuses into one kernel.
+The formats are *high* (the model's own) and *low*. A unit is an op, or the ops that the engine
+fuses into one kernel, and gets one format.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PINNED_LOW = -2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """The cost of a set of low units at a price ``lam`` of error is the sum stated here.
+    """An assignment problem: the cost of any set of low units at a price ``lam`` of error.
 
         cost = sum time + sum casts + lam * (sum unit error + sum value_error where rounded)
 
@@ -84,12 +84,12 @@ class Problem:
 
     @property
     def consumer_value(self) -> Ints:
-        """The value that each entry of ``consumer_unit`` consumes."""
+        """int64[...]: the index of the value that each entry of ``consumer_unit`` reads."""
         return np.repeat(np.arange(len(self.producer)), np.diff(self.consumer_ptr))
 
 
 class ProblemBuilder:
-    """Values of a problem, added in blocks of rows; what is not stated costs nothing."""
+    """Builds a problem from blocks of values; costs that are not given are zero."""
 
     def __init__(self) -> None:
         self._producer: list[Ints] = []
@@ -107,7 +107,7 @@ class ProblemBuilder:
         up: Floats | None = None,
         error: Floats | None = None,
     ) -> None:
-        """One value for each of ``producer``; consumer ``unit[i]`` reads value ``row[i]``."""
+        """Add a value for each ``producer``; unit ``unit[i]`` reads the block's ``row[i]``."""
         zeros = np.zeros(len(producer))
         self._producer.append(producer)
         self._entries.append((row + self._rows, unit))
@@ -121,7 +121,7 @@ class ProblemBuilder:
         self._rows += len(producer)
 
     def problem(self, *, time_high: Floats, time_low: Floats, error: Floats) -> Problem:
-        """The problem of these values and of the units' own times and errors."""
+        """The problem of all added values, with the units' own times and errors."""
         row = np.concatenate([r for r, _ in self._entries])
         unit = np.concatenate([u for _, u in self._entries])
         order = np.argsort(row, kind="stable")
@@ -159,7 +159,7 @@ class ChainProfile:
 
 
 def evaluate(problem: Problem, low: Bools) -> Solution:
-    """The cost of an assignment; a side that is not permitted takes infinite time."""
+    """The cost of an assignment; a format that is not permitted takes infinite time."""
     profile = chain_profile(problem, np.where(low, 0, 1), 1)
     return Solution(
         low=low,
@@ -171,12 +171,17 @@ def evaluate(problem: Problem, low: Bools) -> Solution:
 
 def total_by(label: Ints, amount: Floats | Bools, count: int) -> Floats:
     """Sum of ``amount`` for each label below ``count``."""
-    # bincount gives integers when there is nothing to count
+    # bincount of nothing gives integers
     return np.bincount(label, amount, count).astype(np.float64, copy=False)
 
 
 def chain_profile(problem: Problem, order: Ints, steps: int) -> ChainProfile:
-    """Cost of a chain: unit u is low from step ``order[u]`` on (``steps``: never)."""
+    """Cost at each step of a chain: unit u is low from step ``order[u]`` on, ``steps``: never.
+
+    A value is cast down from the first low consumer's step to its producer's, up from its
+    producer's to the last consumer's, and rounded from the first of all on. So each cost is
+    added at the step where it begins, subtracted where it ends, and summed up at last.
+    """
     first, never = order == 0, order >= steps
     switch = ~(first | never)
     gain = problem.time_low[switch] - problem.time_high[switch]

@@ -1,4 +1,4 @@
-"""Which units to run in the low format: exact, by one minimum cut."""
+"""The optimal assignment of two formats, by one minimum cut."""
 
 from __future__ import annotations
 

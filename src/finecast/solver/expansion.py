@@ -1,9 +1,9 @@
 """The choice among more than two formats, by expansion moves: each is one minimum cut.
 
-A move lets any set of units change to one format, and the best such set is a minimum cut of
-the problem of two sides: to change or not. Moves are made until none helps. Source: Y.
-Boykov, O. Veksler and R. Zabih, "Fast approximate energy minimization via graph cuts" (2001),
-with the higher-order terms that a cast shared by many consumers is.
+A move lets any set of units change to one format. Which set is best is a problem with two
+sides, to change or not, that a minimum cut solves. Moves are made until none helps. Source:
+Y. Boykov, O. Veksler and R. Zabih, "Fast approximate energy minimization via graph cuts"
+(2001), with higher-order terms for casts that several consumers share.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from finecast.solver.exact import solve
 from finecast.solver.frontier import spread
 from finecast.solver.labelling import Labelling, LabelProblem, evaluate
 
-# A cost that is lower by less than this share is the same: sums of it round.
+# Costs that differ by less than this share count as equal, because sums are rounded.
 _SAME = 1e-12
-# Cuts of the search for the envelope, for each step that is wanted.
+# The largest number of searches between two steps, for each step that is wanted.
 _TRIES = 4
 
 
 def label(problem: LabelProblem, lam: float, start: Labelling | None = None) -> Labelling:
     """A labelling that no expansion move improves at ``lam``, seconds per squared error.
 
-    Laws: it costs no more than ``start``. Where all units may have label 0 and nothing is
-    pinned to another, it costs no more than the best assignment of label 0 and any one
-    other, if casts from a format to itself take no time; of two formats it is then the
-    best of all. Deterministic.
+    Laws: it costs no more than ``start``. If all units may have label 0, nothing is pinned to
+    another label, and casts from a format to itself take no time, it costs no more than the
+    best assignment of label 0 and any one other label; with two formats it is then optimal.
+    Deterministic.
     """
     high = highest(problem)
     firsts = [_moved(problem, high, low, lam) for low in range(1, problem.labels)]
@@ -44,7 +44,7 @@ def label(problem: LabelProblem, lam: float, start: Labelling | None = None) -> 
 
 
 def highest(problem: LabelProblem) -> Labelling:
-    """Label 0 wherever it is permitted, else the fastest."""
+    """The labelling with label 0 wherever it is permitted, else the fastest label."""
     fastest = problem.time.argmin(axis=1)
     return evaluate(problem, np.where(np.isfinite(problem.time[:, 0]), 0, fastest))
 
@@ -54,9 +54,10 @@ def envelope(
 ) -> tuple[Labelling, ...]:
     """Labellings along the lower convex envelope of error and time, fastest last.
 
-    Law: error grows and time falls strictly. The envelope is that of what moves find: they
-    are exact for two formats only. At most ``max_steps``, evenly spread along it. Between two
-    steps nothing is looked for where no error lies within ``errors``.
+    Law: error grows and time falls strictly. The envelope is of the labellings that moves
+    find, which are optimal for two formats only. At most ``max_steps`` are returned, evenly
+    spread along it. The search is not refined between steps whose errors lie outside
+    ``errors``.
     """
     slowest, fastest = highest(problem), label(problem, 0.0)
     found, waiting = [slowest, fastest], [(slowest, fastest)]
@@ -77,7 +78,7 @@ def envelope(
 
 
 def _pareto(found: Iterable[Labelling]) -> list[Labelling]:
-    """Those that no other is at once faster and more accurate than."""
+    """The labellings that no other one beats in both time and error."""
     kept: list[Labelling] = []
     for one in sorted(found, key=lambda x: (x.error, x.time_s)):
         if not kept or one.time_s < kept[-1].time_s:
@@ -93,10 +94,10 @@ def _thinned(steps: list[Labelling], count: int) -> tuple[Labelling, ...]:
 
 
 def _moved(problem: LabelProblem, at: Labelling, to: int, lam: float) -> Labelling:
-    """The best set of units changed to label ``to``.
+    """``at`` with the best set of units changed to label ``to``.
 
-    Where a value would be cast for less (or, to ``to`` itself, for more) once its producer has
-    changed, no cut can tell: its cost counts as it is now.
+    If a cast would become cheaper (or, one to ``to`` itself, dearer) by its producer's change,
+    a cut cannot express that, and the cast counts with its present cost.
     """
     move = _Move(problem, at.label, to, lam)
     low = solve(move.problem(), 1.0).low
@@ -105,12 +106,13 @@ def _moved(problem: LabelProblem, at: Labelling, to: int, lam: float) -> Labelli
 
 
 class _Move:
-    """The problem of two sides, whose low side is to have label ``to``."""
+    """The problem with two sides of one move: units on the low side get label ``to``."""
 
     def __init__(self, problem: LabelProblem, label: Ints, to: int, lam: float) -> None:
         self.of, self.label, self.to, self.lam = problem, label, to, lam
-        self.sides = problem.looked_up(label)
-        # Where an entry of a row stands: in ``to`` already, free to change, or not.
+        self.sides = problem.with_pins(label)
+        # Side of each unit and pin: low if it has ``to`` already, else the unit itself if it
+        # may change, else high.
         units = np.arange(len(label))
         free = np.where(np.isfinite(problem.time[:, to]), units, PINNED_HIGH)
         own = np.where(label == to, PINNED_LOW, free)
@@ -136,7 +138,7 @@ class _Move:
         made, value = self.sides[of.producer], np.arange(len(of.producer))
         row, unit = of.consumers.row, of.consumers.unit
         maker = self.side[of.producer]
-        # To the label itself: paid if any consumer has it; more if the producer has not.
+        # A cast to ``to`` is paid if any consumer has it; more if the producer does not.
         now, then = of.cast[made, to, value], of.cast[to, to, value]
         then = np.where(maker >= 0, np.minimum(now, then), now)
         self.builder.add(np.full(len(made), PINNED_HIGH), row, self.side[unit], down=then)
@@ -146,14 +148,14 @@ class _Move:
                 continue
             keeps = self.sides[unit] == other
             rows, left = row[keeps], self.side[unit[keeps]]
-            # Paid while a consumer keeps its format; more if the producer changes its own.
+            # One to ``other`` is paid while a consumer keeps it; more if the producer changes.
             now, then = of.cast[made, other, value], of.cast[to, other, value]
             then = np.where(maker >= 0, np.maximum(now, then), now)
             self.builder.add(np.full(len(made), PINNED_LOW), rows, left, up=now)
             self.builder.add(maker, rows, left, up=then - now)
 
     def _roundings(self) -> None:
-        for number, found in enumerate(self.of.touched, start=1):
+        for number, found in enumerate(self.of.roundings, start=1):
             row, unit = found.rows.row, found.rows.unit
             priced = self.lam * found.error
             if number == self.to:

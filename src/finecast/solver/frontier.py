@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -18,10 +18,11 @@ _SAME_LAM = 2.0**-36  # relative; above the round-off of sums of a hundred thous
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One vertex: the best assignment for every lam in ``[lam_low, lam_high]``.
+    """One vertex: the optimal assignment for every lam in ``[lam_low, lam_high]``.
 
-    ``lam_high`` is also the price of its last units: seconds gained per squared error added
-    since the step before. ``casts`` counts the casts that take time.
+    ``lam_high`` is also the seconds gained per squared error added since the step before.
+    ``casts`` counts the casts that take time; ``order`` has the index of the first step in
+    which each unit is low.
     """
 
     index: int
@@ -39,13 +40,13 @@ class Step:
 
 
 def frontier(problem: Problem, *, max_steps: int | None = None) -> tuple[Step, ...]:
-    """Every vertex of the lower convex envelope of (error, time), lam from inf to 0.
+    """All vertices of the lower convex envelope of (error, time), for lam from inf to 0.
 
     Laws: the first step has the least error, and the least time with it; the last has the
     least time. Each step's low set contains those before it. Error grows and time falls
     strictly, with falling gain per error. Each step is optimal throughout its lam interval,
-    and the intervals cover 0..inf (unless ``max_steps``, at least 2, thins the chain to
-    about evenly spaced places on its curve; each step then keeps its own interval).
+    and the intervals cover 0..inf. With ``max_steps`` (at least 2) only steps that are about
+    evenly spaced along the curve are returned, each with its own interval.
 
     Proof of nesting: lam multiplies weights of nodes only, by errors >= 0. Let S and S' be
     the smallest minimum cuts at lam > lam'. Cut costs are submodular, so
@@ -86,10 +87,10 @@ def frontier(problem: Problem, *, max_steps: int | None = None) -> tuple[Step, .
 
 
 def spread(time_s: Floats, error: Floats, count: int) -> Ints:
-    """Both ends and the steps nearest to evenly spaced places along the curve between them.
+    """Indices of both ends and of steps about evenly spaced along the curve between them.
 
-    A place is told by the share of the time that is won and by that of the error that came
-    in, its square root: among fast plans the time hardly differs, and the error does.
+    The position along the curve is the share of the time gained plus the share of the error
+    (its square root) added: fast plans hardly differ in time, but in error.
     """
     won = (time_s[0] - time_s) / (time_s[0] - time_s[-1])
     wrong = np.sqrt(error) - np.sqrt(error[0])
@@ -101,9 +102,9 @@ def spread(time_s: Floats, error: Floats, count: int) -> Ints:
 
 
 def _rank(net: Network, breakpoints: Floats) -> tuple[Ints, Floats]:
-    """Step at which each unit becomes low, and the lam at which each step begins.
+    """The step at which each unit becomes low, and the lam at which each step begins.
 
-    Prices that agree up to round-off are one step: between them lies no vertex.
+    Breakpoints that are equal up to round-off are one step.
     """
     never = -1.0
     price = np.concatenate([breakpoints, [np.inf, never]])[net.node]  # [-2], [-1]: pins
@@ -119,10 +120,11 @@ def _rank(net: Network, breakpoints: Floats) -> tuple[Ints, Floats]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Open:
-    """Undecided nodes, each in a part that changes side between ``lower`` and ``upper``.
+    """Nodes whose breakpoints are undecided: each lies between its ``lower`` and ``upper``.
 
-    ``time`` holds what being low costs given the decided neighbours, so that a part that is
-    all low costs its sum of time + lam * error, and all high costs 0.
+    ``time`` is the cost of being low, with the edges to decided neighbours included. So a
+    part (connected component) costs the sum of time + lam * error if it is all low, 0 if it
+    is all high.
     """
 
     ids: Ints
@@ -136,7 +138,7 @@ class _Open:
 
 
 def _breakpoints(net: Network) -> Floats:
-    """Of each node, the lam below which it is low: inf always, -1 never."""
+    """For each node the lam below which it is low; inf if it always is, -1 if never."""
     result = np.full(len(net.time), -1.0)
     state = _Open(
         ids=np.arange(len(net.time)),
@@ -161,7 +163,7 @@ def _breakpoints(net: Network) -> Floats:
 
 
 def _keep(state: _Open, keep: Bools) -> _Open:
-    """Drop nodes; edges that lose an end go with them."""
+    """The nodes of the mask ``keep``, and the edges between them."""
     number = np.cumsum(keep) - 1
     edges = keep[state.tail] & keep[state.head]
     return _Open(
@@ -177,34 +179,33 @@ def _keep(state: _Open, keep: Bools) -> _Open:
 
 
 def _cut_apart(state: _Open, low: Bools) -> _Open:
-    """Remove the edges between ``low`` and the rest, where low nodes become low first.
+    """Replace the edges between ``low`` and the rest by weights; ``low`` becomes low first.
 
-    While such a node changes, the rest is high: it pays the edge. When the rest changes,
-    that node is low already: joining it saves the edge. Edges the other way are never cut.
+    When a node of ``low`` changes, the rest is still high, so it pays for its edges to the
+    rest. When a node of the rest changes, ``low`` is low already, so it saves the edges from
+    there. Edges from the rest to ``low`` are never cut.
     """
     across = low[state.tail] != low[state.head]
     out = across & low[state.tail]
     n = len(state.ids)
     time = state.time + total_by(state.tail[out], state.cost[out], n)
     time -= total_by(state.head[out], state.cost[out], n)
-    return _Open(
-        ids=state.ids,
+    kept = ~across
+    return replace(
+        state,
         time=time,
-        error=state.error,
-        lower=state.lower,
-        upper=state.upper,
-        tail=state.tail[~across],
-        head=state.head[~across],
-        cost=state.cost[~across],
+        tail=state.tail[kept],
+        head=state.head[kept],
+        cost=state.cost[kept],
     )
 
 
 def _level(state: _Open, result: Floats) -> _Open:
-    """One level: cut every part at the lam where its ends cost the same.
+    """One level: cut every part at the lam where all low and all high cost the same.
 
-    If nothing beats the ends, the part changes side as a whole, there; otherwise what the
-    cut made low changes no later, the rest no earlier. Keeping to those bounds makes the
-    chain nested whatever the round-off.
+    If no other set costs less there, the part changes side as a whole at that lam. Otherwise
+    the nodes that the cut made low change at that lam or a higher one, the rest at a lower
+    one. These bounds make the chain nested in spite of round-off.
     """
     n = len(state.ids)
     graph = csr_array((np.ones(len(state.tail)), (state.tail, state.head)), shape=(n, n))
@@ -226,21 +227,11 @@ def _level(state: _Open, result: Floats) -> _Open:
     split = _improved(rest, weight, low, part, count)[part]
     result[rest.ids[~split]] = lam[~split]
     lower, upper = np.where(low, lam, rest.lower), np.where(low, rest.upper, lam)
-    bounded = _Open(
-        ids=rest.ids,
-        time=rest.time,
-        error=rest.error,
-        lower=lower,
-        upper=upper,
-        tail=rest.tail,
-        head=rest.head,
-        cost=rest.cost,
-    )
-    return _keep(_cut_apart(bounded, low), split)
+    return _keep(_cut_apart(replace(rest, lower=lower, upper=upper), low), split)
 
 
 def _improved(state: _Open, weight: Floats, low: Bools, part: Ints, count: int) -> Bools:
-    """Which parts the cut splits with a gain above round-off."""
+    """Which parts the cut splits, with a gain above round-off."""
     cut = low[state.tail] & ~low[state.head]
     gain = -total_by(part, weight * low, count)
     gain -= total_by(part[state.tail[cut]], state.cost[cut], count)

@@ -1,7 +1,7 @@
-"""The assignment problem of more than two formats, and the cost of a labelling.
+"""The labelling problem for any number of formats, and the cost of a labelling.
 
-Label 0 is the model's own format, labels 1 and up are low ones. Of two formats this is
-``assignment.Problem``.
+Label 0 is the model's own format, labels from 1 on are low ones. With two formats it is
+equivalent to ``assignment.Problem``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from finecast.solver.assignment import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Lists of units, row after row: those of row r are ``unit[ptr[r] : ptr[r + 1]]``.
+    """Lists of units in CSR form: row r is ``unit[ptr[r] : ptr[r + 1]]``.
 
     A negative entry is a pin: -1 stands for label 0, -2 for label 1, and so on.
     """
@@ -46,7 +46,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Touched:
+class RoundingErrors:
     """Roundings to one format.
 
     Each adds its squared error once, if any unit in its row has that format.
@@ -58,9 +58,9 @@ class Touched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelProblem:
-    """The cost of a labelling at a price ``lam`` of error is the sum stated here.
+    """A labelling problem: the cost of any labelling at a price ``lam`` of error.
 
-        cost = sum time + sum casts + lam * (sum unit error + sum error touched)
+        cost = sum time + sum casts + lam * (sum unit error + sum error rounded)
 
     A value is cast once to each format that any consumer has, from that of its producer.
 
@@ -70,9 +70,9 @@ class LabelProblem:
         producer: int64[m], the unit that makes each value, or a pin.
         consumers: The units, or pins, that read each value.
         cast: float64[k, k, m], seconds to cast each value, from the producer's format to a
-            consumer's. It is zero from a format to itself, unless results of an op with
-            that format are stored in another.
-        touched: For each low format, label 1 first, its roundings.
+            consumer's. From a format to itself it is zero, unless ops in that format store
+            their results in another one.
+        roundings: For each low format, label 1 first, its roundings.
 
     Raises:
         RuleConflictError: If a unit may have no format.
@@ -84,14 +84,14 @@ class LabelProblem:
     producer: Ints
     consumers: Rows
     cast: Floats
-    touched: tuple[Touched, ...]
+    roundings: tuple[RoundingErrors, ...]
 
     def __post_init__(self) -> None:
         """Check shapes, and that each unit has a permitted format."""
         k, m = self.time.shape[1], len(self.producer)
         if self.error.shape != self.time.shape or self.cast.shape != (k, k, m):
             raise ValueError(f"arrays do not agree on {k} formats and {m} values")
-        if len(self.touched) != k - 1 or len(self.consumers.ptr) != m + 1:
+        if len(self.roundings) != k - 1 or len(self.consumers.ptr) != m + 1:
             raise ValueError(f"rows do not agree on {k} formats and {m} values")
         nowhere = np.flatnonzero(np.isinf(self.time).all(axis=1))
         if len(nowhere):
@@ -103,11 +103,11 @@ class LabelProblem:
 
     @property
     def labels(self) -> int:
-        """How many formats there are."""
+        """Number of formats."""
         return self.time.shape[1]
 
-    def looked_up(self, label: Ints) -> Ints:
-        """``label`` with the pins behind it: indexed by units and by pins."""
+    def with_pins(self, label: Ints) -> Ints:
+        """``label`` extended by the pins' labels: to be indexed by units and by pins."""
         return np.concatenate([label, np.arange(self.labels)[::-1]])
 
 
@@ -128,11 +128,11 @@ class Labelling:
 def evaluate(problem: LabelProblem, label: Ints) -> Labelling:
     """What a labelling costs; one that is not permitted takes infinite time."""
     unit = np.arange(len(label))
-    sides = problem.looked_up(label)
+    sides = problem.with_pins(label)
     read = read_in(problem, sides)
     cost = problem.cast[sides[problem.producer], :, np.arange(len(problem.producer))]
     error = float(problem.error[unit, label].sum())
-    for number, found in enumerate(problem.touched, start=1):
+    for number, found in enumerate(problem.roundings, start=1):
         hit = np.bincount(found.rows.row, sides[found.rows.unit] == number, len(found.error))
         error += float(found.error[hit > 0].sum())
     return Labelling(
@@ -151,14 +151,14 @@ def read_in(problem: LabelProblem, sides: Ints) -> Bools:
 
 
 def two_sided(problem: LabelProblem) -> Problem:
-    """The same problem of two labels, for the exact solver.
+    """The problem of two labels as an assignment problem, for the exact solver.
 
-    Law: every assignment takes the time and has the error of the same labelling, and as many
-    casts where one to the value's own label takes no time, or as long as from the other.
+    Law: every assignment has the time and the error of the same labelling. It has as many
+    casts, too, if a cast to the value's own label takes no time, or as long as from the other.
 
     Raises:
-        ValueError: If there are more labels, or a value that a unit makes is cast to the
-            unit's own label for more than from the other.
+        ValueError: If there are not two labels, or a cast of a unit's result to its own label
+            takes longer than from the other label.
     """
     if problem.labels != 2:
         raise ValueError(f"{problem.labels} labels, not 2")
@@ -166,7 +166,8 @@ def two_sided(problem: LabelProblem) -> Problem:
     producer, row, unit = problem.producer, problem.consumers.row, problem.consumers.unit
     if np.any((producer >= 0) & ((high_high > low_high) | (low_low > high_low))):
         raise ValueError("a cast to a value's own label takes longer than from the other")
-    # What readers of a side cost whoever makes the value; the rest if the other side does.
+    # Readers on a side cost this whatever the producer's side, and the rest (``more_...``)
+    # only if the producer is on the other side.
     down = np.where(producer == PINNED_HIGH, high_low, low_low)
     up = np.where(producer == PINNED_LOW, low_high, high_high)
     built = ProblemBuilder()
@@ -176,9 +177,9 @@ def two_sided(problem: LabelProblem) -> Problem:
         built.add(np.full(len(producer), PINNED_HIGH), row, unit, down=down)
     if up.any():
         built.add(np.full(len(producer), PINNED_LOW), row, unit, up=up)
-    touched = problem.touched[0]
-    nobody = np.full(len(touched.error), PINNED_HIGH)
-    built.add(nobody, touched.rows.row, touched.rows.unit, error=touched.error)
+    rounded = problem.roundings[0]
+    nobody = np.full(len(rounded.error), PINNED_HIGH)
+    built.add(nobody, rounded.rows.row, rounded.rows.unit, error=rounded.error)
     return built.problem(
         time_high=problem.time[:, 0], time_low=problem.time[:, 1], error=problem.error[:, 1]
     )

@@ -9,7 +9,7 @@ Weights may have either sign; costs are >= 0, and an infinite cost says "i in S 
 scipy's Dinic works in int32. Costs are therefore scaled to 64-bit integers, and the flow is
 found in stages, coarse to fine: after each stage the residual network has the same minimum
 cuts, its remaining flow is at most R, and no edge above R can lie in a minimum cut. So all
-nodes beyond such edges are settled, and the few left are solved at a finer scale.
+nodes beyond such edges are decided, and the few left are solved at a finer scale.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from finecast.solver.assignment import Bools, Floats, Ints, total_by
-from finecast.solver.reducing import Taken, reduced
+from finecast.solver.reducing import Removed, reduced
 from finecast.solver.undecided import Undecided, settle
 
 _FLOW_BITS = 30  # scipy adds a capacity to its reverse: both must stay below 2**30
@@ -36,21 +36,21 @@ def minimal_cut(
     enters S without strict gain. Deterministic.
 
     Costs are rounded to a power of two times the total gain (the sum of ``-weight`` where
-    negative): 2**-50 of it, less for a node with many edges. Costs that are multiples of
-    that unit are exact. ``group`` labels nodes of independent parts (no edge between two
-    labels), which then are scaled each by itself.
+    negative): 2**-50 of it, more for a node with many edges. Costs that are multiples of
+    that unit are exact. ``group`` numbers the independent parts of the graph (no edge joins
+    two parts), each of which then has its own scale.
     """
     net = _quantise(weight, tail, head, cost, group)
     low = np.zeros(len(weight), dtype=np.bool_)
     rest = 1 << _SUM_BITS
-    taken: list[Taken] = []
+    removed: list[Removed] = []
     while len(net.ids):
         net, out = reduced(net, low)
-        taken += out
+        removed += out
         if len(net.ids):
             net, found, rest = _stage(net, rest)
             low[found] = True
-    for one in reversed(taken):
+    for one in reversed(removed):
         one.decide(low)
     return low
 
@@ -58,10 +58,10 @@ def minimal_cut(
 def _quantise(
     weight: Floats, tail: Ints, head: Ints, cost: Floats, group: Ints | None
 ) -> Undecided:
-    """Integer costs; whatever exceeds the group's total gain is cut down to just above it.
+    """Integer costs; whatever exceeds the group's total gain is lowered to just above it.
 
-    All nodes out costs 0 and no set costs less than minus the total gain, so an edge or a
-    weight above the total gain is as good as infinite.
+    The empty set costs 0 and no set costs less than minus the total gain, so an edge or a
+    weight above the total gain is equivalent to an infinite one.
     """
     n = len(weight)
     label = np.zeros(n, dtype=np.int64) if group is None else group
@@ -70,7 +70,7 @@ def _quantise(
     bits = min(_WEIGHT_BITS, _SUM_BITS - int(degree.max(initial=0) + 2).bit_length())
     exponent = bits - np.frexp(gain)[1]  # gain * 2**exponent lies in [2**(bits-1), 2**bits)
     limit = np.ldexp(gain, exponent) + n + 1.0  # n: each rounded weight may add a half
-    with np.errstate(over="ignore"):  # infinite is fine: the limit cuts it down
+    with np.errstate(over="ignore"):  # infinite is fine: the limit applies
         scaled = np.ldexp(weight, exponent[label])
         scaled_cost = np.ldexp(cost, exponent[label[tail]])
     return Undecided(
@@ -101,10 +101,10 @@ def _stage(net: Undecided, most: int) -> tuple[Undecided, Ints, int]:
     residual = capacity - (flow << shift)
     reached = _reach(tail, head, (residual >> shift) > 0, source, n + 2)
     crossing = reached[tail] & ~reached[head]
-    rest = int(residual[crossing].sum())  # what flow may still come is at most this
+    rest = int(residual[crossing].sum())  # an upper bound of the remaining flow
     wide = residual > rest
     low = _reach(tail, head, wide, source, n + 2)[:n]
-    if rest == 0:  # the flow is maximum: what it does not reach is out
+    if rest == 0:  # the flow is maximum: nodes that it does not reach are outside S
         return settle(net, low, ~low), net.ids[low], 0
     high = _reach(head, tail, wide, sink, n + 2)[:n]
     inner = (tail < n) & (head < n) & (residual > 0)
@@ -125,9 +125,9 @@ def _stage(net: Undecided, most: int) -> tuple[Undecided, Ints, int]:
 def _residual_form(net: Undecided) -> tuple[Ints, Ints, Ints, Ints]:
     """Tails, heads, CSR offsets by *head*, and capacities of the edges.
 
-    Both directions of every edge are there, so scipy's flow has the same shape. By head, as
-    scipy's search then starts at the sink. From there it is two to four times faster on the
-    graphs that take longest, tangles, and up to 1.6 times slower on chains, which take little.
+    Both directions of every edge are stored, so that scipy's flow has the same structure. They
+    are sorted by head, so that scipy's search starts at the sink: two to four times faster on
+    densely connected graphs, which take longest, and up to 1.6 times slower on chains.
     """
     n = len(net.ids)
     gains = np.flatnonzero(net.weight < 0)

@@ -1,7 +1,7 @@
 """The assignment problem as a minimum cut.
 
-Per value one auxiliary node makes a cast paid once however many consumers need it, and one
-makes its rounding count once; a value with one unit at the far end needs none.
+For each value an auxiliary node makes each cast count once, however many consumers need it,
+and another one its rounding; where only one unit is concerned, none is needed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from finecast.solver.assignment import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """The cut that is the problem. ``node[u]`` is unit u's node, or the side it is pinned to.
+    """The cut problem. ``node[u]`` is the node of unit u, or the side that it is pinned to.
 
     For a set S of low nodes, up to a constant, cost = sum over S of (time + lam * error)
     plus the sum of ``cost`` of the edges from S to outside. lam multiplies weights alone, by
@@ -39,7 +39,7 @@ class Network:
 
 
 def build_network(problem: Problem) -> Network:
-    """The cut of a problem: pins are folded into weights and constants."""
+    """The cut problem of an assignment problem; edges to pins become weights or constants."""
     node, count = _sides(problem)
     build = _Builder(count)
     free = np.flatnonzero(node >= 0)
@@ -56,7 +56,7 @@ def build_network(problem: Problem) -> Network:
 
 
 def _unique(value: Ints, side: Ints, nodes: int) -> tuple[Ints, Ints]:
-    """Pairs of value and side, each once, by value; sides are nodes or pins."""
+    """The distinct pairs of value and side, sorted by value; sides are nodes or pins."""
     span = nodes - PINNED_LOW
     key = np.sort(value * span + (side - PINNED_LOW))  # np.unique hashes: eight times slower
     key = key[np.append(True, key[1:] != key[:-1])[: len(key)]]
@@ -64,10 +64,10 @@ def _unique(value: Ints, side: Ints, nodes: int) -> tuple[Ints, Ints]:
 
 
 def node_weights(net: Network, lam: float) -> Floats:
-    """Weight of each node at ``lam``; at infinity whatever adds error is forbidden.
+    """Weight of each node at ``lam``; at infinity no node that adds error may be low.
 
-    That is the least error: what must be low is gone from the network, and the error of
-    the rest, being monotone in the low set, is least at zero.
+    That gives the least error: units that must be low are not in the network, and the others
+    can have an error of zero.
     """
     if np.isinf(lam):
         return np.where(net.error > 0, np.inf, net.time)
@@ -75,12 +75,13 @@ def node_weights(net: Network, lam: float) -> Floats:
 
 
 def unit_sides(net: Network, low_nodes: Bools) -> Bools:
-    """Which units are low, from the cut: pins are the last two entries of the lookup."""
+    """Which units are low, by the cut's mask over nodes."""
+    # PINNED_LOW and PINNED_HIGH index the last two entries.
     return np.concatenate([low_nodes, [True, False]])[net.node]
 
 
 def _sides(problem: Problem) -> tuple[Ints, int]:
-    """The node of each unit, or its pin; and the number of nodes."""
+    """The node or the pin of each unit, and the number of nodes."""
     low, high = np.isinf(problem.time_high), np.isinf(problem.time_low)
     free = ~(low | high)
     number = np.where(low, PINNED_LOW, np.where(high, PINNED_HIGH, np.cumsum(free) - 1))
@@ -104,7 +105,7 @@ class _Builder:
         )
 
     def _link(self, tail: Ints, head: Ints, cost: Floats) -> None:
-        """Edges between free nodes; an end pinned high or low becomes a weight."""
+        """Add edges; one with a pinned end becomes a weight of the other end."""
         to_high, from_low = head == PINNED_HIGH, tail == PINNED_LOW
         free = (tail >= 0) & (head >= 0) & (tail != head)
         self.edges.append((tail[free], head[free], cost[free]))
@@ -116,7 +117,7 @@ class _Builder:
         """One cast per value: from a high producer for any low consumer, or the reverse.
 
         Down: consumer -> d -> producer, cut once if a consumer is low and the producer high;
-        up: producer -> u -> consumer. A pin that always needs the cast makes the others idle.
+        up: producer -> u -> consumer. If a pin needs the cast, other consumers add no cost.
         """
         needs, idle = (PINNED_LOW, PINNED_HIGH) if down else (PINNED_HIGH, PINNED_LOW)
         always = np.zeros(len(made), dtype=np.bool_)
@@ -136,8 +137,11 @@ class _Builder:
                 self._link(head, tail, cost[at])
 
     def rounding(self, value: Ints, touched_by: Ints, error: Floats) -> None:
-        """The error of each value that any low unit makes or uses, once: touching -> a."""
-        always = np.zeros(len(error), dtype=np.bool_)  # a constant, whatever is chosen
+        """The error of a value, once, if any low unit makes or uses it: unit -> a.
+
+        ``a`` is the auxiliary node, whose weight is the error.
+        """
+        always = np.zeros(len(error), dtype=np.bool_)  # rounded whatever is chosen
         always[value[touched_by == PINNED_LOW]] = True
         keep = (touched_by >= 0) & (error > 0)[value] & ~always[value]
         value, touched_by = value[keep], touched_by[keep]

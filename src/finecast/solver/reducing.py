@@ -1,12 +1,12 @@
-"""Steps that leave fewer nodes of a minimum cut to the flow.
+"""Reductions of a minimum cut problem: steps that remove nodes before a flow is computed.
 
-Law: each step keeps the smallest minimum cut: what it finds of the nodes that it takes out is
-what that cut has, given the nodes that stay. No step lets more flow than could before.
+Law: each step preserves the smallest minimum cut. The sides that it decides for removed nodes
+are those of that cut, given the sides of the remaining ones. No step raises the maximum flow.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -16,61 +16,61 @@ from scipy.sparse.csgraph import connected_components
 from finecast.solver.assignment import Bools, Ints
 from finecast.solver.undecided import Undecided, presolve, totals
 
-# Beyond, sums over the edges of merged nodes might not fit into int64.
+# Beyond this total, sums over the edges of merged nodes might not fit into int64.
 _LARGEST_SUM: Final = 2.0**60
-# A step that takes out less than this share of the nodes, inverted, takes longer than it
-# spares the flow: measured on tangles.
+# A step that removes less than 1/16 of the nodes takes longer than it saves in the flow:
+# measured on densely connected graphs.
 _WORTH_A_STEP: Final = 16
-# More passes in a row are worth less than the other steps are.
+# Further passes of ``presolve`` in a row gain less than the other steps do.
 _PASSES: Final = 3
 _TURNS: Final = 2
 
 
-class Taken(Protocol):
-    """Nodes that a step took out."""
+class Removed(Protocol):
+    """Nodes that a step removed."""
 
     def decide(self, low: Bools) -> None:
-        """Set ``low`` of the nodes, by the ids of which it is indexed, given the others'."""
+        """Set ``low`` (indexed by ids) for the removed nodes, given the others'."""
         ...
 
 
-def reduced(net: Undecided, low: Bools) -> tuple[Undecided, list[Taken]]:
-    """A smaller network; sets ``low`` of the nodes that are decided.
+def reduced(net: Undecided, low: Bools) -> tuple[Undecided, list[Removed]]:
+    """Reduce a network; sets ``low`` of nodes that are decided.
 
     Returns:
-        It, and what was taken out, which the others decide: the last first.
+        The smaller network, and the removed nodes, to be decided in reverse order.
     """
-    taken: list[Taken] = []
+    removed: list[Removed] = []
     for _ in range(_TURNS):
         net = presolve(net, low, most=_PASSES)
         before = len(net.ids)
         if not before:
-            return net, taken
+            return net, removed
         net, beside = _eliminated(net)
         net, merged = _merged(net)
-        taken += [t for t in (beside, merged) if t is not None]
+        removed += [t for t in (beside, merged) if t is not None]
         if len(net.ids) * _WORTH_A_STEP > before * (_WORTH_A_STEP - 1):
             break
-    return presolve(net, low), taken
+    return presolve(net, low), removed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ends:
-    """One edge of each of some nodes: its other end, its cost, and whether it leads in."""
+    """An edge of each of some nodes: its other end, its cost, whether it enters the node."""
 
     other: Ints
     cost: Ints
     into: Bools
 
     def cut(self, node_low: bool, other_low: Bools | bool) -> Ints:
-        """What it costs if the node and the other end are in S or not."""
+        """The cost that is cut, given whether the node and the other end are in S."""
         crosses = np.where(self.into, other_low, np.logical_not(other_low))
         return self.cost * (crosses & (self.into != node_low))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Between:
-    """Nodes with one edge or two: of what these cost, the cheaper side decides."""
+    """Removed nodes with one or two edges: they take the side that costs less."""
 
     ids: Ints
     weight: Ints
@@ -78,12 +78,12 @@ class _Between:
     second: _Ends
 
     def decide(self, low: Bools) -> None:
-        """In S where that costs less."""
+        """Put nodes into S where that costs less."""
         a, b = low[self.first.other], low[self.second.other]
         low[self.ids] = self._inside(a, b) < self._outside(a, b)
 
     def least(self, a: bool, b: bool) -> Ints:
-        """What the node and its edges cost at best, the other ends being in S or not."""
+        """The least cost of the node and its edges, given whether the other ends are in S."""
         return np.minimum(self._inside(a, b), self._outside(a, b))
 
     def _inside(self, a: Bools | bool, b: Bools | bool) -> Ints:
@@ -93,11 +93,11 @@ class _Between:
         return self.first.cut(False, a) + self.second.cut(False, b)
 
 
-def _eliminated(net: Undecided) -> tuple[Undecided, Taken | None]:
-    """Without nodes of at most two edges, of two beside each other one.
+def _eliminated(net: Undecided) -> tuple[Undecided, Removed | None]:
+    """The network without nodes of one or two edges; of two neighbours only one is removed.
 
-    Given the ends of its edges such a node costs the least of two sums. As a function of two
-    ends that is a weight of each, and an edge between them.
+    The least cost of such a node, as a function of the sides of its two neighbours, is stated
+    by a weight of each neighbour and an edge between them.
     """
     count = len(net.ids)
     degree = np.bincount(net.tail, minlength=count) + np.bincount(net.head, minlength=count)
@@ -106,14 +106,14 @@ def _eliminated(net: Undecided) -> tuple[Undecided, Taken | None]:
     chosen[np.maximum(net.tail[both], net.head[both])] = False
     if not chosen.any() or np.count_nonzero(chosen) * _WORTH_A_STEP < count:
         return net, None
-    nodes, between = _between(net, chosen)
+    between = _between(net, chosen)
     one, other = between.first.other, between.second.other
     neither, first = between.least(False, False), between.least(True, False)
     second, all_ = between.least(False, True), between.least(True, True)
     weight = net.weight.copy()
     np.add.at(weight, one, all_ - second)
     np.add.at(weight, other, second - neither)
-    apart = first - neither - all_ + second  # what it costs more if the first alone is in S
+    apart = first - neither - all_ + second  # added cost if only the first end is in S
     new = (apart > 0) & (one != other)
     stays = ~(chosen[net.tail] | chosen[net.head])
     number = np.cumsum(~chosen) - 1
@@ -124,16 +124,20 @@ def _eliminated(net: Undecided) -> tuple[Undecided, Taken | None]:
         head=number[np.concatenate([net.head[stays], other[new]])],
         cost=np.concatenate([net.cost[stays], apart[new]]),
     )
-    ends = [
-        _Ends(other=net.ids[e.other], cost=e.cost, into=e.into)
-        for e in (between.first, between.second)
-    ]
-    taken = _Between(ids=net.ids[nodes], weight=between.weight, first=ends[0], second=ends[1])
-    return left, taken
+    removed = replace(
+        between,
+        ids=net.ids[between.ids],
+        first=replace(between.first, other=net.ids[one]),
+        second=replace(between.second, other=net.ids[other]),
+    )
+    return left, removed
 
 
-def _between(net: Undecided, chosen: Bools) -> tuple[Ints, _Between]:
-    """The chosen nodes, none beside another, with their edges; of one edge the second is 0."""
+def _between(net: Undecided, chosen: Bools) -> _Between:
+    """The chosen nodes, of which no two are neighbours, and their edges.
+
+    If a node has one edge only, its second one has cost 0.
+    """
     leaving, entering = np.flatnonzero(chosen[net.tail]), np.flatnonzero(chosen[net.head])
     node = np.concatenate([net.tail[leaving], net.head[entering]])
     order = np.argsort(node, kind="stable")
@@ -146,27 +150,26 @@ def _between(net: Undecided, chosen: Bools) -> tuple[Ints, _Between]:
     first = _Ends(other=other[at], cost=cost[at], into=into[at])
     second = _Ends(other=other[last], cost=np.where(last > at, cost[last], 0), into=into[last])
     nodes = node[at]
-    weight = net.weight[nodes]
-    return nodes, _Between(ids=nodes, weight=weight, first=first, second=second)
+    return _Between(ids=nodes, weight=net.weight[nodes], first=first, second=second)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Merged:
-    """Nodes ``ids`` are on the same side as nodes ``into``."""
+    """Nodes ``ids`` are on the same sides as the nodes ``into``."""
 
     ids: Ints
     into: Ints
 
     def decide(self, low: Bools) -> None:
-        """As those that they were merged into."""
+        """Copy the sides of the nodes that they were merged into."""
         low[self.ids] = low[self.into]
 
 
-def _merged(net: Undecided) -> tuple[Undecided, Taken | None]:
-    """With nodes merged that are on one side in every smallest minimum cut.
+def _merged(net: Undecided) -> tuple[Undecided, Removed | None]:
+    """The network with nodes merged that are on the same side in the smallest minimum cut.
 
-    If i is in S so is j where the edge from i to j costs more than all that j, joining, could;
-    and if j is out so is i where it costs no less than all that i, leaving, could save.
+    If i is in S, so is j if the edge from i to j costs more than j's joining S can cost. If j
+    is out, so is i if that edge costs no less than i's leaving S can cost.
     """
     count = len(net.ids)
     total = float(net.cost.sum(dtype=np.float64)) + float(np.abs(net.weight).sum())
@@ -202,7 +205,7 @@ def _merged(net: Undecided) -> tuple[Undecided, Taken | None]:
 
 
 def _both_ways(net: Undecided) -> tuple[Ints, Ints, Ints, Ints]:
-    """Pairs of nodes with an edge between them, its cost, and that of the edge back."""
+    """Pairs of nodes with an edge: tail, head, its cost, and that of the reverse edge."""
     count = len(net.ids)
     lower, upper = np.minimum(net.tail, net.head), np.maximum(net.tail, net.head)
     along = np.where(net.tail == lower, net.cost, 0)
@@ -210,7 +213,7 @@ def _both_ways(net: Undecided) -> tuple[Ints, Ints, Ints, Ints]:
         csr_array((cost, (lower, upper)), shape=(count, count))
         for cost in (along, net.cost - along)
     )
-    # Costs of 0 are entries, too: both have the same ones, in the same order.
+    # Costs of 0 are stored, too, so both arrays have the same entries in the same order.
     there.sum_duplicates()
     back_again.sum_duplicates()
     tail = np.repeat(np.arange(count), np.diff(there.indptr))

@@ -1,1 +1,1 @@
-"""Training in PyTorch: the plan of forward and backward together."""
+"""Mixed precision for PyTorch's training graphs: forward and backward planned together."""

@@ -36,11 +36,11 @@ from finecast.training.weights import WeightCache
 
 
 class Memory(Enum):
-    """What a forward pass saves for the backward pass.
+    """What the forward pass saves for the backward pass.
 
-    AUTOCAST: what ``torch.compile`` under ``torch.autocast`` saves, low copies of parameters
-    among it; the backward pass starts from there. LEAST: the least that can be had without
-    computing a product again; parameters are cast and pointwise ops computed twice.
+    AUTOCAST: what ``torch.compile`` under ``torch.autocast`` saves, including low copies of
+    parameters. LEAST: as little as possible without computing a product twice; casts of
+    parameters and pointwise ops are computed twice.
     """
 
     AUTOCAST = "autocast"
@@ -59,12 +59,12 @@ class Memory(Enum):
 
 
 class Compiled(Protocol):
-    """What ``compile`` gives: it is called as the function or module that was compiled.
+    """The result of ``compile``: it is called like the function or module it was made of.
 
     Attributes:
-        finecast_plans: The plans of what has been compiled so far.
+        finecast_plans: The plans of the graphs compiled so far.
         finecast_coverage: How much of the work they cover.
-        finecast_backend: What compiles further graphs.
+        finecast_backend: The backend that compiles further graphs.
     """
 
     finecast_plans: list[Plan]
@@ -72,11 +72,11 @@ class Compiled(Protocol):
     finecast_backend: Backend
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it."""
+        """Run the compiled function or module."""
         ...
 
 
-def compile(  # noqa: A001 - the name that torch gives the same thing
+def compile(  # noqa: A001 - named after torch.compile
     function: Callable[..., Any],
     policy: str | Policy = "auto:bf16",
     *,
@@ -90,21 +90,22 @@ def compile(  # noqa: A001 - the name that torch gives the same thing
 
     Laws: inputs, outputs and gradients of parameters keep their types; parameters stay
     fp32, low copies of them are made as needed; with the scope ``auto`` nothing is rounded
-    that ``torch.autocast`` keeps. The plans of what has been compiled so far are
-    ``result.finecast_plans``, the share of FLOPs that they cover is
-    ``result.finecast_coverage.share``. Where the compiler left out much, one warning says so,
-    with the reason. Overrides of the blocks around this call hold for good.
+    that ``torch.autocast`` keeps in fp32. ``result.finecast_plans`` has the plans of the
+    graphs compiled so far, ``result.finecast_coverage.share`` the share of FLOPs that they
+    cover. If the compiler left out a large share, one warning says so, with the reason.
+    Overrides of the blocks around this call hold for all later compilations.
 
     Args:
         function: A module, or a function such as a whole training step.
         policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
         memory: ``autocast`` saves for the backward pass what compiled autocast saves;
-            ``least`` saves far less and computes more a second time.
+            ``least`` saves far less, and computes more a second time.
         accumulation: For several backward passes between two optimizer steps. Low copies of
-            parameters are kept until these change, so that microbatches cast them once: half
-            as much memory again as the parameters take. Gradients are added up inside the
-            backward pass. A change of a parameter is noticed by autograd's version counter:
-            writing through ``parameter.data``, as FSDP does, escapes it; leave it off there.
+            parameters are kept until the parameters change, so that all microbatches share
+            one cast; they take half of the parameters' memory in addition. Gradients are
+            added up inside the backward pass. Changes are noticed by autograd's version
+            counter, which writes through ``parameter.data``, as FSDP's, do not raise: leave
+            the option off there.
         user_rules: Rules by name.
         rule_set: ``finecast``, or ``raf`` for RAF's lists.
         options: What else ``torch.compile`` takes (``dynamic``, ``fullgraph``, ...).
@@ -112,7 +113,7 @@ def compile(  # noqa: A001 - the name that torch gives the same thing
     if not callable(function):
         raise UsageError(
             f"a {type(function).__name__} cannot be compiled",
-            fix="give a module or a function; of a file finecast.torch.load(path).module()",
+            fix="give a module or a function; for a file finecast.torch.load(path).module()",
         )
     backend = Backend(
         policy,
@@ -133,7 +134,7 @@ class Backend:
     """A ``torch.compile`` backend: Inductor, with finecast's pass on the joint graph.
 
     It keeps the plans of all graphs that it compiled, and low copies of their parameters.
-    ``overrides`` hold for good; by default they are those of the blocks around.
+    ``overrides`` hold for all compilations; by default those of the blocks around the call.
     """
 
     def __init__(
@@ -164,8 +165,8 @@ class Backend:
         """Compile one graph that Dynamo captured."""
         if self.coverage is not None:
             self.coverage.add(module, example_inputs)
-        # Inductor takes seconds to load and warns about its own code while it does; what
-        # finecast and the user's rules have to say goes through.
+        # Inductor is imported here because it takes seconds, and warns about its own code as
+        # it loads. Warnings of finecast and of the user's rules are let through.
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"torch(\.|$)")
             from finecast.training.inductor import compile_graph
@@ -175,8 +176,8 @@ class Backend:
         return compiled
 
     def plan(self, graph: Graph, shapes: Mapping[int, tuple[int, ...]], device: str) -> Plan:
-        """The plan of one graph; costs alone decide among what the rules permit."""
-        if device not in self.followed:  # once: graphs are many
+        """The plan of one graph; among permitted formats costs alone decide, not errors."""
+        if device not in self.followed:  # once per device, for many graphs
             self.followed[device] = formats_to_follow(self.policy, device)
             for text in self.followed[device].told:
                 warnings.warn(text, stacklevel=2)
@@ -207,11 +208,11 @@ class Backend:
         return plan
 
     def _overrides(self) -> Overrides:
-        """Those that held when this was made, then those that hold now."""
+        """The overrides from when the backend was made, and the current ones, which win."""
         return {**self.overrides, **current()}
 
     def _say_unmatched(self) -> None:
-        """Warn of overrides for which no graph compiled so far has an op: likely slips."""
+        """Warn of overrides that match no op of any graph compiled so far: likely misspelt."""
         for name in self.unmatched:
             warnings.warn(
                 f"the override {name!r} matches no op compiled so far: "
@@ -221,27 +222,27 @@ class Backend:
 
     @property
     def least_memory(self) -> bool:
-        """Whether the backward pass computes again what it can."""
+        """Whether the backward pass recomputes values to save memory."""
         return self.memory is Memory.LEAST
 
     @property
     def kept_bytes(self) -> int:
-        """Memory of the low copies of parameters that are kept from call to call."""
+        """Bytes of the low copies of parameters that are kept from call to call."""
         caches = (c for c in (self.cache, self.ahead) if c is not None)
         return sum(cache.nbytes for cache in caches)
 
     @property
     def key(self) -> str | None:
-        """Equal keys give equal results; None where a rule is a function, or RAF's set."""
+        """Backends of equal keys compile alike; None with users' functions or RAF's rules."""
         if self.user_rules or self._overrides() or self.rule_set is RuleSet.RAF:
             return None
         return repr(self.policy)
 
 
 def finecast(module: GraphModule, example_inputs: Sequence[Any]) -> Any:
-    """What ``torch.compile(model, backend="finecast")`` calls: the policy ``auto:bf16``.
+    """The backend of ``torch.compile(model, backend="finecast")``: the policy ``auto:bf16``.
 
-    Law: a plan lives as long as the graph that was compiled by it. Overrides of the blocks
-    around the call that compiles hold.
+    Each graph has a backend of its own, which lives as long as the compiled graph. The
+    overrides of the blocks around the compiling call hold.
     """
     return Backend(overrides={})(module, example_inputs)

@@ -1,9 +1,9 @@
-"""How much of a compiled function was planned, and why the rest was not.
+"""Coverage: how much of a compiled function was planned, and why the rest was not.
 
-Dynamo leaves parts of a function as they are: recurrent layers, code it cannot trace. They run
-op by op and in fp32. FLOPs of planned graphs and of recurrent layers are counted. Those of
-code that was not captured cannot be: its weights are taken to cost what planned ones do, and
-what uses no weights that a module of the function holds is not seen at all.
+Dynamo does not capture some parts of a function: recurrent layers, code that it cannot trace.
+They run op by op in fp32. The FLOPs of planned graphs and of recurrent layers are counted.
+Those of code that was not captured are estimated: as many per weight as in planned graphs.
+Code that uses no weights of the function's modules is not counted at all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from finecast.ops.flops import recurrent_flops
 
-# Less than this share unplanned brings no warning.
+# The unplanned share of FLOPs from which on there is a warning.
 _SUBSTANTIAL: Final = 0.1
 _NAMED: Final = 4
 _RECURRENT: Final = (nn.RNN, nn.LSTM, nn.GRU)
@@ -35,16 +35,16 @@ _RECURRENT_REASON: Final = (
     "PyTorch's compiler runs recurrent layers as they are (it unrolls them, step by step, "
     "with torch._dynamo.config.allow_rnn = True)"
 )
-# Gradients of the inputs and of the weights: a product each, like that of the forward pass.
+# Gradients of inputs and of weights take a product each, like that of the forward pass.
 _WITH_GRADIENTS: Final = 3.0
 
 
-# FLOPs of the recurrent layers that ran in a call so far.
+# FLOPs of each recurrent layer that ran so far in the current call; None outside of calls.
 _RAN: ContextVar[list[float] | None] = ContextVar("ran", default=None)
 
 
 def _opaque(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """``forward`` of a recurrent layer, left alone by Dynamo, its FLOPs noted."""
+    """``forward`` of a recurrent layer, excluded from Dynamo; records its FLOPs."""
 
     @functools.wraps(forward)
     def run(layer: nn.RNNBase, given: Any, *args: Any, **kwargs: Any) -> Any:
@@ -68,14 +68,13 @@ _OPAQUE: Final = {kind: _opaque(kind.forward) for kind in _RECURRENT}
 
 
 class Coverage:
-    """The work of a function, and how much of it is in planned graphs.
+    """The FLOPs of a function, and how many of them are in planned graphs.
 
-    FLOPs are those of calls in which a graph was compiled, of the backward pass too where
-    there is one.
+    Counted are calls in which a graph was compiled, with their backward passes.
 
     Attributes:
-        planned_flops: Of planned graphs.
-        recurrent_flops: Of recurrent layers, which run as they are.
+        planned_flops: FLOPs of planned graphs.
+        recurrent_flops: FLOPs of recurrent layers, which are not planned.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -86,17 +85,17 @@ class Coverage:
         self.recurrent_flops = 0.0
 
     def add(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
-        """Note what a graph that is planned reads."""
+        """Record the parameters that a planned graph reads."""
         for tensor in (*inputs, *module.parameters()):
             if isinstance(tensor, nn.Parameter):
                 self.read[tensor] = True
 
     @property
     def share(self) -> float:
-        """Planned FLOPs over all; what ``uncounted`` names is estimated by its weights."""
+        """Share of planned FLOPs; those of ``uncounted`` modules are estimated by weights."""
         weights = [(m, p) for _, m, p in self._weights()]
         read = sum(p.numel() for _, p in weights if p in self.read)
-        if not self.planned_flops or not read:  # nothing to estimate by
+        if not self.planned_flops or not read:  # no FLOPs per weight known: count weights
             total = sum(p.numel() for _, p in weights)
             return read / total if total else 1.0
         missed = sum(p.numel() for m, p in weights if self._is_uncounted(m, p))
@@ -105,7 +104,7 @@ class Coverage:
 
     @property
     def uncounted(self) -> tuple[str, ...]:
-        """Modules whose weights no planned graph reads, in code that was not captured."""
+        """Names of modules whose weights no planned graph reads, except recurrent layers."""
         return tuple(
             dict.fromkeys(n for n, m, p in self._weights() if self._is_uncounted(m, p))
         )
@@ -114,7 +113,7 @@ class Coverage:
         return weight not in self.read and not isinstance(module, _RECURRENT)
 
     def warn(self, reasons: Sequence[str]) -> None:
-        """Say once what runs unplanned, if it is much and something stopped the compiler."""
+        """Warn once of unplanned modules, if they are a large share; ``reasons`` say why."""
         missed = {n: m for n, m, p in self._weights() if p not in self.read}
         if self.said or not reasons or 1 - self.share < _SUBSTANTIAL:
             return
@@ -133,7 +132,7 @@ class Coverage:
         )
 
     def _weights(self) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
-        """Each weight once, with the module that holds it and that module's name."""
+        """Each weight matrix once: the name of the module that owns it, the module, it."""
         seen: set[int] = set()
         for root in self.modules:
             for name, module in root.named_modules():
@@ -153,7 +152,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def watched(compiled: Callable[..., Any], coverage: Coverage) -> Callable[..., Any]:
-    """``compiled``, with recurrent layers run as they are; warns of what else is unplanned."""
+    """``compiled``, with recurrent layers excluded from Dynamo, and a warning if due."""
     recurrent = any(isinstance(m, _RECURRENT) for r in coverage.modules for m in r.modules())
     module = isinstance(compiled, nn.Module)
     inner: Callable[..., Any] = compiled.forward if module else compiled
@@ -178,7 +177,7 @@ def watched(compiled: Callable[..., Any], coverage: Coverage) -> Callable[..., A
 
 
 def _stops() -> Counter[str]:
-    """What has stopped Dynamo so far in this process, in short."""
+    """How often each reason has stopped Dynamo's capture so far in this process."""
     kinds: Mapping[str, Mapping[str, int]] = counters
     found = Counter[str]()
     for kind in ("graph_break", "unimplemented"):
@@ -188,7 +187,7 @@ def _stops() -> Counter[str]:
 
 
 def _short(text: str) -> str:
-    """Dynamo's explanation, of a message that has several lines."""
+    """The explanation in Dynamo's message of several lines, or else its first line."""
     lines = [line.strip() for line in text.splitlines()]
     explained = [line for line in lines if line.startswith("Explanation: ")]
     return (explained or lines)[0].removeprefix("Explanation: ").rstrip(".")
@@ -196,7 +195,7 @@ def _short(text: str) -> str:
 
 @contextmanager
 def _around_recurrent_layers(*, wanted: bool) -> Generator[list[float]]:
-    """Compile what is before and after a recurrent layer; Dynamo would leave all of it.
+    """Have the code before and after a recurrent layer compiled, which Dynamo would not do.
 
     Gives a list to which the FLOPs of each recurrent layer are added as it runs.
     """
@@ -218,7 +217,7 @@ def _around_recurrent_layers(*, wanted: bool) -> Generator[list[float]]:
 
 
 def _modules_of(function: Callable[..., Any]) -> Iterator[nn.Module]:
-    """Modules that ``function`` is, is a method of, or names."""
+    """The modules that ``function`` is, is a method of, or refers to."""
     if isinstance(function, nn.Module):
         yield function
         return

@@ -1,7 +1,8 @@
-"""Gradients of parameters added up inside the backward pass, for gradient accumulation.
+"""Gradient accumulation inside the backward pass.
 
-A microbatch that finds a gradient there makes its own, in fp32 and of the model's size, for
-autograd to add and to throw away. Here the kernel that widens it adds it, in place.
+Usually each microbatch computes a gradient of its own, in fp32 and of the model's size, which
+autograd adds to the existing one and frees. Here the kernel that casts the gradient to fp32
+adds it in place.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ class AddedGradient:
 def mark_gradients(
     joint: torch.fx.Graph, backward: GraphModule, parameters: Collection[int]
 ) -> None:
-    """Write at the inputs of ``backward`` that are parameters which output is theirs.
+    """Note at the inputs of ``backward`` that are parameters which output is their gradient.
 
-    ``parameters`` are inputs of the joint graph, by their place: gradients come in that order.
+    ``parameters`` are indices of the joint graph's inputs; the backward graph's outputs are
+    the gradients of these inputs, in the same order.
     """
     inputs = joint.find_nodes(op="placeholder")
     places = {inputs[number].name: number for number in parameters}
@@ -44,11 +46,11 @@ def mark_gradients(
 
 
 def add_gradients(module: GraphModule) -> tuple[AddedGradient, ...]:
-    """Have a backward graph add what it widens to further inputs, two a gradient.
+    """Have a backward graph add gradients into memory that it gets by two inputs for each.
 
-    The first is memory for the sum, the second says whether a gradient is there already.
-    The output itself becomes None. Only gradients that are widened to fp32 as the last thing,
-    those of products, are added so.
+    The first input is the memory for the sum, the second says whether it has a gradient
+    already. The output of the gradient itself becomes None. Only gradients that end in a cast
+    to fp32, those of products, are handled.
     """
     inputs = module.graph.find_nodes(op="placeholder")
     (end,) = module.graph.find_nodes(op="output")
@@ -67,7 +69,7 @@ def add_gradients(module: GraphModule) -> tuple[AddedGradient, ...]:
         there.meta = {"val": value.new_empty((), dtype=torch.bool)}
         memory.meta = {"val": torch.empty_like(value)}
         own = results[place]
-        # Right behind it: at the graph's end all narrow gradients would wait for their sums.
+        # Directly after it: at the graph's end all low gradients would be alive at once.
         with module.graph.inserting_before(own.next):
             total = _call(module, torch.ops.aten.add.Tensor, memory, own)
             total = _call(module, torch.ops.aten.where.self, there, total, own)
@@ -96,11 +98,11 @@ def _call(module: GraphModule, target: Any, *args: FxNode) -> FxNode:
 
 
 def feed(compiled: Any, added: Sequence[AddedGradient]) -> Any:
-    """``compiled``, which is then called without the memory, and gives all gradients.
+    """``compiled``, changed to be called without the added inputs and to give all gradients.
 
-    Law: after ``loss.backward()`` each parameter's ``grad`` is what autograd had made of it.
-    Where a gradient is not for ``grad`` (``torch.autograd.grad``), or a hook wants to see it
-    alone, it is made by itself.
+    Law: after ``loss.backward()`` each parameter's ``grad`` is what autograd would have made.
+    A gradient that is not added to ``grad`` (``torch.autograd.grad``), or that a hook reads,
+    is computed by itself.
     """
     inner: Callable[[list[Any]], Any] = compiled.current_callable
     flags: dict[tuple[bool, torch.device], torch.Tensor] = {}
@@ -120,7 +122,7 @@ def feed(compiled: Any, added: Sequence[AddedGradient]) -> Any:
             sums.append((one.result, parameter, memory))
         results = list(inner(inputs))
         for place, parameter, memory in sums:
-            # Autograd takes over the memory, as it does with a first gradient.
+            # Autograd then takes over the memory, as it does with a first gradient.
             if parameter.is_leaf and parameter.grad is memory:
                 parameter.grad = None
             results[place] = memory.detach()
@@ -131,7 +133,7 @@ def feed(compiled: Any, added: Sequence[AddedGradient]) -> Any:
 
 
 def _addable(parameter: torch.Tensor) -> torch.Tensor | None:
-    """The gradient that ``parameter`` has, if this backward pass is to add to it."""
+    """The gradient that ``parameter`` has, if this backward pass may add to it; else None."""
     kept = parameter.grad if parameter.is_leaf else None
     alike = (
         kept is not None
@@ -144,5 +146,5 @@ def _addable(parameter: torch.Tensor) -> torch.Tensor | None:
     adder = get_gradient_edge(parameter).node
     try:
         return kept if _will_engine_execute_node(adder) else None
-    except RuntimeError:  # what torch.autograd.grad answers for leaves
+    except RuntimeError:  # raised for leaves inside torch.autograd.grad
         return None

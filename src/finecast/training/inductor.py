@@ -1,4 +1,4 @@
-"""The pass on the joint graph as Inductor calls it, and weights cast outside of the graph."""
+"""Compilation by Inductor, with finecast's pass on the joint graph and cached weight casts."""
 
 from __future__ import annotations
 
@@ -25,27 +25,25 @@ if TYPE_CHECKING:
 
 def compile_graph(backend: Backend, module: GraphModule, inputs: Sequence[Any]) -> Any:
     """Compile one graph that Dynamo captured, with the backend's pass in between."""
-    # Copies that are kept anyway are not saved by each pass.
+    # With a cache, low copies are kept anyway, so the forward pass need not save them.
     cast_again = backend.least_memory or backend.cache is not None
     patches: dict[str, Any] = {
         "joint_custom_pre_pass": _Pass(backend),
         "custom_partitioner_fn": _Partition(cast_again=cast_again),
     }
     if cast_again:
-        # The estimate behind it takes parameters for memory that the backward pass frees, and
-        # so has all of them cast at once, first of all.
+        # Inductor's estimate assumes that the backward pass frees parameters; it would cast
+        # all of them at once, before anything else.
         patches["reorder_for_peak_memory"] = False
-    # Without gradients nothing changes the weights between calls: they are cast ahead of time.
+    # Without gradients weights rarely change between calls: they are cast ahead of time.
     cache = backend.cache if torch.is_grad_enabled() else backend.ahead
     inner: Callable[..., Any] = compile_inner
     if cache is not None:
         patches["fx_graph_cache"] = False
-
         inner = partial(_with_cache, cache)
 
-    # With the least memory what only moves values is made again from what is saved anyway,
-    # also where a product needs it in memory: an activation's output in the kernel of its
-    # gradient.
+    # With the least memory values are also recomputed where a product of the backward pass
+    # needs them in memory: an activation's output in the kernel of its gradient.
     with functorch_config.patch(
         enable_autograd_cache=False,
         ban_recompute_materialized_backward=not backend.least_memory,
@@ -60,7 +58,7 @@ def compile_graph(backend: Backend, module: GraphModule, inputs: Sequence[Any]) 
 
 
 class _Pass(CustomGraphPass):
-    """Finecast's pass as Inductor calls it; equal uuids give equal results."""
+    """Finecast's pass in Inductor's interface; passes of equal uuids give equal results."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -82,7 +80,7 @@ class _Pass(CustomGraphPass):
 
 
 class _Partition(CustomPartitionerFn):
-    """Inductor's own, by minimum cut, after parameters are marked to be cast again."""
+    """Inductor's partitioner by minimum cut, with parameters marked to be cast again."""
 
     def __init__(self, *, cast_again: bool) -> None:
         self.cast_again = cast_again
@@ -103,7 +101,7 @@ class _Partition(CustomPartitionerFn):
 
 
 def compile_inner(module: GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
-    """Inductor's own; inside, it asks for its own decompositions again."""
+    """Inductor's inner compiler, with Inductor's own table of decompositions."""
     given: dict[str, Any] = {**options, "get_decomp_fn": select_decomp_table}
     return compile_fx_inner(module, inputs, **given)
 

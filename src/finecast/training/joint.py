@@ -1,8 +1,8 @@
-"""The pass on a training graph: forward and backward together, before they are parted.
+"""The pass on a joint training graph: forward and backward, before they are partitioned.
 
-The graph comes with its ops whole (layer norm, softmax, attention and their gradients), so
-that a plan decides about them and not about the pieces that Inductor takes them apart into;
-they are taken apart after the casts are in, each piece then in the type it computes in.
+The graph is captured with whole ops (layer norm, softmax, attention and their gradients), so
+that a plan decides about those and not about the ops that Inductor decomposes them into. They
+are decomposed after the casts are inserted, each in the type that it computes in.
 """
 
 from __future__ import annotations
@@ -28,40 +28,40 @@ from finecast.graph import Graph
 from finecast.planning.edits import edits
 from finecast.planning.plan import Plan
 
-# From the graph and the sizes of its values to its plan.
+# Makes a plan from a graph and the shapes of its values.
 Planning = Callable[[Graph, dict[int, tuple[int, ...]]], Plan]
 Decompositions = dict[Any, Callable[..., Any]]
 
 _FLOATS: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 WHOLE: Final[Decompositions] = {}
-"""Decompositions while the graph is captured: none beyond what autograd itself does."""
+"""Decompositions while the graph is captured: none except autograd's own."""
 
 
 def lower(module: GraphModule, planning: Planning, decompositions: Decompositions) -> Plan:
-    """Plan ``module``, put the casts in, and take its whole ops apart, all in place.
+    """Plan ``module``, insert the casts, and decompose its ops, all in place.
 
     Laws: the module's inputs and outputs keep their types, so gradients of fp32 parameters
-    leave in fp32; the order and the names of its inputs stay.
+    are fp32; the order and the names of its inputs stay.
     """
     read_whole_memory(module)
     graph, binding = read(module)
-    with unset_fake_temporarily():  # constants are real: they are looked at and converted
+    with unset_fake_temporarily():  # constants are real tensors: they are read and converted
         plan = planning(graph, hinted_shapes(binding))
         by_name = {n.name: n.id for n in graph.nodes}
         formats = {by_name[name]: fmt for name, fmt in plan.formats.items()}
         apply_edits(graph, binding, edits(graph, formats), convert=convert_element_type)
     free_of_strides(module)
-    _take_apart(module, decompositions)
+    _decompose(module, decompositions)
     return plan
 
 
 def cast_parameters_again(graph: torch.fx.Graph, parameters: Collection[int]) -> None:
-    """Tell a partitioner that the backward pass casts parameters itself.
+    """Tell the partitioner that the backward pass casts parameters itself.
 
-    ``parameters`` are inputs of ``graph``, by their place. They are there all the time, so to
-    cast them again takes one pass over them and no memory; the low copies, saved by every
-    layer, would be half of the model's size.
+    ``parameters`` are indices of the graph's inputs. They are in memory all the time, so
+    casting them again takes one pass over them and no memory; the low copies, saved by every
+    layer, would take half of the model's size.
     """
     inputs = graph.find_nodes(op="placeholder")
     for number in parameters:
@@ -70,8 +70,8 @@ def cast_parameters_again(graph: torch.fx.Graph, parameters: Collection[int]) ->
                 user.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
 
 
-def _take_apart(module: GraphModule, decompositions: Decompositions) -> None:
-    """Trace the graph again with ``decompositions``; keeps what partitioners look at."""
+def _decompose(module: GraphModule, decompositions: Decompositions) -> None:
+    """Trace the graph again with ``decompositions``; keeps names and metadata of its ports."""
     old_inputs = module.graph.find_nodes(op="placeholder")
     (old_end,) = module.graph.find_nodes(op="output")
     fakes = [node.meta.get("val") for node in old_inputs]
@@ -104,14 +104,14 @@ def _take_apart(module: GraphModule, decompositions: Decompositions) -> None:
 
 
 class _Typed(Interpreter):
-    """Runs a graph; results have the types of ``meta["val"]``, which are the plan's.
+    """Runs a graph with all results in the types of ``meta["val"]``, which are the plan's.
 
-    Decompositions and kernels do not always agree: group norm's gives its statistics in the
-    type of its input, and its gradient in the type of those, where the kernel gives fp32.
+    A decomposition may give another type than the op's kernel: group norm's gives statistics
+    in its input's type, where the kernel gives fp32.
     """
 
     def run_node(self, n: FxNode) -> Any:
-        """One node, its float results converted where they have another float type."""
+        """The node's results; floats are converted to the expected float type."""
         result, expected = super().run_node(n), n.meta.get("val")
         if isinstance(result, torch.Tensor):
             return _as_planned(result, expected)
@@ -130,9 +130,9 @@ def _as_planned(result: Any, expected: Any) -> Any:
 
 
 def _take_attributes(module: GraphModule, traced: GraphModule) -> None:
-    """Give ``module`` what the graph of ``traced`` reads by its names.
+    """Give ``module`` the attributes that the graph of ``traced`` reads.
 
-    Tracing numbers constants anew, so that a name of ``module`` may now be another's.
+    Tracing numbers constants anew, so an attribute of that name may be another constant.
     """
     names = dict.fromkeys(str(n.target) for n in traced.graph.find_nodes(op="get_attr"))
     for name in names:
@@ -152,7 +152,7 @@ def _clear(graph: torch.fx.Graph) -> None:
 
 @contextmanager
 def _mode_of(fakes: Sequence[Any]) -> Generator[None]:
-    """The inputs' fake mode inside; it takes the graph's own constants, which are real."""
+    """A block in the fake mode of the inputs that admits the graph's real constants."""
     mode = detect_fake_mode(fakes)
     mode = mode if mode is not None else FakeTensorMode()
     before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True

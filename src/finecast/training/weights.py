@@ -1,4 +1,4 @@
-"""Low copies of parameters, made once and kept until the parameter changes."""
+"""A cache of low copies of parameters, each kept until its parameter changes."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoistedCast:
-    """Input ``source`` of a compiled graph is wanted in ``dtype``, as a further input."""
+    """A cast of input ``source`` to ``dtype`` that became a further input of the graph."""
 
     source: int
     dtype: torch.dtype
 
 
 def hoist_casts(module: GraphModule, static: Collection[int] = ()) -> tuple[HoistedCast, ...]:
-    """Make each conversion of a parameter an input of the graph, put after the others.
+    """Replace each cast of a parameter by a further input of the graph, after the others.
 
-    Parameters come as inputs, fp32 and by the name that autograd's joint graph gives inputs,
-    to the forward graph and, if the backward pass needs them, to its graph too. A graph for
-    inference has other names; there they are among the inputs number ``static``. A view of a
-    parameter that is converted (a linear layer's transpose) becomes a view of the conversion.
+    Parameters are fp32 inputs of the forward graph and, if the backward pass needs them, of
+    its graph; there they are known by the names of the joint graph's inputs. A graph for
+    inference has other names; its parameters are among the inputs ``static``. If a view of a
+    parameter is cast (a linear layer's transpose), the new input is viewed instead.
     """
     inputs = module.graph.find_nodes(op="placeholder")
     found: dict[HoistedCast, FxNode] = {}
@@ -52,7 +52,7 @@ def hoist_casts(module: GraphModule, static: Collection[int] = ()) -> tuple[Hois
 
 
 def _dtype(node: FxNode) -> torch.dtype:
-    """The type that a conversion gives."""
+    """The type that a cast gives."""
     dtype = node.args[1]
     assert isinstance(dtype, torch.dtype)
     return dtype
@@ -61,7 +61,7 @@ def _dtype(node: FxNode) -> torch.dtype:
 def _conversions(
     source: FxNode, views: tuple[FxNode, ...]
 ) -> Iterator[tuple[FxNode, tuple[FxNode, ...]]]:
-    """Conversions of ``source`` or of views of it, and the views between."""
+    """Casts of ``source`` or of views of it, and the views in between."""
     for user in source.users:
         if user.target is torch.ops.prims.convert_element_type.default:
             yield user, views
@@ -79,7 +79,7 @@ def _add_input(
 
 
 def _viewed(module: GraphModule, low: FxNode, views: Sequence[FxNode]) -> FxNode:
-    """The same views of ``low``."""
+    """``views`` applied to ``low``."""
     for view in views:
         new = module.graph.call_function(
             cast("Callable[..., Any]", view.target), (low, *view.args[1:]), dict(view.kwargs)
@@ -90,7 +90,7 @@ def _viewed(module: GraphModule, low: FxNode, views: Sequence[FxNode]) -> FxNode
 
 
 def _is_parameter(node: FxNode, *, static: bool) -> bool:
-    """An fp32 input of the joint graph; which are parameters is seen when they come."""
+    """Whether an input may be a parameter: ``WeightCache.get`` sees whether it is one."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dtype is not torch.float32:
         return False
@@ -104,11 +104,11 @@ class _Copy:
 
 
 class WeightCache:
-    """Low copies by the fp32 tensor itself; they go when it goes.
+    """Low copies of fp32 tensors, which are freed with the tensor.
 
-    Law: what ``get`` returns equals ``tensor.to(dtype)`` unless the tensor was written to
-    through ``.data``, which hides from version counters. Only parameters and leaves that
-    require a gradient are kept: inputs and activations are another tensor each time.
+    Law: what ``get`` returns equals ``tensor.to(dtype)``, unless the tensor was written to
+    through ``.data``, which does not change its version. Copies are kept only of parameters
+    and of leaves that require a gradient: inputs and activations are new tensors each time.
     """
 
     def __init__(self) -> None:
@@ -117,14 +117,14 @@ class WeightCache:
 
     @property
     def nbytes(self) -> int:
-        """Memory of all copies."""
+        """Bytes of all copies."""
         kept = (cast("dict[torch.dtype, _Copy]", found) for found in self.copies.values())
         return sum(copy.low.nbytes for found in kept for copy in found.values())
 
     def get(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The low copy of ``tensor``, made anew in place if it has changed."""
+        """The low copy of ``tensor``, updated in place if the tensor has changed."""
         lasting = isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad
-        # What was made in inference mode has no version to tell a change by.
+        # Tensors made in inference mode have no version counter.
         if not (lasting and tensor.is_leaf) or tensor.is_inference():
             return tensor.detach().to(dtype)
         kept = cast("dict[torch.dtype, _Copy]", self.copies.setdefault(tensor, {}))
@@ -141,11 +141,11 @@ class WeightCache:
         return found.low
 
     def feed(self, compiled: Any, casts: Sequence[HoistedCast]) -> Any:
-        """``compiled``, which is then called without the hoisted inputs."""
+        """``compiled``, changed to be called without the hoisted inputs."""
         inner: Callable[[list[Any]], Any] = compiled.current_callable
 
         def call(inputs: list[Any]) -> Any:
-            # A copy made in inference mode could never be written to outside of it.
+            # A copy made in inference mode could not be written to outside of it.
             with torch.inference_mode(mode=False):
                 lows = [self.get(inputs[c.source], c.dtype) for c in casts]
             inputs.extend(lows)

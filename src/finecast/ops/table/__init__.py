@@ -1,4 +1,4 @@
-"""The rows of the op table, by what the ops do."""
+"""The op table: rows by family of ops."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Ops that gather many elements into one: norms, softmax, reductions, pools, losses."""
+"""Ops that combine many elements: norms, softmax, reductions, pools, losses, transforms."""
 
 from __future__ import annotations
 
 from finecast.ops.table.base import FlopRule, OpInfo, OpKind, Tier, family, row
 
 AGGREGATE: tuple[OpInfo, ...] = (
-    # With the stored statistics of inference it is one multiply and one add.
+    # In inference, with stored statistics, it is one multiply and one add.
     *family(
         OpKind.NORM,
         Tier.FOLLOW,
@@ -155,7 +155,7 @@ AGGREGATE: tuple[OpInfo, ...] = (
         accumulates=True,
         flops=FlopRule.PER_INPUT,
     ),
-    # They add up the rows of a table that a bag or a segment names.
+    # Sums and maxima over the rows of a table that a bag or a segment names.
     *family(
         OpKind.REDUCTION,
         Tier.SENSITIVE,

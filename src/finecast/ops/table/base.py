@@ -54,8 +54,9 @@ _MATMUL_ENGINE = frozenset({OpKind.MATMUL, OpKind.CONV, OpKind.RECURRENT, OpKind
 class Tier(Enum):
     """What is known of an op's numerics before anything is measured.
 
-    LOW is compute-bound and safe in a low format with fp32 accumulation. FOLLOW has no
-    opinion of its own. SENSITIVE loses digits or range. NEVER keeps its type.
+    LOW: compute-bound, and safe in a low format with fp32 accumulation. FOLLOW: neither
+    reason for a low format nor against it. SENSITIVE: loses digits or range. NEVER: keeps its
+    type.
     """
 
     LOW = auto()
@@ -99,12 +100,11 @@ class FlopRule(Enum):
 class OpInfo:
     """One row: all that is known about a canonical op.
 
-    ``exact`` says that the op only moves, selects or negates numbers (or gives no float):
-    on rounded inputs its float results are already rounded. ``accumulates`` says that a
-    result sums many terms, so that reduction depth matters. ``onnx``, ``aten``, ``tf`` and
-    ``openvino`` are the native names, ``onnx`` with its domain: ``onnx::MatMul``,
-    ``com.microsoft::FusedMatMul``; OpenVINO's are those of its operation sets.
-    ``flops`` is None where no count is known.
+    ``exact``: the op only moves, selects or negates numbers (or gives no float), so that its
+    results on rounded inputs are already rounded. ``accumulates``: a result sums many terms,
+    so that the depth of the reduction matters. ``onnx``, ``aten``, ``tf`` and ``openvino``
+    are the native names with their domain: ``onnx::MatMul``, ``com.microsoft::FusedMatMul``;
+    OpenVINO's are those of its operation sets. ``flops`` is None if no count is known.
     """
 
     name: str
@@ -120,17 +120,17 @@ class OpInfo:
 
     @property
     def natives(self) -> tuple[str, ...]:
-        """Its names in all frontends."""
+        """The op's names in all frontends."""
         return (*self.onnx, *self.aten, *self.tf, *self.openvino)
 
     @property
     def matmul_engine(self) -> bool:
-        """Whether it runs on the matmul engine."""
+        """Whether the op runs on the matmul engine."""
         return self.kind.matmul_engine
 
     @property
     def places(self) -> bool:
-        """Whether it only places numbers elsewhere, and computes none."""
+        """Whether the op only places numbers elsewhere, and computes none."""
         return self.exact and self.kind in (OpKind.RELAYOUT, OpKind.MOVEMENT)
 
 
@@ -148,9 +148,10 @@ class OpRow:
 def row(
     name: str, onnx: str = "", aten: str = "", *, openvino: str = "", tensorflow: str = ""
 ) -> OpRow:
-    """A row; ONNX names without a domain are the default domain's, ``ms::`` is ORT's.
+    """A row; native names are separated by spaces.
 
-    Names of PyTorch without a namespace are ATen's.
+    ONNX names without a domain are the default domain's, ``ms::`` stands for ONNX Runtime's.
+    PyTorch's names without a namespace are ATen's.
     """
     return OpRow(name=name, onnx=onnx, aten=aten, openvino=openvino, tensorflow=tensorflow)
 
@@ -163,7 +164,7 @@ def family(
     accumulates: bool = False,
     flops: FlopRule | None = None,
 ) -> tuple[OpInfo, ...]:
-    """Rows that share all but their names."""
+    """Table rows for ``rows``, which share everything but their names."""
     return tuple(
         OpInfo(
             name=r.name,

@@ -43,7 +43,7 @@ ENGINE: tuple[OpInfo, ...] = (
         accumulates=True,
         flops=FlopRule.EINSUM,
     ),
-    # Weights are stored in 4 or 8 bits; what a plan decides is the activations' format.
+    # Weights are stored in 4 or 8 bits; a plan decides the activations' format.
     *family(
         OpKind.MATMUL,
         Tier.LOW,
@@ -86,7 +86,7 @@ ENGINE: tuple[OpInfo, ...] = (
         accumulates=True,
         flops=FlopRule.CONV_TRANSPOSE,
     ),
-    # The groups are an axis of the weights of their own.
+    # The weights have an axis for the groups.
     *family(
         OpKind.CONV,
         Tier.LOW,
@@ -131,7 +131,7 @@ ENGINE: tuple[OpInfo, ...] = (
         accumulates=True,
         flops=FlopRule.RECURRENT_SEQUENCE,
     ),
-    # The old GRUUnit of ONNX's experimental days takes the products from outside.
+    # GRUUnit, an early experimental op of ONNX, gets the matrix products as inputs.
     *family(OpKind.RECURRENT, Tier.LOW, row("gru_unit", "GRUUnit"), accumulates=True),
     *family(
         OpKind.ATTENTION,
@@ -181,7 +181,7 @@ ENGINE: tuple[OpInfo, ...] = (
         ),
         accumulates=True,
     ),
-    # A recurrent state that sums over the whole sequence, unlike a softmax's mean.
+    # Their recurrent state is a sum over the whole sequence, not a mean as of a softmax.
     *family(
         OpKind.ATTENTION,
         Tier.SENSITIVE,

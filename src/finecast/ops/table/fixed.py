@@ -1,4 +1,4 @@
-"""Ops that keep their type: no precision of theirs is ours to choose."""
+"""Ops that keep their type in every plan."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ FIXED: tuple[OpInfo, ...] = (
             " quantized_decomposed::quantize_per_channel",
             tensorflow="QuantizeV2",
         ),
-        # Both at once: what it gives are floats, of the numbers that codes stand for.
+        # Quantizes and dequantizes at once: the result is float, rounded to encoded numbers.
         row(
             "fake_quantize",
             "",
@@ -148,18 +148,18 @@ FIXED: tuple[OpInfo, ...] = (
         flops=FlopRule.ZERO,
     ),
     *family(OpKind.SEQUENCE, Tier.NEVER, row("sequence_map", "SequenceMap")),
-    # Memory of the model's own that lasts from call to call, and has a type of its own.
+    # The model's variables, which last from call to call and have a type of their own.
     *family(
         OpKind.CONTROL, Tier.NEVER, row("variable", openvino="ReadValue Assign"), exact=True
     ),
-    # A write into memory that lasts, which keeps its type.
+    # A write into a tensor that lasts from call to call and keeps its type.
     *family(
         OpKind.MOVEMENT,
         Tier.NEVER,
         row("assign", "", "copy_ _foreach_copy_"),
         exact=True,
     ),
-    # Boxes and anchors are coordinates, decoded by ops that have no other than fp32 kernels.
+    # Boxes and anchors are coordinates, and the ops have fp32 kernels only.
     *family(
         OpKind.IMAGE,
         Tier.NEVER,
@@ -182,7 +182,7 @@ FIXED: tuple[OpInfo, ...] = (
         flops=FlopRule.ZERO,
     ),
     *family(OpKind.CONV, Tier.NEVER, row("binary_conv", openvino="BinaryConvolution")),
-    # No float at all; listed so that they are not reported as unknown.
+    # Ops without floats, listed so that they are not reported as unknown.
     *family(
         OpKind.COMPARISON,
         Tier.NEVER,
@@ -231,7 +231,7 @@ FIXED: tuple[OpInfo, ...] = (
         row("image_decoder", "ImageDecoder"),
         row("image_scaler", "ImageScaler"),
     ),
-    # Relative position buckets are integers; the table that they index is tiny.
+    # Relative positions are integers, and the table that they index is tiny.
     *family(
         OpKind.ATTENTION,
         Tier.NEVER,

@@ -1,4 +1,4 @@
-"""Ops that only PyTorch's graphs hold: gradients, fused attention, training forms of norms."""
+"""Ops that only PyTorch's graphs have: gradients, fused attention, training forms of norms."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ GRADIENT: tuple[OpInfo, ...] = (
         accumulates=True,
         flops=FlopRule.PER_INPUT,
     ),
-    # A row sums as many gradients as its index occurs: a frequent one loses the small ones.
+    # A row sums a gradient for each time its index occurs; large sums lose small terms.
     *family(
         OpKind.REDUCTION,
         Tier.SENSITIVE,

@@ -261,7 +261,7 @@ MOVEMENT: tuple[OpInfo, ...] = (
         exact=True,
         flops=FlopRule.ZERO,
     ),
-    # A frontend's own node where control flow forces values to share one type.
+    # Added by frontends where control flow forces values to share one type.
     *family(
         OpKind.CONTROL,
         Tier.FOLLOW,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from finecast.ops.table.base import FlopRule, OpInfo, OpKind, Tier, family, row
 
 POINTWISE: tuple[OpInfo, ...] = (
-    # They select, negate, or give whole numbers no wider than their input: nothing to round.
+    # Their results need no rounding: selected or negated inputs, or rounded to whole numbers.
     *family(
         OpKind.ELEMENTWISE,
         Tier.FOLLOW,
@@ -106,8 +106,8 @@ POINTWISE: tuple[OpInfo, ...] = (
         row("softsign", "Softsign", "softsign", openvino="SoftSign", tensorflow="Softsign"),
         flops=FlopRule.TRANSCENDENTAL,
     ),
-    # Absolute input error becomes relative output error (exp), slopes without bound
-    # (log, rsqrt, atanh), or arguments far beyond one period (sin of a position).
+    # Absolute input error becomes relative output error (exp), slopes are unbounded (log,
+    # rsqrt, atanh), or arguments are many periods long (sin of a position).
     *family(
         OpKind.TRANSCENDENTAL,
         Tier.SENSITIVE,
