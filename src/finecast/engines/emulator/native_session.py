@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from finecast.devices.emulation import Emulation
 from finecast.devices.setting import (
@@ -157,14 +158,16 @@ class _Builder:
         if value is None or value.constant is None:
             return
         wants = self.wants.constant(node, index)
-        on = [into for into, bits in wants.items() if self.setting.on(bits)]
-        if not on:
+        if not any(self.setting.on(bits) for bits in wants.values()):
             return
-        array = value.constant.read().astype(np.float32)
-        for into in on:
-            array = convert(array, self.wants.conversion(value, into))
+
+        def rounding(base: NDArray[np.float32], into: Into) -> NDArray[np.float32]:
+            return convert(base, self.wants.conversion(value, into))
+
+        exact = value.constant.read().astype(np.float32)
+        views = RoundedViews(native=exact, rounding=rounding, fixed=self.setting)
         use = Use(node=node.id, index=index)
-        self.model.give(value.id, [use], self.model.constant(array))
+        self.model.give(value.id, [use], self.model.constant(views.of(wants)))
 
     def _spoil_infinities(self, node: Node) -> None:
         """Inf times the identity's zeros is NaN along the whole vector, unless clamped."""
