@@ -264,9 +264,7 @@ class OpenVinoEngine:
         Raises:
             EngineError: As ``load``; or if there is no hint for the format.
         """
-        if fmt not in _HINTS:
-            raise EngineError(f"OpenVINO has no precision hint for {fmt.label}")
-        return self._load(model, _HINTS[fmt], profiling=False, named=True)
+        return self._load(model, _hint(fmt), profiling=False, named=True)
 
     def load_streams(self, model: Loadable, fmt: Format = Format.FP32) -> OpenVinoStreams:
         """Under the performance hint for throughput, and the precision hint for ``fmt``.
@@ -275,7 +273,7 @@ class OpenVinoEngine:
             EngineError: As ``load_hinted``; or if the model keeps a state between requests.
         """
         where = str(model) if isinstance(model, Path) else ""
-        settings = config(self._core, self._device, _HINTS[fmt], serving="THROUGHPUT")
+        settings = config(self._core, self._device, _hint(fmt), serving="THROUGHPUT")
         with self._compiled(model, where, settings) as (compiled, source, _):
             return OpenVinoStreams(compiled, specs_of(compiled.inputs, source.inputs), where)
 
@@ -319,6 +317,13 @@ class OpenVinoEngine:
         source = model_source(own)
         _check_depth(source, where)
         yield own, source, partial(op_names, own)
+
+
+def _hint(fmt: Format) -> str:
+    """OpenVINO's name of the precision hint for ``fmt``; raises EngineError if it has none."""
+    if fmt not in _HINTS:
+        raise EngineError(f"OpenVINO has no precision hint for {fmt.label}")
+    return _HINTS[fmt]
 
 
 def _check_depth(source: ModelSource, where: str) -> None:

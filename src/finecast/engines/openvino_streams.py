@@ -65,8 +65,8 @@ class OpenVinoStreams:
         """
         shared: list[list[Array]] = []  # requests read them until they are done
         try:
-            for one in feeds:
-                shared.append([shareable(a) for a in ordered_feeds(one, self._inputs)])
+            for arrays in [ordered_feeds(one, self._inputs) for one in feeds]:
+                shared.append([shareable(array) for array in arrays])
                 tensors = map(tensor_of, shared[-1], self._types)
                 self._queue.start_async(dict(enumerate(tensors)), share_inputs=True)
             self._queue.wait_all()

@@ -82,8 +82,8 @@ def read_source(model: Path | bytes) -> ModelSource:
             "not an ONNX model: it has no graph", where=where, fix="export the model again"
         )
     return ModelSource(
-        inputs=tuple(_spec(v) for v in proto.graph.input if v.name not in initialized),
-        outputs=tuple(_spec(v) for v in proto.graph.output),
+        inputs=tuple(_spec(v, where) for v in proto.graph.input if v.name not in initialized),
+        outputs=tuple(_spec(v, where) for v in proto.graph.output),
         steps=tuple(_step(node) for node in proto.graph.node),
         depth=_depth(proto.graph),
     )
@@ -104,11 +104,17 @@ def _light(model: Path | bytes) -> tuple[bytes, frozenset[str]]:
     return without_weights(memoryview(mapped))
 
 
-def _spec(info: onnx.ValueInfoProto) -> TensorSpec:
+def _spec(info: onnx.ValueInfoProto, where: str) -> TensorSpec:
     import onnx
 
-    tensor = info.type.tensor_type
-    name = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
+    tensor, known = info.type.tensor_type, onnx.TensorProto.DataType
+    if tensor.elem_type not in known.values():
+        raise EngineError(
+            f"not an ONNX model: {info.name!r} has the unknown element type {tensor.elem_type}",
+            where=where,
+            fix="export the model again",
+        )
+    name = known.Name(tensor.elem_type).lower()
     shape = None
     if tensor.HasField("shape"):
         shape = tuple(_dim(dim) for dim in tensor.shape.dim)

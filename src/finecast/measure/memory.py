@@ -2,7 +2,8 @@
 
 A fresh process, because the high-water mark of this one never goes down. The mark is
 the kernel's ``VmHWM``; ``ru_maxrss`` would start at this process's own, which a child
-inherits. When run as ``python -m finecast.measure.memory MODEL ENGINE FEEDS.npz`` this module is that process.
+inherits. Run as ``python -m finecast.measure.memory MODEL ENGINE FEEDS.npz``, this module is
+that process.
 """
 
 from __future__ import annotations

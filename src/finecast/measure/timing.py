@@ -48,7 +48,7 @@ class Turns:
         self._random = random.Random(0)
 
     def warm_up(self, calls: int) -> None:
-        """Call each up to ``calls`` times; if all are short, each timed call is a second one."""
+        """Call each up to ``calls`` times; if all are short, timed calls are second calls."""
         longest = 0.0
         for name in self.calls:
             end, took_s = now_s() + _WARM_S, float("inf")

@@ -161,7 +161,9 @@ class Format(Enum):
 
     def _check_float(self) -> None:
         if self.scaled:
-            raise ValueError(f"{self.label} does not round without the parameters of an encoding")
+            raise ValueError(
+                f"{self.label} does not round without the parameters of an encoding"
+            )
 
     @classmethod
     def parse(cls, name: str) -> Format:

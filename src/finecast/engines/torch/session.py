@@ -188,7 +188,24 @@ def arguments_of(
             f"example_inputs is a {type(args).__name__}",
             fix="give the positional inputs as a tuple, as (x,)",
         )
-    return tuple(args), dict(kwargs or {})
+    given = dict(kwargs or {})
+    if isinstance(module, ExportedProgram):
+        given = _in_program_order(module, given)
+    return tuple(args), given
+
+
+def _in_program_order(program: ExportedProgram, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """``kwargs`` in the order of the program's placeholders, whatever that of the call."""
+    spec = program.call_spec.in_spec
+    assert spec is not None
+    names: list[str] = spec.child(1).context
+    if set(names) != set(kwargs):
+        raise UsageError(
+            f"the program's keyword inputs are {', '.join(names) or 'none'},"
+            f" not {', '.join(kwargs) or 'none'}",
+            fix="give example_kwargs with these names",
+        )
+    return {name: kwargs[name] for name in names}
 
 
 def examples(program: ExportedProgram) -> Arguments:
