@@ -55,9 +55,7 @@ def program() -> torch.export.ExportedProgram:
 
 
 class Chain(nn.Module):
-    def forward(
-        self, x: torch.Tensor, *, a: torch.Tensor, b: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, *, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return (x @ a) @ b
 
 

@@ -110,7 +110,8 @@ def _spec(info: onnx.ValueInfoProto, where: str) -> TensorSpec:
     tensor, known = info.type.tensor_type, onnx.TensorProto.DataType
     if tensor.elem_type not in known.values():
         raise EngineError(
-            f"not an ONNX model: {info.name!r} has the unknown element type {tensor.elem_type}",
+            f"not an ONNX model: {info.name!r} has the unknown element type"
+            f" {tensor.elem_type}",
             where=where,
             fix="export the model again",
         )

@@ -172,7 +172,7 @@ class Graph:
         return self._derived[key]
 
     def static_shapes(self, names: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        """Shapes, by name, of those values in ``names`` (name to id) whose every size is known."""
+        """Shapes, by name, of the values in ``names`` (ids) whose sizes are all known."""
         found: dict[str, tuple[int, ...]] = {}
         for name, index in names.items():
             shape = self.values[index].shape

@@ -46,9 +46,9 @@ _LIBRARIES = (
 )
 _CPUINFO = Path("/proc/cpuinfo")
 
-# Environment variables that forbid newer instructions to oneDNN, and to engines that ask it what
-# the CPU has (OpenVINO, PyTorch). They are read when the process starts; the second, older name
-# counts where the first is not set.
+# Environment variables that forbid newer instructions to oneDNN, and to engines that ask it
+# what the CPU has (OpenVINO, PyTorch). They are read when the process starts; the second, an
+# older name, counts where the first is not set.
 _ISA_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 # Values of the variable, and the instruction sets that each allows, as bits. Any other value
 # (ALL, DEFAULT, newer ones) allows all. Source: oneDNN's dnnl_cpu_isa_t.

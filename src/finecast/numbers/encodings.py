@@ -1,8 +1,8 @@
 """Encodings: how numbers are stored and read back, and which formats have parameters.
 
 A float format is an encoding without parameters. A new encoding is a row of
-``formats.Format``, one of ``SCALED`` if it has parameters, one in each frontend that states it,
-and one in each engine that computes with it.
+``formats.Format``, one of ``SCALED`` if it has parameters, one in each frontend that states
+it, and one in each engine that computes with it.
 """
 
 from __future__ import annotations

@@ -20,6 +20,9 @@ from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
 from finecast.numbers.scaled import Scaled
 
+SEEDS: Final = 2**128
+"""Seeds of stochastic rounding are below this: a key of Philox has 128 bits."""
+
 # A Philox block is four words of 64 bits; a draw takes the upper half of one.
 _DRAWS_PER_BLOCK: Final = 4
 _DRAW_BITS: Final = 32
