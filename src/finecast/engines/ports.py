@@ -1,4 +1,4 @@
-"""A session's ports: element types by label, and the check of feeds against them."""
+"""A session's ports: element types by label, and checks of feeds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def dtype_label(dtype: np.dtype[np.generic]) -> str:
 
 
 def ordered_feeds(feeds: Feeds, inputs: Sequence[TensorSpec]) -> list[Array]:
-    """The arrays of ``feeds`` in the model's order, once names, types and ranks fit.
+    """The arrays of ``feeds`` in the model's order, after checking names, types and shapes.
 
     Raises:
         UsageError: If an input is missing or unknown, or an array's type or shape is not
@@ -53,7 +53,7 @@ def ordered_feeds(feeds: Feeds, inputs: Sequence[TensorSpec]) -> list[Array]:
 
 
 def check_array(array: Array, spec: TensorSpec) -> None:
-    """Hold ``array`` against one input's element type, rank and fixed dimensions.
+    """Check an array's element type, rank and sizes against those of an input.
 
     Raises:
         UsageError: If it does not fit.

@@ -1,4 +1,4 @@
-"""The small ONNX models that probing runs: products, and a convolution."""
+"""The small ONNX models that probing runs: matrix products and a convolution."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TYPE_STRINGS = {
 @final
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """``op``, then Relu, ``depth`` times, on seeded data; large enough to outweigh a call."""
+    """``op``, then Relu, ``depth`` times, on seeded data; large beside the cost of a call."""
 
     name: str
     op: str
@@ -52,7 +52,7 @@ class Probe:
 
     @cached_property
     def stages(self) -> list[NDArray[np.float64]]:
-        """The input and the result of each turn, in double precision."""
+        """The input, and the values after each ``op`` and Relu, in double precision."""
         found = [self.x]
         for _ in range(self.depth):
             found.append(np.maximum(self._step(found[-1]), 0))
@@ -74,14 +74,14 @@ PROBES = (
     Probe(name="matmul", op="MatMul", x_shape=(256, 384), w_shape=(384, 384), depth=2),
     Probe(name="conv", op="Conv", x_shape=(1, 64, 28, 28), w_shape=(64, 64, 3, 3), depth=2),
 )
-# Of one row by weights of 16 MB, more than the caches that belong to a core hold.
+# One row by weights of 16 MB, which are more than the caches of a core hold.
 _WEIGHT_PROBES = (
     Probe(name="matvec", op="MatMul", x_shape=(1, 2048), w_shape=(2048, 2048), depth=1),
 )
 
 
 def probes_of(fmt: Format) -> tuple[Probe, ...]:
-    """Those that tell of ``fmt``; in fp32 they are run besides, for comparison."""
+    """The probes for ``fmt``; they are run in fp32 as well, for comparison."""
     return _WEIGHT_PROBES if fmt.constants_only else PROBES
 
 
@@ -125,7 +125,7 @@ def build(probe: Probe, fmt: Format) -> bytes:
 
 
 def build_scaled(probe: Probe, fmt: Format) -> bytes:
-    """The probe whose products read codes, with scales that fit its numbers."""
+    """The probe with products on codes, whose scales fit its data."""
     from onnx import helper, numpy_helper
 
     from finecast.numbers.encodings import SCALED
@@ -165,7 +165,7 @@ def build_scaled(probe: Probe, fmt: Format) -> bytes:
     last = probe.stages[-1]
     if fmt.constants_only:
         node("Identity", [value], "y")
-    else:  # kernels of some engines give nothing but codes
+    else:  # some engines have only kernels that give codes
         of_value = Scaled.fitted(fmt, row.values, last.min(), last.max())
         given = parameters("last", of_value)
         node("QuantizeLinear", [value, *given], "q_last")

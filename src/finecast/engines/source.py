@@ -1,4 +1,4 @@
-"""What engines need to know of an ONNX file beside running it: ports and node names."""
+"""Ports and node names of an ONNX file, read without its weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStep:
-    """One node of the main graph; ``inputs`` counts what its bodies capture."""
+    """One node of the main graph; ``inputs`` include the values that its bodies capture."""
 
     name: str
     op: str
@@ -37,9 +37,9 @@ class ModelStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """Ports and nodes of an ONNX model; nodes in file order (topological by ONNX's law).
+    """Ports and nodes of an ONNX model; nodes in file order, which ONNX has topological.
 
-    ``depth`` is how deep bodies of control flow nest in each other.
+    ``depth`` is how many levels bodies of control flow are nested.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -49,12 +49,12 @@ class ModelSource:
 
     @property
     def producers(self) -> dict[str, str]:
-        """The node's name by the name of each value it makes."""
+        """The name of each value's producer, by the name of the value."""
         return {value: step.name for step in self.steps for value in step.outputs}
 
 
 def read_source(model: Path | bytes) -> ModelSource:
-    """Read names and ports; weights in external files stay there.
+    """Read ports and names of nodes; weights are not read.
 
     Raises:
         UsageError: If the file cannot be read.
@@ -100,7 +100,8 @@ def _light(model: Path | bytes) -> tuple[bytes, frozenset[str]]:
         return without_weights(memoryview(model))
     with model.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    # unmapped with its last view; closing it here would fail while an error holds one
+    # The file is unmapped with its last view. Closing it here would fail if an exception's
+    # traceback still held a view.
     return without_weights(memoryview(mapped))
 
 

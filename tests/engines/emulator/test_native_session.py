@@ -40,4 +40,4 @@ def test_a_cast_takes_the_place_of_what_the_engine_does_itself(
     session = NativeEmulatorSession(copy=copy, emulation=how, setting=setting)
     (got,) = session.run({"x": x}).values()
     expected = round_to(x, real) @ round_to(w, real)
-    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(got, np.float32), expected, rtol=1e-5, atol=1e-5)
