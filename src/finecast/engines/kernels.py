@@ -10,17 +10,11 @@ from typing import Final, Protocol, runtime_checkable
 from finecast.devices.targets import Target
 from finecast.engines.base import Engine
 from finecast.engines.emulator import EmulatorEngine
+from finecast.engines.source import ONNX_NAMES
 from finecast.graph import PHI, Node
 from finecast.numbers.formats import Format
 from finecast.ops import lookup
 
-_TYPES: Final = {
-    Format.FP32: "tensor(float)",
-    Format.FP16: "tensor(float16)",
-    Format.BF16: "tensor(bfloat16)",
-    Format.FP8_E4M3: "tensor(float8e4m3fn)",
-    Format.FP8_E5M2: "tensor(float8e5m2)",
-}
 _CPU: Final = "CPUExecutionProvider"
 # ONNX Runtime's CPU provider runs an fp16 op that it has no kernel for in fp32, between casts
 # of its own; of bf16 it knows only conversions.
@@ -77,7 +71,7 @@ def _onnxruntime(provider: str, node: Node, fmt: Format) -> bool | None:
     key = (provider, "" if domain == "onnx" else domain, op)
     if key not in kernels or (provider, fmt) in _EMULATED or fmt.scaled:
         return None  # ops on codes become kernels by fusion, which only a run tells
-    return _TYPES.get(fmt) in kernels[key]
+    return f"tensor({ONNX_NAMES.get(fmt.label)})" in kernels[key]
 
 
 @lru_cache(maxsize=1)

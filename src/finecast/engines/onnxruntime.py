@@ -18,21 +18,13 @@ from finecast.engines.cpus import cpus
 from finecast.engines.onnxruntime_profile import kernel_times
 from finecast.engines.onnxruntime_streams import OnnxRuntimeStreams
 from finecast.engines.ports import DTYPES, ordered_feeds
-from finecast.engines.source import ModelSource, read_source
+from finecast.engines.source import LABELS, ModelSource, read_source
 from finecast.errors import EngineError, UsageError
 from finecast.numbers.formats import Format
 
 if TYPE_CHECKING:
     import onnxruntime
 
-_TYPES = {
-    "float": "fp32",
-    "double": "fp64",
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "float8e4m3fn": "fp8_e4m3",
-    "float8e5m2": "fp8_e5m2",
-}
 _ELEMENTS = {"bf16": 16, "fp8_e4m3": 17, "fp8_e5m2": 19}
 """onnx.TensorProto's numbers of the types that numpy lacks."""
 
@@ -329,7 +321,7 @@ def _spec(port: Any, shapeless: Container[str]) -> TensorSpec:
     element: str = port.type.removeprefix("tensor(").removesuffix(")")
     shape = None if port.name in shapeless else port.shape
     dims = None if shape is None else tuple(d if d != "" else None for d in shape)
-    return TensorSpec(name=port.name, dtype=_TYPES.get(element, element), shape=dims)
+    return TensorSpec(name=port.name, dtype=LABELS.get(element, element), shape=dims)
 
 
 def _array(value: onnxruntime.OrtValue, spec: TensorSpec) -> Array:

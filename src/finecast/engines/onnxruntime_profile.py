@@ -12,10 +12,9 @@ from pathlib import Path
 
 from finecast.engines.attribution import Kernel, attribute, node_of
 from finecast.engines.base import KernelTime
-from finecast.engines.source import ModelSource, ModelStep
+from finecast.engines.source import LABELS, ModelSource, ModelStep
 
 _SUFFIX = "_kernel_time"
-_LABELS = {"float": "fp32", "float16": "fp16", "bfloat16": "bf16", "double": "fp64"}
 # Kernels that read or give such numbers compute in the type of their first input.
 _EIGHT_BITS = frozenset({"int8", "uint8"})
 _ADDED = frozenset({"ReorderInput", "ReorderOutput", "MemcpyFromHost", "MemcpyToHost"})
@@ -39,7 +38,7 @@ def kernel_times(
         read = [t for shape in details.get("input_type_shape", ())[:1] for t in shape]
         if read and not _EIGHT_BITS.isdisjoint((*read, *types[:1])):
             types = read
-        formats[kernel] = _LABELS.get(types[0], types[0]) if types else ""
+        formats[kernel] = LABELS.get(types[0], types[0]) if types else ""
     ops = attribute(original.steps, _kernels(optimized, original))
     found = [
         KernelTime(

@@ -9,17 +9,11 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from finecast.engines.source import ONNX_NAMES
 from finecast.numbers.formats import Format
 
 _OPSET = 22  # the first in which bf16 convolutions are legal
 _IR_VERSION = 10
-_TYPE_STRINGS = {
-    Format.FP32: "float",
-    Format.BF16: "bfloat16",
-    Format.FP16: "float16",
-    Format.FP8_E4M3: "float8e4m3fn",
-    Format.FP8_E5M2: "float8e5m2",
-}
 
 
 @final
@@ -92,7 +86,7 @@ def admitted(op: str, fmt: Format) -> bool:
     (constraint,) = (
         c for c in defs.get_schema(op, _OPSET).type_constraints if c.type_param_str == "T"
     )
-    return f"tensor({_TYPE_STRINGS.get(fmt)})" in constraint.allowed_type_strs
+    return f"tensor({ONNX_NAMES.get(fmt.label)})" in constraint.allowed_type_strs
 
 
 def build(probe: Probe, fmt: Format) -> bytes:

@@ -6,7 +6,7 @@ import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from finecast.engines.base import TensorSpec
 from finecast.engines.wire import without_weights
@@ -15,7 +15,7 @@ from finecast.errors import EngineError, UsageError
 if TYPE_CHECKING:
     import onnx
 
-_TYPES = {
+LABELS: Final = {
     "float": "fp32",
     "double": "fp64",
     "bfloat16": "bf16",
@@ -23,6 +23,8 @@ _TYPES = {
     "float8e4m3fn": "fp8_e4m3",
     "float8e5m2": "fp8_e5m2",
 }
+"""Labels of ONNX's float types; other types are called alike."""
+ONNX_NAMES: Final = {label: name for name, label in LABELS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +122,7 @@ def _spec(info: onnx.ValueInfoProto, where: str) -> TensorSpec:
     shape = None
     if tensor.HasField("shape"):
         shape = tuple(_dim(dim) for dim in tensor.shape.dim)
-    return TensorSpec(name=info.name, dtype=_TYPES.get(name, name), shape=shape)
+    return TensorSpec(name=info.name, dtype=LABELS.get(name, name), shape=shape)
 
 
 def _dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:

@@ -40,6 +40,8 @@ __all__ = [
 
 # The first one with casts to bf16; Clip has its bounds as inputs since 11.
 _OPSET: Final = 13
+# Inputs of an instrumented model, besides constants, that are not the model's own.
+_OWN: Final = frozenset({EMULATION_SWITCH, OFFSET})
 
 
 @final
@@ -90,9 +92,6 @@ class EmulatorSession:
         """An empty list: the time that emulation takes says nothing of the device."""
         del feeds, repeats
         return []
-
-
-_OWN = frozenset({EMULATION_SWITCH, OFFSET})
 
 
 @final

@@ -137,7 +137,7 @@ class TensorFlowSession:
         self._config = _config(profiling, rewrite)
         graph, tensors = model.imported()
         self._feeds = [tensors[p.tensor] for p in model.inputs]
-        self._fetches = [tensors[p.tensor] for p in model.outputs]
+        self._fetches = {p.name: tensors[p.tensor] for p in model.outputs}
         self._session = tf.compat.v1.Session(graph=graph, config=self._config)
         self._calls: dict[tuple[str, ...], Callable[..., Any]] = {}
 
@@ -158,7 +158,7 @@ class TensorFlowSession:
             UsageError: If the feeds do not fit the inputs.
             EngineError: If TensorFlow fails.
         """
-        return self.show(feeds, [p.name for p in self._model.outputs])
+        return self.show(feeds, [*self._fetches])
 
     def show(self, feeds: Feeds, names: Sequence[str]) -> dict[str, Array]:
         """Run once and give the outputs called ``names``.
@@ -171,9 +171,7 @@ class TensorFlowSession:
         key = tuple(names)
         try:
             if key not in self._calls:
-                ends = dict(zip((p.name for p in self._model.outputs), self._fetches,
-                                strict=True))  # fmt: skip
-                wanted = [ends[n] for n in names]
+                wanted = [self._fetches[n] for n in names]
                 self._calls[key] = self._session.make_callable(wanted, self._feeds)
             return dict(zip(names, self._calls[key](*arrays), strict=True))
         except (tf.errors.OpError, ValueError, TypeError) as error:
@@ -204,7 +202,9 @@ class TensorFlowSession:
         try:
             for _ in range(repeats + 1):
                 seen = tf.compat.v1.RunMetadata()
-                self._session.run(self._fetches, given, options=options, run_metadata=seen)
+                self._session.run(
+                    [*self._fetches.values()], given, options=options, run_metadata=seen
+                )
                 runs.append(seen)
         except (tf.errors.OpError, ValueError, TypeError) as error:
             raise EngineError(
