@@ -10,7 +10,7 @@ from typing import Final, Protocol, runtime_checkable
 from finecast.devices.targets import Target
 from finecast.engines.base import Engine
 from finecast.engines.emulator import EmulatorEngine
-from finecast.engines.source import ONNX_NAMES
+from finecast.engines.ports import ONNX_NAMES
 from finecast.graph import PHI, Node
 from finecast.numbers.formats import Format
 from finecast.ops import lookup

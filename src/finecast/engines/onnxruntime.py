@@ -17,8 +17,8 @@ from finecast.engines.base import Array, Capability, Feeds, KernelTime, TensorSp
 from finecast.engines.cpus import cpus
 from finecast.engines.onnxruntime_profile import kernel_times
 from finecast.engines.onnxruntime_streams import OnnxRuntimeStreams
-from finecast.engines.ports import DTYPES, ordered_feeds
-from finecast.engines.source import LABELS, ModelSource, read_source
+from finecast.engines.ports import DTYPES, ONNX_LABELS, ordered_feeds
+from finecast.engines.source import ModelSource, read_source
 from finecast.errors import EngineError, UsageError
 from finecast.numbers.formats import Format
 
@@ -321,7 +321,7 @@ def _spec(port: Any, shapeless: Container[str]) -> TensorSpec:
     element: str = port.type.removeprefix("tensor(").removesuffix(")")
     shape = None if port.name in shapeless else port.shape
     dims = None if shape is None else tuple(d if d != "" else None for d in shape)
-    return TensorSpec(name=port.name, dtype=LABELS.get(element, element), shape=dims)
+    return TensorSpec(name=port.name, dtype=ONNX_LABELS.get(element, element), shape=dims)
 
 
 def _array(value: onnxruntime.OrtValue, spec: TensorSpec) -> Array:

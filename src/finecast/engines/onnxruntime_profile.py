@@ -12,7 +12,8 @@ from pathlib import Path
 
 from finecast.engines.attribution import Kernel, attribute, node_of
 from finecast.engines.base import KernelTime
-from finecast.engines.source import LABELS, ModelSource, ModelStep
+from finecast.engines.ports import ONNX_LABELS
+from finecast.engines.source import ModelSource, ModelStep
 
 _SUFFIX = "_kernel_time"
 # Kernels that read or give such numbers compute in the type of their first input.
@@ -38,7 +39,7 @@ def kernel_times(
         read = [t for shape in details.get("input_type_shape", ())[:1] for t in shape]
         if read and not _EIGHT_BITS.isdisjoint((*read, *types[:1])):
             types = read
-        formats[kernel] = LABELS.get(types[0], types[0]) if types else ""
+        formats[kernel] = ONNX_LABELS.get(types[0], types[0]) if types else ""
     ops = attribute(original.steps, _kernels(optimized, original))
     found = [
         KernelTime(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -19,6 +20,17 @@ _OTHERS = {
 }
 DTYPES: dict[str, np.dtype[np.generic]] = {**_FLOATS, **_OTHERS}
 """The numpy (or ml_dtypes) type of each element type's label."""
+
+ONNX_LABELS: Final = {
+    "float": "fp32",
+    "double": "fp64",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float8e4m3fn": "fp8_e4m3",
+    "float8e5m2": "fp8_e5m2",
+}
+"""Labels of ONNX's float types; the label of another type is ONNX's own name."""
+ONNX_NAMES: Final = {label: name for name, label in ONNX_LABELS.items()}
 
 _LABELS = {dtype: label for label, dtype in DTYPES.items()}
 

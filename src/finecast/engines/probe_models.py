@@ -9,7 +9,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.engines.source import ONNX_NAMES
+from finecast.engines.ports import ONNX_NAMES
 from finecast.numbers.formats import Format
 
 _OPSET = 22  # the first in which bf16 convolutions are legal

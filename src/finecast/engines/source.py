@@ -6,25 +6,15 @@ import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from finecast.engines.base import TensorSpec
+from finecast.engines.ports import ONNX_LABELS
 from finecast.engines.wire import without_weights
 from finecast.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
     import onnx
-
-LABELS: Final = {
-    "float": "fp32",
-    "double": "fp64",
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "float8e4m3fn": "fp8_e4m3",
-    "float8e5m2": "fp8_e5m2",
-}
-"""Labels of ONNX's float types; other types are called alike."""
-ONNX_NAMES: Final = {label: name for name, label in LABELS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +112,7 @@ def _spec(info: onnx.ValueInfoProto, where: str) -> TensorSpec:
     shape = None
     if tensor.HasField("shape"):
         shape = tuple(_dim(dim) for dim in tensor.shape.dim)
-    return TensorSpec(name=info.name, dtype=LABELS.get(name, name), shape=shape)
+    return TensorSpec(name=info.name, dtype=ONNX_LABELS.get(name, name), shape=shape)
 
 
 def _dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
