@@ -17,8 +17,8 @@ from finecast.frontends import onnx as frontend
 def without_links(model: Path | bytes) -> Generator[Path | bytes]:
     """``model``, or if it is a link, a copy with data that are no links, inside the block.
 
-    In the caches of Hugging Face's hub a model and its data are links to files in another
-    folder, and OpenVINO refuses data outside of the model's folder. The copies are hard links,
+    In the caches of Hugging Face's hub a model and its data are links to files beside each
+    other, and OpenVINO refuses data outside of the model's folder. The copies are hard links,
     which take no space, or files where hard links are impossible (another file system).
     """
     names = [] if isinstance(model, bytes) or not model.is_symlink() else _names(model)
@@ -34,7 +34,7 @@ def without_links(model: Path | bytes) -> Generator[Path | bytes]:
 
 
 def _names(model: Path) -> list[Path]:
-    """Files of a model's external data, relative to its folder and below it."""
+    """External data that the model may read, relative to its folder and below it."""
     try:
         files = frontend.load(model).external
     except ModelError:  # the engine will say what is wrong

@@ -50,7 +50,9 @@ Sensitivities = Mapping[Format, tuple[RoundingPoints, Sensitivity]]
 # Plans whose predicted time is within this factor of the fastest count as equally fast: a cost
 # model cannot tell them apart. The most accurate of them is taken.
 SAME_TIME: Final = 1.01
-_PROMOTED: Final = "it reads fp32: rounded, it would add errors that torch.autocast does not"
+_PROMOTED: Final = (
+    "it reads fp32: rounded, it would add errors that torch.autocast does not make"
+)
 _SAVED: Final = "the backward pass reads its result, which torch.autocast saves in this format"
 
 
