@@ -11,7 +11,7 @@ from finecast.cli.backends import BACKENDS, absent_backends
 from finecast.cli.doctor import cell, engine_specs
 from finecast.engines.base import Capability
 from finecast.engines.probe import PROBED
-from finecast.measure.environment import environment, limited
+from finecast.measure.environment import cpu_label, environment
 
 
 def test_every_engine_here_and_every_backend_absent_is_a_row(
@@ -102,5 +102,5 @@ def test_a_limit_on_instructions_is_said(
         assert main(["doctor"]) == 0
         said = " ".join(capsys.readouterr().out.split())
         assert ("ONEDNN_MAX_CPU_ISA=AVX2_VNNI is set" in said) == bool(isa)
-        assert limited(environment()).endswith("(ONEDNN_MAX_CPU_ISA=AVX2_VNNI)") == bool(isa)
+        assert cpu_label(environment()).endswith("(ONEDNN_MAX_CPU_ISA=AVX2_VNNI)") == bool(isa)
     environment.cache_clear()

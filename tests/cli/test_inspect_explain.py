@@ -83,11 +83,11 @@ def test_kernels_are_compared_of_low_nodes_alone(
     """Each comparison compiles the model twice: for an fp32 node there is nothing to tell."""
     compiled: list[object] = []
 
-    def load_telling(*given: object) -> tuple[None, tuple[()]]:
+    def load_with_kernels(*given: object) -> tuple[None, tuple[()]]:
         compiled.append(given)
         return None, ()
 
-    monkeypatch.setattr(model, "load_telling", load_telling)
+    monkeypatch.setattr(model, "load_with_kernels", load_with_kernels)
     options = ["--auto-cast", "matmult", "--auto-cast-type", "bf16", "--json"]
     assert finecast("explain", net, "soft", *options).json["fallen_apart"] == []
     assert not compiled

@@ -204,6 +204,8 @@ def test_the_environment() -> None:
     )
     emulation = resolve(found, target="trn1").emulation()
     assert (emulation.rounding, emulation.seed) == (Rounding.STOCHASTIC, 7)
+    with pytest.raises(UsageError, match=f"{2**128} is no seed"):
+        resolve(replace(found, seed=2**128), target="trn1")
     assert from_environment({}) == Given()
     # the command line stands to the right of the environment
     assert read(["--auto-cast", "matmult"]).over(found).auto_cast == "matmult"

@@ -38,6 +38,13 @@ def test_ports_and_names() -> None:
     assert source.producers == {"p": "matmul", "y": "y", "z": "branch"}
 
 
+def test_an_unknown_element_type_is_refused() -> None:
+    model = net()
+    model.graph.input[0].type.tensor_type.elem_type = 99
+    with pytest.raises(EngineError, match="'x' has the unknown element type 99"):
+        read_source(model.SerializeToString())
+
+
 def test_bodies_count_as_readers_of_what_they_capture() -> None:
     branch = read_source(net().SerializeToString()).steps[-1]
     assert branch.inputs[0] == "flag"

@@ -60,6 +60,30 @@ def test_a_hint_that_an_engine_lacks_is_refused(net: Path) -> None:
     assert isinstance(engine, StreamingEngine)
     with pytest.raises(EngineError, match="no precision hint for bf16"):
         engine.load_streams(net, Format.BF16)
+    engine = get_engine("openvino")
+    assert isinstance(engine, StreamingEngine)
+    with pytest.raises(EngineError, match="no precision hint for int8"):
+        engine.load_streams(net, Format.INT8)
+
+
+def test_nothing_runs_before_all_feeds_are_checked(
+    net: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A request that runs reads arrays, which are freed when an error leaves ``serve``.
+    from finecast.engines.openvino import OpenVinoEngine
+
+    streams = OpenVinoEngine().load_streams(net)
+    started: list[object] = []
+
+    class Queue:
+        def start_async(self, feeds: object, **options: object) -> None:
+            started.append(feeds)
+
+    monkeypatch.setattr(streams, "_queue", Queue())
+    x = np.ones((3, 16), np.float32)
+    with pytest.raises(UsageError, match="b"):
+        streams.serve([{"a": x, "b": x}, {"a": x}])
+    assert not started
 
 
 def test_a_model_that_keeps_a_state_is_refused() -> None:

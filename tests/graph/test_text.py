@@ -143,9 +143,9 @@ def test_comments_and_blank_lines_are_skipped() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("edge %0 x fp32", "starts with 'edge'"),
+        ("edge %0 x fp32", "unknown declaration 'edge'"),
         ("input %0 x", "ends too early"),
-        ("input %0 x fp32\ninput %0 y fp32", r"%0 is there already.*line 2"),
+        ("input %0 x fp32\ninput %0 y fp32", r"%0 is declared twice.*line 2"),
         ("input %1 x fp32", "without gaps"),
         ("output %0", "line 1"),
         ("node n op x::Op fp33 () -> ()", "unknown format 'fp33'"),

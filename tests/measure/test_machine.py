@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +42,18 @@ def test_a_model_that_does_not_load_says_why(tmp_path: Path) -> None:
     engine = next(name for name in reading(ONNX) if installed(name))
     with pytest.raises(EngineError, match="cannot measure memory: cannot read the model"):
         peak_memory(tmp_path / "none.onnx", engine, {})
+
+
+def test_a_measurement_that_the_kernel_ends_names_the_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As where memory runs out; what the engine wrote before is not the reason.
+    ended = subprocess.CompletedProcess(
+        [], -signal.SIGKILL, stdout="", stderr="a warning of the engine\n"
+    )
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
+    with pytest.raises(EngineError, match="cannot measure memory: its process got SIGKILL"):
+        peak_memory(tmp_path / "model.onnx", "onnxruntime", {})
 
 
 def test_the_environment_is_json() -> None:

@@ -59,7 +59,7 @@ def test_constants_alone_have_no_codes_of_values() -> None:
     assert Encodings.from_dict(weights, found.to_dict()) == found
     stored = Encodings()  # by an earlier conversion
     assert Encodings.from_dict(weights, stored.to_dict()) == stored
-    with pytest.raises(ValueError, match="int8_weights stores constants, and no operand"):
+    with pytest.raises(ValueError, match="int8_weights encodes constants alone, not operands"):
         Encodings.from_dict(weights, Encodings(operands={0: VALUE}).to_dict())
     with pytest.raises(ValueError, match="int8_weights ops give fp32"):
         Encodings.from_dict(weights, Encodings(constants={1: one}, result=VALUE).to_dict())

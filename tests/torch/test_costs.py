@@ -62,12 +62,12 @@ def test_long_kernels_are_left_to_the_rates_and_equal_ones_run_once(
     monkeypatch.setattr(kernels, "_seen", {})
     runs: list[int] = []
 
-    def best(calls: list[object], device: str) -> list[float]:
-        del device
+    def best(calls: list[object], device: str, **options: object) -> list[float]:
+        del device, options
         runs.append(len(calls))
         return [3.0, 4.0]
 
-    monkeypatch.setattr(kernels, "_best", best)
+    monkeypatch.setattr(kernels, "least_times", best)
     times = KernelTimes(
         graph=captured.graph,
         binding=captured.binding,
@@ -88,12 +88,12 @@ def test_long_kernels_are_left_to_the_rates_and_equal_ones_run_once(
 def test_the_plan_follows_what_was_measured(
     monkeypatch: pytest.MonkeyPatch, seconds: float, expected: str
 ) -> None:
-    def best(calls: list[object], device: str) -> list[float]:
-        del calls, device
+    def best(calls: list[object], device: str, **options: object) -> list[float]:
+        del calls, device, options
         return [1e-4, seconds]
 
     monkeypatch.setattr(kernels, "_seen", {})
-    monkeypatch.setattr(kernels, "_best", best)
+    monkeypatch.setattr(kernels, "least_times", best)
     plan = plan_of(ft.convert(Attending().eval(), (torch.randn(2, 16, 64),)))
     formats = {d.op: d.format.label for d in plan.decisions}
     assert formats["attention"] == expected

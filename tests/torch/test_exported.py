@@ -54,6 +54,24 @@ def program() -> torch.export.ExportedProgram:
     return torch.export.export(Net().eval(), args, kwargs, dynamic_shapes=shapes)
 
 
+class Chain(nn.Module):
+    def forward(self, x: torch.Tensor, *, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (x @ a) @ b
+
+
+def test_keyword_inputs_of_a_program_may_stand_in_any_order() -> None:
+    args = (torch.randn(4, 8),)
+    kwargs = {"a": torch.randn(8, 4), "b": torch.randn(4, 2)}
+    chain = torch.export.export(Chain().eval(), args, kwargs)
+    reversed_order = dict(reversed(kwargs.items()))
+    low = ft.convert(chain, args, "all:bf16", example_kwargs=reversed_order)
+    torch.testing.assert_close(
+        low(*args, **kwargs), Chain()(*args, **kwargs), atol=0.2, rtol=0.05
+    )
+    with pytest.raises(UsageError, match="keyword inputs are a, b, not a, c"):
+        ft.convert(chain, args, example_kwargs={"a": kwargs["a"], "c": kwargs["b"]})
+
+
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     path = tmp_path / "model.pt2"

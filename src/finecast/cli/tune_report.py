@@ -138,7 +138,7 @@ def write_report(
         return
     from finecast.devices.neuron import casts_off
     from finecast.engines.usage import how_to_run
-    from finecast.measure.environment import environment, limited
+    from finecast.measure.environment import cpu_label, environment
 
     improved = outcome.verdict.value == "improved"
     write_line(f"{outcome.verdict.value}: {outcome.why}")
@@ -172,6 +172,6 @@ def write_report(
         f"{ops or 'no op in fp32'}; {number_of(outcome.casts, 'cast')} inside;"
         f" {number_of(outcome.evaluations, 'evaluation')} on all data{reused},"
         f" {number_of(outcome.probes, 'probe')},"
-        f" {outcome.seconds:.1f} s on {limited(environment())}"
+        f" {outcome.seconds:.1f} s on {cpu_label(environment())}"
     )
     write_table(table, note, *lines)

@@ -1,1 +1,1 @@
-"""Devices that are not here: their data sheets, how they compute, their compilers' options."""
+"""Devices that are not here: their specifications, numerics and compilers' options."""

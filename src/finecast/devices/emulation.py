@@ -42,20 +42,20 @@ class Emulation:
     Attributes:
         target: The device.
         scope: Which ops are cast: ``none``, ``matmult`` or ``all``.
-        format: To what.
+        format: The format that they are cast to.
         relayout: The format of transposes on the matmul engine; None where bytes are moved.
         saturate_infinity: Transposes on the matmul engine take Inf as the largest number;
             without this the zeros of the identity turn it into NaN.
-        mixed_accumulation: Softmax, norms and the like keep fp32 inside and round their
-            result alone; otherwise each of their steps rounds.
+        mixed_accumulation: Softmax, norms and the like compute in fp32 and round only their
+            result; otherwise each of their steps rounds.
         rounds_normalized: Norms round before scale and shift too, as ONNX defines them for low
-            types and OpenVINO runs them; PyTorch and Neuron round the result alone.
-        rounding: Of all casts.
-        standalone: Of the conversions that no kernel takes in: of the model's inputs, and of
-            norms before scale and shift.
-        seed: Of stochastic rounding.
-        encodings: Where ``format`` has parameters, those of the inputs of each node that is
-            cast, by its id; other nodes are not.
+            types and OpenVINO runs them; PyTorch and Neuron round only the result.
+        rounding: How casts round.
+        standalone: How casts round that are kernels of their own: those of the model's inputs,
+            and of norms before scale and shift. None for as ``rounding``.
+        seed: Seed of stochastic rounding.
+        encodings: If ``format`` has parameters, those of the inputs of each node that is cast,
+            by its id; nodes that are not in it are not cast.
     """
 
     target: Target
@@ -80,7 +80,7 @@ class Emulation:
         standalone: bool = False,
         flush: bool = False,
     ) -> Rounder:
-        """How values come into ``fmt`` on this target; with ``flush``, at an engine's port."""
+        """How values are converted to ``fmt`` here; with ``flush`` subnormals become zero."""
         alone = self.standalone if standalone else None
         return Rounder(
             format=fmt,
@@ -101,7 +101,7 @@ class Emulation:
         return self.scope is not Scope.NONE
 
     def ports(self, node: Node) -> EmulatedPorts | None:
-        """What a cast of ``node`` rounds; None if the target cannot cast it."""
+        """The formats that a cast of ``node`` rounds to; None if the target cannot cast it."""
         real = self.target.engine_for(by_name(node.op).kind).computes_in(self.format)
         if real is None or node.format is not Format.FP32:
             return None
@@ -110,40 +110,40 @@ class Emulation:
                 real is self.format or self.format.constants_only
             )
             return EmulatedPorts(read=self.format, write=Format.FP32) if coded else None
-        # An engine that computes in more than was asked still takes what the cast left.
+        # An engine that computes in a wider format still reads operands rounded by the cast.
         narrow = min(self.format, real, key=lambda f: (f.mantissa_bits, f.max))
         stored = self.format.storage is not Format.FP32 or narrow is not Format.FP32
         return EmulatedPorts(read=narrow, write=narrow if stored else Format.FP32)
 
     def held(self, fmt: Format) -> Format:
-        """What numbers stored in ``fmt`` are on the target: its e4m3 may end at 240."""
+        """The target's own variant of ``fmt``: its e4m3 may end at 240."""
         real = self.target.engine_for(OpKind.MATMUL).computes_in(fmt)
         if real is None or real.storage_bytes != fmt.storage_bytes:
             return fmt
         return min(fmt, real, key=lambda f: (f.mantissa_bits, f.max))
 
     def flushes(self, node: Node, fmt: Format) -> bool:
-        """Whether ``node`` takes subnormals of ``fmt`` as zero where it computes in it."""
+        """Whether ``node``, computing in ``fmt``, takes its subnormals as zero."""
         return fmt in self.target.engine_for(by_name(node.op).kind).flushes_subnormals
 
     def sums_in(self, node: Node, fmt: Format) -> Format:
-        """What ``node`` keeps sums of ``fmt`` numbers in; fp32 where it sums nothing."""
+        """The format in which ``node`` adds up ``fmt`` numbers; fp32 if it sums nothing."""
         info = by_name(node.op)
         if not info.matmul_engine:
             return Format.FP32  # vector engines compute in fp32 inside
         return self.target.engine_for(info.kind).accumulation_of(fmt)
 
     def own_read(self, node: Node) -> Format:
-        """To what an fp32 op's inputs are rounded even when it is not cast.
+        """The format to which the inputs of an fp32 op are rounded even if it is not cast.
 
-        inf1 has no fp32 product: it runs in bf16.
+        On inf1, which has no fp32 products, it is bf16.
         """
         engine = self.target.engine_for(by_name(node.op).kind)
         return engine.computes_in(Format.FP32) or Format.FP32
 
 
 def check(emulation: Emulation) -> None:
-    """Refuse what the target cannot do.
+    """Check that the target can do what ``emulation`` asks for.
 
     Raises:
         UsageError: If its matmul engine lacks the format, or it has no such option.
@@ -171,11 +171,11 @@ def check(emulation: Emulation) -> None:
 
 
 def is_relayout(node: Node) -> bool:
-    """Whether ``node`` reorders numbers in a way that a matmul engine could do."""
+    """Whether ``node`` reorders numbers as a product with a permutation matrix could."""
     return by_name(node.op).kind is OpKind.RELAYOUT
 
 
-# What is added to the sum of a product, by the input's index.
+# Index of the input that is added to the sum of a product, by op.
 _ADDENDS: Final = {
     "gemm": 2,
     "fused_gemm": 2,
@@ -189,10 +189,10 @@ _ADDENDS: Final = {
 
 
 def is_parameter(node: Node, index: int) -> bool:
-    """Whether input ``index`` is no operand, but added to a sum or the scale of a norm.
+    """Whether input ``index`` is a bias, or a norm's scale or shift, and not an operand.
 
-    Compilers that cast operands of products leave it; a graph in which the bias is a node of
-    its own computes the same.
+    Compilers that cast the operands of products leave it, so that a graph in which the bias is
+    a node of its own computes the same.
     """
     kind = by_name(node.op).kind
     return _ADDENDS.get(node.op) == index or (kind is OpKind.NORM and index > 0)

@@ -1,4 +1,4 @@
-"""What a setting of the emulator casts, by the options of a compiler or by a plan."""
+"""Settings of the emulator: which nodes are cast, by a compiler's options or by a plan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from finecast.ops.patterns import (
 )
 from finecast.rules.policy import Scope
 
-# A bit: a node's reading or storing (by its id), or all transposes at once.
+# What a setting switches: operands, parameters or result of a node (kind and node id), or all
+# transposes at once (``RELAYOUT``). ``ALWAYS`` is on in every setting.
 Bit = tuple[str, int]
 READ: Final = "read"
 PARAMETER: Final = "parameter"
@@ -44,7 +45,7 @@ class Setting:
     relayout: bool = False
 
     def on(self, bits: frozenset[Bit]) -> bool:
-        """Whether any of ``bits`` is set."""
+        """Whether any of ``bits`` is on."""
         sets = {READ: self.reads, PARAMETER: self.parameters, WRITE: self.writes}
         return any(
             kind == ALWAYS[0] or (self.relayout if kind == RELAYOUT[0] else i in sets[kind])
@@ -52,7 +53,7 @@ class Setting:
         )
 
     def only(self, nodes: frozenset[int]) -> Setting:
-        """The same for ``nodes`` alone, without the relayout."""
+        """This setting restricted to ``nodes``, without the relayout."""
         return Setting(
             reads=self.reads & nodes,
             parameters=self.parameters & nodes,
@@ -61,7 +62,7 @@ class Setting:
 
 
 def device_kernels(graph: Graph, emulation: Emulation) -> list[frozenset[int]]:
-    """Nodes that the device runs as one, so that nothing is rounded between them."""
+    """Groups of nodes, by id, that the device runs as one kernel: no rounding inside."""
     kernels = bias_kernels(graph) + activation_kernels(graph) + affine_kernels(graph)
     if emulation.mixed_accumulation:
         kernels += norm_kernels(graph)
@@ -69,19 +70,19 @@ def device_kernels(graph: Graph, emulation: Emulation) -> list[frozenset[int]]:
 
 
 def kernel_numbers(kernels: Sequence[frozenset[int]]) -> dict[int, int]:
-    """The kernel, by number, of each node that runs with others as one."""
+    """The number of its kernel for each node, by id, that runs together with others."""
     return {n: k for k, nodes in enumerate(kernels) for n in nodes}
 
 
 def setting_of(graph: Graph, emulation: Emulation) -> Setting:
-    """What the options of ``emulation`` set."""
+    """The setting that the options of ``emulation`` stand for."""
     cast = cast_nodes(graph, emulation)
     everything = emulation.scope is Scope.ALL
     return Setting(
         reads=cast,
-        # A compiler that casts products casts their operands: a bias is an op of its own.
+        # A compiler that casts only products casts their operands, but not the bias.
         parameters=cast if everything else frozenset(),
-        # Products' sums stay in fp32.
+        # In scope ``matmult`` the sums of products stay in fp32.
         writes=cast if everything else frozenset(),
         relayout=emulation.relayout is not None,
     )
@@ -93,7 +94,9 @@ def setting_of_plan(
     *,
     fp32_parameters: frozenset[int] = frozenset(),
 ) -> Setting:
-    """What a plan's explicit casts set: its low ops read low, and store low where they can.
+    """The setting of a plan of one low format: its low ops read and store low.
+
+    In formats for operands alone (8-bit, tf32) ops store fp32.
 
     Args:
         formats: Format by node id.
@@ -116,7 +119,7 @@ def setting_of_formats(
     *,
     fp32_parameters: frozenset[int] = frozenset(),
 ) -> Setting:
-    """What a plan of any number of low formats sets, each op in the format that it has there.
+    """The setting of a plan of any number of low formats, each op in its own.
 
     Args:
         formats: Format by node id.

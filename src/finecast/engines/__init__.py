@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 EMULATOR = "emulator"
-"""The engine that is no software of its own: ``emulator:TARGET`` computes as TARGET would."""
+"""``emulator:TARGET`` computes as TARGET would. It runs models in other engines."""
 
 ONNX = "ONNX files"
 SAVED_MODELS = "SavedModels"
@@ -33,9 +33,10 @@ SAVED_MODELS = "SavedModels"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEntry:
-    """Where an engine lives, its default device, and how to get what it needs.
+    """An engine's module and class, the library that it needs, and its default device.
 
-    ``reads`` is the format of the files that it loads.
+    ``install`` is the command that installs the library; ``reads`` the kind of files that the
+    engine loads.
     """
 
     module: str
@@ -69,18 +70,18 @@ ENGINES: Final[Mapping[str, EngineEntry]] = MappingProxyType(
         ),
     }
 )
-"""Known engines, the preferred one first; read-only, for their order decides."""
+"""Known engines in order of preference; read-only."""
 
 
 def installed(name: str) -> bool:
-    """Whether the library that the engine needs can be imported; imports nothing."""
+    """Whether the library that the engine needs is installed; imports nothing."""
     return importlib.util.find_spec(ENGINES[name].requires) is not None
 
 
 def get_engine(spec: str) -> Engine:
     """The engine that ``NAME`` or ``NAME:DEVICE`` names, such as ``openvino:GPU``.
 
-    ``emulator:TARGET`` runs a model as TARGET would whose compiler adds no casts.
+    ``emulator:TARGET`` runs a model as TARGET would if its compiler added no casts.
 
     Raises:
         UsageError: If there is no engine of that name, or no such target.
@@ -146,9 +147,10 @@ def default_engine() -> Engine:
 
 
 def engine_for(models: Sequence[Path]) -> Engine:
-    """What runs all of these by default: SavedModels, which are folders, in their own engine.
+    """The engine that runs all of ``models`` by default.
 
-    Beside a file, or where that is not installed, the default engine reads them.
+    For SavedModels, which are folders, TensorFlow; if it is not installed, or one of them is a
+    file, the default engine.
     """
     own = [name for name in reading(SAVED_MODELS) if installed(name)]
     if own and all(model.is_dir() for model in models):
@@ -157,9 +159,9 @@ def engine_for(models: Sequence[Path]) -> Engine:
 
 
 def candidates(spec: str | None) -> list[Engine]:
-    """The engine for ONNX files that is asked for, else all that are installed.
+    """The engine that ``spec`` names, else all installed ones that read ONNX files.
 
-    The preferred one is first.
+    They are in order of preference.
     """
     if spec:
         return [get_engine(spec)]

@@ -1,8 +1,8 @@
-"""From an engine's kernels back to the model's nodes.
+"""Attribution of an engine's kernels to the model's nodes.
 
-Laws: a kernel's ops are nodes of the model; a node that no kernel names is counted into
-the one kernel that all its uses lie in, because engines that fuse a chain keep the name
-of its end only; a node whose uses lie in several kernels is left out.
+Laws: a kernel's ops are nodes of the model; a node that no kernel names is attributed to the
+kernel that all its readers are in, because engines that fuse a chain keep only the name of
+its end; a node whose readers are in several kernels is attributed to none.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from dataclasses import dataclass
 
 from finecast.engines.source import ModelStep
 
-_JOINTS = "/_.:"
+# Characters before the suffixes that engines add to the name of a node.
+_SEPARATORS = "/_.:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """A kernel as an engine names it.
+    """A kernel by the engine's name.
 
-    ``named`` are the nodes its own names lead to; ``feeds`` the kernels that read it;
-    ``added`` marks reorders and conversions of the engine's own, which have no ops.
+    ``named`` are the nodes that the engine's names tell; ``feeds`` the kernels that read its
+    results; ``added`` marks reorders and conversions of the engine's own, which have no ops.
     """
 
     name: str
@@ -31,7 +32,7 @@ class Kernel:
 
 
 def split_names(text: str, known: Collection[str]) -> tuple[str, ...]:
-    """Split at commas, keeping together the longest pieces that are a known name."""
+    """Split at commas, but keep the longest pieces with commas that are a known name."""
     pieces = text.split(",")
     names: list[str] = []
     start = 0
@@ -46,12 +47,12 @@ def split_names(text: str, known: Collection[str]) -> tuple[str, ...]:
 
 
 def node_of(name: str, nodes: Collection[str]) -> str | None:
-    """The node whose name is ``name``, or is it up to a suffix (``conv1/WithoutBiases``)."""
+    """The node called ``name``, or ``name`` without a suffix (``conv1/WithoutBiases``)."""
     end = len(name)
     while end > 0:
         if name[:end] in nodes:
             return name[:end]
-        end = max(name.rfind(joint, 0, end) for joint in _JOINTS)
+        end = max(name.rfind(joint, 0, end) for joint in _SEPARATORS)
     return None
 
 
@@ -77,8 +78,10 @@ def _claim(
     members: dict[str, set[str]],
     mentioned: set[str],
 ) -> None:
-    # A kernel that a transformation of the engine made under a new name does the work of
-    # the unnamed nodes that lie just before the nodes of the kernels that read it.
+    """Attribute unnamed nodes to kernels with new names, made by the engine's transformations.
+
+    Such a kernel runs the unnamed nodes right before the nodes of the kernels that read it.
+    """
     by_name = {kernel.name: kernel for kernel in kernels}
     by_node = {step.name: step for step in steps}
     producer = {value: step.name for step in steps for value in step.outputs}
@@ -100,6 +103,7 @@ def _claim(
 
 
 def _named_readers(kernel: Kernel, by_name: Mapping[str, Kernel]) -> set[str]:
+    """Nodes of the first kernels after ``kernel``, on each path, that have named nodes."""
     pending, seen, found = list(kernel.feeds), set[str](), set[str]()
     while pending:
         name = pending.pop()
@@ -116,6 +120,7 @@ def _named_readers(kernel: Kernel, by_name: Mapping[str, Kernel]) -> set[str]:
 def _absorb(
     steps: Sequence[ModelStep], members: Mapping[str, set[str]], mentioned: Collection[str]
 ) -> None:
+    """Attribute nodes that are not mentioned to the kernel that all their readers are in."""
     homes: dict[str, set[str]] = defaultdict(set)
     for kernel, nodes in members.items():
         for node in nodes:

@@ -1,4 +1,4 @@
-"""What an engine is: software that runs a model here."""
+"""Interfaces of engines: software that runs a model here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class KernelTime:
     """Time of one kernel and the names of the model's nodes that run in it.
 
     ``ops`` is empty for kernels that the engine itself added (reorders, conversions).
-    ``constants`` are the types of the constants that it reads, where the engine tells.
+    ``format`` is the one that it computes in; ``constants`` are the types of the constants
+    that it reads, if the engine tells them.
     """
 
     kernel: str
@@ -44,7 +45,7 @@ class KernelTime:
     constants: frozenset[str] = frozenset()
 
 
-_GAINS = 1.05  # a format that is no faster than this gains nothing: what short probes resolve
+_GAINS = 1.05  # short probes cannot tell smaller speedups from noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ class Capability:
 
     @property
     def worthwhile(self) -> bool:
-        """It runs, and faster than fp32 by more than short probes leave to chance."""
+        """Whether it runs, and faster than fp32 by more than the noise of short probes."""
         return self.runs and self.speed is not None and self.speed > _GAINS
 
 
@@ -79,12 +80,12 @@ class Session(Protocol):
         ...
 
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
-        """Undisturbed time of each kernel by ``repeats`` runs; empty if the engine cannot."""
+        """Time of each kernel, without other load, from ``repeats`` runs; empty if unknown."""
         ...
 
 
 class EmulatedSession(Session, Protocol):
-    """A model as a device computes it; what is cast can be changed.
+    """A model as a device computes it; ``apply`` changes which nodes are cast.
 
     Law: with stochastic rounding, draws depend on the index of the sample since ``apply`` or
     ``restart``, not on how samples were split into batches.
@@ -101,7 +102,7 @@ class EmulatedSession(Session, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelFormats:
-    """The nodes in one kernel, the format it computes in and that of its result, by label."""
+    """The nodes in one kernel, and labels of the formats of its arithmetic and result."""
 
     ops: tuple[str, ...]
     computed: str
@@ -109,24 +110,25 @@ class KernelFormats:
 
 
 class KernelSession(Session, Protocol):
-    """A model whose kernels its engine tells."""
+    """A model whose engine tells which kernels it runs."""
 
     def kernel_formats(self) -> Sequence[KernelFormats]:
-        """The formats of each kernel: under a hint what the engine chose, else the model's.
+        """The formats of each kernel: under a hint the engine's choice, else the model's.
 
-        Nodes that it left out, or computed when it loaded the model, are in none.
+        Nodes that the engine removed, or computed when it loaded the model, are in none.
         """
         ...
 
 
 @runtime_checkable
 class HintingEngine(Protocol):
-    """An engine that lowers an fp32 model by itself where a setting asks for it."""
+    """An engine with a precision hint, under which it lowers an fp32 model by itself."""
 
     def load_hinted(self, model: Loadable, fmt: Format) -> KernelSession:
-        """Load a model as ``load`` does; where it pays, the engine computes in ``fmt``.
+        """Load a model as ``load`` does, with the precision hint for ``fmt``.
 
-        In fp32 it computes in the types that the model states.
+        The engine then computes in ``fmt`` the ops that it chooses. With the hint for fp32 it
+        computes in the types that the model states.
 
         Raises:
             EngineError: If it has no such setting, or cannot run the model.
@@ -139,11 +141,11 @@ class Streams(Protocol):
 
     @property
     def requests(self) -> int:
-        """How many are in flight: as many as the engine serves best."""
+        """How many requests run at a time: as many as the engine serves best."""
         ...
 
     def serve(self, feeds: Sequence[Feeds]) -> None:
-        """Run the model on each; returns when all are done. Nobody gets the outputs.
+        """Run the model on each of ``feeds`` and drop the outputs; returns when all are done.
 
         Raises:
             UsageError: If the feeds do not fit the inputs.
@@ -157,7 +159,7 @@ class StreamingEngine(Protocol):
     """An engine that serves several requests at once, as in a server."""
 
     def load_streams(self, model: Loadable, fmt: Format = Format.FP32) -> Streams:
-        """Load a model for throughput; ``fmt`` is that of the engine's own hint, if any.
+        """Load a model for throughput, with the engine's precision hint for ``fmt``.
 
         Raises:
             EngineError: If it cannot run the model, or not several requests of it at once.
@@ -179,7 +181,7 @@ class Engine(Protocol):
         ...
 
     def capabilities(self) -> Mapping[Format, Capability]:
-        """Per format, from running a small kernel, not from CPU flags alone."""
+        """By format, measured with small kernels: CPU flags alone do not tell."""
         ...
 
     def load(self, model: Loadable, *, profiling: bool = False) -> Session:
@@ -192,9 +194,9 @@ class Engine(Protocol):
 
 
 def outputs_on(session: Session, calls: Iterable[Feeds]) -> list[Array]:
-    """Each output of all ``calls``, one after the other: flat, if there are several.
+    """The outputs over all ``calls``; if there are several, each output flat and concatenated.
 
-    So an error relative to it does not depend on how samples are put into calls.
+    So a relative error of the outputs does not depend on how samples are split into calls.
     """
     found = [[*session.run(feeds).values()] for feeds in calls]
     if len(found) == 1:

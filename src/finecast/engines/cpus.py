@@ -6,7 +6,7 @@ import os
 
 
 def cpus() -> int:
-    """What this process may use, as in a container; not all that the machine has."""
+    """The CPUs that this process may use, which in a container may be fewer than there are."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

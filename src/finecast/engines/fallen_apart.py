@@ -1,7 +1,7 @@
-"""Kernels of one model whose nodes another one, of the same nodes, runs in several.
+"""Kernels that fall apart: one kernel of a model whose nodes another model runs in several.
 
-An engine that does not recognise a pattern in a low format runs its ops one by one: what was
-one kernel costs several, and rounds between them.
+The models have the same nodes. An engine that does not recognise a pattern in a low format
+runs its ops one by one, which takes longer, and rounds between them.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.plan import Plan
 
-# The nodes in each kernel.
+# Names of the nodes in each kernel.
 Kernels: TypeAlias = Sequence[tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FallenApart:
-    """The nodes of one kernel, grouped by the kernels that run them now."""
+    """The nodes of one kernel, grouped by the kernels of the other model that run them."""
 
     parts: tuple[tuple[str, ...], ...]
 
     @property
     def text(self) -> str:
-        """The parts, in words."""
+        """The parts, as text."""
         return (
             f"{len(self.parts)} kernels of one: {' | '.join(' '.join(p) for p in self.parts)}"
         )
 
 
-def load_telling(engine: Engine, model: Path | bytes) -> tuple[Session, Kernels]:
-    """The model, loaded, and the nodes in each of its kernels; none if the engine is silent.
+def load_with_kernels(engine: Engine, model: Path | bytes) -> tuple[Session, Kernels]:
+    """A session and the nodes in each of its kernels; none if the engine does not tell.
 
     Raises:
         EngineError: As ``engine.load``.
@@ -49,7 +49,7 @@ def load_telling(engine: Engine, model: Path | bytes) -> tuple[Session, Kernels]
 def fallen_apart(before: Kernels, after: Kernels) -> tuple[FallenApart, ...]:
     """Kernels of ``before`` that ``after`` runs in several, in the order of ``before``.
 
-    Nodes that ``after`` does not have, or left out, are not counted.
+    Nodes that are in no kernel of ``after`` are not counted.
     """
     home = {node: k for k, nodes in enumerate(after) for node in nodes}
     found: list[FallenApart] = []
@@ -64,10 +64,10 @@ def fallen_apart(before: Kernels, after: Kernels) -> tuple[FallenApart, ...]:
 
 
 def broken_by(plan: Plan, before: Kernels, after: Kernels) -> tuple[FallenApart, ...]:
-    """Kernels that fall apart though ``plan`` has all their nodes in one low format.
+    """Kernels that fall apart although ``plan`` has all their nodes in one low format.
 
-    Between nodes of several formats a plan means to cast; what only moves numbers costs little
-    by itself.
+    Between nodes of different formats the plan itself puts casts. Parts that only move numbers
+    are not counted: they take little time.
     """
     low = {d.node: d.format for d in plan.decisions if d.format is not Format.FP32}
     computes = {d.node for d in plan.decisions if not by_name(d.op).exact}

@@ -1,7 +1,7 @@
-"""What engines compute wrongly: kernels and patterns that are never written for them.
+"""Faults of engines: ops and patterns that they compute wrongly in a low format.
 
-A fault is here because a test has shown it in the release that is pinned; the test fails when
-a later release is right, and the row goes.
+Plans never contain them. Each fault is shown by a test with the pinned release of the engine;
+when a later release is right, the test fails, and the row is removed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from finecast.graph import ConstantStats, Graph, Node
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
 
-# Ids of the nodes that are computed wrongly in a low format, with the reason; an empty one
-# says that the kernel does not work.
+# Finds the nodes, by id, that are computed wrongly in a low format, with the reason; an empty
+# reason says that the kernel does not work.
 Finder: TypeAlias = Callable[[Graph, Format], Mapping[int, str]]
 
 _MOVES: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT, OpKind.CAST})
@@ -26,7 +26,7 @@ _PRODUCTS: Final = frozenset({"matmul", "gemm"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What an engine computes wrongly in some formats, on one device or on any."""
+    """What an engine computes wrongly in some formats; without ``device``, on every device."""
 
     engine: str
     formats: frozenset[Format]
@@ -37,7 +37,7 @@ class Fault:
 def faults(
     engine: str, device: str, graph: Graph, lows: Collection[Format]
 ) -> dict[Format, dict[int, str]]:
-    """By low format, the nodes that ``engine`` may compute wrongly, as a Finder gives them."""
+    """The nodes that ``engine`` computes wrongly, with reasons, by each format of ``lows``."""
     here = [f for f in FAULTS if f.engine == engine and f.device in ("", device)]
     return {
         low: {
@@ -51,7 +51,7 @@ def faults(
 
 
 def _kernels(*natives: str, **attributes: Collection[str]) -> Finder:
-    """Single ops, by their native names and the values of an attribute."""
+    """A finder of single ops, by native names and values of attributes."""
 
     def find(graph: Graph, low: Format) -> Mapping[int, str]:
         return {
@@ -67,10 +67,10 @@ def _kernels(*natives: str, **attributes: Collection[str]) -> Finder:
 def _second_bias(graph: Graph, low: Format) -> Mapping[int, str]:
     """Additions of several constant vectors, one after the other, to a product.
 
-    OpenVINO 2026.4 fuses them into the product also where a cast to or from fp16 stands
-    between; then it computes with the last alone (MatMul, Gemm; not convolutions). So all of
-    them stay in one format. Scalars are another fusion, which is right; they and moves may
-    stand between.
+    OpenVINO 2026.4 fuses them into the product even if there is a cast to or from fp16 between
+    them, and then adds only the last one (MatMul and Gemm; not convolutions). So all of them
+    keep out of fp16. Scalars are fused in another way, which is right; they and ops that move
+    numbers may be between the additions.
     """
     found: dict[int, str] = {}
     for product in graph.nodes:
@@ -91,7 +91,7 @@ def _second_bias(graph: Graph, low: Format) -> Mapping[int, str]:
 
 
 def _biases(graph: Graph, product: Node) -> list[Node]:
-    """The ops that add the bias of ``product``: itself, or one behind it."""
+    """The op that adds the first bias of ``product``: itself, or one that follows it."""
     if product.op == "gemm" and len(product.inputs) > 2:
         return [product]
     _, after = _next_bias(graph, product)
@@ -99,7 +99,7 @@ def _biases(graph: Graph, product: Node) -> list[Node]:
 
 
 def _next_bias(graph: Graph, start: Node) -> tuple[set[int], Node | None]:
-    """The next op that adds a constant of several elements, and ids of what stands before."""
+    """The next op that adds a constant vector, and ids of the ops before it."""
     waiting, between, seen = list(start.outputs), set[int](), set[int]()
     while waiting:
         index = waiting.pop()

@@ -1,4 +1,4 @@
-"""Formats of whole numbers: the engines that plans are made for, and what ran as planned."""
+"""Formats of integer codes: engines that plans are made for, and whether ops ran on codes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from finecast.numbers.formats import Format
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fusion:
-    """What an engine's kernels in a format need.
+    """What an engine needs so that it fuses quantized ops into kernels on integers.
 
-    ``coded_results``: that results are stored as codes, too, as
-    ``rules.scaled_operands.coded_result`` has it; else they give floats as well.
+    ``coded_results``: results have to be codes, too (``rules.scaled_operands.coded_result``);
+    otherwise its kernels can give floats.
     """
 
     coded_results: bool = False
@@ -25,7 +25,7 @@ FUSIONS: Final[Mapping[Format, Mapping[str, Fusion]]] = {
     Format.INT8: {"openvino": Fusion(), "onnxruntime": Fusion(coded_results=True)},
     Format.INT8_WEIGHTS: {"openvino": Fusion()},
 }
-"""By format the engines for which plans are made: kernels of theirs dequantize."""
+"""Engines that plans in a format are made for: their kernels dequantize operands."""
 
 _INTEGERS: Final = frozenset({"int8", "uint8"})
 
@@ -42,17 +42,17 @@ def codes_results(engine: str, fmt: Format) -> bool:
 
 
 def engines_for(fmt: Format) -> str:
-    """Those that plans in ``fmt`` are made for, in words."""
+    """Names of the engines that plans in ``fmt`` are made for, as text."""
     return " or ".join(FUSIONS.get(fmt, ())) or "no engine"
 
 
 def not_as_planned(
     kernels: Sequence[KernelTime], planned: Mapping[str, Format]
 ) -> dict[str, str]:
-    """Those of ``planned`` that no kernel runs on 8-bit integers, and in what they ran.
+    """Ops of ``planned`` that did not run on 8-bit integers, with the formats they ran in.
 
-    In a format for constants alone a kernel has to read them so, and computes in floats. An
-    op that no kernel names is not judged: it was fused into one, or left out.
+    In a format for constants alone a kernel computes in floats, but has to read 8-bit
+    constants. An op that no kernel names is not judged: it was fused or removed.
     """
     failed: dict[str, str] = {}
     for name, fmt in planned.items():
@@ -63,7 +63,7 @@ def not_as_planned(
 
 
 def reads_codes(kernel: KernelTime) -> bool:
-    """Whether constants that the kernel reads are 8-bit integers."""
+    """Whether the kernel reads constants of 8-bit integers."""
     return not _INTEGERS.isdisjoint(kernel.constants)
 
 

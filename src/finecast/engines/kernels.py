@@ -1,4 +1,4 @@
-"""Which kernels an engine has, where it can say."""
+"""Which kernels an engine has, if it can say."""
 
 from __future__ import annotations
 
@@ -10,17 +10,11 @@ from typing import Final, Protocol, runtime_checkable
 from finecast.devices.targets import Target
 from finecast.engines.base import Engine
 from finecast.engines.emulator import EmulatorEngine
+from finecast.engines.ports import ONNX_NAMES
 from finecast.graph import PHI, Node
 from finecast.numbers.formats import Format
 from finecast.ops import lookup
 
-_TYPES: Final = {
-    Format.FP32: "tensor(float)",
-    Format.FP16: "tensor(float16)",
-    Format.BF16: "tensor(bfloat16)",
-    Format.FP8_E4M3: "tensor(float8e4m3fn)",
-    Format.FP8_E5M2: "tensor(float8e5m2)",
-}
 _CPU: Final = "CPUExecutionProvider"
 # ONNX Runtime's CPU provider runs an fp16 op that it has no kernel for in fp32, between casts
 # of its own; of bf16 it knows only conversions.
@@ -29,7 +23,7 @@ _EMULATED: Final = frozenset({(_CPU, Format.FP16)})
 
 @runtime_checkable
 class ListingEngine(Protocol):
-    """An engine that knows the kernels it has."""
+    """An engine that can list its kernels."""
 
     def has_kernel(self, native: str, fmt: Format) -> bool:
         """Whether an op, by its native name, has a kernel in a format."""
@@ -37,11 +31,12 @@ class ListingEngine(Protocol):
 
 
 def kernel_query(engine: Engine) -> Callable[[Node, Format], bool | None]:
-    """Whether ``engine`` has a kernel for a node in a format; None where it cannot say.
+    """A function that says if ``engine`` has a kernel for a node in a format; None: unknown.
 
-    An emulated device has those of the formats that the op's part of it takes. A format for
-    operands alone gains nothing where it is taken for a wider one, but for one of constants
-    alone; tf32, which is stored as fp32, nothing but by faster products.
+    An emulated device has kernels in the formats of the part of it that runs the op. Of
+    formats for operands alone it has only those that it does not run in a wider one, because
+    the others gain nothing (``int8_weights`` gains by reading less); tf32 it has only for
+    products.
     """
     if isinstance(engine, EmulatorEngine):
         device = engine.emulation.target
@@ -62,7 +57,7 @@ def _on_device(device: Target, native: str, fmt: Format) -> bool | None:
 
 
 def _known(engine: Engine) -> Callable[[Node, Format], bool | None]:
-    if isinstance(engine, ListingEngine):  # what only ties values needs none
+    if isinstance(engine, ListingEngine):  # a phi runs nothing and needs no kernel
         return lambda node, fmt: node.op == PHI or engine.has_kernel(node.native, fmt)
     if engine.name != "onnxruntime":
         return lambda _node, _fmt: None
@@ -75,8 +70,8 @@ def _onnxruntime(provider: str, node: Node, fmt: Format) -> bool | None:
     domain, _, op = node.native.rpartition("::")
     key = (provider, "" if domain == "onnx" else domain, op)
     if key not in kernels or (provider, fmt) in _EMULATED or fmt.scaled:
-        return None  # kernels on codes are other ops: a run tells what was fused into one
-    return _TYPES.get(fmt) in kernels[key]
+        return None  # ops on codes become kernels by fusion, which only a run tells
+    return f"tensor({ONNX_NAMES.get(fmt.label)})" in kernels[key]
 
 
 @lru_cache(maxsize=1)

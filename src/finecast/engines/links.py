@@ -1,4 +1,4 @@
-"""Models whose external data are links, for engines that follow none."""
+"""Models whose external data are symbolic links, for engines that do not follow these."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from finecast.frontends import onnx as frontend
 
 @contextmanager
 def without_links(model: Path | bytes) -> Generator[Path | bytes]:
-    """``model``, or files of its names that are no links, as long as the block runs.
+    """``model``, or if it is a link, a copy with data that are no links, inside the block.
 
     In the caches of Hugging Face's hub a model and its data are links to files beside each
-    other; OpenVINO refuses data outside of the model's folder. Hard links take no room; where
-    there can be none, as to another file system, files are copied.
+    other, and OpenVINO refuses data outside of the model's folder. The copies are hard links,
+    which take no space, or files where hard links are impossible (another file system).
     """
     names = [] if isinstance(model, bytes) or not model.is_symlink() else _names(model)
     if isinstance(model, bytes) or not any((model.parent / n).is_symlink() for n in names):
@@ -34,10 +34,10 @@ def without_links(model: Path | bytes) -> Generator[Path | bytes]:
 
 
 def _names(model: Path) -> list[Path]:
-    """External data of a model that may be read, relative to its folder."""
+    """External data that the model may read, relative to its folder and below it."""
     try:
         files = frontend.load(model).external
-    except ModelError:  # the engine has its own words for it
+    except ModelError:  # the engine will say what is wrong
         return []
     names = [f.relative_to(model.parent) for f in files]
     return [n for n in names if ".." not in n.parts]

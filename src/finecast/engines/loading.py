@@ -1,4 +1,4 @@
-"""Sessions for numbers, and of models that were never written to a place of the user's."""
+"""Loading models that are in memory, and sessions for exact numbers."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from finecast.errors import EngineError, naming
 from finecast.frontends import onnx as frontend
 
 _OWN: Final = {"openvino": "openvino", "finecast.frontends.tensorflow": "tensorflow"}
-"""Engines that compute models of their own library, by where these are defined."""
+"""Engines by the package that defines the models of their own library."""
 
 T = TypeVar("T")
 
 
 def is_onnx(model: Any) -> bool:
-    """Whether a native model is ONNX's, and not of an engine's own library."""
+    """Whether a model is ONNX's, and not of an engine's own library."""
     return type(model).__module__.partition(".")[0] == "onnx_ir"
 
 
 def exact_session(model: Any, *, optimizing: bool = True) -> Session:
-    """A model in memory in what computes in fp32 here for numbers alone, never for time.
+    """A session of a model in memory that computes exactly in fp32; not for timing.
 
-    Of a model of an engine's own library that is the engine itself; instrumented models of
-    OpenVINO's say all of their roundings by arithmetic in fp32.
+    ONNX models run in ``exact_engine``, models of an engine's own library in that engine:
+    instrumented OpenVINO models round by arithmetic in fp32.
 
     Raises:
-        EngineError: If it cannot be run; of one whose ops are not in fp32 says what to do.
+        EngineError: If it cannot be run. If its ops are not in fp32, says what to do.
     """
     if is_onnx(model):
         try:
@@ -48,10 +48,10 @@ def exact_session(model: Any, *, optimizing: bool = True) -> Session:
 
 
 def exact_engine(*, optimizing: bool = True) -> Engine:
-    """What computes ONNX models in fp32 here for numbers alone, never for time.
+    """An engine that computes ONNX models exactly in fp32; not for timing.
 
-    Optimizing takes it time that grows with the square of the nodes; where most values are
-    shown there is nothing to optimize.
+    The time of its graph optimization grows with the square of the number of nodes. It gains
+    nothing where most values are model outputs.
     """
     from finecast.engines.onnxruntime import OnnxRuntimeEngine
 
@@ -59,7 +59,7 @@ def exact_engine(*, optimizing: bool = True) -> Engine:
 
 
 def load_model(engine: Engine, model: Any, *, profiling: bool = False) -> Session:
-    """Load a converted model from memory.
+    """Load a model that is in memory.
 
     Raises:
         EngineError: If the engine cannot run the model.
@@ -68,11 +68,11 @@ def load_model(engine: Engine, model: Any, *, profiling: bool = False) -> Sessio
 
 
 def from_memory(model: Any, load: Callable[[Loadable], T]) -> T:
-    """What ``load`` makes of a model in memory; an engine takes its own library's as it is.
+    """Call ``load`` with a model in memory, in a form that engines load.
 
-    An ONNX model goes by its bytes, or by a file where one message cannot hold it: a message
-    has no folder beside which external data could lie. The file is gone when this returns:
-    engines have read or mapped it by then.
+    An ONNX model is passed as bytes; as a temporary file if it is too large for one protobuf
+    message or has external data, which bytes cannot refer to. The file is deleted on return:
+    engines have read or mapped it by then. Other models are passed as they are.
 
     Raises:
         EngineError: If the engine cannot run the model.

@@ -17,7 +17,7 @@ from finecast.engines.base import Array, Capability, Feeds, KernelTime, TensorSp
 from finecast.engines.cpus import cpus
 from finecast.engines.onnxruntime_profile import kernel_times
 from finecast.engines.onnxruntime_streams import OnnxRuntimeStreams
-from finecast.engines.ports import DTYPES, ordered_feeds
+from finecast.engines.ports import DTYPES, ONNX_LABELS, ordered_feeds
 from finecast.engines.source import ModelSource, read_source
 from finecast.errors import EngineError, UsageError
 from finecast.numbers.formats import Format
@@ -25,16 +25,8 @@ from finecast.numbers.formats import Format
 if TYPE_CHECKING:
     import onnxruntime
 
-_TYPES = {
-    "float": "fp32",
-    "double": "fp64",
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "float8e4m3fn": "fp8_e4m3",
-    "float8e5m2": "fp8_e5m2",
-}
 _ELEMENTS = {"bf16": 16, "fp8_e4m3": 17, "fp8_e5m2": 19}
-"""onnx.TensorProto codes of the types that numpy lacks and ONNX Runtime must be told."""
+"""onnx.TensorProto's numbers of the types that numpy lacks."""
 
 _NO_KERNEL = re.compile(
     r"implementation for (?P<op>[\w.:]+)\((?P<version>\d+)\) node with name '(?P<name>.*?)'"
@@ -45,7 +37,7 @@ _LOCATION = re.compile(r"\S+\.(?:cc|cpp|h):\d+ .*?\)\s(?=[A-Z'])")
 _LONGEST = 240
 _SUFFIX = "ExecutionProvider"
 _REMOTE = frozenset({"Azure"})
-"""Providers that run models elsewhere."""
+"""Providers that run models on other machines."""
 _SILENT = 4  # fatal only: failures reach the caller as exceptions
 
 
@@ -59,13 +51,13 @@ class OnnxRuntimeSession:
         source: ModelSource,
         *,
         where: str,
-        profile: _Profile | None,
+        profile: _SessionOpener | None,
     ) -> None:
         self._session = session
         self._source = source
         self._where = where
         self._profile = profile
-        # It gives ports that declare no shape that of a scalar.
+        # ONNX Runtime reports ports without a declared shape as scalars.
         ports = (*source.inputs, *source.outputs)
         shapeless = {spec.name for spec in ports if spec.shape is None}
         self._inputs = tuple(_spec(port, shapeless) for port in session.get_inputs())
@@ -116,7 +108,7 @@ class OnnxRuntimeSession:
                 for _ in range(repeats + 1):
                     self._run(session, arrays)
                 trace = Path(session.end_profiling())
-                optimized = read_source(Path(folder) / _Profile.OPTIMIZED)
+                optimized = read_source(Path(folder) / _SessionOpener.OPTIMIZED)
                 return kernel_times(trace, optimized, self._source, repeats=repeats)
         except EngineError:
             raise
@@ -164,9 +156,10 @@ class OnnxRuntimeSession:
 class OnnxRuntimeEngine:
     """ONNX Runtime on one execution provider (``CPU``, ``CUDA``, ``Dnnl`` …).
 
-    With ``spinning`` its threads wait busily: faster where nothing else runs, but twice the
-    CPU time. Sessions whose numbers alone are wanted do without. Those that show the values
-    inside do without ``optimizing``, too: without changes to the graph.
+    With ``spinning`` its threads wait busily, which is faster if nothing else runs, but takes
+    twice the CPU time; sessions that are not timed do without it. ``optimizing`` is graph
+    optimization; sessions of models whose inner values are outputs do without it.
+    ``fusing_codes``: quantized ops run in kernels on integers.
     """
 
     def __init__(
@@ -207,7 +200,7 @@ class OnnxRuntimeEngine:
         return self._device
 
     def capabilities(self) -> Mapping[Format, Capability]:
-        """Per format, by running a small kernel (once per process)."""
+        """By format, measured with small kernels once per process."""
         from finecast.engines.probe import probe
 
         return probe(self)
@@ -226,7 +219,7 @@ class OnnxRuntimeEngine:
         """A session whose runs take one thread each, and threads that call it.
 
         Raises:
-            EngineError: As ``load``; or if there is a hint to heed.
+            EngineError: As ``load``; or if ``fmt`` is not fp32, for there are no hints.
         """
         if fmt is not Format.FP32:
             raise EngineError(f"ONNX Runtime has no precision hint for {fmt.label}")
@@ -238,7 +231,7 @@ class OnnxRuntimeEngine:
     ) -> OnnxRuntimeSession:
         where = str(model) if isinstance(model, Path) else ""
         source = read_source(model)
-        opener = _Profile(model, self._provider, asked)
+        opener = _SessionOpener(model, self._provider, asked)
         try:
             session = opener.open(None)
         except Exception as error:  # its exception classes share no base but Exception
@@ -256,9 +249,9 @@ class OnnxRuntimeEngine:
 class _Options:
     """How sessions are opened.
 
-    ``fusing_codes``: quantized ops run on integers. Without, they compute as their definitions
-    say, on every CPU: sums of 8-bit products saturate on those without VNNI. ``threads`` share
-    the work of one run; 0 for as many as ONNX Runtime chooses.
+    Without ``fusing_codes`` quantized ops compute as their definitions say on every CPU; in
+    kernels on integers, sums of 8-bit products saturate on CPUs without VNNI. ``threads``
+    share the work of one run; 0 for as many as ONNX Runtime chooses.
     """
 
     spinning: bool
@@ -268,7 +261,7 @@ class _Options:
 
 
 @final
-class _Profile:
+class _SessionOpener:
     """Opens sessions on one model; with a folder, sessions that write their profile there."""
 
     OPTIMIZED = "optimized.onnx"
@@ -300,7 +293,7 @@ class _Profile:
             options.add_session_config_entry(weights + "min_size_in_bytes", "1024")
         providers = [self._provider]
         if self._provider != "CPUExecutionProvider":
-            providers.append("CPUExecutionProvider")  # shapes and integer ops run there
+            providers.append("CPUExecutionProvider")  # for ops on shapes and integers
         model = str(self._model) if isinstance(self._model, Path) else self._model
         return onnxruntime.InferenceSession(model, options, providers=providers)
 
@@ -328,13 +321,13 @@ def _spec(port: Any, shapeless: Container[str]) -> TensorSpec:
     element: str = port.type.removeprefix("tensor(").removesuffix(")")
     shape = None if port.name in shapeless else port.shape
     dims = None if shape is None else tuple(d if d != "" else None for d in shape)
-    return TensorSpec(name=port.name, dtype=_TYPES.get(element, element), shape=dims)
+    return TensorSpec(name=port.name, dtype=ONNX_LABELS.get(element, element), shape=dims)
 
 
 def _array(value: onnxruntime.OrtValue, spec: TensorSpec) -> Array:
     if spec.dtype not in _ELEMENTS:
         return value.numpy()
-    # numpy() refuses the types that numpy lacks, so their bytes are copied out
+    # numpy() refuses types that numpy lacks, so the bytes are copied
     shape = tuple(value.shape())
     wanted = DTYPES[spec.dtype]
     size = math.prod(shape) * wanted.itemsize

@@ -1,7 +1,7 @@
-"""ONNX Runtime's trace file, back to the nodes of the model.
+"""Kernel times from ONNX Runtime's trace file, attributed to the nodes of the model.
 
-Its optimizer renames and fuses nodes but keeps the names of the values that pass between
-them, so the optimized model's outputs say which of the original's nodes end in a kernel.
+Its optimizer renames and fuses nodes but keeps the names of the values between them, so a
+kernel's outputs in the optimized model tell which node of the original model it ends with.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 
 from finecast.engines.attribution import Kernel, attribute, node_of
 from finecast.engines.base import KernelTime
+from finecast.engines.ports import ONNX_LABELS
 from finecast.engines.source import ModelSource, ModelStep
 
 _SUFFIX = "_kernel_time"
-_LABELS = {"float": "fp32", "float16": "fp16", "bfloat16": "bf16", "double": "fp64"}
-# Of kernels that read or give such numbers, what they read is what they compute on.
+# Kernels that read or give such numbers compute in the type of their first input.
 _EIGHT_BITS = frozenset({"int8", "uint8"})
 _ADDED = frozenset({"ReorderInput", "ReorderOutput", "MemcpyFromHost", "MemcpyToHost"})
 
@@ -24,7 +24,7 @@ _ADDED = frozenset({"ReorderInput", "ReorderOutput", "MemcpyFromHost", "MemcpyTo
 def kernel_times(
     trace: Path, optimized: ModelSource, original: ModelSource, *, repeats: int
 ) -> list[KernelTime]:
-    """The least time of each kernel over the last ``repeats`` runs, slowest first."""
+    """Least time of each kernel over the last ``repeats`` runs, slowest first."""
     times: dict[str, list[float]] = defaultdict(list)
     kinds: dict[str, str] = {}
     formats: dict[str, str] = {}
@@ -39,7 +39,7 @@ def kernel_times(
         read = [t for shape in details.get("input_type_shape", ())[:1] for t in shape]
         if read and not _EIGHT_BITS.isdisjoint((*read, *types[:1])):
             types = read
-        formats[kernel] = _LABELS.get(types[0], types[0]) if types else ""
+        formats[kernel] = ONNX_LABELS.get(types[0], types[0]) if types else ""
     ops = attribute(original.steps, _kernels(optimized, original))
     found = [
         KernelTime(
@@ -55,7 +55,7 @@ def kernel_times(
 
 
 def _per_run(series: list[float], repeats: int) -> float:
-    # A kernel in a loop's body has several times a run; the first run is the warm-up.
+    # A kernel in a loop's body has several times in each run; the first run is a warm-up.
     each, rest = divmod(len(series), repeats + 1)
     if each == 0 or rest:
         return sum(series) / (repeats + 1)

@@ -1,4 +1,4 @@
-"""ONNX Runtime with several requests in flight: one thread for each, one session for all."""
+"""ONNX Runtime with several requests at a time: one thread for each, one session for all."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from finecast.engines.base import Feeds
 
 @final
 class OnnxRuntimeStreams:
-    """A session whose runs take one thread each, called from a thread for each CPU.
+    """A session whose runs take one thread each, called from as many threads as CPUs.
 
-    So a server runs it that wants throughput: products of one request are not split.
+    Servers that want throughput run it so: the work of one request is not split.
     """
 
     def __init__(self, run: Callable[[Feeds], object], requests: int) -> None:
@@ -27,7 +27,7 @@ class OnnxRuntimeStreams:
         return self._requests
 
     def serve(self, feeds: Sequence[Feeds]) -> None:
-        """Each as soon as a thread is free.
+        """Run the model on each of ``feeds``, as soon as a thread is free.
 
         Raises:
             UsageError: If the feeds do not fit the inputs.

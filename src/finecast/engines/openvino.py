@@ -1,9 +1,9 @@
 """OpenVINO: the default engine on CPU, the one with bf16 kernels for ONNX models.
 
-Law: the types that the model states are the types that run; sessions are compiled with the
-inference precision hint ``f32``, under which OpenVINO adds no lower precision of its own, and
-without dynamic quantization: by default what meets 8-bit weights is rounded to 8 bits, too.
-Two exceptions remain on CPUs: fp16 ops compute in fp32 (unrounded between them), and 64-bit
+Law: ops compute in the types that the model states. Sessions are compiled with the inference
+precision hint ``f32``, under which OpenVINO adds no lower precision of its own, and without
+dynamic quantization, which rounds operands of products with 8-bit weights to 8 bits. Two
+exceptions remain on CPUs: fp16 ops compute in fp32 (unrounded between them), and 64-bit
 integers in 32 bits.
 """
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     _Read: TypeAlias = tuple[openvino.Model, ModelSource, Callable[[], _Names]]
     _Compiled: TypeAlias = tuple[openvino.CompiledModel, ModelSource, Callable[[], _Names]]
 
-# The setting by which OpenVINO lowers a model by itself.
+# Values of the inference precision hint, by which OpenVINO lowers a model by itself.
 _HINTS = {Format.FP32: "f32", Format.BF16: "bf16", Format.FP16: "f16"}
 _MICROSECOND_S = 1e-6
 _CUT_OFF_S = 0.5e-6
@@ -63,13 +63,16 @@ _NEEDS_RANK = (
     "state how many dimensions the input has before the model is saved: for an OpenVINO model"
     " ov.convert_model(..., input=[...]), or model.reshape({NAME: [-1, 3, 224, 224]})"
 )
-# Its time to compile doubles with each level of nested bodies: 1 s at 14 (2026.4).
+# Levels of nested bodies. The time to compile doubles with each: 1 s at 14 (OpenVINO 2026.4).
 _DEEPEST = 14
 
 
 @final
 class OpenVinoSession:
-    """A compiled model with one infer request; not to be run from two threads at once."""
+    """A compiled model with one infer request; must not be run from two threads at once.
+
+    ``names`` are the nodes by OpenVINO's name of an op; None without profiling.
+    """
 
     def __init__(
         self,
@@ -124,10 +127,10 @@ class OpenVinoSession:
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
         """Time of each executed kernel, slowest first: the lower quartile of the runs.
 
-        Others on the machine only add to a time. OpenVINO reports the mean of all runs since
-        it compiled, in whole microseconds: what a run took is told by how the mean moved, to
-        some microseconds, and the least of that is chance. Of what takes less than that the
-        mean of the runs is told.
+        The lower quartile, because other processes only make a time longer. OpenVINO reports
+        the mean over all runs since it compiled, in whole microseconds. The time of a single
+        run follows from the change of the mean, to within some microseconds; so the minimum
+        would be noise, and for kernels shorter than that the mean of the runs is given.
 
         Raises:
             UsageError: If the session was loaded without ``profiling=True``.
@@ -141,7 +144,7 @@ class OpenVinoSession:
         for _ in range(repeats):
             self.run(feeds)
             seen, mean_s = self._means()
-            kinds |= seen  # one that took less than a microsecond is listed in some runs
+            kinds |= seen  # kernels shorter than a microsecond are listed only in some runs
             for name, mean in mean_s.items():
                 last_s = self._runs * mean - (self._runs - 1) * before_s.get(name, mean)
                 times[name].append(last_s)
@@ -162,15 +165,15 @@ class OpenVinoSession:
         return sorted(found, key=lambda k: -k.time_s)
 
     def _means(self) -> tuple[dict[str, str], dict[str, float]]:
-        """Of each kernel its kind, and the mean of its times over all runs so far."""
+        """The kind of each kernel, and its mean time over all runs so far."""
         ran = [i for i in self._request.get_profiling_info() if i.status == i.Status.EXECUTED]
         kinds = {i.node_name: f"{i.node_type}/{i.exec_type}" for i in ran}
-        # Means are cut off to whole microseconds: on average half of one is missing.
+        # Means are rounded down to whole microseconds: on average half of one is missing.
         times = {i.node_name: i.real_time.total_seconds() + _CUT_OFF_S for i in ran}
         return kinds, times
 
     def kernel_formats(self) -> Sequence[KernelFormats]:
-        """Of each kernel that runs nodes of the model.
+        """The formats of each kernel that runs nodes of the model.
 
         Raises:
             UsageError: If the session was loaded without ``profiling=True``.
@@ -200,11 +203,9 @@ class OpenVinoSession:
         shared = [shareable(array) for array in arrays]  # the request reads them as it runs
         for index, (data, kind) in enumerate(zip(shared, self._types, strict=True)):
             self._request.set_input_tensor(index, tensor_of(data, kind))
-        if (
-            self._stateful
-        ):  # every call is a first one: what it gives depends on its feeds alone
+        if self._stateful:  # outputs depend on the feeds alone, and not on earlier calls
             self._request.reset_state()
-        # share_outputs: the arrays that infer() would copy for its own result are not used
+        # share_outputs: without it infer() copies all outputs into a result that is not used
         self._request.infer(share_outputs=True)
         self._runs += 1
 
@@ -245,7 +246,7 @@ class OpenVinoEngine:
         return self._device
 
     def capabilities(self) -> Mapping[Format, Capability]:
-        """Per format, by running a small kernel (once per process)."""
+        """By format, measured with small kernels once per process."""
         from finecast.engines.probe import probe
 
         return probe(self)
@@ -259,23 +260,21 @@ class OpenVinoEngine:
         return self._load(model, "f32", profiling=profiling, named=profiling)
 
     def load_hinted(self, model: Loadable, fmt: Format) -> OpenVinoSession:
-        """Under the precision hint for ``fmt``.
+        """Load a model under the precision hint for ``fmt``.
 
         Raises:
             EngineError: As ``load``; or if there is no hint for the format.
         """
-        if fmt not in _HINTS:
-            raise EngineError(f"OpenVINO has no precision hint for {fmt.label}")
-        return self._load(model, _HINTS[fmt], profiling=False, named=True)
+        return self._load(model, _hint(fmt), profiling=False, named=True)
 
     def load_streams(self, model: Loadable, fmt: Format = Format.FP32) -> OpenVinoStreams:
-        """Under the performance hint for throughput, and the precision hint for ``fmt``.
+        """Load a model under the hints for throughput and for precision ``fmt``.
 
         Raises:
             EngineError: As ``load_hinted``; or if the model keeps a state between requests.
         """
         where = str(model) if isinstance(model, Path) else ""
-        settings = config(self._core, self._device, _HINTS[fmt], serving="THROUGHPUT")
+        settings = config(self._core, self._device, _hint(fmt), serving="THROUGHPUT")
         with self._compiled(model, where, settings) as (compiled, source, _):
             return OpenVinoStreams(compiled, specs_of(compiled.inputs, source.inputs), where)
 
@@ -292,7 +291,7 @@ class OpenVinoEngine:
     def _compiled(
         self, model: Loadable, where: str, settings: dict[str, Any]
     ) -> Generator[_Compiled]:
-        """The model compiled, its ports and steps, and what finds the steps' ops."""
+        """The compiled model, its ports and steps, and a function for the nodes of each op."""
         try:
             with self._read(model, where) as (read, source, names):
                 compiled = self._core.compile_model(read, self._device, settings)
@@ -307,7 +306,7 @@ class OpenVinoEngine:
 
     @contextmanager
     def _read(self, model: Any, where: str) -> Generator[_Read]:
-        """The model as OpenVINO has it, its ports and steps, and what finds the steps' ops."""
+        """The model as read, its ports and steps, and a function for the nodes of each op."""
         if isinstance(model, bytes) or (isinstance(model, Path) and not reads(model)):
             source = read_source(model)
             _check_depth(source, where)
@@ -321,8 +320,15 @@ class OpenVinoEngine:
         yield own, source, partial(op_names, own)
 
 
+def _hint(fmt: Format) -> str:
+    """OpenVINO's name of the precision hint for ``fmt``; raises EngineError if it has none."""
+    if fmt not in _HINTS:
+        raise EngineError(f"OpenVINO has no precision hint for {fmt.label}")
+    return _HINTS[fmt]
+
+
 def _check_depth(source: ModelSource, where: str) -> None:
-    """Raise EngineError for a model that would take OpenVINO for ever to compile."""
+    """Raise EngineError for a model that would take OpenVINO too long to compile."""
     if source.depth > _DEEPEST:
         raise EngineError(
             f"bodies of control flow nest {source.depth} deep, and OpenVINO's time to"
@@ -333,10 +339,10 @@ def _check_depth(source: ModelSource, where: str) -> None:
 
 
 def _typical_s(series: Sequence[float], runs: int) -> float:
-    """The lower quartile of a kernel's times, or their mean if single ones cannot be told.
+    """The lower quartile of a kernel's times, or their mean if they are too short.
 
-    Law: never 0. Single times are off by up to a microsecond for each of all ``runs`` so far;
-    what they add up to is off by no more than one of them.
+    Law: never 0. Each time is off by up to a microsecond for each of all ``runs`` so far, but
+    the sum of the times by no more than a single one of them.
     """
     mean = float(np.mean(series))
     found = float(np.quantile(series, 0.25)) if mean > runs * _MICROSECOND_S else mean
@@ -359,5 +365,5 @@ def _read(tensor: openvino.Tensor, spec: TensorSpec) -> Array:
         return np.array(tensor.str_data, dtype=object)
     data = np.array(tensor.data)  # a copy: the next run overwrites the tensor
     wanted = DTYPES.get(spec.dtype, data.dtype)
-    # Types that numpy lacks come back under another name of the same width.
+    # Types that numpy lacks come back as another type of the same width.
     return data if data.dtype == wanted else data.view(wanted)

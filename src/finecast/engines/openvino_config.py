@@ -1,4 +1,4 @@
-"""How OpenVINO compiles a model here: in the types that it states."""
+"""Settings under which OpenVINO computes in the types that a model states."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import openvino
 
 DYNAMIC_QUANTIZATION: Final = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
-"""By default what meets 8-bit weights in a product is rounded to 8 bits; with 0 it is not."""
+"""Unless it is 0, operands of products with 8-bit weights are rounded to 8 bits, too."""
 
 
 def config(
@@ -22,11 +22,11 @@ def config(
     """Settings of ``compile_model``.
 
     Args:
-        core: What compiles.
-        device: For what.
+        core: The core that compiles.
+        device: The device to compile for.
         hint: OpenVINO's name of a precision.
-        profiling: Whether the times of kernels are counted.
-        serving: OpenVINO's name of what it is to be best at: one call, or several at once.
+        profiling: Whether times of kernels are recorded.
+        serving: The performance hint: ``LATENCY`` or ``THROUGHPUT``.
     """
     found: dict[str, Any] = {
         "INFERENCE_PRECISION_HINT": hint,

@@ -1,11 +1,12 @@
-"""Additions behind two small products, at which OpenVINO 2026.4 ends the process.
+"""Ops after two small products at which OpenVINO 2026.4 crashes while it compiles.
 
-It compiles a chain of small products into one kernel (a *block*), which takes in the ops
-behind it as far as its registers go, and other chains of elementwise ops and casts into
-kernels that grow. An op that reads a block and such a kernel makes it follow a null pointer
-(``tokenize_node`` of its snippets: finished kernels are not among the clones that it joins).
-Whether a model falls into this depends on the number of threads, too. Models whose own ops do
-fail in fp32 as well; here no cast of ours may be the second kernel.
+It compiles a chain of small products into one kernel (a *block*), together with as many of
+the ops after it as its registers allow, and other chains of elementwise ops and casts into
+kernels that grow op by op. For an op that reads both a block and such a kernel it follows a
+null pointer (in ``tokenize_node`` of its snippets: finished kernels are not among the clones
+that it joins). Whether this happens to a model also depends on the number of threads. Models
+with such ops of their own crash in fp32, too; the fault here keeps finecast's casts from
+being the second kernel.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
 
-# The largest that OpenVINO compiles so.
+# Sizes of the largest products that OpenVINO compiles so.
 _ROWS = 8
 _COLUMNS = 256
 _PRODUCTS = frozenset({"matmul", "gemm"})
@@ -27,11 +28,11 @@ _MOVES = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT, OpKind.CAST})
 
 
 def sums_behind_products(graph: Graph, low: Format) -> Mapping[int, str]:
-    """What reads a block and another value, and what computes that other value.
+    """Ops that read a block and another value, and the ops that compute that other value.
 
-    In one format no cast is between the two. A graph's inputs are fp32. What is subtracted
-    OpenVINO multiplies by -1 before, and so is such a kernel in any format: there the block
-    keeps fp32 as well, and is what it was in the model that was given.
+    If all of them have one format, fp32 as that of the graph's inputs, no cast is in between.
+    OpenVINO multiplies a value that is subtracted by -1 first, which is such a kernel in any
+    format; there the ops of the block stay in fp32 as well, as they are in the original model.
     """
     found: dict[int, str] = {}
     for product in graph.nodes:
@@ -50,7 +51,7 @@ def sums_behind_products(graph: Graph, low: Format) -> Mapping[int, str]:
 
 
 def _is_small(graph: Graph, node: Node) -> bool:
-    """Whether it is a product that OpenVINO may take into a block."""
+    """Whether ``node`` is a product that OpenVINO may compile into a block."""
     if node.op not in _PRODUCTS or len(node.inputs) < 2:
         return False
     left, right = (graph.values[i] if i is not None else None for i in node.inputs[:2])
@@ -71,7 +72,7 @@ def _behind_another(graph: Graph, product: Node) -> bool:
 
 
 def _readers(graph: Graph, product: Node) -> Iterator[tuple[Node, Node]]:
-    """Elementwise ops that may read the block of ``product``, each with what it reads."""
+    """Elementwise ops that may read the block of ``product``, each after the node it reads."""
     node: Node | None = product
     while node is not None:
         users = [graph.nodes[i] for i in _users(graph, node)]
@@ -90,9 +91,9 @@ def _inputs(graph: Graph, node: Node) -> list[Value]:
 
 
 def _computing(graph: Graph, value: Value, whole_block: bool = False) -> set[int]:
-    """The elementwise ops and moves that compute the value, and the first others before them.
+    """The elementwise ops and moves that compute ``value``, back to the first other ops.
 
-    With ``whole_block`` small products are passed as well.
+    Those other ops are included. With ``whole_block`` the search goes on past small products.
     """
     found, waiting = set[int](), [value]
     while waiting:

@@ -1,4 +1,4 @@
-"""Ports and ops of an ``ov.Model``, as engines know those of an ONNX file."""
+"""Ports and ops of an ``ov.Model`` as a ``ModelSource``, as ONNX files have one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NO_STEPS = frozenset({"Parameter", "Result", "Constant"})
 
 
 def model_source(model: openvino.Model) -> ModelSource:
-    """Of a model whose ops have names of their own: each op is a step of that name."""
+    """Ports and steps of a model whose ops have names: each op is a step of that name."""
     ops = [op for op in model.get_ordered_ops() if op.get_type_name() not in _NO_STEPS]
     return ModelSource(
         inputs=tuple(_spec(port) for port in model.inputs),
@@ -28,7 +28,7 @@ def model_source(model: openvino.Model) -> ModelSource:
 
 
 def op_names(model: openvino.Model) -> dict[str, tuple[str, ...]]:
-    """Each op is the step of its own name."""
+    """The step of each op, by the op's name: both have the same."""
     return {s.name: (s.name,) for s in model_source(model).steps}
 
 

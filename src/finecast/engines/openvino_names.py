@@ -1,12 +1,12 @@
-"""OpenVINO's names, back to the nodes of the ONNX model.
+"""From OpenVINO's names of ops and kernels to the nodes of the ONNX model.
 
-What its ONNX frontend does: an op keeps the node's name if the node became that one op, and
-takes the output's name where that is a model output; the outputs of every node keep their
-ONNX names as tensor names; ops that a node was decomposed into are called ``MatMul_123`` or
-``<node>/WithoutBiases``. Compiling then merges ops, and lists the names of *some* of them in
-``originalLayersNames``; ops that a transformation made have new names. Hence three steps:
-tensor names, then the way forward in the read model to the first op that is known, and last
-(in ``attribution``) the place in the graph.
+How OpenVINO's ONNX frontend names: an op has the node's name if the node became that one op,
+or the output's name if that is a model output; the outputs of every node keep their ONNX
+names as tensor names; if a node became several ops, these are called ``MatMul_123`` or
+``<node>/WithoutBiases``. Compilation then merges ops, and lists the names of *some* of them in
+``originalLayersNames``; ops made by a transformation have new names. So nodes are found in
+three steps: by tensor names; else by the first ops that read the op and whose nodes are known;
+else (in ``attribution``) by the kernel's place in the graph.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _ADDED = frozenset({"Reorder", "Input", "Output"})
 def nodes_by_friendly_name(
     model: openvino.Model, source: ModelSource
 ) -> dict[str, tuple[str, ...]]:
-    """The ONNX nodes behind each op of a model that was read, not yet compiled.
+    """The ONNX nodes of each op, by its name, in a model that is read but not compiled.
 
-    Several nodes where OpenVINO dropped some that do nothing (Identity).
+    There are several where OpenVINO removed nodes that do nothing (Identity).
     """
     producers = source.producers
     nodes = {step.name for step in source.steps}
@@ -54,7 +54,7 @@ def nodes_by_friendly_name(
 def kernels_of(
     compiled: openvino.CompiledModel, names: Mapping[str, tuple[str, ...]]
 ) -> tuple[list[Kernel], dict[str, str]]:
-    """The compiled model's kernels with the nodes named in them, and their formats."""
+    """The kernels of a compiled model with the nodes that they name, and their formats."""
     nodes = {node for group in names.values() for node in group}
     kernels: list[Kernel] = []
     formats: dict[str, str] = {}
@@ -63,7 +63,7 @@ def kernels_of(
         info = op.get_rt_info()
         name = op.get_friendly_name()
         if _is_fixed(op, _text(info, "layerType"), fixed):
-            fixed.add(name)  # weights, transposed while compiling: not the node's own work
+            fixed.add(name)  # computed from constants while compiling, not by the node
             continue
         formats[name] = _text(info, "runtimePrecision")
         layers = split_names(_text(info, "originalLayersNames"), names)
@@ -106,6 +106,7 @@ def constants_of(compiled: openvino.CompiledModel) -> dict[str, frozenset[str]]:
 
 
 def _is_fixed(op: openvino.Node, kind: str, fixed: set[str]) -> bool:
+    """Whether ``op`` is a constant, or all its inputs are ops whose names are in ``fixed``."""
     sources = op.input_values()
     return kind == "Const" or (
         bool(sources) and all(v.get_node().get_friendly_name() in fixed for v in sources)

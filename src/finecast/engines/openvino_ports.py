@@ -1,4 +1,4 @@
-"""The ports of a compiled model, by the names that the model that was read declares."""
+"""The ports of a compiled model under the names that the model declares."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SINK: Final = "/sink_port_"
 def specs_of(
     ports: Sequence[openvino.ConstOutput], declared: Sequence[TensorSpec]
 ) -> tuple[TensorSpec, ...]:
-    """What a compiled model's ports are, under the names that were declared."""
+    """Specs of a compiled model's ports, with the declared names and symbolic sizes."""
     names = {spec.name: spec for spec in declared}
     specs: list[TensorSpec] = []
     for port, name in zip(ports, _port_names(ports, declared), strict=True):
@@ -36,10 +36,10 @@ def specs_of(
 def _port_names(
     ports: Sequence[openvino.ConstOutput], declared: Sequence[TensorSpec]
 ) -> list[str]:
-    """Names that the model declares: a tensor can carry several, and may have lost its own.
+    """The declared name of each port: a tensor can have several names, or have lost its own.
 
-    An input that an op only passes on (Dropout) has the name of that op's output; it is the
-    declared one that no other port is.
+    An input that an op only passes on (Dropout) has the name of that op's output. Such a port
+    gets a declared name that no other port has.
     """
     free = [spec.name for spec in declared]
     found: list[str | None] = []

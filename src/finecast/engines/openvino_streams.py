@@ -1,4 +1,4 @@
-"""OpenVINO with several requests in flight, and the tensors that requests read."""
+"""OpenVINO with several requests at a time, and tensors that share memory with arrays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def shareable(array: Array) -> Array:
-    """The array, or a copy, as OpenVINO takes it: in one piece and writable."""
+    """The array, or a copy that OpenVINO can share: contiguous and writable."""
     return np.require(array, requirements=("C", "W")).reshape(array.shape)
 
 
@@ -53,11 +53,11 @@ class OpenVinoStreams:
 
     @property
     def requests(self) -> int:
-        """OpenVINO's optimal number."""
+        """How many requests run at a time, by OpenVINO's choice."""
         return len(self._queue)
 
     def serve(self, feeds: Sequence[Feeds]) -> None:
-        """Each as soon as a request is free.
+        """Run the model on each of ``feeds``, as soon as a request is free.
 
         Raises:
             UsageError: If the feeds do not fit the inputs.
@@ -65,8 +65,8 @@ class OpenVinoStreams:
         """
         shared: list[list[Array]] = []  # requests read them until they are done
         try:
-            for one in feeds:
-                shared.append([shareable(a) for a in ordered_feeds(one, self._inputs)])
+            for arrays in [ordered_feeds(one, self._inputs) for one in feeds]:
+                shared.append([shareable(array) for array in arrays])
                 tensors = map(tensor_of, shared[-1], self._types)
                 self._queue.start_async(dict(enumerate(tensors)), share_inputs=True)
             self._queue.wait_all()

@@ -1,8 +1,9 @@
-"""A session's ports: element types by label, and the check of feeds against them."""
+"""A session's ports: element types by label, and checks of feeds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -20,6 +21,17 @@ _OTHERS = {
 DTYPES: dict[str, np.dtype[np.generic]] = {**_FLOATS, **_OTHERS}
 """The numpy (or ml_dtypes) type of each element type's label."""
 
+ONNX_LABELS: Final = {
+    "float": "fp32",
+    "double": "fp64",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float8e4m3fn": "fp8_e4m3",
+    "float8e5m2": "fp8_e5m2",
+}
+"""Labels of ONNX's float types; the label of another type is ONNX's own name."""
+ONNX_NAMES: Final = {label: name for name, label in ONNX_LABELS.items()}
+
 _LABELS = {dtype: label for label, dtype in DTYPES.items()}
 
 
@@ -29,7 +41,7 @@ def dtype_label(dtype: np.dtype[np.generic]) -> str:
 
 
 def ordered_feeds(feeds: Feeds, inputs: Sequence[TensorSpec]) -> list[Array]:
-    """The arrays of ``feeds`` in the model's order, once names, types and ranks fit.
+    """The arrays of ``feeds`` in the model's order, after checking names, types and shapes.
 
     Raises:
         UsageError: If an input is missing or unknown, or an array's type or shape is not
@@ -53,7 +65,7 @@ def ordered_feeds(feeds: Feeds, inputs: Sequence[TensorSpec]) -> list[Array]:
 
 
 def check_array(array: Array, spec: TensorSpec) -> None:
-    """Hold ``array`` against one input's element type, rank and fixed dimensions.
+    """Check an array's element type, rank and sizes against those of an input.
 
     Raises:
         UsageError: If it does not fit.

@@ -1,10 +1,10 @@
-"""What a device can do: small kernels run per format, and timed against fp32.
+"""Probes of what a device can do: small kernels run in each format and timed against fp32.
 
-A format "runs" when the engine loads and runs a matrix product and a convolution, each with
-an elementwise op behind, whose values are stored in that format, and the results are right;
-one for constants alone, if a product whose time is that of reading its weights does.
-Its speed is the better of the two kernels' times in fp32 over its own, measured in turns:
-a capability flag is not a speed.
+A format "runs" if the engine loads and runs a matrix product and a convolution, each followed
+by an elementwise op, on values stored in that format, and the results are right. For a format
+of constants alone a product is run whose time is that of reading its weights. The speed of a
+format is the time in fp32 over the time in the format, of the probe that gains more, measured
+in turns: CPU flags do not tell how fast a format is.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _TF32_ENGINES = frozenset({("onnxruntime", "CUDA"), ("onnxruntime", "Tensorrt")}
 """Where fp32 ops may compute in tf32 (ONNX has no such type of its own)."""
 
 _BUDGET_S = 0.05  # per format and kernel, so that an engine takes about half a second
-_LONGEST_S = 1.5  # where other processes' work is in every call, or almost
+_LONGEST_S = 1.5  # on a machine where other processes disturb almost every call
 _FEWEST_TURNS = 10
-# Times that are alike: so many, and so near to one another.
+# How many of the fastest times have to be alike, and their largest ratio for that.
 _ALIKE = 4
 _ALIKE_RATIO = 1.05
 _SLACK = 8.0
 """Allowed error in unit roundoffs of the result's magnitude: inputs, weights, product, sum
 and activation round once each, and a margin of 1.6 for unlucky cancellation."""
 
-# By engine and device; a second look at noise would say something else.
+# By engine and device: measured again, a speed would be slightly different.
 _cache: dict[tuple[str, str], dict[Format, Capability]] = {}
 
 
@@ -70,7 +70,7 @@ def probe_one(engine: Engine, fmt: Format) -> Capability:
 
 @runtime_checkable
 class ProbingEngine(Protocol):
-    """An engine that reads no ONNX, and states the probes in its own way."""
+    """An engine that does not read ONNX, and builds the probes' models itself."""
 
     def load_probe(self, probe: Probe, fmt: Format) -> Session:
         """A session whose input is ``x`` and whose output is ``y``, both fp32.
@@ -81,9 +81,9 @@ class ProbingEngine(Protocol):
         ...
 
     def load_cast_probe(self, low: Format, size: int) -> Session:
-        """A session to profile: a cast to ``low`` called ``cast``, of ``size`` elements.
+        """A session to profile a cast to ``low``, called ``cast``, of ``size`` elements.
 
-        It stands between ops that do not absorb it; its input is ``x``, fp32, [size / 64, 64].
+        The ops around the cast do not absorb it. The input ``x`` is fp32, [size / 64, 64].
 
         Raises:
             EngineError: If it has no kernels in the format.
@@ -93,14 +93,14 @@ class ProbingEngine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Whether a format is faster than fp32 in an engine here, and that in words."""
+    """Whether a format is faster than fp32 in an engine here, and a text that says so."""
 
     gains: bool
     text: str
 
 
 def speed_of(engine: Engine, fmt: Format) -> Speed:
-    """What short probes of one format say."""
+    """The speed of one format, by short probes."""
     found = probe_one(engine, fmt)
     why = f" ({found.reason})" if found.reason else ""
     if not found.runs or found.speed is None:
@@ -168,7 +168,7 @@ def _attempt(engine: Engine, model: Probe, fmt: Format) -> _Attempt:
     error = _error_in_roundoffs(got, model.expected, fmt)
     if not error <= _SLACK:
         return _Attempt(run=None, reason=f"{model.name}: wrong by {error:.3g} unit roundoffs")
-    # The data need more bits than any 16-bit format has: no error means no rounding.
+    # The data take more bits than 16-bit formats have: without error it ran in fp32.
     return _Attempt(
         run=lambda: session.run(feeds), exact=error == 0 and fmt is not Format.FP32
     )
@@ -187,9 +187,9 @@ def _error_in_roundoffs(got: Array, expected: NDArray[np.float64], fmt: Format) 
 def _speed(reference: Callable[[], object], candidate: Callable[[], object]) -> float:
     """The reference's fastest time over the candidate's, both run in turns.
 
-    Others on the machine only add to a time. Turns go on until each has run alone, as it
-    seems, on a busy machine up to ``_LONGEST_S``. Of every other turn and the rest the ratio
-    that is nearer to 1 counts: what chance makes of one half it hardly makes of both.
+    Other processes only make a time longer. Turns go on until both seem to have run
+    undisturbed, on a busy machine for up to ``_LONGEST_S``. The ratio is taken of the even
+    and of the odd turns, and the one nearer to 1 is given: a disturbance rarely hits both.
     """
     for run in (reference, candidate):
         run()
@@ -211,7 +211,7 @@ def _speed(reference: Callable[[], object], candidate: Callable[[], object]) -> 
 
 
 def _ran_alone(times: Sequence[float]) -> bool:
-    """Whether the fastest times are alike: nothing seems to have been added to them."""
+    """Whether the fastest times are alike, which disturbed ones would not be."""
     fastest = sorted(times)[:_ALIKE]
     return len(fastest) == _ALIKE and fastest[-1] <= _ALIKE_RATIO * fastest[0]
 

@@ -1,4 +1,4 @@
-"""The small ONNX models that probing runs: products, and a convolution."""
+"""The small ONNX models that probing runs: matrix products and a convolution."""
 
 from __future__ import annotations
 
@@ -9,23 +9,17 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from finecast.engines.ports import ONNX_NAMES
 from finecast.numbers.formats import Format
 
 _OPSET = 22  # the first in which bf16 convolutions are legal
 _IR_VERSION = 10
-_TYPE_STRINGS = {
-    Format.FP32: "float",
-    Format.BF16: "bfloat16",
-    Format.FP16: "float16",
-    Format.FP8_E4M3: "float8e4m3fn",
-    Format.FP8_E5M2: "float8e5m2",
-}
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """``op``, then Relu, ``depth`` times, on seeded data; large enough to outweigh a call."""
+    """``op``, then Relu, ``depth`` times, on seeded data; large beside the cost of a call."""
 
     name: str
     op: str
@@ -52,7 +46,7 @@ class Probe:
 
     @cached_property
     def stages(self) -> list[NDArray[np.float64]]:
-        """The input and the result of each turn, in double precision."""
+        """The input, and the values after each ``op`` and Relu, in double precision."""
         found = [self.x]
         for _ in range(self.depth):
             found.append(np.maximum(self._step(found[-1]), 0))
@@ -74,14 +68,14 @@ PROBES = (
     Probe(name="matmul", op="MatMul", x_shape=(256, 384), w_shape=(384, 384), depth=2),
     Probe(name="conv", op="Conv", x_shape=(1, 64, 28, 28), w_shape=(64, 64, 3, 3), depth=2),
 )
-# Of one row by weights of 16 MB, more than the caches that belong to a core hold.
+# One row by weights of 16 MB, which are more than the caches of a core hold.
 _WEIGHT_PROBES = (
     Probe(name="matvec", op="MatMul", x_shape=(1, 2048), w_shape=(2048, 2048), depth=1),
 )
 
 
 def probes_of(fmt: Format) -> tuple[Probe, ...]:
-    """Those that tell of ``fmt``; in fp32 they are run besides, for comparison."""
+    """The probes for ``fmt``; they are run in fp32 as well, for comparison."""
     return _WEIGHT_PROBES if fmt.constants_only else PROBES
 
 
@@ -92,7 +86,7 @@ def admitted(op: str, fmt: Format) -> bool:
     (constraint,) = (
         c for c in defs.get_schema(op, _OPSET).type_constraints if c.type_param_str == "T"
     )
-    return f"tensor({_TYPE_STRINGS.get(fmt)})" in constraint.allowed_type_strs
+    return f"tensor({ONNX_NAMES.get(fmt.label)})" in constraint.allowed_type_strs
 
 
 def build(probe: Probe, fmt: Format) -> bytes:
@@ -125,7 +119,7 @@ def build(probe: Probe, fmt: Format) -> bytes:
 
 
 def build_scaled(probe: Probe, fmt: Format) -> bytes:
-    """The probe whose products read codes, with scales that fit its numbers."""
+    """The probe with products on codes, whose scales fit its data."""
     from onnx import helper, numpy_helper
 
     from finecast.numbers.encodings import SCALED
@@ -165,7 +159,7 @@ def build_scaled(probe: Probe, fmt: Format) -> bytes:
     last = probe.stages[-1]
     if fmt.constants_only:
         node("Identity", [value], "y")
-    else:  # kernels of some engines give nothing but codes
+    else:  # some engines have only kernels that give codes
         of_value = Scaled.fitted(fmt, row.values, last.min(), last.max())
         given = parameters("last", of_value)
         node("QuantizeLinear", [value, *given], "q_last")

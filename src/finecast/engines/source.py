@@ -1,4 +1,4 @@
-"""What engines need to know of an ONNX file beside running it: ports and node names."""
+"""Ports and node names of an ONNX file, read without its weights."""
 
 from __future__ import annotations
 
@@ -9,25 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finecast.engines.base import TensorSpec
+from finecast.engines.ports import ONNX_LABELS
 from finecast.engines.wire import without_weights
 from finecast.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
     import onnx
 
-_TYPES = {
-    "float": "fp32",
-    "double": "fp64",
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "float8e4m3fn": "fp8_e4m3",
-    "float8e5m2": "fp8_e5m2",
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStep:
-    """One node of the main graph; ``inputs`` counts what its bodies capture."""
+    """One node of the main graph; ``inputs`` include the values that its bodies capture."""
 
     name: str
     op: str
@@ -37,9 +29,9 @@ class ModelStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """Ports and nodes of an ONNX model; nodes in file order (topological by ONNX's law).
+    """Ports and nodes of an ONNX model; nodes in file order, which ONNX has topological.
 
-    ``depth`` is how deep bodies of control flow nest in each other.
+    ``depth`` is how many levels bodies of control flow are nested.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -49,12 +41,12 @@ class ModelSource:
 
     @property
     def producers(self) -> dict[str, str]:
-        """The node's name by the name of each value it makes."""
+        """The name of each value's producer, by the name of the value."""
         return {value: step.name for step in self.steps for value in step.outputs}
 
 
 def read_source(model: Path | bytes) -> ModelSource:
-    """Read names and ports; weights in external files stay there.
+    """Read ports and names of nodes; weights are not read.
 
     Raises:
         UsageError: If the file cannot be read.
@@ -82,8 +74,8 @@ def read_source(model: Path | bytes) -> ModelSource:
             "not an ONNX model: it has no graph", where=where, fix="export the model again"
         )
     return ModelSource(
-        inputs=tuple(_spec(v) for v in proto.graph.input if v.name not in initialized),
-        outputs=tuple(_spec(v) for v in proto.graph.output),
+        inputs=tuple(_spec(v, where) for v in proto.graph.input if v.name not in initialized),
+        outputs=tuple(_spec(v, where) for v in proto.graph.output),
         steps=tuple(_step(node) for node in proto.graph.node),
         depth=_depth(proto.graph),
     )
@@ -100,19 +92,27 @@ def _light(model: Path | bytes) -> tuple[bytes, frozenset[str]]:
         return without_weights(memoryview(model))
     with model.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    # unmapped with its last view; closing it here would fail while an error holds one
+    # The file is unmapped with its last view. Closing it here would fail if an exception's
+    # traceback still held a view.
     return without_weights(memoryview(mapped))
 
 
-def _spec(info: onnx.ValueInfoProto) -> TensorSpec:
+def _spec(info: onnx.ValueInfoProto, where: str) -> TensorSpec:
     import onnx
 
-    tensor = info.type.tensor_type
-    name = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
+    tensor, known = info.type.tensor_type, onnx.TensorProto.DataType
+    if tensor.elem_type not in known.values():
+        raise EngineError(
+            f"not an ONNX model: {info.name!r} has the unknown element type"
+            f" {tensor.elem_type}",
+            where=where,
+            fix="export the model again",
+        )
+    name = known.Name(tensor.elem_type).lower()
     shape = None
     if tensor.HasField("shape"):
         shape = tuple(_dim(dim) for dim in tensor.shape.dim)
-    return TensorSpec(name=info.name, dtype=_TYPES.get(name, name), shape=shape)
+    return TensorSpec(name=info.name, dtype=ONNX_LABELS.get(name, name), shape=shape)
 
 
 def _dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:

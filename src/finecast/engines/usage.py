@@ -1,4 +1,4 @@
-"""How a tuned model is run, by engine: the line with which ``tune`` ends."""
+"""How a tuned model is run in each engine: the line that ``tune`` prints last."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from finecast.engines.openvino_config import DYNAMIC_QUANTIZATION
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What runs a model in the types that it states.
+    """Code that runs a model in the types that it states.
 
     Attributes:
-        code: Python, with ``{path}`` for the model's file as a string literal.
-        throughput: The same for many requests at once, where it differs.
-        notes: What a user of a low format should know, by its label.
+        code: Python; ``{path}`` stands for a literal of the model's path.
+        throughput: The code for many requests at once, if it differs.
+        notes: Notes for users of a low format, by its label.
     """
 
     code: str
@@ -27,7 +27,7 @@ class Usage:
 
 USAGES: Final[Mapping[str, Usage]] = {
     "openvino": Usage(
-        # Its default lowers the ops that were left in fp32, too.
+        # By default OpenVINO lowers the ops that the plan left in fp32, too.
         code='openvino.Core().compile_model({path}, config={{"INFERENCE_PRECISION_HINT":'
         ' "f32"}}); without the hint OpenVINO chooses types itself',
         throughput='openvino.Core().compile_model({path}, config={{"INFERENCE_PRECISION_HINT":'
@@ -62,7 +62,7 @@ USAGES: Final[Mapping[str, Usage]] = {
 def how_to_run(
     output: Path, engine: str, formats: Collection[str], *, throughput: bool = False
 ) -> str:
-    """What runs ``output`` as it was tuned; empty where nothing here does.
+    """The text that says how to run ``output``; empty for an engine without a usage.
 
     Args:
         output: The tuned model.

@@ -1,7 +1,7 @@
-"""An ONNX file without its weights, straight from the protobuf encoding.
+"""An encoded ONNX model without its weights, cut from the protobuf message.
 
-Names and ports are a few kilobytes of a file whose weights can be gigabytes; parsing them
-too would show as memory that the engine never used.
+Names and ports take a few kilobytes, weights up to gigabytes. Parsing the weights would count
+as memory that the engine used.
 """
 
 from __future__ import annotations

@@ -27,29 +27,30 @@ T = TypeVar("T")
 Dim: TypeAlias = int | str | None
 Attribute: TypeAlias = int | float | str | tuple[int | float | str, ...]
 
-# Values of a scaled format are integers of the graph: their sizes are elsewhere.
+# Codes of a scaled format are integers to the graph, and tf32 is stored as fp32.
 _STORED = {f.label: f for f in FLOATS if f is not Format.TF32}
 
 ROUNDS: Final = "finecast.rounds"
-"""Attribute of a node that rounds, by arithmetic, what it gives: the label of the format."""
+"""Attribute of a node that a conversion added to round its input by fp32 arithmetic: the
+label of the format."""
 
 SCALARS: Final = "finecast.scalars"
-"""Attribute of a node with the numbers that are operands of it and not values of the graph."""
+"""Attribute of a node: the numbers that it takes as operands but that are no graph values."""
 
 PHI: Final = "phi"
-"""The op of a node of the frontend's own that only ties values: its native name is
+"""The op of a node that a frontend adds only to give values one format: its native name is
 ``finecast::phi``."""
 
 INNER: Final = "finecast.inner"
-"""Attribute of a phi: how many of its outputs, the first ones, are values of a body."""
+"""Attribute of a phi: how many of its outputs, the first ones, are values inside a body."""
 
-# Elements looked at together; most constants show in the first ones what they are not.
+# Elements checked at once; for most constants the first ones already settle the question.
 _PIECE: Final = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConstantStats:
-    """A constant's element count, and magnitudes that are computed when first asked for.
+    """A constant's element count, and properties that are computed when first asked for.
 
     ``read`` returns the constant as an array; it may come from disk.
     """
@@ -86,7 +87,7 @@ class ConstantStats:
 
     @cached_property
     def whole(self) -> bool:
-        """Whether each number is an integer; most constants show at once that they are not."""
+        """Whether each number is an integer."""
         flat = self.read().reshape(-1)
         pieces = (flat[i : i + _PIECE] for i in range(0, flat.size, _PIECE))
         return all(np.array_equal(p, np.rint(p.astype(np.float32))) for p in pieces)
@@ -101,8 +102,8 @@ class ConstantStats:
 class Value:
     """One SSA value. ``dtype`` is a format's label (``fp32``) or another type's name.
 
-    ``came_as`` is the encoding by which another tool had it as codes, where the model was
-    taken from those.
+    ``came_as`` is the encoding that the value had in a model that another tool quantized, and
+    that was taken back to floats.
     """
 
     id: int
@@ -171,7 +172,7 @@ class Graph:
         return self._derived[key]
 
     def static_shapes(self, names: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        """Shapes of values, by their ``names``, of which each size is known."""
+        """Shapes, by name, of the values in ``names`` (ids) whose sizes are all known."""
         found: dict[str, tuple[int, ...]] = {}
         for name, index in names.items():
             shape = self.values[index].shape

@@ -1,4 +1,4 @@
-"""Which ops of a training graph are of its backward pass."""
+"""Which ops of a training graph belong to its backward pass."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from finecast.graph import Graph
 
 
 def backward_ops(graph: Graph) -> frozenset[int]:
-    """Ops of the backward pass: all that comes of gradients of the outputs.
+    """Ops of the backward pass: all that depend on gradients of the outputs.
 
-    AOT autograd tells those by their names, too: ``tangents_1``, ``tangents_2``, ... No other
-    graph has inputs called so, and none of its ops are found.
+    AOT autograd calls those inputs ``tangents_1``, ``tangents_2`` and so on. A graph without
+    such inputs has no backward pass.
     """
     reached = {v.id for v in graph.inputs if v.name.startswith("tangents")}
     found = set[int]()
@@ -21,7 +21,7 @@ def backward_ops(graph: Graph) -> frozenset[int]:
 
 
 def ops_for_backward(graph: Graph) -> frozenset[int]:
-    """Ops of the backward pass, and those whose results it alone reads."""
+    """Ops of the backward pass, and those whose results only such ops read."""
     found = set(backward_ops(graph))
     for node in reversed(graph.nodes) if found else ():
         outputs = [graph.values[v] for v in node.outputs if v is not None]

@@ -1,6 +1,6 @@
 """The graph's text form: for people, for golden files, and for graphs in tests.
 
-A line each, blank lines and lines that start with ``#`` aside::
+One line for each declaration; blank lines and lines that start with ``#`` are ignored::
 
     graph DIGEST
     input %0 x fp32[batch, 8]
@@ -9,10 +9,10 @@ A line each, blank lines and lines that start with ``#`` aside::
     output %2
 
 A node's words are its name, canonical op, native op and format (``-`` for none). Ports: ``_``
-is an omitted one, ``~%1`` a float port that does not follow the node's format, ``!%1`` another
-port that does. Nodes are numbered by line and values by their ``%``. A shape is left out where
-the rank is unknown, and ``?`` is an unknown dimension. Words that are not plain are JSON
-strings.
+is an omitted one, ``~%1`` a float port that does not follow the node's format, ``!%1`` a port
+of another type that does. A node's id is its position among the nodes, a value's id is its
+``%`` number. A shape is left out where the rank is unknown, and ``?`` is an unknown dimension.
+Words with other characters than letters, digits and usual punctuation are JSON strings.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def from_text(text: str) -> Graph:
     """The graph that ``to_text`` wrote, or that a person did.
 
     Law: ``from_text(to_text(g)) == g`` for every graph whose producers and uses are those of
-    its nodes, up to the data of constants: arrays of two elements stand for them.
+    its nodes, up to what is not written: ``Value.came_as``, and the data of constants, for
+    which arrays of two elements stand.
 
     Raises:
         ModelError: If the text is not of this form; names the line.
@@ -130,7 +131,7 @@ def _port(graph: Graph, index: int | None, follows: bool, *, declare: bool = Fal
 
 
 class _Cursor:
-    """The tokens of one line; its attributes, which are JSON, apart."""
+    """The tokens of one line, and its attributes, which are JSON."""
 
     def __init__(self, line: str) -> None:
         self.tokens: list[str] = []
@@ -150,7 +151,7 @@ class _Cursor:
 
     def next(self) -> str:
         if self.at == len(self.tokens):
-            raise ValueError("it ends too early")
+            raise ValueError("the line ends too early")
         self.at += 1
         return self.tokens[self.at - 1]
 
@@ -162,7 +163,7 @@ class _Cursor:
 
     def expect(self, token: str) -> None:
         if not self.skip(token):
-            raise ValueError(f"expected {token!r}, got {self.peek() or 'its end'!r}")
+            raise ValueError(f"expected {token!r}, got {self.peek() or 'end of line'!r}")
 
     def word(self) -> str:
         token = self.next()
@@ -222,7 +223,7 @@ class _Reader:
             elif kind == "input":
                 self.values[value.id] = replace(value, is_input=True)
         else:
-            raise ValueError(f"it starts with {kind!r}")
+            raise ValueError(f"unknown declaration {kind!r}")
 
     def _declare(self, cursor: _Cursor) -> Value:
         index, name, dtype = cursor.index(), cursor.word(), cursor.word()
@@ -233,7 +234,7 @@ class _Reader:
                 shape.append(_read_dim(cursor))
                 cursor.skip(",")
         if index in self.values:
-            raise ValueError(f"%{index} is there already")
+            raise ValueError(f"%{index} is declared twice")
         value = Value(
             id=index, name=name, dtype=dtype, shape=None if shape is None else tuple(shape)
         )
@@ -324,7 +325,7 @@ def _read_dim(cursor: _Cursor) -> Dim:
 
 
 def _constant(value: Value, options: Mapping[str, str]) -> ConstantStats:
-    """Stats of the size given, over an array with the magnitudes given."""
+    """Stats with the size in ``options``, over an array with the magnitudes in them."""
     ends = [float(options.get(name, "1")) for name in _STATS[1:]]
     array = np.array(ends if value.format is not None else [], dtype=np.float32)
     return ConstantStats(size=int(options["size"]), read=lambda: array)

@@ -1,1 +1,1 @@
-"""Measuring: time, memory, accuracy, and the environment a figure was taken in."""
+"""Measuring time and memory, and recording the environment of a measurement."""

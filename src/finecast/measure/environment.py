@@ -1,4 +1,4 @@
-"""The machine and the versions that a measurement was made with."""
+"""The machine and the library versions that a measurement was made with."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ _LIBRARIES = (
 )
 _CPUINFO = Path("/proc/cpuinfo")
 
-# The variable with which oneDNN, and engines that ask it what the CPU has (OpenVINO, PyTorch),
-# leave newer instructions alone; read as the process starts. The older name counts where the
-# newer one is not set.
+# Environment variables that forbid newer instructions to oneDNN, and to engines that ask it
+# what the CPU has (OpenVINO, PyTorch). They are read when the process starts; the second, an
+# older name, counts where the first is not set.
 _ISA_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
-# Values of the variable and what each leaves on: one is below another whose bits include its
-# own. Others (ALL, DEFAULT, newer ones) leave all on. Source: oneDNN's dnnl_cpu_isa_t.
+# Values of the variable, and the instruction sets that each allows, as bits. Any other value
+# (ALL, DEFAULT, newer ones) allows all. Source: oneDNN's dnnl_cpu_isa_t.
 _ISA_BITS = {
     "SSE41": 0x1,
     "AVX": 0x3,
@@ -66,7 +66,7 @@ _ISA_BITS = {
     "AVX512_CORE_AMX": 0xFEF,
     "AVX10_1_512_AMX": 0xFEF,
 }
-# The least value that leaves a CPU's flag on.
+# The lowest value that allows the instructions of a CPU flag.
 _ISA_OF_FLAG = {
     "amx_bf16": "AVX512_CORE_AMX",
     "avx512_bf16": "AVX512_CORE_BF16",
@@ -77,10 +77,10 @@ _ISA_OF_FLAG = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """What to record beside a figure, and to hold figures apart by.
+    """What is recorded beside a measurement: only those of equal environments compare.
 
-    ``isa_limit`` is the variable that holds oneDNN to older instructions than ``flags`` has,
-    as ``NAME=VALUE``; None where it is not set.
+    ``isa_limit`` is the environment variable that limits the instructions oneDNN may use, as
+    ``NAME=VALUE``; None where it is not set. ``flags`` are the CPU's, whatever the limit.
     """
 
     cpu: str
@@ -93,7 +93,7 @@ class Environment:
     libraries: dict[str, str]
 
     def as_json(self) -> dict[str, Any]:
-        """Only lists, dicts, strings and numbers."""
+        """The fields as JSON content."""
         return {**asdict(self), "flags": list(self.flags)}
 
 
@@ -129,19 +129,19 @@ def _cpu(cpuinfo: str) -> tuple[str, tuple[str, ...]]:
     return cpu, tuple(flag for flag in _FLAGS if flag in present)
 
 
-def limited(machine: Environment) -> str:
+def cpu_label(machine: Environment) -> str:
     """The CPU's name, and the limit on its instructions where one is set."""
     return machine.cpu + (f" ({machine.isa_limit})" if machine.isa_limit else "")
 
 
 def local_target(machine: Environment | None = None) -> str:
-    """The name of the target that describes this CPU best, held to what engines may use of it.
+    """The name of the target that describes this CPU best, as far as engines may use it.
 
     Args:
         machine: The CPU; None for this one.
     """
     machine = machine or environment()
-    flags = [f for f in machine.flags if _left_on(f, machine.isa_limit)]
+    flags = [f for f in machine.flags if _allowed(f, machine.isa_limit)]
     for flag, target in (
         ("amx_bf16", "amx"),
         ("avx512_bf16", "avx512-bf16"),
@@ -154,8 +154,8 @@ def local_target(machine: Environment | None = None) -> str:
     return "avx2"
 
 
-def _left_on(flag: str, isa_limit: str | None) -> bool:
-    """Whether ``isa_limit`` leaves the instructions of ``flag`` to engines."""
+def _allowed(flag: str, isa_limit: str | None) -> bool:
+    """Whether engines may use the instructions of ``flag`` under ``isa_limit``."""
     limit = (isa_limit or "").partition("=")[2].upper()
     if limit not in _ISA_BITS or flag not in _ISA_OF_FLAG:
         return True

@@ -2,12 +2,14 @@
 
 A fresh process, because the high-water mark of this one never goes down. The mark is
 the kernel's ``VmHWM``; ``ru_maxrss`` would start at this process's own, which a child
-inherits. Run as ``python -m finecast.measure.memory MODEL ENGINE FEEDS.npz`` it is the child.
+inherits. Run as ``python -m finecast.measure.memory MODEL ENGINE FEEDS.npz``, this module is
+that process.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -56,9 +58,14 @@ def peak_memory(model: Path, engine: str, feeds: Feeds) -> MemoryUse:
                 f"measuring memory took over {_TIMEOUT_S} s", where=str(model)
             ) from error
     if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        raise EngineError(f"cannot measure memory: {lines[-1]}", where=str(model))
+        raise EngineError(f"cannot measure memory: {_reason(done)}", where=str(model))
     return MemoryUse(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def _reason(done: subprocess.CompletedProcess[str]) -> str:
+    if done.returncode < 0:  # often SIGKILL, by which the kernel ends what takes all memory
+        return f"its process got {signal.Signals(-done.returncode).name}"
+    return (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
 
 
 def resident_peak_bytes() -> int:

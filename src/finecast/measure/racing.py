@@ -1,14 +1,15 @@
-"""Which of several callables is faster, settled with as few rounds as that takes.
+"""Which of several callables is faster, settled in as few rounds as possible.
 
-Everything runs in rounds, as ``measure.timing`` says. Speeds are medians of ratios within
-rounds, beside one callable that is in every round. What is far too slow in each of the first
-rounds leaves, and so does what another one of no more error beats in each. After some rounds
-of all others only those go on whose order is not settled: neighbours, by speed, that may be
-either way round and may differ by more than matters; not two that are both too slow.
+Everything runs in rounds, as ``measure.timing`` says. A speed is the median, over rounds, of
+the ratio to the anchor, a callable that is in every round. After the first rounds, callables
+leave that were far too slow in each of them, or clearly slower in each than another one of no
+more error. When the others have run all their rounds, only those go on whose order is not
+settled: neighbours by speed that may be in either order and may differ by more than matters,
+unless both are too slow.
 
 The interval of a median is 2.5 IQR / sqrt(n) to each side: 2.7 standard errors of normal
 noise, more than the notches of box plots (1.57; McGill, Tukey and Larsen, 1978), because it is
-looked at again and again, and chance would settle an order sooner or later.
+evaluated repeatedly, and a narrower one would sooner or later settle an order by chance.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ import numpy as np
 from finecast.measure.timing import Latency, Turns, now_s
 
 ANCHOR = "fp32"
-"""The name of what is in every round."""
+"""The name of the callable that is in every round."""
+# Half the interval of a median, as a multiple of IQR / sqrt(n).
 _INTERVAL = 2.5
-# Rounds between two looks at what is settled.
+# Rounds between two checks of which orders are settled.
 _STEP = 5
-# Rounds after which what was slower in each of them than the limit by this factor leaves: a
-# disturbance would have to hit it, and it alone, every time.
+# After the first rounds a callable leaves if in each of them it was slower than the limit, or
+# than another one, by these factors: a disturbance would have to hit it alone every time.
 _FIRST = 3
 _FAR = 1.1
 _CLEAR = 1.05
@@ -36,7 +38,7 @@ _CLEAR = 1.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A median and where it may lie."""
+    """A median and the interval that it lies in."""
 
     low: float
     median: float
@@ -44,7 +46,7 @@ class Interval:
 
     @property
     def spread(self) -> float:
-        """How far off the median may be, as a share of it."""
+        """Half the width of the interval, as a share of the median."""
         return (self.high - self.low) / 2 / self.median
 
     def settles(self, matters: float) -> bool:
@@ -58,14 +60,15 @@ class Effort:
     """How long to time.
 
     Attributes:
-        min_time_s: At least so many seconds in all, and ``rounds``.
-        settle_s: At most so many more for those whose order is open, or that are not known.
-        order: Whether order is of interest, or only who is below ``limit``.
-        known_to: Share of itself to which a speed beside the anchor is to be known.
-        rounds: Of all.
-        warmup: Calls of each that are not counted.
-        limit: Times of the anchor's from which on a call is too slow, however slow.
-        errors: Of those that lose to what is faster and has no more; the others are wanted.
+        min_time_s: Least time for the rounds that all run, in which at least ``rounds`` run.
+        settle_s: Most time after that, for callables whose order or speed is not settled.
+        known_to: Relative precision to which each speed beside the anchor is needed.
+        rounds: Least number of rounds that all run.
+        warmup: Most calls of each before the first round.
+        limit: Ratio to the anchor's time from which on a callable is too slow.
+        order: Whether the order of callables is needed, or only which are below ``limit``.
+        errors: Errors by name. A callable named here leaves if another one that is named, of
+            no more error, is clearly faster; callables that are not named never leave so.
     """
 
     min_time_s: float
@@ -80,12 +83,12 @@ class Effort:
 
 @dataclass(slots=True, kw_only=True)
 class Race:
-    """Callables that are timed beside ``ANCHOR``, one of them.
+    """Callables timed in the same rounds, one of which is the ``ANCHOR``.
 
     Attributes:
-        calls: What is timed.
-        matters: Two whose times have a lower ratio than this are equals.
-        share: How many calls of a model one of ``calls`` makes; times are those of one.
+        calls: The callables by name.
+        matters: Two whose times have a lower ratio than this count as equally fast.
+        share: How many times each callable runs its model; times are per run of the model.
     """
 
     calls: Mapping[str, Callable[[], object]]
@@ -97,7 +100,7 @@ class Race:
     _lost: set[str] = field(init=False, default_factory=set[str])
 
     def __post_init__(self) -> None:
-        """Nothing was timed yet."""
+        """Start without times."""
         self._turns = Turns(self.calls)
         self._samples = {name: {} for name in self.calls}
 
@@ -110,16 +113,16 @@ class Race:
         *,
         share: int = 1,
     ) -> Race:
-        """Time ``calls`` beside ``anchor``; each makes ``share`` calls of its model."""
+        """Time ``calls`` beside ``anchor``; each runs its model ``share`` times."""
         made = cls(calls={ANCHOR: anchor, **calls}, share=share)
         made.run(effort)
         return made
 
     @classmethod
     def stated(cls, anchor_s: float, seconds: Mapping[str, float]) -> Race:
-        """Of times that are known: nothing is open, and nothing will be called.
+        """A race whose times are given: each order is settled, and nothing will be called.
 
-        What is known may be any cost of the models, as their bytes.
+        The times may stand for any other cost of the models, such as their bytes.
         """
         known = {ANCHOR: anchor_s, **seconds}
         made = cls(calls=dict.fromkeys(known, _never_called))
@@ -127,7 +130,7 @@ class Race:
         return made
 
     def run(self, effort: Effort) -> None:
-        """Time all, then those whose order is open."""
+        """Time all, then those whose order or speed is not settled."""
         self._turns.warm_up(effort.warmup)
         end = now_s() + effort.min_time_s
         self._go_on(self.calls, min(_FIRST, effort.rounds), 0.0)
@@ -149,7 +152,7 @@ class Race:
         return any(min(self._ratios(name, n)) > _CLEAR for n in others)
 
     def _open(self, effort: Effort) -> set[str]:
-        """Names that more rounds are needed for."""
+        """Names of callables that need more rounds."""
         found = {name: self.slowdown(name) for name in self.names - self._lost}
         unknown = {
             n for n, s in found.items() if s.spread > effort.known_to and s.low <= effort.limit
@@ -159,7 +162,7 @@ class Race:
         return self.unsettled(effort.limit) | unknown
 
     def unsettled(self, limit: float = math.inf) -> set[str]:
-        """Names whose order with a neighbour is open; not of two that are beyond ``limit``."""
+        """Names whose order with a neighbour is open, unless both are beyond ``limit``."""
         left = self.calls.keys() - self._lost
         order = sorted(left, key=lambda name: self.slowdown(name).median)
         return {
@@ -172,7 +175,7 @@ class Race:
 
     @property
     def names(self) -> frozenset[str]:
-        """What is timed beside the anchor."""
+        """Names of all callables but the anchor."""
         return frozenset(self.calls) - {ANCHOR}
 
     def slowdown(self, name: str) -> Interval:
@@ -188,7 +191,7 @@ class Race:
         return Latency(samples_s=tuple(self._samples[name].values()))
 
     def latency_s(self, name: str) -> float:
-        """The time of a call: the anchor's, and how many times that ``name`` takes."""
+        """Time of a call: the anchor's median time multiplied by the slowdown of ``name``."""
         return self.latency(ANCHOR).median_s * self.slowdown(name).median
 
     def _between(self, one: str, other: str) -> Interval:
@@ -213,4 +216,4 @@ class Race:
 
 
 def _never_called() -> None:
-    raise AssertionError("these times are stated")
+    raise AssertionError("a race of given times calls nothing")

@@ -23,10 +23,10 @@ import numpy as np
 from finecast.errors import UsageError
 
 _ROUNDS_MAX = 100_000
-# What takes longer is not called twice: to fill the caches takes some tenths of a millisecond.
+# Longer calls are not made twice: filling the caches takes only tenths of a millisecond.
 _SHORT_S = 0.02
-# Calls that are not counted end after so long: the first one takes memory, and what takes long
-# has nothing more to warm up.
+# Warm-up calls of a callable end after this time: the first call allocates memory, and further
+# calls of a slow one gain nothing.
 _WARM_S = 0.2
 
 
@@ -44,11 +44,11 @@ class Turns:
     _twice: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        """The same orders in each process."""
+        """Seed the order, so that each process has the same."""
         self._random = random.Random(0)
 
     def warm_up(self, calls: int) -> None:
-        """Make so many calls of each; if the last of each was short, all run twice in turn."""
+        """Call each up to ``calls`` times; if all are short, timed calls are second calls."""
         longest = 0.0
         for name in self.calls:
             end, took_s = now_s() + _WARM_S, float("inf")

@@ -1,1 +1,1 @@
-"""Numbers: formats, and how they round."""
+"""Number formats and encodings, and how numbers are rounded to them."""

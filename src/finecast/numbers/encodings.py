@@ -1,8 +1,8 @@
 """Encodings: how numbers are stored and read back, and which formats have parameters.
 
-A float format is an encoding without. A new encoding is a row of ``formats.Format``, one of
-``SCALED`` if it has parameters, one in each frontend that states it, and one in each engine
-that computes with it.
+A float format is an encoding without parameters. A new encoding is a row of
+``formats.Format``, one of ``SCALED`` if it has parameters, one in each frontend that states
+it, and one in each engine that computes with it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Encoding: TypeAlias = Format | Scaled
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaledFormat:
-    """The codes of values, and of constants, which have a scale for each channel.
+    """The codes of a scaled format, for values and for constants.
 
-    Of a format for constants alone those of values are not used.
+    A format for constants alone does not use ``values``.
     """
 
     values: Grid
@@ -46,11 +46,10 @@ SCALED: Final[Mapping[Format, ScaledFormat]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encodings:
-    """The encodings of an op whose format has parameters: of its inputs, by index.
+    """How an op whose format has parameters encodes its inputs, by index, and its result.
 
-    ``result`` stores the op's result: its own type, for the op computes on operands that were
-    read back to fp32, and rounds nothing but those; or codes, for all that read it, where the
-    engine's kernel has to give codes.
+    The op computes in fp32 on decoded inputs, so that its ``result`` is in fp32; where the
+    engine's kernel has to give codes, ``result`` is their encoding, for all readers.
     """
 
     operands: Mapping[int, Scaled] = field(default_factory=dict[int, Scaled])
@@ -62,7 +61,7 @@ class Encodings:
         return self.operands.get(index) or self.constants.get(index)
 
     def to_dict(self) -> dict[str, Any]:
-        """The parameters, as JSON has them beside the format."""
+        """The parameters as JSON content, without the format."""
         roles = {"operands": self.operands, "constants": self.constants}
         inputs = {
             role: {str(index): e.to_dict() for index, e in sorted(named.items())}
@@ -101,9 +100,9 @@ class Encodings:
             constants=read("constants", row.constants),
             result=result,
         )
-        if fmt.constants_only:  # none where an earlier conversion stored them so
+        if fmt.constants_only:  # no constants either where a conversion stored them before
             if found.operands:
-                raise ValueError(f"{fmt.label} stores constants, and no operand is one")
+                raise ValueError(f"{fmt.label} encodes constants alone, not operands")
         elif not (found.operands or found.constants):
             raise ValueError(f"{fmt.label} needs the parameters of an input")
         return found

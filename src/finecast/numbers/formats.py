@@ -30,11 +30,11 @@ class _Layout:
 
 
 class Format(Enum):
-    """A binary floating-point format, or whole numbers that a scale gives sizes.
+    """A binary floating-point format, or a scaled format: integer codes and a scale.
 
-    ``mantissa_bits`` leaves out the implicit bit. Those of a ``scaled`` format are of numbers
-    near the end of its range, and its exponents are the scale's: how it rounds is told by the
-    parameters of an encoding alone (``scaled.Scaled``).
+    For a ``scaled`` format, ``mantissa_bits`` is the precision near the end of its range, and
+    ``exponent_bits`` is that of its scale. How it rounds depends on the parameters of an
+    encoding (``scaled.Scaled``).
     """
 
     FP32 = _Layout(exponent_bits=8, mantissa_bits=23, storage_bits=32)
@@ -46,7 +46,7 @@ class Format(Enum):
     FP8_E5M2 = _Layout(exponent_bits=5, mantissa_bits=2, storage_bits=8)
     FP8_E3M4 = _Layout(exponent_bits=3, mantissa_bits=4, storage_bits=8)
     INT8 = _Layout(exponent_bits=8, mantissa_bits=7, storage_bits=8, scaled=True)
-    # Weight-only: constants are stored so, and ops compute in fp32 on what they stand for.
+    # Weight-only: constants are stored as codes, and ops compute in fp32 on decoded numbers.
     INT8_WEIGHTS = _Layout(
         exponent_bits=8, mantissa_bits=7, storage_bits=8, scaled=True, constants_only=True
     )
@@ -86,12 +86,12 @@ class Format(Enum):
 
     @property
     def scaled(self) -> bool:
-        """Whether numbers of the format are codes, to which parameters give sizes."""
+        """Whether elements are integer codes that parameters map to numbers."""
         return self.value.scaled
 
     @property
     def constants_only(self) -> bool:
-        """Whether an op in it has its constants stored so, and reads values as they are."""
+        """Whether an op in it only stores constants so, and reads values unrounded."""
         return self.value.constants_only
 
     @property
@@ -145,7 +145,7 @@ class Format(Enum):
         return self
 
     def round(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """``x`` as it is read back: ``rounding.round_to``."""
+        """``x`` rounded to the format, as float32: ``rounding.round_to``."""
         self._check_float()
         return round_to(x, self)
 
@@ -161,7 +161,9 @@ class Format(Enum):
 
     def _check_float(self) -> None:
         if self.scaled:
-            raise ValueError(f"{self.label} has no numbers without a scale")
+            raise ValueError(
+                f"{self.label} does not round without the parameters of an encoding"
+            )
 
     @classmethod
     def parse(cls, name: str) -> Format:

@@ -1,4 +1,4 @@
-"""Rounding of arrays to nearest even; overflow gives what the format has for it."""
+"""Rounding of arrays to nearest even; overflow gives Inf, or NaN in formats without Inf."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:  # a format rounds by these functions
+if TYPE_CHECKING:  # formats.py imports this module
     from finecast.numbers.formats import Format
 
 _FP32_FRACTION: Final = np.finfo(np.float32).nmant
@@ -21,7 +21,7 @@ def round_to(x: NDArray[np.float32], fmt: Format) -> NDArray[np.float32]:
     Values beyond the largest become Inf (NaN in finite-only formats); subnormals are kept.
     """
     x = np.asarray(x, dtype=np.float32)
-    if fmt.dtype == np.float32:  # fp32 itself, or one that rests in it
+    if fmt.dtype == np.float32:  # fp32, or tf32, which is stored as fp32
         dropped = _FP32_FRACTION - fmt.mantissa_bits
         return _round_mantissa(x, dropped) if dropped else x
     with np.errstate(over="ignore", invalid="ignore"):
@@ -39,7 +39,7 @@ def convert_constant(x: NDArray[np.generic], fmt: Format) -> NDArray[np.generic]
     with np.errstate(over="ignore", invalid="ignore"):
         in_fp32 = fmt.dtype == np.float32  # tf32's type alone would keep all digits
         rounded = round_to(exact, fmt) if in_fp32 else exact.astype(fmt.dtype)
-    if np.isfinite(rounded).all():  # the usual case: nothing to look for
+    if np.isfinite(rounded).all():  # the usual case: nothing overflows
         return rounded
     magnitude = np.abs(exact.astype(np.float64))
     barely = (magnitude > fmt.max) & (magnitude < overflow_limit(fmt))
@@ -47,9 +47,9 @@ def convert_constant(x: NDArray[np.generic], fmt: Format) -> NDArray[np.generic]
 
 
 def convert_scalar(number: float, fmt: Format) -> float:
-    """A constant of one element as ``convert_constant`` gives it where it is out of range.
+    """``number`` as ``convert_constant`` gives it if it is out of range, else unchanged.
 
-    Within the range it keeps its digits: an op that computes low rounds its scalars itself.
+    Within the range nothing is rounded: a low-precision op rounds its scalars itself.
     """
     if not math.isfinite(number) or abs(number) <= fmt.max:
         return number

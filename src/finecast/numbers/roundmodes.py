@@ -20,6 +20,9 @@ from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
 from finecast.numbers.scaled import Scaled
 
+SEEDS: Final = 2**128
+"""Seeds of stochastic rounding are below this: a key of Philox has 128 bits."""
+
 # A Philox block is four words of 64 bits; a draw takes the upper half of one.
 _DRAWS_PER_BLOCK: Final = 4
 _DRAW_BITS: Final = 32
@@ -43,13 +46,14 @@ class Rounder:
 
     Attributes:
         format: The format of the results.
-        rounding: To nearest even, toward zero, or stochastic.
-        saturate: What is beyond the range, infinities too, becomes the largest number; else
-            it becomes Inf (NaN in formats without). Toward zero never leaves the range.
+        rounding: Which neighbour a number becomes.
+        saturate: Numbers beyond the range, infinities too, become the largest number; else
+            they become Inf (NaN in formats without). Finite numbers rounded toward zero stay
+            in the range.
         flush_subnormals: Results below the smallest normal number become zero.
         seed: Of stochastic rounding.
-        encoding: The parameters of a scaled format, to whose codes numbers are rounded to
-            nearest even and limited; nothing else here counts then.
+        encoding: The parameters of a scaled format: numbers are rounded to nearest even and
+            clamped to its codes, and all other attributes are ignored.
     """
 
     format: Format

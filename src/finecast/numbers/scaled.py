@@ -1,7 +1,7 @@
-"""Encodings with parameters: numbers stored as whole numbers, by a scale and a zero point.
+"""Encodings with parameters: numbers stored as integer codes, by a scale and a zero point.
 
-``x`` is stored as ``x / scale + zero point``, rounded to nearest even and limited to the
-codes of the grid. The parameters belong to one tensor, or to each channel along an axis of it.
+``x`` is stored as ``x / scale``, rounded to nearest even, plus the zero point, and clamped to
+the codes of the grid. A tensor has one scale, or one for each channel along an axis.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from finecast.numbers.formats import Format
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """The codes of an encoding: all whole numbers from ``lowest`` to ``highest``.
+    """The codes of an encoding: all integers from ``lowest`` to ``highest``.
 
-    If they are ``symmetric``, code 0 stands for 0: the zero point is 0.
+    In a ``symmetric`` grid the zero point is 0.
     """
 
     dtype: np.dtype[np.generic]
@@ -34,7 +34,7 @@ class Grid:
         """The scales, and the zero point, whose codes cover each range from low to high.
 
         Law: 0 is stored exactly, and what is within a range is read back within half a step;
-        a range of nothing but 0 has the scale 1. Only one range may be asymmetric.
+        a range of nothing but 0 has the scale 1. A grid that is not symmetric takes one range.
         """
         lows, highs = np.minimum(lows, 0.0), np.maximum(highs, 0.0)
         if self.symmetric:
@@ -51,15 +51,14 @@ class Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaled:
-    """An encoding with parameters: of a tensor, or of each channel along ``axis``.
+    """An encoding with parameters: one scale for a tensor, or one per channel along ``axis``.
 
-    Channels may lie along several axes, as those of a convolution by groups do: along ``axis``
-    and some behind it, as many as give a channel for each scale.
+    Channels may lie along several axes, as those of a grouped convolution do: along ``axis``
+    and as many axes after it as give one channel for each scale.
 
     Laws: ``round`` is idempotent; what is within the range moves by half a step at most, and
     what is beyond it, infinities too, becomes its end. NaN has no code and becomes 0: a value
-    in which one was observed is not to be encoded. By channel it is the encoding of each
-    channel by itself.
+    in which one was observed must not be encoded. Each channel is encoded independently.
 
     Raises:
         ValueError: If the parameters cannot store numbers.
@@ -94,7 +93,7 @@ class Scaled:
         highs: NDArray[np.floating[Any]],
         axis: int | None = None,
     ) -> Scaled:
-        """The encoding whose range covers that from low to high, of each channel.
+        """The encoding whose range covers that from low to high, in each channel.
 
         Raises:
             ValueError: If an end is not finite, or too large for a scale.
@@ -139,12 +138,12 @@ class Scaled:
         """The scale of each element of an array of ``shape``, as a view.
 
         Raises:
-            ValueError: If the array has not a channel for each scale.
+            ValueError: If the array does not have one channel for each scale.
         """
         return np.broadcast_to(self.spread(shape), shape)
 
     def spread(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """The scales, of a shape that broadcasts to ``shape`` from its last axis on.
+        """The scales, in a shape that broadcasts to ``shape``.
 
         Raises:
             ValueError: As ``along``.
@@ -169,7 +168,7 @@ class Scaled:
         return limited.astype(grid.dtype)
 
     def to_dict(self) -> dict[str, Any]:
-        """What JSON keeps of it beside the format."""
+        """The parameters as JSON content, without the format and its grid."""
         return {"scale": list(self.scale), "zero_point": self.zero_point, "axis": self.axis}
 
     @classmethod
@@ -177,7 +176,7 @@ class Scaled:
         """Read what ``to_dict`` gave.
 
         Raises:
-            ValueError, TypeError, KeyError: If it is not that.
+            ValueError, TypeError, KeyError: If ``content`` has another form.
         """
         scale = cast("list[object]", content["scale"])
         zero, axis = content["zero_point"], content["axis"]

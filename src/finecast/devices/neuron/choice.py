@@ -1,10 +1,10 @@
-"""What a verb is asked to do: a policy, and a device where the options name or imply one.
+"""What a command is asked to do: a policy, and a device where the options name or imply one.
 
-Laws: with no option of a compiler and no target this is finecast's own policy; with one, the
-scope is the compilers' wherever they would have one, so that ``convert`` lowers the ops that
-``emulate`` emulates (to tf32 and fp8 only where the device gains by it). ``auto``, and several
-formats at once, are finecast's own, on any target: a plan by op, stated in the model, for a
-compiler told to cast none.
+Laws: without a target and options of a compiler the policy is finecast's own, for this
+machine. With a compiler's options the scope is the compiler's, so that ``convert`` lowers
+the ops that ``emulate`` emulates (to tf32 and fp8 only where the device gains by it).
+``auto``, and several formats at once, are finecast's own on any target: a plan op by op, whose
+casts the model states, for a compiler that is told to add none.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from finecast.ops import OpKind
 from finecast.rules.policy import Policy, Scope, low_formats
 
 DEFAULT_FORMAT: Final = Format.BF16
-# Formats that engines on this machine may compute in, and those that a model can state: by
-# ONNX's types, tf32 by arithmetic.
+# Formats that engines on this machine may compute in.
+
 _HERE: Final = (Format.BF16, Format.FP16, Format.INT8, Format.INT8_WEIGHTS)
+# Formats that a model can state: by ONNX's types, or in the case of tf32 by arithmetic.
 _STATED: Final = (
     *(Format.BF16, Format.FP16, Format.TF32),
     *(Format.FP8_E4M3, Format.FP8_E5M2, Format.INT8, Format.INT8_WEIGHTS),
@@ -38,7 +39,7 @@ TF32_NOTE: Final = (
     " hint f32); for tf32's speed give the original model to the compiler with"
     " --auto-cast-type tf32, or to a runtime with its tf32 on"
 )
-# What only a compiler has: any of them says that a device is meant.
+# Options that only the compilers have: any of them says that a device is meant.
 _DEVICE_OPTIONS: Final = (
     "fast_math",
     "fp32_cast",
@@ -52,11 +53,11 @@ _DEVICE_OPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompilerChoice:
-    """A policy; and what its target does to numbers, None where the device is this machine.
+    """A policy and an emulation of its target; None where the device is this machine.
 
-    ``emulation`` is that of a model whose casts are explicit: its compiler adds none.
-    ``notes`` are for the user: what the casts of a model cannot state; ``format_notes`` what
-    is to be known of a format, if a plan has it.
+    ``emulation`` is for models with explicit casts: the compiler adds none. ``notes`` tell the
+    user what the casts of a model cannot state, ``format_notes`` what to know of a format if
+    the plan has it.
     """
 
     policy: Policy
@@ -66,18 +67,18 @@ class CompilerChoice:
     format_notes: Mapping[Format, str] = field(default_factory=dict[Format, str])
 
     def told(self, used: Collection[Format]) -> tuple[str, ...]:
-        """What the user should know of a plan that has the formats ``used``."""
+        """The notes for a plan that has the formats ``used``."""
         return (*self.notes, *(t for f, t in self.format_notes.items() if f in used))
 
 
 def choose(given: Given, *, sdk: str | None = None, compiler: bool = False) -> CompilerChoice:
-    """What ``given`` asks for.
+    """The policy and the device that ``given`` asks for.
 
     Args:
         given: The options that were stated.
         sdk: Release of the Neuron SDK whose defaults hold.
-        compiler: Whether a compiler's defaults hold for what was not stated; an ``sdk``
-            says so too.
+        compiler: Whether a compiler's defaults hold for options that were not given; with an
+            ``sdk`` they do.
 
     Raises:
         UsageError: If two options conflict (names both), the target lacks the format, or
@@ -113,17 +114,17 @@ def choose(given: Given, *, sdk: str | None = None, compiler: bool = False) -> C
 
 
 def asks_for_codes(given: Given) -> bool:
-    """Whether a format with scales is named: no compiler's option, the model states them."""
+    """Whether a scaled format is named: compilers have none, the model states its codes."""
     return any(Format.parse(label).scaled for label in _labels(given))
 
 
 def emulated(
     given: Given, *, sdk: str | None = None
 ) -> tuple[Emulation, str, tuple[str, ...]]:
-    """What the target makes of ``given``, the options in full, and what is to be told.
+    """The emulation that ``given`` asks for, its options in full, and notes for the user.
 
-    A format with scales is finecast's own cast on any target: of all ops that can have it,
-    or of products by ``--auto-cast matmult``.
+    Casts to a scaled format are finecast's own on any target: of all ops that can have it, or
+    with ``--auto-cast matmult`` of products.
 
     Raises:
         UsageError: As ``resolve``; or if there are several formats.
@@ -157,10 +158,10 @@ def explicit_casts(target: str) -> Emulation:
 
 
 def check_formats(emulation: Emulation, policy: Policy) -> None:
-    """Return if the device computes in every format that ``policy`` lowers ops to.
+    """Check that the device computes in every format that ``policy`` lowers ops to.
 
     Raises:
-        UsageError: If not; says which it has.
+        UsageError: If it does not; lists the formats that it has.
     """
     if policy.scope is Scope.NONE:
         return
@@ -190,11 +191,11 @@ def _labels(given: Given) -> list[str]:
 
 
 def _formats(given: Given, target: str) -> tuple[Format, ...]:
-    """The formats that a model shall state, in order of preference.
+    """The formats that casts in a model are to state, in order of preference.
 
     Raises:
-        UsageError: If one is none, or named twice, or no model states it, or not as the
-            device would round.
+        UsageError: If one is unknown, named twice, cannot be stated by a model, or would not
+            be rounded as the device rounds.
     """
     if given.auto_cast_type is not None:
         low_formats(given.auto_cast_type)
@@ -223,12 +224,12 @@ def _format(label: str, given: Given, target: str) -> Format:
 def _computes(target: str, fmt: Format) -> bool:
     device = load_target(target)
     real = device.engine_for(OpKind.MATMUL).computes_in(fmt)
-    # fp32 is what tf32 is stored as
+    # tf32 is stored as fp32, so that the test of sizes alone would accept fp32 products
     return device.computes_in(fmt) and real is not Format.FP32
 
 
 def _check_gain(fmt: Format, target: str) -> None:
-    """Raise UsageError where tf32 is asked of a device that has fp32 products in its place."""
+    """Raise UsageError if ``fmt`` is tf32, which the device computes in fp32 or not at all."""
     if fmt is Format.TF32 and not _computes(target, fmt):
         raise UsageError(
             f"--auto-cast-type tf32 with --target {target}: the device has no such arithmetic",
@@ -276,7 +277,7 @@ def _planned(given: Given) -> CompilerChoice:
 
 
 def _numerics(emulation: Emulation) -> dict[str, object]:
-    """What holds of a device's numbers whatever is cast."""
+    """The fields of an emulation that do not depend on what is cast."""
     kept = ("format", "saturate_infinity", "mixed_accumulation", "rounding", "seed")
     return {name: getattr(emulation, name) for name in kept}
 

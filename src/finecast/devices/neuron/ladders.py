@@ -1,4 +1,4 @@
-"""The documented ladders, and how to hand a rung's options to compiler and framework."""
+"""Ladders: each compiler's documented options in order of accuracy, as commands and code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LADDERS: Final[dict[Compiler, tuple[str, ...]]] = {
         "--fast-math all",
     ),
 }
-"""Each compiler's rungs as its guide has them, most accurate first."""
+"""The options that each compiler's guide lists, most accurate first."""
 
 NEURON_TARGETS: Final = ("trn1", "trn1n", "inf2", "trn2", "trn3", "inf1")
 """The devices that the two compilers build for."""
@@ -39,7 +39,7 @@ _SNIPPETS: Final = {
     ),
     Compiler.NEURON_CC: "torch.neuron.trace(model, example_inputs, compiler_args={arguments})",
 }
-# Neither compiler reads ONNX: the framework hands it the traced program as HLO.
+# Neither compiler reads ONNX: a framework traces the model and passes it as HLO.
 _COMMANDS: Final = {
     Compiler.NEURONX_CC: (
         "neuronx-cc compile {model} --framework XLA --target {target} {arguments}"
@@ -53,7 +53,7 @@ _COMMANDS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
-    """One step: its spelling in the guide and what it means."""
+    """One step of a ladder: its options as the guide spells them, and in full."""
 
     name: str
     options: NeuronOptions
@@ -69,7 +69,7 @@ class Rung:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The rung's own words, then the flags that were asked for on all rungs."""
+        """The rung's own options, then the flags that were asked for on all rungs."""
         flags = (a for a in self.options.arguments if a.startswith(("--enable", "--disable")))
         return (*self.name.split(), *flags)
 
@@ -92,8 +92,8 @@ def ladder(target: str, base: Given | None = None, *, sdk: str | None = None) ->
 
     Args:
         target: The target.
-        base: Options that hold on every rung: saturation, accumulation, rounding. What it
-            says of casts does not count.
+        base: Options that hold on every rung: saturation, accumulation, rounding. Its
+            options about casts are ignored.
         sdk: Release of the Neuron SDK.
     """
     rungs: list[Rung] = []

@@ -17,7 +17,7 @@ from finecast.devices.targets import Relayout, load_target
 from finecast.errors import UsageError
 from finecast.naming import look_up, spelled
 from finecast.numbers.formats import Format
-from finecast.numbers.roundmodes import Rounding
+from finecast.numbers.roundmodes import SEEDS, Rounding
 from finecast.rules.policy import Policy, Scope
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ class Compiler(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cast:
-    """What one cast keyword of neuron-cc casts, and to what its transposes round."""
+    """A cast keyword of neuron-cc: what is cast to which format, and that of transposes."""
 
     scope: Scope
     format: Format
@@ -41,11 +41,11 @@ class _Cast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeuronOptions:
-    """The options in force.
+    """The options in force, with the compiler's defaults filled in.
 
-    ``relayout_format`` is None where transposes move bytes. ``arguments`` are those that
-    state the options in full, for the compiler's own command line; ``notes`` say what of the
-    given ones has no effect.
+    ``relayout_format`` is None where transposes move bytes. ``arguments`` state the options in
+    full for the compiler's own command line; ``notes`` tell the user which of the given
+    options have no effect.
     """
 
     compiler: Compiler
@@ -62,12 +62,12 @@ class NeuronOptions:
 
     @property
     def policy(self) -> Policy:
-        """Scope and format."""
+        """A policy of this scope and format."""
         return Policy(scope=self.scope, formats=(self.format,))
 
     @property
     def label(self) -> str:
-        """The options that choose the cast, as written."""
+        """The options as on the compiler's command line."""
         return " ".join(self.arguments)
 
     def emulation(self) -> Emulation:
@@ -91,7 +91,7 @@ class NeuronOptions:
         return emulation
 
 
-# The name of a target to the compiler, where it has no file of its own.
+# Targets of the compiler that have no file of their own, and the one that describes them.
 TARGETS: Final = {"trn1n": "trn1"}
 _INF1: Final = "inf1"
 
@@ -102,13 +102,13 @@ CASTS: Final = {
     "matmult-bf16": _Cast(scope=Scope.MATMULT, format=Format.BF16, transposes=Format.BF16),
     "matmult-fp16": _Cast(scope=Scope.MATMULT, format=Format.FP16, transposes=Format.FP16),
 }
-"""Keywords of ``--fp32-cast``; ``--fast-math`` has them with ``fp32-cast-`` before."""
+"""Keywords of ``--fp32-cast``; in ``--fast-math`` they start with ``fp32-cast-``."""
 _CAST_PREFIX: Final = "fp32-cast-"
 _RELAYOUTS: Final = {
     "fast-relayout": Relayout.MATMUL,
     "no-fast-relayout": Relayout.BYTE_MOVE,
 }
-# What ``all`` and ``none`` stand for.
+# The cast keyword and the relayout that ``all`` and ``none`` stand for.
 _SHORTHANDS: Final = {
     "all": ("all", Relayout.MATMUL),
     "none": ("matmult-bf16", Relayout.BYTE_MOVE),
@@ -127,7 +127,7 @@ class _Defaults:
     mixed_accumulation: bool
 
 
-# neuronx-cc's, by Neuron SDK, newest first.
+# Defaults of neuronx-cc by release of the Neuron SDK, newest first.
 _DEFAULTS: Final = (
     _Defaults(since=(2, 27), scope=Scope.NONE, mixed_accumulation=True),
     _Defaults(since=(0, 0), scope=Scope.MATMULT, mixed_accumulation=False),
@@ -158,7 +158,8 @@ def resolve(
     Args:
         given: What was stated.
         sdk: Release of the Neuron SDK whose defaults hold, as ``2.26``; the newest if None.
-        target: Where ``given`` names none; else ``inf1`` with neuron-cc's options, ``trn1``.
+        target: The target if ``given`` names none. If both are None, it is ``inf1`` for
+            neuron-cc's options and ``trn1`` otherwise.
 
     Raises:
         UsageError: If two options conflict (names both), or a value is none of its option's.
@@ -179,6 +180,10 @@ def resolve(
                 f"{_SPELLED[names[0]]} with {clash[0]}: the first is {other.value}'s",
                 fix=f"for {chosen} use {own}",
             )
+    if given.seed is not None and not 0 <= given.seed < SEEDS:
+        raise UsageError(
+            f"{given.seed} is no seed", where="--seed", fix="give a number from 0 to 2^128 - 1"
+        )
     build = _neuronx if compiler is Compiler.NEURONX_CC else _neuron
     return build(given, chosen, sdk)
 
@@ -205,12 +210,12 @@ def _neuronx(given: Given, target: str, sdk: str | None) -> NeuronOptions:
         words.append(f"--{'enable' if mixed else 'disable'}-mixed-precision-accumulation")
     device = load_target(TARGETS.get(target, target))
     saturate = bool(given.saturate_infinity)
-    if saturate and not device.saturate_infinity:  # accepted by the compiler, too
+    if saturate and not device.saturate_infinity:  # the compiler accepts it as well
         saturate = False
         unused = f"--enable-saturate-infinity with --target {target} has no effect"
         notes = (*notes, f"{unused}: only trn1 has it")
     words += ["--enable-saturate-infinity"] if saturate else []
-    # Transposes by product keep their operand's type; in fp32 they are exact but for Inf.
+    # A transpose by product computes in its operand's type: exact in fp32, but for Inf.
     relayout = Format.FP32 if Relayout.MATMUL in device.relayouts else None
     return NeuronOptions(
         compiler=Compiler.NEURONX_CC,
@@ -230,7 +235,9 @@ def _neuronx(given: Given, target: str, sdk: str | None) -> NeuronOptions:
 def _neuron(given: Given, target: str, sdk: str | None) -> NeuronOptions:
     del sdk  # neuron-cc's defaults never changed
     cast, relayout = fast_math(given.fast_math or ("all",))
-    if given.fp32_cast is not None:  # older, but documented to come before --fast-math
+    if (
+        given.fp32_cast is not None
+    ):  # the older option, which by its documentation overrides --fast-math
         cast = given.fp32_cast
         _choice(cast, CASTS, "--fp32-cast")
     how = CASTS[cast]
@@ -253,7 +260,7 @@ def _neuron(given: Given, target: str, sdk: str | None) -> NeuronOptions:
 
 
 def fast_math(keywords: Sequence[str]) -> tuple[str, Relayout]:
-    """The cast keyword (as of ``--fp32-cast``) and the relayout that keywords choose.
+    """The cast keyword (one of ``--fp32-cast``) and the relayout that ``keywords`` choose.
 
     ``all`` and ``none`` set both; a cast or relayout keyword overrides its part of them.
 
@@ -265,7 +272,7 @@ def fast_math(keywords: Sequence[str]) -> tuple[str, Relayout]:
     shorthand = _only_one([k for k in keywords if k in _SHORTHANDS])
     cast = _only_one([k for k in keywords if k.startswith(_CAST_PREFIX)])
     relayout = _only_one([k for k in keywords if k in _RELAYOUTS])
-    # Nothing said: the defaults, which are those of ``all``.
+    # Without a keyword the defaults hold, which are those of ``all``.
     chosen, how = _SHORTHANDS[shorthand or "all"]
     return (
         cast.removeprefix(_CAST_PREFIX) if cast else chosen,

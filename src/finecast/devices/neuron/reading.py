@@ -1,4 +1,4 @@
-"""From a compiler's arguments to what they state: which option, which value, right-most wins.
+"""Reading a compiler's arguments into options and values; the right-most of each wins.
 
 Law: ``read(a + b)`` is ``read(a)`` overridden by ``read(b)``, option by option.
 """
@@ -21,12 +21,12 @@ SEED_VARIABLE: Final = "NEURON_RT_STOCHASTIC_ROUNDING_SEED"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What was stated; None where nothing was, so that defaults stay apart.
+    """The options that were given; None for those that were not, whose defaults differ.
 
-    ``passed_over`` are the compilers' options that choose no number: the level of
-    optimization, the kind of model.
+    ``passed_over`` are names of other options of the compilers, which do not change numbers:
+    the level of optimization, the kind of model.
 
-    Law: words that differ in case or in blanks around them state the same.
+    Law: words that differ only in case or in blanks around them are equal.
     """
 
     auto_cast: str | None = None
@@ -41,7 +41,7 @@ class Given:
     passed_over: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        """Words are those of fixed vocabularies: kept as their tables have them."""
+        """Normalize words to the spelling of the tables that they are looked up in."""
         for name in _STATED:
             value = getattr(self, name)
             if isinstance(value, str):
@@ -51,35 +51,35 @@ class Given:
                 object.__setattr__(self, name, words)
 
     def over(self, other: Given) -> Given:
-        """This one where it states something, else ``other``: this stands to its right."""
+        """The options given here, and those of ``other`` that are not given here."""
         stated = {n: v for n in _STATED if (v := getattr(self, n)) is not None}
         both = dict.fromkeys((*other.passed_over, *self.passed_over))
         return replace(other, **stated, passed_over=tuple(both))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know of options that were read past."""
+        """What to tell the user about ``passed_over``."""
         names = ", ".join(self.passed_over)
         return (f"{names}: for the compiler, no effect on numbers",) if names else ()
 
 
 _STATED: Final = tuple(f.name for f in fields(Given) if f.compare)
-# Options with a value, by the field they set.
+# Options with a value: the field that each sets.
 _VALUES: Final = {
     "--auto-cast": "auto_cast",
     "--auto-cast-type": "auto_cast_type",
     "--fp32-cast": "fp32_cast",
     "--target": "target",
 }
-# Options without: field and what they set it to.
+# Options without a value: the field that each sets, and to what.
 _SWITCHES: Final = {
     "--enable-mixed-precision-accumulation": ("mixed_accumulation", True),
     "--disable-mixed-precision-accumulation": ("mixed_accumulation", False),
     "--enable-saturate-infinity": ("saturate_infinity", True),
 }
 _FAST_MATH: Final = "--fast-math"
-# Likeness from which an unknown option is taken for a slip: one or two letters in ten. The
-# compilers' other options are further from these.
+# Similarity (as difflib's) from which an unknown option counts as a misspelt one: one or two
+# letters in ten differ. The compilers' other options are less similar to these.
 _SLIP: Final = 0.85
 
 
@@ -88,11 +88,11 @@ def read(arguments: Sequence[str], *, lenient: bool = False) -> Given:
 
     Args:
         arguments: The words of a command line.
-        lenient: Pass over options that do not bear on numbers (``--model-type``, ``-O1``).
+        lenient: Accept options that do not change numbers (``--model-type``, ``-O1``).
 
     Raises:
-        UsageError: If an option lacks its value; or is unknown and ``lenient`` is not set, or
-            so like one that it is a slip.
+        UsageError: If an option lacks its value, is misspelt, or is unknown and ``lenient``
+            is not set.
     """
     found: dict[str, object] = {}
     others: list[str] = []

@@ -1,4 +1,4 @@
-"""Devices: one TOML file each, and the loader that makes frozen values of them.
+"""Descriptions of devices: one TOML file each, and the loader.
 
 A rate is dense (no sparsity), for the unit that the file names: one core of an accelerator
 or CPU, one whole GPU. Ratios between formats are what finecast relies on.
@@ -22,7 +22,7 @@ from finecast.ops import OpKind
 
 
 class EngineRole(Enum):
-    """The parts of a device: matrix products, element-wise and reductions, exponentials."""
+    """Parts of a device: matrix products; elementwise ops and reductions; exponentials."""
 
     MATMUL = "matmul"
     VECTOR = "vector"
@@ -33,7 +33,7 @@ class Relayout(Enum):
     """How a device transposes."""
 
     MATMUL = "matmul"
-    """By a product with the identity: rounds to the engine's format."""
+    """By a product with the identity matrix: rounds to the engine's format."""
     BYTE_MOVE = "byte_move"
     """By copying bytes: exact."""
 
@@ -44,12 +44,12 @@ class EngineSpec:
 
     Attributes:
         rates_tflops: Operations per second by format, in units of 1e12.
-        runs_as: Formats that it takes but computes in another: inf1's fp32 products run in
-            bf16, a CPU's fp16 arithmetic in fp32.
+        runs_as: Formats that it accepts, and the format that it computes in instead: inf1's
+            fp32 products run in bf16, a CPU's fp16 arithmetic in fp32.
         accumulates_in: Format of sums and of arithmetic between the ports.
         accumulation: Exceptions to ``accumulates_in``, by input format.
         flushes_subnormals: Formats whose arithmetic takes subnormal inputs as zero, and gives
-            zero for subnormal sums.
+            zero for subnormal results.
     """
 
     rates_tflops: Mapping[Format, float]
@@ -59,7 +59,7 @@ class EngineSpec:
     flushes_subnormals: frozenset[Format] = frozenset()
 
     def computes_in(self, fmt: Format) -> Format | None:
-        """The format that arithmetic on ``fmt`` is really done in; None if impossible."""
+        """The format that arithmetic on ``fmt`` is done in; None if the engine has none."""
         real = self.runs_as.get(fmt, fmt)
         return real if real in self.rates_tflops else None
 
@@ -80,16 +80,16 @@ class Target:
     Attributes:
         name: As on the command line.
         description: One line for people.
-        unit: What the rates and the bandwidth are of: "one NeuronCore-v2".
+        unit: The part that rates and bandwidth are given for: "one NeuronCore-v2".
         engines: Its engines; a device without a scalar engine uses the vector one.
         bandwidth_gb_s: Memory bandwidth of the unit, 1e9 bytes a second.
         op_overhead_s: Fixed cost of starting an op.
         cast_overhead_s: Fixed cost of a cast that stands alone.
         free_casts: Casts happen at the engines' ports and cost nothing.
-        relayouts: How it can transpose; the first is what its compiler does by default.
+        relayouts: Ways in which it can transpose, the compiler's default first.
         saturate_infinity: It can clamp infinities in the transposes that the compiler adds.
         saturating_fp8: Conversions to fp8 clamp to the largest number.
-        stochastic_rounding: The user can ask for it.
+        stochastic_rounding: Users can switch on stochastic rounding.
     """
 
     name: str
@@ -116,7 +116,7 @@ class Target:
     def computes_in(self, fmt: Format) -> bool:
         """Whether products of ``fmt`` are computed in it, and not in a wider format.
 
-        Of a format for constants alone: whether kernels read them so.
+        For a format of constants alone: whether kernels read constants stored in it.
         """
         real = self.engine(EngineRole.MATMUL).computes_in(fmt)
         if real is None:
@@ -127,8 +127,8 @@ class Target:
     def low_formats(self) -> tuple[Format, ...]:
         """Formats worth trying where nobody names one, in order of preference.
 
-        bf16, or fp16 where it is not there; then those of 8 bits with faster products, and
-        that of constants alone, which saves reading them.
+        First bf16, or fp16 on devices without bf16; then 8-bit formats whose products are
+        faster, and int8_weights, with which less memory is read.
         """
         products = self.engine(EngineRole.MATMUL)
         wide = next((f for f in _WIDE if products.computes_in(f)), _WIDE[0])

@@ -13,7 +13,7 @@ E = TypeVar("E", bound=Enum)
 
 
 class Table:
-    """A TOML table that is read key by key; ``finish`` rejects the keys nobody read."""
+    """A TOML table that is read key by key; ``finish`` rejects keys that were not read."""
 
     def __init__(self, data: Mapping[str, object], file: str, path: str = "") -> None:
         self._data = data
@@ -33,7 +33,7 @@ class Table:
         """Check that every key was read.
 
         Raises:
-            UsageError: If there are keys that mean nothing here.
+            UsageError: If the table has unknown keys.
         """
         for key in self._data:
             if key not in self._read:
@@ -71,7 +71,7 @@ class Table:
         return self._format(key, self.text(key))
 
     def rates(self, key: str) -> dict[Format, float]:
-        """A number for each of some formats, at least one."""
+        """Numbers above zero by format, at least one."""
         inner = self.table(key)
         rates = {inner._format(k, k): inner.positive(k) for k in inner._data}
         if not rates:
@@ -79,7 +79,7 @@ class Table:
         return rates
 
     def format_map(self, key: str) -> dict[Format, Format]:
-        """A format for each of some formats; empty where ``key`` is absent."""
+        """Formats by format; empty where ``key`` is absent."""
         self._read.add(key)
         if not self.has(key):
             return {}

@@ -1,4 +1,4 @@
-"""The emulator: an engine that computes as a device you do not have would."""
+"""The emulator: an engine that computes as a device that is not here would."""
 
 from __future__ import annotations
 
@@ -38,8 +38,10 @@ __all__ = [
     "setting_of_plan",
 ]
 
-# That of casts to bf16; clipping to bounds that are inputs came before.
+# The first one with casts to bf16; Clip has its bounds as inputs since 11.
 _OPSET: Final = 13
+# Inputs of an instrumented model, besides constants, that are not the model's own.
+_OWN: Final = frozenset({EMULATION_SWITCH, OFFSET})
 
 
 @final
@@ -87,12 +89,9 @@ class EmulatorSession:
         return self._session.run({**feeds, **own})
 
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
-        """Nothing: the time that emulation takes says nothing of the device."""
+        """An empty list: the time that emulation takes says nothing of the device."""
         del feeds, repeats
         return []
-
-
-_OWN = frozenset({EMULATION_SWITCH, OFFSET})
 
 
 @final
@@ -113,7 +112,7 @@ class EmulatorEngine:
         return self.emulation.target.name
 
     def capabilities(self) -> Mapping[Format, Capability]:
-        """By the target's documented rates of its matmul engine."""
+        """Formats and their speeds, by the target's documented rates of matrix products."""
         engine = self.emulation.target.engine_for(OpKind.MATMUL)
         base = engine.rate_tflops(Format.FP32)
         found: dict[Format, Capability] = {}
@@ -125,7 +124,7 @@ class EmulatorEngine:
         return found
 
     def load(self, model: Path | bytes, *, profiling: bool = False) -> EmulatorSession:
-        """Load a model for the options' own scope; its own low types are emulated too.
+        """Load a model, cast as the options say; low types in it are emulated too.
 
         Raises:
             EngineError: If it cannot be run.
@@ -150,12 +149,12 @@ class EmulatorEngine:
         kernels: Sequence[frozenset[int]] | None = None,
         fixed: Setting | None = None,
     ) -> EmulatorSession:
-        """A session on a prepared model: switched, or built for one setting.
+        """A session on a prepared model.
 
         Args:
-            prepared: What ``prepare`` gave.
+            prepared: The result of ``prepare``.
             kernels: Nodes that run as one; by default those of ``device_kernels``.
-            fixed: The one setting to build for.
+            fixed: The one setting to build for; None for any setting (``apply``).
         """
         graph = prepared.graph
         found = device_kernels(graph, self.emulation) if kernels is None else kernels
@@ -165,13 +164,14 @@ class EmulatorEngine:
 
 
 def prepare(file: frontend.OnnxFile, emulation: Emulation) -> Prepared:
-    """A model ready to be emulated: named nodes, known types, accumulations as asked.
+    """A model ready to be emulated: named nodes, known types, opset 13 or later.
 
-    What the model itself stores in a low type stays so, whatever is cast besides.
+    Reductions are written out in steps where the emulation rounds each step. Values that the
+    model itself stores in a low type are still rounded to it.
     """
     prepared = frontend.prepare(file, Policy(scope=Scope.NONE))
     model = widen(prepared.model)
-    with suppress(ModelError):  # what cannot be raised may do with what it has
+    with suppress(ModelError):  # else the model's own opset may be enough
         model = raise_opset(model, _OPSET)
     change = _rewriting(emulation)
     model = model if change is None else change(model)
@@ -187,13 +187,13 @@ def _rewriting(emulation: Emulation) -> Callable[[ir.Model], ir.Model] | None:
 
 
 def exact_session(path: Path) -> Session:
-    """The model's own numbers; no time of it counts.
+    """A session that computes the model's own numbers; not for timing.
 
-    Where ONNX Runtime lacks kernels of its low types it is emulated: what it stores in one is
-    rounded, and computed in fp32 (on a target that changes nothing else).
+    Where ONNX Runtime lacks kernels for the model's low types they are emulated: the model
+    computes in fp32, and values that it stores in a low type are rounded to it.
 
     Raises:
-        EngineError: If it cannot be run all the same.
+        EngineError: If neither runs the model.
     """
     try:
         return exact_engine().load(path)
@@ -202,5 +202,5 @@ def exact_session(path: Path) -> Session:
 
 
 def exact_emulator() -> EmulatorEngine:
-    """Rounds what a model itself stores in a low type, and changes nothing else."""
+    """An emulator that rounds values which a model stores in a low type, and nothing else."""
     return EmulatorEngine(emulation=Emulation(target=load_target("sm80")))

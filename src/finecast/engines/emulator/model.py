@@ -1,8 +1,8 @@
-"""A copy of a model that computes as a target would, at the turn of a switch.
+"""A copy of an ONNX model that computes as a target would, as its switch input says.
 
-Each float node has two bits: whether it reads rounded, and whether it stores its result
-rounded. Bits that always act together share one element of the switch input, so the graph
-needs no logic of its own; large constants are inputs, fed as they are or rounded. With a
+The bits of a node say whether it reads rounded operands and parameters, and whether it stores
+its result rounded. Bits that always act together share one element of the switch input, so
+the graph needs no logic of its own; large constants are inputs, fed exact or rounded. With a
 fixed setting there is no switch and nothing is selected.
 
 Laws: with every bit off the copy computes what the model computes (but for what the device
@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from finecast.devices.emulation import Emulation
 from finecast.devices.setting import ALWAYS, RELAYOUT, Bit, Setting, kernel_numbers
+from finecast.engines.emulator.roundings import GraphRoundings, RoundTo
 from finecast.engines.emulator.switch import EMULATION_SWITCH, OFFSET, Emulated, SwitchedWeight
 from finecast.engines.emulator.views import RoundedViews
-from finecast.engines.emulator.wants import Into, RoundWants
 from finecast.frontends.onnx.placing import place_after
 from finecast.frontends.onnx.reader import OnnxBinding, constant_tensor, read
 from finecast.frontends.onnx.roundops import RoundOps
@@ -34,7 +34,7 @@ from finecast.numbers.roundmodes import convert
 
 __all__ = ["EMULATION_SWITCH", "OFFSET", "Emulated", "Setting", "emulated"]
 
-# Constants from this size on are fed, not chosen in the graph, which would copy them.
+# Elements from which on a constant is fed: a choice in the graph would copy it.
 _FED_SIZE: Final = 4096
 
 
@@ -49,7 +49,8 @@ def emulated(
 
     Args:
         model: A model with named nodes and known types.
-        emulation: The target and its options; the scope is a matter of the setting.
+        emulation: The target and its options. Its scope does not count: the setting says
+            what is cast.
         kernels: Ids of nodes that the device runs as one: between them nothing is rounded
             but the operands of products.
         fixed: Build for this setting alone, without a switch.
@@ -57,13 +58,13 @@ def emulated(
     copy = model.clone()
     graph, binding = read(copy)
     stored = ((i, stored_format(v)) for i, v in enumerate(binding.values))
-    wants = RoundWants(
+    roundings = GraphRoundings(
         graph=graph,
         emulation=emulation,
         kernel_of=kernel_numbers(kernels),
         low={i: fmt for i, fmt in stored if fmt is not None},
     )
-    return _Builder(graph, binding, emulation, wants, fixed).build()
+    return _Builder(graph, binding, emulation, roundings, fixed).build()
 
 
 @dataclass(slots=True)
@@ -71,7 +72,7 @@ class _Builder:
     graph: Graph
     binding: OnnxBinding
     emulation: Emulation
-    wants: RoundWants
+    roundings: GraphRoundings
     fixed: Setting | None
     conditions: dict[frozenset[Bit], ir.Value] = field(
         default_factory=dict[frozenset[Bit], ir.Value]
@@ -83,7 +84,7 @@ class _Builder:
 
     def build(self) -> Emulated:
         ops = RoundOps(register=self.main.register_initializer, offset=self._offset)
-        # What has no producer first: its nodes go to the front of the graph.
+        # Values without a producer first: their nodes go to the front of the graph.
         for value in sorted(self.graph.values, key=lambda v: v.producer is not None):
             if value.format is Format.FP32 and value.constant is None:
                 self._round_value(value, ops)
@@ -103,7 +104,7 @@ class _Builder:
         return self.binding.model.graph
 
     def _round_value(self, value: Value, ops: RoundOps) -> None:
-        wants = self.wants.value(value)
+        roundings = self.roundings.value(value)
         native = self.binding.values[value.id]
         made: list[ir.Node] = []
         views = self._views(value, native, ops, made)
@@ -113,9 +114,11 @@ class _Builder:
         changed: list[tuple[ir.Node, int, ir.Value]] = []
         for node, index in native.uses():
             port = owners.get(id(node), -1), index
-            changed.append((node, index, views.of(wants.ports.get(port, wants.stored))))
+            changed.append(
+                (node, index, views.of(roundings.ports.get(port, roundings.stored)))
+            )
         ended = value.is_output or native.is_graph_output()
-        kept = views.of(wants.stored) if ended else native
+        kept = views.of(roundings.stored) if ended else native
         self._place(native, made)
         for node, index, new in changed:
             if new is not native:
@@ -131,8 +134,8 @@ class _Builder:
         def name() -> str:
             return f"{native.name}_view{len(made)}"
 
-        def rounding(base: ir.Value, into: Into) -> ir.Value:
-            how = self.wants.conversion(value, into)
+        def rounding(base: ir.Value, into: RoundTo) -> ir.Value:
+            how = self.roundings.conversion(value, into)
             nodes, out = ops.round(base, how, f"{name()}_{into.format.label}")
             made.extend(nodes)
             return out
@@ -146,7 +149,7 @@ class _Builder:
         return RoundedViews(native=native, rounding=rounding, choice=choice, fixed=self.fixed)
 
     def _end_in(self, native: ir.Value, kept: ir.Value) -> None:
-        """Graphs that end in ``native`` end in ``kept``, under the same name."""
+        """Replace the graph output ``native`` by ``kept``, under the same name."""
         for graph in (self.main, *self.main.subgraphs()):
             for index, end in enumerate(graph.outputs):
                 if end is native:
@@ -155,7 +158,7 @@ class _Builder:
                         native.name, kept.name = f"{native.name}_exact", native.name
 
     def _place(self, native: ir.Value, nodes: list[ir.Node]) -> None:
-        """Right after the value appears."""
+        """Put ``nodes`` right after the producer of ``native``."""
         if nodes:
             place_after(native, nodes, self.main, self.prologue)
 
@@ -170,20 +173,20 @@ class _Builder:
             if value_id is None or tensor is None:
                 continue
             value = self.graph.values[value_id]
-            wants = {
+            roundings = {
                 into: bits
-                for into, bits in self.wants.constant(node, index).items()
+                for into, bits in self.roundings.constant(node, index).items()
                 if self.fixed is None or self.fixed.on(bits)
             }
-            exact = tensor.numpy().astype(np.float32) if wants else None
+            exact = tensor.numpy().astype(np.float32) if roundings else None
             uncast = exact
-            for into, bits in wants.items():
+            for into, bits in roundings.items():
                 assert exact is not None
                 assert uncast is not None
                 name = f"{value.name}_{into.format.label}{'_flushed' * into.flush}"
-                if into.encoding is not None:  # by this reader's axis
+                if into.encoding is not None:  # readers may have other axes and scales
                     name += f"_{node.id}_{index}"
-                rounded = convert(exact, self.wants.conversion(value, into))
+                rounded = convert(exact, self.roundings.conversion(value, into))
                 switched = self.fixed is None and ALWAYS not in bits
                 if switched and exact.size >= _FED_SIZE:
                     native.replace_input_with(index, self._fed(uncast, rounded, name, bits))
@@ -208,7 +211,7 @@ class _Builder:
         name: str,
         bits: frozenset[Bit],
     ) -> ir.Value:
-        """An input that is fed the one array or the other: choosing copies nothing."""
+        """A new input of the model that is fed one of the two arrays, without a copy."""
         key = f"{name}_{len(self.weights)}"
         value = ir.Value(
             name=key, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(exact.shape)
@@ -225,9 +228,12 @@ class _Builder:
         return self.main.initializers[name]
 
     def _spoil_infinities(self, node: Node, ops: RoundOps) -> None:
-        """Inf times the identity's zeros is NaN along the whole vector, unless clamped."""
+        """Have a transpose by product turn vectors with Inf to NaN, or clamp the Inf.
+
+        The product with the identity multiplies Inf by the identity's zeros.
+        """
         native = self.binding.nodes[node.id]
-        if native is None or not self.wants.spoils_infinities(node):
+        if native is None or not self.roundings.spoils_infinities(node):
             return
         source = native.inputs[0]
         if source is None:
@@ -236,7 +242,7 @@ class _Builder:
             return
         ops.made, ops.label, ops.count = [], f"{node.name}_identity", 0
         if self.emulation.saturate_infinity:
-            # To the largest of the low format, so that a cast after it stays finite.
+            # To the largest number of the low format, so that a cast of it stays finite.
             top = self.emulation.format.max
             endless = ops.op("IsInf", source, dtype=ir.DataType.BOOL)
             clamped = ops.op("Clip", source, ops.scalar(-top), ops.scalar(top))

@@ -1,6 +1,6 @@
-"""Models as a device would compute them, of libraries whose roundings are arithmetic in fp32.
+"""Models of OpenVINO and TensorFlow run as a device would: rounded by arithmetic in fp32.
 
-What a device rounds is told by ``wants``. A model is built and loaded for each setting.
+``roundings`` says what the device rounds. A copy of the model is built for each setting.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from finecast.devices.emulation import Emulation
 from finecast.devices.setting import (
@@ -19,8 +20,8 @@ from finecast.devices.setting import (
     setting_of_formats,
 )
 from finecast.engines.base import Array, Feeds, KernelTime, Session, TensorSpec
+from finecast.engines.emulator.roundings import GraphRoundings, RoundTo
 from finecast.engines.emulator.views import RoundedViews
-from finecast.engines.emulator.wants import Into, RoundWants
 from finecast.engines.loading import exact_session
 from finecast.errors import UsageError
 from finecast.frontends.roundable import Roundable, uses_of
@@ -56,7 +57,7 @@ class NativeEmulatorSession:
         copy: Makes a copy of the model.
         emulation: The target and its options.
         setting: What is cast.
-        formats: Those of nodes that have not emulation's.
+        formats: Formats, by node id, of nodes cast to another one than ``emulation.format``.
     """
 
     copy: Callable[[], Roundable]
@@ -84,17 +85,17 @@ class NativeEmulatorSession:
         self.setting = setting
         model = self.copy()
         check_emulation(self.emulation, model.library)
-        wants = RoundWants(
+        roundings = GraphRoundings(
             graph=model.graph,
             emulation=self.emulation,
             kernel_of=kernel_numbers(device_kernels(model.graph, self.emulation)),
             formats=self.formats,
         )
-        self._session = exact_session(_Builder(model, wants, setting).build())
+        self._session = exact_session(_Builder(model, roundings, setting).build())
         return self
 
     def restart(self) -> NativeEmulatorSession:
-        """Nothing is drawn: every sample is the first."""
+        """Does nothing: without stochastic rounding no sample depends on its index."""
         return self
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
@@ -102,7 +103,7 @@ class NativeEmulatorSession:
         return self._session.run(feeds)
 
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
-        """Nothing: the time that emulation takes says nothing of the device."""
+        """An empty list: the time that emulation takes says nothing of the device."""
         del feeds, repeats
         return []
 
@@ -110,7 +111,7 @@ class NativeEmulatorSession:
 def plan_session(
     copy: Callable[[], Roundable], plan: Plan, emulation: Emulation
 ) -> NativeEmulatorSession:
-    """The plan's casts, each op in the format that it has there."""
+    """A session with the casts of ``plan``, each op in its format."""
     ids = {n.name: n.id for n in copy().graph.nodes}
     formats = {ids[name]: fmt for name, fmt in plan.formats.items()}
     coded = {ids[name]: found for name, found in plan.encodings.items()}
@@ -123,7 +124,7 @@ def plan_session(
 @dataclass(slots=True)
 class _Builder:
     model: Roundable
-    wants: RoundWants
+    roundings: GraphRoundings
     setting: Setting
 
     def build(self) -> Any:
@@ -138,16 +139,16 @@ class _Builder:
         return self.model.finish()
 
     def _round_value(self, value: Value) -> None:
-        wants = self.wants.value(value)
+        roundings = self.roundings.value(value)
         exact = self.model.tensor(value.id)
 
-        def rounding(base: Any, into: Into) -> Any:
-            return self.model.rounded(base, self.wants.conversion(value, into))
+        def rounding(base: Any, into: RoundTo) -> Any:
+            return self.model.rounded(base, self.roundings.conversion(value, into))
 
         views = RoundedViews(native=exact, rounding=rounding, fixed=self.setting)
         for use in uses_of(self.model.graph, value.id):
-            at_port = None if use.node is None else wants.ports.get((use.node, use.index))
-            new = views.of(wants.stored if at_port is None else at_port)
+            at_port = None if use.node is None else roundings.ports.get((use.node, use.index))
+            new = views.of(roundings.stored if at_port is None else at_port)
             if new is not exact:
                 self.model.give(value.id, [use], new)
 
@@ -156,21 +157,23 @@ class _Builder:
         value = None if source is None else self.model.graph.values[source]
         if value is None or value.constant is None:
             return
-        wants = self.wants.constant(node, index)
-        on = [into for into, bits in wants.items() if self.setting.on(bits)]
-        if not on:
+        roundings = self.roundings.constant(node, index)
+        if not any(self.setting.on(bits) for bits in roundings.values()):
             return
-        array = value.constant.read().astype(np.float32)
-        for into in on:
-            array = convert(array, self.wants.conversion(value, into))
+
+        def rounding(base: NDArray[np.float32], into: RoundTo) -> NDArray[np.float32]:
+            return convert(base, self.roundings.conversion(value, into))
+
+        exact = value.constant.read().astype(np.float32)
+        views = RoundedViews(native=exact, rounding=rounding, fixed=self.setting)
         use = Use(node=node.id, index=index)
-        self.model.give(value.id, [use], self.model.constant(array))
+        self.model.give(value.id, [use], self.model.constant(views.of(roundings)))
 
     def _spoil_infinities(self, node: Node) -> None:
-        """Inf times the identity's zeros is NaN along the whole vector, unless clamped."""
-        if not self.wants.spoils_infinities(node) or not self.setting.relayout:
+        """Have a transpose by product turn vectors with Inf to NaN, or clamp the Inf."""
+        if not self.roundings.spoils_infinities(node) or not self.setting.relayout:
             return
-        emulation = self.wants.emulation
+        emulation = self.roundings.emulation
         top = emulation.format.max if emulation.saturate_infinity else None
         source = node.inputs[0]
         assert source is not None

@@ -1,4 +1,4 @@
-"""What an instrumented ONNX model is fed for a setting."""
+"""The extra inputs of an instrumented ONNX model, and what they are fed for a setting."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ OFFSET: Final = "finecast_offset"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SwitchedWeight:
-    """A constant that is an input of the instrumented model: which array it is fed when."""
+    """A constant that the instrumented model has as an input, fed exact or rounded.
+
+    It is rounded where a setting has any of ``bits``.
+    """
 
     name: str
     exact: NDArray[np.float32]
@@ -27,9 +30,10 @@ class SwitchedWeight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulated:
-    """The instrumented model and what the elements of its switch stand for.
+    """The instrumented model; ``conditions[k]`` are the bits of element k of its switch.
 
-    ``needs_offset`` says that it has the input ``finecast_offset`` too, for draws.
+    ``needs_offset`` says that it has the input ``OFFSET`` too: the index of the first sample
+    of the batch, for stochastic rounding.
     """
 
     model: ir.Model
@@ -38,7 +42,7 @@ class Emulated:
     weights: tuple[SwitchedWeight, ...] = ()
 
     def feeds(self, setting: Setting) -> dict[str, NDArray[np.generic]]:
-        """What the inputs that are not the model's own are fed for a setting."""
+        """Arrays for the extra inputs under a setting, but for ``OFFSET``."""
         found: dict[str, NDArray[np.generic]] = {
             w.name: w.rounded if setting.on(w.bits) else w.exact for w in self.weights
         }

@@ -1,4 +1,4 @@
-"""A PyTorch program made ready to be emulated, and what its values are in fp32."""
+"""A PyTorch program prepared for emulation, and facts of its values in fp32."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ class PreparedProgram:
     """A program as the emulator runs it.
 
     Attributes:
-        module: Ours; its parameters are those of the captured module.
-        graph: Of ``module``: scale and shift of norms follow their op's format, as a device's
-            compiler casts them.
+        module: A copy that shares the parameters of the captured module.
+        graph: The graph of ``module``. Scale and shift of norms follow their op's format,
+            because a device's compiler casts them.
         binding: From ``graph`` to ``module``.
-        signature: What goes in and out.
-        steps: The ids of the nodes here that each node of the captured graph became, by name.
-        fp32_parameters: Nodes whose scale and shift PyTorch takes in fp32 beside low values.
+        signature: The program's inputs and outputs.
+        steps: Ids of the nodes in ``graph`` that each node of the captured graph became, by
+            its name.
+        fp32_parameters: Nodes whose scale and shift PyTorch keeps in fp32 beside low values.
     """
 
     module: GraphModule
@@ -54,7 +55,7 @@ class PreparedProgram:
 
 
 def prepare_program(captured: Captured, emulation: Emulation) -> PreparedProgram:
-    """``captured`` with accumulations as asked; it is left as it was.
+    """A copy of ``captured`` with attention, and where asked accumulations, in single steps.
 
     Raises:
         ModelError: If the program has control flow, whose bodies are not emulated, or an
@@ -95,7 +96,7 @@ def prepare_program(captured: Captured, emulation: Emulation) -> PreparedProgram
 
 
 def _parameters_followed(graph: Graph) -> tuple[Graph, frozenset[int]]:
-    """The graph whose norms' scales and shifts follow, and the nodes where that is new."""
+    """``graph`` with norms' scales and shifts following the format; the nodes changed so."""
     changed = frozenset(
         n.id
         for n in graph.float_nodes
@@ -116,7 +117,7 @@ def _parameters_followed(graph: Graph) -> tuple[Graph, frozenset[int]]:
     return replace(graph, nodes=nodes), changed
 
 
-# Its statistics were observed, and not learned: they keep their format.
+# The op whose parameters keep their format: its statistics were observed, not learned.
 _STATISTICS = "batch_norm"
 
 
@@ -146,14 +147,14 @@ def observe_program(
 
 
 class ProgramRun(Isolated):
-    """A run of a program on arrays by name."""
+    """An interpreter that runs a program on arrays by name."""
 
     def __init__(self, prepared: PreparedProgram) -> None:
         super().__init__(prepared.module)
         self.prepared = prepared
 
     def run_feeds(self, feeds: Feeds) -> list[Any]:
-        """Outputs, flat."""
+        """The program's outputs, flattened."""
         leaves = self.prepared.signature.leaves(feeds)
         with torch.no_grad():
             found: Any = self.run(*leaves, enable_io_processing=False)
@@ -161,7 +162,7 @@ class ProgramRun(Isolated):
 
 
 class _Observer(ProgramRun):
-    """Reduces each float value to facts as soon as it is there."""
+    """Reduces each float value to facts as soon as it is computed."""
 
     def __init__(
         self, prepared: PreparedProgram, seen: Callable[[int, ValueFacts], None]
@@ -175,7 +176,7 @@ class _Observer(ProgramRun):
                 self.of.setdefault(source.node, []).append((value.id, source.index))
 
     def run_node(self, n: FxNode) -> Any:
-        """One node, its results looked at."""
+        """Run one node and report facts of its results."""
         result = super().run_node(n)
         for value_id, index in self.of.get(n, ()):
             tensor: torch.Tensor = result if index is None else result[index]

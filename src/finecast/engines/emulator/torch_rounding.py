@@ -1,4 +1,4 @@
-"""Tensors rounded by torch where its own conversions are exact, else as arrays are.
+"""Rounding of tensors: by torch where its conversions are exact, else by numpy.
 
 Law: ``convert_tensor`` is ``roundmodes.convert``, bit for bit.
 """
@@ -13,8 +13,8 @@ import torch
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder, Rounding, convert
 
-# Types whose conversions round to nearest even and overflow to infinity. Torch's fp8 is not
-# Neuron's, and saturates or not by the kind of processor.
+# Types whose conversions round to nearest even and overflow to infinity. Torch's fp8 types are
+# not Neuron's, and whether they saturate depends on the processor.
 _CASTS: Final = {Format.BF16: torch.bfloat16, Format.FP16: torch.float16}
 
 

@@ -1,8 +1,8 @@
 """A PyTorch program run as a device would: every value rounded as its readers see it.
 
-The program is interpreted node by node in fp32; between the nodes stand the roundings that
-``wants`` asks for. So a setting is changed without a rebuild, and weights are rounded once
-for it.
+The program is interpreted node by node in fp32; in between values are rounded as
+``roundings`` says. So a setting is changed without a rebuild, and weights are rounded once
+for each setting.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch.fx.node import map_arg
 from finecast.devices.emulation import Emulation
 from finecast.devices.setting import Setting, device_kernels, kernel_numbers
 from finecast.engines.base import Array, Feeds, KernelTime, TensorSpec
+from finecast.engines.emulator.roundings import GraphRoundings, Roundings, RoundTo
 from finecast.engines.emulator.torch_program import PreparedProgram, ProgramRun
 from finecast.engines.emulator.torch_rounding import convert_tensor
 from finecast.engines.emulator.views import RoundedViews
-from finecast.engines.emulator.wants import Into, RoundWants, Wants
 from finecast.engines.torch.session import output_array
 from finecast.frontends.torch.aten import is_number, named_arguments, scalar_names
 from finecast.frontends.torch.reader import tensor_inputs, value_ids
@@ -30,12 +30,22 @@ from finecast.graph import SCALARS, Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import convert
 
-Ports = Mapping[tuple[FxNode, int], tuple[Value, Wants]]
+Ports = Mapping[tuple[FxNode, int], tuple[Value, Roundings]]
 
 
 @final
 class TorchEmulatorSession:
-    """An ``EmulatedSession`` of a program."""
+    """A session that runs a prepared program under a setting, which ``apply`` changes.
+
+    Law: with stochastic rounding, draws depend on the index of the sample since ``apply`` or
+    ``restart``, not on how samples were split into batches.
+
+    Args:
+        prepared: The program.
+        emulation: The target and its options.
+        setting: What is cast.
+        formats: Formats, by node id, of nodes cast to another one than ``emulation.format``.
+    """
 
     def __init__(
         self,
@@ -45,30 +55,29 @@ class TorchEmulatorSession:
         *,
         formats: Mapping[int, Format] | None = None,
     ) -> None:
-        """Of a prepared program; ``formats`` are of nodes that have one of their own."""
         kernels = device_kernels(prepared.graph, emulation)
-        wants = RoundWants(
+        roundings = GraphRoundings(
             graph=prepared.graph,
             emulation=emulation,
             kernel_of=kernel_numbers(kernels),
             formats=formats or {},
         )
-        self._rounding = _Rounding(
-            prepared=prepared, wants=wants, ports=_ports(prepared, wants)
+        self._rounded = _RoundedProgram(
+            prepared=prepared, roundings=roundings, ports=_ports(prepared, roundings)
         )
         self._setting = setting
-        self._weights: dict[tuple[int, tuple[Into, ...]], torch.Tensor] = {}
+        self._weights: dict[tuple[int, tuple[RoundTo, ...]], torch.Tensor] = {}
         self._seen = 0
 
     @property
     def inputs(self) -> Sequence[TensorSpec]:
         """The program's tensor inputs, in order."""
-        return self._rounding.prepared.signature.inputs
+        return self._rounded.prepared.signature.inputs
 
     @property
     def outputs(self) -> Sequence[TensorSpec]:
         """The program's tensor outputs, in order."""
-        return [s for s in self._rounding.prepared.signature.outputs if s is not None]
+        return [s for s in self._rounded.prepared.signature.outputs if s is not None]
 
     def apply(self, setting: Setting) -> TorchEmulatorSession:
         """Cast what ``setting`` says from now on; the stream of samples starts anew."""
@@ -83,10 +92,10 @@ class TorchEmulatorSession:
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         """Run one batch as the target would."""
-        one = _Run(self._rounding, self._setting, self._weights, self._seen)
+        one = _Run(self._rounded, self._setting, self._weights, self._seen)
         leaves = one.run_feeds(feeds)
         self._seen += max((len(a) for a in feeds.values() if a.ndim), default=1)
-        signature = self._rounding.prepared.signature
+        signature = self._rounded.prepared.signature
         return {
             spec.name: output_array(leaf)
             for spec, leaf in zip(signature.outputs, leaves, strict=True)
@@ -94,27 +103,27 @@ class TorchEmulatorSession:
         }
 
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
-        """Nothing: the time that emulation takes says nothing of the device."""
+        """An empty list: the time that emulation takes says nothing of the device."""
         del feeds, repeats
         return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Rounding:
-    """What is rounded where, whatever the setting."""
+class _RoundedProgram:
+    """A program and its roundings under every setting."""
 
     prepared: PreparedProgram
-    wants: RoundWants
+    roundings: GraphRoundings
     ports: Ports
 
 
-def _ports(prepared: PreparedProgram, wants: RoundWants) -> Ports:
-    """The value that each argument of each node is, and what it is rounded to there."""
+def _ports(prepared: PreparedProgram, roundings: GraphRoundings) -> Ports:
+    """Values and roundings of the arguments that are rounded, by node and position."""
     graph, binding = prepared.graph, prepared.binding
     ids = value_ids(binding)
     number = {fx: n for n, fx in enumerate(binding.nodes)}
-    of = {v.id: wants.value(v) for v in graph.values if v.constant is None}
-    found: dict[tuple[FxNode, int], tuple[Value, Wants]] = {}
+    of = {v.id: roundings.value(v) for v in graph.values if v.constant is None}
+    found: dict[tuple[FxNode, int], tuple[Value, Roundings]] = {}
     for fx in prepared.module.graph.nodes:
         reader = graph.nodes[number[fx]] if fx in number else None
         if reader is None and fx.op != "output":
@@ -128,34 +137,34 @@ def _ports(prepared: PreparedProgram, wants: RoundWants) -> Ports:
                 port = (-1 if reader is None else reader.id, index)
                 wanted = of[value_id].ports.get(port, of[value_id].stored)
             else:
-                wanted = {} if reader is None else wants.constant(reader, index)
+                wanted = {} if reader is None else roundings.constant(reader, index)
             if wanted:
                 found[fx, index] = value, wanted
     return found
 
 
 class _Run(ProgramRun):
-    """One batch, from sample number ``seen`` of the stream on."""
+    """One batch, whose first sample is number ``seen`` of the stream."""
 
     def __init__(
         self,
-        rounding: _Rounding,
+        rounded: _RoundedProgram,
         setting: Setting,
-        weights: dict[tuple[int, tuple[Into, ...]], torch.Tensor],
+        weights: dict[tuple[int, tuple[RoundTo, ...]], torch.Tensor],
         seen: int,
     ) -> None:
-        super().__init__(rounding.prepared)
-        self.rounding = rounding
+        super().__init__(rounded.prepared)
+        self.rounded = rounded
         self.setting = setting
         self.weights = weights
         self.seen = seen
         self.views: dict[int, RoundedViews[torch.Tensor]] = {}
-        graph, binding = rounding.prepared.graph, rounding.prepared.binding
+        graph, binding = rounded.prepared.graph, rounded.prepared.binding
         self.nodes = {fx: graph.nodes[n] for n, fx in enumerate(binding.nodes)}
         self.ids = value_ids(binding)
 
     def run_node(self, n: FxNode) -> Any:
-        """One node, on its arguments as it sees them."""
+        """Run one node on its rounded arguments."""
         node = self.nodes.get(n)
         if node is None and n.op != "output":
             return super().run_node(n)
@@ -177,48 +186,50 @@ class _Run(ProgramRun):
         return result
 
     def _seen_by(self, n: FxNode, port: int, tensor: Any) -> Any:
-        found = self.rounding.ports.get((n, port))
+        found = self.rounded.ports.get((n, port))
         if found is None:
             return tensor
-        value, wants = found
+        value, roundings = found
         if value.constant is not None:
-            return self._weight(value, wants, tensor)
+            return self._weight(value, roundings, tensor)
         if value.id not in self.views:
             self.views[value.id] = self._view(value, tensor)
-        return self.views[value.id].of(wants)
+        return self.views[value.id].of(roundings)
 
     def _view(self, value: Value, tensor: torch.Tensor) -> RoundedViews[torch.Tensor]:
         made = 0
 
-        def rounding(base: torch.Tensor, into: Into) -> torch.Tensor:
+        def rounding(base: torch.Tensor, into: RoundTo) -> torch.Tensor:
             nonlocal made
             made += 1
             rows = base.shape[0] if base.dim() else 1
             return convert_tensor(
                 base,
-                self.rounding.wants.conversion(value, into),
+                self.rounded.roundings.conversion(value, into),
                 offset=self.seen * (base.numel() // max(rows, 1)),
                 stream=(value.id << _ROUNDINGS_BITS) + made,
             )
 
         return RoundedViews(native=tensor, rounding=rounding, fixed=self.setting)
 
-    def _weight(self, value: Value, wants: Wants, tensor: torch.Tensor) -> torch.Tensor:
+    def _weight(
+        self, value: Value, roundings: Roundings, tensor: torch.Tensor
+    ) -> torch.Tensor:
         """A constant, rounded once for all runs under the setting."""
-        active = tuple(into for into, bits in wants.items() if self.setting.on(bits))
+        active = tuple(into for into, bits in roundings.items() if self.setting.on(bits))
         if not active:
             return tensor
         key = value.id, active
         if key not in self.weights:
-            # From its own digits: what was asked for last replaces what the engine does.
-            how = self.rounding.wants.conversion(value, active[-1])
+            # From the exact numbers: a cast comes last, and replaces the engine's rounding.
+            how = self.rounded.roundings.conversion(value, active[-1])
             self.weights[key] = convert_tensor(tensor.detach(), how)
         return self.weights[key]
 
     def _operands(
         self, n: FxNode, node: Node, args: Any, kwargs: Any
     ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Arguments with numbers rounded, and what a transpose makes of infinities."""
+        """Arguments with numbers rounded, and Inf as a transpose by product leaves it."""
         if SCALARS in node.attributes:
             names = scalar_names(n.target)
             by_position = list(named_arguments(n))
@@ -227,7 +238,7 @@ class _Run(ProgramRun):
                 for name, a in zip(by_position, args, strict=False)
             ]
             kwargs = {k: self._scalar(node, a) if k in names else a for k, a in kwargs.items()}
-        if self.setting.relayout and self.rounding.wants.spoils_infinities(node):
+        if self.setting.relayout and self.rounded.roundings.spoils_infinities(node):
             args = [self._through_identity(args[0]), *args[1:]]
         return args, kwargs
 
@@ -235,21 +246,23 @@ class _Run(ProgramRun):
         if not is_number(number):
             return number
         exact = np.float32(number)
-        for into, bits in self.rounding.wants.scalars(node).items():
+        for into, bits in self.rounded.roundings.scalars(node).items():
             if self.setting.on(bits):
-                how = self.rounding.wants.emulation.conversion(into.format, flush=into.flush)
+                how = self.rounded.roundings.emulation.conversion(
+                    into.format, flush=into.flush
+                )
                 rounded = float(convert(np.asarray(exact), how))
                 number = number if rounded == float(exact) else rounded
         return number
 
     def _through_identity(self, x: torch.Tensor) -> torch.Tensor:
-        """Inf times the identity's zeros is NaN along the whole vector, unless clamped."""
-        emulation = self.rounding.wants.emulation
+        """``x`` with vectors that have Inf turned to NaN, or with Inf clamped."""
+        emulation = self.rounded.roundings.emulation
         if not emulation.saturate_infinity:
             return x + (x * 0.0).sum(-1, keepdim=True)
         top = emulation.format.max
         return torch.where(x.isinf(), x.clamp(-top, top), x)
 
 
-# More roundings of one value than any graph asks for.
+# Bits of a stream's number for the rounding of a value: no value has 2^16 of them.
 _ROUNDINGS_BITS = 16

@@ -1,4 +1,4 @@
-"""The roundings of one value: each made once, in the order in which they are asked for."""
+"""The rounded copies of one value: each is made once, when a reader first needs it."""
 
 from __future__ import annotations
 
@@ -7,37 +7,41 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from finecast.devices.setting import ALWAYS, Bit, Setting
-from finecast.engines.emulator.wants import Into, Wants
+from finecast.engines.emulator.roundings import Roundings, RoundTo
 
 V = TypeVar("V")
 
 
 @dataclass(slots=True, kw_only=True)
 class RoundedViews(Generic[V]):
-    """A value as its readers see it: a tensor, or what stands for one in a model.
+    """A value as its readers see it: a tensor, or the library's node for one.
 
     Attributes:
         native: The value itself.
-        rounding: Rounds one.
-        choice: The first where the bits are on, else the second; not asked with ``fixed``.
-        fixed: The one setting, where there is one.
+        rounding: Gives a rounded copy of a value.
+        choice: Gives its second argument where a bit is set, else its third; not used with
+            ``fixed``.
+        fixed: The one setting to build for; None if bits are evaluated in the model.
+        rounded: Copies of ``native`` with one rounding.
+        views: Copies by all their roundings.
     """
 
     native: V
-    rounding: Callable[[V, Into], V]
+    rounding: Callable[[V, RoundTo], V]
     choice: Callable[[frozenset[Bit], V, V], V] | None = None
     fixed: Setting | None
-    rounded: dict[Into, V] = field(default_factory=dict[Into, V])
-    views: dict[tuple[tuple[Into, frozenset[Bit]], ...], V] = field(
-        default_factory=dict[tuple[tuple[Into, frozenset[Bit]], ...], V]
+    rounded: dict[RoundTo, V] = field(default_factory=dict[RoundTo, V])
+    views: dict[tuple[tuple[RoundTo, frozenset[Bit]], ...], V] = field(
+        default_factory=dict[tuple[tuple[RoundTo, frozenset[Bit]], ...], V]
     )
 
-    def of(self, wants: Wants) -> V:
-        """The value under ``wants``; where formats differ, one after the other.
+    def of(self, roundings: Roundings) -> V:
+        """The value after ``roundings``, one after the other.
 
-        What an engine does on its ``own`` is not under what comes ``instead`` of it.
+        A rounding that comes ``instead`` of the engine's ``own`` is made of the value before
+        that one, so that the value is not rounded twice.
         """
-        key = tuple(wants.items())
+        key = tuple(roundings.items())
         if key not in self.views:
             base = view = self.native
             for into, bits in key:
@@ -47,7 +51,7 @@ class RoundedViews(Generic[V]):
             self.views[key] = view
         return self.views[key]
 
-    def _chosen(self, base: V, into: Into, bits: frozenset[Bit], *, otherwise: V) -> V:
+    def _chosen(self, base: V, into: RoundTo, bits: frozenset[Bit], *, otherwise: V) -> V:
         if self.fixed is not None and not self.fixed.on(bits):
             return otherwise
         out = self._rounding(base, into)
@@ -55,7 +59,7 @@ class RoundedViews(Generic[V]):
             return out
         return self.choice(bits, out, otherwise)
 
-    def _rounding(self, base: V, into: Into) -> V:
+    def _rounding(self, base: V, into: RoundTo) -> V:
         if base is not self.native:
             return self.rounding(base, into)
         if into not in self.rounded:

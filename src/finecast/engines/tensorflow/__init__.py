@@ -30,24 +30,23 @@ from finecast.numbers.formats import Format
 
 NAME: Final = "tensorflow"
 _REWRITES: Final = {Format.BF16: "auto_mixed_precision_onednn_bfloat16", Format.FP32: ""}
-"""Grappler's setting by which it lowers a model to each format on a CPU."""
+"""Names of Grappler's setting that lowers a model to each format on a CPU."""
 _ON: Final = 1
-"""RewriterConfig.Toggle's."""
+"""``RewriterConfig.Toggle.ON``."""
 _LONGEST: Final = 240
 _AT_NODE: Final = re.compile(r"^Node: '(?P<node>.*)'\n(?P<what>.*)$", re.MULTILINE)
 
 
 def devices() -> tuple[str, ...]:
-    """The devices that it is driven on here."""
+    """The devices that finecast runs TensorFlow on."""
     return ("CPU",)
 
 
 @final
 class TensorFlowEngine:
-    """A session on a graph without variables; ops compute in the types that they state.
+    """Runs graphs without variables; ops compute in the types that the graph states.
 
-    It reads SavedModels where other engines read ONNX files, and serialized GraphDefs of
-    probes.
+    It reads SavedModels, and not ONNX files as other engines do.
     """
 
     def __init__(self, device: str = "CPU") -> None:
@@ -63,11 +62,11 @@ class TensorFlowEngine:
 
     @property
     def device(self) -> str:
-        """The device."""
+        """The device, always the CPU."""
         return "CPU"
 
     def capabilities(self) -> Mapping[Format, Capability]:
-        """Per format, by running a small kernel (once per process)."""
+        """By format, measured with small kernels once per process."""
         from finecast.engines.probe import probe
 
         return probe(self)
@@ -82,7 +81,7 @@ class TensorFlowEngine:
         return TensorFlowSession(_taken(model), profiling=profiling)
 
     def load_hinted(self, model: Loadable, fmt: Format) -> TensorFlowSession:
-        """With Grappler's automatic mixed precision, which chooses types by itself.
+        """Load a model with Grappler's automatic mixed precision, which chooses types itself.
 
         Raises:
             EngineError: If Grappler has no such setting, or TensorFlow cannot run the model.
@@ -92,11 +91,11 @@ class TensorFlowEngine:
         return TensorFlowSession(_taken(model), rewrite=_REWRITES[fmt])
 
     def has_kernel(self, native: str, fmt: Format) -> bool:
-        """By TensorFlow's registry of kernels for CPUs."""
+        """Whether TensorFlow has registered a kernel of the op in ``fmt`` for CPUs."""
         return fmt in registered_formats(native.removeprefix("tf::"))
 
     def load_probe(self, probe: Probe, fmt: Format) -> TensorFlowSession:
-        """A model to probe with.
+        """A session on the probe in ``fmt``.
 
         Raises:
             EngineError: If TensorFlow has no kernel for it.
@@ -104,7 +103,7 @@ class TensorFlowEngine:
         return self.load(probe_graph(probe, fmt))
 
     def load_cast_probe(self, low: Format, size: int) -> TensorFlowSession:
-        """A model to time a cast with, loaded for profiling.
+        """A session for profiling a cast to ``low``.
 
         Raises:
             EngineError: If TensorFlow cannot run it.
@@ -125,9 +124,9 @@ def _taken(model: Loadable) -> FrozenModel:
 
 @final
 class TensorFlowSession:
-    """A session of TensorFlow's on one graph.
+    """A TensorFlow session on one graph.
 
-    ``rewrite`` is the setting of Grappler's by which it chooses types; empty for none.
+    ``rewrite`` is the name of Grappler's setting for automatic mixed precision; empty: off.
     """
 
     def __init__(
@@ -138,7 +137,7 @@ class TensorFlowSession:
         self._config = _config(profiling, rewrite)
         graph, tensors = model.imported()
         self._feeds = [tensors[p.tensor] for p in model.inputs]
-        self._fetches = [tensors[p.tensor] for p in model.outputs]
+        self._fetches = {p.name: tensors[p.tensor] for p in model.outputs}
         self._session = tf.compat.v1.Session(graph=graph, config=self._config)
         self._calls: dict[tuple[str, ...], Callable[..., Any]] = {}
 
@@ -159,10 +158,10 @@ class TensorFlowSession:
             UsageError: If the feeds do not fit the inputs.
             EngineError: If TensorFlow fails.
         """
-        return self.show(feeds, [p.name for p in self._model.outputs])
+        return self.show(feeds, [*self._fetches])
 
     def show(self, feeds: Feeds, names: Sequence[str]) -> dict[str, Array]:
-        """Some of the outputs, by name.
+        """Run once and give the outputs called ``names``.
 
         Raises:
             UsageError: If the feeds do not fit the inputs.
@@ -172,9 +171,7 @@ class TensorFlowSession:
         key = tuple(names)
         try:
             if key not in self._calls:
-                ends = dict(zip((p.name for p in self._model.outputs), self._fetches,
-                                strict=True))  # fmt: skip
-                wanted = [ends[n] for n in names]
+                wanted = [self._fetches[n] for n in names]
                 self._calls[key] = self._session.make_callable(wanted, self._feeds)
             return dict(zip(names, self._calls[key](*arrays), strict=True))
         except (tf.errors.OpError, ValueError, TypeError) as error:
@@ -184,7 +181,7 @@ class TensorFlowSession:
             ) from error
 
     def kernel_formats(self) -> Sequence[KernelFormats]:
-        """Of each op that Grappler leaves of the graph."""
+        """The formats of each op that is in the graph after Grappler's optimization."""
         return kernel_formats(self._model, self._config)
 
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
@@ -205,7 +202,9 @@ class TensorFlowSession:
         try:
             for _ in range(repeats + 1):
                 seen = tf.compat.v1.RunMetadata()
-                self._session.run(self._fetches, given, options=options, run_metadata=seen)
+                self._session.run(
+                    [*self._fetches.values()], given, options=options, run_metadata=seen
+                )
                 runs.append(seen)
         except (tf.errors.OpError, ValueError, TypeError) as error:
             raise EngineError(
@@ -219,9 +218,9 @@ def _spec(port: SignaturePort) -> TensorSpec:
 
 
 def explain(error: Exception) -> str:
-    """The reason in one of TensorFlow's exceptions, in one line."""
+    """The reason that an exception of TensorFlow's states, in one line."""
     message = str(getattr(error, "message", None) or error)
-    stated = _AT_NODE.search(message)  # behind where Python made the node
+    stated = _AT_NODE.search(message)  # after a traceback of where Python made the node
     plain = f"{stated['what']} at {stated['node']!r}" if stated else message
     text = " ".join(plain.partition("\n\n")[0].split()) or type(error).__name__
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
@@ -229,7 +228,7 @@ def explain(error: Exception) -> str:
 
 @lru_cache(maxsize=1024)
 def registered_formats(op: str) -> frozenset[Format]:
-    """The float formats that some kernel of an op takes on a CPU; all where it names none."""
+    """Float formats of an op's kernels for CPUs; all if a kernel has no restriction."""
     attribute = precision_attribute(op)
     found: set[Format] = set()
     for kernel in kernels.get_registered_kernels_for_op(op).kernel:
@@ -243,7 +242,7 @@ def registered_formats(op: str) -> frozenset[Format]:
 
 def _config(profiling: bool, rewrite: str) -> Any:
     config = tf.compat.v1.ConfigProto()
-    if profiling:  # kernels that run at the same time have no times of their own
+    if profiling:  # kernels that overlap cannot be timed one by one
         config.inter_op_parallelism_threads = 1
     if rewrite:
         setattr(config.graph_options.rewrite_options, rewrite, _ON)

@@ -1,4 +1,4 @@
-"""The graphs that probing runs in TensorFlow: the same products as those of ONNX engines."""
+"""The probes as TensorFlow graphs: the same products as in the probes' ONNX models."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _port(name: str, shape: tuple[int, ...]) -> SignaturePort:
 
 
 def cast_graph(low: Format, size: int) -> FrozenModel:
-    """X -> Softmax -> Cast to ``low`` -> Softmax -> y: a cast that nothing absorbs.
+    """Graph of a cast to ``low`` between two softmax ops, which do not absorb it.
 
     ``x`` is fp32 of shape [size / 64, 64]; the cast is called ``cast``.
     """

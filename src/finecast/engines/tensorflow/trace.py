@@ -1,7 +1,7 @@
-"""What TensorFlow runs of a graph, back to the nodes of the model.
+"""Kernels that TensorFlow runs for a graph, attributed to the nodes of the model.
 
-Grappler fuses what follows a product into it, and the kernel has the name of the last node;
-casts and layouts that it adds have names of their own.
+Grappler fuses a product with the ops after it, and the kernel has the name of the last node;
+casts and transposes that it adds have new names.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from finecast.frontends.tensorflow.functions import bodies, opened, plain_name, 
 from finecast.frontends.tensorflow.library import dtype_label, grappler, tf
 from finecast.frontends.tensorflow.model import FrozenModel
 
-# Kinds of nodes that TensorFlow adds to a model's, and names of those that move no numbers.
+# Types of nodes that TensorFlow adds, and names of entries of a trace that are no kernels.
 _CONTROL: Final = ("Enter", "Exit", "LoopCond", "Merge", "NextIteration", "Switch", "_SwitchN")
 _ADDED: Final = ("_Arg", "_Retval", "NoOp", "Const", "Cast", "Identity", *_CONTROL)
 _BOOKKEEPING: Final = ("Func/", "_SOURCE", "_SINK", "_arg_", "_retval_", "_Arg", "_Retval")
 
 
 def kernel_times(model: FrozenModel, runs: Sequence[Any]) -> list[KernelTime]:
-    """The least time of each kernel over ``runs``, as RunMetadata; slowest first."""
+    """Least time of each kernel over ``runs``, which are RunMetadata; slowest first."""
     times: dict[str, list[float]] = defaultdict(list)
     formats: dict[str, str] = {}
     for seen in runs:
@@ -53,7 +53,7 @@ def kernel_times(model: FrozenModel, runs: Sequence[Any]) -> list[KernelTime]:
 
 
 def kernel_formats(model: FrozenModel, config: Any) -> list[KernelFormats]:
-    """The type of each op that Grappler leaves of a model's graph under ``config``."""
+    """The format of each op of the graph after Grappler's optimization under ``config``."""
     graph, _ = model.imported()
     for port in model.outputs:
         graph.add_to_collection("train_op", graph.get_tensor_by_name(port.tensor).op)
@@ -70,7 +70,7 @@ def kernel_formats(model: FrozenModel, config: Any) -> list[KernelFormats]:
 
 
 def _kernels_of(seen: Any) -> Iterator[tuple[str, float, str]]:
-    """Name, seconds and type of the first result of each kernel of one run."""
+    """Of each kernel of one run its name, time in seconds and the type of its first result."""
     for device in seen.step_stats.dev_stats:
         if "CPU" not in device.device:
             continue
@@ -94,7 +94,7 @@ def _steps(model: FrozenModel) -> list[ModelStep]:
             name=f"{prefix}{n.name}",
             op="Constant" if n.op == "Const" else n.op,
             inputs=tuple(f"{prefix}{tensor_of(i)}" for i in n.input if not i.startswith("^")),
-            # One name for all: how many a node gives is not said here.
+            # More than there are: a NodeDef does not say how many outputs its op has.
             outputs=tuple(f"{prefix}{n.name}:{i}" for i in range(_MOST_OUTPUTS)),
         )
         for prefix, part in opened(model)
@@ -104,7 +104,7 @@ def _steps(model: FrozenModel) -> list[ModelStep]:
 
 
 _MOST_OUTPUTS: Final = 8
-"""More than any op has whose results another op reads in one kernel with it."""
+"""No op that is fused with a reader has more outputs."""
 
 
 def _kernels(graph: Sequence[Any], steps: Sequence[ModelStep]) -> list[Kernel]:

@@ -1,1 +1,1 @@
-"""Compiled PyTorch as an engine."""
+"""Compiled PyTorch as an engine: sessions, costs of ops, and plans of captured modules."""

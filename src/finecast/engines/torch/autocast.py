@@ -1,7 +1,7 @@
-"""The plan that ``torch.autocast`` follows: what finecast's own plans are held against.
+"""The plan that ``torch.autocast`` follows, with which finecast's own plans are compared.
 
-Autocast is what people have without finecast. A plan that rounds more than it does would be a
-loss of accuracy that nobody asked for.
+Autocast is what users have without finecast. A plan that rounds more than it does would lose
+accuracy that nobody asked to give up.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def autocast_formats(
 ) -> dict[int, Format]:
     """The plan that ``torch.autocast`` follows, as far as the rules permit.
 
-    Products are low. All else follows the types that it reads: low where all are, fp32 where
-    one is, as a residual that came in fp32, or a parameter. What is moved on the way to low
-    readers alone is moved low, for that rounds the same numbers. Gradients of a value in fp32
-    are added up in fp32: each of its low readers has its own cast, whose gradient is fp32.
+    Products are low. Other ops are low if all that they read is low, and fp32 if anything is
+    fp32, such as a residual or a parameter. An op that only moves numbers is low if all its
+    readers are, for that rounds the same numbers. Gradients of an fp32 value are added up in
+    fp32: each of its low readers has a cast of its own, whose gradient is fp32.
     """
     asked = lowest(graph, permissions, *formats)
     stored: dict[int, Format] = {}
@@ -46,7 +46,7 @@ def autocast_formats(
 
 
 def _sums_of_gradients(graph: Graph, formats: Mapping[int, Format]) -> set[int]:
-    """Sums in the backward pass that fp32 ops alone read, though they may be moved before."""
+    """Additions in the backward pass whose results, moved or not, only fp32 ops read."""
     backward = backward_ops(graph)
     sums = set[int]()
     read_as: dict[int, set[Format]] = {}
@@ -76,7 +76,7 @@ def saved_ops(graph: Graph) -> set[int]:
 def squared_error(
     points: Sequence[Point], errors: Mapping[Format, Errors], formats: Mapping[int, Format]
 ) -> float:
-    """Squared relative output error of a plan: what it rounds, each point once."""
+    """Squared relative output error of a plan: the sum over the points that it rounds."""
     return sum(
         float(error)
         for fmt, of_points in errors.items()

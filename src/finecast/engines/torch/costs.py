@@ -1,8 +1,9 @@
-"""What ops and casts cost in a compiled PyTorch graph.
+"""Cost model of ops and casts in a compiled PyTorch graph.
 
-Matrix products and convolutions are kernels of their own: their time is measured, or by the
-measured rate or by memory, whichever is longer. All else is fused, so it costs its bytes
-alone, and a cast is free beside it but for the second copy that it writes. Views cost nothing.
+Matrix products and convolutions are kernels of their own: their time is measured, or else the
+longer of the times by arithmetic rate and by memory bandwidth. All other ops are fused, so
+only the bytes that they move cost time, and a fused cast costs only writing its copy. Views
+cost nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.ops.flops import Shape, Shapes, bytes_moved, flops, port_formats, resolve_shape
 
-# Of a fused kernel's values about half stay in registers: each is written and read by turns.
+# About half of the values in fused kernels stay in registers and are not written to memory.
 _FUSED_SHARE = 0.5
 
 
@@ -28,7 +29,7 @@ class CompiledCost:
 
     Attributes:
         graph: The graph that values belong to.
-        rates: Measured rate by format.
+        rates: Measured rates by format.
         shapes: Observed shapes by value id.
         kernels: Measured times of single kernels, where they can be run.
     """
@@ -57,7 +58,7 @@ class CompiledCost:
         return modelled_s if measured_s is None else measured_s
 
     def cast_time_s(self, value: Value, src: Format, dst: Format) -> float:
-        """Seconds to convert ``value``; fused where a fused op makes or takes it."""
+        """Seconds to convert ``value``; less if the cast is fused with an op next to it."""
         if src.storage is dst.storage or src.operands_only or value.constant is not None:
             return 0.0
         rate = self.rates[Format.FP32]
@@ -69,6 +70,7 @@ class CompiledCost:
         return rate.overhead_s + moved / rate.bandwidth_gb_s / 1e9
 
     def _fuses(self, value: Value) -> bool:
+        """Whether the producer of ``value``, or all its readers, are ops that are fused."""
         around = [value.producer] if value.producer is not None else []
         own = any(not self._kernel(i) for i in around)
         return own or (bool(value.uses) and all(not self._kernel(i) for i in value.uses))

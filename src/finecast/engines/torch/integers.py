@@ -1,4 +1,4 @@
-"""Products on integers in compiled modules: which ops can be, and which were."""
+"""Products on integers in compiled modules: which ops can run so, and which did."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from finecast.frontends.torch.capture import quiet
 from finecast.frontends.torch.codes import scales_of_products
 from finecast.graph import Node
 
-# Makes of a module what is deployed: ``torch.compile``, or nothing.
+# Wraps a module as it will be deployed: ``torch.compile``, or the module as it is.
 Prepare = Callable[[torch.nn.Module], Callable[..., Any]]
 
 _FUSED: Final = frozenset({"aten::linear", "aten::conv2d"})
-"""Ops whose codes Inductor's passes for x86 take into one kernel."""
+"""Ops on codes that Inductor's passes for x86 fuse into one kernel."""
 _KERNELS: Final = ("onednn.qlinear_pointwise", "onednn.qconv_pointwise", "onednn.qconv2d_")
 _SCALES: Final = 4
-"""The argument of those kernels that holds the scales of the weights."""
+"""Index of the argument of those kernels that has the scales of the weights."""
 
 
 def takes_codes(node: Node) -> bool:
@@ -34,9 +34,9 @@ def takes_codes(node: Node) -> bool:
 
 @contextmanager
 def frozen() -> Generator[None]:
-    """What is compiled inside has its weights frozen: products run on integers there alone.
+    """Inside, modules are compiled with frozen weights; only then products run on integers.
 
-    As an option of ``torch.compile`` it comes too late: the module is traced without it.
+    Freezing as an option of ``torch.compile`` would come too late, after tracing.
     """
     with torch.no_grad(), config.patch({"freezing": True}):
         yield
@@ -48,9 +48,10 @@ def compiled_frozen(
     kwargs: Mapping[str, Any],
     prepare: Prepare = torch.compile,
 ) -> tuple[Callable[..., Any], frozenset[str]]:
-    """``prepare(module)`` with frozen weights, compiled by a call.
+    """Compile ``prepare(module)`` with frozen weights, by calling it.
 
-    And the FX names of those products on codes that it does not run on integers.
+    Gives the compiled module and the FX names of products on codes that it does not run on
+    integers.
 
     Raises:
         RuntimeError: If it cannot be compiled.
@@ -63,20 +64,20 @@ def compiled_frozen(
                 held = getattr(graph.owning_module, str(node.args[_SCALES].target))
                 ran[held.data_ptr()] += 1
 
-    # The graph after Inductor has frozen and fused it; of what is cached there would be none.
+    # ``look`` gets the graph after freezing and fusion; for a cached graph it is not called.
     seen = {"fx_graph_cache": False, "post_grad_custom_pre_pass": look}
     with quiet(), frozen(), config.patch(seen):
         run = prepare(module)
         run(*args, **kwargs)
     scales = scales_of_products(module) if isinstance(module, GraphModule) else {}
     by = {path: module.get_buffer(path).data_ptr() for path in scales.values()}
-    # Which of several products by one weight ran is not told: all of them or none.
+    # Products that share a weight cannot be told apart: either all ran on integers or none.
     wanted = Counter(by[path] for path in scales.values())
     return run, frozenset(n for n, p in scales.items() if ran[by[p]] < wanted[by[p]])
 
 
 def relative_error(got: Sequence[Any], want: Sequence[Any]) -> float:
-    """Relative, of all outputs together."""
+    """Relative error of ``got``, in the norm over all outputs together."""
     outputs = zip(got, want, strict=True)
     pairs = [(a.double(), b.double()) for a, b in outputs if isinstance(b, torch.Tensor)]
     off = sum(float((a - b).square().sum()) for a, b in pairs)

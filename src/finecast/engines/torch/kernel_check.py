@@ -1,8 +1,8 @@
-"""Kernels that are missing or broken here, found by running the module once.
+"""Kernels that are missing or wrong here, found by running the module once.
 
-A kernel may be there and be wrong: it overflows inside, or computes coordinates in the format
-itself. So each op that a plan made low is run in fp32, too, on the same rounded operands. Its
-result may differ by a few roundings, never by more.
+A kernel can be wrong because it overflows inside, or computes coordinates in the low format.
+So each op that a plan made low is run in fp32 as well, on the same rounded operands; the two
+results may differ by a few roundings and not by more.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from finecast.ops import OpKind
 
 _NO_KERNEL: Final = re.compile(r"not implemented for|not support|expected scalar type|dtype")
 _LOW: Final = frozenset({torch.bfloat16, torch.float16})
-# In the norm of the result. Fused kernels round inside, once for each op that they are made
-# of, by half a unit (eps) each: this allows for sixteen in a row.
+# Allowed error as a multiple of eps, relative in the norm. A fused kernel rounds once for each
+# of its ops, by up to eps / 2: this allows for sixteen roundings in a row.
 _UNITS: Final = 8
 
 
 def missing_kernels(
     module: GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> frozenset[str]:
-    """Native ops without a kernel that works in the format that the plan gave them."""
+    """Native names of ops without a working kernel in the format that the plan gave them."""
     finder = _Finder(module)
     try:
         with torch.no_grad():
@@ -53,7 +53,7 @@ class _Finder(Isolated):
     failed: frozenset[str] = frozenset()
 
     def run_node(self, n: FxNode) -> Any:
-        """One node; its op is noted where its kernel is missing or wrong."""
+        """Run one node, and record its op if the kernel is missing or wrong."""
         try:
             result = super().run_node(n)
         except (RuntimeError, NotImplementedError) as error:
@@ -74,7 +74,7 @@ class _Finder(Isolated):
 
 
 def _is_checked(node: FxNode, result: Any) -> bool:
-    """Whether the op computes in a low format and gives the same every time."""
+    """Whether the op computes in a low format and is deterministic."""
     target = node.target
     if not isinstance(target, OpOverload) or target._schema.is_mutable:  # pyright: ignore[reportPrivateUsage]
         return False
@@ -93,7 +93,7 @@ def _widened(arg: Any) -> Any:
 
 
 def is_wrong(low: Any, wide: Any) -> bool:
-    """Whether ``low`` is not ``wide`` but for roundings, where the format can hold that."""
+    """Whether ``low`` is off from ``wide`` by more than roundings, but for overflow."""
     if not isinstance(low, torch.Tensor) or low.dtype not in _LOW or low.numel() == 0:
         return False
     rounded = wide.to(low.dtype)

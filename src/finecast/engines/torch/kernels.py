@@ -1,17 +1,16 @@
-"""What a graph's own kernels take here, measured: a class of ops is not a speed either.
+"""Measured times of the library kernels of a graph.
 
 Convolutions, products of activations and attention are calls of library kernels, whose speed
 in a format depends on the shapes: on a CPU attention of one query over a long cache is several
 times slower in bf16 than in fp32, while a dense convolution is twice as fast. So each
-distinct one is run, once per process. Products with constant weights are left to the rates:
-deployed they read weights packed ahead of time, which a plain call does not. Beside those on
-integers they are run as modules with frozen weights run them (``packed.py``).
+distinct one is run, once per process. Products with constant weights are not, and are priced
+by ``rates``: when deployed they read packed weights, which a plain call does not. But if plans
+may have integers, they are run with packed weights (``packed.py``).
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,20 +24,19 @@ from torch.utils._python_dispatch import (
 
 from finecast.engines.torch import packed
 from finecast.engines.torch.integers import takes_codes
-from finecast.engines.torch.rates import one_thread
+from finecast.engines.torch.rates import least_times, one_thread
 from finecast.frontends.torch.aten import DTYPES, named_arguments
 from finecast.frontends.torch.reader import FxBinding, hint, tensor_inputs
 from finecast.graph import Graph, Node
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 
-Call = Callable[[], object]
-
-# Kernels longer than this are bound by arithmetic, which the rates know; measuring a large
-# model would take minutes.
+# Longer kernels are bound by arithmetic, so that ``rates`` predict them well; measuring those
+# of a large model would take minutes.
 _LONGEST_S: Final = 0.05
+# Time for the runs of each call, after which they end once there were this many.
 _BUDGET_S: Final = 0.02
-_RUNS: Final = (3, 15)
+_FEWEST: Final = 3
 _PACKED: Final = frozenset({"linear", "addmm", "matmul"})
 
 _seen: Final[dict[str, tuple[float, ...] | None]] = {}
@@ -46,14 +44,14 @@ _seen: Final[dict[str, tuple[float, ...] | None]] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelTimes:
-    """Times of the kernels of one graph, by node and format; each measured when asked for.
+    """Times of the kernels of one graph, by node and format; measured when first needed.
 
     Attributes:
         graph: The graph.
         binding: Its FX nodes.
-        device: Where they run.
-        formats: The formats that take turns.
-        threads: What is measured on one thread is shared out over these.
+        device: The device that they run on.
+        formats: The formats to measure, in turns.
+        threads: Times are measured on one thread and divided by this number.
     """
 
     graph: Graph
@@ -63,9 +61,9 @@ class KernelTimes:
     threads: int
 
     def time_s(self, node: Node, fmt: Format, expected_s: float) -> float | None:
-        """Seconds of ``node`` in ``fmt``; None where it is not one to measure.
+        """Seconds of ``node`` in ``fmt``; None for nodes that are not measured.
 
-        ``expected_s`` is what the rates say, for all threads together.
+        ``expected_s`` is the time by ``rates``, with all threads.
         """
         if not self._is_measured(node) or expected_s * self.threads > _LONGEST_S:
             return None
@@ -81,7 +79,7 @@ class KernelTimes:
 
     @property
     def frozen(self) -> bool:
-        """Whether weights are packed: products on integers are among what is compared."""
+        """Whether weights are packed: they are if a format with integers is compared."""
         return any(f.scaled for f in self.formats)
 
     def _is_measured(self, node: Node) -> bool:
@@ -92,7 +90,7 @@ class KernelTimes:
         return self.frozen and takes_codes(node)
 
     def _weighted(self, node: Node) -> bool:
-        """Whether it is a product by constant weights."""
+        """Whether ``node`` is a product by constant weights."""
         weights = [i for i in node.inputs[1:2] if i is not None]
         return any(self.graph.values[i].constant is not None for i in weights)
 
@@ -105,15 +103,17 @@ class KernelTimes:
     def _measure(
         self, node: Node, fx: FxNode, formats: Sequence[Format]
     ) -> tuple[float, ...] | None:
-        # Backends ask while a graph is traced, where tensors are fake and cost nothing.
+        # A backend may ask while torch traces a graph, in a mode where tensors are fake.
         with _disable_current_modes(), one_thread(self.device), torch.no_grad():
             try:
                 calls = [self._call(node, fx, fmt) for fmt in formats]
-                return tuple(_best(calls, self.device))
+                return tuple(
+                    least_times(calls, self.device, fewest=_FEWEST, budget_s=_BUDGET_S)
+                )
             except (RuntimeError, NotImplementedError):
-                return None  # a format without a kernel; the plan is told of it elsewhere
+                return None  # a format has no kernel, which ``kernel_check`` finds
 
-    def _call(self, node: Node, fx: FxNode, fmt: Format) -> Call:
+    def _call(self, node: Node, fx: FxNode, fmt: Format) -> packed.Call:
         if self.frozen and takes_codes(node) and self._weighted(node):
             given = named_arguments(fx)
             values, weights = _sizes(given["input"]), _sizes(given["weight"])
@@ -137,7 +137,7 @@ class KernelTimes:
         value = 0.5 if val.is_floating_point() else 0
         tensor = torch.full(sizes, value, dtype=dtype or val.dtype, device=self.device)
         if node.op.startswith("conv") and tensor.dim() == 4:
-            # As Inductor lays images out for convolutions.
+            # The layout that Inductor gives images for convolutions.
             return tensor.contiguous(memory_format=torch.channels_last)
         if 0 in strides:
             return tensor
@@ -150,22 +150,3 @@ def _sizes(source: FxNode) -> tuple[int, ...]:
 
 def _strides(source: FxNode) -> tuple[int, ...]:
     return tuple(hint(d) for d in source.meta["val"].stride())
-
-
-def _best(calls: Sequence[Call], device: str) -> list[float]:
-    """The least of each one's times, in turns: a disturbance only ever adds."""
-    best = [float("inf")] * len(calls)
-    for call in calls:
-        call()
-    fewest, most = _RUNS
-    end = time.perf_counter() + _BUDGET_S * len(calls)
-    for run in range(most):
-        if run >= fewest and time.perf_counter() > end:
-            break
-        for k, call in enumerate(calls):
-            start = time.perf_counter()
-            call()
-            if device.startswith("cuda"):
-                torch.cuda.synchronize()
-            best[k] = min(best[k], time.perf_counter() - start)
-    return best

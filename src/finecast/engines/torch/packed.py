@@ -1,7 +1,7 @@
-"""Products by constant weights as modules with frozen weights run them: packed ahead of time.
+"""Calls of products whose constant weights are packed, as in modules with frozen weights.
 
-Inductor packs the weights of such modules into the layout of oneDNN's kernels, which products
-on integers have in no other way. So these calls are timed where those are to be compared.
+Inductor packs the weights of such modules into the layout of oneDNN's kernels, and products
+on integers only exist so. So these calls are timed where formats with integers are compared.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from finecast.numbers.formats import Format
 
 Call = Callable[[], object]
 _PLACES: Final = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
-# Of codes, the scale and zero point of values; what a kernel gives besides fp32 numbers.
+# Scale and zero point of values, and the arguments that ask for an fp32 result and no more.
 _VALUES: Final = (0.01, 128)
 _FP32_RESULT: Final = (1.0, 0, torch.float32, "none", [], "")
 
 
 def linear(shape: Sequence[int], columns: int, fmt: Format, *, bias: bool = True) -> Call:
-    """A product of values of ``shape`` with weights for so many ``columns``.
+    """A product of values of ``shape`` with weights of ``columns`` outputs.
 
     Raises:
         RuntimeError: If there is no such kernel.
@@ -51,14 +51,14 @@ def linear(shape: Sequence[int], columns: int, fmt: Format, *, bias: bool = True
 def coded_conv2d(
     shape: Sequence[int], weight: Sequence[int], options: Mapping[str, Any]
 ) -> Call:
-    """A convolution of codes of ``shape``; ``options`` are those of ``aten::conv2d``.
+    """A convolution of codes of ``shape``; ``options`` are arguments of ``aten::conv2d``.
 
     Raises:
         RuntimeError: If there is no such kernel.
-        NotImplementedError: If its padding is a word.
+        NotImplementedError: If its padding is ``same`` or ``valid``.
     """
     if options.get("padding") in ("same", "valid"):
-        raise NotImplementedError("padding by a word is not packed")
+        raise NotImplementedError("padding by name is not packed")
     channels = weight[0]
     layout = torch.channels_last
     codes = torch.full(tuple(shape), 130, dtype=torch.uint8).contiguous(memory_format=layout)

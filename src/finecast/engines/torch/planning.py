@@ -45,17 +45,19 @@ from finecast.rules.reason import Reason
 from finecast.rules.training import TRAINING_RULES
 
 ENGINE: Final = "torch"
-# Of each format whose ops read codes, where plans round to it, and what that does.
+# By format whose ops read codes: where plans round to it, and the errors of that.
 Sensitivities = Mapping[Format, tuple[RoundingPoints, Sensitivity]]
-# A plan that is predicted to be slower than the fastest by less than this is as fast, as far
-# as a model of costs can tell; among those the most accurate is taken.
+# Plans whose predicted time is within this factor of the fastest count as equally fast: a cost
+# model cannot tell them apart. The most accurate of them is taken.
 SAME_TIME: Final = 1.01
-_PROMOTED: Final = "it reads fp32: rounded, it would add errors that torch.autocast has not"
+_PROMOTED: Final = (
+    "it reads fp32: rounded, it would add errors that torch.autocast does not make"
+)
 _SAVED: Final = "the backward pass reads its result, which torch.autocast saves in this format"
 
 
 class RuleSet(Enum):
-    """Whose rules judge: finecast's, as inference or training needs them, or RAF's lists."""
+    """Which rules judge ops: finecast's for inference or for training, or RAF's lists."""
 
     FINECAST = "finecast"
     TRAINING = "training"
@@ -72,7 +74,7 @@ class RuleSet(Enum):
 
 
 def products_low(planner: Planner) -> Planner:
-    """The same, but products take the first low format that they may."""
+    """``planner`` with every product in the first low format that it may have."""
     asked = lowest(planner.graph, planner.permissions, *planner.policy.formats)
     nodes = planner.graph.nodes
     narrowed = {
@@ -85,10 +87,10 @@ def products_low(planner: Planner) -> Planner:
 
 
 def as_autocast(planner: Planner) -> Planner:
-    """The same, as far as the rules permit, but for two things that are as in autocast.
+    """``planner``, restricted in two ways to what ``torch.autocast`` does.
 
-    What ``torch.autocast`` keeps in fp32 stays, and what it saves low for the backward pass is
-    low.
+    Ops that autocast keeps in fp32 stay in fp32, and ops whose results it saves for the
+    backward pass in a low format are low, as far as the rules permit.
     """
     graph, permissions = planner.graph, planner.permissions
     followed = autocast_formats(graph, permissions, planner.policy.formats)
@@ -112,10 +114,10 @@ def analysis_of(
     errors: Mapping[Format, Errors],
     codes: Sensitivities | None = None,
 ) -> Analysis:
-    """One unit an op: fused kernels compute in fp32 inside, whatever is stored.
+    """The analysis of a planner's graph, each op a unit: fused kernels compute in fp32 inside.
 
-    Of each point the error is paid once any op on its path has the format. ``codes`` are those
-    of formats whose ops read codes.
+    The error of a point counts if any op on its path has the format. ``codes`` has the
+    sensitivities of formats whose ops read codes.
     """
     graph = planner.graph
     units = make_units(graph, planner.permissions, planner.policy.formats)
@@ -136,7 +138,7 @@ def analysis_of(
 
 
 def points_of(planner: Planner) -> tuple[Point, ...]:
-    """Where plans round, as far as the rules leave a choice."""
+    """The points where plans may round, of ops to which the rules leave a choice."""
     units = make_units(planner.graph, planner.permissions, planner.policy.formats)
     return find_points(planner.graph, frozenset(units.of))
 
@@ -149,7 +151,7 @@ def compiled_cost(
     shapes: Shapes | None = None,
     binding: FxBinding | None = None,
 ) -> CompiledCost:
-    """What ops and casts cost; with ``binding``, the FX nodes, single kernels are measured."""
+    """The cost model; with ``binding``, the FX nodes, single kernels are measured."""
     formats = (Format.FP32, *policy.formats)
     kernels = None
     if binding is not None:
@@ -166,9 +168,9 @@ class Known:
     """What is known of a module besides its graph.
 
     Attributes:
-        measured: Errors will be measured.
-        facts: What was observed of values: formats with ranges take those from it.
-        unsupported: Native ops without a low kernel.
+        measured: Whether errors will be measured.
+        facts: Facts of values, from which scaled formats take their ranges.
+        unsupported: Native names of ops without a low kernel.
     """
 
     measured: bool
@@ -187,9 +189,9 @@ def make_torch_planner(
 ) -> Planner:
     """Let the rules judge every op.
 
-    ``overrides`` are by default those of the blocks around the caller.
+    ``overrides`` are by default those of the ``with`` blocks around the caller.
     """
-    # RAF's set asks for overrides itself: its rules are of another kind.
+    # RAF's rule set applies overrides itself: its rules are of another kind.
     overriding = () if rule_set is RuleSet.RAF else active(overrides)
 
     def kernels(node: Node, fmt: Format) -> bool | None:
@@ -219,7 +221,7 @@ def make_torch_planner(
 
 
 def _only_format(policy: Policy) -> Format:
-    """RAF's rules know one low type."""
+    """The policy's one low format; raises UsageError if there are several."""
     if len(policy.formats) > 1:
         raise UsageError(
             f"RAF's rule set takes one format, not {policy.label}", fix="name one of them"
@@ -235,7 +237,10 @@ def sensitivities(
     *,
     probing: bool = False,
 ) -> dict[Format, Errors]:
-    """By one backward pass; by probing if asked for, or where an op has no gradient."""
+    """Errors of ``points`` by format: from one backward pass, or by probing.
+
+    They are probed if ``probing`` is set, or if an op has no gradient.
+    """
     if probing:
         return {low: probe_all(captured, points, low, args) for low in formats}
     try:
@@ -245,9 +250,9 @@ def sensitivities(
 
 
 def choose(found: Sequence[Choice], budget: float = math.inf) -> Choice:
-    """The fastest whose squared error is within ``budget``; of equally fast the most accurate.
+    """The fastest choice whose squared error is within ``budget``.
 
-    Where none is within it, the most accurate of all.
+    Of equally fast ones the most accurate; if none is within it, the most accurate of all.
     """
     least = min(p.error for p in found)
     within = [p for p in found if p.error <= max(budget, least)]
@@ -258,7 +263,7 @@ def choose(found: Sequence[Choice], budget: float = math.inf) -> Choice:
 def check_formats(policy: Policy, coded: Collection[Format] = ()) -> None:
     """Raise UsageError for a format that PyTorch's ops do not compute in.
 
-    Formats of codes are those alone that kernels of what runs the module take: ``coded``.
+    ``coded`` are formats of codes that kernels of the engine which runs the module take.
     """
     for fmt in policy.formats:
         if fmt.operands_only and fmt not in coded:
@@ -269,7 +274,7 @@ def check_formats(policy: Policy, coded: Collection[Format] = ()) -> None:
 
 
 def speed_here(device: str, fmt: Format) -> Speed:
-    """Whether products gain by a format, as measured."""
+    """Whether products are faster in ``fmt``, as measured."""
     speed = rate_here(device, fmt).speed
     relation = (
         f"{1 / speed:.1f} times slower than" if speed < 1 else f"{speed:.2g} times as fast as"
@@ -281,12 +286,12 @@ def speed_here(device: str, fmt: Format) -> Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Followed:
-    """What a policy comes to on a device.
+    """A policy as it is followed on a device.
 
     Attributes:
-        policy: The policy, without what is slower there.
-        obstacle: Why none of it should be followed; empty if it should.
-        told: What the user should know of slow formats.
+        policy: The policy without formats that are slower there.
+        obstacle: Why the policy should not be followed at all; empty if it should.
+        told: Notes for the user on slow formats.
     """
 
     policy: Policy
@@ -295,11 +300,11 @@ class Followed:
 
 
 def formats_to_follow(policy: Policy, device: str) -> Followed:
-    """The policy without what is slower here.
+    """The policy without formats that are slower on ``device``.
 
-    Without trials a format that is slower than fp32 is not chosen for speed: ``auto`` leaves
-    it out and says so, unless nothing else is left. Asked for by name (``all:fp16``), it is
-    given, and the measured ratio is told.
+    Scope ``auto`` leaves out formats that are slower than fp32 and says so; if all are, that
+    is the obstacle. In other scopes (``all:fp16``) all formats are kept, and the measured
+    ratio is told.
 
     Raises:
         UsageError: If PyTorch's ops do not compute in a format at all.

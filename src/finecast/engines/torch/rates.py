@@ -1,13 +1,13 @@
-"""How fast this device really is in each format: a capability flag is not a speed.
+"""Measured speeds of a device in each format; capability flags do not tell them.
 
-Measured once per process, device and thread count: matrix products, a stream through memory,
-and one conversion, in milliseconds of work.
+Measured once per process, device and thread count, within milliseconds: matrix products, and
+an elementwise op on a large and on a tiny tensor.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,12 +24,14 @@ from finecast.engines.torch import packed
 from finecast.frontends.torch.aten import DTYPES
 from finecast.numbers.formats import Format
 
-# Products of the sizes that models have: a few tokens and a few hundred.
+# Rows, inner size and columns of products as in models, for a few tokens and a few hundred.
 _SIZES: Final = ((32, 768, 768), (256, 768, 3072))
-# A stream that fits no first-level cache: one activation of a small transformer.
+# More than a first-level cache holds: one activation of a small transformer.
 _STREAM_ELEMENTS: Final = 1 << 17
 _RUNS: Final = 15
 _GIGA: Final = 1e9
+
+Call = packed.Call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +41,8 @@ class Rate:
     Attributes:
         product_tflops: Rate of the larger matrix product.
         speed: Time of the products in fp32 over theirs in this format (geometric mean).
-        bandwidth_gb_s: Rate at which an elementwise op reads and writes.
-        overhead_s: Time of a kernel that does nothing.
+        bandwidth_gb_s: Bytes that an elementwise op reads and writes in a second, in 1e9.
+        overhead_s: Time of a kernel on a single element.
     """
 
     product_tflops: float
@@ -52,12 +54,12 @@ class Rate:
 @lru_cache(maxsize=32)
 def rate(device: str, fmt: Format, threads: int) -> Rate:
     """The rate of ``fmt`` with ``threads`` threads (1 for a GPU)."""
-    # Backends ask while a graph is traced, where tensors are fake and cost nothing.
+    # A backend may ask while torch traces a graph, in a mode where tensors are fake.
     with _disable_current_modes(), one_thread(device):
         plain, own = _products(device, (Format.FP32, fmt))
         stream_s, overhead_s = _streams(device)
-    # One thread is measured: barriers between threads on a busy machine tell nothing of the
-    # formats. Products share out over threads; overheads do not.
+    # Measured on one thread: on a busy machine barriers between threads would hide differences
+    # of formats. Products scale with the number of threads, overheads do not.
     rows, inner, columns = _SIZES[-1]
     ratios = [a / b for a, b in zip(plain, own, strict=True)]
     return Rate(
@@ -69,15 +71,15 @@ def rate(device: str, fmt: Format, threads: int) -> Rate:
 
 
 def rate_here(device: str, fmt: Format) -> Rate:
-    """The rate of ``fmt`` with the threads that torch has now."""
+    """The rate of ``fmt`` with the number of threads that torch uses now."""
     return rate(device, fmt, torch.get_num_threads() if device == "cpu" else 1)
 
 
 def _products(device: str, formats: Sequence[Format]) -> list[list[float]]:
-    """Best time by format and size; the formats take turns."""
+    """Least times by format and size, of calls in turns."""
     times: list[list[float]] = [[] for _ in formats]
     for rows, inner, columns in _SIZES:
-        runs: list[Callable[[], object]] = []
+        runs: list[Call] = []
         for fmt in formats:
             if fmt.scaled:
                 runs.append(packed.linear((rows, inner), columns, fmt, bias=False))
@@ -85,31 +87,40 @@ def _products(device: str, formats: Sequence[Format]) -> list[list[float]]:
             a = torch.full((rows, inner), 0.5, device=device).to(DTYPES[fmt])
             b = torch.full((columns, inner), 0.5, device=device).to(DTYPES[fmt])
             runs.append(lambda a=a, b=b: torch.nn.functional.linear(a, b))
-        for found, best in zip(times, _best(runs, device), strict=True):
+        for found, best in zip(times, least_times(runs, device), strict=True):
             found.append(best)
     return times
 
 
 def _streams(device: str) -> list[float]:
+    """Least times of an elementwise op on a large tensor and on a single element."""
     large = torch.ones(_STREAM_ELEMENTS, device=device)
     tiny = torch.ones(1, device=device)
-    return _best([lambda: torch.neg(large), lambda: torch.neg(tiny)], device)
+    return least_times([lambda: torch.neg(large), lambda: torch.neg(tiny)], device)
 
 
-def _best(runs: Sequence[Callable[[], object]], device: str) -> list[float]:
-    """The least of each one's times, in turns: a disturbance only ever adds."""
-    best = [float("inf")] * len(runs)
+def least_times(
+    calls: Sequence[Call], device: str, *, fewest: int = _RUNS, budget_s: float = 0.0
+) -> list[float]:
+    """The least time of each call, in turns: a disturbance only makes a time longer.
+
+    After ``fewest`` rounds it stops once ``budget_s`` per call is spent, at most at ``_RUNS``.
+    """
+    least = [float("inf")] * len(calls)
     with torch.no_grad():
-        for run in runs:
-            run()
-        for _ in range(_RUNS):
-            for k, run in enumerate(runs):
+        for call in calls:
+            call()
+        end = time.perf_counter() + budget_s * len(calls)
+        for turn in range(_RUNS):
+            if turn >= fewest and time.perf_counter() > end:
+                break
+            for k, call in enumerate(calls):
                 start = time.perf_counter()
-                run()
+                call()
                 if device.startswith("cuda"):
                     torch.cuda.synchronize()
-                best[k] = min(best[k], time.perf_counter() - start)
-    return best
+                least[k] = min(least[k], time.perf_counter() - start)
+    return least
 
 
 def capabilities(device: str) -> dict[Format, Capability]:
@@ -134,7 +145,7 @@ def capabilities(device: str) -> dict[Format, Capability]:
 
 @contextmanager
 def one_thread(device: str) -> Generator[None]:
-    """One thread of the CPU inside."""
+    """Inside, torch uses one thread on the CPU; on other devices nothing changes."""
     before = torch.get_num_threads()
     if device == "cpu":
         torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""A PyTorch module behind an engine's session: arrays by name in, arrays by name out."""
+"""PyTorch modules as sessions: arrays by name in, arrays by name out."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ from finecast.errors import ModelError, UsageError
 from finecast.frontends.torch.aten import dtype_label
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-"""What a module is called with: in order, and by keyword."""
+"""Positional and keyword arguments of a module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramSignature:
-    """What a program takes and gives, flat: ``constants`` are arguments that are no tensors.
+    """The flattened arguments and results of a program.
 
-    Its ``inputs`` are in the order of the arguments, which ``constants`` lie between.
+    ``inputs`` are the tensors among the arguments, in order; ``constants`` the other arguments
+    with their positions. Results that are no tensors are None in ``outputs``.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -87,7 +88,7 @@ class ProgramSignature:
         return tuple(args), dict(kwargs)
 
     def leaves(self, feeds: Feeds) -> list[Any]:
-        """The same, flat, in the order of the program's placeholders."""
+        """Arguments that carry ``feeds``, flat, in the order of the program's placeholders."""
         arrays = ordered_feeds(feeds, self.inputs)
         # Copies: torch takes no read-only arrays, and a program may write to its inputs.
         leaves: list[Any] = [torch.from_numpy(np.array(a, order="C")) for a in arrays]
@@ -138,13 +139,13 @@ class ModuleSession:
         }
 
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
-        """Empty: compiled kernels do not carry the names of ops."""
+        """An empty list: compiled kernels do not have the names of ops."""
         del feeds, repeats
         return []
 
 
 def output_array(leaf: torch.Tensor) -> Array:
-    """A result as an array: low floats in fp32."""
+    """A result as an array; floats of other types than fp64 in fp32."""
     plain = leaf.detach().cpu()
     low = plain.is_floating_point() and plain.dtype is not torch.float64
     found: Array = (plain.float() if low else plain).numpy()
@@ -152,11 +153,11 @@ def output_array(leaf: torch.Tensor) -> Array:
 
 
 def runnable(program: ExportedProgram) -> GraphModule:
-    """The program as an ordinary module, which ``eval`` and ``train`` can be called on."""
+    """The program as a module on which ``eval`` and ``train`` can be called."""
     module = program.module(check_guards=False)
     assert isinstance(module, GraphModule)
     for name in ("train", "eval"):
-        # Export puts functions there that raise.
+        # Instance attributes that torch.export sets, which raise when called.
         module.__dict__.pop(name, None)
     return module
 
@@ -166,12 +167,13 @@ def arguments_of(
     args: object,
     kwargs: Mapping[str, Any] | None,
 ) -> Arguments:
-    """What a module, or a program, is called with by what a user gave for ``args``.
+    """The example arguments of a module or program, checked.
 
-    Of a program these are its own example inputs where none are given.
+    For a program without arguments its own example inputs; keyword arguments in its order.
 
     Raises:
-        UsageError: If it is neither, or ``args`` are not a sequence of inputs.
+        UsageError: If ``module`` is neither, ``args`` are not a sequence, or ``kwargs`` do not
+            have the names of the program's keyword inputs.
         ModelError: If a program carries no example inputs.
     """
     if not isinstance(module, torch.nn.Module | ExportedProgram):
@@ -188,14 +190,31 @@ def arguments_of(
             f"example_inputs is a {type(args).__name__}",
             fix="give the positional inputs as a tuple, as (x,)",
         )
-    return tuple(args), dict(kwargs or {})
+    given = dict(kwargs or {})
+    if isinstance(module, ExportedProgram):
+        given = _in_program_order(module, given)
+    return tuple(args), given
+
+
+def _in_program_order(program: ExportedProgram, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """``kwargs`` in the order of the program's placeholders, whatever that of the call."""
+    spec = program.call_spec.in_spec
+    assert spec is not None
+    names: list[str] = spec.child(1).context
+    if set(names) != set(kwargs):
+        raise UsageError(
+            f"the program's keyword inputs are {', '.join(names) or 'none'},"
+            f" not {', '.join(kwargs) or 'none'}",
+            fix="give example_kwargs with these names",
+        )
+    return {name: kwargs[name] for name in names}
 
 
 def examples(program: ExportedProgram) -> Arguments:
-    """Positional and keyword arguments that the program was exported with.
+    """The arguments that the program was exported with.
 
     Raises:
-        ModelError: If it carries none.
+        ModelError: If it has none.
     """
     given = program.example_inputs
     if given is None:

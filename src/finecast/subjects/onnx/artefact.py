@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from finecast.engines import EMULATOR
 from finecast.engines.base import Array, Engine, Feeds, Session
 from finecast.engines.emulator import exact_emulator, exact_session
-from finecast.engines.fallen_apart import Kernels, broken_by, load_telling
+from finecast.engines.fallen_apart import Kernels, broken_by, load_with_kernels
 from finecast.errors import EngineError, naming
 from finecast.files import check_writable
 from finecast.frontends import onnx as frontend
@@ -164,11 +164,11 @@ def _verify_in(
         if emulated:
             reference = exact_session(file.path)
         else:
-            reference, before = load_telling(engine, file.path)
+            reference, before = load_with_kernels(engine, file.path)
         given, wanted, note = reference_run(reference, feeds, applied.graph)
     sizes = {} if given is None else sizes_of(reference, given)
     del reference  # one large model at a time
-    session, after = load_telling(engine, path)
+    session, after = load_with_kernels(engine, path)
     seen = Verified(
         engine=name,
         note=note,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from finecast.devices.emulation import Emulation
-from finecast.engines.fallen_apart import FallenApart, broken_by, load_telling
+from finecast.engines.fallen_apart import FallenApart, broken_by, load_with_kernels
 from finecast.errors import EngineError, UsageError
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile, from_model
@@ -65,8 +65,8 @@ class OnnxModel(OnnxSource, EngineModel):
                 fix="finecast convert compiles it to verify it, and tells",
             )
         chosen = self.runners(engine)[0]
-        _, before = load_telling(chosen, self.file.path)
-        _, after = load_telling(chosen, frontend.to_bytes(self.build(plan).model))
+        _, before = load_with_kernels(chosen, self.file.path)
+        _, after = load_with_kernels(chosen, frontend.to_bytes(self.build(plan).model))
         return broken_by(plan, before, after)
 
 

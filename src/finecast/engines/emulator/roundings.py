@@ -1,11 +1,12 @@
-"""What a device rounds: by value and reader, to which format and on which bits.
+"""Which values a device rounds, for which readers, to which formats, and on which bits.
 
-It is said here once, on the neutral graph, for models of every library: ONNX models are
-rewritten by it (``model``), PyTorch programs interpreted by it (``torch_session``).
+This is decided once, on the neutral graph, for models of every library: ONNX models are
+rewritten accordingly (``model``), models of OpenVINO and TensorFlow as well
+(``native_session``), and PyTorch programs are interpreted so (``torch_session``).
 
-Laws: rounding is asked for once where it commutes with ops that only move numbers: after the
-last of a chain of them. What is added to a product (a bias) is no operand of it: the sum
-leaves the engine in fp32, and the addend is cast with the parameters of norms.
+Laws: where rounding commutes with ops that only move numbers, it is done once, after the last
+of a chain of them. What is added to a product (a bias) is not an operand of the product: the
+sum leaves the engine in fp32, and the bias is cast together with the parameters of norms.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from finecast.rules.quantized import DEQUANTIZES
 
 
 @dataclass(frozen=True, slots=True)
-class Into:
-    """A format that a value comes into; ``flush``: subnormals of it become zero.
+class RoundTo:
+    """One rounding: to ``format``; with ``flush`` its subnormals become zero.
 
-    Into fp32 with ``flush`` rounds nothing else: it is what an engine does to its sums.
-    ``own`` is what an engine does to operands that nothing casts; ``instead`` takes its place.
-    ``encoding`` has the parameters of a format with scales.
+    A rounding to fp32 with ``flush`` changes nothing else: engines flush their sums so.
+    ``own`` marks what an engine does to operands that are not cast, ``instead`` a cast that
+    replaces it. ``encoding`` has the parameters of a scaled format.
     """
 
     format: Format
@@ -40,34 +41,38 @@ class Into:
     encoding: Scaled | None = None
 
 
-Wants = Mapping[Into, frozenset[Bit]]
+Roundings = Mapping[RoundTo, frozenset[Bit]]
+"""Roundings in order, each done if any of its bits is set."""
 Port = tuple[int, int]
 """A node's id and the index of one of its inputs."""
 _NO_FLOAT_RESULT: Final = frozenset({"shape", "size"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ValueWants:
-    """What one value is rounded to: where it is stored, and at each port that reads it.
+class ValueRoundings:
+    """Roundings of one value: where it is stored, and at each port that reads it.
 
-    Ports that are not in ``ports`` read it as it is stored.
+    ``ports`` include those of storing. A port that is not in it reads the value as stored.
     """
 
-    stored: Wants
-    ports: Mapping[Port, Wants]
+    stored: Roundings
+    ports: Mapping[Port, Roundings]
 
 
 @dataclass(slots=True, kw_only=True)
-class RoundWants:
-    """Answers for one graph under one emulation.
+class GraphRoundings:
+    """The roundings of one graph under one emulation.
 
     Attributes:
         graph: The model.
-        emulation: The target and its options; what is cast is a matter of the setting.
-        kernel_of: The kernel, by number, of each node that runs with others as one.
-        low: Formats in which the model itself stores values, by id.
-        formats: Formats of nodes for which ``emulation.format`` is not meant.
-        stored: What storing each value rounds to, filled in the graph's order.
+        emulation: The target and its options. Its scope does not count: the bits of a
+            setting say what is cast.
+        kernel_of: Number of the kernel of each node that runs together with others.
+        low: Low formats in which the model itself stores values, by value id.
+        formats: Formats, by node id, of nodes that are cast to another one than
+            ``emulation.format``.
+        ports: Formats of the inputs and results of each node that can be cast, by its id.
+        stored: Roundings of each value where it is stored, by its id.
     """
 
     graph: Graph
@@ -76,7 +81,7 @@ class RoundWants:
     low: Mapping[int, Format] = field(default_factory=dict[int, Format])
     formats: Mapping[int, Format] = field(default_factory=dict[int, Format])
     ports: dict[int, EmulatedPorts] = field(init=False)
-    stored: dict[int, dict[Into, frozenset[Bit]]] = field(init=False)
+    stored: dict[int, dict[RoundTo, frozenset[Bit]]] = field(init=False)
 
     def __post_init__(self) -> None:
         """Go through the graph once."""
@@ -86,7 +91,7 @@ class RoundWants:
             if (p := self._emulation_of(n).ports(n)) is not None
         }
         self.stored = {
-            value.id: {Into(fmt): frozenset({ALWAYS})}
+            value.id: {RoundTo(fmt): frozenset({ALWAYS})}
             for value in self.graph.inputs
             if (fmt := self.low.get(value.id)) is not None
         }
@@ -99,52 +104,52 @@ class RoundWants:
         fmt = self.formats.get(node.id)
         return self.emulation if fmt is None else replace(self.emulation, format=fmt)
 
-    def value(self, value: Value) -> ValueWants:
-        """Where ``value`` is rounded; nowhere if that waits until after its only reader."""
+    def value(self, value: Value) -> ValueRoundings:
+        """Roundings of ``value``; none if they are deferred until after its only reader."""
         if self.deferred(value):
-            return ValueWants(stored={}, ports={})
+            return ValueRoundings(stored={}, ports={})
         inside = self.inside(value)
         stored = self.stored.get(value.id, {})
-        if inside:  # the engine's own sums are what they are
+        if inside:  # not stored, but the engine may still round or flush its sums
             maker = value.producer
             stored = {} if maker is None else self.sums(self.graph.nodes[maker])
-        ports: dict[Port, Wants] = {}
+        ports: dict[Port, Roundings] = {}
         for node in (self.graph.nodes[n] for n in value.uses):
             if node.op == PHI or (inside and not by_name(node.op).matmul_engine):
                 continue
             for index, source in enumerate(node.inputs):
                 if source == value.id and node.follows_in[index]:
                     ports[node.id, index] = joined(stored, self.reads(node, index))
-        return ValueWants(stored=stored, ports=ports)
+        return ValueRoundings(stored=stored, ports=ports)
 
-    def constant(self, node: Node, index: int) -> Wants:
-        """What ``node`` rounds the constant at input ``index`` to."""
+    def constant(self, node: Node, index: int) -> Roundings:
+        """Roundings of the constant that ``node`` reads at input ``index``."""
         if node.op == PHI or self.picks_constants(node) or node.format is not Format.FP32:
             return {}
         return self.reads(node, index) if node.follows_in[index] else {}
 
-    def conversion(self, value: Value, into: Into) -> Rounder:
-        """How ``value`` comes into a format."""
+    def conversion(self, value: Value, into: RoundTo) -> Rounder:
+        """How ``value`` is converted by the rounding ``into``."""
         return self.emulation.conversion(
             into.format, into.encoding, standalone=self.standalone(value), flush=into.flush
         )
 
     def standalone(self, value: Value) -> bool:
-        """Whether converting ``value`` is a kernel of its own."""
+        """Whether converting ``value`` takes a kernel of its own."""
         if value.producer is None:
             return value.constant is None
         norm = by_name(self.graph.nodes[value.producer].op).kind is OpKind.NORM
         return norm and self.emulation.rounds_normalized
 
     def spoils_infinities(self, node: Node) -> bool:
-        """Whether ``node`` is a transpose by product, which Inf does not get through."""
+        """Whether ``node`` is a transpose by product, which does not keep Inf."""
         return is_relayout(node) and node.format is Format.FP32 and self.infinities_matter
 
-    def stores(self, value: Value, producer: Node) -> dict[Into, frozenset[Bit]]:
-        """What storing ``value`` rounds to, and when."""
+    def stores(self, value: Value, producer: Node) -> dict[RoundTo, frozenset[Bit]]:
+        """Roundings of ``value`` where ``producer`` stores it."""
         given = self.low.get(value.id)
         if given is not None:
-            held = {Into(self.emulation.held(given)): frozenset({ALWAYS})}
+            held = {RoundTo(self.emulation.held(given)): frozenset({ALWAYS})}
             return joined(self.sums(producer), held)
         source = self._moved_from(producer)
         if source is not None:
@@ -153,23 +158,23 @@ class RoundWants:
                 return dict(before)
             return joined(
                 before,
-                {Into(self.ports[producer.id].read): frozenset({(READ, producer.id)})},
+                {RoundTo(self.ports[producer.id].read): frozenset({(READ, producer.id)})},
             )
         if producer.id not in self.ports:
             return {}
         if self.picks_constants(producer):
-            return {Into(self.ports[producer.id].read): frozenset({(READ, producer.id)})}
+            return {RoundTo(self.ports[producer.id].read): frozenset({(READ, producer.id)})}
         if by_name(producer.op).exact:
             return {}
         wanted = self.ports[producer.id].write
         found = self.sums(producer)
         if wanted is Format.FP32:
             return found
-        return joined(found, {Into(wanted): frozenset({(WRITE, producer.id)})})
+        return joined(found, {RoundTo(wanted): frozenset({(WRITE, producer.id)})})
 
-    def sums(self, producer: Node) -> dict[Into, frozenset[Bit]]:
-        """What the engine does to the sums of ``producer`` before they leave it."""
-        found: dict[Into, frozenset[Bit]] = {}
+    def sums(self, producer: Node) -> dict[RoundTo, frozenset[Bit]]:
+        """Roundings that the engine does to the sums of ``producer`` before they leave it."""
+        found: dict[RoundTo, frozenset[Bit]] = {}
         if producer.id not in self.ports or not by_name(producer.op).matmul_engine:
             return found
         stated = self.stated(producer)
@@ -178,11 +183,11 @@ class RoundWants:
         kept = self.emulation.sums_in(producer, read)
         flush = self.emulation.flushes(producer, read)
         if flush or kept is not Format.FP32:
-            found[Into(kept, flush)] = bit
+            found[RoundTo(kept, flush)] = bit
         return found
 
     def _moved_from(self, node: Node) -> Value | None:
-        """The one value that ``node`` only moves, where rounding commutes with it."""
+        """The one value that ``node`` only moves, if rounding commutes with it; else None."""
         if not by_name(node.op).exact or (is_relayout(node) and self._relayout_acts):
             return None
         if node.op == PHI:
@@ -193,14 +198,14 @@ class RoundWants:
         return floats[0] if any(True for _ in self.graph.following_outputs(node)) else None
 
     def picks_constants(self, node: Node) -> bool:
-        """Whether ``node`` only picks from constants: cheaper to round what it picked."""
+        """Whether ``node`` only selects from constants: rounding its result is cheaper."""
         if not by_name(node.op).exact or node.op == PHI:
             return False
         floats = list(self.graph.following_inputs(node))
         return bool(floats) and all(v.constant is not None for v in floats)
 
     def deferred(self, value: Value) -> bool:
-        """Whether rounding waits until after the only reader, which just moves the value."""
+        """Whether rounding waits until after the only reader, which only moves ``value``."""
         if value.is_output or len(value.uses) != 1:
             return False
         reader = self.graph.nodes[value.uses[0]]
@@ -223,7 +228,7 @@ class RoundWants:
     @property
     def infinities_matter(self) -> bool:
         """Whether transposes by product turn Inf into NaN, or clamp it."""
-        # Only where the compiler has a flag against them do they meet the identity's zeros.
+        # Inf is multiplied by the identity's zeros only where the compiler has a flag for it.
         device = self.emulation.target
         flagged = device.saturate_infinity or self.emulation.saturate_infinity
         return flagged and self.emulation.relayout is not None
@@ -234,7 +239,7 @@ class RoundWants:
         return next((f for f in kept if f is not None), None)
 
     def own(self, node: Node) -> Format:
-        """To what operands of ``node`` are rounded though nothing casts it."""
+        """The format to which operands of ``node`` are rounded though it is not cast."""
         if node.format is not Format.FP32:
             return Format.FP32
         stated = self.stated(node)
@@ -242,31 +247,33 @@ class RoundWants:
             return Format.FP32
         if stated is None:
             return self.emulation.own_read(node)
-        # They are in that format already; what is left to do is to flush.
+        # The operands are in that format already; only flushing changes them.
         return stated if self.emulation.flushes(node, stated) else Format.FP32
 
     def _reads_codes(self, node: Node) -> bool:
-        """Whether the model has an operand of ``node`` as codes, taken as they are."""
+        """Whether the model itself stores an operand of ``node`` as codes."""
         makers = (v.producer for v in self.graph.following_inputs(node))
         return any(m is not None and self.graph.nodes[m].op in DEQUANTIZES for m in makers)
 
-    def reads(self, node: Node, index: int) -> dict[Into, frozenset[Bit]]:
-        """What ``node`` rounds to at input ``index``, which follows its format, and when."""
+    def reads(self, node: Node, index: int) -> dict[RoundTo, frozenset[Bit]]:
+        """Roundings at input ``index`` of ``node``, a port that follows the node's format."""
         coded = self.emulation.encodings.get(node.id)
         encoding = None if coded is None else coded.at(index)
         return self._reads(node, parameter=is_parameter(node, index), encoding=encoding)
 
-    def scalars(self, node: Node) -> dict[Into, frozenset[Bit]]:
-        """What ``node`` rounds numbers to that are operands and no values of the graph."""
+    def scalars(self, node: Node) -> dict[RoundTo, frozenset[Bit]]:
+        """Roundings of operands of ``node`` that are numbers and not values of the graph."""
         return {} if node.format is not Format.FP32 else self._reads(node, parameter=False)
 
     def _reads(
         self, node: Node, *, parameter: bool, encoding: Scaled | None = None
-    ) -> dict[Into, frozenset[Bit]]:
-        found: dict[Into, frozenset[Bit]] = {}
+    ) -> dict[RoundTo, frozenset[Bit]]:
+        found: dict[RoundTo, frozenset[Bit]] = {}
         own = Format.FP32 if parameter else self.own(node)
         if own is not Format.FP32:
-            into = Into(own, self.emulation.flushes(node, own), own=self.stated(node) is None)
+            into = RoundTo(
+                own, self.emulation.flushes(node, own), own=self.stated(node) is None
+            )
             found[into] = frozenset({ALWAYS})
         if node.id in self.ports and node.op not in _NO_FLOAT_RESULT:
             wanted = self.ports[node.id].read
@@ -275,17 +282,17 @@ class RoundWants:
             if wanted is not Format.FP32 and wanted is not own:
                 flush = self.emulation.flushes(node, wanted) and not parameter
                 instead = any(i.own for i in found)
-                into = Into(wanted, flush, instead=instead, encoding=encoding)
+                into = RoundTo(wanted, flush, instead=instead, encoding=encoding)
                 bit = (PARAMETER if parameter else READ, node.id)
                 found = joined(found, {into: frozenset({bit})})
         relayout = self.emulation.relayout
         if is_relayout(node) and relayout is not None and relayout is not Format.FP32:
-            found = joined(found, {Into(relayout): frozenset({RELAYOUT})})
+            found = joined(found, {RoundTo(relayout): frozenset({RELAYOUT})})
         return found
 
 
-def joined(a: Wants, b: Wants) -> dict[Into, frozenset[Bit]]:
-    """Both, the bits of a format together."""
+def joined(a: Roundings, b: Roundings) -> dict[RoundTo, frozenset[Bit]]:
+    """The roundings of both; the bits of equal ones are united."""
     merged = dict(a)
     for into, bits in b.items():
         merged[into] = merged.get(into, frozenset()) | bits
