@@ -172,3 +172,20 @@ def test_a_plan_encodes_as_the_model_came() -> None:
         assert found.constants[1] == file.came_as[constant]
         own = calibrated(graph, graph.find(name), Format.INT8, facts, Calibration.MSE)
         assert own.operands[0] != found.operands[0]
+
+
+def test_the_cut_of_a_value_that_a_body_is_given_stands_in_the_body() -> None:
+    text = """(float[2, 4] x, int64 n, bool c) => (float[2, 4] y)
+<float s = {0.05}, uint8 zero = {0}> {
+  y = Loop (n, c, x) <body = b (int64 i, bool k, float[2, 4] h) => (bool k2, float[2, 4] h2) {
+    k2 = Identity (k)
+    q = QuantizeLinear (h, s, zero)
+    d = DequantizeLinear (q, s, zero)
+    h2 = Tanh (d)
+  }>
+}"""
+    model = frontend.to_proto(taken(parser.parse_model(HEAD + text)).model)
+    (loop,) = model.graph.node
+    body = loop.attribute[0].g
+    assert sorted(n.op_type for n in body.node) == ["Clip", "Identity", "Tanh"]
+    onnx.checker.check_model(model, full_check=True)

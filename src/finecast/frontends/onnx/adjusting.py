@@ -24,6 +24,7 @@ from finecast.frontends.onnx.constants import (
 )
 from finecast.frontends.onnx.names import FreshNames
 from finecast.frontends.onnx.opset import FREE_INITIALIZERS
+from finecast.frontends.onnx.placing import place_after
 from finecast.frontends.onnx.reader import OnnxBinding
 from finecast.frontends.onnx.types import every_node
 from finecast.planning.adjustments import Adjustment, AdjustOperand
@@ -92,11 +93,7 @@ class _Scales:
         node = ir.node("Mul", [value, by], outputs=[out], name=name)
         node.metadata_props[MARK] = ""
         node.metadata_props[SCALES] = what.node
-        producer = value.producer()
-        if producer is None:
-            self.main.insert_before(self.main[0], node)
-        else:
-            self.main.insert_after(producer, node)
+        place_after(value, [node], self.main)
         return out
 
 

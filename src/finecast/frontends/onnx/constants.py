@@ -53,6 +53,11 @@ def constant_tensor(value: ir.Value) -> ir.TensorProtocol | None:
     return ir.convenience.get_const_tensor(value)
 
 
+def constant_value(name: str, array: NDArray[np.generic]) -> ir.Value:
+    """A value of the numbers of ``array``, to be registered as an initializer."""
+    return ir.val(name, const_value=ir.tensor(array, name=name))
+
+
 def shape_of(tensor: ir.TensorProtocol) -> ir.Shape:
     """A shape of its own for a value that holds ``tensor``."""
     return ir.Shape(tensor.shape.numpy())

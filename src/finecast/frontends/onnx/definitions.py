@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 
 CONTRIB_DOMAIN: Final = "com.microsoft"
 
+# Opsets of the default domain at which definitions changed.
+CLIP_BOUNDS_ARE_INPUTS: Final = 11
+AXES_ARE_INPUTS_SINCE: Final = {"ReduceSum": 13, "ReduceMax": 18, "ReduceMean": 18}
+# Below, Softmax, LogSoftmax and Hardmax flatten what they read into a matrix: the dimensions
+# from ``axis`` on, which is 1 where a node does not state it, become one.
+SOFTMAX_FLATTENS_BELOW: Final = 13
+FLATTENING_AXIS: Final = 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypedPorts:

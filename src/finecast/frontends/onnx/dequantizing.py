@@ -18,10 +18,16 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from finecast.frontends.onnx.casts import bypass
-from finecast.frontends.onnx.constants import constant_reader, constant_tensor, shape_of
-from finecast.frontends.onnx.definitions import normal_domain
+from finecast.frontends.onnx.constants import (
+    constant_reader,
+    constant_tensor,
+    constant_value,
+    shape_of,
+)
+from finecast.frontends.onnx.definitions import CLIP_BOUNDS_ARE_INPUTS, normal_domain
 from finecast.frontends.onnx.names import FreshNames
 from finecast.frontends.onnx.opset import opset_of
+from finecast.frontends.onnx.placing import place_after
 from finecast.frontends.onnx.types import every_node
 from finecast.numbers.encodings import SCALED
 from finecast.numbers.formats import Format
@@ -30,8 +36,6 @@ from finecast.numbers.scaled import Grid, Scaled
 _FLOAT: Final = ir.DataType.FLOAT
 # The axis of channels where a node does not state it.
 _AXIS: Final = 1
-# The opset from which Clip's bounds are inputs.
-_BOUNDS_ARE_INPUTS: Final = 11
 _NOT_NEGATIVE: Final = frozenset(
     {"Relu", "Clip", "Sigmoid", "HardSigmoid", "Softmax", "Abs", "Sqrt", "Exp"}
 )
@@ -187,27 +191,18 @@ class Dequantizing:
         name = self._fresh(f"{value.name}_clipped")
         top = float(encoding.range[1].item())
         made = ir.Value(name=name, shape=value.shape, type=ir.TensorType(_FLOAT))
-        if self._opset < _BOUNDS_ARE_INPUTS:
-            bounds = {"min": 0.0, "max": top}
-            node = ir.node("Clip", [value], bounds, name=f"clip_{name}", outputs=[made])
+        if self._opset < CLIP_BOUNDS_ARE_INPUTS:
+            inputs, attributes = [value], {"min": 0.0, "max": top}
         else:
-            given = [
-                value,
-                *(self._number(f"{name}_{w}", n) for w, n in (("low", 0.0), ("high", top))),
-            ]
-            node = ir.node("Clip", given, name=f"clip_{name}", outputs=[made])
-        main, producer = self.model.graph, value.producer()
-        if producer is not None and isinstance(producer.graph, ir.Graph):
-            producer.graph.insert_after(producer, node)
-        else:
-            main.insert_before(main[0], node)
+            low, high = self._number(f"{name}_low", 0.0), self._number(f"{name}_high", top)
+            inputs, attributes = [value, low, high], {}
+        node = ir.node("Clip", inputs, attributes, name=f"clip_{name}", outputs=[made])
+        place_after(value, [node], self.model.graph)
         self._clips[value, encoding] = made
         return made
 
     def _number(self, name: str, number: float) -> ir.Value:
-        tensor = ir.tensor(np.float32(number), name=self._fresh(name))
-        value = ir.Value(name=tensor.name, shape=ir.Shape(()), type=ir.TensorType(_FLOAT))
-        value.const_value = tensor
+        value = constant_value(self._fresh(name), np.array(number, np.float32))
         self.model.graph.register_initializer(value)
         return value
 

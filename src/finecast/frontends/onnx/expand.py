@@ -1,4 +1,7 @@
-"""Accumulating ops written out in steps, for devices told not to keep fp32 inside."""
+"""Ops that sum written out step by step, so that each step can be rounded.
+
+For devices told to accumulate in the low format.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +10,55 @@ from typing import Final
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
+from finecast.frontends.onnx.constants import constant_value
+from finecast.frontends.onnx.definitions import (
+    AXES_ARE_INPUTS_SINCE,
+    FLATTENING_AXIS,
+    SOFTMAX_FLATTENS_BELOW,
+)
 from finecast.frontends.onnx.opset import opset_of
-
-# Before this opset ReduceMax and ReduceMean have their axes as an attribute, then as input.
-_AXES_AS_INPUT: Final = 18
-_SUM_AXES_AS_INPUT: Final = 13
 
 
 def expand_accumulations(model: ir.Model) -> ir.Model:
     """A copy in which Softmax and LayerNormalization are written out, step by step.
 
-    Law: in fp32 it computes what the model computes, up to the order of sums.
+    Law: in fp32 it computes what the model computes, up to the order of sums. An op over
+    dimensions whose number is not known stays as it is.
     """
     copy = model.clone()
     opset = opset_of(copy)
     for graph in (copy.graph, *copy.graph.subgraphs()):
         for node in list(graph):
             build = _EXPANSIONS.get((node.domain, node.op_type))
-            if build is None or any(o.uses() for o in node.outputs[1:]):
+            axes = _axes(node, opset)
+            if build is None or axes is None or any(o.uses() for o in node.outputs[1:]):
                 continue
             steps = _Steps(node, copy.graph, opset)
-            build(steps)
+            build(steps, axes)
             steps.replace(graph)
     return copy
 
 
+def _axes(node: ir.Node, opset: int) -> list[int] | None:
+    """The axes that the op sums over; None if the rank that they depend on is not known.
+
+    Those from its ``axis`` to the last; Softmax from opset 13 on has that one alone.
+    """
+    softmax = node.op_type == "Softmax"
+    flattens = softmax and opset < SOFTMAX_FLATTENS_BELOW
+    axis = node.attributes.get_int("axis", FLATTENING_AXIS if flattens else -1)
+    if softmax and not flattens:
+        return [axis]
+    if axis < 0:
+        return list(range(axis, 0))
+    x = node.inputs[0]
+    return None if x is None or x.shape is None else list(range(axis, len(x.shape)))
+
+
 class _Steps:
-    """Collects the nodes that replace one."""
+    """The nodes that replace ``node``, in order, and what makes them."""
 
     def __init__(self, node: ir.Node, main: ir.Graph, opset: int) -> None:
         self.node = node
@@ -48,10 +72,6 @@ class _Steps:
         assert value is not None
         return value
 
-    def axis(self) -> int:
-        attribute = self.node.attributes.get("axis")
-        return -1 if attribute is None else attribute.as_int()
-
     def op(self, kind: str, *inputs: ir.Value, **attributes: int | list[int]) -> ir.Value:
         name = f"{self.node.name}/{kind.lower()}_{len(self.made)}"
         out = ir.Value(name=f"{name}_out", type=ir.TensorType(ir.DataType.FLOAT))
@@ -59,19 +79,13 @@ class _Steps:
         return out
 
     def reduce(self, kind: str, x: ir.Value, axes: list[int]) -> ir.Value:
-        since = _SUM_AXES_AS_INPUT if kind == "ReduceSum" else _AXES_AS_INPUT
-        if self.opset < since:
+        if self.opset < AXES_ARE_INPUTS_SINCE[kind]:
             return self.op(kind, x, axes=axes, keepdims=1)
-        name = f"{self.node.name}/axes_{len(self.made)}"
-        value = ir.Value(name=name, const_value=ir.tensor(np.array(axes, np.int64), name=name))
-        value.type, value.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([len(axes)])
-        self.main.register_initializer(value)
-        return self.op(kind, x, value, keepdims=1)
+        return self.op(kind, x, self.constant("axes", np.array(axes, np.int64)), keepdims=1)
 
-    def scalar(self, x: float) -> ir.Value:
-        name = f"{self.node.name}/constant_{len(self.made)}"
-        value = ir.Value(name=name, const_value=ir.tensor(np.array(x, np.float32), name=name))
-        value.type, value.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(())
+    def constant(self, what: str, array: NDArray[np.generic]) -> ir.Value:
+        name = f"{self.node.name}/{what}_{len(self.made)}"
+        value = constant_value(name, array)
         self.main.register_initializer(value)
         return value
 
@@ -110,12 +124,9 @@ def split_norms(model: ir.Model) -> ir.Model:
 
 def _split(node: ir.Node, scale: ir.Value, model: ir.Model, graph: ir.Graph) -> None:
     steps = _Steps(node, model.graph, opset_of(model))
-    name = f"{node.name}/ones"
     shape = [d if isinstance(d, int) else 1 for d in scale.shape or ()]
-    ones = ir.Value(name=name, const_value=ir.tensor(np.ones(shape, np.float32), name=name))
-    ones.type, ones.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(shape)
-    model.graph.register_initializer(ones)
-    plain = _float(f"{node.name}/normalized", node.outputs[0].shape)
+    ones = steps.constant("ones", np.ones(shape, np.float32))
+    plain = ir.val(f"{node.name}/normalized", ir.DataType.FLOAT, node.outputs[0].shape)
     attributes = list(node.attributes.values())
     first = ir.Node(
         "", "LayerNormalization", [steps.x, ones], attributes, outputs=[plain], name=node.name
@@ -128,33 +139,25 @@ def _split(node: ir.Node, scale: ir.Value, model: ir.Model, graph: ir.Graph) -> 
     steps.replace(graph)
 
 
-def _float(name: str, shape: ir.Shape | None) -> ir.Value:
-    return ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=shape)
-
-
-def _softmax(steps: _Steps) -> None:
-    axes = [steps.axis()]
+def _softmax(steps: _Steps, axes: list[int]) -> None:
     centred = steps.op("Sub", steps.x, steps.reduce("ReduceMax", steps.x, axes))
     powers = steps.op("Exp", centred)
     steps.op("Div", powers, steps.reduce("ReduceSum", powers, axes))
 
 
-def _layer_norm(steps: _Steps) -> None:
-    rank = len(steps.x.shape or ())
-    first = steps.axis()
-    axes = list(range(first, 0)) if first < 0 else list(range(first, max(rank, first + 1)))
-    attribute = steps.node.attributes.get("epsilon")
-    epsilon = 1e-5 if attribute is None else attribute.as_float()
+def _layer_norm(steps: _Steps, axes: list[int]) -> None:
+    epsilon = steps.node.attributes.get_float("epsilon", 1e-5)
     centred = steps.op("Sub", steps.x, steps.reduce("ReduceMean", steps.x, axes))
     variance = steps.reduce("ReduceMean", steps.op("Mul", centred, centred), axes)
-    deviation = steps.op("Sqrt", steps.op("Add", variance, steps.scalar(epsilon)))
+    least = steps.constant("epsilon", np.array(epsilon, np.float32))
+    deviation = steps.op("Sqrt", steps.op("Add", variance, least))
     out = steps.op("Div", centred, deviation)
     for kind, operand in zip(("Mul", "Add"), steps.node.inputs[1:], strict=False):
         if operand is not None:
             out = steps.op(kind, out, operand)
 
 
-_EXPANSIONS: Final[dict[tuple[str, str], Callable[[_Steps], None]]] = {
+_EXPANSIONS: Final[dict[tuple[str, str], Callable[[_Steps, list[int]], None]]] = {
     ("", "Softmax"): _softmax,
     ("", "LayerNormalization"): _layer_norm,
 }

@@ -28,6 +28,7 @@ from finecast.frontends.onnx.dequantizing import Dequantizing
 from finecast.frontends.onnx.functions import inline_functions
 from finecast.frontends.onnx.model import OnnxFile, Stage, came_external, load, save
 from finecast.frontends.onnx.names import FreshNames
+from finecast.frontends.onnx.placing import place_after
 from finecast.frontends.onnx.reader import name_nodes
 from finecast.frontends.onnx.types import bodies, check_inferable, every_node, infer
 from finecast.frontends.onnx.widen import every_value
@@ -295,7 +296,7 @@ class _Rewriting:
         if not readers and not ends:
             return
         cast = self._cast(value, _FLOAT)
-        _insert(cast, value, self.model.graph)
+        place_after(value, [cast], self.model.graph)
         for node, index in readers:
             node.replace_input_with(index, cast.outputs[0])
         for body, index in ends:
@@ -344,17 +345,6 @@ class _Rewriting:
 
 def _is_cast(node: ir.Node) -> bool:
     return node.op_type == "Cast" and not normal_domain(node.domain)
-
-
-def _insert(cast: ir.Node, value: ir.Value, main: ir.Graph) -> None:
-    """Put ``cast`` right behind what makes ``value``."""
-    producer = value.producer()
-    if producer is not None and isinstance(producer.graph, ir.Graph):
-        producer.graph.insert_after(producer, cast)
-    elif len(main):
-        main.insert_before(main[0], cast)
-    else:
-        main.append(cast)
 
 
 def _element(kind: ir.TypeProtocol) -> ir.DataType | None:

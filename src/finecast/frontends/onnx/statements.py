@@ -16,14 +16,12 @@ import onnx_ir as ir
 from finecast.frontends.exact_casts import BACK, FACTOR
 from finecast.frontends.onnx.arithmetic import Arithmetic
 from finecast.frontends.onnx.constants import DATA_TYPES, MARK, ROUNDING
+from finecast.frontends.onnx.definitions import CLIP_BOUNDS_ARE_INPUTS
 from finecast.frontends.onnx.quantization import SINCE, dequantize, quantize, reader
 from finecast.frontends.onnx.schema import signature
 from finecast.numbers.encodings import SCALED, Encoding
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
-
-# The opset from which Clip's bounds, with which arithmetic ends, are inputs.
-_CLIP_TO_INPUTS: Final = 11
 
 
 class Maker:
@@ -149,8 +147,8 @@ STATEMENTS: Final[Mapping[Format, Statement]] = {
     Format.FP16: _CASTS,
     Format.FP8_E4M3: _CASTS,
     Format.FP8_E5M2: _CASTS,
-    # No type of ONNX: its numbers rest in fp32.
-    Format.TF32: Statement(into=_arithmetic, back=_stay, since=_CLIP_TO_INPUTS),
+    # No type of ONNX: its numbers are stored in fp32. The arithmetic begins with a Clip.
+    Format.TF32: Statement(into=_arithmetic, back=_stay, since=CLIP_BOUNDS_ARE_INPUTS),
     Format.INT8: Statement(
         into=quantize,
         back=dequantize,

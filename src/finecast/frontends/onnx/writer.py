@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -21,6 +20,7 @@ from finecast.frontends.onnx.constants import (
 )
 from finecast.frontends.onnx.names import FreshNames
 from finecast.frontends.onnx.opset import FREE_INITIALIZERS
+from finecast.frontends.onnx.placing import home_of, place_after
 from finecast.frontends.onnx.port_formats import dtype_label
 from finecast.frontends.onnx.reader import OnnxBinding, Port
 from finecast.frontends.onnx.statements import STATEMENTS, Maker, rounding
@@ -87,21 +87,16 @@ def apply_edits(
     merge_casts((binding.model.graph, *binding.model.graph.subgraphs()))
 
 
-@dataclass(frozen=True, slots=True)
-class _BodyEnd:
-    owner: ir.Graph
-    index: int
-
-
 class _Writer:
     def __init__(self, graph: Graph, binding: OnnxBinding, rounded: Collection[int]) -> None:
         self.graph = graph
         self.rounded = rounded
         self.binding = binding
+        self.main = binding.model.graph
         self.fresh = FreshNames(binding.model)
         self.replaced: list[ir.Value] = []
         self.list_initializers = (binding.model.ir_version or 0) < FREE_INITIALIZERS
-        self.maker = Maker(self.fresh, lambda v: self._register(v, binding.model.graph))
+        self.maker = Maker(self.fresh, self._register)
 
     def set_format(self, edit: SetFormat) -> None:
         node = self.graph.nodes[edit.node]
@@ -132,48 +127,37 @@ class _Writer:
 
     def cast(self, edit: InsertCast) -> None:
         value = self.binding.values[edit.value]
-        home = _home(value, self.binding.model.graph)
-        outer = [u for u in edit.uses if self._leaves_body(u, home)]
-        inner = [u for u in edit.uses if u not in outer]
-        if inner:
-            first: list[ir.Node] = []
-            if edit.value in self.rounded and edit.to is Format.BF16:
-                blocks = in_blocks(self.graph, edit.value)
-                first = self.maker.rounded(value, edit.to, blocks=blocks)
-            self._cast_at_source(value, home, edit.to, inner, first)
-        ends: dict[ir.Graph, ir.Value] = {}
-        for use in outer:
-            port = self._body_end(use)
-            if port.owner not in ends:
+        home = home_of(value, self.main)
+        at_source: list[Use] = []
+        ends: list[tuple[ir.Graph, int]] = []  # outputs of bodies, of values from outside
+        for use in edit.uses:
+            port = self._port(use)
+            if port and isinstance(port.owner, ir.Graph) and port.owner is not home:
+                ends.append((port.owner, port.index))
+            else:
+                at_source.append(use)
+        if at_source:
+            self._cast_at_source(edit, value, at_source)
+        casts: dict[ir.Graph, ir.Value] = {}
+        for body, index in ends:
+            if body not in casts:
                 node = self.maker.cast(value, edit.to)
-                port.owner.append(node)
-                ends[port.owner] = node.outputs[0]
-            port.owner.outputs[port.index] = ends[port.owner]
-
-    def _leaves_body(self, use: Use, home: ir.Graph) -> bool:
-        """Whether the use is a body's output, of a value from outside of that body."""
-        port = self._port(use)
-        return port is not None and isinstance(port.owner, ir.Graph) and port.owner is not home
-
-    def _body_end(self, use: Use) -> _BodyEnd:
-        port = self._port(use)
-        assert port is not None
-        assert isinstance(port.owner, ir.Graph)
-        return _BodyEnd(owner=port.owner, index=port.index)
+                body.append(node)
+                casts[body] = node.outputs[0]
+            body.outputs[index] = casts[body]
 
     def _port(self, use: Use) -> Port | None:
         return None if use.node is None else self.binding.ports[use.node][use.index]
 
-    def _cast_at_source(
-        self,
-        value: ir.Value,
-        home: ir.Graph,
-        to: Format,
-        uses: Sequence[Use],
-        first: Sequence[ir.Node],
-    ) -> None:
-        node = self.maker.cast(first[-1].outputs[0] if first else value, to, value.name)
-        _place([*first, node], value.producer(), home)
+    def _cast_at_source(self, edit: InsertCast, value: ir.Value, uses: Sequence[Use]) -> None:
+        """Cast ``value`` where it is defined, for all ``uses``; first round it if asked to."""
+        first: list[ir.Node] = []
+        if edit.value in self.rounded and edit.to is Format.BF16:
+            blocks = in_blocks(self.graph, edit.value)
+            first = self.maker.rounded(value, edit.to, blocks=blocks)
+        read = first[-1].outputs[0] if first else value
+        node = self.maker.cast(read, edit.to, value.name)
+        place_after(value, [*first, node], self.main)
         for use in uses:
             self._give(use, value, node.outputs[0])
 
@@ -188,11 +172,11 @@ class _Writer:
 
     def _give_output(self, old: ir.Value, new: ir.Value) -> None:
         """The model's output keeps its name; what it is cast from is named by its own type."""
-        outputs = self.binding.model.graph.outputs
+        outputs = self.main.outputs
         for index, value in enumerate(outputs):
             if value is old:
                 outputs[index] = new
-        if old in self.binding.model.graph.inputs:
+        if old in self.main.inputs:
             return
         new.name, old.name = old.name, self.fresh(f"{old.name}_{dtype_label(old.type)}")
 
@@ -201,7 +185,6 @@ class _Writer:
         value = self.binding.values[edit.value]
         tensor = constant_tensor(value)
         assert tensor is not None
-        main = self.binding.model.graph
         shared: ir.Value | None = None
         for use in edit.uses:
             port = self._port(use)
@@ -211,23 +194,24 @@ class _Writer:
                 )
                 continue
             if shared is None:
-                shared = self._initializer(value, tensor, edit.to, main)
+                shared = self._initializer(value, tensor, edit.to)
             self._give(use, value, shared)
         self.replaced.append(value)
 
     def _initializer(
-        self, value: ir.Value, tensor: ir.TensorProtocol, to: Encoding, home: ir.Graph
+        self, value: ir.Value, tensor: ir.TensorProtocol, to: Encoding
     ) -> ir.Value:
+        """A constant of the main graph: ``tensor``, that of ``value``, stored in ``to``."""
         name = self.fresh(f"{value.name}_{to.label}")
         new = ir.Value(name=name, shape=shape_of(tensor), type=ir.TensorType(data_type(to)))
         new.const_value = ConvertedTensor(tensor, to, name)
-        self._register(new, home)
+        self._register(new)
         return new
 
-    def _register(self, value: ir.Value, home: ir.Graph) -> None:
-        home.register_initializer(value)
+    def _register(self, value: ir.Value) -> None:
+        self.main.register_initializer(value)
         if self.list_initializers:
-            home.inputs.append(value)
+            self.main.inputs.append(value)
 
     def _constant(
         self, value: ir.Value, tensor: ir.TensorProtocol, to: Format, home: ir.Graph
@@ -268,17 +252,16 @@ class _Writer:
         """The constant ``value`` stored in ``to``, as an fp32 value."""
         tensor = constant_tensor(value)
         assert tensor is not None
-        main = self.binding.model.graph
         self.replaced.append(value)
-        low = self._initializer(value, tensor, to, main)
+        low = self._initializer(value, tensor, to)
         nodes = STATEMENTS[to.format].back(self.maker, low, to)
-        _place(nodes, None, main)
+        place_after(low, nodes, self.main)
         return self._rounding(nodes, to) if nodes else low
 
     def _round(self, value: ir.Value, to: Encoding) -> ir.Value:
         """``value`` rounded to ``to``, in fp32."""
         nodes = rounding(self.maker, value, to)
-        _place(nodes, value.producer(), _home(value, self.binding.model.graph))
+        place_after(value, nodes, self.main)
         return self._rounding(nodes, to)
 
     def _rounding(self, nodes: Sequence[ir.Node], to: Encoding) -> ir.Value:
@@ -294,7 +277,7 @@ class _Writer:
         for value in dict.fromkeys(self.replaced):
             if value.uses() or value.is_graph_output():
                 continue
-            home = _home(value, self.binding.model.graph)
+            home = home_of(value, self.main)
             producer = value.producer()
             if producer is not None:
                 home.remove(producer, safe=True)
@@ -302,24 +285,6 @@ class _Writer:
                 if value in home.inputs:
                     home.inputs.remove(value)
                 home.initializers.pop(value.name or "")
-
-
-def _home(value: ir.Value, default: ir.Graph) -> ir.Graph:
-    """The graph in which ``value`` is defined: casts of it go there, outside of bodies."""
-    producer = value.producer()
-    if producer is not None and isinstance(producer.graph, ir.Graph):
-        return producer.graph
-    return value.graph if isinstance(value.graph, ir.Graph) else default
-
-
-def _place(nodes: Sequence[ir.Node], producer: ir.Node | None, home: ir.Graph) -> None:
-    """Put ``nodes`` after ``producer``, or first of all in ``home``."""
-    if producer is not None:
-        home.insert_after(producer, nodes)
-    elif len(home):
-        home.insert_before(home[0], nodes)
-    else:
-        home.extend(nodes)
 
 
 def _set_type(value: ir.Value, fmt: Format) -> None:
