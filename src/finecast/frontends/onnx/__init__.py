@@ -22,7 +22,6 @@ from finecast.frontends.onnx.model import (
     OnnxFile,
     came_external,
     check,
-    digest,
     fits_one_message,
     from_model,
     load,
@@ -44,7 +43,7 @@ from finecast.frontends.onnx.undo import PLAN_KEY, POLICY_KEY, undo
 from finecast.frontends.onnx.widen import widen
 from finecast.frontends.onnx.writer import apply_edits
 from finecast.frontends.replaying import Restated, check_made_for, edits_of, resolve_io
-from finecast.graph import PHI, Graph
+from finecast.graph import PHI, Graph, Node
 from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment, edits_by
@@ -57,22 +56,17 @@ from finecast.rules.policy import Policy, Scope
 
 __all__ = [
     "CODES",
-    "DATA_TYPES",
-    "PLAN_KEY",
     "POLICY_KEY",
     "SOURCE_TYPES",
     "Applied",
     "OnnxFile",
     "Prepared",
-    "Restated",
     "apply",
     "came_external",
     "check",
-    "digest",
     "fits_one_message",
     "from_model",
     "load",
-    "minimal_opset",
     "opset_of",
     "planned",
     "prepare",
@@ -117,8 +111,32 @@ class Prepared:
         return self.file.from_type
 
     def minimal_opset(self, formats: Mapping[int, Format]) -> int:
-        """As the function of that name."""
-        return minimal_opset(self, formats)
+        """The file's own opset where it admits the chosen formats, else that of ``model``.
+
+        Raising the opset may rewrite ops. A plan that chooses a format for an op that this
+        made needs the raised opset again.
+        """
+        own, raised = opset_of(self.file.model), opset_of(self.model)
+        if own == raised:
+            return own
+        for node in self.graph.nodes:
+            fmt = formats.get(node.id, Format.FP32)
+            if node.format is not None and node.op != PHI and node.name not in self.own_nodes:
+                return raised
+            if fmt is node.format or fmt is Format.FP32:
+                continue
+            if self._since(node, fmt, own, raised) > own:
+                return raised
+        return own
+
+    def _since(self, node: Node, fmt: Format, own: int, raised: int) -> int:
+        """The first opset, from ``own`` up, where the op and casts beside it take ``fmt``."""
+        stated = stated_since(fmt, own)
+        if fmt.operands_only:
+            return stated
+        native = self.binding.nodes[node.id] or self.binding.owners[node.id]
+        found = signature(native.op_type, native.domain, own)
+        return max(dict(found.since).get(fmt, raised) if found else raised, stated)
 
     def can_cast(self, fmt: Format) -> bool:
         """Whether the model's opset, as far as it was raised, has what rounds to ``fmt``."""
@@ -196,7 +214,7 @@ def prepare(file: OnnxFile, policy: Policy, *, own: bool = False) -> Prepared:
         UsageError: If ``policy`` names a node, an op, an input or an output that is not there.
         ModelError: If the model is malformed in a way that shows only now.
     """
-    with guarded(file), paused_collection():
+    with _guarded(file), paused_collection():
         model = _opened(file, policy.label, own=own)
         names = frozenset(n.name or "" for n in every_node(model.graph))
         if policy.scope is not Scope.NONE:
@@ -226,7 +244,7 @@ def _opened(file: OnnxFile, policy: str, *, own: bool = False) -> ir.Model:
 
 
 @contextmanager
-def guarded(file: OnnxFile) -> Generator[None]:
+def _guarded(file: OnnxFile) -> Generator[None]:
     """What Python raises on a malformed model becomes one clear error."""
     try:
         yield
@@ -264,32 +282,6 @@ def _candidates(policy: Policy) -> frozenset[str] | None:
     return frozenset(n.rpartition("::")[2] for n in names)
 
 
-def minimal_opset(prepared: Prepared, formats: Mapping[int, Format]) -> int:
-    """The file's own opset where it admits the chosen formats, else that of ``prepared``.
-
-    Raising it may rewrite ops; a plan that names what came of that needs the same again.
-    """
-    own, raised = opset_of(prepared.file.model), opset_of(prepared.model)
-    if own == raised:
-        return own
-    for node in prepared.graph.nodes:
-        fmt = formats.get(node.id, Format.FP32)
-        if node.format is not None and node.op != PHI and node.name not in prepared.own_nodes:
-            return raised
-        if fmt is node.format or fmt is Format.FP32:
-            continue
-        if fmt.operands_only:
-            if stated_since(fmt, own) > own:
-                return raised
-            continue
-        native = prepared.binding.nodes[node.id] or prepared.binding.owners[node.id]
-        found = signature(native.op_type, native.domain, own)
-        since = dict(found.since).get(fmt, raised) if found else raised
-        if max(since, stated_since(fmt, own)) > own:
-            return raised
-    return own
-
-
 def apply(file: OnnxFile, plan: Plan, prepared: Prepared | None = None) -> Applied:
     """Replay ``plan`` on the model it was made for; ``file.model`` is left as it was.
 
@@ -304,7 +296,7 @@ def apply(file: OnnxFile, plan: Plan, prepared: Prepared | None = None) -> Appli
         ModelError: If the plan was made for another model.
     """
     file = planned(file, plan)
-    with guarded(file), paused_collection():
+    with _guarded(file), paused_collection():
         if prepared is None or not _fits(prepared, file, plan):
             model = raise_opset(_opened(file, plan.policy), plan.opset)
             prepared = _read(file, model, shapes=False)

@@ -20,7 +20,7 @@ from finecast.frontends.onnx.constants import (
     MARK,
     AdjustedTensor,
     constant_tensor,
-    shape_of,
+    constant_value,
 )
 from finecast.frontends.onnx.names import FreshNames
 from finecast.frontends.onnx.opset import FREE_INITIALIZERS
@@ -83,9 +83,7 @@ class _Scales:
     def _multiplied(self, value: ir.Value, what: Adjustment) -> ir.Value:
         name = self.fresh(f"finecast_scale_{value.name}")
         ones = np.ones((what.channels, *(1,) * (-what.axis - 1)), np.float32)
-        factors = ir.tensor(what.of(ones), name=f"{name}_by")
-        by = ir.Value(name=self.fresh(factors.name or ""), const_value=factors)
-        by.type, by.shape = ir.TensorType(ir.DataType.FLOAT), shape_of(factors)
+        by = constant_value(self.fresh(f"{name}_by"), what.of(ones))
         self.main.register_initializer(by)
         if self.list_initializers:
             self.main.inputs.append(by)

@@ -11,7 +11,6 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from finecast.frontends.onnx.definitions import normal_domain
 from finecast.numbers.encodings import Encoding, encoded
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
@@ -48,7 +47,7 @@ def constant_tensor(value: ir.Value) -> ir.TensorProtocol | None:
     if value.const_value is not None and value.is_initializer():
         return value.const_value
     node = value.producer()
-    if node is None or node.op_type != "Constant" or normal_domain(node.domain):
+    if node is None or node.op_type != "Constant" or node.domain:
         return None
     return ir.convenience.get_const_tensor(value)
 

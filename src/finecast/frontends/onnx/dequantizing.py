@@ -24,7 +24,7 @@ from finecast.frontends.onnx.constants import (
     constant_value,
     shape_of,
 )
-from finecast.frontends.onnx.definitions import CLIP_BOUNDS_ARE_INPUTS, normal_domain
+from finecast.frontends.onnx.definitions import CLIP_BOUNDS_ARE_INPUTS, CONTRIB_DOMAIN
 from finecast.frontends.onnx.names import FreshNames
 from finecast.frontends.onnx.opset import opset_of
 from finecast.frontends.onnx.placing import place_after
@@ -190,7 +190,7 @@ class Dequantizing:
             return self._clips[value, encoding]
         name = self._fresh(f"{value.name}_clipped")
         top = float(encoding.range[1].item())
-        made = ir.Value(name=name, shape=value.shape, type=ir.TensorType(_FLOAT))
+        made = ir.val(name, _FLOAT, value.shape)
         if self._opset < CLIP_BOUNDS_ARE_INPUTS:
             inputs, attributes = [value], {"min": 0.0, "max": top}
         else:
@@ -219,8 +219,8 @@ class Dequantizing:
             return ir.Tensor(codes.decode(read()), dtype=_FLOAT, name=name)
 
         out.name = f"{name}_codes"
-        made = ir.Value(name=name, shape=shape_of(tensor), type=ir.TensorType(_FLOAT))
-        made.const_value = ir.LazyTensor(decoded, _FLOAT, shape_of(tensor), name=name)
+        numbers = ir.LazyTensor(decoded, _FLOAT, shape_of(tensor), name=name)
+        made = ir.val(name, const_value=numbers)
         self.model.graph.register_initializer(made)
         out.replace_all_uses_with(made)
         node.graph.remove(node, safe=True)
@@ -237,7 +237,7 @@ def _is_positive(value: ir.Value) -> bool:
 
 
 def _is(node: ir.Node, kind: str) -> bool:
-    return node.op_type == kind and normal_domain(node.domain) in ("", "com.microsoft")
+    return node.op_type == kind and node.domain in ("", CONTRIB_DOMAIN)
 
 
 def _is_used(node: ir.Node) -> bool:

@@ -11,7 +11,6 @@ import onnx_ir as ir
 
 from finecast.errors import ModelError
 from finecast.frontends.onnx.constants import MARK, constant_tensor
-from finecast.frontends.onnx.definitions import normal_domain
 from finecast.frontends.onnx.names import FreshNames
 from finecast.frontends.onnx.types import every_node
 from finecast.ops.einsum import Move, Moves, Product, as_product
@@ -30,7 +29,7 @@ def write_products(model: ir.Model) -> tuple[str, ...]:
     found: list[str] = []
     for node in list(every_node(model.graph)):
         low = node.outputs and node.outputs[0].dtype == ir.DataType.BFLOAT16
-        if node.op_type == "Einsum" and not normal_domain(node.domain) and low:
+        if node.op_type == "Einsum" and not node.domain and low:
             _write(model, node)
             found.append(node.name or "")
     return tuple(found)

@@ -8,9 +8,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from finecast.frontends.onnx.constants import constant_tensor, constant_value
 from finecast.frontends.onnx.names import FreshNames
 from finecast.frontends.onnx.placing import place_after
-from finecast.frontends.onnx.reader import OnnxBinding, constant_tensor, read
+from finecast.frontends.onnx.reader import OnnxBinding, read
 from finecast.frontends.onnx.statements import Maker, rounding
 from finecast.frontends.onnx.ties import Port
 from finecast.graph import Graph
@@ -77,11 +78,9 @@ class _Inserter:
     def scalar(self, k: int) -> ir.Value:
         """Element ``k`` of the switch input."""
         if k not in self.scalars:
-            index = ir.Value(name=f"{SWITCH}_index_{k}", const_value=None)
-            index.const_value = ir.tensor(np.int64(k), name=index.name)
-            index.type, index.shape = ir.TensorType(ir.DataType.INT64), ir.Shape(())
+            index = constant_value(f"{SWITCH}_index_{k}", np.array(k, np.int64))
             self.main.register_initializer(index)
-            out = _value(f"{SWITCH}_{k}", ir.DataType.BOOL)
+            out = ir.val(f"{SWITCH}_{k}", ir.DataType.BOOL)
             self.prologue.append(ir.node("Gather", [self.input, index], outputs=[out]))
             self.scalars[k] = out
         return self.scalars[k]
@@ -114,8 +113,7 @@ class _Inserter:
     def _rounded(self, value: ir.Value, encoding: Encoding, k: int) -> ir.Value:
         """``value``, rounded where element ``k`` of the switch is on."""
         nodes = rounding(self.maker, value, encoding)
-        out = _value(self.maker.fresh(f"{value.name}_rounded"), ir.DataType.FLOAT)
-        out.shape = value.shape
+        out = ir.val(self.maker.fresh(f"{value.name}_rounded"), ir.DataType.FLOAT, value.shape)
         choice = [self.scalar(k), nodes[-1].outputs[0], value]
         nodes.append(ir.node("Where", choice, outputs=[out]))
         place_after(value, nodes, self.main, self.prologue)
@@ -132,14 +130,12 @@ class _Inserter:
         if value.producer() is not None or value.graph is not self.main:
             # Defined in a body or by a Constant node: a copy that the prologue can read.
             exact = self._constant(array, f"{value.name}_exact")
-        out = _value(self.maker.fresh(f"{value.name}_switched"), ir.DataType.FLOAT)
+        out = ir.val(self.maker.fresh(f"{value.name}_switched"), ir.DataType.FLOAT)
         self.prologue.append(ir.node("Where", [self.scalar(k), rounded, exact], outputs=[out]))
         return out
 
     def _constant(self, array: NDArray[np.float32], name: str) -> ir.Value:
-        value = _value(self.maker.fresh(name), ir.DataType.FLOAT)
-        value.const_value = ir.tensor(array, name=value.name)
-        value.shape = ir.Shape(array.shape)
+        value = constant_value(self.maker.fresh(name), array)
         self.main.register_initializer(value)
         return value
 
@@ -152,10 +148,6 @@ class _Inserter:
             self.main.extend(order)
         else:
             first.prepend(order)
-
-
-def _value(name: str, dtype: ir.DataType) -> ir.Value:
-    return ir.Value(name=name, type=ir.TensorType(dtype))
 
 
 def _enter(port: Port, value: ir.Value) -> None:

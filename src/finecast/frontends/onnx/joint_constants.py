@@ -19,9 +19,7 @@ from finecast.frontends.onnx.constants import (
     ConvertedTensor,
     constant_reader,
     constant_tensor,
-    shape_of,
 )
-from finecast.frontends.onnx.definitions import normal_domain
 from finecast.frontends.onnx.types import every_node
 from finecast.numbers.formats import Format
 
@@ -69,7 +67,7 @@ class _Norm:
 
 def _norm(node: ir.Node) -> _Norm | None:
     """The batch norm, if it is low, of constants, and its result fits the format."""
-    if node.op_type != "BatchNormalization" or normal_domain(node.domain):
+    if node.op_type != "BatchNormalization" or node.domain:
         return None
     fmt = _LOW.get(node.outputs[0].dtype or ir.DataType.UNDEFINED)
     vectors = [_numbers(v) for v in node.inputs[1:]]
@@ -96,7 +94,7 @@ def _product_before(node: ir.Node) -> ir.Node | None:
     before = value.producer() if value is not None else None
     if before is None or value is None or before.op_type != "Conv":
         return None
-    if normal_domain(before.domain) or len(value.uses()) != 1 or value.is_graph_output():
+    if before.domain or len(value.uses()) != 1 or value.is_graph_output():
         return None
     constant = all(_numbers(v) is not None for v in before.inputs[1:] if v is not None)
     same = before.outputs[0].dtype == node.outputs[0].dtype
@@ -140,8 +138,7 @@ def _give(model: ir.Model, node: ir.Node, index: int, array: Array, fmt: Format)
     while name in model.graph.initializers:
         name += "_"
     exact = ir.tensor(array.astype(np.float32), name=name)
-    new = ir.Value(name=name, shape=shape_of(exact), type=ir.TensorType(DATA_TYPES[fmt]))
-    new.const_value = ConvertedTensor(exact, fmt, name)
+    new = ir.val(name, const_value=ConvertedTensor(exact, fmt, name))
     model.graph.register_initializer(new)
     node.replace_input_with(index, new)
     home = old.graph

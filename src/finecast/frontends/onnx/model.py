@@ -30,7 +30,6 @@ from finecast.numbers.scaled import Scaled
 # A protobuf message ends at 2 GiB; tensors go to a second file a safe distance before.
 EXTERNAL_ABOVE_BYTES: Final = 1_800_000_000
 _LARGEST_MESSAGE_BYTES: Final = 1 << 31
-# Digests read files in pieces, so that a digest never holds one.
 
 
 class Stage:
@@ -154,7 +153,7 @@ def load(path: Path) -> OnnxFile:
             set_base_dir(model.graph, path.parent.absolute())
         except Exception as error:  # onnx_ir raises what Python raises on malformed messages
             raise _unreadable(path, _first_line(error)) from error
-        if not model.opset_imports or len(list(model.graph)) + len(model.graph.outputs) == 0:
+        if not model.opset_imports or not (len(model.graph) or model.graph.outputs):
             raise _unreadable(path, "no opset import or no graph")
         untyped = next((v.name for v in model.graph.inputs if v.type is None), None)
         if untyped is not None:

@@ -45,12 +45,12 @@ def needed_opsets(
     current = opset_of(model)
     needed: set[int] = set()
     for node in every_node(model.graph):
-        domain = normal_domain(node.domain)
-        if domain and not fmt.operands_only:  # another domain's ops have versions of their own
+        # The ops of other domains have versions of their own.
+        if node.domain and not fmt.operands_only:
             continue
         if ops is not None and node.op_type not in ops:
             continue
-        since = _lowered_since(node.op_type, domain, fmt, current)
+        since = _lowered_since(node.op_type, node.domain, fmt, current)
         if since > current and since not in needed and _carries_fp32(node):
             needed.add(since)
     return frozenset(needed)
@@ -82,7 +82,10 @@ def raise_opset(model: ir.Model, version: int) -> ir.Model:
     """
     if version <= opset_of(model):
         return model
-    _spell_default_domain(model)
+    imports = model.graph.opset_imports
+    if "ai.onnx" in imports:  # the converter knows the default domain as "" only
+        imports[""] = opset_of(model)
+        del imports["ai.onnx"]
     try:
         with set_aside(model, opset_of(model)):
             proto = run_without_weights(
@@ -125,14 +128,3 @@ def raise_as_far(model: ir.Model, versions: Iterable[int]) -> ir.Model:
     if first is not None:
         raise first
     return model
-
-
-def _spell_default_domain(model: ir.Model) -> None:
-    """The converter knows the default domain as ``""`` only."""
-    imports = model.graph.opset_imports
-    if "ai.onnx" in imports:
-        version = opset_of(model)
-        del imports["ai.onnx"]
-        imports[""] = version
-    for node in every_node(model.graph):
-        node.domain = normal_domain(node.domain)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from finecast.frontends.onnx.reader import DATA_TYPES
+from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.frontends.onnx.statements import STATEMENTS, Maker
 from finecast.numbers.encodings import SCALED
 from finecast.numbers.formats import Format

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import onnx_ir as ir
 
-from finecast.frontends.onnx.constants import constant_tensor
+from finecast.frontends.onnx.constants import constant_tensor, constant_value
 from finecast.numbers.encodings import Encoding
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Grid, Scaled
@@ -68,11 +68,7 @@ def _parameters(maker: Maker, value: ir.Value, to: Scaled) -> list[ir.Value]:
     zero = np.full_like(scale, to.zero_point, to.dtype)
     made: list[ir.Value] = []
     for what, array in (("scale", scale), ("zero", zero)):
-        name = maker.fresh(f"{value.name}_{what}")
-        tensor = ir.tensor(array, name=name)
-        kind = ir.TensorType(tensor.dtype)
-        new = ir.Value(name=name, shape=ir.Shape(array.shape), type=kind)
-        new.const_value = tensor
+        new = constant_value(maker.fresh(f"{value.name}_{what}"), array)
         maker.register(new)
         made.append(new)
     return made

@@ -11,7 +11,6 @@ from typing import Final
 
 import onnx_ir as ir
 
-from finecast.frontends.onnx.definitions import normal_domain
 from finecast.frontends.onnx.types import every_node, infer
 from finecast.ops import OpKind, lookup
 
@@ -48,7 +47,7 @@ def _note(found: dict[str, int], value: ir.Value, rank: int | None) -> None:
 def _rank(node: ir.Node, known: Mapping[str, int]) -> int | None:
     """The rank of the first output, from the node's attributes or the ranks of its inputs."""
     inputs = [v for v in node.inputs if v is not None]
-    if normal_domain(node.domain) or not inputs:
+    if node.domain or not inputs:
         return None
     if node.op_type == "Transpose" and "perm" in node.attributes:
         return len(node.attributes["perm"].as_ints())

@@ -10,13 +10,11 @@ from typing import Final
 import onnx_ir as ir
 
 from finecast.frontends.onnx.constants import (
-    DATA_TYPES,
     MARK,
     ROUNDING,
     constant_reader,
     constant_tensor,
 )
-from finecast.frontends.onnx.definitions import normal_domain
 from finecast.frontends.onnx.opset import FREE_INITIALIZERS, opset_of
 from finecast.frontends.onnx.port_formats import (
     FORMATS,
@@ -28,6 +26,7 @@ from finecast.frontends.onnx.port_formats import (
 )
 from finecast.frontends.onnx.ties import CONTROL, Merge, Port, merges_of, port_value
 from finecast.frontends.onnx.types import bodies, every_node
+from finecast.frontends.scopes import scope_of
 from finecast.graph import (
     PHI,
     ROUNDS,
@@ -41,16 +40,6 @@ from finecast.graph import (
 )
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
-
-__all__ = [
-    "DATA_TYPES",
-    "OnnxBinding",
-    "Port",
-    "constant_tensor",
-    "name_nodes",
-    "read",
-]
-
 
 _SCALAR_ATTRIBUTES: Final = {
     ir.AttributeType.INT,
@@ -156,7 +145,7 @@ class _Reader:
         for value in (*graph.inputs, *graph.initializers.values()):
             self.value(value)
         for node in graph:
-            if node.op_type == "Constant" and not normal_domain(node.domain):
+            if node.op_type == "Constant" and not node.domain:
                 self.value(node.outputs[0])  # a constant value, not an op
                 continue
             self.node(node, region, fixed=fixed)
@@ -171,8 +160,7 @@ class _Reader:
         for body in inner:
             self.regions += 1
             self.graph(body, self.regions, fixed=fixed or opaque)
-        domain = normal_domain(node.domain)
-        found = described(node.op_type, domain, self.opset)
+        found = described(node.op_type, node.domain, self.opset)
         if found.signature is not None:
             check_ports(node, found.signature.least)
         merges = list(merges_of(node, inner, self.opset)) if inner and not opaque else []
@@ -185,7 +173,7 @@ class _Reader:
             fmt = None
         else:
             flags_in, flags_out, fmt = following(
-                node.op_type, domain, self.opset, labels_of(inputs), labels_of(outputs)
+                node.op_type, node.domain, self.opset, labels_of(inputs), labels_of(outputs)
             )
         self._add(
             node,
@@ -204,7 +192,7 @@ class _Reader:
                 format=fmt,
                 admits=found.admits if fmt else frozenset(),
                 attributes=dict(_attributes(node)),
-                scope=_scope(node.name or ""),
+                scope=scope_of(node.name or ""),
                 region=region,
             ),
         )
@@ -318,10 +306,6 @@ def _numbers(attribute: ir.Attr) -> list[float]:
     if attribute.type is ir.AttributeType.TENSOR and attribute.as_tensor().size == 1:
         return [float(attribute.as_tensor().numpy().reshape(-1)[0])]
     return []
-
-
-def _scope(name: str) -> str:
-    return name.rsplit("/", 1)[0].rsplit(".", 1)[0] if "/" in name or "." in name else ""
 
 
 def _shape(value: ir.Value) -> tuple[Dim, ...] | None:

@@ -9,7 +9,7 @@ name of the one it replaces; what it was is on it, and a second conversion start
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -18,7 +18,6 @@ import onnx_ir as ir
 
 from finecast.errors import ModelError
 from finecast.frontends.onnx.constants import MARK, ConvertedTensor, constant_tensor
-from finecast.frontends.onnx.definitions import normal_domain
 from finecast.frontends.onnx.einsum import take_back_products, write_products
 from finecast.frontends.onnx.joint_constants import combine_norms
 from finecast.frontends.onnx.opset import opset_of, raise_opset
@@ -109,8 +108,7 @@ def _values(graph: ir.Graph) -> dict[str | None, ir.Value]:
 def _is_low(node: ir.Node) -> bool:
     """Whether the node computes in bf16: patterns of fp16 are matched as those of fp32 are."""
     outputs = node.outputs
-    default = normal_domain(node.domain) == ""
-    return default and bool(outputs) and outputs[0].dtype == ir.DataType.BFLOAT16
+    return not node.domain and bool(outputs) and outputs[0].dtype == ir.DataType.BFLOAT16
 
 
 def _state(
@@ -161,7 +159,7 @@ def _statistics(node: ir.Node) -> Sequence[ir.Node]:
 
 
 def _neutral(node: ir.Node) -> Sequence[ir.Node]:
-    kept = next((v for v in _beside(node, _NEUTRAL.get(node.op_type)) if v is not None), None)
+    kept = _beside(node, _NEUTRAL.get(node.op_type))
     return () if kept is None else (_state(node, "Identity", [kept]),)
 
 
@@ -174,14 +172,15 @@ _NEUTRAL: Final[Mapping[str, tuple[float, bool]]] = {
 }
 
 
-def _beside(node: ir.Node, neutral: tuple[float, bool] | None) -> Iterator[ir.Value | None]:
+def _beside(node: ir.Node, neutral: tuple[float, bool] | None) -> ir.Value | None:
     """The other operand, where one is the scalar that changes nothing."""
     if neutral is None or len(node.inputs) != 2:
-        return
+        return None
     number, either = neutral
     for index in (1, 0) if either else (1,):
         if _scalar(node.inputs[index]) == number:
-            yield node.inputs[1 - index]
+            return node.inputs[1 - index]
+    return None
 
 
 def _scalar(value: ir.Value | None) -> float | None:

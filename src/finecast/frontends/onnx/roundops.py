@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from finecast.frontends.onnx.constants import DATA_TYPES
+from finecast.frontends.onnx.constants import DATA_TYPES, constant_value
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder, Rounding, draws
 from finecast.numbers.scaled import Scaled
@@ -59,10 +59,10 @@ class RoundOps:
             return self.made, self._by_codes(value, how.encoding)
         if how.format is Format.FP32:  # an engine's own sums: there is nothing to round
             return self.made, self._flushed(value, how.format)
-        table = how.rounding is Rounding.NEAREST_EVEN and _CASTS.get(how.format)
-        if table:
+        to_nearest = how.rounding is Rounding.NEAREST_EVEN
+        if to_nearest and how.format in _CASTS:
             out = self._by_cast(value, how)
-        elif how.rounding is Rounding.NEAREST_EVEN and how.format is Format.TF32:
+        elif to_nearest and how.format is Format.TF32:
             out = self._by_split(value, how)
         else:
             out = self._by_grid(value, how)
@@ -76,11 +76,8 @@ class RoundOps:
         key = f"{key}_{array.item()}" if array.size == 1 else f"table_{array.dtype}"
         if key not in self.constants:
             name = f"finecast_{key}".replace("-", "m").replace("+", "").replace(".", "_")
-            value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
-            value.type = ir.TensorType(ir.tensor(array).dtype)
-            value.shape = ir.Shape(array.shape)
+            self.constants[key] = value = constant_value(name, array)
             self.register(value)
-            self.constants[key] = value
         return self.constants[key]
 
     def scalar(self, x: float) -> ir.Value:
@@ -207,10 +204,10 @@ class RoundOps:
         )
         shape = self.op("Shape", value, dtype=_INT)
         size = self.op("ReduceProd", shape, dtype=_INT, keepdims=0)
-        one = self.constant(np.array(1, dtype=np.int64))
+        one, ones = (self.constant(np.array(n, dtype=np.int64)) for n in (1, [1]))
         first = self.op(
             "Gather",
-            self.op("Concat", shape, self._ones(), dtype=_INT, axis=0),
+            self.op("Concat", shape, ones, dtype=_INT, axis=0),
             self.constant(np.array(0, dtype=np.int64)),
             dtype=_INT,
         )
@@ -225,21 +222,12 @@ class RoundOps:
         index = self.op("Mod", self.op("Add", index, start, dtype=_INT), prime, dtype=_INT)
         return self.op("Reshape", self.op("Gather", table, index), shape)
 
-    def _ones(self) -> ir.Value:
-        if "ones" not in self.constants:
-            value = ir.Value(name="finecast_ones")
-            value.const_value = ir.tensor(np.array([1], dtype=np.int64), name=value.name)
-            value.type, value.shape = ir.TensorType(_INT), ir.Shape([1])
-            self.register(value)
-            self.constants["ones"] = value
-        return self.constants["ones"]
-
 
 _BOOL: Final = ir.DataType.BOOL
 _INT: Final = ir.DataType.INT64
-# Types whose ONNX casts are right in every case. ONNX Runtime's casts to fp8 are not:
+# Formats whose casts ONNX Runtime computes right in every case. Its casts to fp8 are not:
 # without saturation they give 448 for 464 < x < 496 in e4m3, and NaN for Inf in e5m2.
-_CASTS: Final = {Format.BF16: True, Format.FP16: True}
+_CASTS: Final = frozenset({Format.BF16, Format.FP16})
 
 
 def _salt(label: str) -> int:

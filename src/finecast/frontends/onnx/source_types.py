@@ -198,9 +198,8 @@ class _Rewriting:
 
     def _stays(self, node: ir.Node) -> bool:
         """Whether the op is not known to compute in fp32 as well."""
-        domain = normal_domain(node.domain)
         opsets = {normal_domain(d): v for d, v in self.model.opset_imports.items()}
-        found = definition(node.op_type, domain, opsets.get(domain, 1))
+        found = definition(node.op_type, node.domain, opsets.get(node.domain, 1))
         return found is None or not (
             self._admits(node.inputs, found.inputs, found)
             and self._admits(node.outputs, found.outputs, found)
@@ -344,7 +343,7 @@ class _Rewriting:
 
 
 def _is_cast(node: ir.Node) -> bool:
-    return node.op_type == "Cast" and not normal_domain(node.domain)
+    return node.op_type == "Cast" and not node.domain
 
 
 def _element(kind: ir.TypeProtocol) -> ir.DataType | None:

@@ -17,12 +17,11 @@ from google.protobuf.message import Message
 
 from finecast.frontends.onnx.constants import pieces, shape_of
 from finecast.frontends.onnx.skeleton import KEEP_BELOW_BYTES
+from finecast.frontends.onnx.wire import GRAPH_INITIALIZER, MODEL_GRAPH
 
 # So that engines can map a tensor without copying it.
 _ALIGNMENT: Final = 4096
-# Fields of onnx.proto, and the wire type of what has a length.
-_MODEL_GRAPH: Final = 7
-_GRAPH_INITIALIZER: Final = 5
+# TensorProto's field raw_data, and protobuf's wire type of content whose length precedes it.
 _TENSOR_RAW: Final = 9
 _LENGTH: Final = 2
 
@@ -113,12 +112,12 @@ def _stream(model: ir.Model, file: BinaryIO) -> None:
         for t, s in zip(graph.initializer, sources, strict=True)
     ]
     graph.ClearField("initializer")
-    graph_first, graph_last = _split(graph, _GRAPH_INITIALIZER)
+    graph_first, graph_last = _split(graph, GRAPH_INITIALIZER)
     proto.ClearField("graph")
-    first, last = _split(proto, _MODEL_GRAPH)
+    first, last = _split(proto, MODEL_GRAPH)
     size = len(graph_first) + len(graph_last) + sum(map(len, heads))
     size += sum(s.nbytes for s in sources if s is not None)
-    file.write(first + _prefix(_MODEL_GRAPH, size) + graph_first)
+    file.write(first + _prefix(MODEL_GRAPH, size) + graph_first)
     for head, source in zip(heads, sources, strict=True):
         file.write(head)
         for piece in pieces(source) if source is not None else ():
@@ -139,10 +138,10 @@ def _split(message: Message, at: int) -> tuple[bytes, bytes]:
 def _head(content: bytes, source: ir.TensorProtocol | None) -> bytes:
     """An initializer up to its elements, which ``source`` has if ``content`` has not."""
     if source is None:
-        return _prefix(_GRAPH_INITIALIZER, len(content)) + content
+        return _prefix(GRAPH_INITIALIZER, len(content)) + content
     raw = _prefix(_TENSOR_RAW, source.nbytes)
     size = len(content) + len(raw) + source.nbytes
-    return _prefix(_GRAPH_INITIALIZER, size) + content + raw
+    return _prefix(GRAPH_INITIALIZER, size) + content + raw
 
 
 def _prefix(field: int, size: int) -> bytes:

@@ -113,14 +113,13 @@ class _Typing:
             self.unknown += sum(v.type is None for v in node.outputs if v.name)
 
     def node(self, node: ir.Node) -> None:
-        domain = normal_domain(node.domain)
-        if domain == "" and node.op_type == "Constant":
+        if not node.domain and node.op_type == "Constant":
             _type_constant(node)
             return
-        found = definition(node.op_type, domain, self.opsets.get(domain, 1))
+        found = definition(node.op_type, node.domain, self.opsets.get(node.domain, 1))
         if found is None:
             return
-        if domain == "" and node.op_type in _DTYPE_ATTRIBUTES:
+        if not node.domain and node.op_type in _DTYPE_ATTRIBUTES:
             _set(node.outputs[0], _stated(node))
         elif node.op_type not in _NOT_BY_VARIABLE:
             _unify(node, found)
@@ -265,8 +264,8 @@ def check_inferable(model: ir.Model) -> None:
     versions = {normal_domain(d): v for d, v in model.opset_imports.items()}
     for node in every_node(model.graph):
         if node.attributes:
-            _check_attributes(node, versions.get(normal_domain(node.domain)))
-        if node.op_type == "Einsum" and not normal_domain(node.domain):
+            _check_attributes(node, versions.get(node.domain))
+        if node.op_type == "Einsum" and not node.domain:
             _check_equation(node)
         elif typed and node.domain == _TYPED_DOMAIN:
             _check_typed(node)

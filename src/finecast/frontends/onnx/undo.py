@@ -135,10 +135,4 @@ def _original(nodes: Sequence[ir.Node], source: ir.Value) -> ir.Value | None:
     except ValueError:
         return None
     name = nodes[-1].outputs[0].name or ""
-    numbers = DecodedTensor(tensor, encoding, name)
-    return ir.Value(
-        name=name,
-        shape=numbers.shape,
-        type=ir.TensorType(ir.DataType.FLOAT),
-        const_value=numbers,
-    )
+    return ir.val(name, const_value=DecodedTensor(tensor, encoding, name))

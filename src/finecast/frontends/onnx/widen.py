@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from finecast.frontends.onnx.reader import DATA_TYPES
+from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.numbers.formats import Format
 
 STORED_KEY: Final = "finecast.stored"

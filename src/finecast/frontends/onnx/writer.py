@@ -15,15 +15,15 @@ from finecast.frontends.onnx.constants import (
     ROUNDING,
     ConvertedTensor,
     constant_tensor,
-    data_type,
     shape_of,
 )
 from finecast.frontends.onnx.names import FreshNames
 from finecast.frontends.onnx.opset import FREE_INITIALIZERS
 from finecast.frontends.onnx.placing import home_of, place_after
 from finecast.frontends.onnx.port_formats import dtype_label
-from finecast.frontends.onnx.reader import OnnxBinding, Port
+from finecast.frontends.onnx.reader import OnnxBinding
 from finecast.frontends.onnx.statements import STATEMENTS, Maker, rounding
+from finecast.frontends.onnx.ties import Port
 from finecast.graph import Graph, Node
 from finecast.numbers.encodings import Encoding
 from finecast.numbers.formats import Format
@@ -203,8 +203,7 @@ class _Writer:
     ) -> ir.Value:
         """A constant of the main graph: ``tensor``, that of ``value``, stored in ``to``."""
         name = self.fresh(f"{value.name}_{to.label}")
-        new = ir.Value(name=name, shape=shape_of(tensor), type=ir.TensorType(data_type(to)))
-        new.const_value = ConvertedTensor(tensor, to, name)
+        new = ir.val(name, const_value=ConvertedTensor(tensor, to, name))
         self._register(new)
         return new
 
