@@ -1,4 +1,4 @@
-"""From an ONNX model to the neutral graph, and the bindings that lead back."""
+"""Reads an ONNX model as the neutral graph, and keeps which ONNX objects its ids stand for."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _SCALAR_ATTRIBUTES: Final = {
     ir.AttributeType.FLOAT,
     ir.AttributeType.STRING,
 }
-# Attributes that are operands: numbers that the result is bounded by or filled with.
+# Attributes that hold operands: numbers that bound the result or fill it.
 _SCALARS: Final = {
     "Clip": ("min", "max"),
     "Pad": ("value",),
@@ -63,8 +63,8 @@ _LIST_ATTRIBUTES: Final = {
 class OnnxBinding:
     """Which ONNX objects the ids of a Graph stand for.
 
-    ``nodes[i]`` is None for a phi, whose If, Loop or Scan is ``owners[i]``; ``ports[i]`` has
-    one entry for each of node i's inputs.
+    ``nodes[i]`` is None for a phi, whose If, Loop or Scan is ``owners[i]``. ``ports[i]`` says
+    for each input of node i where its value enters the ONNX node or body.
     """
 
     model: ir.Model
@@ -75,7 +75,7 @@ class OnnxBinding:
 
 
 def name_nodes(model: ir.Model) -> None:
-    """Give every node a unique, non-empty name, keeping those that already are."""
+    """Give every node a unique, non-empty name; names that already are unique stay."""
     nodes = list(every_node(model.graph))
     kept: set[str] = set()
     renamed: list[tuple[int, ir.Node]] = []
@@ -101,15 +101,15 @@ def read(
     own_casts: bool = False,
     came_as: Mapping[str, Scaled] | None = None,
 ) -> tuple[Graph, OnnxBinding]:
-    """Build the neutral graph of ``model``; bodies of If, Loop and Scan are opened.
+    """Build the neutral graph of ``model``, with the nodes of bodies.
 
-    Law: every float tensor of the model is a Value, every node that may change type a Node.
+    Law: every tensor of the model is a Value and every op a Node; Constant nodes are Values.
 
     Args:
         model: The model, its nodes named and its types inferred.
-        digest: Of the file, for the graph.
-        own_casts: Whether casts that an earlier conversion put in may change format, too.
-        came_as: Encodings that values had before they were taken to fp32, by name.
+        digest: The digest of the file, for the graph.
+        own_casts: Whether casts that an earlier conversion inserted may change format, too.
+        came_as: How values were encoded before they were converted to fp32, by name.
     """
     reader = _Reader(model, own_casts=own_casts)
     reader.came_as = came_as or {}
@@ -153,9 +153,9 @@ class _Reader:
             self.value(value)
 
     def node(self, node: ir.Node, region: int, *, fixed: bool) -> None:
-        """Add a node; in a ``fixed`` body it keeps the types it has."""
+        """Add a node, after those of its bodies; in a ``fixed`` body it keeps its types."""
         inner = list(bodies(node))
-        # Of bodies of other ops (FlexAttention, SequenceMap) it is not known what ties them.
+        # Which values the bodies of other ops (FlexAttention, SequenceMap) tie is not known.
         opaque = bool(inner) and node.op_type not in CONTROL
         for body in inner:
             self.regions += 1
@@ -208,6 +208,7 @@ class _Reader:
         *,
         fixed: bool,
     ) -> None:
+        """Add the node that ties the values which ``node`` makes share a type."""
         sources = [port_value(p) for p in merge.inputs]
         labels = {dtype_label(v.type) for v in (*sources, *merge.outputs)}
         shared = labels.pop() if len(labels) == 1 and not fixed else ""
@@ -274,7 +275,7 @@ class _Reader:
 
 
 def _runtime_inputs(model: ir.Model) -> set[ir.Value]:
-    """Inputs that a caller gives; initializers of an old IR version had to be among them."""
+    """Inputs that a caller gives: not initializers, which old IR versions list as inputs."""
     inputs = set(model.graph.inputs)
     if (model.ir_version or 0) < FREE_INITIALIZERS:
         inputs -= set(model.graph.initializers.values())
@@ -298,7 +299,7 @@ def _attributes(node: ir.Node) -> Iterator[tuple[str, Attribute]]:
 
 
 def _numbers(attribute: ir.Attr) -> list[float]:
-    """The numbers of a float, or of a tensor of one element."""
+    """The number of a float attribute, or of a tensor of one element; else none."""
     if attribute.is_ref():
         return []
     if attribute.type is ir.AttributeType.FLOAT:

@@ -1,4 +1,4 @@
-"""Replays edits on an ONNX model, in place: everything they do not name stays as it was."""
+"""Makes edits in an ONNX model, in place; everything that they do not name stays as it was."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from finecast.planning.edits import (
     Use,
 )
 
-# Attributes that state the float type an op creates.
+# Attributes that state the float type of an op's result, by op type.
 _TYPE_ATTRIBUTES = {
     "Cast": "to",
     "EyeLike": "dtype",
@@ -57,14 +57,14 @@ def apply_edits(
     edits: Sequence[Edit],
     rounded: Collection[int] = (),
 ) -> None:
-    """Change the model behind ``binding`` as ``edits`` say.
+    """Make ``edits`` in the model behind ``binding``.
 
-    The graph describes the model as it was before; read it anew to go on.
+    Afterwards ``graph`` and ``binding`` describe the model before the edits: read it again.
 
     Args:
-        graph: The graph.
-        binding: What it was read from.
-        edits: What is changed.
+        graph: The graph of the model.
+        binding: The ONNX objects that its ids stand for.
+        edits: The edits.
         rounded: Ids of values that are rounded in fp32 before they are cast to bf16.
     """
     if not edits:
@@ -80,7 +80,7 @@ def apply_edits(
             writer.cast(edit)
         elif isinstance(edit, ConvertConstant):
             writer.convert(edit)
-    for edit in edits:  # last: what they cast may have been cast before
+    for edit in edits:  # last: they round what a reader reads after the other edits
         if isinstance(edit, RoundTrip):
             writer.round_trip(edit)
     writer.drop_dead_constants()
@@ -120,7 +120,7 @@ class _Writer:
             )
 
     def set_port(self, edit: SetPort) -> None:
-        """An output's type is that of what makes it: its producer, or a cast."""
+        """Set an input's type; an output's comes with its producer or an inserted cast."""
         value = self.binding.values[edit.value]
         if value.is_graph_input():
             _set_type(value, edit.to)
@@ -171,7 +171,10 @@ class _Writer:
             port.owner.replace_input_with(port.index, new)
 
     def _give_output(self, old: ir.Value, new: ir.Value) -> None:
-        """The model's output keeps its name; what it is cast from is named by its own type."""
+        """Make ``new`` the model's output under the name of ``old``, which is renamed.
+
+        Its new name ends in its type. An input that is an output as well keeps its name.
+        """
         outputs = self.main.outputs
         for index, value in enumerate(outputs):
             if value is old:
@@ -181,7 +184,10 @@ class _Writer:
         new.name, old.name = old.name, self.fresh(f"{old.name}_{dtype_label(old.type)}")
 
     def convert(self, edit: ConvertConstant) -> None:
-        """Converted constants of bodies live outside: they are the same at every turn."""
+        """Convert a constant for its uses; one in a body becomes one of the main graph.
+
+        Only where it is an output of a body it has to stay in it.
+        """
         value = self.binding.values[edit.value]
         tensor = constant_tensor(value)
         assert tensor is not None
@@ -215,7 +221,7 @@ class _Writer:
     def _constant(
         self, value: ir.Value, tensor: ir.TensorProtocol, to: Format, home: ir.Graph
     ) -> ir.Value:
-        """What a body gives back must be made in it."""
+        """A Constant node in the body ``home``: a body's outputs must be made in it."""
         name = self.fresh(f"{value.name}_{to.label}")
         new = ir.Value(name=name, shape=shape_of(tensor), type=ir.TensorType(DATA_TYPES[to]))
         attribute = ir.AttrTensor("value", ConvertedTensor(tensor, to, name))
@@ -231,7 +237,7 @@ class _Writer:
         return new
 
     def round_trip(self, edit: RoundTrip) -> None:
-        """Rounding nodes after the value; a constant is rounded ahead of time."""
+        """Put nodes that round after the value; a constant is rounded when it is written."""
         value = self.binding.values[edit.value]
         made: dict[int, ir.Value] = {}
         for use in edit.uses:
@@ -243,12 +249,12 @@ class _Writer:
             if id(seen) not in made:
                 constant = self.graph.values[edit.value].constant is not None
                 made[id(seen)] = (
-                    self._rest_in(value, edit.to) if constant else self._round(seen, edit.to)
+                    self._stored_in(value, edit.to) if constant else self._round(seen, edit.to)
                 )
             port.owner.replace_input_with(port.index, made[id(seen)])
 
-    def _rest_in(self, value: ir.Value, to: Encoding) -> ir.Value:
-        """The constant ``value`` stored in ``to``, as an fp32 value."""
+    def _stored_in(self, value: ir.Value, to: Encoding) -> ir.Value:
+        """The constant ``value`` stored in ``to``, and converted back to fp32 by nodes."""
         tensor = constant_tensor(value)
         assert tensor is not None
         self.replaced.append(value)
@@ -264,7 +270,7 @@ class _Writer:
         return self._rounding(nodes, to)
 
     def _rounding(self, nodes: Sequence[ir.Node], to: Encoding) -> ir.Value:
-        """What the ``nodes`` of one rounding give; marks them where they are not casts."""
+        """The result of the ``nodes`` of one rounding; marks them unless they are casts."""
         out = nodes[-1].outputs[0]
         if not STATEMENTS[to.format].by_casts:
             for node in nodes:
@@ -272,7 +278,7 @@ class _Writer:
         return out
 
     def drop_dead_constants(self) -> None:
-        """Remove originals that no consumer is left for, and give their name back."""
+        """Remove the constants that were converted and that nothing reads any more."""
         for value in dict.fromkeys(self.replaced):
             if value.uses() or value.is_graph_output():
                 continue
@@ -295,11 +301,12 @@ def _tensor(array: np.ndarray, fmt: Format, name: str) -> ir.TensorProtocol:
 
 
 def phi_mark(phi: Node) -> str:
-    """The key, among its owner's metadata, of a phi's mark."""
+    """The metadata key under which the op that owns ``phi`` has the phi's former format."""
     return f"{MARK}.{phi.attributes['port']}"
 
 
 def _mark(native: ir.Node, key: str, before: Format | None, to: Format) -> None:
+    """Note the format of a node before its first edit; no note if it is back to that."""
     was = native.metadata_props.get(key) or (before.label if before else "")
     if was == to.label:
         native.metadata_props.pop(key, None)
