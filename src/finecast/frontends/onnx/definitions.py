@@ -1,4 +1,4 @@
-"""Definitions of ops: the type of every port, and what each type variable admits.
+"""Definitions of ops: the type of every port, and the types that each variable admits.
 
 Sources: ``onnx.defs`` for the domains of ONNX; for ONNX Runtime's own ops ``contrib.json``,
 which ``tests/frontends/contrib_schemas.py`` writes from ONNX Runtime itself.
@@ -29,10 +29,13 @@ FLATTENING_AXIS: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypedPorts:
-    """Type strings of formal inputs or outputs; the last repeats if ``variadic``.
+    """Formal inputs or outputs of an op.
 
-    ``mixed`` says that the repeats of a variadic port may differ in type; ``least`` is how
-    many there must be.
+    Attributes:
+        types: Type variables, or types such as ``tensor(float)``.
+        least: How many there must be.
+        variadic: Whether the last one repeats.
+        mixed: Whether the repeats of a variadic port may differ in type.
     """
 
     types: tuple[str, ...]
@@ -41,7 +44,7 @@ class TypedPorts:
     mixed: bool = False
 
     def type_of(self, index: int) -> str | None:
-        """Type string of port ``index``; None if the definition has no such port."""
+        """Variable or type of port ``index``; None if the definition has no such port."""
         if index < len(self.types):
             return self.types[index]
         return self.types[-1] if self.variadic and self.types else None
@@ -53,7 +56,7 @@ class TypedPorts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
-    """What an op's schema says of types."""
+    """The types in an op's schema; ``constraints`` has the types that each variable admits."""
 
     name: str
     inputs: TypedPorts
@@ -69,7 +72,7 @@ def normal_domain(domain: str) -> str:
 
 @lru_cache(maxsize=8192)
 def definition(op_type: str, domain: str, version: int) -> Definition | None:
-    """The definition in force at ``version`` of ``domain``; None if none is known."""
+    """The definition that ``version`` of ``domain`` has; None if none is known."""
     import onnx
 
     domain = normal_domain(domain)

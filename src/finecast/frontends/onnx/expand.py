@@ -90,7 +90,7 @@ class _Steps:
         return value
 
     def replace(self, graph: ir.Graph) -> None:
-        """Put the steps where the node stood; the last one takes over its first output."""
+        """Put the steps in the node's place; the last result replaces its first output."""
         old, new = self.node.outputs[0], self.made[-1].outputs[0]
         new.shape, new.type = old.shape, old.type
         self.node.append(self.made)
@@ -107,8 +107,9 @@ class _Steps:
 def split_norms(model: ir.Model) -> ir.Model:
     """A copy in which the scale and shift of LayerNormalization are nodes of their own.
 
-    ONNX defines that a norm of a low type is cast to that type before scale and shift;
-    OpenVINO does so. The norm keeps its name; the other two have it as prefix.
+    By ONNX's definition, and in OpenVINO, a low LayerNormalization rounds the normalized
+    numbers to its type before scale and shift. The norm keeps its name; the other two nodes
+    have it as prefix.
     """
     copy = model.clone()
     for graph in (copy.graph, *copy.graph.subgraphs()):

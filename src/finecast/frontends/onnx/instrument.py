@@ -1,4 +1,4 @@
-"""Copies of a model that show its values, or that round them at the turn of a switch."""
+"""Copies of a model that output its values, or that round them where a switch is on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from finecast.planning.switches import SWITCH, Switch
 
 
 def observable(model: ir.Model, graph: Graph) -> dict[str, int]:
-    """Names and ids of the float values that can be shown: those outside of bodies."""
+    """Ids, by name, of the float values that can be outputs: those outside of bodies."""
     _, binding = read(model)
     main = model.graph
     names: dict[str, int] = {}
@@ -44,10 +44,11 @@ def with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:
 
 
 def with_switches(model: ir.Model, switches: Sequence[Switch]) -> ir.Model:
-    """A copy of ``model`` that rounds what its extra input switches on.
+    """A copy of ``model`` with roundings that an extra input switches on.
 
-    The input ``finecast_switch`` is a bool vector: element k rounds what ``switches[k]`` has,
-    each to its encoding and back to fp32. Law: with all of them off it is ``model``.
+    The input ``finecast_switch`` is a bool vector: where element k is true, the operands and
+    outputs that ``switches[k]`` lists are rounded, each to its encoding and back to fp32. Law:
+    with all elements false it computes what ``model`` computes.
     """
     copy = model.clone()
     graph, binding = read(copy)
@@ -86,11 +87,11 @@ class _Inserter:
         return self.scalars[k]
 
     def round_port(self, node_id: int, index: int, encoding: Encoding, k: int) -> None:
-        """Round what the node reads at one input; a constant ahead of time."""
+        """Round what the node reads at one input; a constant is rounded here, in advance."""
         value_id = self.graph.nodes[node_id].inputs[index]
         port = self.binding.ports[node_id][index]
         if value_id is not None and port is not None:
-            _enter(port, self._at_port(value_id, encoding, k))
+            _set_port(port, self._at_port(value_id, encoding, k))
 
     def round_output(self, index: int, encoding: Encoding, k: int) -> None:
         """Round the model's output, which keeps its name."""
@@ -111,7 +112,7 @@ class _Inserter:
         return self.at_ports[key]
 
     def _rounded(self, value: ir.Value, encoding: Encoding, k: int) -> ir.Value:
-        """``value``, rounded where element ``k`` of the switch is on."""
+        """``value``, rounded if element ``k`` of the switch is true."""
         nodes = rounding(self.maker, value, encoding)
         out = ir.val(self.maker.fresh(f"{value.name}_rounded"), ir.DataType.FLOAT, value.shape)
         choice = [self.scalar(k), nodes[-1].outputs[0], value]
@@ -120,6 +121,7 @@ class _Inserter:
         return out
 
     def _rounded_constant(self, value: ir.Value, encoding: Encoding, k: int) -> ir.Value:
+        """The constant ``value``: rounded in advance if element ``k`` is true, else exact."""
         tensor = constant_tensor(value)
         assert tensor is not None
         array = tensor.numpy().astype(np.float32)
@@ -128,7 +130,7 @@ class _Inserter:
         )
         exact = value
         if value.producer() is not None or value.graph is not self.main:
-            # Defined in a body or by a Constant node: a copy that the prologue can read.
+            # Defined in a body or by a Constant node: the prologue can only read a copy.
             exact = self._constant(array, f"{value.name}_exact")
         out = ir.val(self.maker.fresh(f"{value.name}_switched"), ir.DataType.FLOAT)
         self.prologue.append(ir.node("Where", [self.scalar(k), rounded, exact], outputs=[out]))
@@ -140,6 +142,7 @@ class _Inserter:
         return value
 
     def finish(self) -> None:
+        """Add the switch input and the nodes that come first."""
         self.main.inputs.append(self.input)
         # Elements of the switch first: values rounded at the start of the graph read them.
         order = sorted(self.prologue, key=lambda n: n.op_type != "Gather")
@@ -150,7 +153,7 @@ class _Inserter:
             first.prepend(order)
 
 
-def _enter(port: Port, value: ir.Value) -> None:
+def _set_port(port: Port, value: ir.Value) -> None:
     if isinstance(port.owner, ir.Node):
         port.owner.replace_input_with(port.index, value)
     else:

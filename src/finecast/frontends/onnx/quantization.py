@@ -1,4 +1,4 @@
-"""QuantizeLinear and DequantizeLinear: the nodes that state an encoding with parameters."""
+"""QuantizeLinear and DequantizeLinear: the nodes for encodings with scale and zero point."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from finecast.frontends.onnx.statements import Maker
 
 SINCE: Final = 13
-"""The first opset whose nodes take parameters by channel."""
+"""The first opset whose nodes take a scale and zero point for each channel."""
 
 
 def quantize(maker: Maker, value: ir.Value, to: Encoding) -> list[ir.Node]:
@@ -29,7 +29,7 @@ def quantize(maker: Maker, value: ir.Value, to: Encoding) -> list[ir.Node]:
 
 
 def dequantize(maker: Maker, value: ir.Value, to: Encoding) -> list[ir.Node]:
-    """A node from the codes of ``to`` to fp32; it shares the parameters of the way there."""
+    """A node from the codes of ``to`` to fp32; it shares the constants of ``quantize``'s."""
     assert isinstance(to, Scaled)
     before = value.producer()
     shared = before is not None and before.op_type == "QuantizeLinear"
@@ -41,12 +41,12 @@ def dequantize(maker: Maker, value: ir.Value, to: Encoding) -> list[ir.Node]:
 
 
 def reader(fmt: Format, grid: Grid) -> Callable[[Sequence[ir.Node]], Scaled]:
-    """A function that gives the encoding in ``fmt`` that ``dequantize``'s node states."""
+    """A function that reads the encoding in ``fmt`` off the node that ``dequantize`` made."""
 
     def read(nodes: Sequence[ir.Node]) -> Scaled:
         scale, zero = (constant_tensor(v) for v in nodes[0].inputs[1:] if v is not None)
         if scale is None or zero is None:
-            raise ValueError("parameters that are not constants")
+            raise ValueError("the scale or zero point is not a constant")
         axis = nodes[0].attributes.get("axis")
         return Scaled(
             format=fmt,
