@@ -152,7 +152,7 @@ class Prepared:
 
     def observable(self) -> dict[str, int]:
         """Ids, by name, of the float values that can be outputs: those outside of bodies."""
-        return observable(self.model, self.graph)
+        return observable(self.graph, self.binding)
 
     def with_outputs(self, names: Sequence[str]) -> ir.Model:
         """A copy whose outputs are just the values called ``names``."""

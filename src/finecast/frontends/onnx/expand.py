@@ -32,19 +32,21 @@ def expand_accumulations(model: ir.Model) -> ir.Model:
     for graph in (copy.graph, *copy.graph.subgraphs()):
         for node in list(graph):
             build = _EXPANSIONS.get((node.domain, node.op_type))
-            axes = _axes(node, opset)
-            if build is None or axes is None or any(o.uses() for o in node.outputs[1:]):
+            if build is None or any(o.uses() for o in node.outputs[1:]):
                 continue
-            steps = _Steps(node, copy.graph, opset)
-            build(steps, axes)
-            steps.replace(graph)
+            axes = _axes(node, opset)
+            if axes is not None:
+                steps = _Steps(node, copy.graph, opset)
+                build(steps, axes)
+                steps.replace(graph)
     return copy
 
 
 def _axes(node: ir.Node, opset: int) -> list[int] | None:
-    """The axes that the op sums over; None if the rank that they depend on is not known.
+    """The axes that Softmax or LayerNormalization sums over; None if they cannot be told.
 
-    Those from its ``axis`` to the last; Softmax from opset 13 on has that one alone.
+    They are those from its ``axis`` to the last, which takes the rank to be known if ``axis``
+    counts from the first. Softmax from opset 13 on sums over ``axis`` alone.
     """
     softmax = node.op_type == "Softmax"
     flattens = softmax and opset < SOFTMAX_FLATTENS_BELOW
@@ -94,11 +96,7 @@ class _Steps:
         old, new = self.node.outputs[0], self.made[-1].outputs[0]
         new.shape, new.type = old.shape, old.type
         self.node.append(self.made)
-        for user, index in list(old.uses()):
-            user.replace_input_with(index, new)
-        for index, end in enumerate(graph.outputs):
-            if end is old:
-                graph.outputs[index] = new
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
         name, old.name = old.name, f"{old.name}_whole"
         new.name = name
         graph.remove(self.node, safe=True)

@@ -19,17 +19,15 @@ from finecast.numbers.encodings import Encoding
 from finecast.planning.switches import SWITCH, Switch
 
 
-def observable(model: ir.Model, graph: Graph) -> dict[str, int]:
+def observable(graph: Graph, binding: OnnxBinding) -> dict[str, int]:
     """Ids, by name, of the float values that can be outputs: those outside of bodies."""
-    _, binding = read(model)
-    main = model.graph
     names: dict[str, int] = {}
     for value in graph.values:
         native = binding.values[value.id]
         producer = native.producer()
         if value.format is None or value.constant is not None or producer is None:
             continue
-        if producer.graph is main and native.name:
+        if producer.graph is binding.model.graph and native.name:
             names[native.name] = value.id
     return names
 

@@ -223,17 +223,10 @@ class _Writer:
     ) -> ir.Value:
         """A Constant node in the body ``home``: a body's outputs must be made in it."""
         name = self.fresh(f"{value.name}_{to.label}")
-        new = ir.Value(name=name, shape=shape_of(tensor), type=ir.TensorType(DATA_TYPES[to]))
-        attribute = ir.AttrTensor("value", ConvertedTensor(tensor, to, name))
-        node = ir.Node(
-            "",
-            "Constant",
-            [],
-            [attribute],
-            outputs=[new],
-            name=self.fresh(f"constant_{name}"),
-        )
-        home.append(node)
+        new = ir.val(name, DATA_TYPES[to], shape_of(tensor))
+        attributes = {"value": ConvertedTensor(tensor, to, name)}
+        label = self.fresh(f"constant_{name}")
+        home.append(ir.node("Constant", [], attributes, name=label, outputs=[new]))
         return new
 
     def round_trip(self, edit: RoundTrip) -> None:
