@@ -107,7 +107,7 @@ def take_to_fp32(file: OnnxFile, source: str) -> OnnxFile:
 
 
 def _dequantized(model: ir.Model) -> tuple[Mapping[str, Scaled], tuple[str, ...]]:
-    """Convert ``model`` to floats; how its values were encoded, by name, and notes."""
+    """Convert ``model`` to floats; returns how values were encoded, by name, and notes."""
     change = Dequantizing(model)
     change.run()
     if not change.ops:
