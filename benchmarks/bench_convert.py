@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -157,7 +156,7 @@ def convert(folder: Path, policy_text: str) -> dict[str, Any]:
             graph=prepared.graph,
             policy=policy,
             permissions=permit(Context(graph=prepared.graph, policy=policy)),
-            opset=partial(frontend.minimal_opset, prepared),
+            opset=prepared.minimal_opset,
         )
         plan = planner.lowest()
         applied = frontend.apply(file, plan, prepared)

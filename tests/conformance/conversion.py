@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import onnx
@@ -66,7 +65,7 @@ def convert(path: Path, output: Path, policy: Policy) -> Converted:
         graph=prepared.graph,
         policy=policy,
         permissions=permit(Context(graph=prepared.graph, policy=policy)),
-        opset=partial(frontend.minimal_opset, prepared),
+        opset=prepared.minimal_opset,
     )
     formats = assign.lowest(planner.graph, planner.permissions, policy.format)
     plan = planner.plan(formats, "the lowest that is permitted")

@@ -17,6 +17,7 @@ from finecast.rules.calibration import calibrated
 from finecast.rules.policy import Policy
 from finecast.rules.ranges import Calibration
 from finecast.subjects.engine.observing import observe
+from tests.frontends import tools
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\ng '
 # Codes of x that begin below 0, a product, and codes of its result that begin at 0: the tool
@@ -156,7 +157,7 @@ def test_what_is_of_integers_itself_stays() -> None:
 
 def test_a_model_without_such_nodes_is_refused() -> None:
     text = f"{HEAD}(float[n, 4] x) => (float[n, 4] y) {{ y = Relu (x) }}"
-    with pytest.raises(UsageError, match="nothing in the model is stated by QuantizeLinear"):
+    with pytest.raises(UsageError, match="the model has no QuantizeLinear"):
         frontend.take_to_fp32(frontend.from_model(parser.parse_model(text)), "int8")
 
 
@@ -172,3 +173,36 @@ def test_a_plan_encodes_as_the_model_came() -> None:
         assert found.constants[1] == file.came_as[constant]
         own = calibrated(graph, graph.find(name), Format.INT8, facts, Calibration.MSE)
         assert own.operands[0] != found.operands[0]
+
+
+def test_the_cut_of_a_value_that_a_body_is_given_stands_in_the_body() -> None:
+    text = """(float[2, 4] x, int64 n, bool c) => (float[2, 4] y)
+<float s = {0.05}, uint8 zero = {0}> {
+  y = Loop (n, c, x) <body = b (int64 i, bool k, float[2, 4] h) => (bool k2, float[2, 4] h2) {
+    k2 = Identity (k)
+    q = QuantizeLinear (h, s, zero)
+    d = DequantizeLinear (q, s, zero)
+    h2 = Tanh (d)
+  }>
+}"""
+    model = frontend.to_proto(taken(parser.parse_model(HEAD + text)).model)
+    (loop,) = model.graph.node
+    body = loop.attribute[0].g
+    assert sorted(n.op_type for n in body.node) == ["Clip", "Identity", "Tanh"]
+    onnx.checker.check_model(model, full_check=True)
+
+
+@pytest.mark.parametrize(("bounds", "cut"), [("low", True), ("zero", False), ("", True)])
+def test_only_a_clip_from_0_on_cuts_as_the_codes_do(bounds: str, cut: bool) -> None:
+    text = f"""(float[2, 4] x) => (float[2, 4] y)
+<float low = {{-1.0}}, float zero = {{0.0}}, float s = {{0.1}}, uint8 none = {{0}}> {{
+  c = Clip (x{bounds and ", " + bounds})
+  q = QuantizeLinear (c, s, none)
+  d = DequantizeLinear (q, s, none)
+  y = Tanh (d)
+}}"""
+    before = parser.parse_model(HEAD + text)
+    after = frontend.to_proto(taken(before).model)
+    assert [n.op_type for n in after.graph.node].count("Clip") == 1 + cut
+    (want,), (got,) = tools.run(before, x=X), tools.run(after, x=X)
+    np.testing.assert_allclose(got, want, atol=0.05)

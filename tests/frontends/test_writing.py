@@ -201,7 +201,7 @@ def test_bodies_out_of_order_are_sorted(tmp_path: Path) -> None:
 def switched(
     proto: onnx.ModelProto, folder: Path, values: list[str], weights: list[str]
 ) -> onnx.ModelProto:
-    """The model with a switch for each value, then for the constants of each node."""
+    """The model with a switch for each value, then for input 1 of each node."""
     onnx.save(proto, folder / "model.onnx")
     prepared = frontend.prepare(
         frontend.load(folder / "model.onnx"), Policy.parse("none:bf16")
@@ -239,6 +239,19 @@ def test_switches_round_what_a_body_gives(tmp_path: Path) -> None:
         assert np.array_equal(y, expected)
         (other,) = run(made, x=X, c=np.array(False), **{SWITCH: np.array([on])})
         assert np.array_equal(other, np.abs(X))
+
+
+def test_switches_round_what_a_body_without_nodes_hands_on(tmp_path: Path) -> None:
+    proto = parse("""turns (float[2, 4] x, int64 n, bool c) => (float[2, 4] y) {
+      [before] h = Neg (x)
+      [loop] z = Loop (n, c, h) <
+        body = b (int64 i, bool k, float[2, 4] s) => (bool k, float[2, 4] s) {}>
+      [after] y = Neg (z)
+    }""")
+    made = switched(proto, tmp_path, [], ["loop/phi_state0"])
+    for on, expected in ((False, X), (True, round_to(X, Format.BF16))):
+        (y,) = run(made, x=X, n=np.array(2), c=np.array(True), **{SWITCH: np.array([on])})
+        assert np.array_equal(y, expected)
 
 
 def test_a_weight_that_units_share_is_switched_for_each(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +97,7 @@ def planner_of(
         graph=prepared.graph,
         policy=policy,
         permissions=judged if permissions is None else permissions,
-        opset=partial(frontend.minimal_opset, prepared),
+        opset=prepared.minimal_opset,
     )
 
 

@@ -209,7 +209,7 @@ def test_the_tuner_says_what_the_model_given_does(qdq: Path) -> None:
 def test_what_is_of_integers_itself_is_not_taken(quantized: Path) -> None:
     if quantized.stem == "qdq":
         pytest.skip("that is")
-    with pytest.raises(UsageError, match="nothing in the model is stated by Quantize"):
+    with pytest.raises(UsageError, match="the model has no QuantizeLinear"):
         api.convert(quantized, None, "all:bf16", from_type="int8", engine="openvino")
 
 

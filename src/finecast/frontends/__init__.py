@@ -1,1 +1,1 @@
-"""From a framework's model to the neutral graph, and from edits back to the model."""
+"""Reading a framework's model as the neutral graph, and making a plan's edits in it."""

@@ -8,38 +8,43 @@ from contextlib import contextmanager
 from typing import Final
 
 # Fewer objects than this, some 10 MB, are not worth a collection.
-_UNSEEN_MOST: Final = 100_000
+_LEAST_LIMIT: Final = 100_000
 
 
-class _Unseen:
-    """Objects made in pauses since the last collection, and how many bring the next."""
+class _Uncollected:
+    """How many objects pauses made since the last full collection; it is due at ``limit``."""
 
     count = 0
-    most = _UNSEEN_MOST
+    limit = _LEAST_LIMIT
 
 
 @contextmanager
 def paused_collection(*, keeps: bool = True) -> Generator[None]:
-    """No garbage collection while many objects are made that all live on.
+    """Pause garbage collection while many objects are made that all live on.
 
-    Otherwise every collection walks them all, and time grows faster than the model. What was
-    made goes to the oldest generation without a walk. Python does not count it there; so
-    before a pause everything is collected if earlier ones made as many objects as were left
-    the last time, and dropped models do not pile up. Not before one that ``keeps`` little of
-    what it makes.
+    Otherwise every collection walks all of them, and time grows faster than the model. After
+    the pause the new objects are moved to the oldest generation without a walk. Python does
+    not count them there, and would not collect dropped models. So a pause begins with a full
+    collection if earlier pauses made more objects than the last such collection left.
+
+    Args:
+        keeps: False if little of what is made lives on: such a pause never collects.
     """
-    was = gc.isenabled()
-    if was and keeps and _Unseen.count > _Unseen.most:
+    was_enabled = gc.isenabled()
+    if was_enabled and keeps and _Uncollected.count > _Uncollected.limit:
         gc.collect()
-        _Unseen.count, _Unseen.most = 0, max(_UNSEEN_MOST, len(gc.get_objects()))
+        _Uncollected.count = 0
+        _Uncollected.limit = max(_LEAST_LIMIT, len(gc.get_objects()))
     gc.disable()
     before = gc.get_count()[0]
     try:
         yield
     finally:
-        if was:
-            _Unseen.count += max(gc.get_count()[0] - before, 0)
-            if not gc.get_freeze_count():  # others' frozen objects stay frozen
+        if was_enabled:
+            _Uncollected.count += max(gc.get_count()[0] - before, 0)
+            # Moves everything to the oldest generation. It would also thaw what the host
+            # program froze: then it is left out.
+            if not gc.get_freeze_count():
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()

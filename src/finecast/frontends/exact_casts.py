@@ -1,11 +1,13 @@
-"""Casts to bf16 that OpenVINO rounds wrongly: their numbers are rounded in fp32 before.
+"""Casts to bf16 that OpenVINO rounds wrongly: their numbers are first rounded in fp32.
 
-OpenVINO 2026.4 has a cast that rounds to the nearest number if that has an odd last digit, and
-cuts digits off otherwise. By it run casts of values whose shape is open, casts in bodies, and
-those of what is computed from constants, when a model is loaded. Numbers of bf16 it leaves as
-they are: what products read is rounded first, by one more kernel, or by none of what is
-computed once. Law: what products read is what a right cast gives; Inf alone comes out as NaN,
-and of either a product makes Inf or NaN.
+One of OpenVINO 2026.4's casts rounds to the nearest number only if that number's last bit is
+odd, and truncates otherwise. It is used for values of dynamic shape, in bodies, and when a
+model is loaded, for what is computed from constants. It leaves numbers that bf16 holds as they
+are. So values that matrix products and convolutions read are rounded in fp32 before the cast.
+That costs one more kernel, and nothing at run time for what is computed from constants.
+
+Law: products read what a correct cast gives. Only Inf becomes NaN, and a product of either is
+Inf or NaN.
 """
 
 from __future__ import annotations
@@ -27,13 +29,15 @@ _REASON: Final = f"{_ENGINE} rounds its cast wrongly, so it is rounded in fp32 b
 _LOW: Final = Format.BF16
 _PART: Final = 2.0 ** (_LOW.mantissa_bits - Format.FP32.mantissa_bits)
 
-# In x * FACTOR + x the product is rounded where bf16 ends, and what is left is a part of the
-# rounded x, which BACK makes whole (T. J. Dekker, "A floating-point technique for extending
-# the available precision", 1971). The product is nearer to 0 than x: one that is not may lie
-# beyond a power of two, where digits are coarser, and what is just below 1 came out as .996.
-# Of a difference OpenVINO would make one kernel more; and one more of a sum of what it just
-# multiplied with itself: the second x has another shape. But what convolutions read rests in
-# blocks of channels, and to reshape it takes longer than a kernel: there the second x is x.
+# Nodes compute (x * FACTOR + x) * BACK. Rounding x * FACTOR to fp32 drops the bits that bf16
+# does not have; adding x leaves _PART times the rounded x, which BACK scales up again (T. J.
+# Dekker, "A floating-point technique for extending the available precision", 1971). FACTOR is
+# below 1 in magnitude, or the product of an x just below a power of two could lie above it,
+# where fp32 is coarser: .99999 was rounded to .996.
+# Two more choices save kernels in OpenVINO: a sum, not a difference; and the second x is
+# reshaped to another rank, since a sum of a value and its own product would not be fused.
+# What convolutions read is stored in blocks of channels, where a reshape costs more than a
+# kernel: there the second x is x itself.
 FACTOR: Final = _PART - 1
 BACK: Final = 1 / _PART
 
@@ -53,20 +57,20 @@ def rounded_first(graph: Graph, edits: Iterable[Edit], plan: Plan) -> frozenset[
 
 
 def restated(graph: Graph, rounded: Collection[int]) -> tuple[Restated, ...]:
-    """What to say of the values ``rounded``, if there are any."""
+    """The report of the values with ids ``rounded``; empty if there are none."""
     names = tuple(graph.values[i].name for i in sorted(rounded))
     return (Restated(nodes=names, reason=_REASON),) if names else ()
 
 
 def in_blocks(graph: Graph, value: int) -> bool:
-    """Whether a convolution reads what an op gives, which rests in blocks of channels then."""
+    """Whether a convolution reads this result of an op: OpenVINO stores it channel-blocked."""
     given = graph.values[value]
     readers = (graph.nodes[n].op for n in given.uses)
     return given.producer is not None and not CONVOLUTIONS.isdisjoint(readers)
 
 
 def _is_wrong(graph: Graph, value: Value) -> bool:
-    """Whether OpenVINO casts the value wrongly: one of open shape, or of a body."""
+    """Whether OpenVINO casts the value wrongly: its shape is dynamic, or a body defines it."""
     if value.shape is None or not all(isinstance(size, int) for size in value.shape):
         return True
     if value.producer is None:
@@ -75,7 +79,10 @@ def _is_wrong(graph: Graph, value: Value) -> bool:
 
 
 def _products_read(graph: Graph, uses: Iterable[Use]) -> bool:
-    """Whether products alone read the value at ``uses``, moved or not."""
+    """Whether only matrix products and convolutions read the value at ``uses``.
+
+    Ops that only move numbers are looked through.
+    """
     waiting, seen = [use.node for use in uses], set[int]()
     while waiting:
         number = waiting.pop()

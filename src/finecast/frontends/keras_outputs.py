@@ -1,4 +1,4 @@
-"""The outputs of a Keras model, as a signature can name them."""
+"""Keras models whose outputs are nested, made flat: a signature has one level of names."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 
 def with_flat_outputs(keras: Any, model: Any) -> Any:
-    """A Keras model whose outputs are not nested: a nested one is called ``KEY/KEY``.
+    """The model with its outputs in one dict; a nested output is called ``KEY/KEY``.
 
     Laws: outputs are the same tensors, layers the same objects; a model without nested
-    outputs is returned as it is. Signatures of TensorFlow have one level of names.
+    outputs is returned as it is.
 
     Args:
-        keras: The library.
-        model: Of it.
+        keras: The Keras module.
+        model: A Keras model.
     """
     nested = getattr(model, "_outputs_struct", None)  # Keras has no public name for it
     paths = [] if nested is None else keras.tree.flatten_with_path(nested)

@@ -1,4 +1,4 @@
-"""A model ready to be planned, of a library whose models are planned as they are."""
+"""Models that are planned as they were read: nothing is raised or converted first."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from finecast.planning.switches import Switch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLibrary:
-    """What a library's models can state.
+    """The formats of a library's models.
 
     Attributes:
-        name: What messages call the kind of its models.
-        types: Formats that are types of the library's.
-        states: Formats that its models can state.
+        name: What messages call models of this kind.
+        types: Formats that are tensor types of the library.
+        states: Formats that values can be rounded to, by a type or by arithmetic.
     """
 
     name: str
@@ -31,7 +31,7 @@ class ModelLibrary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedAsIs(ABC):
-    """A model and its graph; there are no operation sets, and no type is taken out first."""
+    """A model and its graph, for libraries without opsets and without ``--from-type``."""
 
     graph: Graph
     of: ModelLibrary
@@ -39,40 +39,40 @@ class PreparedAsIs(ABC):
     @property
     @final
     def library(self) -> str:
-        """What messages call the kind of its models."""
+        """What messages call models of this kind."""
         return self.of.name
 
     @property
     @final
     def states(self) -> Collection[Format]:
-        """Formats that a model of this kind can state."""
+        """Formats that values of such a model can be rounded to."""
         return self.of.states
 
     @property
     @final
     def from_type(self) -> str:
-        """The type whose ops were taken to fp32 first: none."""
+        """The type whose ops were converted to fp32 first: none."""
         return ""
 
     @final
     def minimal_opset(self, formats: Mapping[int, Format]) -> int:
-        """There are no operation sets."""
+        """0: there are no opsets."""
         del formats
         return 0
 
     @final
     def can_cast(self, fmt: Format) -> bool:
-        """Whether an op could be stated between casts to ``fmt``."""
+        """Whether values can be rounded to ``fmt``."""
         return fmt in self.of.states
 
     @final
     def resolve_io(self, io: Mapping[str, Format]) -> dict[int, Format]:
-        """Declared formats by value id."""
+        """The formats that ``io`` declares for ports by name, by value id."""
         return resolve_io(self.graph, io, self.of.types, self.of.name)
 
     @final
     def with_switches(self, switches: Sequence[Switch]) -> Any:
-        """A copy that rounds what its extra input switches on."""
+        """A copy whose extra input switches each of ``switches`` on or off."""
         return with_switches(self.roundable(), switches)
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""From a plan to the edits of a graph: what every frontend asks before it makes them."""
+"""From a plan to the edits of a graph: the steps that every frontend shares."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from finecast.planning.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restated:
-    """That ``nodes``, or the values so named, are stated in another way, and why."""
+    """Names of nodes or values that were written as other ops, and why."""
 
     nodes: tuple[str, ...]
     reason: str
@@ -32,7 +32,10 @@ def check_made_for(plan: Plan, digest: str, where: str) -> None:
 
 
 def edits_of(graph: Graph, plan: Plan, ports: Mapping[int, Format]) -> tuple[Edit, ...]:
-    """The edits that ``plan`` asks for; ``ports`` are the types of inputs and outputs."""
+    """The edits that ``plan`` asks for.
+
+    ``ports`` has the formats declared for inputs and outputs, by value id.
+    """
     by_name = {n.name: n.id for n in graph.nodes}
     formats = {by_name[name]: fmt for name, fmt in plan.formats.items()}
     encodings = {by_name[name]: found for name, found in plan.encodings.items()}
@@ -42,13 +45,13 @@ def edits_of(graph: Graph, plan: Plan, ports: Mapping[int, Format]) -> tuple[Edi
 def resolve_io(
     graph: Graph, io: Mapping[str, Format], types: Collection[Format], library: str
 ) -> dict[int, Format]:
-    """Declared formats by value id.
+    """The formats declared for a model's inputs and outputs, by value id.
 
     Args:
-        graph: The model's.
-        io: Formats by the names of ports.
-        types: Formats that are types of the library.
-        library: What messages call it.
+        graph: The model's graph.
+        io: Formats by the names of inputs and outputs.
+        types: Formats that are tensor types of the library.
+        library: What messages call the library.
 
     Raises:
         UsageError: If a name is not a float input or output of the model, or a format none

@@ -1,7 +1,7 @@
-"""Copies of a native model that round its values, for good or at the turn of a switch.
+"""Copies of a native model that round its values, always or where a switch is on.
 
-A frontend says how its library states a rounding (``Roundable``); where one stands is said
-here, once for all of them.
+A frontend implements ``Roundable``: how its library writes a rounding. Which values are
+rounded, and where, is decided here for all frontends.
 """
 
 from __future__ import annotations
@@ -29,43 +29,46 @@ from finecast.planning.switches import Switch
 
 
 class Roundable(Protocol):
-    """A copy of a native model in fp32, whose readers can be given other tensors.
+    """A copy of a native model in fp32, in which ops can be given other tensors to read.
 
-    Tensors are what the library takes for one: an object, or a name.
+    A tensor is whatever the library names one by: an object, or a string.
     """
 
     @property
     def library(self) -> str:
-        """What messages call the kind of the model."""
+        """What messages call models of this kind."""
         ...
 
     @property
     def graph(self) -> Graph:
-        """The graph of the model as it was copied."""
+        """The graph of the model before anything was changed."""
         ...
 
     def tensor(self, value: int) -> Any:
-        """The tensor that a value of the graph is."""
+        """The tensor of the value with this id."""
         ...
 
     def read_at(self, node: int, index: int) -> Any:
-        """The tensor that input ``index`` of ``node`` reads by now."""
+        """The tensor that input ``index`` of ``node`` reads after the changes so far."""
         ...
 
     def give(self, value: int, uses: Iterable[Use], tensor: Any) -> None:
-        """Have ``uses`` of a value read ``tensor`` in its place."""
+        """Have ``uses`` of the value read ``tensor`` instead."""
         ...
 
     def constant(self, array: NDArray[np.float32]) -> Any:
-        """A tensor of these numbers."""
+        """A constant tensor of these numbers."""
         ...
 
     def rounded(self, tensor: Any, how: Rounder) -> Any:
-        """``tensor`` rounded by arithmetic, or to a type and back to fp32."""
+        """``tensor`` rounded, in fp32: by arithmetic, or by a cast and one back."""
         ...
 
     def without_infinities(self, tensor: Any, top: float | None) -> Any:
-        """Inf as ``top`` of its sign; None for what a product by the identity makes of it."""
+        """``tensor`` with each Inf replaced by ``top`` of its sign.
+
+        If ``top`` is None, by NaN: what a product with an identity matrix gives.
+        """
         ...
 
     def switched(self, k: int, on: Any, off: Any) -> Any:
@@ -73,7 +76,7 @@ class Roundable(Protocol):
         ...
 
     def finish(self, switches: int = 0) -> Any:
-        """The native model; it takes that many switches."""
+        """The changed native model; its extra input has as many elements as ``switches``."""
         ...
 
 
@@ -89,10 +92,11 @@ def uses_of(graph: Graph, value: int) -> Iterator[Use]:
 
 
 def with_switches(model: Roundable, switches: Sequence[Switch]) -> Any:
-    """The native model that rounds what its extra input switches on.
+    """The native model with roundings that an extra input switches on.
 
-    The input ``SWITCH`` is a bool vector: element k rounds what ``switches[k]`` has, each to
-    its format and back to fp32. Law: with all of them off it is the model.
+    The input ``SWITCH`` is a bool vector: where element k is true, the operands and outputs
+    that ``switches[k]`` lists are rounded, each to its format and back to fp32. Law: with all
+    elements false it computes what the model computes.
     """
     graph = model.graph
     made: dict[tuple[int, Encoding, int], Any] = {}
@@ -112,13 +116,16 @@ def with_switches(model: Roundable, switches: Sequence[Switch]) -> Any:
 
 
 def _switched(model: Roundable, value: int, encoding: Encoding, k: int) -> Any:
-    """A value, rounded where element ``k`` is on."""
+    """The value, rounded if element ``k`` of the switch is true."""
     exact = model.tensor(value)
     return model.switched(k, _rounded(model, value, exact, encoding), exact)
 
 
 def _rounded(model: Roundable, value: int, tensor: Any, encoding: Encoding) -> Any:
-    """``tensor``, which a value is by now, rounded; a constant ahead of time."""
+    """``tensor``, which holds ``value`` after earlier roundings, rounded.
+
+    A constant is rounded here, not when the model runs.
+    """
     stats = model.graph.values[value].constant
     if stats is None:
         return model.rounded(tensor, _rounder(encoding))
@@ -133,9 +140,10 @@ def _rounder(encoding: Encoding) -> Rounder:
 
 
 def with_roundings(model: Roundable, edits: Iterable[Edit]) -> Any:
-    """The native model in fp32 whose values are those that ``edits`` give, up to sums' order.
+    """The native model in fp32 with the numbers of the model that ``edits`` make.
 
-    What an op computes low is rounded where it is stored, and so is what is cast for it.
+    Sums may differ in their order. The results of low ops are rounded where they are stored,
+    and values that are cast where they are read.
     """
     graph = model.graph
     current: dict[int, Any] = {}

@@ -1,14 +1,13 @@
-"""Rounding by arithmetic in fp32, for models that show what rounding does.
+"""Rounding by arithmetic in fp32, for copies of a model that emulate low formats.
 
-A conversion to a low type and back says the same, but some engines take both out where they
-have no kernels in that type, and not every format is a type of a library's. Law: what
-``rounded`` gives is what a cast to the format and back gives, to nearest even (T. J. Dekker,
-"A floating-point technique for extending the available precision", 1971: the high part of a
-product by 2 ** n + 1). Numbers below fp32's smallest normal one may be taken for 0, as
-engines' kernels do.
+A cast to a low type and back means the same, but some engines remove both where they have no
+kernels of that type, and some formats are no type of the library. Law: ``rounded`` gives what
+a cast to the format and back gives, to nearest even (T. J. Dekker, "A floating-point technique
+for extending the available precision", 1971: the high part of a product by 2 ** n + 1).
+Numbers below fp32's smallest normal number may be taken for 0, as engines' kernels do.
 
-``op`` is what makes ops of a library's model: OpenVINO's operation set, or functions by the
-same names.
+``op`` makes the ops of a library's model: OpenVINO's opset module, or an object with functions
+of the same names. ``port`` is the tensor that they read.
 """
 
 from __future__ import annotations
@@ -24,13 +23,14 @@ from finecast.numbers.roundmodes import Rounder
 from finecast.numbers.scaled import Scaled
 
 _FP32_BITS: Final = np.finfo(np.float32).nmant
-# Above, the product by 2 ** n + 1 could overflow: numbers are scaled down first, exactly.
+# The product of a number above this by 2 ** n + 1 could overflow: such numbers are first
+# multiplied by _DOWN, which is exact.
 _LARGE: Final = 2.0**64
 _DOWN: Final = 2.0**-32
 
 
 def rounded(op: Any, port: Any, fmt: Format) -> Any:
-    """Numbers of ``fmt``, in fp32, nearest to those of ``port``."""
+    """The numbers of ``port`` rounded to ``fmt``, in fp32."""
     magnitude = op.abs(port)
     if fmt.exponent_bits == Format.FP32.exponent_bits:
         large = op.greater(magnitude, _number(op, _LARGE))
@@ -47,17 +47,21 @@ def rounded(op: Any, port: Any, fmt: Format) -> Any:
     )
     small = op.less(magnitude, _number(op, fmt.smallest_normal))
     near = op.select(small, fixed, _high_part(op, bounded, fmt))
-    # Half a unit in the last place beyond the largest number is a tie: to even.
+    # From half a unit in the last place above the largest number on, numbers overflow; that
+    # tie itself does so where the largest number's last bit is odd (to even).
     limit = _number(op, (fmt.max + overflow_limit(fmt)) / 2)
     compare = op.less_equal if fmt.finite_only else op.less
     inside = compare(magnitude, limit)
     beyond = op.multiply(op.sign(port), _number(op, math.nan if fmt.finite_only else math.inf))
     found = op.select(inside, near, beyond)
-    return op.select(op.is_nan(port), port, found)  # a clamp takes NaN for a number
+    return op.select(op.is_nan(port), port, found)  # kernels of clamp may not pass NaN on
 
 
 def converted(op: Any, port: Any, how: Rounder) -> Any:
-    """``port`` as a device converts it, to nearest even: saturated and flushed if so asked."""
+    """``port`` as a device converts it, to nearest even.
+
+    Overflows saturate, and subnormals become 0, where ``how`` says so.
+    """
     if how.encoding is not None:
         return coded(op, port, how.encoding)
     fmt = how.format
@@ -71,13 +75,13 @@ def converted(op: Any, port: Any, how: Rounder) -> Any:
 
 
 def coded(op: Any, port: Any, encoding: Scaled) -> Any:
-    """The numbers that the codes of ``port`` stand for; those of a tensor as a whole.
+    """``port`` rounded to the numbers that codes of ``encoding`` stand for.
 
-    Engines divide by a constant by way of its reciprocal: a number at the middle between two
-    codes may become either.
+    ``encoding`` has one scale for the whole tensor. Engines replace the division by a constant
+    with a product by its reciprocal, so a number halfway between two codes may become either.
     """
     if encoding.axis is not None:
-        raise ValueError("values have one scale")
+        raise ValueError("an encoding by channel: only constants have one")
     scale, zero = _number(op, encoding.scale[0]), float(encoding.zero_point)
     steps = op.round(op.divide(port, scale), "half_to_even")
     ends = encoding.grid.lowest - zero, encoding.grid.highest - zero
@@ -86,7 +90,11 @@ def coded(op: Any, port: Any, encoding: Scaled) -> Any:
 
 
 def without_infinities(op: Any, port: Any, top: float | None) -> Any:
-    """Inf as ``top`` of its sign; None for what a product by the identity makes of it: NaN."""
+    """``port`` with each Inf replaced by ``top`` of its sign.
+
+    If ``top`` is None, by what a product with an identity matrix gives: NaN in every element
+    of the last axis that has an Inf.
+    """
     if top is not None:
         return op.select(op.is_inf(port), op.clamp(port, -top, top), port)
     zeros = op.multiply(port, _number(op, 0.0))
@@ -95,7 +103,7 @@ def without_infinities(op: Any, port: Any, top: float | None) -> Any:
 
 
 def _high_part(op: Any, port: Any, fmt: Format) -> Any:
-    """The first bits of each number, as many as ``fmt`` has, to nearest even."""
+    """Each number rounded to as many mantissa bits as ``fmt`` has, to nearest even."""
     dropped = _FP32_BITS - fmt.mantissa_bits
     product = op.multiply(port, _number(op, 2.0**dropped + 1.0))
     return op.subtract(product, op.subtract(product, port))

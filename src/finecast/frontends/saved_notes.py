@@ -1,4 +1,4 @@
-"""What finecast leaves in the SavedModels that it writes, for whoever reads one again."""
+"""Notes that finecast writes into its SavedModels, and reads when it is given one again."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Final, cast
 
 NOTES_FILE: Final = Path("assets.extra") / "finecast.json"
 POLICY: Final = "policy"
-"""The note of the policy that the model was converted by."""
+"""The key of the note that names the policy of the conversion."""
 
 
 def notes_in(folder: Path) -> dict[str, str]:
-    """The notes in a SavedModel; none where there are none that can be read."""
+    """The notes in a SavedModel; empty if there are none, or they cannot be read."""
     try:
         found: Any = json.loads((folder / NOTES_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -25,12 +25,15 @@ def notes_in(folder: Path) -> dict[str, str]:
 
 
 def converted_to(notes: Mapping[str, str]) -> str:
-    """The policy of the conversion that left such notes; empty if there was none."""
+    """The policy of the conversion that wrote the notes; empty if there was none."""
     return notes.get(POLICY, "")
 
 
 def stays_low(folder: Path) -> str:
-    """What is to be said of a SavedModel by who takes no conversion back; empty if of none."""
+    """The warning for a converted SavedModel whose reader takes no conversion back.
+
+    Empty if finecast did not convert it.
+    """
     policy = converted_to(notes_in(folder))
     if not policy:
         return ""

@@ -1,4 +1,4 @@
-"""The module that an op belongs to, by its name."""
+"""The scope of an op, such as its layer, read from its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a SavedModel's signatures, whatever library reads it."""
+"""Texts of errors about a SavedModel's signatures, for all libraries that read one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Protobuf's encoding, field by field: what is read of a file without parsing all of it."""
+"""Protobuf's wire format read field by field, to read parts of a file without parsing it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FIXED32: Final = 5
 
 
 class Field(NamedTuple):
-    """One field of a message: its number, and where it, its content and its end are."""
+    """One field of a message: its number, and the offsets of its tag, content and end."""
 
     number: int
     start: int
@@ -21,10 +21,10 @@ class Field(NamedTuple):
 
 
 def fields(data: memoryview, position: int, end: int) -> Iterator[Field]:
-    """The fields of the message that ``data`` has from ``position`` to ``end``.
+    """The fields of the message in ``data[position:end]``.
 
     Raises:
-        ValueError: If it is no whole message.
+        ValueError: If that is not a complete message.
     """
     while position < end:
         start = position

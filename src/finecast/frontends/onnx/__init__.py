@@ -1,4 +1,4 @@
-"""The ONNX frontend: a model file in, the neutral graph out; a plan in, a model out."""
+"""The ONNX frontend: reads a model file as the neutral graph, and makes a plan's model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from finecast.frontends.onnx.model import (
     OnnxFile,
     came_external,
     check,
-    digest,
     fits_one_message,
     from_model,
     load,
@@ -44,7 +43,7 @@ from finecast.frontends.onnx.undo import PLAN_KEY, POLICY_KEY, undo
 from finecast.frontends.onnx.widen import widen
 from finecast.frontends.onnx.writer import apply_edits
 from finecast.frontends.replaying import Restated, check_made_for, edits_of, resolve_io
-from finecast.graph import PHI, Graph
+from finecast.graph import PHI, Graph, Node
 from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment, edits_by
@@ -57,22 +56,17 @@ from finecast.rules.policy import Policy, Scope
 
 __all__ = [
     "CODES",
-    "DATA_TYPES",
-    "PLAN_KEY",
     "POLICY_KEY",
     "SOURCE_TYPES",
     "Applied",
     "OnnxFile",
     "Prepared",
-    "Restated",
     "apply",
     "came_external",
     "check",
-    "digest",
     "fits_one_message",
     "from_model",
     "load",
-    "minimal_opset",
     "opset_of",
     "planned",
     "prepare",
@@ -88,7 +82,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A model ready to be planned: named nodes, known types, an opset that suffices."""
+    """A model ready to be planned.
+
+    Its nodes are named, its types inferred, and its opset has what the policy may need.
+    """
 
     file: OnnxFile
     model: ir.Model
@@ -99,46 +96,70 @@ class Prepared:
     policy: str = ""
     """Label of the policy that it was prepared for."""
     shaped: tuple[ir.Value, ...] = ()
-    """Values whose shape was inferred: a converted model does not state it either."""
+    """Values whose shape was inferred, not stated: a converted model does not state it."""
 
     @property
     def library(self) -> str:
-        """What messages call the kind of its models."""
+        """What messages call models of this kind."""
         return "ONNX"
 
     @property
     def states(self) -> Collection[Format]:
-        """Formats that nodes of ONNX round to."""
+        """Formats that ONNX has nodes to round to."""
         return STATEMENTS
 
     @property
     def from_type(self) -> str:
-        """The type whose ops were taken to fp32 before; empty if none."""
+        """The type whose ops were converted to fp32 before; empty if none."""
         return self.file.from_type
 
     def minimal_opset(self, formats: Mapping[int, Format]) -> int:
-        """As the function of that name."""
-        return minimal_opset(self, formats)
+        """The file's own opset where it admits the chosen formats, else that of ``model``.
+
+        Raising the opset may rewrite ops. A plan that chooses a format for an op that this
+        made needs the raised opset again.
+        """
+        own, raised = opset_of(self.file.model), opset_of(self.model)
+        if own == raised:
+            return own
+        for node in self.graph.nodes:
+            fmt = formats.get(node.id, Format.FP32)
+            if node.format is not None and node.op != PHI and node.name not in self.own_nodes:
+                return raised
+            if fmt is node.format or fmt is Format.FP32:
+                continue
+            if self._since(node, fmt, own, raised) > own:
+                return raised
+        return own
+
+    def _since(self, node: Node, fmt: Format, own: int, raised: int) -> int:
+        """The first opset, from ``own`` up, where the op and casts beside it take ``fmt``."""
+        stated = stated_since(fmt, own)
+        if fmt.operands_only:
+            return stated
+        native = self.binding.nodes[node.id] or self.binding.owners[node.id]
+        found = signature(native.op_type, native.domain, own)
+        return max(dict(found.since).get(fmt, raised) if found else raised, stated)
 
     def can_cast(self, fmt: Format) -> bool:
-        """Whether the model's opset, as far as it was raised, has what rounds to ``fmt``."""
+        """Whether the opset that the model was raised to has nodes that round to ``fmt``."""
         opset = opset_of(self.model)
         return stated_since(fmt, opset) == opset
 
     def resolve_io(self, io: Mapping[str, Format]) -> dict[int, Format]:
-        """Declared formats by value id."""
+        """The formats that ``io`` declares for ports by name, by value id."""
         return resolve_io(self.graph, io, DATA_TYPES, self.library)
 
     def observable(self) -> dict[str, int]:
-        """Names and ids of the float values that can be shown: those outside of bodies."""
-        return observable(self.model, self.graph)
+        """Ids, by name, of the float values that can be outputs: those outside of bodies."""
+        return observable(self.graph, self.binding)
 
     def with_outputs(self, names: Sequence[str]) -> ir.Model:
         """A copy whose outputs are just the values called ``names``."""
         return with_outputs(self.model, names)
 
     def with_switches(self, switches: Sequence[Switch]) -> ir.Model:
-        """A copy in fp32 that rounds what its extra input switches on."""
+        """A copy in fp32 whose extra input switches each of ``switches`` on or off."""
         return with_switches(widen(self.model), switches)
 
     def with_mean_errors(
@@ -155,7 +176,7 @@ class Prepared:
         return static_shapes(self.model, inputs)
 
     def adjusted(self, adjustments: Sequence[Adjustment]) -> Prepared:
-        """A copy with adjusted operands; plans are made by it, and not of it."""
+        """A copy with adjusted operands, to observe; plans are still made for this model."""
         model = self.model.clone()
         graph, binding = read(model, digest=self.file.digest)
         adjust(binding, edits_by(adjustments, graph))
@@ -165,16 +186,16 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """The model that a plan gives, and the edits that made it."""
+    """The model that a plan gives, its graph before the edits, and the edits that made it."""
 
     model: ir.Model
     graph: Graph
     edits: tuple[Edit, ...]
     restated: tuple[Restated, ...] = ()
-    """Low ops that are stated as the plan's engine knows them."""
+    """Low ops that were written as other ops, which the plan's engine recognises."""
 
     def observable(self) -> dict[str, int]:
-        """Ids of the float values that can be shown: those outside of bodies."""
+        """Ids, by name, of the float values that can be outputs: those outside of bodies."""
         kinds = set(DATA_TYPES.values())
         values = (v for node in self.model.graph for v in node.outputs)
         shown = {v.name for v in values if v.name and v.dtype in kinds}
@@ -190,30 +211,33 @@ def prepare(file: OnnxFile, policy: Policy, *, own: bool = False) -> Prepared:
     """Name the nodes, raise the opset as far as ``policy`` can need, infer types.
 
     An earlier conversion to another policy is taken back, and local functions are inlined.
-    ``file.model`` itself is left as it was, unless it is the caller's ``own``.
+
+    Args:
+        file: The model.
+        policy: What may be low.
+        own: Whether ``file.model`` may be changed; else a copy is.
 
     Raises:
         UsageError: If ``policy`` names a node, an op, an input or an output that is not there.
-        ModelError: If the model is malformed in a way that shows only now.
+        ModelError: If the model is malformed in a way that ``load`` does not find.
     """
-    with guarded(file), paused_collection():
+    with _guarded(file), paused_collection():
         model = _opened(file, policy.label, own=own)
         names = frozenset(n.name or "" for n in every_node(model.graph))
         if policy.scope is not Scope.NONE:
             candidates = _candidates(policy)
             needed = (needed_opsets(model, fmt, candidates) for fmt in policy.formats)
             model = raise_as_far(model, frozenset[int]().union(*needed))
-        read = _read(file, model, shapes=True)
-        check_names(policy, read.graph)
-        return replace(read, own_nodes=names, policy=policy.label)
+        prepared = _read(file, model, shapes=True)
+        check_names(policy, prepared.graph)
+        return replace(prepared, own_nodes=names, policy=policy.label)
 
 
 def _opened(file: OnnxFile, policy: str, *, own: bool = False) -> ir.Model:
-    """A copy, or the caller's ``own`` model, with unique names.
+    """The model, a copy unless it is the caller's ``own``, with unique names of nodes.
 
-    It is free of other conversions and of local functions.
-
-    What crashes onnx's passes is refused here, once: later they add only what they know.
+    Conversions to another policy are taken back and local functions inlined. What is known to
+    crash onnx's passes is refused here and not checked again: later edits add nothing of it.
     """
     model = file.model if own else file.model.clone()
     name_nodes(model)
@@ -226,8 +250,8 @@ def _opened(file: OnnxFile, policy: str, *, own: bool = False) -> ir.Model:
 
 
 @contextmanager
-def guarded(file: OnnxFile) -> Generator[None]:
-    """What Python raises on a malformed model becomes one clear error."""
+def _guarded(file: OnnxFile) -> Generator[None]:
+    """Turns whatever Python raises on a malformed model into one clear error."""
     try:
         yield
     except PassDiedError as error:
@@ -251,43 +275,17 @@ def _read(file: OnnxFile, model: ir.Model, *, shapes: bool) -> Prepared:
 
 
 def _message_of(file: OnnxFile, model: ir.Model) -> onnx.ModelProto | None:
-    """The file's message, if ``model`` has its values and ops still."""
+    """The message that the file was parsed to, if ``model`` still has its values and ops."""
     changed = file.model.functions or POLICY_KEY in file.model.metadata_props
     return None if changed or opset_of(model) != opset_of(file.model) else file.message
 
 
 def _candidates(policy: Policy) -> frozenset[str] | None:
-    """Op types that may be lowered; None for all."""
+    """ONNX op types that ``policy`` may lower; None for all."""
     if policy.scope is not Scope.MATMULT or policy.op_formats:
         return None
     names = (n for info in ops.OP_TABLE if info.matmul_engine for n in info.onnx)
     return frozenset(n.rpartition("::")[2] for n in names)
-
-
-def minimal_opset(prepared: Prepared, formats: Mapping[int, Format]) -> int:
-    """The file's own opset where it admits the chosen formats, else that of ``prepared``.
-
-    Raising it may rewrite ops; a plan that names what came of that needs the same again.
-    """
-    own, raised = opset_of(prepared.file.model), opset_of(prepared.model)
-    if own == raised:
-        return own
-    for node in prepared.graph.nodes:
-        fmt = formats.get(node.id, Format.FP32)
-        if node.format is not None and node.op != PHI and node.name not in prepared.own_nodes:
-            return raised
-        if fmt is node.format or fmt is Format.FP32:
-            continue
-        if fmt.operands_only:
-            if stated_since(fmt, own) > own:
-                return raised
-            continue
-        native = prepared.binding.nodes[node.id] or prepared.binding.owners[node.id]
-        found = signature(native.op_type, native.domain, own)
-        since = dict(found.since).get(fmt, raised) if found else raised
-        if max(since, stated_since(fmt, own)) > own:
-            return raised
-    return own
 
 
 def apply(file: OnnxFile, plan: Plan, prepared: Prepared | None = None) -> Applied:
@@ -296,15 +294,15 @@ def apply(file: OnnxFile, plan: Plan, prepared: Prepared | None = None) -> Appli
     Args:
         file: The model.
         plan: The plan.
-        prepared: What the plan was made with, if nothing else needs it any more: its model
-            becomes the result where the plan takes it as it is, and saves the time to
-            prepare it again. The result is the same without.
+        prepared: What the plan was made with, if nothing else needs it any more. It saves
+            the time to prepare the model again: its own model is changed and becomes the
+            result, if it has the plan's opset. The result is the same without.
 
     Raises:
         ModelError: If the plan was made for another model.
     """
     file = planned(file, plan)
-    with guarded(file), paused_collection():
+    with _guarded(file), paused_collection():
         if prepared is None or not _fits(prepared, file, plan):
             model = raise_opset(_opened(file, plan.policy), plan.opset)
             prepared = _read(file, model, shapes=False)
@@ -322,7 +320,7 @@ def apply(file: OnnxFile, plan: Plan, prepared: Prepared | None = None) -> Appli
 
 
 def planned(file: OnnxFile, plan: Plan) -> OnnxFile:
-    """``file``, taken to fp32 if ``plan`` says so.
+    """``file``, converted to fp32 if ``plan`` was made for it so converted.
 
     Raises:
         ModelError: If the plan was made for another model.
@@ -340,6 +338,7 @@ def planned(file: OnnxFile, plan: Plan) -> OnnxFile:
 
 
 def _fits(prepared: Prepared, file: OnnxFile, plan: Plan) -> bool:
+    """Whether preparing ``file`` for ``plan`` would give ``prepared`` again."""
     same = prepared.file is file and prepared.policy == plan.policy
     return same and opset_of(prepared.model) == plan.opset
 
@@ -347,9 +346,11 @@ def _fits(prepared: Prepared, file: OnnxFile, plan: Plan) -> bool:
 def _replay(
     prepared: Prepared, plan: Plan
 ) -> tuple[Prepared, tuple[Edit, ...], frozenset[int]]:
-    """What the edits were made of, operands adjusted; the edits; values rounded before casts.
+    """Adjust operands and make the edits of ``plan`` in ``prepared.model``.
 
-    The values are given by their ids.
+    Returns:
+        What the edits were made in, its operands adjusted; the edits; and the ids of the
+        values that are rounded before they are cast.
     """
     plan.check(prepared.graph, where=prepared.file.name)
     adjust(prepared.binding, plan.adjusting(prepared.graph, where=prepared.file.name))

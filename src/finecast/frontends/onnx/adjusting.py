@@ -1,8 +1,8 @@
-"""Adjusted operands, and the way back.
+"""Adjusts operands as a plan says, and takes that back.
 
-Law: what an adjusted constant was comes back bit for bit. Powers of two come off again as they
-were put on, and stand beside the op that reads the constant; numbers that were added do not,
-and what the constant was before stands there.
+Law: an adjusted constant gets its former numbers back bit for bit. A multiplication by powers
+of two is undone by the inverse one: the metadata of the op that reads the constant has the
+exponents. An addition is not exact: the metadata has the former numbers.
 """
 
 from __future__ import annotations
@@ -20,26 +20,28 @@ from finecast.frontends.onnx.constants import (
     MARK,
     AdjustedTensor,
     constant_tensor,
-    shape_of,
+    constant_value,
 )
 from finecast.frontends.onnx.names import FreshNames
 from finecast.frontends.onnx.opset import FREE_INITIALIZERS
+from finecast.frontends.onnx.placing import place_after
 from finecast.frontends.onnx.reader import OnnxBinding
 from finecast.frontends.onnx.types import every_node
 from finecast.planning.adjustments import Adjustment, AdjustOperand
 
-# Set on a node whose constant at the input named last had numbers added, to its bytes before.
+# Metadata of a node, with the index of its input as suffix: the bytes, in base64, of the
+# constant there before numbers were added to it.
 _WAS: Final = f"{MARK}.constant."
-# Set on a node whose constant was multiplied, at the input and along the axis named last, to
-# the exponents.
+# Metadata of a node, with ``INPUT.AXIS`` as suffix, the axis counted from the end: the
+# exponents of two that the constant there was multiplied by.
 _TIMES: Final = f"{MARK}.exponents."
-# Set on a multiplication that was put in front of an op.
+# Metadata of a multiplication that was inserted in front of an op: that op's name.
 SCALES: Final = f"{MARK}.scales"
 _STORED: Final = np.dtype("<f4")
 
 
 def adjust(binding: OnnxBinding, edits: Iterable[AdjustOperand]) -> None:
-    """Make ``edits`` in the model behind ``binding``: read it anew to go on."""
+    """Make ``edits`` in the model behind ``binding``, which has to be read again then."""
     scales = _Scales(binding.model)
     for edit in edits:
         value, port = binding.values[edit.value], binding.ports[edit.node][edit.what.port]
@@ -64,7 +66,7 @@ def _mark(node: ir.Node, port: int, tensor: ir.TensorProtocol, what: Adjustment)
 
 
 class _Scales:
-    """Multiplications of values: one for all that read the same numbers multiplied alike."""
+    """Inserts multiplications of values: one for all ops that read the same product."""
 
     def __init__(self, model: ir.Model) -> None:
         self.main = model.graph
@@ -82,9 +84,7 @@ class _Scales:
     def _multiplied(self, value: ir.Value, what: Adjustment) -> ir.Value:
         name = self.fresh(f"finecast_scale_{value.name}")
         ones = np.ones((what.channels, *(1,) * (-what.axis - 1)), np.float32)
-        factors = ir.tensor(what.of(ones), name=f"{name}_by")
-        by = ir.Value(name=self.fresh(factors.name or ""), const_value=factors)
-        by.type, by.shape = ir.TensorType(ir.DataType.FLOAT), shape_of(factors)
+        by = constant_value(self.fresh(f"{name}_by"), what.of(ones))
         self.main.register_initializer(by)
         if self.list_initializers:
             self.main.inputs.append(by)
@@ -92,16 +92,12 @@ class _Scales:
         node = ir.node("Mul", [value, by], outputs=[out], name=name)
         node.metadata_props[MARK] = ""
         node.metadata_props[SCALES] = what.node
-        producer = value.producer()
-        if producer is None:
-            self.main.insert_before(self.main[0], node)
-        else:
-            self.main.insert_after(producer, node)
+        place_after(value, [node], self.main)
         return out
 
 
 def take_back_constants(model: ir.Model) -> None:
-    """Give adjusted constants their numbers back; what another tool replaced stays."""
+    """Give adjusted constants their numbers back; constants that do not fit the notes stay."""
     for node in every_node(model.graph):
         for key, text in [*node.metadata_props.items()]:
             if key.startswith(_WAS):
@@ -142,7 +138,7 @@ def _divide(node: ir.Node, port: str, axis: str, text: str) -> None:
 
 
 def _own_constant(node: ir.Node, port: str) -> ir.Value | None:
-    """The fp32 constant at an input, if no other op reads it."""
+    """The fp32 constant at input ``port`` of ``node``; None if other ops read it, too."""
     index = int(port) if port.isdecimal() else len(node.inputs)
     value = node.inputs[index] if index < len(node.inputs) else None
     tensor = None if value is None else constant_tensor(value)
@@ -151,7 +147,7 @@ def _own_constant(node: ir.Node, port: str) -> ir.Value | None:
 
 
 def _set(value: ir.Value, tensor: ir.TensorProtocol) -> None:
-    """Let the constant be ``tensor``."""
+    """Replace the numbers of the constant ``value`` by ``tensor``."""
     node = value.producer()
     if node is None:
         value.const_value = tensor

@@ -1,7 +1,7 @@
-"""Rounding to a format that ONNX has no type for (tf32), by nodes that compute in fp32.
+"""Rounding to a format that is no type of ONNX (tf32), by nodes that compute in fp32.
 
-Laws: within 2^104 the nodes give ``rounding.round_to``, subnormals aside; larger numbers, Inf
-and NaN pass as they are.
+Laws: up to 2^104 the nodes give what ``rounding.round_to`` gives, but for subnormals; larger
+numbers, Inf and NaN pass as they are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from finecast.numbers.roundmodes import Rounder
 
 
 class Arithmetic:
-    """Makes the nodes; ``fresh`` gives names, ``register`` takes the scalars, once each."""
+    """Makes the nodes; ``fresh`` makes names unique, ``register`` takes each constant once."""
 
     def __init__(
         self, fresh: Callable[[str], str], register: Callable[[ir.Value], None]
@@ -38,5 +38,6 @@ class Arithmetic:
         return nodes
 
     def _scalar(self, value: ir.Value) -> None:
-        value.name = self.fresh(f"{value.name}_rounding")  # not a name that emulation takes
+        # The emulator registers constants under the names that RoundOps gives, without suffix.
+        value.name = self.fresh(f"{value.name}_rounding")
         self.register(value)

@@ -1,8 +1,8 @@
-"""Casts of the source and of the plan, merged: none that a reader could do without.
+"""Merges the casts that edits insert with one another and with the model's own.
 
-Laws: no value is cast to the type that it has; a cast of what was only widened is one of the
-value itself; and the plan adds no cast that the source has. No number changes by it. What the
-source has twice, or for nothing, stays as its author wrote it where no edit touches it.
+Laws: no inserted cast is to the type that a value has, repeats a cast of the model, or reads
+the result of a widening cast instead of its operand. No number changes by merging. The model's
+own superfluous casts stay where no edit touches them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ def merge_casts(graphs: Iterable[ir.Graph]) -> None:
 
 
 def _join(kept: ir.Node, node: ir.Node) -> None:
-    """Let readers of ``node`` read the equal ``kept``; of both, one stays the author's."""
+    """Let readers of ``node`` read the equal cast ``kept``.
+
+    If ``node`` is the author's, ``kept`` takes its name and metadata, and is that from now on.
+    """
     if bypass(node, kept.outputs[0]) and not _is_ours(node):
         del kept.metadata_props[MARK]
         kept.metadata_props.update(node.metadata_props)
@@ -50,6 +53,7 @@ def _join(kept: ir.Node, node: ir.Node) -> None:
 
 
 def _is_ours(node: ir.Node) -> bool:
+    """Whether an edit inserted the cast."""
     return node.metadata_props.get(MARK) == ""
 
 
@@ -59,7 +63,7 @@ def _between_floats(node: ir.Node) -> bool:
 
 
 def _shorten(node: ir.Node) -> Iterator[ir.Node]:
-    """Let a cast of ours read what casts before it read, as far as they lose nothing.
+    """Let an inserted cast read the operand of the widening casts before it.
 
     Yields the casts that it no longer reads.
     """
@@ -90,7 +94,10 @@ def _marks(value: ir.Value) -> Iterable[str]:
 
 
 def bypass(node: ir.Node, source: ir.Value) -> bool:
-    """Give all readers of ``node`` what it is made of, ``source``, if they can have it."""
+    """Let all readers of ``node``, a model's output too, read ``source``; remove ``node``.
+
+    Returns False, and changes nothing, if ``source`` cannot be the output that ``node`` is.
+    """
     result = node.outputs[0]
     if result.is_graph_output() and not _hand_over(source, result):
         return False
@@ -101,7 +108,10 @@ def bypass(node: ir.Node, source: ir.Value) -> bool:
 
 
 def _hand_over(source: ir.Value, result: ir.Value) -> bool:
-    """Make ``source`` the output that ``result`` was, if it can be one of its own."""
+    """Make ``source`` the graph's output in place of ``result``, under its name, if it can.
+
+    It cannot if it is an input or an output already, or is made in another graph.
+    """
     producer, last = source.producer(), result.producer()
     if source.is_graph_output() or producer is None or last is None:
         return False

@@ -1,4 +1,4 @@
-"""Tensors of constants: read when asked for, in pieces, and let go at once."""
+"""Tensors of constants: read only when asked for, in pieces, and not kept in memory."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from finecast.frontends.onnx.definitions import normal_domain
 from finecast.numbers.encodings import Encoding, encoded
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
 from finecast.planning.adjustments import Adjustment
 
-# Elements converted at a time: what conversion holds beside the file itself.
+# Elements that are converted at a time, to bound the memory that conversion takes.
 PIECE: Final = 1 << 22
 
-# Set on every node whose format an edit changed (to the format before), and on every node that
-# an edit put in (to nothing): a second conversion can tell them from what the author wrote.
+# Metadata of every node whose format an edit changed: the format before. Of every node that an
+# edit inserted: empty. A second conversion tells them from what the model's author wrote.
 MARK: Final = "finecast.was"
-# Set besides on the nodes that round one value by more than casts: the format's label, a
-# space, and a name that no other rounding has.
+# Further metadata of the nodes that round one value by other ops than casts: the format's
+# label, a space, and a name that no other rounding has.
 ROUNDING: Final = f"{MARK}.rounding"
 
 DATA_TYPES: Final = {
@@ -48,21 +47,26 @@ def constant_tensor(value: ir.Value) -> ir.TensorProtocol | None:
     if value.const_value is not None and value.is_initializer():
         return value.const_value
     node = value.producer()
-    if node is None or node.op_type != "Constant" or normal_domain(node.domain):
+    if node is None or node.op_type != "Constant" or node.domain:
         return None
     return ir.convenience.get_const_tensor(value)
 
 
+def constant_value(name: str, array: NDArray[np.generic]) -> ir.Value:
+    """A value of the numbers of ``array``, to be registered as an initializer."""
+    return ir.val(name, const_value=ir.tensor(array, name=name))
+
+
 def shape_of(tensor: ir.TensorProtocol) -> ir.Shape:
-    """A shape of its own for a value that holds ``tensor``."""
+    """A new shape object for a value that holds ``tensor``."""
     return ir.Shape(tensor.shape.numpy())
 
 
 def constant_reader(tensor: ir.TensorProtocol) -> Callable[[], NDArray[np.generic]]:
-    """A function that gives the tensor's array and keeps nothing of it.
+    """A function that reads the tensor's array and keeps nothing of it.
 
-    onnx_ir keeps a file mapped once it was read, and every page that was touched stays in
-    memory; a mapping of its own goes away with the array.
+    onnx_ir keeps a file mapped once it was read, and pages that were read stay in memory. So
+    arrays in files get a mapping of their own here, which is closed with the array.
     """
     if isinstance(tensor, ir.ExternalTensor):
         return lambda: _mapped(tensor)
@@ -72,7 +76,7 @@ def constant_reader(tensor: ir.TensorProtocol) -> Callable[[], NDArray[np.generi
 def pieces(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
     """The tensor's bytes as external data stores them, a few MB at a time.
 
-    A plain mapping of a file is read and dropped piece by piece.
+    What lies in a file is read piece by piece.
     """
     if isinstance(tensor, ConvertedTensor):
         yield from tensor.pieces()
@@ -95,7 +99,7 @@ def _mapped(tensor: ir.ExternalTensor) -> NDArray[np.generic]:
     shape = tensor.shape.numpy()
     if not int(np.prod(shape, dtype=np.int64)):
         return np.empty(shape, dtype)
-    if tensor.dtype.bitwidth < 8:  # several in a byte
+    if tensor.dtype.bitwidth < 8:  # several elements in a byte
         raw = b"".join(pieces(tensor))
         proto = onnx.TensorProto(data_type=tensor.dtype, dims=shape, raw_data=raw)
         return ir.from_proto(proto).numpy()
@@ -124,7 +128,7 @@ class ConvertedTensor(ir.LazyTensor):
 
 @final
 class DecodedTensor(ir.LazyTensor):
-    """The fp32 numbers that a constant's codes stand for, made when they are written."""
+    """The fp32 numbers that a constant's codes stand for, computed when they are read."""
 
     def __init__(self, source: ir.TensorProtocol, encoding: Scaled, name: str) -> None:
         self.source = source
@@ -139,7 +143,7 @@ class DecodedTensor(ir.LazyTensor):
 
 @final
 class AdjustedTensor(ir.LazyTensor):
-    """A constant with an adjustment, made when it is read and never held."""
+    """A constant with an adjustment, computed when it is read and never held."""
 
     def __init__(self, source: ir.TensorProtocol, what: Adjustment, name: str) -> None:
         self.source = source
@@ -152,5 +156,5 @@ class AdjustedTensor(ir.LazyTensor):
         return ir.Tensor(self.what.of(array), name=self.name)
 
 
-# Tensors made of another one, their ``source``.
+# Tensors that are computed from another one, their ``source``.
 MadeTensor: TypeAlias = ConvertedTensor | DecodedTensor | AdjustedTensor

@@ -1,4 +1,4 @@
-"""Definitions of ops: the type of every port, and what each type variable admits.
+"""Definitions of ops: the type of every port, and the types that each variable admits.
 
 Sources: ``onnx.defs`` for the domains of ONNX; for ONNX Runtime's own ops ``contrib.json``,
 which ``tests/frontends/contrib_schemas.py`` writes from ONNX Runtime itself.
@@ -18,13 +18,24 @@ if TYPE_CHECKING:
 
 CONTRIB_DOMAIN: Final = "com.microsoft"
 
+# Opsets of the default domain at which definitions changed.
+CLIP_BOUNDS_ARE_INPUTS: Final = 11
+AXES_ARE_INPUTS_SINCE: Final = {"ReduceSum": 13, "ReduceMax": 18, "ReduceMean": 18}
+# Below, Softmax, LogSoftmax and Hardmax flatten what they read into a matrix: the dimensions
+# from ``axis`` on, which is 1 where a node does not state it, become one.
+SOFTMAX_FLATTENS_BELOW: Final = 13
+FLATTENING_AXIS: Final = 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypedPorts:
-    """Type strings of formal inputs or outputs; the last repeats if ``variadic``.
+    """Formal inputs or outputs of an op.
 
-    ``mixed`` says that the repeats of a variadic port may differ in type; ``least`` is how
-    many there must be.
+    Attributes:
+        types: Type variables, or types such as ``tensor(float)``.
+        least: How many there must be.
+        variadic: Whether the last one repeats.
+        mixed: Whether the repeats of a variadic port may differ in type.
     """
 
     types: tuple[str, ...]
@@ -33,7 +44,7 @@ class TypedPorts:
     mixed: bool = False
 
     def type_of(self, index: int) -> str | None:
-        """Type string of port ``index``; None if the definition has no such port."""
+        """Variable or type of port ``index``; None if the definition has no such port."""
         if index < len(self.types):
             return self.types[index]
         return self.types[-1] if self.variadic and self.types else None
@@ -45,7 +56,7 @@ class TypedPorts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
-    """What an op's schema says of types."""
+    """The types in an op's schema; ``constraints`` has the types that each variable admits."""
 
     name: str
     inputs: TypedPorts
@@ -61,7 +72,7 @@ def normal_domain(domain: str) -> str:
 
 @lru_cache(maxsize=8192)
 def definition(op_type: str, domain: str, version: int) -> Definition | None:
-    """The definition in force at ``version`` of ``domain``; None if none is known."""
+    """The definition that ``version`` of ``domain`` has; None if none is known."""
     import onnx
 
     domain = normal_domain(domain)

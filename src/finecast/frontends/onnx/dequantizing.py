@@ -1,11 +1,12 @@
-"""What another tool quantized by QuantizeLinear and DequantizeLinear, in floats again.
+"""Converts a model that another tool quantized back to floats: ``--from-type int8``.
 
-Laws: values are read as they were before they were rounded, and constants as the numbers that
-their codes stand for; how each was encoded is told, so that a plan can encode it so again.
-Ops that are of integers themselves, and what they read and give, stay.
+Laws: pairs of QuantizeLinear and DequantizeLinear are removed, so values are read as they were
+before rounding. Constant codes become the fp32 numbers that they stand for. How each was
+encoded is kept, so that a plan can encode it the same way again. Ops that compute on integers
+stay, with what they read and give.
 
-Tools leave out a Relu or a Clip in front of codes that begin at 0, which cut off as much. The
-cut stays: as a Clip to the range of the codes.
+Where the codes of a value begin at 0, tools remove a Relu or Clip before them, as the codes
+saturate there anyway. That saturation stays: as a Clip to the range of the codes.
 """
 
 from __future__ import annotations
@@ -18,22 +19,27 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from finecast.frontends.onnx.casts import bypass
-from finecast.frontends.onnx.constants import constant_reader, constant_tensor, shape_of
-from finecast.frontends.onnx.definitions import normal_domain
+from finecast.frontends.onnx.constants import (
+    constant_reader,
+    constant_tensor,
+    constant_value,
+    shape_of,
+)
+from finecast.frontends.onnx.definitions import CLIP_BOUNDS_ARE_INPUTS, CONTRIB_DOMAIN
 from finecast.frontends.onnx.names import FreshNames
 from finecast.frontends.onnx.opset import opset_of
+from finecast.frontends.onnx.placing import place_after
 from finecast.frontends.onnx.types import every_node
 from finecast.numbers.encodings import SCALED
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Grid, Scaled
 
 _FLOAT: Final = ir.DataType.FLOAT
-# The axis of channels where a node does not state it.
+# The default of the nodes' attribute ``axis``: that of the channels.
 _AXIS: Final = 1
-# The opset from which Clip's bounds are inputs.
-_BOUNDS_ARE_INPUTS: Final = 11
+# Ops whose results are never negative, and ops that only pass such results on.
 _NOT_NEGATIVE: Final = frozenset(
-    {"Relu", "Clip", "Sigmoid", "HardSigmoid", "Softmax", "Abs", "Sqrt", "Exp"}
+    {"Relu", "Sigmoid", "HardSigmoid", "Softmax", "Abs", "Sqrt", "Exp"}
 )
 _PASSES_ON: Final = frozenset(
     {
@@ -45,7 +51,7 @@ _PASSES_ON: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _Codes:
-    """How codes stand for numbers: by a scale and a zero point, each maybe by channel."""
+    """The parameters of codes: a scale and a zero point, for all numbers or by channel."""
 
     scale: NDArray[np.float32]
     zero: NDArray[np.generic] | None
@@ -53,7 +59,10 @@ class _Codes:
 
     @classmethod
     def of(cls, node: ir.Node) -> _Codes | None:
-        """By the parameters of a Quantize- or DequantizeLinear; None if they are computed."""
+        """The parameters of a QuantizeLinear or DequantizeLinear.
+
+        None if they are not constant fp32 numbers, or are given by block.
+        """
         given = [None if v is None else constant_tensor(v) for v in node.inputs[1:3]]
         stated = [v for v in node.inputs[1:3] if v is not None]
         if given[0] is None or len(stated) != sum(t is not None for t in given):
@@ -64,7 +73,7 @@ class _Codes:
         return cls(given[0].numpy(), zero, node.attributes.get_int("axis", _AXIS))
 
     def same(self, other: _Codes) -> bool:
-        """Whether both say the same."""
+        """Whether codes stand for the same numbers by both."""
         by_channel = self.scale.size > 1
         return (
             np.array_equal(self.scale, other.scale)
@@ -87,9 +96,9 @@ class _Codes:
     def encoding(
         self, codes: NDArray[np.generic] | None, dtype: np.dtype[np.generic]
     ) -> Scaled | None:
-        """The same as an encoding of int8: of constant ``codes``, or of values.
+        """These codes as an encoding of ``Format.INT8``: of constant ``codes``, or of values.
 
-        None where it has no such codes.
+        None if that format has no such codes. ``dtype`` is the type of the codes.
         """
         row = SCALED[Format.INT8]
         grid = row.values if codes is None else row.constants
@@ -98,7 +107,7 @@ class _Codes:
             return None
         if codes is None and scales.size != 1:
             return None
-        # The same numbers by codes of the grid's type: signed and unsigned are 128 apart.
+        # The zero point in the grid's type: signed and unsigned codes differ by 128.
         moved = int(zeros[0]) + _least(grid.dtype) - _least(dtype)
         if codes is not None:
             moved_codes = codes.astype(np.int64) - int(zeros[0]) + moved
@@ -123,12 +132,12 @@ def _encoding(
 
 @dataclass(slots=True)
 class Dequantizing:
-    """The change of one model, in place.
+    """Converts one model in place.
 
     Attributes:
         model: The model.
-        ops: How many dequantizing nodes were taken out.
-        came_as: The encodings of values and constants, by name, where they are int8's.
+        ops: How many DequantizeLinear nodes were removed.
+        came_as: How values and constants were encoded, by name, where int8 can encode so.
     """
 
     model: ir.Model
@@ -139,15 +148,15 @@ class Dequantizing:
     _opset: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """See which names the model has."""
+        """Collect the names that the model has."""
         self._clips, self._fresh = {}, FreshNames(self.model)
         self._opset = opset_of(self.model)
 
     def run(self) -> None:
-        """Take out what can be."""
+        """Remove all nodes that can be removed, and set ``ops`` and ``came_as``."""
         found: dict[ir.Value, set[Scaled | None]] = {}
         for node in list(every_node(self.model.graph)):
-            taken = self._taken(node) if _is(node, "DequantizeLinear") else None
+            taken = self._take_out(node) if _is(node, "DequantizeLinear") else None
             if taken is not None:
                 self.ops += 1
                 found.setdefault(taken[0], set()).add(taken[1])
@@ -160,8 +169,12 @@ class Dequantizing:
                 assert isinstance(node.graph, ir.Graph)
                 node.graph.remove(node, safe=True)
 
-    def _taken(self, node: ir.Node) -> tuple[ir.Value, Scaled | None] | None:
-        """What is read in the place of ``node``, and its encoding; None if the node stays."""
+    def _take_out(self, node: ir.Node) -> tuple[ir.Value, Scaled | None] | None:
+        """Remove a DequantizeLinear, unless it has to stay: then return None.
+
+        Returns:
+            The value that is read instead, and how it was encoded if int8 can encode so.
+        """
         source, codes = node.inputs[0], _Codes.of(node)
         if source is None or codes is None or node.outputs[0].dtype not in (None, _FLOAT):
             return None
@@ -181,40 +194,31 @@ class Dequantizing:
         return (value, encoding) if bypass(node, value) else None
 
     def _clipped(self, value: ir.Value, encoding: Scaled) -> ir.Value:
-        """``value`` within the range of codes that begin at 0, which it may have relied on."""
+        """``value`` clipped to the range of ``encoding``, whose codes begin at 0."""
         if (value, encoding) in self._clips:
             return self._clips[value, encoding]
         name = self._fresh(f"{value.name}_clipped")
         top = float(encoding.range[1].item())
-        made = ir.Value(name=name, shape=value.shape, type=ir.TensorType(_FLOAT))
-        if self._opset < _BOUNDS_ARE_INPUTS:
-            bounds = {"min": 0.0, "max": top}
-            node = ir.node("Clip", [value], bounds, name=f"clip_{name}", outputs=[made])
+        made = ir.val(name, _FLOAT, value.shape)
+        if self._opset < CLIP_BOUNDS_ARE_INPUTS:
+            inputs, attributes = [value], {"min": 0.0, "max": top}
         else:
-            given = [
-                value,
-                *(self._number(f"{name}_{w}", n) for w, n in (("low", 0.0), ("high", top))),
-            ]
-            node = ir.node("Clip", given, name=f"clip_{name}", outputs=[made])
-        main, producer = self.model.graph, value.producer()
-        if producer is not None and isinstance(producer.graph, ir.Graph):
-            producer.graph.insert_after(producer, node)
-        else:
-            main.insert_before(main[0], node)
+            low, high = self._number(f"{name}_low", 0.0), self._number(f"{name}_high", top)
+            inputs, attributes = [value, low, high], {}
+        node = ir.node("Clip", inputs, attributes, name=f"clip_{name}", outputs=[made])
+        place_after(value, [node], self.model.graph)
         self._clips[value, encoding] = made
         return made
 
     def _number(self, name: str, number: float) -> ir.Value:
-        tensor = ir.tensor(np.float32(number), name=self._fresh(name))
-        value = ir.Value(name=tensor.name, shape=ir.Shape(()), type=ir.TensorType(_FLOAT))
-        value.const_value = tensor
+        value = constant_value(self._fresh(name), np.array(number, np.float32))
         self.model.graph.register_initializer(value)
         return value
 
     def _constant(
         self, node: ir.Node, tensor: ir.TensorProtocol, codes: _Codes
     ) -> tuple[ir.Value, Scaled | None] | None:
-        """A constant of what the codes stand for, by the name of the node's result."""
+        """Replace ``node`` by a constant of its name: the numbers that ``codes`` stand for."""
         out = node.outputs[0]
         if out.is_graph_output() or not isinstance(node.graph, ir.Graph):
             return None
@@ -224,8 +228,8 @@ class Dequantizing:
             return ir.Tensor(codes.decode(read()), dtype=_FLOAT, name=name)
 
         out.name = f"{name}_codes"
-        made = ir.Value(name=name, shape=shape_of(tensor), type=ir.TensorType(_FLOAT))
-        made.const_value = ir.LazyTensor(decoded, _FLOAT, shape_of(tensor), name=name)
+        numbers = ir.LazyTensor(decoded, _FLOAT, shape_of(tensor), name=name)
+        made = ir.val(name, const_value=numbers)
         self.model.graph.register_initializer(made)
         out.replace_all_uses_with(made)
         node.graph.remove(node, safe=True)
@@ -234,15 +238,21 @@ class Dequantizing:
 
 
 def _is_positive(value: ir.Value) -> bool:
-    """Whether what makes ``value`` is seen to give nothing below 0."""
+    """Whether the op that makes ``value`` is known to give no negative numbers."""
     node = value.producer()
     while node is not None and node.op_type in _PASSES_ON and node.inputs[0] is not None:
         node = node.inputs[0].producer()
-    return node is not None and node.op_type in _NOT_NEGATIVE
+    if node is None or node.op_type != "Clip":
+        return node is not None and node.op_type in _NOT_NEGATIVE
+    if "min" in node.attributes:
+        return node.attributes["min"].as_float() >= 0
+    bound = node.inputs[1] if len(node.inputs) > 1 else None
+    least = None if bound is None else constant_tensor(bound)
+    return least is not None and bool((least.numpy() >= 0).all())
 
 
 def _is(node: ir.Node, kind: str) -> bool:
-    return node.op_type == kind and normal_domain(node.domain) in ("", "com.microsoft")
+    return node.op_type == kind and node.domain in ("", CONTRIB_DOMAIN)
 
 
 def _is_used(node: ir.Node) -> bool:

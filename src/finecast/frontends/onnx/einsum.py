@@ -1,4 +1,4 @@
-"""Low Einsums written as a MatMul, and taken back: ONNX's Einsum has no bf16."""
+"""Writes bf16 Einsums as MatMuls, and takes that back: ONNX's Einsum has no bf16."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import onnx_ir as ir
 
 from finecast.errors import ModelError
 from finecast.frontends.onnx.constants import MARK, constant_tensor
-from finecast.frontends.onnx.definitions import normal_domain
 from finecast.frontends.onnx.names import FreshNames
 from finecast.frontends.onnx.types import every_node
 from finecast.ops.einsum import Move, Moves, Product, as_product
 
-# On the MatMul: the equation that it was, and its operands; on each node beside it: its name.
+# Metadata of the MatMul: the Einsum's equation and operands, as JSON. Metadata of each node
+# that moves its operands or result: the MatMul's name.
 _EQUATION: Final = f"{MARK}.equation"
 _BESIDE: Final = f"{MARK}.beside"
 
 
 def write_products(model: ir.Model) -> tuple[str, ...]:
-    """Let each Einsum in bf16 be the MatMul that it is; gives their names.
+    """Write each bf16 Einsum as the equivalent MatMul; returns the names of these nodes.
 
     Raises:
-        ModelError: If one is no MatMul: the rules leave it fp32.
+        ModelError: If one is no matrix product. The rule ``einsum`` keeps such Einsums fp32.
     """
     found: list[str] = []
     for node in list(every_node(model.graph)):
         low = node.outputs and node.outputs[0].dtype == ir.DataType.BFLOAT16
-        if node.op_type == "Einsum" and not normal_domain(node.domain) and low:
+        if node.op_type == "Einsum" and not node.domain and low:
             _write(model, node)
             found.append(node.name or "")
     return tuple(found)
@@ -54,7 +54,7 @@ def _write(model: ir.Model, node: ir.Node) -> None:
 
 
 def _product(node: ir.Node) -> tuple[ir.Value, ir.Value, Product]:
-    """The operands, and the product that they make."""
+    """The two operands of the Einsum, and the matrix product that it is of them."""
     equation = node.attributes["equation"].as_string()
     operands = [v for v in node.inputs if v is not None]
     known = [constant_tensor(v) for v in operands]
@@ -76,7 +76,7 @@ def _product(node: ir.Node) -> tuple[ir.Value, ir.Value, Product]:
 
 
 class _Writer:
-    """Makes the nodes beside the product ``node``."""
+    """Makes the nodes that move the operands and the result of the product ``node``."""
 
     def __init__(self, model: ir.Model, node: ir.Node) -> None:
         self.node = node
@@ -84,7 +84,7 @@ class _Writer:
         self.made: list[ir.Node] = []
 
     def take(self) -> list[ir.Node]:
-        """The nodes made since the last time."""
+        """The nodes made since the last call."""
         made, self.made = self.made, []
         return made
 
@@ -100,13 +100,13 @@ class _Writer:
         return value
 
     def move_result(self, moves: Moves) -> None:
-        """Let what read the product read its result after ``moves``, under the same name."""
+        """Let readers of the product read its result after ``moves``, under the same name."""
         raw = self.node.outputs[0]
         readers = list(raw.uses())
         result = self.moved(raw, moves)
         result.shape, raw.shape = raw.shape, None
         self.node.append(self.take())
-        _hand_on(raw, result, readers)
+        _replace(raw, result, readers)
         name = raw.name
         raw.name, result.name = self.fresh(f"{name}_product"), name
 
@@ -126,8 +126,8 @@ class _Writer:
         return out
 
 
-def _hand_on(old: ir.Value, new: ir.Value, readers: Iterable[tuple[ir.Node, int]]) -> None:
-    """Let ``readers``, and the outputs of its graph, have ``new``."""
+def _replace(old: ir.Value, new: ir.Value, readers: Iterable[tuple[ir.Node, int]]) -> None:
+    """Let ``readers`` read ``new``, and its graph give ``new`` where ``old`` is an output."""
     for user, index in readers:
         user.replace_input_with(index, new)
     graph = old.graph
@@ -138,9 +138,10 @@ def _hand_on(old: ir.Value, new: ir.Value, readers: Iterable[tuple[ir.Node, int]
 
 
 def take_back_products(graph: ir.Graph, defined: Mapping[str | None, ir.Value]) -> None:
-    """Let MatMuls that were Einsums be those again.
+    """Turn MatMuls that were Einsums into these again.
 
-    One whose operands, or what stands beside it, another tool changed stays.
+    ``defined`` has the values that ``graph`` can read, by name. A MatMul stays if another tool
+    removed the Einsum's operands, or reads between the nodes that move its result.
     """
     beside: dict[str, list[ir.Node]] = {}
     for node in graph:
@@ -161,14 +162,14 @@ def take_back_products(graph: ir.Graph, defined: Mapping[str | None, ir.Value]) 
         for index, value in enumerate(operands):
             node.replace_input_with(index, value)
         if end is not raw:
-            _hand_on(end, raw, list(end.uses()))
+            _replace(end, raw, list(end.uses()))
             raw.name, end.name = end.name, raw.name
             raw.shape = end.shape
         graph.remove(moves, safe=True)
 
 
 def _end(node: ir.Node, moves: Sequence[ir.Node]) -> ir.Value | None:
-    """The last value made of the product's result; None if others read one before it."""
+    """The product's result after all ``moves``; None if others read one of the steps."""
     end = node.outputs[0]
     while True:
         readers = [u.node for u in end.uses()]

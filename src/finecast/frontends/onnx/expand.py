@@ -1,4 +1,7 @@
-"""Accumulating ops written out in steps, for devices told not to keep fp32 inside."""
+"""Ops that sum written out step by step, so that each step can be rounded.
+
+For devices told to accumulate in the low format.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,22 @@ from typing import Final
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
+from finecast.frontends.onnx.constants import constant_value
+from finecast.frontends.onnx.definitions import (
+    AXES_ARE_INPUTS_SINCE,
+    FLATTENING_AXIS,
+    SOFTMAX_FLATTENS_BELOW,
+)
 from finecast.frontends.onnx.opset import opset_of
-
-# Before this opset ReduceMax and ReduceMean have their axes as an attribute, then as input.
-_AXES_AS_INPUT: Final = 18
-_SUM_AXES_AS_INPUT: Final = 13
 
 
 def expand_accumulations(model: ir.Model) -> ir.Model:
     """A copy in which Softmax and LayerNormalization are written out, step by step.
 
-    Law: in fp32 it computes what the model computes, up to the order of sums.
+    Law: in fp32 it computes what the model computes, up to the order of sums. An op over
+    dimensions whose number is not known stays as it is.
     """
     copy = model.clone()
     opset = opset_of(copy)
@@ -27,14 +34,33 @@ def expand_accumulations(model: ir.Model) -> ir.Model:
             build = _EXPANSIONS.get((node.domain, node.op_type))
             if build is None or any(o.uses() for o in node.outputs[1:]):
                 continue
-            steps = _Steps(node, copy.graph, opset)
-            build(steps)
-            steps.replace(graph)
+            axes = _axes(node, opset)
+            if axes is not None:
+                steps = _Steps(node, copy.graph, opset)
+                build(steps, axes)
+                steps.replace(graph)
     return copy
 
 
+def _axes(node: ir.Node, opset: int) -> list[int] | None:
+    """The axes that Softmax or LayerNormalization sums over; None if they cannot be told.
+
+    They are those from its ``axis`` to the last, which takes the rank to be known if ``axis``
+    counts from the first. Softmax from opset 13 on sums over ``axis`` alone.
+    """
+    softmax = node.op_type == "Softmax"
+    flattens = softmax and opset < SOFTMAX_FLATTENS_BELOW
+    axis = node.attributes.get_int("axis", FLATTENING_AXIS if flattens else -1)
+    if softmax and not flattens:
+        return [axis]
+    if axis < 0:
+        return list(range(axis, 0))
+    x = node.inputs[0]
+    return None if x is None or x.shape is None else list(range(axis, len(x.shape)))
+
+
 class _Steps:
-    """Collects the nodes that replace one."""
+    """The nodes that replace ``node``, in order, and what makes them."""
 
     def __init__(self, node: ir.Node, main: ir.Graph, opset: int) -> None:
         self.node = node
@@ -48,10 +74,6 @@ class _Steps:
         assert value is not None
         return value
 
-    def axis(self) -> int:
-        attribute = self.node.attributes.get("axis")
-        return -1 if attribute is None else attribute.as_int()
-
     def op(self, kind: str, *inputs: ir.Value, **attributes: int | list[int]) -> ir.Value:
         name = f"{self.node.name}/{kind.lower()}_{len(self.made)}"
         out = ir.Value(name=f"{name}_out", type=ir.TensorType(ir.DataType.FLOAT))
@@ -59,32 +81,22 @@ class _Steps:
         return out
 
     def reduce(self, kind: str, x: ir.Value, axes: list[int]) -> ir.Value:
-        since = _SUM_AXES_AS_INPUT if kind == "ReduceSum" else _AXES_AS_INPUT
-        if self.opset < since:
+        if self.opset < AXES_ARE_INPUTS_SINCE[kind]:
             return self.op(kind, x, axes=axes, keepdims=1)
-        name = f"{self.node.name}/axes_{len(self.made)}"
-        value = ir.Value(name=name, const_value=ir.tensor(np.array(axes, np.int64), name=name))
-        value.type, value.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([len(axes)])
-        self.main.register_initializer(value)
-        return self.op(kind, x, value, keepdims=1)
+        return self.op(kind, x, self.constant("axes", np.array(axes, np.int64)), keepdims=1)
 
-    def scalar(self, x: float) -> ir.Value:
-        name = f"{self.node.name}/constant_{len(self.made)}"
-        value = ir.Value(name=name, const_value=ir.tensor(np.array(x, np.float32), name=name))
-        value.type, value.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(())
+    def constant(self, what: str, array: NDArray[np.generic]) -> ir.Value:
+        name = f"{self.node.name}/{what}_{len(self.made)}"
+        value = constant_value(name, array)
         self.main.register_initializer(value)
         return value
 
     def replace(self, graph: ir.Graph) -> None:
-        """Put the steps where the node stood; the last one takes over its first output."""
+        """Put the steps in the node's place; the last result replaces its first output."""
         old, new = self.node.outputs[0], self.made[-1].outputs[0]
         new.shape, new.type = old.shape, old.type
         self.node.append(self.made)
-        for user, index in list(old.uses()):
-            user.replace_input_with(index, new)
-        for index, end in enumerate(graph.outputs):
-            if end is old:
-                graph.outputs[index] = new
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
         name, old.name = old.name, f"{old.name}_whole"
         new.name = name
         graph.remove(self.node, safe=True)
@@ -93,8 +105,9 @@ class _Steps:
 def split_norms(model: ir.Model) -> ir.Model:
     """A copy in which the scale and shift of LayerNormalization are nodes of their own.
 
-    ONNX defines that a norm of a low type is cast to that type before scale and shift;
-    OpenVINO does so. The norm keeps its name; the other two have it as prefix.
+    By ONNX's definition, and in OpenVINO, a low LayerNormalization rounds the normalized
+    numbers to its type before scale and shift. The norm keeps its name; the other two nodes
+    have it as prefix.
     """
     copy = model.clone()
     for graph in (copy.graph, *copy.graph.subgraphs()):
@@ -110,12 +123,9 @@ def split_norms(model: ir.Model) -> ir.Model:
 
 def _split(node: ir.Node, scale: ir.Value, model: ir.Model, graph: ir.Graph) -> None:
     steps = _Steps(node, model.graph, opset_of(model))
-    name = f"{node.name}/ones"
     shape = [d if isinstance(d, int) else 1 for d in scale.shape or ()]
-    ones = ir.Value(name=name, const_value=ir.tensor(np.ones(shape, np.float32), name=name))
-    ones.type, ones.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(shape)
-    model.graph.register_initializer(ones)
-    plain = _float(f"{node.name}/normalized", node.outputs[0].shape)
+    ones = steps.constant("ones", np.ones(shape, np.float32))
+    plain = ir.val(f"{node.name}/normalized", ir.DataType.FLOAT, node.outputs[0].shape)
     attributes = list(node.attributes.values())
     first = ir.Node(
         "", "LayerNormalization", [steps.x, ones], attributes, outputs=[plain], name=node.name
@@ -128,33 +138,25 @@ def _split(node: ir.Node, scale: ir.Value, model: ir.Model, graph: ir.Graph) -> 
     steps.replace(graph)
 
 
-def _float(name: str, shape: ir.Shape | None) -> ir.Value:
-    return ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=shape)
-
-
-def _softmax(steps: _Steps) -> None:
-    axes = [steps.axis()]
+def _softmax(steps: _Steps, axes: list[int]) -> None:
     centred = steps.op("Sub", steps.x, steps.reduce("ReduceMax", steps.x, axes))
     powers = steps.op("Exp", centred)
     steps.op("Div", powers, steps.reduce("ReduceSum", powers, axes))
 
 
-def _layer_norm(steps: _Steps) -> None:
-    rank = len(steps.x.shape or ())
-    first = steps.axis()
-    axes = list(range(first, 0)) if first < 0 else list(range(first, max(rank, first + 1)))
-    attribute = steps.node.attributes.get("epsilon")
-    epsilon = 1e-5 if attribute is None else attribute.as_float()
+def _layer_norm(steps: _Steps, axes: list[int]) -> None:
+    epsilon = steps.node.attributes.get_float("epsilon", 1e-5)
     centred = steps.op("Sub", steps.x, steps.reduce("ReduceMean", steps.x, axes))
     variance = steps.reduce("ReduceMean", steps.op("Mul", centred, centred), axes)
-    deviation = steps.op("Sqrt", steps.op("Add", variance, steps.scalar(epsilon)))
+    least = steps.constant("epsilon", np.array(epsilon, np.float32))
+    deviation = steps.op("Sqrt", steps.op("Add", variance, least))
     out = steps.op("Div", centred, deviation)
     for kind, operand in zip(("Mul", "Add"), steps.node.inputs[1:], strict=False):
         if operand is not None:
             out = steps.op(kind, out, operand)
 
 
-_EXPANSIONS: Final[dict[tuple[str, str], Callable[[_Steps], None]]] = {
+_EXPANSIONS: Final[dict[tuple[str, str], Callable[[_Steps, list[int]], None]]] = {
     ("", "Softmax"): _softmax,
     ("", "LayerNormalization"): _layer_norm,
 }

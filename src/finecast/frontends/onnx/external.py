@@ -1,4 +1,4 @@
-"""External data: which of a model's tensors stay on disk, and how the others come in."""
+"""External data: which of a model's tensors stay on disk, and reading the others."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from finecast.frontends.onnx.verify import inner_tensors
 
 
 def bring_in(model: onnx.ModelProto, folder: Path) -> None:
-    """Put external tensors into the message, all but large initializers of the main graph.
+    """Read external tensors into the message, all but large initializers of the main graph.
 
-    Those alone are taken out of what leaves this process, and written anew: a reference that
-    went anywhere else would be read relative to another folder.
+    Those alone are left out of messages to onnx's passes, and written anew when a model is
+    saved. Any other reference would then be read relative to another folder.
 
     Args:
         model: A message that ``check_tensors`` passed; changed in place.

@@ -1,4 +1,4 @@
-"""Local functions are specialised: every call gets its own copy of the body.
+"""Inlines local functions: every call gets its own copy of the body.
 
 Engines inline functions when they load a model, so one body for all calls saves nothing at
 run time, while one decision for all calls would cost accuracy or speed at some of them.
@@ -17,19 +17,19 @@ from finecast.frontends.onnx import native
 from finecast.frontends.onnx.definitions import normal_domain
 from finecast.frontends.onnx.skeleton import restored, run_without_weights
 
-# What a hostile model could make of a few functions that call each other twice.
+# A limit, as a few functions that call one another twice would expand without end.
 _MOST_NODES: Final = 2_000_000
-# onnx's inliner recurses.
+# onnx's inliner is recursive.
 _MOST_DEPTH: Final = 256
 
 _Id: TypeAlias = tuple[str, str, str]
 
 
 def inline_functions(model: ir.Model) -> ir.Model:
-    """The model without local functions, weights shared; bodies take the model's opset.
+    """The model without local functions; weights are shared, bodies get the model's opset.
 
     Raises:
-        ModelError: If functions call each other in a circle, too deep, or too often.
+        ModelError: If functions are recursive, or their calls too deep or too many.
     """
     if not model.functions:
         return model
@@ -46,9 +46,10 @@ def inline_functions(model: ir.Model) -> ir.Model:
 
 
 def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Bodies whose ops mean the same at the model's opset need no conversion to it.
+    """``proto`` after onnx's inliner, which converts bodies of other opsets than the model's.
 
-    ONNX asks that of every function; conversion is tried where a model does not keep to it.
+    Conversion can fail. ONNX asks that ops of a function have the same definition at both
+    opsets. Where that is so, the body is given the model's opset, and is not converted.
     """
     own = _default_opset(proto)
     for function in proto.functions:
@@ -66,6 +67,7 @@ def _default_opset(holder: onnx.ModelProto | onnx.FunctionProto) -> int:
 
 
 def _same(node: onnx.NodeProto, own: int, other: int) -> bool:
+    """Whether the op, and those of its bodies, have the same definition at both opsets."""
     if normal_domain(node.domain):
         return True
     try:
@@ -79,6 +81,7 @@ def _same(node: onnx.NodeProto, own: int, other: int) -> bool:
 
 
 def _check_expansion(model: ir.Model) -> None:
+    """Raise ModelError if functions are recursive or expand beyond the limits."""
     calls: dict[_Id, dict[_Id, int]] = {}
     own: dict[_Id, int] = {}
     for name, function in model.functions.items():
@@ -109,13 +112,15 @@ def _check_expansion(model: ir.Model) -> None:
     if total > _MOST_NODES or max(depths.values(), default=0) > _MOST_DEPTH:
         raise ModelError(
             f"local functions expand to {total} nodes, {max(depths.values())} calls deep",
-            fix=f"at most {_MOST_NODES} nodes and {_MOST_DEPTH} calls are converted",
+            fix="export the model without local functions, or with fewer calls: at most"
+            f" {_MOST_NODES} nodes and {_MOST_DEPTH} calls deep are converted",
         )
 
 
 def _count(
     body: ir.Graph | ir.Function, functions: Mapping[_Id, ir.Function]
 ) -> tuple[dict[_Id, int], int]:
+    """How often ``body`` calls each function, and how many nodes it has."""
     calls: dict[_Id, int] = {}
     nodes = 0
     for node in body.all_nodes():

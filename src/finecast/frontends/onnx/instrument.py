@@ -1,4 +1,4 @@
-"""Copies of a model that show its values, or that round them at the turn of a switch."""
+"""Copies of a model that output its values, or that round them where a switch is on."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from finecast.frontends.onnx.constants import constant_tensor, constant_value
 from finecast.frontends.onnx.names import FreshNames
 from finecast.frontends.onnx.placing import place_after
-from finecast.frontends.onnx.reader import OnnxBinding, constant_tensor, read
+from finecast.frontends.onnx.reader import OnnxBinding, read
 from finecast.frontends.onnx.statements import Maker, rounding
 from finecast.frontends.onnx.ties import Port
 from finecast.graph import Graph
@@ -18,17 +19,15 @@ from finecast.numbers.encodings import Encoding
 from finecast.planning.switches import SWITCH, Switch
 
 
-def observable(model: ir.Model, graph: Graph) -> dict[str, int]:
-    """Names and ids of the float values that can be shown: those outside of bodies."""
-    _, binding = read(model)
-    main = model.graph
+def observable(graph: Graph, binding: OnnxBinding) -> dict[str, int]:
+    """Ids, by name, of the float values that can be outputs: those outside of bodies."""
     names: dict[str, int] = {}
     for value in graph.values:
         native = binding.values[value.id]
         producer = native.producer()
         if value.format is None or value.constant is not None or producer is None:
             continue
-        if producer.graph is main and native.name:
+        if producer.graph is binding.model.graph and native.name:
             names[native.name] = value.id
     return names
 
@@ -43,10 +42,11 @@ def with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:
 
 
 def with_switches(model: ir.Model, switches: Sequence[Switch]) -> ir.Model:
-    """A copy of ``model`` that rounds what its extra input switches on.
+    """A copy of ``model`` with roundings that an extra input switches on.
 
-    The input ``finecast_switch`` is a bool vector: element k rounds what ``switches[k]`` has,
-    each to its encoding and back to fp32. Law: with all of them off it is ``model``.
+    The input ``finecast_switch`` is a bool vector: where element k is true, the operands and
+    outputs that ``switches[k]`` lists are rounded, each to its encoding and back to fp32. Law:
+    with all elements false it computes what ``model`` computes.
     """
     copy = model.clone()
     graph, binding = read(copy)
@@ -77,21 +77,19 @@ class _Inserter:
     def scalar(self, k: int) -> ir.Value:
         """Element ``k`` of the switch input."""
         if k not in self.scalars:
-            index = ir.Value(name=f"{SWITCH}_index_{k}", const_value=None)
-            index.const_value = ir.tensor(np.int64(k), name=index.name)
-            index.type, index.shape = ir.TensorType(ir.DataType.INT64), ir.Shape(())
+            index = constant_value(f"{SWITCH}_index_{k}", np.array(k, np.int64))
             self.main.register_initializer(index)
-            out = _value(f"{SWITCH}_{k}", ir.DataType.BOOL)
+            out = ir.val(f"{SWITCH}_{k}", ir.DataType.BOOL)
             self.prologue.append(ir.node("Gather", [self.input, index], outputs=[out]))
             self.scalars[k] = out
         return self.scalars[k]
 
     def round_port(self, node_id: int, index: int, encoding: Encoding, k: int) -> None:
-        """Round what the node reads at one input; a constant ahead of time."""
+        """Round what the node reads at one input; a constant is rounded here, in advance."""
         value_id = self.graph.nodes[node_id].inputs[index]
         port = self.binding.ports[node_id][index]
         if value_id is not None and port is not None:
-            _enter(port, self._at_port(value_id, encoding, k))
+            _set_port(port, self._at_port(value_id, encoding, k))
 
     def round_output(self, index: int, encoding: Encoding, k: int) -> None:
         """Round the model's output, which keeps its name."""
@@ -112,16 +110,16 @@ class _Inserter:
         return self.at_ports[key]
 
     def _rounded(self, value: ir.Value, encoding: Encoding, k: int) -> ir.Value:
-        """``value``, rounded where element ``k`` of the switch is on."""
+        """``value``, rounded if element ``k`` of the switch is true."""
         nodes = rounding(self.maker, value, encoding)
-        out = _value(self.maker.fresh(f"{value.name}_rounded"), ir.DataType.FLOAT)
-        out.shape = value.shape
+        out = ir.val(self.maker.fresh(f"{value.name}_rounded"), ir.DataType.FLOAT, value.shape)
         choice = [self.scalar(k), nodes[-1].outputs[0], value]
         nodes.append(ir.node("Where", choice, outputs=[out]))
         place_after(value, nodes, self.main, self.prologue)
         return out
 
     def _rounded_constant(self, value: ir.Value, encoding: Encoding, k: int) -> ir.Value:
+        """The constant ``value``: rounded in advance if element ``k`` is true, else exact."""
         tensor = constant_tensor(value)
         assert tensor is not None
         array = tensor.numpy().astype(np.float32)
@@ -130,20 +128,19 @@ class _Inserter:
         )
         exact = value
         if value.producer() is not None or value.graph is not self.main:
-            # Defined in a body or by a Constant node: a copy that the prologue can read.
+            # Defined in a body or by a Constant node: the prologue can only read a copy.
             exact = self._constant(array, f"{value.name}_exact")
-        out = _value(self.maker.fresh(f"{value.name}_switched"), ir.DataType.FLOAT)
+        out = ir.val(self.maker.fresh(f"{value.name}_switched"), ir.DataType.FLOAT)
         self.prologue.append(ir.node("Where", [self.scalar(k), rounded, exact], outputs=[out]))
         return out
 
     def _constant(self, array: NDArray[np.float32], name: str) -> ir.Value:
-        value = _value(self.maker.fresh(name), ir.DataType.FLOAT)
-        value.const_value = ir.tensor(array, name=value.name)
-        value.shape = ir.Shape(array.shape)
+        value = constant_value(self.maker.fresh(name), array)
         self.main.register_initializer(value)
         return value
 
     def finish(self) -> None:
+        """Add the switch input and the nodes that come first."""
         self.main.inputs.append(self.input)
         # Elements of the switch first: values rounded at the start of the graph read them.
         order = sorted(self.prologue, key=lambda n: n.op_type != "Gather")
@@ -154,11 +151,7 @@ class _Inserter:
             first.prepend(order)
 
 
-def _value(name: str, dtype: ir.DataType) -> ir.Value:
-    return ir.Value(name=name, type=ir.TensorType(dtype))
-
-
-def _enter(port: Port, value: ir.Value) -> None:
+def _set_port(port: Port, value: ir.Value) -> None:
     if isinstance(port.owner, ir.Node):
         port.owner.replace_input_with(port.index, value)
     else:

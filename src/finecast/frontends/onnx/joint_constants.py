@@ -1,8 +1,8 @@
-"""Constants that meet in one kernel, combined in fp32 and rounded once.
+"""Constants that an engine folds into one another, folded before they are rounded.
 
-An engine folds a batch norm's vectors, and the weights of the convolution before it, into one
-another when it loads a model: from low constants it gets products of rounded numbers, rounded
-again.
+When an engine loads a model, it folds a batch norm's four vectors into one scale and shift,
+and these into the weights of the convolution before it. From low constants it would get
+products of rounded numbers, and round them again.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ from finecast.frontends.onnx.constants import (
     ConvertedTensor,
     constant_reader,
     constant_tensor,
-    shape_of,
 )
-from finecast.frontends.onnx.definitions import normal_domain
 from finecast.frontends.onnx.types import every_node
 from finecast.numbers.formats import Format
 
 Array = NDArray[Any]
-_EPSILON: Final = 1e-5  # ONNX's, where a batch norm states none
+_EPSILON: Final = 1e-5  # ONNX's default for a batch norm
 _LOW: Final = {DATA_TYPES[fmt]: fmt for fmt in (Format.BF16, Format.FP16)}
 
 
@@ -34,7 +32,7 @@ def combine_norms(model: ir.Model) -> tuple[str, ...]:
     """Combine the constants of low batch norms, and of convolutions before them.
 
     Returns:
-        The names of the nodes whose constants are others now.
+        The names of the nodes whose constants changed.
     """
     found: list[str] = []
     for node in list(every_node(model.graph)):
@@ -60,7 +58,7 @@ class _Norm:
     shift: Array
 
     def write(self, model: ir.Model) -> None:
-        """Of its four vectors two are the combined ones, and two change nothing."""
+        """Give the norm its ``scale`` and ``shift``, with a mean of 0 and a variance of 1."""
         parts = (self.scale, self.shift, np.zeros_like(self.shift), np.ones_like(self.scale))
         for index, array in enumerate(parts, 1):
             _give(model, self.node, index, array, self.fmt)
@@ -68,8 +66,11 @@ class _Norm:
 
 
 def _norm(node: ir.Node) -> _Norm | None:
-    """The batch norm, if it is low, of constants, and its result fits the format."""
-    if node.op_type != "BatchNormalization" or normal_domain(node.domain):
+    """The node as a low batch norm of constants; None if it is none.
+
+    Also None if the combined numbers do not fit the format.
+    """
+    if node.op_type != "BatchNormalization" or node.domain:
         return None
     fmt = _LOW.get(node.outputs[0].dtype or ir.DataType.UNDEFINED)
     vectors = [_numbers(v) for v in node.inputs[1:]]
@@ -91,12 +92,12 @@ def _norm(node: ir.Node) -> _Norm | None:
 
 
 def _product_before(node: ir.Node) -> ir.Node | None:
-    """The low convolution of constant weights whose result the norm alone reads."""
+    """The convolution of constant weights, in the norm's type, whose result only it reads."""
     value = node.inputs[0]
     before = value.producer() if value is not None else None
     if before is None or value is None or before.op_type != "Conv":
         return None
-    if normal_domain(before.domain) or len(value.uses()) != 1 or value.is_graph_output():
+    if before.domain or len(value.uses()) != 1 or value.is_graph_output():
         return None
     constant = all(_numbers(v) is not None for v in before.inputs[1:] if v is not None)
     same = before.outputs[0].dtype == node.outputs[0].dtype
@@ -104,7 +105,7 @@ def _product_before(node: ir.Node) -> ir.Node | None:
 
 
 def _into_product(model: ir.Model, norm: _Norm, product: ir.Node) -> None:
-    """Scale the weights of ``product``; what it adds goes into the norm's shift."""
+    """Move the norm's scale into the weights of ``product``, and its bias into the shift."""
     weights = _numbers(product.inputs[1])
     assert weights is not None
     scaled = weights * norm.scale.reshape(-1, *[1] * (weights.ndim - 1))
@@ -119,12 +120,12 @@ def _into_product(model: ir.Model, norm: _Norm, product: ir.Node) -> None:
 
 
 def _fits(fmt: Format, *arrays: Array) -> bool:
-    """Whether the numbers are finite in ``fmt``."""
+    """Whether all numbers are finite and within the range of ``fmt``."""
     return all(bool((np.abs(a) <= fmt.max).all()) for a in arrays)
 
 
 def _numbers(value: ir.Value | None) -> Array | None:
-    """A constant's original digits."""
+    """A constant's numbers before it was converted, in fp64; None if it is not constant."""
     tensor = constant_tensor(value) if value is not None else None
     if value is None or tensor is None or value.is_graph_input():
         return None
@@ -133,15 +134,17 @@ def _numbers(value: ir.Value | None) -> Array | None:
 
 
 def _give(model: ir.Model, node: ir.Node, index: int, array: Array, fmt: Format) -> None:
-    """Let ``node`` read ``array``; the constant before it goes if nothing else reads it."""
+    """Let ``node`` read ``array`` as its input ``index``, stored in ``fmt``.
+
+    The constant that it read is removed if nothing else reads it.
+    """
     old = node.inputs[index]
     assert old is not None
     name = f"{node.name}_{_ROLES[node.op_type][index]}_{fmt.label}"
     while name in model.graph.initializers:
         name += "_"
     exact = ir.tensor(array.astype(np.float32), name=name)
-    new = ir.Value(name=name, shape=shape_of(exact), type=ir.TensorType(DATA_TYPES[fmt]))
-    new.const_value = ConvertedTensor(exact, fmt, name)
+    new = ir.val(name, const_value=ConvertedTensor(exact, fmt, name))
     model.graph.register_initializer(new)
     node.replace_input_with(index, new)
     home = old.graph

@@ -1,9 +1,9 @@
-"""Softmax over the last axis, kept whole while the opset is raised.
+"""Softmax over the last axis, kept one op while the opset is raised.
 
 Before opset 13 Softmax, LogSoftmax and Hardmax flatten what they read into a matrix, and
 onnx's converter writes that out: Flatten, the op, Reshape. Over the last axis both definitions
-give the same numbers, and engines know an attention only by a Softmax right between its
-products.
+give the same numbers, and engines recognise an attention only by a Softmax directly between
+its two products.
 """
 
 from __future__ import annotations
@@ -14,22 +14,19 @@ from typing import Final
 
 import onnx_ir as ir
 
-from finecast.frontends.onnx.definitions import normal_domain
+from finecast.frontends.onnx.definitions import FLATTENING_AXIS, SOFTMAX_FLATTENS_BELOW
 from finecast.frontends.onnx.ranks import ranks_of
 from finecast.frontends.onnx.types import every_node
 
 _FLATTENING: Final = frozenset({"Softmax", "LogSoftmax", "Hardmax"})
-_FLATTENS_BELOW: Final = 13
-# Where the axis is not stated.
-_OLD_AXIS: Final = 1
-# onnx's converter leaves the ops of a domain alone that it does not know.
+# A domain that onnx's converter does not know: it leaves its ops alone.
 _ASIDE: Final = "finecast.aside"
 
 
 @contextmanager
 def set_aside(model: ir.Model, opset: int) -> Generator[None]:
-    """While it lasts, such ops of ``model``, at ``opset``, are not the converter's."""
-    nodes = _over_last_axis(model) if opset < _FLATTENS_BELOW else []
+    """Hide such ops of ``model``, which is at ``opset``, from the converter for a while."""
+    nodes = _over_last_axis(model) if opset < SOFTMAX_FLATTENS_BELOW else []
     domains = [n.domain for n in nodes]
     for node in nodes:
         node.domain = _ASIDE
@@ -44,7 +41,7 @@ def set_aside(model: ir.Model, opset: int) -> Generator[None]:
 
 
 def bring_back(model: ir.Model) -> None:
-    """Let what was set aside be an op of the default domain again, at its opset."""
+    """Turn the ops of a converted model that were hidden into its opset's own ones."""
     if model.opset_imports.pop(_ASIDE, None) is None:
         return
     for node in every_node(model.graph):
@@ -54,19 +51,15 @@ def bring_back(model: ir.Model) -> None:
 
 
 def _over_last_axis(model: ir.Model) -> list[ir.Node]:
-    found = [
-        n
-        for n in every_node(model.graph)
-        if normal_domain(n.domain) == "" and n.op_type in _FLATTENING
-    ]
+    nodes = every_node(model.graph)
+    found = [n for n in nodes if not n.domain and n.op_type in _FLATTENING]
     positive = any(_axis(n) != -1 for n in found)
     ranks = ranks_of(model) if positive else {}
     return [n for n in found if _axis(n) == -1 or _axis(n) + 1 == ranks.get(_source(n))]
 
 
 def _axis(node: ir.Node) -> int:
-    attribute = node.attributes.get("axis")
-    return _OLD_AXIS if attribute is None else attribute.as_int()
+    return node.attributes.get_int("axis", FLATTENING_AXIS)
 
 
 def _source(node: ir.Node) -> str:

@@ -1,16 +1,19 @@
-"""A model beside itself in fp32 that shows by how much its products err in the mean.
+"""A model with its products on codes, joined with itself in fp32, that outputs mean errors.
 
-Law: each product's mean error is taken off its result, by channel, before later ops read it,
-on the very data of the run: so an error is shown once, where it arises.
+Law: each product's mean error over the data of the run is taken off its result, by channel,
+before later ops read it: so an error is counted once, at the product where it arises.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 import onnx_ir as ir
 
+from finecast.frontends.onnx.constants import constant_value
+from finecast.frontends.onnx.definitions import AXES_ARE_INPUTS_SINCE
 from finecast.frontends.onnx.names import FreshNames
 from finecast.frontends.onnx.opset import opset_of
 from finecast.frontends.onnx.reader import read
@@ -23,9 +26,8 @@ from finecast.numbers.formats import Format
 from finecast.planning.biases import Bias
 from finecast.planning.edits import edits
 
-_AXES_ARE_INPUTS = 18
-"""The opset from which ReduceMean's axes are an input."""
-_EXACT = "finecast_exact/"
+_EXACT: Final = "finecast_exact/"
+"""Prefix of the names that the fp32 model's nodes and values get."""
 
 
 def with_mean_errors(
@@ -37,10 +39,10 @@ def with_mean_errors(
     """A model whose outputs are the mean errors of the products of ``places``, by channel.
 
     Args:
-        model: A prepared model; its graph is what ids are of.
-        formats: By id, of the nodes on codes; all others compute in fp32.
-        encodings: Of those nodes' inputs.
-        places: Where products have their biases.
+        model: A prepared model. Ids below are those of its graph.
+        formats: The formats of the nodes on codes, by id; all other nodes compute in fp32.
+        encodings: How those nodes' operands are encoded, by id.
+        places: The products whose errors are wanted, with the biases that could correct them.
     """
     exact, rounded = widen(model).clone(), widen(model).clone()
     graph, binding = read(rounded)
@@ -91,7 +93,7 @@ class _Maker:
         self.fresh = FreshNames(model)
 
     def without_mean(self, value: ir.Value, reference: ir.Value, place: Bias) -> ir.Value:
-        """The mean error of ``value`` beside ``reference``; its readers get it without."""
+        """The mean of ``value - reference``, by channel; its readers get it without."""
         readers = [*value.uses()]
         error = self._op("Sub", [value, reference])
         if place.axis == -1:
@@ -105,15 +107,12 @@ class _Maker:
         return mean
 
     def _mean(self, value: ir.Value, axes: list[int]) -> ir.Value:
-        if self.opset >= _AXES_ARE_INPUTS:
+        if self.opset >= AXES_ARE_INPUTS_SINCE["ReduceMean"]:
             return self._op("ReduceMean", [value, self._integers(axes)], {"keepdims": 1})
         return self._op("ReduceMean", [value], {"axes": axes, "keepdims": 1})
 
     def _integers(self, numbers: list[int]) -> ir.Value:
-        name = self.fresh("finecast_numbers")
-        value = ir.Value(
-            name=name, const_value=ir.tensor(np.array(numbers, np.int64), name=name)
-        )
+        value = constant_value(self.fresh("finecast_numbers"), np.array(numbers, np.int64))
         self.main.register_initializer(value)
         return value
 

@@ -1,4 +1,4 @@
-"""Loading and saving ONNX files; big tensors stay on disk until they are needed."""
+"""Loading and saving ONNX files; large tensors stay on disk until they are needed."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from finecast.frontends.onnx.verify import check_tensors, inner_tensors, sort_no
 from finecast.frontends.onnx.wire import parse_model
 from finecast.numbers.scaled import Scaled
 
-# A protobuf message ends at 2 GiB; tensors go to a second file a safe distance before.
+# A protobuf message has less than 2 GiB; with this many bytes of tensors, well below, they go
+# to a second file.
 EXTERNAL_ABOVE_BYTES: Final = 1_800_000_000
 _LARGEST_MESSAGE_BYTES: Final = 1 << 31
-# Digests read files in pieces, so that a digest never holds one.
 
 
 class Stage:
-    """A folder of temporary files that is there as long as this object."""
+    """A temporary folder that is deleted with this object."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="finecast-"))
@@ -48,10 +48,17 @@ class OnnxFile:
     Attributes:
         path: Where engines load it from: absolute.
         model: The model.
-        digest: Of the file and its external data.
-        size_bytes: Of both.
+        digest: The digest of the file and its external data.
+        size_bytes: The size of both.
         name: What messages call it: the path as it was given.
-        stage: Keeps the files of a model that was given in memory.
+        external: Files beside it that hold some of its tensors.
+        stage: The temporary folder of ``path``, if the model was given in memory or converted.
+        message: The message that the file was parsed to, if ``model`` has its nodes in the
+            same order.
+        from_type: The type whose ops were converted to fp32; empty if none.
+        original: The model before that conversion.
+        notes: What the user is told of that conversion.
+        came_as: How values and constants were encoded before that conversion, by name.
     """
 
     path: Path
@@ -60,32 +67,27 @@ class OnnxFile:
     size_bytes: int
     name: str
     external: tuple[Path, ...] = ()
-    """Files beside it that hold some of its tensors."""
     stage: Stage | None = None
     message: onnx.ModelProto | None = None
-    """The file's message, where ``model`` has its nodes in its order."""
     from_type: str = ""
-    """The type that it was taken to fp32 from; empty for a model as it was given."""
     original: OnnxFile | None = None
-    """The model before it was taken to fp32."""
     notes: tuple[str, ...] = ()
-    """What that changed besides."""
     came_as: Mapping[str, Scaled] = field(default_factory=dict[str, Scaled])
-    """The encodings that it had before in the place of values and constants, by name."""
 
     @property
     def truth(self) -> OnnxFile | None:
-        """The model before it was taken to fp32, where it is the more exact of both."""
+        """The model before it was converted to fp32, where that lost accuracy: from fp64."""
         return self.original if self.from_type == "fp64" else None
 
 
 def from_model(model: object) -> OnnxFile:
-    """An onnx.ModelProto or an onnx_ir.Model as ``load`` gives a file's; it stays as it is.
+    """An onnx.ModelProto or an onnx_ir.Model as if ``load`` had read it from a file.
 
-    It is kept in a temporary folder, from which engines load it, as long as the result lives.
+    ``model`` is not changed. A copy for engines is kept in a temporary folder as long as the
+    result lives.
 
     Raises:
-        UsageError: If it is neither.
+        UsageError: If ``model`` is neither.
         ModelError: As ``load``; or if a ModelProto refers to external data, which lies beside
             a file that only the caller knows, or is over 2 GB.
     """
@@ -119,7 +121,7 @@ def _message(model: onnx.ModelProto, name: str) -> bytes:
         return model.SerializeToString()
     except (EncodeError, ValueError) as error:
         raise ModelError(
-            "the model is over 2 GB, and a message cannot be",
+            "the model is over 2 GB, more than a protobuf message can hold",
             where=name,
             fix="give the path of a file with external data, or an onnx_ir.Model",
         ) from error
@@ -128,23 +130,21 @@ def _message(model: onnx.ModelProto, name: str) -> bytes:
 def load(path: Path) -> OnnxFile:
     """Read an ONNX file; external data stays on disk until it is needed.
 
-    Nodes that are not in topological order are brought into it.
+    Nodes are sorted if they are not in topological order.
 
     Raises:
         UsageError: If there is no such file.
-        ModelError: If it is not an ONNX model, is truncated, declares sizes that lie, has a
-            cycle, or its external data is missing or outside of its folder.
+        ModelError: If it is not an ONNX model, is truncated, declares sizes that its data does
+            not have, has a cycle, or its external data is missing or outside of its folder.
     """
     path = Path(path)
     if not path.is_file():
         what = "is a directory" if path.is_dir() else "does not exist"
         raise UsageError(f"model file {what}", where=str(path), fix="check the path")
-    native.warm_up()  # on another core, while this one reads
+    native.warm_up()  # starts on another core while the file is read on this one
     size = path.stat().st_size
     if size >= _LARGEST_MESSAGE_BYTES:
-        raise _unreadable(
-            path, f"a message of {size} bytes, and 2 GiB is the most there can be"
-        )
+        raise _unreadable(path, f"it has {size} bytes, and protobuf messages end at 2 GiB")
     with paused_collection():
         proto = _parse(path)
         data = check_tensors(proto, path)
@@ -154,7 +154,7 @@ def load(path: Path) -> OnnxFile:
             set_base_dir(model.graph, path.parent.absolute())
         except Exception as error:  # onnx_ir raises what Python raises on malformed messages
             raise _unreadable(path, _first_line(error)) from error
-        if not model.opset_imports or len(list(model.graph)) + len(model.graph.outputs) == 0:
+        if not model.opset_imports or not (len(model.graph) or model.graph.outputs):
             raise _unreadable(path, "no opset import or no graph")
         untyped = next((v.name for v in model.graph.inputs if v.type is None), None)
         if untyped is not None:
@@ -189,16 +189,16 @@ def _unreadable(path: Path, what: str) -> ModelError:
 def save(
     model: ir.Model, path: Path, *, force: bool = False, external_data: bool | None = None
 ) -> int:
-    """Write the model to ``path`` in one step; returns the bytes on disk.
+    """Write the model to ``path``; returns the bytes on disk.
 
     The file appears complete or not at all.
 
     Args:
-        model: The model; as before when this returns.
-        path: Where to.
-        force: Whether a file that is there may be replaced.
-        external_data: Whether tensors go to ``NAME.data`` beside it, written piece by piece;
-            None: if there are more than 1.8 GB of them, or the model came in that form.
+        model: The model; it is unchanged when this returns.
+        path: The file to write.
+        force: Whether an existing file may be replaced.
+        external_data: Whether tensors go to ``NAME.data`` beside it. None: only if there are
+            more than 1.8 GB of them, or the model was loaded from such a pair of files.
 
     Raises:
         UsageError: If ``path`` exists and ``force`` is not set, or cannot be written.
@@ -212,7 +212,7 @@ def save(
         raise ModelError(
             "the model is over 2 GB and does not fit one file",
             where=str(path),
-            fix="let its tensors go to a second file",
+            fix="let its tensors be written to a second file, as external data",
         )
     external = (not fits or came_external(model)) if external_data is None else external_data
     data_name = path.name + DATA_SUFFIX
@@ -263,7 +263,7 @@ def to_bytes(model: ir.Model) -> bytes:
 def check(path: Path, *, shapeless: Collection[str] = ()) -> None:
     """Run ``onnx.checker`` with strict shape inference over a written file.
 
-    Inputs and outputs named by ``shapeless`` need not have a shape, which ONNX asks for.
+    The inputs and outputs in ``shapeless`` need not have a shape, which ONNX asks for.
 
     Raises:
         ModelError: If the model is not valid ONNX.
@@ -277,20 +277,21 @@ def check(path: Path, *, shapeless: Collection[str] = ()) -> None:
         what = _first_line(error)
         fix = "run onnx.checker on the model that was given, and export it again"
         if what.startswith("Field 'shape' of 'type'"):
-            fix = "give every input and output a shape: a name for each size that is free"
+            fix = "give every input and output a shape, with a name for each dynamic dimension"
         raise ModelError(
             f"the model is not valid ONNX: {what}", where=str(path), fix=fix
         ) from error
 
 
 def came_external(model: ir.Model) -> bool:
-    """Whether tensors of the model lie in a file beside the one it was read from."""
+    """Whether the model was loaded from a file with external data."""
     tensors = (v.const_value for v in model.graph.initializers.values())
     return any(isinstance(_origin(t), ir.ExternalTensor) for t in tensors)
 
 
 def _origin(tensor: ir.TensorProtocol | None) -> ir.TensorProtocol | None:
-    while isinstance(tensor, MadeTensor):  # twice, if it was taken back first
+    """The tensor of the file that ``tensor`` was converted from, perhaps more than once."""
+    while isinstance(tensor, MadeTensor):
         tensor = tensor.source
     return tensor
 

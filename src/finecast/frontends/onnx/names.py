@@ -1,4 +1,4 @@
-"""Names that are free in a model, for what is put into it."""
+"""Names that are free in a model, for nodes and values that are added."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 
 class FreshNames:
-    """A function that makes a name one that nothing in the model has, nor was given before."""
+    """Makes names unique: in the model, and among those that it gave before."""
 
     def __init__(self, model: ir.Model) -> None:
         self.taken: set[str] = set()
@@ -18,7 +18,7 @@ class FreshNames:
                 self.taken.update(v.name or "" for v in node.outputs)
 
     def __call__(self, name: str) -> str:
-        """``name``, with underscores behind it if it is taken."""
+        """``name``, with underscores appended while it is taken."""
         while name in self.taken:
             name += "_"
         self.taken.add(name)

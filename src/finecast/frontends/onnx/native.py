@@ -1,7 +1,7 @@
-"""onnx's C++ passes, run in a process of their own.
+"""Runs onnx's C++ passes in a process of their own.
 
-Hostile models make them crash, never end, or take all memory (onnx 1.23). Then that process
-ends, which holds nothing but the model at hand, and here it is one clear error.
+Hostile models make them crash, never end, or take all memory (onnx 1.23). Then only that
+process dies, and here one clear error is raised.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ _FILE = native_worker.__file__
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a pass may take, by the size of what it reads.
+    """The most memory (bytes) and time that a pass may take, by the size of its input.
 
-    100,000 nodes are 11.5 MB: the version converter, which takes most, makes 504 MB and 2.5 s
-    of them. A file is mostly weights: of 403 MB the checker makes 786 MB and 0.6 s.
+    A message of 100,000 nodes has 11.5 MB: the version converter, the most costly pass, takes
+    504 MB and 2.5 s for it. Files are mostly weights: for 403 MB the checker takes 786 MB and
+    0.6 s.
     """
 
     memory: int = 2 << 30
@@ -52,7 +53,7 @@ class Bounds:
     seconds_per_byte: float = 10e-6
 
     def of(self, size: int) -> dict[str, float]:
-        """Bytes of ``memory``, and ``seconds``, for ``size`` bytes."""
+        """The limits for an input of ``size`` bytes, as ``native_worker.serve`` takes them."""
         return {
             "memory": self.memory + self.memory_per_byte * size,
             "seconds": self.seconds + self.seconds_per_byte * size,
@@ -64,7 +65,7 @@ OF_FILES = Bounds(memory_per_byte=16, seconds_per_byte=1e-6)
 
 
 class PassError(Exception):
-    """A pass refused the model; the text is the first line of what it said."""
+    """A pass refused the model; the text is the first line of its message."""
 
 
 class PassDiedError(ModelError):
@@ -74,9 +75,9 @@ class PassDiedError(ModelError):
 def transform(
     name: Literal["infer", "convert", "inline"], model: onnx.ModelProto, **options: int
 ) -> onnx.ModelProto:
-    """What the pass makes of ``model``.
+    """``model`` after the pass.
 
-    Where no process can be started, the pass runs in this one, without bounds.
+    If no process can be started, the pass runs in this one, without limits.
 
     Raises:
         PassError: If the pass refuses the model.
@@ -99,7 +100,7 @@ def check(path: Path) -> None:
 
 
 def warm_up() -> None:
-    """Start the process, unless it runs, and do not wait for it: it takes 0.2 s."""
+    """Start the process unless it runs, without waiting for it: that takes 0.2 s."""
     _worker.warm_up()
 
 
@@ -107,14 +108,15 @@ _Answer: TypeAlias = tuple[Mapping[str, Any], bytes]
 
 
 class _Child:
-    """A process that serves.
+    """A process that runs ``native_worker``, and the pipes to it.
 
     Raises:
         OSError: If it cannot be started.
     """
 
     def __init__(self) -> None:
-        # -P: the file's folder has a types.py. Threads of numpy's would only take memory.
+        # -P keeps the file's folder, which has a types.py, out of sys.path. numpy's threads
+        # would only take memory.
         self.process = subprocess.Popen(
             [sys.executable, "-P", _FILE],
             stdin=subprocess.PIPE,
@@ -126,7 +128,10 @@ class _Child:
         self.ready = False
 
     def ask(self, request: Mapping[str, Any], payload: bytes) -> _Answer:
-        """Its answer. Without one it is ended: the next request would read what is left."""
+        """The answer to a request.
+
+        On any error the process is ended: the next request would read the rest of an answer.
+        """
         try:
             stdin = self.pipes[0]
             stdin.write(json.dumps({**request, "size": len(payload)}).encode() + b"\n")
@@ -138,7 +143,7 @@ class _Child:
             raise
 
     def receive(self) -> _Answer:
-        """What it says next; EOFError if it ended."""
+        """The next message of the process; raises EOFError if it ended."""
         line = self.pipes[1].readline()
         if not line.endswith(b"\n"):
             raise EOFError
@@ -152,18 +157,21 @@ class _Child:
         self.process.kill()
         self.process.wait()
         for pipe in self.pipes:
-            with suppress(OSError):  # a flush of what nobody reads
+            with suppress(OSError):  # closing flushes, and nobody reads that any more
                 pipe.close()
 
     def disown(self) -> None:
-        """After a fork it is the other process's; an end held here would keep it alive."""
+        """Forget the process in a fork of its parent, and close the pipes.
+
+        While they are open here it would outlive the parent.
+        """
         self.process.returncode = 0
         for pipe in self.pipes:
             pipe.raw.close()
 
 
 class _Worker:
-    """A child while one is wanted: started on first use, kept, replaced when it died."""
+    """The one child process: started on first use, and again after it died."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -191,20 +199,20 @@ class _Worker:
         raise PassDiedError(f"onnx's {_TITLES[name]} {header['text']} on the model", fix=_FIX)
 
     def warm_up(self) -> None:
-        if self.lock.acquire(blocking=False):  # else it is at work
+        if self.lock.acquire(blocking=False):  # if that fails, the child is at work
             try:
                 self.start()
             finally:
                 self.lock.release()
 
     def serving(self) -> _Child | None:
-        """A child that said it is ready; None where there can be none."""
+        """The child, once it has said that it is ready; None if none can be started."""
         child = self.start()
         if child is not None and not child.ready:
             try:
                 child.receive()
                 child.ready = True
-            except EOFError:  # it cannot import onnx, or is no Python
+            except EOFError:  # it cannot import onnx, or sys.executable is no Python
                 self.end()
                 self.startable = False
                 _LOG.debug("onnx's passes run in this process: their own did not start")
@@ -228,7 +236,7 @@ class _Worker:
 
 
 def _asked(child: _Child, request: Mapping[str, Any], payload: bytes) -> _Answer:
-    """The answer, or how the child died."""
+    """The child's answer, or one that says how it died."""
     start = time.monotonic()
     try:
         header, result = child.ask(request, payload)
@@ -238,7 +246,7 @@ def _asked(child: _Child, request: Mapping[str, Any], payload: bytes) -> _Answer
         else:
             text = f"did not end in {request['seconds']:.0f} s"
         return {"status": "died", "text": text}, b""
-    if header["status"] == "died":  # of memory, which the process may not give back
+    if header["status"] == "died":  # out of memory: the process may not free what it took
         child.end()
     return header, result
 
@@ -254,7 +262,7 @@ _worker = _Worker()
 
 
 def _after_fork() -> None:
-    """The child belongs to the other process, and its lock may be held there for ever."""
+    """Forget the child, which is the parent's, and the lock, which a thread of it may hold."""
     if _worker.child is not None:
         _worker.child.disown()
     _worker.child, _worker.lock = None, threading.Lock()

@@ -1,7 +1,7 @@
-"""onnx's C++ passes over bytes, and the loop that serves them to another process.
+"""onnx's C++ passes over bytes, and the loop that runs them for another process.
 
-Run as a file this is that process: ``native`` starts and bounds it. It imports nothing of
-finecast, so that it is up as fast as onnx is.
+``native`` runs this file as a process of its own. It imports nothing of finecast, so that it
+starts as fast as onnx does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onnx import version_converter
 
 try:
     import resource
-except ImportError:  # Windows: memory has no bound there
+except ImportError:  # on Windows, where memory is not limited
     resource = None
 
 _STATM: Final = Path("/proc/self/statm")
@@ -48,7 +48,7 @@ def _check(path: bytes) -> bytes:
     return b""
 
 
-# By name: a message, or a file's path, in; a message out.
+# By name: functions of a serialized model, or of a file's path, that return serialized models.
 PASSES: Final[dict[str, Callable[..., bytes]]] = {
     "infer": _infer,
     "convert": _convert,
@@ -60,12 +60,12 @@ PASSES: Final[dict[str, Callable[..., bytes]]] = {
 def answer(
     name: str, payload: bytes, options: Mapping[str, Any]
 ) -> tuple[dict[str, str], bytes]:
-    """Run one pass: a header with what became of it, and the result. Raises nothing."""
+    """Run one pass; returns a header that says how it ended, and the result. Never raises."""
     try:
         return {"status": "done"}, PASSES[name](payload, **options)
     except MemoryError:
         return {"status": "died", "text": "ran out of memory"}, b""
-    except Exception as error:  # whatever C++ throws: its text goes to the caller
+    except Exception as error:  # whatever C++ throws; its text goes to the caller
         kind, lines = type(error).__name__, str(error).strip().splitlines()
         return {"status": "raised", "text": lines[0] if lines else kind}, b""
 
@@ -73,16 +73,17 @@ def answer(
 def serve(source: BinaryIO, target: BinaryIO) -> None:
     """Answer requests until ``source`` ends.
 
-    A request is a line of JSON and ``size`` bytes: the ``pass``, its ``options``, and what it
-    may take, ``memory`` bytes and ``seconds``. So is an answer: its ``status`` and ``text``.
+    A request is a line of JSON, then the model, of as many bytes as the line has as ``size``.
+    The line has the name of the ``pass``, its ``options``, and its limits: ``memory`` in
+    bytes, and ``seconds``. An answer has the same form, with a ``status`` and ``text``.
     """
     limit_memory = _memory_limit()
     _send(target, {"status": "ready"})
     while line := source.readline():
         request = json.loads(line)
         limit_memory(request["memory"])
-        # A thread of C's: it ends a pass that never returns to Python, and does so when the
-        # process that asked is gone too.
+        # A thread in C, so it ends even a pass that never returns to Python, and after the
+        # calling process is gone.
         faulthandler.dump_traceback_later(request["seconds"], exit=True)
         payload = source.read(request["size"])
         header, result = answer(request["pass"], payload, request["options"])
@@ -98,9 +99,9 @@ def _send(target: BinaryIO, header: Mapping[str, str], payload: bytes = b"") -> 
 
 
 def _memory_limit() -> Callable[[int], None]:
-    """Sets how many bytes this process may take beyond what it takes now.
+    """A function that sets how many bytes this process may take beyond what it takes now.
 
-    Nothing is set where the system has no such limit (macOS, Windows).
+    It does nothing where the system has no such limit (macOS, Windows).
     """
     if resource is None or not _STATM.exists():
         return lambda more: None
@@ -116,18 +117,18 @@ def _memory_limit() -> Callable[[int], None]:
 
 
 def main() -> None:
-    """Serve the pipe that standard input and output are.
+    """Answer requests from standard input on standard output.
 
-    onnx's C++ prints: its output goes nowhere, the answers to a descriptor of their own.
+    Both are moved to other descriptors first, as onnx's C++ prints: that output is dropped.
     """
     source, target = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_RDWR)
     for standard in range(3):
         os.dup2(nowhere, standard)
-    if resource is not None:  # a crash is answered for, and nobody wants its core
+    if resource is not None:  # the caller reports a crash: no core dumps
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller, who ends this
-    with suppress(BrokenPipeError):  # or is gone
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the caller ends this process
+    with suppress(BrokenPipeError):  # the caller is gone
         serve(source, target)
 
 

@@ -1,4 +1,4 @@
-"""Raising a model's opset, only as far as a format needs it."""
+"""Raises a model's opset, only as far as a format needs it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from finecast.frontends.onnx.types import every_node
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, Tier, lookup
 
-# The IR version from which an initializer need not be an input.
+# The first IR version in which an initializer need not be an input.
 FREE_INITIALIZERS: Final = 4
 
 
 def opset_of(model: ir.Model) -> int:
-    """Version of the default domain, by either of its spellings."""
+    """The version of the default domain, whose name a model spells ``""`` or ``ai.onnx``."""
     versions = [v for d, v in model.opset_imports.items() if normal_domain(d) == ""]
     return max(versions, default=1)
 
@@ -33,9 +33,9 @@ def opset_of(model: ir.Model) -> int:
 def needed_opsets(
     model: ir.Model, fmt: Format, ops: frozenset[str] | None = None
 ) -> frozenset[int]:
-    """Opsets, all above the model's own, at which further ops admit ``fmt``.
+    """Opsets above the model's own at which further ops admit ``fmt``.
 
-    At the highest every op that can ever take it does.
+    At the highest of them all ops admit it that do so in any opset.
 
     Args:
         model: The model.
@@ -45,12 +45,12 @@ def needed_opsets(
     current = opset_of(model)
     needed: set[int] = set()
     for node in every_node(model.graph):
-        domain = normal_domain(node.domain)
-        if domain and not fmt.operands_only:  # another domain's ops have versions of their own
+        # The ops of other domains have versions of their own.
+        if node.domain and not fmt.operands_only:
             continue
         if ops is not None and node.op_type not in ops:
             continue
-        since = _lowered_since(node.op_type, domain, fmt, current)
+        since = _lowered_since(node.op_type, node.domain, fmt, current)
         if since > current and since not in needed and _carries_fp32(node):
             needed.add(since)
     return frozenset(needed)
@@ -58,7 +58,7 @@ def needed_opsets(
 
 @lru_cache(maxsize=4096)
 def _lowered_since(op_type: str, domain: str, fmt: Format, current: int) -> int:
-    """The first opset at which the op, and a cast beside it, take ``fmt``; 0 for never."""
+    """The first opset at which the op, and a cast beside it, admit ``fmt``; 0 for never."""
     info = lookup(f"{domain or 'onnx'}::{op_type}")
     if info.tier is Tier.NEVER and info.kind is not OpKind.CONTROL:
         return 0
@@ -78,11 +78,14 @@ def raise_opset(model: ir.Model, version: int) -> ir.Model:
     """The same model at opset ``version`` of the default domain, weights shared.
 
     Raises:
-        ModelError: If onnx has no conversion for one of the ops, or its converter dies.
+        ModelError: If onnx has no conversion for one of the ops, or its converter crashes.
     """
     if version <= opset_of(model):
         return model
-    _spell_default_domain(model)
+    imports = model.graph.opset_imports
+    if "ai.onnx" in imports:  # the converter knows the default domain as "" only
+        imports[""] = opset_of(model)
+        del imports["ai.onnx"]
     try:
         with set_aside(model, opset_of(model)):
             proto = run_without_weights(
@@ -100,7 +103,7 @@ def raise_opset(model: ir.Model, version: int) -> ir.Model:
     before = model.ir_version or 0
     raised.ir_version = max(raised.ir_version or 0, least)
     if before < FREE_INITIALIZERS <= raised.ir_version:
-        # They had to be inputs; now that would make them defaults, which a caller may replace.
+        # Initializers had to be inputs. From this IR version on, a caller could replace them.
         constants = set(raised.graph.initializers.values())
         inputs = [v for v in raised.graph.inputs if v not in constants]
         raised.graph.inputs.clear()
@@ -112,7 +115,8 @@ def raise_as_far(model: ir.Model, versions: Iterable[int]) -> ir.Model:
     """The model at the highest of ``versions`` that onnx can raise it to.
 
     Raises:
-        ModelError: If there is none, that of the highest; or if onnx's converter dies.
+        ModelError: If it can be raised to none: the error of the highest. Or if onnx's
+            converter crashes.
     """
     first: ModelError | None = None
     for version in sorted(set(versions), reverse=True):
@@ -125,14 +129,3 @@ def raise_as_far(model: ir.Model, versions: Iterable[int]) -> ir.Model:
     if first is not None:
         raise first
     return model
-
-
-def _spell_default_domain(model: ir.Model) -> None:
-    """The converter knows the default domain as ``""`` only."""
-    imports = model.graph.opset_imports
-    if "ai.onnx" in imports:
-        version = opset_of(model)
-        del imports["ai.onnx"]
-        imports[""] = version
-    for node in every_node(model.graph):
-        node.domain = normal_domain(node.domain)

@@ -1,4 +1,4 @@
-"""Where nodes that read a value can stand."""
+"""Where nodes that read a value are put: right after the value is defined."""
 
 from __future__ import annotations
 
@@ -7,18 +7,30 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 
-def place_after(
-    value: ir.Value, nodes: Sequence[ir.Node], main: ir.Graph, prologue: list[ir.Node]
-) -> None:
-    """Put ``nodes`` right after ``value`` appears.
+def home_of(value: ir.Value, main: ir.Graph) -> ir.Graph:
+    """The graph or body that defines ``value``; ``main`` where onnx_ir does not say."""
+    producer = value.producer()
+    home = value.graph if producer is None else producer.graph
+    return home if isinstance(home, ir.Graph) else main
 
-    After its producer; at the start of its body, for a body's input or initializer; what is
-    of the ``main`` graph goes to ``prologue``, which its caller puts first.
+
+def place_after(
+    value: ir.Value,
+    nodes: Sequence[ir.Node],
+    main: ir.Graph,
+    prologue: list[ir.Node] | None = None,
+) -> None:
+    """Put ``nodes`` after the node that makes ``value``.
+
+    If no node makes it, they become the first of its graph. Those of the ``main`` graph are
+    added to ``prologue`` instead, if there is one: its owner puts all of them first at once.
     """
-    home, producer = value.graph, value.producer()
+    home, producer = home_of(value, main), value.producer()
     if producer is not None:
-        producer.append(nodes)
-    elif home is main or home is None:
+        home.insert_after(producer, nodes)
+    elif home is main and prologue is not None:
         prologue += nodes
+    elif len(home):
+        home.insert_before(home[0], nodes)
     else:
-        next(iter(home)).prepend(nodes)
+        home.extend(nodes)

@@ -1,7 +1,7 @@
-"""Which ports of a node follow its op, from the types they have.
+"""Which ports of a node follow its op, given the types of its values.
 
-Law: all ports that follow have one format, and change together; a node with a port of unknown
-type in a place that could follow has none.
+Law: all ports that follow have one format, and change together. No port follows in a node
+where one that could has a value of unknown type.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _UNKNOWN: Final = "unknown"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """A kind of op: its canonical and native names, and what its definition says of types."""
+    """A kind of op: its canonical and native names, its signature, and formats it admits."""
 
     op: str
     native: str
@@ -47,7 +47,7 @@ class Described:
 
 @lru_cache(maxsize=8192)
 def described(op_type: str, domain: str, opset: int) -> Described:
-    """What is known of an op at ``opset``; of an unknown one its names alone."""
+    """What is known of an op at ``opset``; only the names of an op without definition."""
     native = f"{domain or 'onnx'}::{op_type}"
     found = signature(op_type, domain, opset)
     return Described(
@@ -86,7 +86,7 @@ def dtype_label(kind: ir.TypeProtocol | None) -> str:
 
 
 def labels_of(values: Sequence[ir.Value | None]) -> tuple[str, ...]:
-    """Types by port; empty where nothing is given or nothing is taken."""
+    """The type of each port's value; empty for an optional port that is left out."""
     return tuple(
         _ABSENT if v is None or (v.type is None and not v.name) else dtype_label(v.type)
         for v in values
@@ -107,7 +107,7 @@ def following(
 def _flags(
     inputs: Sequence[str], outputs: Sequence[str], found: OpSignature
 ) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
-    """Which ports follow; none if one that could has a type that is not known."""
+    """Which inputs and outputs follow; none if one that could has an unknown type."""
     kept = (False,) * len(inputs), (False,) * len(outputs)
     if not _computes_in_float(inputs, outputs, found):
         return kept

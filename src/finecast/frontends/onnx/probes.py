@@ -1,11 +1,11 @@
-"""Small ONNX models that measurements run."""
+"""A small ONNX model that measures what a cast takes."""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
 
-from finecast.frontends.onnx.reader import DATA_TYPES
+from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.frontends.onnx.statements import STATEMENTS, Maker
 from finecast.numbers.encodings import SCALED
 from finecast.numbers.formats import Format
@@ -13,10 +13,10 @@ from finecast.numbers.scaled import Scaled
 
 
 def cast_model(low: Format, size: int) -> bytes:
-    """X -> Softmax -> Cast to ``low`` -> Softmax -> y: a cast that nothing absorbs.
+    """A serialized model with a cast to ``low`` between Softmaxes, which it is not fused into.
 
-    ``x`` is fp32 of shape [size / 64, 64]. A format whose encodings have parameters is cast
-    to and back, at once.
+    The input ``x`` is fp32 of shape [size / 64, 64], the output is ``y``. For a format with a
+    scale the cast is a node to codes and one back.
     """
     shape = ir.Shape([size // 64, 64])
     x = ir.Value(name="x", shape=shape, type=ir.TensorType(ir.DataType.FLOAT))

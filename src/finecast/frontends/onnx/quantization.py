@@ -1,4 +1,4 @@
-"""QuantizeLinear and DequantizeLinear: the nodes that state an encoding with parameters."""
+"""QuantizeLinear and DequantizeLinear: the nodes for encodings with scale and zero point."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import onnx_ir as ir
 
-from finecast.frontends.onnx.constants import constant_tensor
+from finecast.frontends.onnx.constants import constant_tensor, constant_value
 from finecast.numbers.encodings import Encoding
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Grid, Scaled
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from finecast.frontends.onnx.statements import Maker
 
 SINCE: Final = 13
-"""The first opset whose nodes take parameters by channel."""
+"""The first opset whose nodes take a scale and zero point for each channel."""
 
 
 def quantize(maker: Maker, value: ir.Value, to: Encoding) -> list[ir.Node]:
@@ -29,7 +29,7 @@ def quantize(maker: Maker, value: ir.Value, to: Encoding) -> list[ir.Node]:
 
 
 def dequantize(maker: Maker, value: ir.Value, to: Encoding) -> list[ir.Node]:
-    """A node from the codes of ``to`` to fp32; it shares the parameters of the way there."""
+    """A node from the codes of ``to`` to fp32; it shares the constants of ``quantize``'s."""
     assert isinstance(to, Scaled)
     before = value.producer()
     shared = before is not None and before.op_type == "QuantizeLinear"
@@ -41,12 +41,12 @@ def dequantize(maker: Maker, value: ir.Value, to: Encoding) -> list[ir.Node]:
 
 
 def reader(fmt: Format, grid: Grid) -> Callable[[Sequence[ir.Node]], Scaled]:
-    """A function that gives the encoding in ``fmt`` that ``dequantize``'s node states."""
+    """A function that reads the encoding in ``fmt`` off the node that ``dequantize`` made."""
 
     def read(nodes: Sequence[ir.Node]) -> Scaled:
         scale, zero = (constant_tensor(v) for v in nodes[0].inputs[1:] if v is not None)
         if scale is None or zero is None:
-            raise ValueError("parameters that are not constants")
+            raise ValueError("the scale or zero point is not a constant")
         axis = nodes[0].attributes.get("axis")
         return Scaled(
             format=fmt,
@@ -68,11 +68,7 @@ def _parameters(maker: Maker, value: ir.Value, to: Scaled) -> list[ir.Value]:
     zero = np.full_like(scale, to.zero_point, to.dtype)
     made: list[ir.Value] = []
     for what, array in (("scale", scale), ("zero", zero)):
-        name = maker.fresh(f"{value.name}_{what}")
-        tensor = ir.tensor(array, name=name)
-        kind = ir.TensorType(tensor.dtype)
-        new = ir.Value(name=name, shape=ir.Shape(array.shape), type=kind)
-        new.const_value = tensor
+        new = constant_value(maker.fresh(f"{value.name}_{what}"), array)
         maker.register(new)
         made.append(new)
     return made

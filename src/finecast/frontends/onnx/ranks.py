@@ -1,7 +1,7 @@
 """Ranks of values, also where onnx's inference lost the shape.
 
-A Reshape to sizes that are computed ends onnx's shapes, and with them all that follows; the
-number of dimensions is often plain all the same.
+After a Reshape to computed sizes onnx infers no shapes any more, and none for the ops that
+follow. The number of dimensions can often be told all the same.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Final
 
 import onnx_ir as ir
 
-from finecast.frontends.onnx.definitions import normal_domain
 from finecast.frontends.onnx.types import every_node, infer
 from finecast.ops import OpKind, lookup
 
-# The result has the largest of the inputs' ranks.
+# Kinds of ops whose result has the largest of the inputs' ranks.
 _BROADCASTING: Final = frozenset({OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL})
+# Ops whose result has the rank of the first input.
 _LIKE_FIRST: Final = frozenset(
     {"BatchNormalization", "Cast", "Dropout", "Identity", "LayerNormalization", "LogSoftmax"}
     | {"Slice", "Softmax", "Pad"}
@@ -26,7 +26,7 @@ _LIKE_FIRST: Final = frozenset(
 def ranks_of(model: ir.Model) -> Mapping[str, int]:
     """The rank of each value of ``model``, by name, where it can be told.
 
-    ``model`` stays as it is: shapes that its file does not state are none of it.
+    A copy is inferred: ``model`` is to be written without shapes that its file does not state.
     """
     copy = model.clone()
     infer(copy, shapes=True)
@@ -48,7 +48,7 @@ def _note(found: dict[str, int], value: ir.Value, rank: int | None) -> None:
 def _rank(node: ir.Node, known: Mapping[str, int]) -> int | None:
     """The rank of the first output, from the node's attributes or the ranks of its inputs."""
     inputs = [v for v in node.inputs if v is not None]
-    if normal_domain(node.domain) or not inputs:
+    if node.domain or not inputs:
         return None
     if node.op_type == "Transpose" and "perm" in node.attributes:
         return len(node.attributes["perm"].as_ints())

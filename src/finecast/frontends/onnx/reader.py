@@ -1,4 +1,4 @@
-"""From an ONNX model to the neutral graph, and the bindings that lead back."""
+"""Reads an ONNX model as the neutral graph, and keeps which ONNX objects its ids stand for."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from typing import Final
 import onnx_ir as ir
 
 from finecast.frontends.onnx.constants import (
-    DATA_TYPES,
     MARK,
     ROUNDING,
     constant_reader,
     constant_tensor,
 )
-from finecast.frontends.onnx.definitions import normal_domain
 from finecast.frontends.onnx.opset import FREE_INITIALIZERS, opset_of
 from finecast.frontends.onnx.port_formats import (
     FORMATS,
@@ -28,6 +26,7 @@ from finecast.frontends.onnx.port_formats import (
 )
 from finecast.frontends.onnx.ties import CONTROL, Merge, Port, merges_of, port_value
 from finecast.frontends.onnx.types import bodies, every_node
+from finecast.frontends.scopes import scope_of
 from finecast.graph import (
     PHI,
     ROUNDS,
@@ -42,22 +41,12 @@ from finecast.graph import (
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
 
-__all__ = [
-    "DATA_TYPES",
-    "OnnxBinding",
-    "Port",
-    "constant_tensor",
-    "name_nodes",
-    "read",
-]
-
-
 _SCALAR_ATTRIBUTES: Final = {
     ir.AttributeType.INT,
     ir.AttributeType.FLOAT,
     ir.AttributeType.STRING,
 }
-# Attributes that are operands: numbers that the result is bounded by or filled with.
+# Attributes that hold operands: numbers that bound the result or fill it.
 _SCALARS: Final = {
     "Clip": ("min", "max"),
     "Pad": ("value",),
@@ -74,8 +63,8 @@ _LIST_ATTRIBUTES: Final = {
 class OnnxBinding:
     """Which ONNX objects the ids of a Graph stand for.
 
-    ``nodes[i]`` is None for a phi, whose If, Loop or Scan is ``owners[i]``; ``ports[i]`` has
-    one entry for each of node i's inputs.
+    ``nodes[i]`` is None for a phi, whose If, Loop or Scan is ``owners[i]``. ``ports[i]`` says
+    for each input of node i where its value enters the ONNX node or body.
     """
 
     model: ir.Model
@@ -86,7 +75,7 @@ class OnnxBinding:
 
 
 def name_nodes(model: ir.Model) -> None:
-    """Give every node a unique, non-empty name, keeping those that already are."""
+    """Give every node a unique, non-empty name; names that already are unique stay."""
     nodes = list(every_node(model.graph))
     kept: set[str] = set()
     renamed: list[tuple[int, ir.Node]] = []
@@ -112,15 +101,15 @@ def read(
     own_casts: bool = False,
     came_as: Mapping[str, Scaled] | None = None,
 ) -> tuple[Graph, OnnxBinding]:
-    """Build the neutral graph of ``model``; bodies of If, Loop and Scan are opened.
+    """Build the neutral graph of ``model``, with the nodes of bodies.
 
-    Law: every float tensor of the model is a Value, every node that may change type a Node.
+    Law: every tensor of the model is a Value and every op a Node; Constant nodes are Values.
 
     Args:
         model: The model, its nodes named and its types inferred.
-        digest: Of the file, for the graph.
-        own_casts: Whether casts that an earlier conversion put in may change format, too.
-        came_as: Encodings that values had before they were taken to fp32, by name.
+        digest: The digest of the file, for the graph.
+        own_casts: Whether casts that an earlier conversion inserted may change format, too.
+        came_as: How values were encoded before they were converted to fp32, by name.
     """
     reader = _Reader(model, own_casts=own_casts)
     reader.came_as = came_as or {}
@@ -156,7 +145,7 @@ class _Reader:
         for value in (*graph.inputs, *graph.initializers.values()):
             self.value(value)
         for node in graph:
-            if node.op_type == "Constant" and not normal_domain(node.domain):
+            if node.op_type == "Constant" and not node.domain:
                 self.value(node.outputs[0])  # a constant value, not an op
                 continue
             self.node(node, region, fixed=fixed)
@@ -164,15 +153,14 @@ class _Reader:
             self.value(value)
 
     def node(self, node: ir.Node, region: int, *, fixed: bool) -> None:
-        """Add a node; in a ``fixed`` body it keeps the types it has."""
+        """Add a node, after those of its bodies; in a ``fixed`` body it keeps its types."""
         inner = list(bodies(node))
-        # Of bodies of other ops (FlexAttention, SequenceMap) it is not known what ties them.
+        # Which values the bodies of other ops (FlexAttention, SequenceMap) tie is not known.
         opaque = bool(inner) and node.op_type not in CONTROL
         for body in inner:
             self.regions += 1
             self.graph(body, self.regions, fixed=fixed or opaque)
-        domain = normal_domain(node.domain)
-        found = described(node.op_type, domain, self.opset)
+        found = described(node.op_type, node.domain, self.opset)
         if found.signature is not None:
             check_ports(node, found.signature.least)
         merges = list(merges_of(node, inner, self.opset)) if inner and not opaque else []
@@ -185,7 +173,7 @@ class _Reader:
             fmt = None
         else:
             flags_in, flags_out, fmt = following(
-                node.op_type, domain, self.opset, labels_of(inputs), labels_of(outputs)
+                node.op_type, node.domain, self.opset, labels_of(inputs), labels_of(outputs)
             )
         self._add(
             node,
@@ -204,7 +192,7 @@ class _Reader:
                 format=fmt,
                 admits=found.admits if fmt else frozenset(),
                 attributes=dict(_attributes(node)),
-                scope=_scope(node.name or ""),
+                scope=scope_of(node.name or ""),
                 region=region,
             ),
         )
@@ -220,6 +208,7 @@ class _Reader:
         *,
         fixed: bool,
     ) -> None:
+        """Add the node that ties the values which ``node`` makes share a type."""
         sources = [port_value(p) for p in merge.inputs]
         labels = {dtype_label(v.type) for v in (*sources, *merge.outputs)}
         shared = labels.pop() if len(labels) == 1 and not fixed else ""
@@ -286,7 +275,7 @@ class _Reader:
 
 
 def _runtime_inputs(model: ir.Model) -> set[ir.Value]:
-    """Inputs that a caller gives; initializers of an old IR version had to be among them."""
+    """Inputs that a caller gives: not initializers, which old IR versions list as inputs."""
     inputs = set(model.graph.inputs)
     if (model.ir_version or 0) < FREE_INITIALIZERS:
         inputs -= set(model.graph.initializers.values())
@@ -310,7 +299,7 @@ def _attributes(node: ir.Node) -> Iterator[tuple[str, Attribute]]:
 
 
 def _numbers(attribute: ir.Attr) -> list[float]:
-    """The numbers of a float, or of a tensor of one element."""
+    """The number of a float attribute, or of a tensor of one element; else none."""
     if attribute.is_ref():
         return []
     if attribute.type is ir.AttributeType.FLOAT:
@@ -318,10 +307,6 @@ def _numbers(attribute: ir.Attr) -> list[float]:
     if attribute.type is ir.AttributeType.TENSOR and attribute.as_tensor().size == 1:
         return [float(attribute.as_tensor().numpy().reshape(-1)[0])]
     return []
-
-
-def _scope(name: str) -> str:
-    return name.rsplit("/", 1)[0].rsplit(".", 1)[0] if "/" in name or "." in name else ""
 
 
 def _shape(value: ir.Value) -> tuple[Dim, ...] | None:

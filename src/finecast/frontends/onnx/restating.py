@@ -1,15 +1,16 @@
-"""Low ops stated as an engine's matchers know them.
+"""Rewrites bf16 ops as equivalent ops that an engine's pattern matchers recognise.
 
-Engines look for patterns: a Swish behind a convolution, a norm written out. Some of their
-matchers take fp32 constants only, or see a cast that the definition of an op implies. Here the
-nodes of such a pattern become other ops of the same meaning, each in the place and with the
-name of the one it replaces; what it was is on it, and a second conversion starts from that.
+Engines fuse patterns of ops: a Swish after a convolution, a norm written out in steps. Some of
+their matchers recognise a pattern with fp32 constants only, or are stopped by a cast that the
+definition of an op implies. Here the nodes of such a pattern become other ops that compute the
+same, each in the place and with the name of the one it replaces. The former op is noted in
+the node's metadata, and a second conversion starts from that.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -18,17 +19,16 @@ import onnx_ir as ir
 
 from finecast.errors import ModelError
 from finecast.frontends.onnx.constants import MARK, ConvertedTensor, constant_tensor
-from finecast.frontends.onnx.definitions import normal_domain
 from finecast.frontends.onnx.einsum import take_back_products, write_products
 from finecast.frontends.onnx.joint_constants import combine_norms
 from finecast.frontends.onnx.opset import opset_of, raise_opset
 from finecast.frontends.onnx.types import every_node, infer
 from finecast.frontends.replaying import Restated
 
-# On a node that is stated as another op: the op it was, its inputs and attributes, as JSON.
+# Metadata of a rewritten node: the op that it was, its inputs and attributes, as JSON.
 STATED: Final = f"{MARK}.op"
 
-# HardSwish is x * HardSigmoid(x) with these, ONNX's definition of it.
+# ONNX defines HardSwish as x * HardSigmoid(x) with this alpha and beta.
 _HARD_SWISH: Final = (1 / 6, 0.5)
 _STASHING: Final = frozenset({"LayerNormalization", "RMSNormalization"})
 
@@ -38,10 +38,13 @@ Restatement: TypeAlias = Callable[[ir.Node], Sequence[ir.Node]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """``restate`` changes a low node and those around it; gives back the ones it changed.
+    """One kind of rewriting.
 
-    ``since`` is the opset that has the new op, and ``applies`` says of a node, before, whether
-    it would be changed.
+    Attributes:
+        restate: Rewrites a bf16 node and those around it; returns the nodes that it changed.
+        reason: Why, as the user is told.
+        since: The first opset that has the new op.
+        applies: Whether ``restate`` would change a node: asked before the opset is raised.
     """
 
     restate: Restatement
@@ -51,12 +54,12 @@ class _Row:
 
 
 def restate(model: ir.Model, engine: str) -> tuple[ir.Model, tuple[Restated, ...]]:
-    """State the low ops of ``model``, in place, as ONNX has them and ``engine`` knows them.
+    """Rewrite bf16 ops of ``model``, in place, for ONNX's definitions and for ``engine``.
 
-    Law: no op is left out, and in exact arithmetic the outputs are the same.
+    Law: in exact arithmetic the outputs are the same.
 
     Returns:
-        The model, another one where its opset had to be raised for it; and what was changed.
+        The model, which is another object if its opset had to be raised; and what changed.
     """
     found: list[Restated] = []
     if products := write_products(model):
@@ -70,7 +73,7 @@ def restate(model: ir.Model, engine: str) -> tuple[ir.Model, tuple[Restated, ...
             try:
                 model = raise_opset(model, row.since)
             except ModelError:
-                continue  # the ops stay as they are
+                continue  # the opset cannot be raised, and the ops stay as they are
             infer(model, shapes=False)
             low = [n for n in every_node(model.graph) if _is_low(n)]
         changed = [m for n in low if row.applies(n) for m in row.restate(n)]
@@ -81,9 +84,9 @@ def restate(model: ir.Model, engine: str) -> tuple[ir.Model, tuple[Restated, ...
 
 
 def take_back_ops(model: ir.Model) -> None:
-    """Let restated nodes be the ops that they were.
+    """Turn rewritten nodes into the ops that they were.
 
-    One whose operands another tool took away stays.
+    A node stays as it is if another tool removed the operands of the former op.
     """
     shared = _values(model.graph)
     for graph in (model.graph, *model.graph.subgraphs()):
@@ -100,17 +103,16 @@ def take_back_ops(model: ir.Model) -> None:
 
 
 def _values(graph: ir.Graph) -> dict[str | None, ir.Value]:
-    """What ``graph`` defines, by name."""
+    """The values that ``graph`` defines, by name."""
     made = (v for node in graph for v in node.outputs)
     found = {v.name: v for v in (*graph.inputs, *graph.initializers.values(), *made)}
     return {name: value for name, value in found.items() if name}
 
 
 def _is_low(node: ir.Node) -> bool:
-    """Whether the node computes in bf16: patterns of fp16 are matched as those of fp32 are."""
+    """Whether the node computes in bf16; engines match patterns in fp16 as they do in fp32."""
     outputs = node.outputs
-    default = normal_domain(node.domain) == ""
-    return default and bool(outputs) and outputs[0].dtype == ir.DataType.BFLOAT16
+    return not node.domain and bool(outputs) and outputs[0].dtype == ir.DataType.BFLOAT16
 
 
 def _state(
@@ -119,7 +121,7 @@ def _state(
     inputs: Sequence[ir.Value | None],
     **attributes: float,
 ) -> ir.Node:
-    """Make ``node`` an ``op``, and put on it what it was."""
+    """Turn ``node`` into an ``op``, and note in its metadata what it was at first."""
     was = {
         "op": node.op_type,
         "inputs": [v.name if v is not None else "" for v in node.inputs],
@@ -150,6 +152,7 @@ def _become(
 
 
 def _statistics(node: ir.Node) -> Sequence[ir.Node]:
+    """Let a norm compute its statistics in bf16 by its definition (``stash_type``)."""
     if node.op_type not in _STASHING or any(v.uses() for v in node.outputs[1:]):
         return ()
     dtype = node.outputs[0].dtype
@@ -161,11 +164,12 @@ def _statistics(node: ir.Node) -> Sequence[ir.Node]:
 
 
 def _neutral(node: ir.Node) -> Sequence[ir.Node]:
-    kept = next((v for v in _beside(node, _NEUTRAL.get(node.op_type)) if v is not None), None)
+    """Replace a product with 1 or a sum with 0 by Identity."""
+    kept = _beside(node, _NEUTRAL.get(node.op_type))
     return () if kept is None else (_state(node, "Identity", [kept]),)
 
 
-# The number that changes nothing, and whether it may be either operand.
+# The neutral element of each op, and whether it may be the first operand as well.
 _NEUTRAL: Final[Mapping[str, tuple[float, bool]]] = {
     "Mul": (1.0, True),
     "Div": (1.0, False),
@@ -174,18 +178,19 @@ _NEUTRAL: Final[Mapping[str, tuple[float, bool]]] = {
 }
 
 
-def _beside(node: ir.Node, neutral: tuple[float, bool] | None) -> Iterator[ir.Value | None]:
-    """The other operand, where one is the scalar that changes nothing."""
+def _beside(node: ir.Node, neutral: tuple[float, bool] | None) -> ir.Value | None:
+    """The other operand, if one is the op's neutral element; else None."""
     if neutral is None or len(node.inputs) != 2:
-        return
+        return None
     number, either = neutral
     for index in (1, 0) if either else (1,):
         if _scalar(node.inputs[index]) == number:
-            yield node.inputs[1 - index]
+            return node.inputs[1 - index]
+    return None
 
 
 def _scalar(value: ir.Value | None) -> float | None:
-    """The number of a constant without dimensions: it never makes the result larger."""
+    """The number of a constant of rank 0: broadcasting it never makes the result larger."""
     tensor = constant_tensor(value) if value is not None else None
     if tensor is None or tensor.shape.rank():
         return None
@@ -193,7 +198,7 @@ def _scalar(value: ir.Value | None) -> float | None:
 
 
 def _quotient(node: ir.Node) -> Sequence[ir.Node]:
-    """State x * (1 / sqrt(v)) as x / sqrt(v)."""
+    """Rewrite x * (1 / sqrt(v)) as x / sqrt(v)."""
     if node.op_type == "Reciprocal":
         root = node.inputs[0]
     elif node.op_type == "Div" and _scalar(node.inputs[0]) == 1.0:
@@ -220,7 +225,7 @@ def _is_product(node: ir.Node, operand: ir.Value) -> bool:
 
 
 def _hard_swish(node: ir.Node) -> Sequence[ir.Node]:
-    """State x * HardSigmoid(x), where nothing else reads the HardSigmoid."""
+    """Rewrite x * HardSigmoid(x) as HardSwish(x), if nothing else reads the HardSigmoid."""
     if node.op_type != "HardSigmoid":
         return ()
     attributes = node.attributes
@@ -237,7 +242,7 @@ def _hard_swish(node: ir.Node) -> Sequence[ir.Node]:
 
 
 def _scaled_swish(node: ir.Node) -> bool:
-    """Whether the Sigmoid ``node`` is that of x * Sigmoid(b * x), b a constant number."""
+    """Whether ``node`` is the Sigmoid of x * Sigmoid(b * x), with b a constant number."""
     scaled = node.inputs[0] if node.op_type == "Sigmoid" else None
     product = scaled.producer() if scaled is not None else None
     if scaled is None or product is None or product.op_type != "Mul":
@@ -250,7 +255,7 @@ def _scaled_swish(node: ir.Node) -> bool:
 
 
 def _scaling(product: ir.Node) -> tuple[ir.Value | None, float]:
-    """The operand beside a constant number, and that number's original digits."""
+    """The operand beside a constant number, and that number before it was rounded to bf16."""
     for index in (1, 0):
         value = product.inputs[index]
         if _scalar(value) is not None and value is not None:
@@ -263,7 +268,7 @@ def _scaling(product: ir.Node) -> tuple[ir.Value | None, float]:
 
 
 def _swish(node: ir.Node) -> Sequence[ir.Node]:
-    """State x * Sigmoid(b * x) as a Swish."""
+    """Rewrite x * Sigmoid(b * x) as a Swish."""
     gate, scaled = node.outputs[0], node.inputs[0]
     product = scaled.producer() if scaled is not None else None
     assert product is not None
@@ -290,8 +295,8 @@ RESTATEMENTS: Final[Mapping[str, Iterable[_Row]]] = {
         ),
         _Row(
             restate=_neutral,
-            reason="a bf16 product with 1 or sum with 0 is not recognised as nothing, and"
-            " keeps the ops around it apart",
+            reason="a bf16 product with 1 or sum with 0 is not removed, and keeps the ops"
+            " around it from being fused",
         ),
         _Row(
             restate=_quotient,
@@ -300,10 +305,10 @@ RESTATEMENTS: Final[Mapping[str, Iterable[_Row]]] = {
         _Row(restate=_hard_swish, reason="one kernel, or part of the one before it"),
         _Row(
             restate=_swish,
-            reason="a bf16 Swish is recognised without a factor inside, or as an op",
+            reason="a bf16 Swish is recognised without a factor inside, or as one op",
             since=24,
             applies=_scaled_swish,
         ),
     )
 }
-"""What is restated for an engine, by its name; for the others ops stay as they are."""
+"""Rewritings for each engine, by its name; for other engines ops stay as they are."""

@@ -1,8 +1,8 @@
-"""ONNX nodes that round a value in fp32: casts where ONNX has the type, else exact arithmetic.
+"""ONNX nodes that round a value in fp32: by casts, or else by exact arithmetic.
 
-Laws: for what is in the format's normal range the nodes give ``roundmodes.convert`` bit for
-bit (subnormals of fp32's own range aside; stochastic draws come from a table of their own);
-beyond 2^104 values of formats with fp32's range pass unrounded where arithmetic is used.
+Laws: numbers in the format's normal range become what ``roundmodes.convert`` gives, bit for
+bit. Exceptions are fp32's subnormals, and stochastic rounding, whose draws come from another
+table. Arithmetic leaves numbers beyond 2^104 unrounded in formats with fp32's range.
 Sources: T. J. Dekker, "A floating-point technique for extending the available precision"
 (1971), for splitting; adding and subtracting 1.5 * 2^23 units rounds to a whole unit.
 """
@@ -17,16 +17,16 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from finecast.frontends.onnx.constants import DATA_TYPES
+from finecast.frontends.onnx.constants import DATA_TYPES, constant_value
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder, Rounding, draws
 from finecast.numbers.scaled import Scaled
 
-# A prime, so that values of different sizes walk through the table at different strides.
+# Length of the table of draws: a prime, so that it has no common factor with the size of a
+# sample, and samples do not draw the same numbers after a few.
 _TABLE: Final = 1_048_573
-# Largest magnitude that splitting takes: its product with 2^23 + 1 stays below 2^128. It is a
-# unit in the last place of the largest fp32 numbers, so that taking it away and adding it back
-# is exact for all of them.
+# Largest magnitude that is split: its product with 2^23 + 1 stays below 2^128. The largest
+# fp32 numbers are multiples of it, so subtracting it and adding it back is exact for them.
 _SPLIT_LIMIT: Final = 2.0**104
 _FRACTION: Final = Format.FP32.mantissa_bits
 
@@ -37,10 +37,16 @@ def _no_stream() -> ir.Value:
 
 @dataclass(slots=True)
 class RoundOps:
-    """Makes nodes that round; constants go to ``register`` once each.
+    """Makes nodes that round.
 
-    ``offset`` is a scalar int64 value: index of the batch's first sample in the stream. It
-    is asked for by stochastic rounding alone.
+    Attributes:
+        register: Takes each constant that the nodes read, once.
+        offset: Gives a scalar int64 value, the index of the batch's first sample among all
+            samples of the run. Only stochastic rounding calls it.
+        constants: The constants made so far.
+        made: The nodes of the rounding being made.
+        label: Prefix of the names of its nodes' results.
+        count: How many names it has used.
     """
 
     register: Callable[[ir.Value], None]
@@ -53,16 +59,16 @@ class RoundOps:
     def round(
         self, value: ir.Value, how: Rounder, label: str
     ) -> tuple[list[ir.Node], ir.Value]:
-        """Nodes, in order, and the value they end in: ``value`` rounded."""
+        """Nodes, in order, and the value that the last one gives: ``value`` rounded."""
         self.made, self.label, self.count = [], label, 0
         if how.encoding is not None:
             return self.made, self._by_codes(value, how.encoding)
-        if how.format is Format.FP32:  # an engine's own sums: there is nothing to round
+        if how.format is Format.FP32:  # only subnormals change, as in an engine's own sums
             return self.made, self._flushed(value, how.format)
-        table = how.rounding is Rounding.NEAREST_EVEN and _CASTS.get(how.format)
-        if table:
+        to_nearest = how.rounding is Rounding.NEAREST_EVEN
+        if to_nearest and how.format in _CASTS:
             out = self._by_cast(value, how)
-        elif how.rounding is Rounding.NEAREST_EVEN and how.format is Format.TF32:
+        elif to_nearest and how.format is Format.TF32:
             out = self._by_split(value, how)
         else:
             out = self._by_grid(value, how)
@@ -71,16 +77,16 @@ class RoundOps:
         return self.made, out
 
     def constant(self, array: NDArray[np.generic]) -> ir.Value:
-        """An initializer; equal numbers are shared, alone or in a list."""
+        """An initializer; equal scalars, and equal lists of one number, are shared.
+
+        Of larger arrays there is one of each type: the table of draws.
+        """
         key = f"list_{array.dtype}" if array.ndim else f"{array.dtype}"
         key = f"{key}_{array.item()}" if array.size == 1 else f"table_{array.dtype}"
         if key not in self.constants:
             name = f"finecast_{key}".replace("-", "m").replace("+", "").replace(".", "_")
-            value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
-            value.type = ir.TensorType(ir.tensor(array).dtype)
-            value.shape = ir.Shape(array.shape)
+            self.constants[key] = value = constant_value(name, array)
             self.register(value)
-            self.constants[key] = value
         return self.constants[key]
 
     def scalar(self, x: float) -> ir.Value:
@@ -94,19 +100,16 @@ class RoundOps:
         dtype: ir.DataType = ir.DataType.FLOAT,
         **attributes: int,
     ) -> ir.Value:
-        """Append one node; its output."""
-        placed = dtype is _INT or kind in ("Gather", "Reshape")
-        out = ir.Value(
-            name=f"{self.label}_{self.count}",
-            type=ir.TensorType(dtype),
-            shape=None if placed else inputs[0].shape,
-        )
+        """Append one node; returns its result."""
+        other_shape = dtype is _INT or kind in ("Gather", "Reshape")
+        shape = None if other_shape else inputs[0].shape
+        out = ir.val(f"{self.label}_{self.count}", dtype, shape)
         self.count += 1
         self.made.append(ir.node(kind, list(inputs), attributes, outputs=[out]))
         return out
 
     def _by_codes(self, value: ir.Value, encoding: Scaled) -> ir.Value:
-        """ONNX's own nodes, for a tensor as a whole."""
+        """By QuantizeLinear and DequantizeLinear, with one scale for the whole tensor."""
         scale = self.scalar(encoding.scale[0])
         zero = self.constant(np.array(encoding.zero_point, dtype=encoding.dtype))
         dtype = ir.DataType.from_numpy(encoding.dtype)
@@ -121,7 +124,7 @@ class RoundOps:
         return self.op("Cast", low, to=int(ir.DataType.FLOAT))
 
     def _by_split(self, value: ir.Value, how: Rounder) -> ir.Value:
-        """Dekker's splitting rounds to nearest even; what would overflow is scaled before."""
+        """Round to nearest even by Dekker's splitting; numbers that it overflows on pass."""
         drop = _FRACTION - how.format.mantissa_bits
         near = self._clipped(value, _SPLIT_LIMIT)
         product = self.op("Mul", near, self.scalar(2.0**drop + 1))
@@ -132,7 +135,12 @@ class RoundOps:
         return self._clipped(out, how.format.max) if how.saturate else out
 
     def _by_grid(self, value: ir.Value, how: Rounder) -> ir.Value:
-        """Add and subtract 1.5 * 2^23 quanta of the value's binade."""
+        """Round the magnitude by adding and subtracting 1.5 * 2^23 quanta of its binade.
+
+        ``power`` is the power of two nearest to the magnitude, and ``binade`` the one not
+        above it. A quantum is the distance between the format's numbers there. Modes other
+        than to nearest correct the nearest number by a quantum.
+        """
         fmt = how.format
         magnitude = self.op("Abs", value)
         top = min(fmt.max, _SPLIT_LIMIT)
@@ -157,14 +165,14 @@ class RoundOps:
             lower = self.op("Sub", rounded, quantum)
             rounded = self.op("Where", over, lower, rounded)
         rounded = self._limited(rounded, magnitude, how)
-        # Not Sign(x) * y: zeros keep their sign, and NaN comes through.
+        # Sign(x) * y would lose the sign of zeros.
         negative = self.op("Less", value, self.scalar(0.0), dtype=_BOOL)
         return self.op("Where", negative, self.op("Neg", rounded), rounded)
 
     def _up_from_odd(
         self, nearest: ir.Value, magnitude: ir.Value, magic: ir.Value, quantum: ir.Value
     ) -> ir.Value:
-        """Back one step where rounding went up from an even number, to an odd one."""
+        """Take back a step where rounding went up, from an even number to an odd one."""
         double = self.op("Mul", magic, self.scalar(2.0))
         even = self.op("Sub", self.op("Add", nearest, double), double)
         is_even = self.op("Equal", even, nearest, dtype=_BOOL)
@@ -197,20 +205,20 @@ class RoundOps:
         return self.op("Clip", value, self.scalar(-limit), self.scalar(limit))
 
     def _draws(self, value: ir.Value, seed: int) -> ir.Value:
-        """Draws for each element, from its index in the whole stream: a table, cyclic.
+        """A draw from a table for each element, by its index among those of the whole run.
 
-        The stream is the concatenation of batches along the first axis, so an element's
-        draw does not depend on how samples were split into batches.
+        Indices count on from batch to batch along the first axis, so an element's draw does
+        not depend on how samples are split into batches. They wrap around at the table's end.
         """
         table = self.constant(
             (np.floor(draws(_TABLE, seed=seed) * 4096) / 4096).astype(np.float32)
         )
         shape = self.op("Shape", value, dtype=_INT)
         size = self.op("ReduceProd", shape, dtype=_INT, keepdims=0)
-        one = self.constant(np.array(1, dtype=np.int64))
+        one, ones = (self.constant(np.array(n, dtype=np.int64)) for n in (1, [1]))
         first = self.op(
             "Gather",
-            self.op("Concat", shape, self._ones(), dtype=_INT, axis=0),
+            self.op("Concat", shape, ones, dtype=_INT, axis=0),
             self.constant(np.array(0, dtype=np.int64)),
             dtype=_INT,
         )
@@ -225,25 +233,16 @@ class RoundOps:
         index = self.op("Mod", self.op("Add", index, start, dtype=_INT), prime, dtype=_INT)
         return self.op("Reshape", self.op("Gather", table, index), shape)
 
-    def _ones(self) -> ir.Value:
-        if "ones" not in self.constants:
-            value = ir.Value(name="finecast_ones")
-            value.const_value = ir.tensor(np.array([1], dtype=np.int64), name=value.name)
-            value.type, value.shape = ir.TensorType(_INT), ir.Shape([1])
-            self.register(value)
-            self.constants["ones"] = value
-        return self.constants["ones"]
-
 
 _BOOL: Final = ir.DataType.BOOL
 _INT: Final = ir.DataType.INT64
-# Types whose ONNX casts are right in every case. ONNX Runtime's casts to fp8 are not:
+# Formats whose casts ONNX Runtime computes right in every case. Its casts to fp8 are not:
 # without saturation they give 448 for 464 < x < 496 in e4m3, and NaN for Inf in e5m2.
-_CASTS: Final = {Format.BF16: True, Format.FP16: True}
+_CASTS: Final = frozenset({Format.BF16, Format.FP16})
 
 
 def _salt(label: str) -> int:
-    """A start of its own for every rounding, the same in every process."""
+    """Where a rounding starts in the table: a hash of its label, the same in every process."""
     total = 0
     for character in label.encode():
         total = (total * 257 + character) % _TABLE

@@ -1,7 +1,7 @@
-"""What an op's definition says: which ports share its type, and which formats it admits.
+"""Which ports share an op's type by its definition, and which formats that admits.
 
-Law: a port *follows* its op if its type variable is one that the op computes in; all such
-ports of a node change together, every other float port keeps the type it has.
+Law: a port *follows* its op if its type variable is one that the op computes in. All such
+ports of a node change type together; every other float port keeps the type it has.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from finecast.numbers.formats import Format
 # valid ONNX, but engines in use today would not load it.
 MAX_OPSET: Final = 24
 
-# Type variables that an op computes in besides that of its first float output: parameters
-# and operands that engines want in the same type as the data.
+# Type variables that follow besides that of the op's first float output: of parameters and
+# operands that engines want in the same type as the data.
 _ALSO_FOLLOWING: Final[dict[str, frozenset[str]]] = {
     "BatchNormalization": frozenset({"T", "T1", "T2", "U"}),
     "Pow": frozenset({"T", "T1"}),
@@ -33,15 +33,15 @@ _ALSO_FOLLOWING: Final[dict[str, frozenset[str]]] = {
     # onnx's inference gives the state the query's type, whatever its own variable says.
     "LinearAttention": frozenset({"T", "S"}),
 }
-# Ops whose expansion in the ONNX standard mixes its own fp32 constants with the input, so
-# that the definition's lower types cannot be used.
+# Ops that ONNX defines by a function with fp32 constants beside the input: the lower types
+# that the definition lists are not valid there.
 _FP32_EXPANSION: Final = frozenset({"MeanVarianceNormalization"})
 
-# Ops that are written as another one in the formats that only that one's definition admits
-# (``einsum.py``), and those formats.
+# Ops that are written as another one (``einsum.py``) in formats that only the other one's
+# definition admits, and those formats.
 _WRITTEN_AS: Final = {"Einsum": ("MatMul", frozenset({Format.BF16}))}
 
-# Float to float conversions have no type of their own: they are read in any format.
+# The input of a conversion does not follow: it may have any format.
 CAST_OPS: Final = frozenset({"Cast"})
 
 _FORMAT_OF_TYPE: Final = {
@@ -55,12 +55,19 @@ _FORMAT_OF_TYPE: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpSignature:
-    """Following flags of an op's formal ports and the first opset that admits each format.
+    """Which formal ports of an op follow it, and the first opset that admits each format.
 
-    The last flag of a variadic op repeats for all further ports. ``anchor`` is a port, an
-    output if ``anchor_is_output``, of the type that the op computes in: where it holds no
-    float, the op computes in no float (an integer power with an fp32 exponent). ``least`` is
-    how many inputs and outputs there must be.
+    Attributes:
+        inputs: Whether each input follows.
+        outputs: Whether each output follows.
+        variadic_inputs: Whether the last flag holds for all further inputs.
+        variadic_outputs: The same of outputs.
+        since: The first opset that admits each format.
+        least: How many inputs and outputs there must be.
+        anchor: A port of the type that the op computes in. Where it holds no float, the op
+            computes in no float (an integer power with an fp32 exponent). None if no port has
+            a float type.
+        anchor_is_output: Whether that is an output.
     """
 
     inputs: tuple[bool, ...]
@@ -85,7 +92,8 @@ class OpSignature:
 def signature(op_type: str, domain: str, opset: int) -> OpSignature | None:
     """The op's signature at ``opset``; None if no definition is known.
 
-    Other domains than ONNX's default and ONNX Runtime's have none: their ops keep their type.
+    None, too, for domains other than ONNX's default and ONNX Runtime's: their ops keep their
+    types.
     """
     domain = normal_domain(domain)
     if domain not in ("", CONTRIB_DOMAIN):

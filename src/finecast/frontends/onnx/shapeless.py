@@ -1,7 +1,7 @@
-"""Models with inputs or outputs of no declared shape, which onnx's checker does not take.
+"""Checks models whose inputs or outputs have no declared shape, which onnx's checker refuses.
 
-ONNX asks for a shape; engines run such models, and no shape can be made up for them: not even
-the number of dimensions is known. All else of them is checked.
+ONNX asks for a shape. Engines run such models without, and none can be made up, as not even
+the number of dimensions is known. So a copy without these ports is checked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 
 _DOMAIN: Final = "finecast.ports"
-"""Of ops that the checker does not know, so that it asks nothing of what they make."""
+"""The domain of ops that the checker does not know: it checks nothing of their results."""
 
 
 def shapeless_ports(model: ir.Model) -> frozenset[str]:
@@ -26,10 +26,10 @@ def shapeless_ports(model: ir.Model) -> frozenset[str]:
 
 @contextmanager
 def checkable(path: Path, ports: Collection[str]) -> Generator[Path]:
-    """The model at ``path``, or one beside it in which no port lacks a shape.
+    """The model at ``path``, or a copy beside it in which no port lacks a shape.
 
-    Inputs among ``ports`` without a shape are made by ops that nobody knows, and outputs among
-    them are left out; the rest is the same. The file is gone after.
+    In the copy, those of ``ports`` that lack a shape are no ports any more: inputs are results
+    of ops in ``_DOMAIN``, and outputs are left out. It is deleted afterwards.
     """
     proto = onnx.load(path, load_external_data=False) if ports else None
     if proto is None or not _take_out(proto, ports):

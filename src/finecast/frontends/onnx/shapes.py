@@ -23,7 +23,7 @@ def static_shapes(
     """Shapes of values outside of bodies, by name, where onnx's inference knows all sizes.
 
     Args:
-        model: The model; stays as it is.
+        model: The model, which is not changed.
         inputs: Shapes of its inputs by name.
     """
 
@@ -35,7 +35,7 @@ def static_shapes(
                     onnx.TensorShapeProto.Dimension(dim_value=d) for d in inputs[port.name]
                 ]
                 port.type.tensor_type.shape.CopyFrom(onnx.TensorShapeProto(dim=dims))
-        graph.ClearField("value_info")  # stated for all sizes
+        graph.ClearField("value_info")  # the stated shapes have symbolic dimensions
         for port in graph.output:
             port.type.tensor_type.ClearField("shape")
         return inferred(proto)

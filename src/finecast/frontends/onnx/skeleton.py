@@ -1,4 +1,4 @@
-"""A model without its weights, for onnx's C++ passes, which take one message below 2 GiB."""
+"""Models without their weights, for onnx's C++ passes, which take messages below 2 GiB."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import onnx_ir as ir
 
 from finecast.frontends.onnx.constants import shape_of
 
-# onnx's passes read small constants (axes, scales, shapes); larger ones need not travel.
+# onnx's passes read small constants (axes, scales, shapes); larger ones are left out.
 KEEP_BELOW_BYTES: Final = 1024
 
 
 def run_without_weights(
     model: ir.Model, function: Callable[[onnx.ModelProto], onnx.ModelProto]
 ) -> onnx.ModelProto:
-    """``function`` of ``model`` as a message whose large initializers are plain inputs.
+    """Apply ``function`` to ``model`` as a message whose large initializers are plain inputs.
 
-    ``model`` is as before when this returns.
+    ``model`` is unchanged when this returns.
     """
     return function(_serialized(model, large_tensors(model)))
 
 
 def message_without_weights(message: onnx.ModelProto) -> onnx.ModelProto:
-    """What ``run_without_weights`` makes of the model that was read from ``message``.
+    """``message`` as ``run_without_weights`` would pass the model that was read from it.
 
-    Copying the parts of a message takes a twentieth of the time of writing a model.
+    Copying parts of a message takes a twentieth of the time of serializing the model.
     """
     graph, light = message.graph, onnx.ModelProto(ir_version=message.ir_version)
     light.opset_import.extend(message.opset_import)
@@ -51,14 +51,14 @@ def message_without_weights(message: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def size_bytes(tensor: onnx.TensorProto) -> int:
-    """Bytes of its elements as raw data; 0 of strings, which have none."""
+    """Bytes of the tensor's elements as raw data; 0 for strings, which have no such form."""
     if tensor.data_type == ir.DataType.STRING:
         return 0
     return math.ceil(math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth / 8)
 
 
 def large_tensors(model: ir.Model) -> dict[str, ir.TensorProtocol]:
-    """Initializers of the main graph that do not travel, by name."""
+    """Initializers of the main graph that are left out of such messages, by name."""
     return {
         name: value.const_value
         for name, value in model.graph.initializers.items()
@@ -83,7 +83,7 @@ def _serialized(model: ir.Model, tensors: Mapping[str, ir.TensorProtocol]) -> on
     finally:
         graph.inputs.clear()
         graph.inputs.extend(inputs)
-        for name, value in initializers:  # all of them: their order is part of the model
+        for name, value in initializers:  # all of them, to restore their order
             graph.initializers.pop(name, None)
             graph.initializers[name] = value
 

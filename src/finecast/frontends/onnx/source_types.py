@@ -1,8 +1,8 @@
-"""A model in fp64, fp16, bf16 or int8, taken to fp32 before anything else is done.
+"""Converts a model in fp64, fp16, bf16 or int8 to fp32 before it is planned: ``--from-type``.
 
-Laws: inputs and outputs keep their names and types, with casts beside them; every op that
-ONNX defines in fp32 computes in fp32, and the others keep their type between casts; constants
-are converted and not cast. The result is an fp32 model like any other.
+Laws: inputs and outputs keep their names and types, with casts beside them. Every op that
+ONNX defines in fp32 computes in fp32, and others keep their type between casts. Constants are
+converted and not cast. The result is an fp32 model like any other.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from finecast.frontends.onnx.dequantizing import Dequantizing
 from finecast.frontends.onnx.functions import inline_functions
 from finecast.frontends.onnx.model import OnnxFile, Stage, came_external, load, save
 from finecast.frontends.onnx.names import FreshNames
+from finecast.frontends.onnx.placing import place_after
 from finecast.frontends.onnx.reader import name_nodes
 from finecast.frontends.onnx.types import bodies, check_inferable, every_node, infer
 from finecast.frontends.onnx.widen import every_value
@@ -40,14 +41,14 @@ SOURCE_TYPES: Final = {
     "fp16": ir.DataType.FLOAT16,
     "bf16": ir.DataType.BFLOAT16,
 }
-"""Float types that a model can be taken from, by the option's values."""
+"""Float types that a model can be converted from, by the values of ``--from-type``."""
 
 CODES: Final = "int8"
-"""The option's value for what QuantizeLinear and DequantizeLinear state."""
+"""The value of ``--from-type`` for models with QuantizeLinear and DequantizeLinear."""
 
 _FLOAT: Final = ir.DataType.FLOAT
 _LABELS: Final = {dtype: label for label, dtype in SOURCE_TYPES.items()} | {_FLOAT: "fp32"}
-# As the definitions of ops spell them.
+# Element types as type strings of ONNX's definitions spell them: ``tensor(float16)``.
 _NAMES: Final = {t: t.name.lower() for t in SOURCE_TYPES.values()}
 _NO_ARITHMETIC: Final = frozenset({"Cast", "Constant"})
 # Attributes that name an element type.
@@ -57,13 +58,13 @@ _TYPE_ATTRIBUTES: Final = frozenset(
 
 
 def take_to_fp32(file: OnnxFile, source: str) -> OnnxFile:
-    """``file`` as an fp32 model; engines load it from a temporary folder.
+    """``file`` converted to fp32 from the type ``source``, in a temporary folder.
 
-    It keeps the digest of the file that was given, which a plan names with ``source``.
+    The result has the digest of ``file``: a plan names the model by it, and ``source``.
 
     Raises:
-        UsageError: If ``source`` is no type to take from, or no op computes in it.
-        ModelError: If the model is malformed, or an op of unknown kind has bodies.
+        UsageError: If ``source`` is no type to convert from, or no op computes in it.
+        ModelError: If the model is malformed, or an op has bodies and no known definition.
     """
     known = {name: name for name in (*SOURCE_TYPES, CODES)}
     label = look_up(source, known, what="source type", where="--from-type")
@@ -106,24 +107,24 @@ def take_to_fp32(file: OnnxFile, source: str) -> OnnxFile:
 
 
 def _dequantized(model: ir.Model) -> tuple[Mapping[str, Scaled], tuple[str, ...]]:
-    """Take out what quantizes and dequantizes; the encodings it stated, and what to tell."""
+    """Convert ``model`` to floats; returns how values were encoded, by name, and notes."""
     change = Dequantizing(model)
     change.run()
     if not change.ops:
         raise UsageError(
-            "nothing in the model is stated by QuantizeLinear and DequantizeLinear",
+            "the model has no QuantizeLinear and DequantizeLinear that could be taken to fp32",
             where=f"--from-type {CODES}",
             fix="leave it out",
         )
     note = (
-        "taken from int8: the digits of its weights are gone, its values are in fp32, and that"
-        " model is what results are held against"
+        "taken from int8: weights stay the rounded numbers that they were, values are in fp32,"
+        " and results are compared with this fp32 model"
     )
     return change.came_as, (note,)
 
 
 def _typed(model: ir.Model) -> ir.Model:
-    """A copy without local functions, every value of it with its type where that is known."""
+    """A copy without local functions, with the types of its values inferred."""
     copy = model.clone()
     name_nodes(copy)
     if copy.functions:
@@ -145,7 +146,14 @@ def _nothing(model: ir.Model, label: str) -> UsageError:
 
 
 class _Rewriting:
-    """The change of one model, in place, from ``source`` to fp32."""
+    """Converts one model in place from the float type ``source`` to fp32.
+
+    Attributes:
+        ops: How many ops are converted, other than casts and constants.
+        kept: Ops that keep their types, as they may not compute in fp32.
+        fixed: Values that keep their types: see ``_fixed``.
+        notes: What the user is told.
+    """
 
     def __init__(self, model: ir.Model, source: ir.DataType) -> None:
         self.model = model
@@ -159,7 +167,7 @@ class _Rewriting:
         self.fixed = self._fixed()
 
     def run(self) -> None:
-        """Change the types, and put casts where others than fp32 ops meet them."""
+        """Change the types, and insert casts beside ops and values that keep theirs."""
         self._check_kept()
         kept_ports = [
             (node, index, value)
@@ -186,7 +194,7 @@ class _Rewriting:
         self._drop(casts)
         self._cast_outputs(ends)
 
-    # What is changed, and what is not.
+    # What is converted, and what keeps its type.
 
     def _touches(self, node: ir.Node) -> bool:
         values = (*node.inputs, *node.outputs)
@@ -196,10 +204,9 @@ class _Rewriting:
         return kind is not None and _element(kind) is self.source
 
     def _stays(self, node: ir.Node) -> bool:
-        """Whether the op is not known to compute in fp32 as well."""
-        domain = normal_domain(node.domain)
+        """Whether the op keeps its types: no definition says that it computes in fp32, too."""
         opsets = {normal_domain(d): v for d, v in self.model.opset_imports.items()}
-        found = definition(node.op_type, domain, opsets.get(domain, 1))
+        found = definition(node.op_type, node.domain, opsets.get(node.domain, 1))
         return found is None or not (
             self._admits(node.inputs, found.inputs, found)
             and self._admits(node.outputs, found.outputs, found)
@@ -219,7 +226,11 @@ class _Rewriting:
         return True
 
     def _fixed(self) -> set[ir.Value]:
-        """Values that stay: what the model is given, ops that stay make, or it gives so."""
+        """Values that keep their types.
+
+        These are inputs, constants that are outputs, results of ops that keep their types,
+        and outputs that the model itself casts to ``source``.
+        """
         graph = self.model.graph
         constants = (v for v in graph.outputs if v.is_initializer())
         made = (v for node in self.kept for v in node.outputs)
@@ -228,7 +239,7 @@ class _Rewriting:
         return {v for v in everything if self._is_source(v.type)}
 
     def _is_last(self, node: ir.Node | None) -> bool:
-        """Whether it casts to an output of the model that nothing else reads."""
+        """Whether the node is a cast to an output of the model that no op reads."""
         if node is None or not _is_cast(node):
             return False
         out = node.outputs[0]
@@ -239,7 +250,7 @@ class _Rewriting:
         for node in self.kept:
             if any(True for _ in bodies(node)):
                 raise ModelError(
-                    f"{node.op_type} has bodies, and what it computes is not known",
+                    f"{node.op_type} has bodies, and its definition is not known",
                     where=f"node {node.name!r}",
                     fix="export the model in fp32",
                 )
@@ -276,11 +287,11 @@ class _Rewriting:
         return ir.LazyTensor(converted, _FLOAT, shape_of(tensor), name=tensor.name)
 
     def _pass_on(self, value: ir.Value) -> None:
-        """Let all that computes in fp32 read a value that stays through one cast.
+        """Let fp32 ops, and the outputs of bodies, read ``value`` through one cast to fp32.
 
-        Casts read it as it is: none of its digits are lost on the way to another type.
+        The model's own casts still read ``value`` itself: no digit is lost on the way to
+        another type.
         """
-        graphs = (self.model.graph, *self.model.graph.subgraphs())
         readers = [
             (use.node, use.idx)
             for use in value.uses()
@@ -288,21 +299,21 @@ class _Rewriting:
         ]
         ends = [
             (body, index)
-            for body in graphs[1:]
+            for body in self.model.graph.subgraphs()
             for index, end in enumerate(body.outputs)
             if end is value
         ]
         if not readers and not ends:
             return
         cast = self._cast(value, _FLOAT)
-        _insert(cast, value, self.model.graph)
+        place_after(value, [cast], self.model.graph)
         for node, index in readers:
             node.replace_input_with(index, cast.outputs[0])
         for body, index in ends:
             body.outputs[index] = cast.outputs[0]
 
     def _cast_for(self, ports: Iterable[tuple[ir.Node, int, ir.Value]]) -> None:
-        """Give ops that stay their own type."""
+        """Cast what ops that keep their types read at ``ports`` back to ``source``."""
         made: dict[tuple[ir.Value, ir.Graph], ir.Value] = {}
         for node, index, value in ports:
             home = node.graph
@@ -319,15 +330,15 @@ class _Rewriting:
         return ir.node("Cast", [value], {"to": int(to)}, name=f"cast_{name}", outputs=[result])
 
     def _drop(self, casts: Iterable[ir.Node]) -> None:
-        """Remove those of the model's own casts that now are from fp32 to fp32."""
+        """Remove those of the model's own ``casts`` that now are from fp32 to fp32."""
         for node in casts:
             source = node.inputs[0]
             if source is not None and source.dtype is node.outputs[0].dtype:
-                node.metadata_props[MARK] = ""  # as one of finecast's: it may go
+                node.metadata_props[MARK] = ""  # merge_casts removes only finecast's own
         merge_casts((self.model.graph, *self.model.graph.subgraphs()))
 
     def _cast_outputs(self, ends: Iterable[int]) -> None:
-        """Give the model's outputs the types they had; they keep their names."""
+        """Cast the outputs at the indices ``ends`` to ``source``; they keep their names."""
         graph = self.model.graph
         made: dict[ir.Value, ir.Value] = {}
         for index in ends:
@@ -343,18 +354,7 @@ class _Rewriting:
 
 
 def _is_cast(node: ir.Node) -> bool:
-    return node.op_type == "Cast" and not normal_domain(node.domain)
-
-
-def _insert(cast: ir.Node, value: ir.Value, main: ir.Graph) -> None:
-    """Put ``cast`` right behind what makes ``value``."""
-    producer = value.producer()
-    if producer is not None and isinstance(producer.graph, ir.Graph):
-        producer.graph.insert_after(producer, cast)
-    elif len(main):
-        main.insert_before(main[0], cast)
-    else:
-        main.append(cast)
+    return node.op_type == "Cast" and not node.domain
 
 
 def _element(kind: ir.TypeProtocol) -> ir.DataType | None:
@@ -363,14 +363,14 @@ def _element(kind: ir.TypeProtocol) -> ir.DataType | None:
 
 
 def _with_float(kind: ir.TypeProtocol) -> ir.TypeProtocol:
-    """The same type with fp32 for its elements: of a tensor, or of sequences of them."""
+    """The type of a tensor, or of a sequence or optional of tensors, with fp32 elements."""
     inner = kind.elem_type
     make: Any = type(kind)
     return make(_FLOAT if isinstance(inner, ir.DataType) else _with_float(inner))
 
 
 def _to_fp32(array: NDArray[np.generic]) -> NDArray[np.float32]:
-    """Rounded to nearest; what is beyond the largest number becomes that, infinities stay."""
+    """Round to nearest; finite numbers beyond fp32's range become its largest number."""
     with np.errstate(over="ignore", invalid="ignore"):
         rounded = array.astype(np.float32)
     if np.isfinite(rounded).all():
@@ -381,7 +381,7 @@ def _to_fp32(array: NDArray[np.generic]) -> NDArray[np.float32]:
 
 
 def _out_of_range(array: NDArray[np.generic]) -> list[str]:
-    """What fp32 cannot hold of a constant: its largest numbers, or any of them at all."""
+    """A note if a constant's largest numbers overflow in fp32, or all of them become 0."""
     largest = 0.0
     flat = array.reshape(-1)
     for start in range(0, flat.size, PIECE):

@@ -1,7 +1,7 @@
-"""How ONNX states that a value is rounded to an encoding: a row for each format.
+"""The ONNX nodes that round a value to an encoding: a row for each format.
 
-Nodes lead into the encoding and back to fp32; a constant is stored in the encoding, and takes
-the way back alone.
+Some nodes convert from fp32 into the encoding, others back to fp32. A constant is stored in
+the encoding, and needs only those back.
 """
 
 from __future__ import annotations
@@ -16,20 +16,18 @@ import onnx_ir as ir
 from finecast.frontends.exact_casts import BACK, FACTOR
 from finecast.frontends.onnx.arithmetic import Arithmetic
 from finecast.frontends.onnx.constants import DATA_TYPES, MARK, ROUNDING
+from finecast.frontends.onnx.definitions import CLIP_BOUNDS_ARE_INPUTS
 from finecast.frontends.onnx.quantization import SINCE, dequantize, quantize, reader
 from finecast.frontends.onnx.schema import signature
 from finecast.numbers.encodings import SCALED, Encoding
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
 
-# The opset from which Clip's bounds, with which arithmetic ends, are inputs.
-_CLIP_TO_INPUTS: Final = 11
-
 
 class Maker:
-    """Makes nodes that an edit puts in: each has a name of its own, and the mark.
+    """Makes the nodes that edits insert: each with a unique name, and marked as finecast's.
 
-    ``fresh`` gives names; ``register`` takes new initializers of the main graph.
+    ``fresh`` makes a name unique; ``register`` takes new initializers of the main graph.
     """
 
     def __init__(
@@ -49,9 +47,10 @@ class Maker:
         dtype: ir.DataType,
         named: str | None = None,
     ) -> ir.Node:
-        """A node on the elements of the first of ``inputs``, whose result is of ``dtype``.
+        """A node whose result has the shape of the first of ``inputs``, and type ``dtype``.
 
-        Its names are of that input's, or of what else is ``named``, and the label.
+        Names of the node and its result are made of the name of that input, or of ``named``,
+        and ``label``.
         """
         name = self.fresh(f"{named or inputs[0].name}_{label}")
         result = ir.Value(name=name, shape=inputs[0].shape, type=ir.TensorType(dtype))
@@ -66,15 +65,15 @@ class Maker:
         return node
 
     def cast(self, value: ir.Value, to: Format, named: str | None = None) -> ir.Node:
-        """A cast of ``value``."""
+        """A cast of ``value`` to a float type; ``named`` is as for ``node``."""
         dtype, to_type = DATA_TYPES[to], {"to": int(DATA_TYPES[to])}
         return self.node("Cast", [value], to_type, label=to.label, dtype=dtype, named=named)
 
     def rounded(self, value: ir.Value, to: Format, *, blocks: bool) -> list[ir.Node]:
         """Nodes, in order, of which the last gives ``value`` rounded to bf16, in fp32.
 
-        The ops that round are one kernel: what is reshaped between them rests where it is. A
-        value that rests in ``blocks`` of channels is not reshaped.
+        OpenVINO fuses them into one kernel: see ``exact_casts``, where the factors are. A
+        value that it stores in ``blocks`` of channels is not reshaped.
         """
         ops = self.arithmetic.ops
         factor, back = (ops.scalar(x) for x in (FACTOR, BACK))
@@ -101,22 +100,24 @@ class Maker:
         return nodes
 
 
-# Nodes, in order, of which the last gives what became of the value; none where it stays.
+# A function that makes nodes, in order, of which the last gives the converted value; none if
+# it needs no conversion.
 Nodes: TypeAlias = Callable[[Maker, ir.Value, Encoding], list[ir.Node]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """The nodes into an encoding and back.
+    """How values are converted into an encoding and back.
 
     Attributes:
-        into: From fp32 to what stores the encoding.
-        back: From what stores the encoding to fp32.
+        into: Makes nodes from fp32 to the type that stores the encoding.
+        back: Makes nodes from the type that stores the encoding to fp32.
         since: The first opset that has these nodes; None if Cast's definition tells.
-        read: The encoding that the nodes back from a constant state, which a later conversion
-            reads it by; raises ValueError if they state none. None where it rests in floats.
-        by_casts: Whether a later conversion finds the nodes as casts between floats; else
-            they are marked, and taken out together.
+        read: The encoding that the nodes back from a constant state: a later conversion
+            decodes the constant by it. Raises ValueError if they state none. None for formats
+            that are stored in float types.
+        by_casts: Whether the nodes are casts between floats, which a later conversion finds as
+            such; other nodes are marked, and taken out together.
     """
 
     into: Nodes
@@ -149,8 +150,8 @@ STATEMENTS: Final[Mapping[Format, Statement]] = {
     Format.FP16: _CASTS,
     Format.FP8_E4M3: _CASTS,
     Format.FP8_E5M2: _CASTS,
-    # No type of ONNX: its numbers rest in fp32.
-    Format.TF32: Statement(into=_arithmetic, back=_stay, since=_CLIP_TO_INPUTS),
+    # No type of ONNX: its numbers are stored in fp32. The arithmetic begins with a Clip.
+    Format.TF32: Statement(into=_arithmetic, back=_stay, since=CLIP_BOUNDS_ARE_INPUTS),
     Format.INT8: Statement(
         into=quantize,
         back=dequantize,

@@ -1,6 +1,6 @@
-"""Writing models: tensors are written piece by piece, and are never held.
+"""Writes models tensor by tensor, in pieces, so that no large tensor is held in memory.
 
-Law: what is written refers to no file but its own data, wherever its tensors come from.
+Law: a written model refers to no file but its own data file, wherever its tensors come from.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ from google.protobuf.message import Message
 
 from finecast.frontends.onnx.constants import pieces, shape_of
 from finecast.frontends.onnx.skeleton import KEEP_BELOW_BYTES
+from finecast.frontends.onnx.wire import GRAPH_INITIALIZER, MODEL_GRAPH
 
-# So that engines can map a tensor without copying it.
+# Offsets of tensors in data files, so that engines can map a tensor without copying it.
 _ALIGNMENT: Final = 4096
-# Fields of onnx.proto, and the wire type of what has a length.
-_MODEL_GRAPH: Final = 7
-_GRAPH_INITIALIZER: Final = 5
+# TensorProto's field raw_data, and protobuf's wire type of content whose length precedes it.
 _TENSOR_RAW: Final = 9
 _LENGTH: Final = 2
 
 
 def write_external(model: ir.Model, folder: Path, name: str, data_name: str) -> int:
-    """Write ``folder / name`` with its tensors in ``folder / data_name``; bytes on disk.
+    """Write ``folder / name`` with its tensors in ``folder / data_name``.
 
-    Small tensors stay in the model, and where all are small there is no second file.
-    ``model`` is as before when this returns.
+    Small tensors stay in the model file; if all are small there is no data file. ``model`` is
+    unchanged when this returns. Returns the bytes on disk.
     """
     values = _large(model)
     with (folder / data_name).open("wb") as file:
@@ -45,21 +44,21 @@ def write_external(model: ir.Model, folder: Path, name: str, data_name: str) -> 
 
 
 def write_whole(model: ir.Model, path: Path) -> int:
-    """Write the model, all of it in one file; bytes on disk. ``model`` is as before."""
+    """Write the model with all its tensors to one file; returns the bytes on disk."""
     with path.open("wb") as file:
         _stream(model, file)
     return path.stat().st_size
 
 
 def to_bytes(model: ir.Model) -> bytes:
-    """The model, all of it, as one message."""
+    """The model with all its tensors as one serialized message."""
     file = io.BytesIO()
     _stream(model, file)
     return file.getvalue()
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
-    """The model, all of it, as a protobuf object, which may be larger than a message."""
+    """The model with all its tensors as a protobuf object, of any size."""
     proto = _without_large(model)
     for tensor, source in _with_sources(model, proto.graph):
         if source is not None:
@@ -68,13 +67,13 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
 
 
 def size_bytes(model: ir.Model) -> int:
-    """Bytes of the model and its tensors; no tensor is read."""
+    """Bytes of the serialized model with its tensors, none of which is read for it."""
     tensors = (v.const_value for v in _large(model))
     return _without_large(model).ByteSize() + sum(t.nbytes for t in tensors if t is not None)
 
 
 def _large(model: ir.Model) -> list[ir.Value]:
-    """Initializers that are written piece by piece: all that may lie in another file."""
+    """Initializers that are written piece by piece, or to a data file."""
     return [
         v
         for v in model.graph.initializers.values()
@@ -85,7 +84,7 @@ def _large(model: ir.Model) -> list[ir.Value]:
 
 
 def _without_large(model: ir.Model) -> onnx.ModelProto:
-    """The model as a message whose large tensors have no elements."""
+    """The model as a message in which large initializers have no elements."""
     values = _large(model)
     with _replaced(values, [_declared(v, "", 0, 0) for v in values]):
         proto = ir.to_proto(model)
@@ -99,13 +98,13 @@ def _without_large(model: ir.Model) -> onnx.ModelProto:
 def _with_sources(
     model: ir.Model, graph: onnx.GraphProto
 ) -> Iterator[tuple[onnx.TensorProto, ir.TensorProtocol | None]]:
-    """Initializers of the message, those without elements with the tensor that has them."""
+    """The message's initializers, each with the tensor of the elements that it is without."""
     sources = {v.name: v.const_value for v in _large(model)}
     return ((tensor, sources.get(tensor.name)) for tensor in graph.initializer)
 
 
 def _stream(model: ir.Model, file: BinaryIO) -> None:
-    """Write the message that the whole model is, its fields in protobuf's own order."""
+    """Write the whole model as one message, its fields in the order of their numbers."""
     proto = _without_large(model)
     graph, sources = proto.graph, [s for _, s in _with_sources(model, proto.graph)]
     heads = [
@@ -113,12 +112,12 @@ def _stream(model: ir.Model, file: BinaryIO) -> None:
         for t, s in zip(graph.initializer, sources, strict=True)
     ]
     graph.ClearField("initializer")
-    graph_first, graph_last = _split(graph, _GRAPH_INITIALIZER)
+    graph_first, graph_last = _split(graph, GRAPH_INITIALIZER)
     proto.ClearField("graph")
-    first, last = _split(proto, _MODEL_GRAPH)
+    first, last = _split(proto, MODEL_GRAPH)
     size = len(graph_first) + len(graph_last) + sum(map(len, heads))
     size += sum(s.nbytes for s in sources if s is not None)
-    file.write(first + _prefix(_MODEL_GRAPH, size) + graph_first)
+    file.write(first + _prefix(MODEL_GRAPH, size) + graph_first)
     for head, source in zip(heads, sources, strict=True):
         file.write(head)
         for piece in pieces(source) if source is not None else ():
@@ -127,7 +126,7 @@ def _stream(model: ir.Model, file: BinaryIO) -> None:
 
 
 def _split(message: Message, at: int) -> tuple[bytes, bytes]:
-    """The encoded fields before number ``at`` and from it on; clears those before."""
+    """Serialized: the fields before number ``at``, and the others. Clears those before it."""
     whole = message.SerializeToString()
     for field, _ in message.ListFields():
         if field.number < at:
@@ -137,16 +136,19 @@ def _split(message: Message, at: int) -> tuple[bytes, bytes]:
 
 
 def _head(content: bytes, source: ir.TensorProtocol | None) -> bytes:
-    """An initializer up to its elements, which ``source`` has if ``content`` has not."""
+    """The bytes of an initializer's field; up to its elements if they are those of ``source``.
+
+    ``content`` is the serialized tensor, without elements if ``source`` has them.
+    """
     if source is None:
-        return _prefix(_GRAPH_INITIALIZER, len(content)) + content
+        return _prefix(GRAPH_INITIALIZER, len(content)) + content
     raw = _prefix(_TENSOR_RAW, source.nbytes)
     size = len(content) + len(raw) + source.nbytes
-    return _prefix(_GRAPH_INITIALIZER, size) + content + raw
+    return _prefix(GRAPH_INITIALIZER, size) + content + raw
 
 
 def _prefix(field: int, size: int) -> bytes:
-    """Protobuf's encoding of a field's number and of the ``size`` bytes that follow."""
+    """Protobuf's tag of a field whose content has ``size`` bytes, and that size."""
     out = bytearray([field << 3 | _LENGTH])
     while size > 0x7F:
         out.append(size & 0x7F | 0x80)

@@ -1,4 +1,4 @@
-"""Values that control flow forces to share one type: If, Loop and Scan."""
+"""Values that If, Loop and Scan force to share one type."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONTROL: Final = frozenset({"If", "Loop", "Scan"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """Where a value enters a node: an input of an ONNX node, or an output of a body."""
+    """A place that reads a value: an input of an ONNX node, or an output of a body."""
 
     owner: ir.Node | ir.Graph
     index: int
@@ -21,7 +21,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merge:
-    """What flows in through ``inputs`` comes out of ``outputs``: all of one type."""
+    """Values of one type by control flow: what ``inputs`` read comes out as ``outputs``."""
 
     name: str
     inputs: tuple[Port, ...]
@@ -29,7 +29,13 @@ class Merge:
 
 
 def merges_of(node: ir.Node, inner: list[ir.Graph], opset: int) -> Iterator[Merge]:
-    """Values that ``node`` forces to share one type, by the ONNX definitions of the ops."""
+    """Values that ``node`` forces to share one type, by ONNX's definition of the op.
+
+    Args:
+        node: An If, Loop or Scan.
+        inner: Its bodies.
+        opset: The model's opset.
+    """
     if node.op_type == "If":
         for i, out in enumerate(node.outputs):
             ends = tuple(Port(owner=b, index=i) for b in inner)
@@ -80,7 +86,7 @@ def _carried(
 
 
 def port_value(port: Port) -> ir.Value:
-    """The value that enters there."""
+    """The value that is read there."""
     if isinstance(port.owner, ir.Node):
         value = port.owner.inputs[port.index]
         assert value is not None

@@ -1,6 +1,6 @@
-"""Types of all values: from the definitions of the ops, then from onnx's own inference.
+"""Infers the types of all values: from the ops' definitions, then by onnx's own inference.
 
-onnx's inference gives up at the first op that it does not know, and knows none of ONNX
+onnx's inference gives up at the first op that it does not know, and it knows none of ONNX
 Runtime's. The definitions alone type most graphs: ports with one type variable share a type.
 """
 
@@ -28,7 +28,7 @@ from finecast.frontends.onnx.skeleton import message_without_weights, run_withou
 
 _LOG = logging.getLogger(__name__)
 
-# Attributes that state the element type of the output, and the type where they are absent.
+# By op type: the attribute that states the output's element type, and the type without it.
 _DTYPE_ATTRIBUTES: Final[Mapping[str, tuple[str, ir.DataType | None]]] = {
     "Cast": ("to", None),
     "ConstantOfShape": ("value", ir.DataType.FLOAT),
@@ -39,7 +39,7 @@ _DTYPE_ATTRIBUTES: Final[Mapping[str, tuple[str, ir.DataType | None]]] = {
     "HammingWindow": ("output_datatype", ir.DataType.FLOAT),
     "BlackmanWindow": ("output_datatype", ir.DataType.FLOAT),
 }
-# Where the variable of the output is not that of the values put in.
+# Ops whose output may have another type than the input that shares its type variable.
 _NOT_BY_VARIABLE: Final = frozenset(
     {"EyeLike", "RandomNormalLike", "RandomUniformLike", "Bernoulli"}
 )
@@ -64,22 +64,19 @@ _LITERALS: Final = {
 def infer(
     model: ir.Model, *, shapes: bool, message: onnx.ModelProto | None = None
 ) -> tuple[ir.Value, ...]:
-    """Give every value of ``model`` the type it has, where that can be known.
+    """Give every value of ``model`` its type, and every output a shape, where known.
 
-    And every output a shape: exporters leave it out and engines need none, but ONNX asks for
-    it.
-
-    Types that the file states stay. What onnx cannot infer stays unknown: such values, and
-    the ops that read them, keep what they have.
+    Types that the file states stay, and a value whose type cannot be inferred stays without.
+    Exporters leave shapes of outputs out and engines need none, but ONNX asks for them.
 
     Args:
         model: Changed in place.
-        shapes: Whether shapes are wanted too.
-        message: What ``model`` was read from, if it has the same values: it need not be
-            written anew.
+        shapes: Whether all values are to have shapes.
+        message: The message that ``model`` was read from, if it still has the same values and
+            ops: then the model need not be serialized for onnx.
 
     Returns:
-        The values that were given a shape only because shapes were wanted.
+        The values that have a shape only because of ``shapes``.
     """
     unknown = _Typing(model).run()
     given: list[ir.Value] = []
@@ -100,7 +97,7 @@ class _Typing:
         self.unknown = 0
 
     def run(self) -> int:
-        """Type what can be typed; the number of values left without a type."""
+        """Set types where they can be told; returns how many results are left without."""
         self.graph(self.model.graph)
         return self.unknown
 
@@ -113,14 +110,13 @@ class _Typing:
             self.unknown += sum(v.type is None for v in node.outputs if v.name)
 
     def node(self, node: ir.Node) -> None:
-        domain = normal_domain(node.domain)
-        if domain == "" and node.op_type == "Constant":
+        if not node.domain and node.op_type == "Constant":
             _type_constant(node)
             return
-        found = definition(node.op_type, domain, self.opsets.get(domain, 1))
+        found = definition(node.op_type, node.domain, self.opsets.get(node.domain, 1))
         if found is None:
             return
-        if domain == "" and node.op_type in _DTYPE_ATTRIBUTES:
+        if not node.domain and node.op_type in _DTYPE_ATTRIBUTES:
             _set(node.outputs[0], _stated(node))
         elif node.op_type not in _NOT_BY_VARIABLE:
             _unify(node, found)
@@ -140,7 +136,7 @@ def bodies(node: ir.Node) -> Iterator[ir.Graph]:
 
 
 def every_node(graph: ir.Graph) -> Iterator[ir.Node]:
-    """All nodes of ``graph``, each before those of its bodies."""
+    """All nodes of ``graph`` and of its bodies; a node comes before those of its bodies."""
     for node in graph:
         yield node
         if node.attributes:
@@ -210,10 +206,10 @@ def _set(value: ir.Value, kind: ir.TypeProtocol | None) -> None:
 
 
 def _by_onnx(model: ir.Model, message: onnx.ModelProto | None) -> list[ir.Value]:
-    """Fill in types and shapes that ``onnx.shape_inference`` finds; none if it refuses.
+    """Fill in the types and shapes that ``onnx.shape_inference`` finds; none if it refuses.
 
-    Of ops that onnx does not know the definitions tell more: then the model is written with
-    the types that it has by now, and onnx is asked again.
+    ``message`` lacks the types that the definitions told of ops which onnx does not know. If
+    onnx then finds less, it is asked again about ``model``, serialized with those types.
 
     Returns the values that were given a shape.
     """
@@ -236,11 +232,10 @@ def _tells_less(proto: onnx.GraphProto, graph: ir.Graph) -> bool:
 
 
 def inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """With shapes, as onnx infers them by data propagation where that can be had.
+    """The model with the shapes that onnx infers, by data propagation where that ends.
 
-    It knows more, and makes an object of 1-D values' each element.
-
-    So long signals can take more memory than the pass may: their model gets plain inference.
+    Data propagation finds more shapes, but makes an object of each element of 1-D values. For
+    long signals that can exceed the pass's memory: then plain inference is run.
     """
     try:
         return native.transform("infer", proto, data_prop=1)
@@ -250,14 +245,14 @@ def inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def check_inferable(model: ir.Model) -> None:
-    """Refuse what onnx's passes and checker are known to crash on, or never end on.
+    """Refuse models on which onnx's passes or checker are known to crash or never end.
 
-    They are bounded (``native``); here the error names the node, and comes at once.
+    The passes have limits anyway (``native``); this error comes at once and names the node.
 
     Raises:
         ModelError: If an attribute is of another kind than its op defines, an op of
-            ``ai.onnx.ml`` reads a value whose type is not known, or an Einsum has an equation
-            of other signs than ONNX has.
+            ``ai.onnx.ml`` reads a value whose type is not known, or an Einsum's equation has
+            characters that ONNX does not allow.
     """
     typed = _TYPED_DOMAIN in model.opset_imports
     if typed:
@@ -265,8 +260,8 @@ def check_inferable(model: ir.Model) -> None:
     versions = {normal_domain(d): v for d, v in model.opset_imports.items()}
     for node in every_node(model.graph):
         if node.attributes:
-            _check_attributes(node, versions.get(normal_domain(node.domain)))
-        if node.op_type == "Einsum" and not normal_domain(node.domain):
+            _check_attributes(node, versions.get(node.domain))
+        if node.op_type == "Einsum" and not node.domain:
             _check_equation(node)
         elif typed and node.domain == _TYPED_DOMAIN:
             _check_typed(node)
@@ -309,14 +304,14 @@ def _check_equation(node: ir.Node) -> None:
     text = "".join(str(equation.value).split())
     if not _EQUATION.fullmatch(text):
         raise ModelError(
-            f"Einsum has the equation {str(equation.value)[:40]!r}",
+            f"Einsum has the equation {str(equation.value)[:40]!r}, which ONNX does not allow",
             where=f"node {node.name!r}",
             fix="write terms of letters with at most one '...' each, as in 'bij,bjk->bik'",
         )
 
 
 def _fill(proto: onnx.GraphProto, graph: ir.Graph, given: list[ir.Value]) -> None:
-    """Walk a proto and the graph that it was made from side by side."""
+    """Fill in what ``proto`` states and ``graph``, which it was serialized from, does not."""
     infos = {v.name: v for v in (*proto.value_info, *proto.output)}
     for value in (*(v for n in graph for v in n.outputs), *graph.inputs):
         info = infos.get(value.name or "")
@@ -351,13 +346,13 @@ def _adopt(value: ir.Value, info: onnx.ValueInfoProto, given: list[ir.Value]) ->
 
 
 def _dims(kind: onnx.TypeProto.Tensor) -> ir.Shape | None:
-    """What ``ir.serde`` makes of it, without denotations, at a fifth of the time."""
+    """The shape without denotations: ``ir.serde`` reads these too, in five times the time."""
     if not kind.HasField("shape"):
         return None
     return ir.Shape([getattr(d, d.WhichOneof("value") or "", None) for d in kind.shape.dim])
 
 
 def types_computed_in(model: ir.Model) -> frozenset[ir.DataType | None]:
-    """Types of what a model's ops give; casts and constants do not count."""
+    """Types of the results of a model's ops, other than casts and constants."""
     nodes = (n for n in every_node(model.graph) if n.op_type not in ("Cast", "Constant"))
     return frozenset(v.dtype for node in nodes for v in node.outputs)

@@ -1,8 +1,8 @@
-"""Taking back an earlier conversion, so that another policy starts from the original.
+"""Takes an earlier conversion back, so that another policy starts from the original model.
 
-Marks tell what an edit changed from what the model's author wrote. Digits that constants
-lost do not come back: an fp16 weight becomes the fp32 number that it is. Constants that were
-adjusted do.
+Marks in the nodes' metadata tell what an edit changed from what the model's author wrote.
+Digits that constants lost to rounding do not come back: an fp16 weight becomes the equal fp32
+number. Adjusted constants get their former numbers back.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def undo(model: ir.Model, policy: str) -> None:
     for node in graph.float_nodes:
         was = _mark_of(node, binding)
         if was is not None:
-            # An inserted cast that becomes fp32 to fp32 is dropped by the editor.
+            # An inserted cast has an empty mark. Casts from fp32 to fp32 are then dropped.
             formats[node.id] = Format.parse(was) if was else Format.FP32
     apply_edits(graph, binding, edits(graph, formats))
     take_back_constants(model)
@@ -67,10 +67,10 @@ def _mark_of(node: Node, binding: OnnxBinding) -> str | None:
 
 
 def take_back(model: ir.Model) -> None:
-    """Let readers of rounded values read what was rounded, or what its codes stand for.
+    """Remove marked roundings and multiplications that an earlier conversion inserted.
 
-    So it is with values that were multiplied in front of an op. What another tool changed or
-    reads from inside stays.
+    Their readers read the value before them again, or the numbers that a constant's codes
+    stand for. Nodes stay where another tool changed them or reads a value between them.
     """
     roundings: dict[str, list[ir.Node]] = {}
     for node in every_node(model.graph):
@@ -83,6 +83,7 @@ def take_back(model: ir.Model) -> None:
 
 
 def _take_out(nodes: Sequence[ir.Node]) -> None:
+    """Remove the nodes of one rounding, in order, and constants that only they read."""
     if not (nodes[0].inputs and nodes[-1].outputs):
         return
     graph, source, result = nodes[0].graph, nodes[0].inputs[0], nodes[-1].outputs[0]
@@ -118,9 +119,9 @@ def _take_out(nodes: Sequence[ir.Node]) -> None:
 
 
 def _original(nodes: Sequence[ir.Node], source: ir.Value) -> ir.Value | None:
-    """What readers read instead: ``source``, or what its codes stand for if it is a constant.
+    """What readers of a rounding read again: ``source``, or the numbers of constant codes.
 
-    None if the ``nodes`` do not say what that is.
+    None if ``source`` is constant codes, and the ``nodes`` do not state their encoding.
     """
     tensor = constant_tensor(source)
     if tensor is None or tensor.dtype == ir.DataType.FLOAT:
@@ -135,10 +136,4 @@ def _original(nodes: Sequence[ir.Node], source: ir.Value) -> ir.Value | None:
     except ValueError:
         return None
     name = nodes[-1].outputs[0].name or ""
-    numbers = DecodedTensor(tensor, encoding, name)
-    return ir.Value(
-        name=name,
-        shape=numbers.shape,
-        type=ir.TensorType(ir.DataType.FLOAT),
-        const_value=numbers,
-    )
+    return ir.val(name, const_value=DecodedTensor(tensor, encoding, name))

@@ -1,4 +1,4 @@
-"""What is checked of a file before anything works on it: in linear time, with clear errors."""
+"""Checks of a file before anything else reads it: in linear time, with clear errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from finecast.frontends.onnx.types import bodies
 _AGAIN: Final = "check that the file is complete and was exported as ONNX"
 _BESIDE: Final = "put the data file beside the model, unchanged"
 
-# Where a tensor's elements are if not in raw_data, and entries per element.
+# By element type: the field that holds elements not in raw_data, and entries per element.
 _FIELDS: Final[Mapping[int, tuple[str, int]]] = {
     onnx.TensorProto.FLOAT: ("float_data", 1),
     onnx.TensorProto.COMPLEX64: ("float_data", 2),
@@ -32,12 +32,13 @@ _FIELDS: Final[Mapping[int, tuple[str, int]]] = {
 
 
 def check_tensors(model: onnx.ModelProto, path: Path) -> tuple[Path, ...]:
-    """Hold every tensor's declared size against the bytes there are; the external data files.
+    """Check every tensor's declared size against the bytes that it has.
 
-    These are named as the model names them: some are links.
+    Returns:
+        The external data files, by the paths that the model states, which may be links.
 
     Raises:
-        ModelError: If one lies, or its external data is missing or outside of the folder.
+        ModelError: If a size is wrong, or external data is missing or outside of the folder.
     """
     files: dict[Path, None] = {}
     for tensor in chain(model.graph.initializer, inner_tensors(model)):
@@ -50,10 +51,10 @@ def check_tensors(model: onnx.ModelProto, path: Path) -> tuple[Path, ...]:
 
 
 def sort_nodes(model: ir.Model, path: Path) -> bool:
-    """Bring nodes into topological order where they are not; whether all of them were.
+    """Sort nodes that are not in topological order; returns whether all of them were.
 
     Raises:
-        ModelError: If values depend on each other in a circle, or on nothing.
+        ModelError: If nodes form a cycle, or read a value that is not defined.
     """
     ordered = True
     for graph in (model.graph, *(f.graph for f in model.functions.values())):
@@ -128,12 +129,12 @@ def _node_tensors(nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.TensorProto]
 
 def _count(tensor: onnx.TensorProto, path: Path) -> int:
     if any(d < 0 for d in tensor.dims):
-        raise _lies(tensor, "a negative dimension", path)
-    # Beside a dimension of 0 the others count for nothing, but arrays must still address them.
+        raise _declares(tensor, "a negative dimension", path)
+    # An empty tensor may have huge dimensions, but numpy limits the product of the others.
     if math.prod(max(d, 1) for d in tensor.dims) >= _ADDRESSABLE:
-        raise _lies(tensor, f"the shape {list(tensor.dims)}, beyond any memory", path)
+        raise _declares(tensor, f"the shape {list(tensor.dims)}, beyond any memory", path)
     if tensor.data_type not in _KNOWN:
-        raise _lies(tensor, f"the unknown type {tensor.data_type}", path)
+        raise _declares(tensor, f"the unknown type {tensor.data_type}", path)
     return math.prod(tensor.dims)
 
 
@@ -151,7 +152,9 @@ _KNOWN: Final = frozenset(int(d) for d in ir.DataType if d is not ir.DataType.UN
 
 def _checked_size(tensor: onnx.TensorProto, path: Path) -> int:
     if tensor.data_type == ir.DataType.STRING:
-        raise _lies(tensor, "strings as raw bytes, which ONNX has only as string_data", path)
+        raise _declares(
+            tensor, "strings as raw bytes, which ONNX has only as string_data", path
+        )
     return size_bytes(tensor)
 
 
@@ -161,7 +164,7 @@ def _check_inline(tensor: onnx.TensorProto, count: int, path: Path) -> None:
     for other in _DATA_FIELDS:
         if (raw or other != field) and len(getattr(tensor, other)):
             own = "raw_data" if raw else field
-            raise _lies(tensor, f"its numbers in {own} and has some in {other}", path)
+            raise _declares(tensor, f"its numbers in {own} and has some in {other}", path)
     if raw:
         got, expected = len(tensor.raw_data), _checked_size(tensor, path)
         unit = "bytes"
@@ -171,7 +174,7 @@ def _check_inline(tensor: onnx.TensorProto, count: int, path: Path) -> None:
         expected = math.ceil(expected * min(bits, 8) / 8)
         unit = "elements"
     if got != expected:
-        raise _lies(tensor, f"{expected} {unit} and has {got}", path)
+        raise _declares(tensor, f"{expected} {unit} and has {got}", path)
 
 
 def _external(tensor: onnx.TensorProto, path: Path) -> Path:
@@ -183,7 +186,9 @@ def _external(tensor: onnx.TensorProto, path: Path) -> Path:
         offset, length = (int(entries.get(k) or -1) for k in ("offset", "length"))
         is_file = real.is_file()
     except (ValueError, OSError) as error:
-        raise _lies(tensor, f"external data that cannot be found ({error})", path) from error
+        raise _declares(
+            tensor, f"external data that cannot be found ({error})", path
+        ) from error
     expected = _checked_size(tensor, path)
     offset = max(offset, 0)
     problem = ""
@@ -205,8 +210,8 @@ def _external(tensor: onnx.TensorProto, path: Path) -> Path:
 def _may_read(file: Path, path: Path) -> bool:
     """Whether ``file`` lies in the folder of the model at ``path``, links followed.
 
-    In the caches of Hugging Face's hub both are links, beside each other, and so are the
-    files that they lead to. Such a model reads what it could read where it really lies.
+    In the caches of Hugging Face's hub both are links in one folder, to files in another one.
+    That is allowed, as the model may read files of the folder that it really lies in.
     """
     folder, real = path.parent.resolve(), file.resolve()
     if real.is_relative_to(folder):
@@ -217,5 +222,5 @@ def _may_read(file: Path, path: Path) -> bool:
     return links and below and beside and real.parent == path.resolve().parent
 
 
-def _lies(tensor: onnx.TensorProto, what: str, path: Path) -> ModelError:
+def _declares(tensor: onnx.TensorProto, what: str, path: Path) -> ModelError:
     return ModelError(f"tensor {tensor.name!r} declares {what}", where=str(path), fix=_AGAIN)

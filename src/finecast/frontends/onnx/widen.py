@@ -1,7 +1,7 @@
-"""A model that has low types of its own, as an fp32 model that remembers them.
+"""Converts a model with low types of its own to fp32, and notes which values were low.
 
-ONNX Runtime's CPU provider cannot run most ops in bf16 or fp8; the emulator runs them in
-fp32 and rounds what was stored low.
+ONNX Runtime's CPU provider cannot run most ops in bf16 or fp8. The emulator runs them in fp32
+and rounds the values that were stored low.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from finecast.frontends.onnx.reader import DATA_TYPES
+from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.numbers.formats import Format
 
 STORED_KEY: Final = "finecast.stored"
-"""Metadata of a value: the format that it was stored in before."""
+"""Metadata of a value: the low format that it was stored in."""
 
 _LOW: Final = {t: f for f, t in DATA_TYPES.items() if f is not Format.FP32}
 _FLOAT: Final = ir.DataType.FLOAT
@@ -24,8 +24,8 @@ _FLOAT: Final = ir.DataType.FLOAT
 def widen(model: ir.Model) -> ir.Model:
     """A copy with all low floats in fp32; ``model`` itself if it has none.
 
-    Law: the copy's values marked with ``STORED_KEY``, rounded to that format wherever they
-    are stored, are those of ``model``. Its inputs and outputs are fp32.
+    Law: if the copy's values with ``STORED_KEY`` are rounded to that format, the copy computes
+    what ``model`` computes. Its inputs and outputs are fp32.
     """
     if not any(_low(v) for v in every_value(model)):
         return model
@@ -59,7 +59,7 @@ def _low(value: ir.Value) -> Format | None:
 
 
 def every_value(model: ir.Model) -> list[ir.Value]:
-    """All values of the model: inputs, initializers and results, bodies' too."""
+    """All values of the model and its bodies: inputs, initializers and results."""
     found: dict[int, ir.Value] = {}
     for graph in (model.graph, *model.graph.subgraphs()):
         for value in (*graph.inputs, *graph.initializers.values()):

@@ -1,9 +1,8 @@
-"""Replays edits on an ONNX model, in place: everything they do not name stays as it was."""
+"""Makes edits in an ONNX model, in place; everything that they do not name stays as it was."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -16,14 +15,15 @@ from finecast.frontends.onnx.constants import (
     ROUNDING,
     ConvertedTensor,
     constant_tensor,
-    data_type,
     shape_of,
 )
 from finecast.frontends.onnx.names import FreshNames
 from finecast.frontends.onnx.opset import FREE_INITIALIZERS
+from finecast.frontends.onnx.placing import home_of, place_after
 from finecast.frontends.onnx.port_formats import dtype_label
-from finecast.frontends.onnx.reader import OnnxBinding, Port
+from finecast.frontends.onnx.reader import OnnxBinding
 from finecast.frontends.onnx.statements import STATEMENTS, Maker, rounding
+from finecast.frontends.onnx.ties import Port
 from finecast.graph import Graph, Node
 from finecast.numbers.encodings import Encoding
 from finecast.numbers.formats import Format
@@ -37,7 +37,7 @@ from finecast.planning.edits import (
     Use,
 )
 
-# Attributes that state the float type an op creates.
+# Attributes that state the float type of an op's result, by op type.
 _TYPE_ATTRIBUTES = {
     "Cast": "to",
     "EyeLike": "dtype",
@@ -57,14 +57,14 @@ def apply_edits(
     edits: Sequence[Edit],
     rounded: Collection[int] = (),
 ) -> None:
-    """Change the model behind ``binding`` as ``edits`` say.
+    """Make ``edits`` in the model behind ``binding``.
 
-    The graph describes the model as it was before; read it anew to go on.
+    Afterwards ``graph`` and ``binding`` describe the model before the edits: read it again.
 
     Args:
-        graph: The graph.
-        binding: What it was read from.
-        edits: What is changed.
+        graph: The graph of the model.
+        binding: The ONNX objects that its ids stand for.
+        edits: The edits.
         rounded: Ids of values that are rounded in fp32 before they are cast to bf16.
     """
     if not edits:
@@ -80,17 +80,11 @@ def apply_edits(
             writer.cast(edit)
         elif isinstance(edit, ConvertConstant):
             writer.convert(edit)
-    for edit in edits:  # last: what they cast may have been cast before
+    for edit in edits:  # last: they round what a reader reads after the other edits
         if isinstance(edit, RoundTrip):
             writer.round_trip(edit)
     writer.drop_dead_constants()
     merge_casts((binding.model.graph, *binding.model.graph.subgraphs()))
-
-
-@dataclass(frozen=True, slots=True)
-class _BodyEnd:
-    owner: ir.Graph
-    index: int
 
 
 class _Writer:
@@ -98,10 +92,11 @@ class _Writer:
         self.graph = graph
         self.rounded = rounded
         self.binding = binding
+        self.main = binding.model.graph
         self.fresh = FreshNames(binding.model)
         self.replaced: list[ir.Value] = []
         self.list_initializers = (binding.model.ir_version or 0) < FREE_INITIALIZERS
-        self.maker = Maker(self.fresh, lambda v: self._register(v, binding.model.graph))
+        self.maker = Maker(self.fresh, self._register)
 
     def set_format(self, edit: SetFormat) -> None:
         node = self.graph.nodes[edit.node]
@@ -125,55 +120,44 @@ class _Writer:
             )
 
     def set_port(self, edit: SetPort) -> None:
-        """An output's type is that of what makes it: its producer, or a cast."""
+        """Set an input's type; an output's comes with its producer or an inserted cast."""
         value = self.binding.values[edit.value]
         if value.is_graph_input():
             _set_type(value, edit.to)
 
     def cast(self, edit: InsertCast) -> None:
         value = self.binding.values[edit.value]
-        home = _home(value, self.binding.model.graph)
-        outer = [u for u in edit.uses if self._leaves_body(u, home)]
-        inner = [u for u in edit.uses if u not in outer]
-        if inner:
-            first: list[ir.Node] = []
-            if edit.value in self.rounded and edit.to is Format.BF16:
-                blocks = in_blocks(self.graph, edit.value)
-                first = self.maker.rounded(value, edit.to, blocks=blocks)
-            self._cast_at_source(value, home, edit.to, inner, first)
-        ends: dict[ir.Graph, ir.Value] = {}
-        for use in outer:
-            port = self._body_end(use)
-            if port.owner not in ends:
+        home = home_of(value, self.main)
+        at_source: list[Use] = []
+        ends: list[tuple[ir.Graph, int]] = []  # outputs of bodies, of values from outside
+        for use in edit.uses:
+            port = self._port(use)
+            if port and isinstance(port.owner, ir.Graph) and port.owner is not home:
+                ends.append((port.owner, port.index))
+            else:
+                at_source.append(use)
+        if at_source:
+            self._cast_at_source(edit, value, at_source)
+        casts: dict[ir.Graph, ir.Value] = {}
+        for body, index in ends:
+            if body not in casts:
                 node = self.maker.cast(value, edit.to)
-                port.owner.append(node)
-                ends[port.owner] = node.outputs[0]
-            port.owner.outputs[port.index] = ends[port.owner]
-
-    def _leaves_body(self, use: Use, home: ir.Graph) -> bool:
-        """Whether the use is a body's output, of a value from outside of that body."""
-        port = self._port(use)
-        return port is not None and isinstance(port.owner, ir.Graph) and port.owner is not home
-
-    def _body_end(self, use: Use) -> _BodyEnd:
-        port = self._port(use)
-        assert port is not None
-        assert isinstance(port.owner, ir.Graph)
-        return _BodyEnd(owner=port.owner, index=port.index)
+                body.append(node)
+                casts[body] = node.outputs[0]
+            body.outputs[index] = casts[body]
 
     def _port(self, use: Use) -> Port | None:
         return None if use.node is None else self.binding.ports[use.node][use.index]
 
-    def _cast_at_source(
-        self,
-        value: ir.Value,
-        home: ir.Graph,
-        to: Format,
-        uses: Sequence[Use],
-        first: Sequence[ir.Node],
-    ) -> None:
-        node = self.maker.cast(first[-1].outputs[0] if first else value, to, value.name)
-        _place([*first, node], value.producer(), home)
+    def _cast_at_source(self, edit: InsertCast, value: ir.Value, uses: Sequence[Use]) -> None:
+        """Cast ``value`` where it is defined, for all ``uses``; first round it if asked to."""
+        first: list[ir.Node] = []
+        if edit.value in self.rounded and edit.to is Format.BF16:
+            blocks = in_blocks(self.graph, edit.value)
+            first = self.maker.rounded(value, edit.to, blocks=blocks)
+        read = first[-1].outputs[0] if first else value
+        node = self.maker.cast(read, edit.to, value.name)
+        place_after(value, [*first, node], self.main)
         for use in uses:
             self._give(use, value, node.outputs[0])
 
@@ -187,21 +171,26 @@ class _Writer:
             port.owner.replace_input_with(port.index, new)
 
     def _give_output(self, old: ir.Value, new: ir.Value) -> None:
-        """The model's output keeps its name; what it is cast from is named by its own type."""
-        outputs = self.binding.model.graph.outputs
+        """Make ``new`` the model's output under the name of ``old``, which is renamed.
+
+        Its new name ends in its type. An input that is an output as well keeps its name.
+        """
+        outputs = self.main.outputs
         for index, value in enumerate(outputs):
             if value is old:
                 outputs[index] = new
-        if old in self.binding.model.graph.inputs:
+        if old in self.main.inputs:
             return
         new.name, old.name = old.name, self.fresh(f"{old.name}_{dtype_label(old.type)}")
 
     def convert(self, edit: ConvertConstant) -> None:
-        """Converted constants of bodies live outside: they are the same at every turn."""
+        """Convert a constant for its uses; one in a body becomes one of the main graph.
+
+        Only where it is an output of a body it has to stay in it.
+        """
         value = self.binding.values[edit.value]
         tensor = constant_tensor(value)
         assert tensor is not None
-        main = self.binding.model.graph
         shared: ir.Value | None = None
         for use in edit.uses:
             port = self._port(use)
@@ -211,44 +200,37 @@ class _Writer:
                 )
                 continue
             if shared is None:
-                shared = self._initializer(value, tensor, edit.to, main)
+                shared = self._initializer(value, tensor, edit.to)
             self._give(use, value, shared)
         self.replaced.append(value)
 
     def _initializer(
-        self, value: ir.Value, tensor: ir.TensorProtocol, to: Encoding, home: ir.Graph
+        self, value: ir.Value, tensor: ir.TensorProtocol, to: Encoding
     ) -> ir.Value:
+        """A constant of the main graph: ``tensor``, that of ``value``, stored in ``to``."""
         name = self.fresh(f"{value.name}_{to.label}")
-        new = ir.Value(name=name, shape=shape_of(tensor), type=ir.TensorType(data_type(to)))
-        new.const_value = ConvertedTensor(tensor, to, name)
-        self._register(new, home)
+        new = ir.val(name, const_value=ConvertedTensor(tensor, to, name))
+        self._register(new)
         return new
 
-    def _register(self, value: ir.Value, home: ir.Graph) -> None:
-        home.register_initializer(value)
+    def _register(self, value: ir.Value) -> None:
+        self.main.register_initializer(value)
         if self.list_initializers:
-            home.inputs.append(value)
+            self.main.inputs.append(value)
 
     def _constant(
         self, value: ir.Value, tensor: ir.TensorProtocol, to: Format, home: ir.Graph
     ) -> ir.Value:
-        """What a body gives back must be made in it."""
+        """A Constant node in the body ``home``: a body's outputs must be made in it."""
         name = self.fresh(f"{value.name}_{to.label}")
-        new = ir.Value(name=name, shape=shape_of(tensor), type=ir.TensorType(DATA_TYPES[to]))
-        attribute = ir.AttrTensor("value", ConvertedTensor(tensor, to, name))
-        node = ir.Node(
-            "",
-            "Constant",
-            [],
-            [attribute],
-            outputs=[new],
-            name=self.fresh(f"constant_{name}"),
-        )
-        home.append(node)
+        new = ir.val(name, DATA_TYPES[to], shape_of(tensor))
+        attributes = {"value": ConvertedTensor(tensor, to, name)}
+        label = self.fresh(f"constant_{name}")
+        home.append(ir.node("Constant", [], attributes, name=label, outputs=[new]))
         return new
 
     def round_trip(self, edit: RoundTrip) -> None:
-        """Rounding nodes after the value; a constant is rounded ahead of time."""
+        """Put nodes that round after the value; a constant is rounded when it is written."""
         value = self.binding.values[edit.value]
         made: dict[int, ir.Value] = {}
         for use in edit.uses:
@@ -260,29 +242,28 @@ class _Writer:
             if id(seen) not in made:
                 constant = self.graph.values[edit.value].constant is not None
                 made[id(seen)] = (
-                    self._rest_in(value, edit.to) if constant else self._round(seen, edit.to)
+                    self._stored_in(value, edit.to) if constant else self._round(seen, edit.to)
                 )
             port.owner.replace_input_with(port.index, made[id(seen)])
 
-    def _rest_in(self, value: ir.Value, to: Encoding) -> ir.Value:
-        """The constant ``value`` stored in ``to``, as an fp32 value."""
+    def _stored_in(self, value: ir.Value, to: Encoding) -> ir.Value:
+        """The constant ``value`` stored in ``to``, and converted back to fp32 by nodes."""
         tensor = constant_tensor(value)
         assert tensor is not None
-        main = self.binding.model.graph
         self.replaced.append(value)
-        low = self._initializer(value, tensor, to, main)
+        low = self._initializer(value, tensor, to)
         nodes = STATEMENTS[to.format].back(self.maker, low, to)
-        _place(nodes, None, main)
+        place_after(low, nodes, self.main)
         return self._rounding(nodes, to) if nodes else low
 
     def _round(self, value: ir.Value, to: Encoding) -> ir.Value:
         """``value`` rounded to ``to``, in fp32."""
         nodes = rounding(self.maker, value, to)
-        _place(nodes, value.producer(), _home(value, self.binding.model.graph))
+        place_after(value, nodes, self.main)
         return self._rounding(nodes, to)
 
     def _rounding(self, nodes: Sequence[ir.Node], to: Encoding) -> ir.Value:
-        """What the ``nodes`` of one rounding give; marks them where they are not casts."""
+        """The result of the ``nodes`` of one rounding; marks them unless they are casts."""
         out = nodes[-1].outputs[0]
         if not STATEMENTS[to.format].by_casts:
             for node in nodes:
@@ -290,11 +271,11 @@ class _Writer:
         return out
 
     def drop_dead_constants(self) -> None:
-        """Remove originals that no consumer is left for, and give their name back."""
+        """Remove the constants that were converted and that nothing reads any more."""
         for value in dict.fromkeys(self.replaced):
             if value.uses() or value.is_graph_output():
                 continue
-            home = _home(value, self.binding.model.graph)
+            home = home_of(value, self.main)
             producer = value.producer()
             if producer is not None:
                 home.remove(producer, safe=True)
@@ -302,24 +283,6 @@ class _Writer:
                 if value in home.inputs:
                     home.inputs.remove(value)
                 home.initializers.pop(value.name or "")
-
-
-def _home(value: ir.Value, default: ir.Graph) -> ir.Graph:
-    """The graph in which ``value`` is defined: casts of it go there, outside of bodies."""
-    producer = value.producer()
-    if producer is not None and isinstance(producer.graph, ir.Graph):
-        return producer.graph
-    return value.graph if isinstance(value.graph, ir.Graph) else default
-
-
-def _place(nodes: Sequence[ir.Node], producer: ir.Node | None, home: ir.Graph) -> None:
-    """Put ``nodes`` after ``producer``, or first of all in ``home``."""
-    if producer is not None:
-        home.insert_after(producer, nodes)
-    elif len(home):
-        home.insert_before(home[0], nodes)
-    else:
-        home.extend(nodes)
 
 
 def _set_type(value: ir.Value, fmt: Format) -> None:
@@ -331,11 +294,12 @@ def _tensor(array: np.ndarray, fmt: Format, name: str) -> ir.TensorProtocol:
 
 
 def phi_mark(phi: Node) -> str:
-    """The key, among its owner's metadata, of a phi's mark."""
+    """The metadata key under which the op that owns ``phi`` has the phi's former format."""
     return f"{MARK}.{phi.attributes['port']}"
 
 
 def _mark(native: ir.Node, key: str, before: Format | None, to: Format) -> None:
+    """Note the format of a node before its first edit; no note if it is back to that."""
     was = native.metadata_props.get(key) or (before.label if before else "")
     if was == to.label:
         native.metadata_props.pop(key, None)
