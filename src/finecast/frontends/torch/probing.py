@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from finecast.frontends.torch.aten import DTYPES
 from finecast.frontends.torch.capture import Captured
-from finecast.frontends.torch.reader import tensor_inputs, value_ids, written
+from finecast.frontends.torch.reader import as_array, tensor_inputs, value_ids, written
 from finecast.numbers.encodings import Encoding
 from finecast.numbers.formats import Format
 from finecast.planning.points import Point
@@ -99,7 +99,7 @@ def probe_all(
     def probe(switch: NDArray[np.bool_]) -> list[NDArray[np.generic]]:
         taps = {k: lambda x: rounded(x, low) for k, on in zip(keys, switch, strict=True) if on}
         with torch.no_grad():
-            return [_array(y) for y in _Tapped(captured, taps).leaves(args) if _is_tensor(y)]
+            return [as_array(y) for y in _Tapped(captured, taps).leaves(args) if _is_tensor(y)]
 
     return measure(len(points), probe).shares
 
@@ -135,7 +135,7 @@ def switched(
             for port, to in switch.ports.items()
         }
         with torch.no_grad():
-            return [_array(y) for y in _Tapped(captured, taps).leaves(args) if _is_tensor(y)]
+            return [as_array(y) for y in _Tapped(captured, taps).leaves(args) if _is_tensor(y)]
 
     return probe
 
@@ -231,9 +231,3 @@ def _signs(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 def _is_tensor(leaf: object) -> bool:
     return isinstance(leaf, torch.Tensor)
-
-
-def _array(leaf: torch.Tensor) -> NDArray[np.generic]:
-    plain = leaf.detach().cpu()
-    array: NDArray[np.generic] = (plain.float() if leaf.is_floating_point() else plain).numpy()
-    return array

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, cast
 
 import numpy as np
@@ -355,17 +356,15 @@ def _dim(extent: int | torch.SymInt) -> Dim:
 def _stats(tensor: torch.Tensor | None) -> ConstantStats | None:
     if tensor is None:
         return None
-    return ConstantStats(size=tensor.numel(), read=_array(tensor))
+    return ConstantStats(size=tensor.numel(), read=partial(as_array, tensor))
 
 
-def _array(tensor: torch.Tensor) -> Callable[[], NDArray[np.generic]]:
-    def read_it() -> NDArray[np.generic]:
-        plain = tensor.detach().to("cpu")
-        widened = plain.float() if plain.is_floating_point() else plain
-        array: NDArray[np.generic] = widened.numpy()
-        return array
-
-    return read_it
+def as_array(tensor: torch.Tensor) -> NDArray[np.generic]:
+    """The tensor's numbers; those of all float types as fp32."""
+    plain = tensor.detach().cpu()
+    widened = plain.float() if plain.is_floating_point() else plain
+    array: NDArray[np.generic] = widened.numpy()
+    return array
 
 
 def _attributes(node: FxNode) -> Iterator[tuple[str, Attribute]]:
