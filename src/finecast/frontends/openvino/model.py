@@ -109,7 +109,9 @@ def load(path: Path) -> OvFile:
                 pass
     except OSError as error:
         raise UsageError(
-            f"cannot read the model: {error.strerror}", where=str(path)
+            f"cannot read the model: {error.strerror}",
+            where=str(path),
+            fix="check who may read its files",
         ) from error
     kind, fix = _KINDS[_suffix(path)]
     told = (taken_signature(path), stays_low(path)) if path.is_dir() else ()

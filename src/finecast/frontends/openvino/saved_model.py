@@ -75,6 +75,11 @@ def _signatures(file: Path) -> dict[str, tuple[str, ...]]:
 
 
 def _of_graph(data: memoryview, graph: _Span) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The signatures in a MetaGraphDef, as ``_signatures`` has them.
+
+    An output's tensor is that of a node which calls a wrapper of the signature; the functions
+    that the wrapper calls are the same for all names of one function.
+    """
     nodes = {_text(data, n, _NODE_NAME): n for n in _inside(data, graph, _NODE)}
     functions = {_text(data, f, _FUNCTION_NAME): f for f in _inside(data, graph, _FUNCTION)}
     for entry in _inside(data, graph, _SIGNATURE):

@@ -163,7 +163,9 @@ def read_frozen(path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> Fr
     try:
         graph_def.ParseFromString(path.read_bytes())
     except OSError as error:
-        raise UsageError(f"cannot read: {error.strerror}", where=str(path)) from error
+        raise UsageError(
+            f"cannot read the model: {error.strerror}", where=str(path), fix="check the path"
+        ) from error
     except DecodeError as error:
         raise ModelError(
             "not a frozen GraphDef, or a truncated one", where=str(path), fix="freeze it again"

@@ -45,7 +45,8 @@ FIXED_IN: Final[Mapping[str, tuple[int, ...]]] = {
     "aten::_scaled_dot_product_efficient_attention_backward": (6,),
     "aten::_scaled_dot_product_cudnn_attention_backward": (5,),
 }
-# Results, by position, that are fp32 even if the op is low: statistics and log-sum-exps.
+# Results, by position, that are fp32 even if the op is low: statistics, gradients of scale and
+# shift, and log-sum-exps.
 FIXED_OUT: Final[Mapping[str, tuple[int, ...]]] = {
     "aten::_native_batch_norm_legit_no_training": (1, 2),
     "aten::_native_batch_norm_legit_functional": (1, 2, 3, 4),

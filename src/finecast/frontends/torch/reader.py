@@ -111,9 +111,8 @@ def tensor_inputs(node: FxNode) -> tuple[FxNode, ...]:
 def module_path(node: FxNode) -> str:
     """The dotted path of the module that the call was written in; empty where unknown."""
     stack: Mapping[str, Any] = node.meta.get("nn_module_stack") or {}
-    for path, _ in reversed(list(stack.values())):
-        return _clean(str(path))
-    return ""
+    paths = [str(path) for path, _ in stack.values()]
+    return _clean(paths[-1]) if paths else ""
 
 
 def _clean(path: str) -> str:

@@ -175,7 +175,10 @@ class _Writer:
         for user in source.node.users:
             if user.target is operator.getitem and user.args[1] == source.index:
                 return user
-        raise ModelError("a tuple's element is used but never taken", where=source.node.name)
+        raise ModelError(
+            f"element {source.index} of a tuple is to be cast, and no getitem takes it",
+            where=source.node.name,
+        )
 
     def _is_constant(self, value_id: int) -> bool:
         return self.graph.values[value_id].constant is not None
