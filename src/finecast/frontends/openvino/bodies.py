@@ -42,7 +42,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tie:
-    """Ports that must have one type, for control flow hands the same values through them.
+    """Ports that must have one type, as control flow passes the same values through them.
 
     What is read at ``inputs`` (inputs of the op, results of bodies) comes out at ``inner``,
     parameters of bodies, and at ``outer``, outputs of the op.

@@ -1,4 +1,4 @@
-"""A model run on codes beside its fp32 original, to show the mean error of each product.
+"""A model with products on int8 codes, joined with its fp32 original to show mean errors.
 
 Law: the mean error of each channel of a product is subtracted from its result before later ops
 read it, so the next product's error is its own and not one passed on.

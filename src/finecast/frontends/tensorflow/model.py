@@ -12,6 +12,7 @@ from finecast.frontends.tensorflow.library import GraphDef, NodeDef, tf
 from finecast.graph import Dim
 
 PLACEHOLDERS: Final = frozenset({"Placeholder", "PlaceholderWithDefault"})
+"""Kinds of ops that are inputs of a graph."""
 _MOST_BYTES: Final = 1 << 31
 """Protobuf's limit for one message; a graph with its constants is one."""
 

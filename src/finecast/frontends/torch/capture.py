@@ -80,7 +80,7 @@ def shared_copy(original: GraphModule) -> GraphModule:
     """A copy of the module; tensors are shared, but for those that the graph writes to."""
     paths = {str(n.target) for n in written(original) if n.op == "get_attr"}
     copied = {id(attribute(original, path)) for path in paths}
-    # deepcopy takes what its memo has for copied already, so it shares these.
+    # deepcopy takes tensors in its memo for copied already, and so shares them.
     tensors = (*original.parameters(), *original.buffers())
     memo = {id(t): t for t in tensors if id(t) not in copied}
     with quiet():
