@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from finecast.errors import ModelError
+from finecast.frontends.openvino.model import load
 from finecast.frontends.openvino.saved_model import taken_signature
 from finecast.frontends.saved_notes import NOTES_FILE, notes_in, stays_low
 
@@ -51,6 +52,15 @@ def test_several_without_the_usual_one_are_listed(tmp_path: Path) -> None:
 def test_what_is_no_saved_model_is_told_by_openvino(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "saved_model.pb").write_bytes(content)
     assert not taken_signature(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["net.keras", "net.xml", "net.tflite"])
+def test_a_folder_is_a_saved_model_whatever_its_name(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "saved_model.pb").write_bytes(b"no protobuf")
+    with pytest.raises(ModelError, match="cannot be read as a SavedModel"):
+        load(folder)
 
 
 def test_a_folder_of_another_kind(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from finecast.engines.tensorflow import TensorFlowEngine
 from finecast.errors import ModelError, UsageError
 from finecast.frontends import tensorflow as frontend
 from finecast.frontends.roundable import with_switches
-from finecast.frontends.tensorflow.loading import load
+from finecast.frontends.tensorflow.loading import load, of_graph_def
+from finecast.frontends.tensorflow.saving import save
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
 from finecast.planning.switches import SWITCH, Switch
@@ -225,6 +226,19 @@ def test_an_assertion_is_still_made(tmp_path: Path) -> None:
     finecast.convert(model.path, tmp_path / "low", "all:bf16")
     with pytest.raises(tf.errors.InvalidArgumentError):
         served(tmp_path / "low", {"x": np.full((1, 16), 1000, np.float32)})
+
+
+def test_outputs_of_one_node_of_a_frozen_graph_have_different_names(tmp_path: Path) -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [None, 16], name="x")
+        tf.split(x @ tf.eye(16), 2, axis=1, name="parts")
+    model = of_graph_def(graph.as_graph_def(), ["x"], ["parts:1", "parts:0"])
+    assert [port.name for port in model.outputs] == ["parts:1", "parts"]
+    save(model, tmp_path / "m")
+    given = served(tmp_path / "m", {"x": X})
+    np.testing.assert_allclose(given["parts"], X[:, :8])
+    np.testing.assert_allclose(given["parts:1"], X[:, 8:])
 
 
 def test_a_switch_rounds_to_bf16_and_back(mlp: Model) -> None:

@@ -39,6 +39,24 @@ def test_tied_weights_have_one_low_copy() -> None:
     torch.testing.assert_close(low(x), net(x), rtol=0.1, atol=0.1)
 
 
+def test_weights_whose_paths_differ_in_a_dot_have_low_copies_of_their_own() -> None:
+    class Alike(nn.Module):
+        """Parameters at ``part.weight`` and ``part_weight``."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = nn.Linear(8, 8, bias=False)
+            self.part_weight = nn.Parameter(torch.randn(8, 8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.part(x) + x @ self.part_weight
+
+    net, x = Alike().eval(), torch.randn(4, 8)
+    low = ft.convert(net, (x,), "all:bf16")
+    assert len(low.state_dict()) == 2
+    torch.testing.assert_close(low(x), net(x), rtol=0.1, atol=0.1)
+
+
 @pytest.mark.parametrize("kind", ["buffer", "parameter"])
 def test_a_mask_stays_finite(kind: str) -> None:
     class Masked(nn.Module):

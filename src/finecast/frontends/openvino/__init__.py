@@ -91,12 +91,12 @@ class OvPrepared(PreparedAsIs):
         return with_mean_errors(self.model, formats, encodings, places)
 
     def adjusted(self, adjustments: Sequence[Adjustment]) -> OvPrepared:
-        """A copy with adjusted operands; plans are made by it, and not of it."""
+        """A copy with adjusted operands, to plan by; plans are applied to the original."""
         model = _adjusted(self.model, adjustments)
         return replace(self, model=model, graph=read(model, digest=self.file.digest)[0])
 
     def static_shapes(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-        """Shapes of observable values, as far as they follow from the inputs'."""
+        """Shapes of observable values, as far as OpenVINO infers them from the inputs'."""
         copy = self.model.clone()
         try:
             copy.reshape({name: list(shape) for name, shape in inputs.items()})
@@ -127,7 +127,9 @@ class OvApplied:
 
 
 def prepare(file: OvFile, policy: Policy) -> OvPrepared:
-    """Read the graph and hold ``policy`` against it; a conversion to another is taken back.
+    """Read the graph and check that it has all that ``policy`` names.
+
+    An earlier conversion by another policy is taken back first.
 
     Raises:
         UsageError: If ``policy`` names a node, an op, an input or an output that is not there.
@@ -167,9 +169,12 @@ def apply(file: OvFile, plan: Plan) -> OvApplied:
 def roundable(
     file: OvFile, policy: str = Scope.NONE.value, adjustments: Sequence[Adjustment] = ()
 ) -> instrument.OvRoundable:
-    """A copy of the model, as it is planned by the policy of that label, to be rounded.
+    """A copy of the model whose values can be rounded.
 
-    Its operands are adjusted first.
+    Args:
+        file: The model.
+        policy: The label of the policy that it is planned by.
+        adjustments: What is done to operands first.
     """
     return instrument.OvRoundable(_adjusted(_opened(file, policy), adjustments))
 
@@ -190,15 +195,17 @@ def _adjusted(model: openvino.Model, adjustments: Sequence[Adjustment]) -> openv
 
 
 def _opened(file: OvFile, policy: str) -> openvino.Model:
-    """The model that a policy of that label is for: without a conversion to another one.
+    """The model that a policy of that label starts from.
+
+    An earlier conversion by another policy is taken back.
 
     Raises:
-        ModelError: If the model does not tell what the conversion changed.
+        ModelError: If the model has no notes of what the conversion changed.
     """
     was = file.converted
     if was and changes_of(file.model) is None and not conversion_stays(was, policy):
         raise ModelError(
-            f"the model was converted by finecast before, to {was}, and does not tell what"
+            f"the model was converted by finecast before, to {was}, and has no notes of what"
             " was changed",
             where=file.name,
             fix="give the model that it was made from",

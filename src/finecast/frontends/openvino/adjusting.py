@@ -1,8 +1,9 @@
-"""Adjusted operands of an ``ov.Model``, and the way back.
+"""Adjusted operands of an ``ov.Model``, and how adjustments are taken back.
 
-Law: what an adjusted constant was comes back bit for bit. Powers of two come off again as they
-were put on; numbers that were added do not, and what the constant was before is kept beside
-them. Both stand in the model's own notes, as all that conversions change (``changes.py``).
+Law: an adjusted constant can be restored bit for bit. Multiplications by powers of two are
+exact, and their inverses undo them. Additions are not, so the constant's bytes before one are
+stored. Exponents and bytes are in the model's notes, as is all that conversions change
+(``changes.py``).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from finecast.frontends.openvino.changes import Added, Changes, changes_of, keep
 from finecast.frontends.openvino.names import FreshOpNames
 from finecast.frontends.openvino.reader import OvBinding
-from finecast.frontends.openvino.types import new_constant, numbers_of, take_names
+from finecast.frontends.openvino.types import hand_over, new_constant, numbers_of
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment, AdjustOperand
 
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
 
 _STORED: Final = np.dtype("<f4")
 _WAS: Final = "was"
-"""Of an adjustment that added numbers, in the notes: the bytes of the constant before it."""
+"""The key, in the note of an adjustment that added numbers, of the constant's bytes before."""
 
 
 def adjust(binding: OvBinding, edits: Iterable[AdjustOperand]) -> None:
-    """Make ``edits`` in ``binding.model``: read it anew to go on."""
+    """Make ``edits`` in ``binding.model``; ``binding`` is stale then, so read it again."""
     adjuster = _Adjuster(binding)
     for edit in edits:
         if edit.value in binding.constants:
@@ -50,10 +51,11 @@ class _Adjuster:
         self.scaled: dict[tuple[int, int, tuple[int, ...]], openvino.Output] = {}
 
     def change(self, edit: AdjustOperand) -> None:
-        """Give the constant other numbers; what is compressed is fp32 from then on."""
+        """Give the constant other numbers; a compressed constant becomes fp32."""
         what = edit.what
         port = self.binding.entries[edit.node][what.port].port
-        before = port.get_source_output().get_node()  # perhaps one made here, for another axis
+        # It is one that this method made if the constant was adjusted along another axis, too.
+        before = port.get_source_output().get_node()
         own = before.get_type_name() == "Constant"
         array = numbers_of(before if own else self.binding.constants[edit.value])
         array = array.astype(np.float32)
@@ -65,7 +67,7 @@ class _Adjuster:
         self.changes.adjusted.setdefault(name, []).append(_noted(what, array))
 
     def multiply(self, edit: AdjustOperand) -> None:
-        """Put a multiplication in front of the op: one for all that read the same numbers."""
+        """Multiply the value in front of the op; ops with equal factors share the product."""
         from openvino import opset13
 
         what = edit.what
@@ -83,16 +85,16 @@ class _Adjuster:
 
 
 def _noted(what: Adjustment, array: NDArray[np.float32]) -> dict[str, str | int]:
-    """What takes ``what`` back from the constant that was ``array``."""
+    """The note by which ``_before`` undoes ``what``; ``array`` is the constant before it."""
     if not what.add:
         return what.to_dict()
     return {_WAS: base64.b64encode(array.astype(_STORED).tobytes()).decode()}
 
 
 def take_back_constants(changes: Changes, ops: Mapping[str, Any]) -> None:
-    """Give adjusted constants among ``ops``, by name, the numbers that they had before.
+    """Restore the adjusted constants among ``ops``, which are keyed by name.
 
-    What another tool replaced stays.
+    One that another tool replaced, or whose notes do not fit it, stays as it is.
     """
     for name, made in changes.adjusted.items():
         op = ops.get(name)
@@ -106,15 +108,13 @@ def take_back_constants(changes: Changes, ops: Mapping[str, Any]) -> None:
         new: Any = new_constant(array, Format.FP32)
         op.set_friendly_name(f"{name}_adjusted")
         new.set_friendly_name(name)
-        take_names(op.output(0), new.output(0))
-        for target in list(op.output(0).get_target_inputs()):
-            target.replace_source_output(new.output(0))
+        hand_over(op.output(0), new.output(0))
 
 
 def _before(
     array: NDArray[np.float32], note: Mapping[str, str | int]
 ) -> NDArray[np.float32] | None:
-    """``array`` before the adjustment that ``note`` tells of; None if that is not said."""
+    """``array`` before the adjustment in ``note``; None if that is damaged or does not fit."""
     try:
         if _WAS in note:
             stored = base64.b64decode(str(note[_WAS]), validate=True)

@@ -1,4 +1,4 @@
-"""Bodies of If, Loop and TensorIterator: how values enter and leave them, in one type."""
+"""Bodies of If, Loop and TensorIterator, and which of their ports must have one type."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 _LOOPS: Final = frozenset({"Loop", "TensorIterator"})
 
-# A port of an op with bodies, as what flows through it is tied: an input of the op, or a
-# parameter or result of one of its bodies, or an output of the op.
+# A port of an op with bodies: its kind ("in" and "out" of the op itself, "parameter" and
+# "result" of a body), the number of the body (0 for the op itself), and the port's index.
 _Place = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """Where a value enters an op: its input ``index``, in a region of the graph."""
+    """Input ``index`` of an op, which stands in the graph's region ``region``."""
 
     op: openvino.Node
     index: int
@@ -26,13 +26,13 @@ class Entry:
 
     @property
     def port(self) -> openvino.Input:
-        """The input."""
+        """The input as an object of OpenVINO."""
         return self.op.input(self.index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
-    """Body number ``body`` of ``owner``, which stands in the region ``parent``."""
+    """Body number ``body`` of the op ``owner``, which stands in the region ``parent``."""
 
     owner: Any
     body: int
@@ -42,10 +42,10 @@ class Region:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tie:
-    """Ports through which one type flows.
+    """Ports that must have one type, as control flow passes the same values through them.
 
-    What enters through ``inputs`` comes out of ``inner``, which are parameters of bodies, and
-    of ``outer``, outputs of the op.
+    What is read at ``inputs`` (inputs of the op, results of bodies) comes out at ``inner``,
+    parameters of bodies, and at ``outer``, outputs of the op.
     """
 
     inputs: tuple[Entry, ...]
@@ -54,7 +54,7 @@ class Tie:
 
 
 def bodies(op: Any) -> list[openvino.Model]:
-    """Bodies of control flow; none of other ops."""
+    """The bodies of a control-flow op; empty for other ops."""
     kind = op.get_type_name()
     if kind == "If":
         return [op.get_then_body(), op.get_else_body()]
@@ -62,7 +62,7 @@ def bodies(op: Any) -> list[openvino.Model]:
 
 
 def every_op(model: openvino.Model) -> Iterator[openvino.Node]:
-    """The ops of ``model`` and of the bodies in it, in an order in which they can be run."""
+    """The ops of ``model`` and of all bodies in it, sorted topologically, bodies first."""
     for op in model.get_ordered_ops():
         for body in bodies(op):
             yield from every_op(body)
@@ -70,12 +70,12 @@ def every_op(model: openvino.Model) -> Iterator[openvino.Node]:
 
 
 def ties_of(op: Any, region: int, inner: Sequence[tuple[int, openvino.Model]]) -> list[Tie]:
-    """What ``op`` forces to be of one type, by the descriptions of its ports.
+    """The ties of an op with bodies, read from its port descriptions.
 
     Args:
         op: An If, Loop or TensorIterator.
-        region: Where it stands.
-        inner: Number and model of the region of each of its bodies.
+        region: The number of the region that it stands in.
+        inner: Region number and model of each of its bodies.
     """
     groups = _Groups()
     for number in range(len(inner)):
@@ -83,7 +83,7 @@ def ties_of(op: Any, region: int, inner: Sequence[tuple[int, openvino.Model]]) -
         for found in op.get_input_descriptions(*which):
             outside = ("in", 0, found.input_index)
             groups.join(outside, ("parameter", number, found.body_parameter_index))
-            if hasattr(found, "body_value_index"):  # of a state: the next one's
+            if hasattr(found, "body_value_index"):  # a state: its value for the next iteration
                 groups.join(outside, ("result", number, found.body_value_index))
         for found in op.get_output_descriptions(*which):
             outside = ("out", 0, found.output_index)
@@ -92,7 +92,7 @@ def ties_of(op: Any, region: int, inner: Sequence[tuple[int, openvino.Model]]) -
 
 
 def hand_in(region: Region, port: openvino.Output) -> openvino.Output:
-    """Have ``port``, of the parent's region, enter the body; gives what it is there."""
+    """Add an input to a body, fed by ``port`` of the parent's region; returns its port."""
     from openvino import opset13
 
     given = opset13.parameter(port.get_partial_shape(), port.get_element_type())
@@ -107,13 +107,13 @@ def hand_in(region: Region, port: openvino.Output) -> openvino.Output:
 
 
 class _Groups:
-    """Places that are joined, directly or by others."""
+    """Groups of places, those joined directly or through others being one group."""
 
     def __init__(self) -> None:
         self._group: dict[_Place, list[_Place]] = {}
 
     def join(self, one: _Place, other: _Place) -> None:
-        """Let both be in one group."""
+        """Merge the groups of both."""
         kept = self._group.setdefault(one, [one])
         taken = self._group.setdefault(other, [other])
         if kept is not taken:
@@ -122,7 +122,7 @@ class _Groups:
                 self._group[place] = kept
 
     def all(self) -> list[list[_Place]]:
-        """The groups, each once, in the order in which they began."""
+        """Each group once, ordered by its first place."""
         return list({id(group): group for group in self._group.values()}.values())
 
 

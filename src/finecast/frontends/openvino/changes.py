@@ -1,7 +1,7 @@
-"""What a conversion changed in an ``ov.Model``, as the model keeps it for the next one.
+"""Notes in an ``ov.Model`` of what a conversion changed, so that the next can take it back.
 
-IR keeps no notes of single ops, but those of a model as a whole: there they are, by the names
-of ops, which IR keeps.
+IR drops notes on single ops and keeps those on the model (``rt_info``). So all are there, by
+the names of ops, which IR keeps.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ _CHANGES_KEY: Final = (ROOT, "changes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Added:
-    """An op that an edit put in.
+    """An op that a conversion inserted.
 
     Attributes:
-        rounds: The label of the format that it rounds to by itself; empty of a conversion.
-        constant: The name of the constant that is read from it; empty if it reads a value.
-        scales: Whether it multiplies channels in front of an op, which is nothing to decide.
+        rounds: The label of the format that its results are rounded to, though their type is
+            fp32; empty for a Convert, whose type says it.
+        constant: The name of the constant that it replaced; empty if it reads a value.
+        scales: Whether it multiplies channels in front of an op; no plan decides its format.
     """
 
     rounds: str = ""
@@ -36,9 +37,12 @@ class Added:
 
 @dataclass(slots=True, kw_only=True)
 class Changes:
-    """Ops that edits put in, and the types that others stated before, by name.
+    """What conversions changed, by the names of ops.
 
-    ``adjusted`` is what was done to constants, one thing after the other (``adjusting.py``).
+    Attributes:
+        added: The ops that were inserted.
+        types: OpenVINO's names of the types that inputs and Converts had before.
+        adjusted: Adjustments of constants, oldest first, as ``adjusting.py`` notes them.
     """
 
     added: dict[str, Added] = field(default_factory=dict[str, Added])
@@ -48,7 +52,7 @@ class Changes:
     )
 
     def retyped(self, name: str, before: str) -> None:
-        """``name`` stated the type ``before``; what it stated first counts."""
+        """Note that ``name`` had the type ``before``; a type noted earlier stays."""
         self.types.setdefault(name, before)
 
 
@@ -58,7 +62,7 @@ def converted_to(model: openvino.Model) -> str:
 
 
 def changes_of(model: openvino.Model) -> Changes | None:
-    """What earlier conversions changed; None if the model does not tell."""
+    """What earlier conversions changed; None if the model has no notes that can be read."""
     text = _read(model, _CHANGES_KEY)
     try:
         content: Any = json.loads(text) if text else None
@@ -76,17 +80,17 @@ def changes_of(model: openvino.Model) -> Changes | None:
             adjusted={str(n): [dict(a) for a in made] for n, made in adjusted.items()},
         )
     except (ValueError, TypeError, KeyError, AttributeError):
-        return None  # another tool wrote there
+        return None  # another tool wrote under this key
 
 
 def mark(model: openvino.Model, plan_digest: str, policy: str) -> None:
-    """State by which plan, of which policy, ``model`` was converted."""
+    """Note the plan and the policy by which ``model`` was converted."""
     model.set_rt_info(plan_digest, list(PLAN_KEY))
     model.set_rt_info(policy, list(POLICY_KEY))
 
 
 def keep(model: openvino.Model, changes: Changes) -> None:
-    """Let ``model`` tell its ``changes``."""
+    """Write ``changes`` into the notes of ``model``."""
     added = {name: [a.rounds, a.constant] for name, a in changes.added.items()}
     content: dict[str, Any] = {"added": added, "types": changes.types}
     scales = [name for name, a in changes.added.items() if a.scales]
@@ -96,7 +100,7 @@ def keep(model: openvino.Model, changes: Changes) -> None:
 
 
 def unmark(model: openvino.Model) -> None:
-    """Take out all that conversions stated."""
+    """Remove all notes of conversions."""
     notes: Any = model.get_rt_info()
     if ROOT in notes:
         del notes[ROOT]

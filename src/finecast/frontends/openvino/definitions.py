@@ -1,7 +1,7 @@
 """Which types an op's definition admits, by OpenVINO's own type inference.
 
-Law: an op is taken to admit a format if, with all inputs that follow it in that type, it
-validates and gives results of that type. Nothing is looked up in a list that a release of
+Law: an op admits a format if, with all inputs that follow the op's format in that type, it
+validates and gives results of that type. There is no list of types by op, which a release of
 OpenVINO could make wrong.
 """
 
@@ -16,16 +16,16 @@ from finecast.numbers.formats import Format
 if TYPE_CHECKING:
     import openvino
 
-# Float inputs that do not follow: sizes and thresholds, which have a type of their own.
+# Float inputs, by index, that do not follow the op's format: sizes and thresholds.
 _OWN_TYPE: Final = {
     "Interpolate": frozenset({1, 2}),
     "NonMaxSuppression": frozenset({3, 4, 5}),
     "OneHot": frozenset({1}),
 }
-# Stated by an attribute: whatever is read, the result has the type that is written there.
+# An attribute states the type of the result, whatever type is read.
 _STATED: Final = frozenset({"Convert"})
-# Results have a type of their own beside the inputs', or the op says what numbers there are:
-# none of their ports can change.
+# Ops of which no port can change its type: results do not have that of the inputs, variables
+# and bodies have types of their own, or the op itself rounds.
 _FIXED: Final = frozenset(
     {
         "Assign",
@@ -45,7 +45,10 @@ _LOW: Final = (Format.BF16, Format.FP16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortTypes:
-    """Ports that follow an op of these types, its format, and those that it admits."""
+    """The format of an op, which of its ports have it, and the formats that it admits.
+
+    ``format`` is None if no port can change its type.
+    """
 
     follows_in: tuple[bool, ...]
     follows_out: tuple[bool, ...]
@@ -54,13 +57,13 @@ class PortTypes:
 
 
 class OpTypes:
-    """Types of ops, found once for each kind with the same types and ranks."""
+    """Finds ``PortTypes``; asks OpenVINO once for each kind of op, input types and ranks."""
 
     def __init__(self) -> None:
         self._known: dict[object, frozenset[Format]] = {}
 
     def fixed(self, op: openvino.Node) -> PortTypes:
-        """Of an op that keeps the types that it has."""
+        """Those of an op none of whose ports can change its type."""
         return PortTypes(
             follows_in=(False,) * op.get_input_size(),
             follows_out=(False,) * op.get_output_size(),
@@ -69,7 +72,7 @@ class OpTypes:
         )
 
     def of(self, op: openvino.Node, kind: str) -> PortTypes:
-        """Of ``op``; one whose ports are of different float types keeps them."""
+        """Those of ``op``; they are fixed if its following ports differ in type."""
         read = [label_of(v.get_element_type()) for v in op.input_values()]
         made = [label_of(p.get_element_type()) for p in op.outputs()]
         if kind in _FIXED:
@@ -117,7 +120,7 @@ def _ranks(op: openvino.Node) -> tuple[int | None, ...]:
 def _validates(
     op: openvino.Node, follows_in: tuple[bool, ...], follows_out: tuple[bool, ...], fmt: Format
 ) -> bool:
-    """Whether type inference takes ``op`` in ``fmt``; it is left as it was."""
+    """Whether type inference accepts ``op`` in ``fmt``; its inputs are restored after."""
     from openvino import opset13
 
     before = op.input_values()

@@ -1,4 +1,4 @@
-"""Copies of a model that show its values, or that round them."""
+"""Copies of a model whose outputs are its inner values, or whose values are rounded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from finecast.frontends import rounding
 from finecast.frontends.openvino.bodies import hand_in
 from finecast.frontends.openvino.reader import read
-from finecast.frontends.openvino.types import new_constant, take_names
+from finecast.frontends.openvino.types import new_constant, port_key, take_names
 from finecast.graph import INNER, Graph
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def observable(graph: Graph) -> dict[str, int]:
     """Names and ids of the float values that can be shown: those computed outside of bodies.
 
-    The names are of ops and ports: tensors may have none, or several.
+    A name is ``OP:OUTPUT``, for a tensor may have no name of its own, or several.
     """
     found: dict[str, int] = {}
     for value in graph.values:
@@ -53,7 +53,7 @@ def with_outputs(model: openvino.Model, names: Sequence[str]) -> openvino.Model:
     ports = [binding.values[ids[name]] for name in names]
     for port in binding.values:
         if port.get_node().get_type_name() != "Parameter":
-            port.set_names(set())  # a name that is given below may be another tensor's
+            port.set_names(set())  # so that no name set below is taken
     results: list[Any] = []
     for name, port in zip(names, ports, strict=True):
         port.set_names({name})
@@ -69,10 +69,10 @@ class OvRoundable:
 
     def __init__(self, model: openvino.Model) -> None:
         self._graph, self._binding = read(model.clone())
-        ids = {_key(port): value for value, port in enumerate(self._binding.values)}
+        ids = {port_key(port): value for value, port in enumerate(self._binding.values)}
         self._results: dict[int, list[openvino.Node]] = {}
         for result in self._binding.model.get_results():
-            self._results.setdefault(ids[_key(result.input_value(0))], []).append(result)
+            self._results.setdefault(ids[port_key(result.input_value(0))], []).append(result)
         self._regions = dict(zip(ids, self._binding.value_regions, strict=True))
         self._switch: openvino.Node | None = None
         self._switches: dict[int, openvino.Output] = {}
@@ -89,16 +89,16 @@ class OvRoundable:
         return self._graph
 
     def tensor(self, value: int) -> openvino.Output:
-        """The port that gives it."""
+        """The port that gives the value."""
         return self._binding.values[value]
 
     def read_at(self, node: int, index: int) -> openvino.Output:
-        """The port that an input is joined to."""
+        """The port that input ``index`` of ``node`` reads."""
         source: openvino.Output = self._binding.entries[node][index].port.get_source_output()
         return source
 
     def give(self, value: int, uses: Iterable[Use], tensor: openvino.Output) -> None:
-        """Join inputs to ``tensor``; an output of the model takes its names along."""
+        """Let ``uses`` of a value read ``tensor``; where an output does, so do its names."""
         for use in uses:
             if use.node is not None:
                 self._binding.entries[use.node][use.index].port.replace_source_output(tensor)
@@ -110,11 +110,11 @@ class OvRoundable:
                     take_names(before, tensor)
 
     def constant(self, array: NDArray[np.float32]) -> openvino.Output:
-        """In memory of its own."""
+        """The port of a new constant."""
         return new_constant(np.asarray(array, dtype=np.float32), Format.FP32).output(0)
 
     def rounded(self, tensor: openvino.Output, how: Rounder) -> openvino.Output:
-        """By arithmetic in fp32."""
+        """``tensor`` rounded by arithmetic in fp32."""
         from openvino import opset13
 
         return _port(rounding.converted(opset13, tensor, how))
@@ -122,33 +122,34 @@ class OvRoundable:
     def without_infinities(
         self, tensor: openvino.Output, top: float | None
     ) -> openvino.Output:
-        """Inf as ``top`` of its sign; None for NaN."""
+        """``tensor`` with Inf as ``top`` of its sign; as NaN if ``top`` is None."""
         from openvino import opset13
 
         return _port(rounding.without_infinities(opset13, tensor, top))
 
     def switched(self, k: int, on: openvino.Output, off: openvino.Output) -> openvino.Output:
-        """A Select by an element of the extra input."""
+        """``on`` or ``off``, selected by element ``k`` of the extra input."""
         from openvino import opset13
 
-        region = self._regions[_key(off)]
+        region = self._regions[port_key(off)]
         if (k, region) not in self._elements:
             index, axis = (opset13.constant(np.int64(n)) for n in (k, 0))
             self._elements[k, region] = opset13.gather(self._in(region), index, axis)
         return opset13.select(self._elements[k, region], on, off).output(0)
 
     def _in(self, region: int) -> openvino.Output:
-        """The extra input as it is in a region: each body is handed its parent's."""
+        """The extra input in a region; a body gets that of its parent."""
         if region not in self._switches:
             body = self._binding.regions[region]
             self._switches[region] = (
-                self._given().output(0)
+                self._switch_input().output(0)
                 if body is None
                 else hand_in(body, self._in(body.parent))
             )
         return self._switches[region]
 
-    def _given(self) -> openvino.Node:
+    def _switch_input(self) -> openvino.Node:
+        """The Parameter of the extra input, made when it is first asked for."""
         from openvino import Type, opset13
 
         if self._switch is None:
@@ -157,12 +158,12 @@ class OvRoundable:
         return self._switch
 
     def finish(self, switches: int = 0) -> openvino.Model:
-        """The copy."""
+        """The copy; its extra input has one element for each switch."""
         from openvino import PartialShape
 
         model = self._binding.model
         if switches:
-            given: Any = self._given()
+            given: Any = self._switch_input()
             given.set_partial_shape(PartialShape([switches]))
             model.add_parameters([given])
         model.validate_nodes_and_infer_types()
@@ -170,11 +171,7 @@ class OvRoundable:
 
 
 def _port(made: Any) -> openvino.Output:
-    """What an op gives; a port stays as it is."""
+    """The port itself, or the first one of an op."""
     import openvino
 
     return made if isinstance(made, openvino.Output) else made.output(0)
-
-
-def _key(port: Any) -> tuple[str, int]:
-    return port.get_node().get_friendly_name(), port.get_index()

@@ -1,7 +1,7 @@
-"""A model beside itself in fp32 that shows by how much its products err in the mean.
+"""A model with products on int8 codes, joined with its fp32 original to show mean errors.
 
-Law: each product's mean error is taken off its result, by channel, before later ops read it,
-on the very data of the run: so an error is shown once, where it arises.
+Law: the mean error of each channel of a product is subtracted from its result before later ops
+read it, so the next product's error is its own and not one passed on.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def with_mean_errors(
     """A model whose outputs are the mean errors of the products of ``places``, by channel.
 
     Args:
-        model: A prepared model; its graph is what ids are of.
-        formats: By id, of the nodes on codes; all others compute in fp32.
-        encodings: Of those nodes' inputs.
-        places: Where products have their biases.
+        model: A prepared model; ids are those of its graph.
+        formats: Formats of the nodes on codes, by id; all others compute in fp32.
+        encodings: Encodings of those nodes' operands, by the same ids.
+        places: The products, and where their channels are.
     """
     import openvino
 
@@ -45,7 +45,7 @@ def with_mean_errors(
     means: list[openvino.Output] = []
     for number, place in enumerate(places):
         (result,) = graph.following_outputs(graph.nodes[place.product])
-        mean = _without_mean(coded.tensor(result.id), exact.tensor(result.id), place)
+        mean = _subtract_mean(coded.tensor(result.id), exact.tensor(result.id), place)
         mean.set_names({f"mean_error_{number}"})
         means.append(mean)
     make: Any = openvino.Model
@@ -53,7 +53,7 @@ def with_mean_errors(
 
 
 def _join(model: openvino.Model, exact: openvino.Model) -> None:
-    """Let ``exact`` read the inputs of ``model``; names of tensors are of one model alone."""
+    """Let ``exact`` read the inputs of ``model``; drop tensor names, which both would have."""
     for given, own in zip(model.get_parameters(), exact.get_parameters(), strict=True):
         for target in list(own.output(0).get_target_inputs()):
             target.replace_source_output(given.output(0))
@@ -63,10 +63,13 @@ def _join(model: openvino.Model, exact: openvino.Model) -> None:
                 port.set_names(set())
 
 
-def _without_mean(
+def _subtract_mean(
     result: openvino.Output, reference: openvino.Output, place: Bias
 ) -> openvino.Output:
-    """The mean error of ``result`` beside ``reference``; its readers get it without."""
+    """Subtract from ``result`` its mean difference from ``reference``, which is returned.
+
+    The mean is by channel; readers of ``result`` read the corrected one.
+    """
     from openvino import opset13
 
     readers: list[Any] = list(result.get_target_inputs())

@@ -1,4 +1,4 @@
-"""OpenVINO's exceptions in one line: without C++ source locations and wrappers."""
+"""OpenVINO's exceptions in one line, without C++ source locations and wrapping messages."""
 
 from __future__ import annotations
 

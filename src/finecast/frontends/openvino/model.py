@@ -1,4 +1,4 @@
-"""OpenVINO models: read from files of several kinds, written as IR."""
+"""Reads OpenVINO models from files of several kinds, and writes them as IR."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ WEIGHTS_SUFFIX: Final = ".bin"
 KERAS_SUFFIX: Final = ".keras"
 _IN_MEMORY: Final = Path("<openvino.Model>.xml")
 """What messages call a model that came from no file."""
+_BESIDE: Final = {IR_SUFFIX: WEIGHTS_SUFFIX, ".pdmodel": ".pdiparams"}
+"""The suffix of the file with a model's weights, for the kinds that have one beside it."""
 
-# What a file of each kind is called, and what to do where OpenVINO cannot read it.
+# By suffix ("" for a folder): what messages call the kind, and what to do if OpenVINO cannot
+# read it.
 _KINDS: Final = {
     ".xml": ("an OpenVINO IR", "write it again with openvino.save_model"),
     ".pb": (
@@ -47,14 +50,14 @@ _KINDS: Final = {
 
 @dataclass(slots=True, kw_only=True)
 class OvFile:
-    """A model as it was read: ``model`` is never changed.
+    """A model as it was read; ``model`` is never changed.
 
     Attributes:
-        path: Its file or folder; of a model in memory a name that no file has.
-        model: The model; its ops have names of their own.
-        digest: Of all its files.
+        path: Its file or folder; for a model in memory a name that no file has.
+        model: The model; no two of its ops have the same name.
+        digest: The digest of all its files.
         external: Its files other than ``path``: constants beside it, or what is in the folder.
-        told: What was chosen of it as it was read.
+        told: What to tell the user about reading it, such as which signature was taken.
     """
 
     path: Path
@@ -71,9 +74,9 @@ class OvFile:
 
     @property
     def size_bytes(self) -> int:
-        """Of the model as IR, which is what converted models are written as.
+        """Bytes of the model as IR, the form in which conversions are written.
 
-        Other files have more in them than the model: Keras's its variables twice.
+        Files of other kinds would not compare: Keras's, for one, hold all variables twice.
         """
         if self._size_bytes is None:
             self._size_bytes = size_bytes(self.model)
@@ -86,15 +89,15 @@ class OvFile:
 
 
 def reads(path: Path) -> bool:
-    """Whether a path is, by its name, of a model that ``load`` is for."""
-    return path.is_dir() or path.suffix.lower() in _KINDS.keys() - {""}
+    """Whether ``load`` takes such a path: a folder, or a file with a known suffix."""
+    return path.is_dir() or _suffix(path) in _KINDS.keys() - {""}
 
 
 def load(path: Path) -> OvFile:
-    """Read a model; IR's constants stay on disk, mapped.
+    """Read a model; the constants of IR are mapped from disk.
 
     Raises:
-        UsageError: If there is no such file.
+        UsageError: If there is no such file, or it may not be read.
         ModelError: If OpenVINO cannot read it; says what it was taken for and what to do.
     """
     if not path.exists():
@@ -106,15 +109,17 @@ def load(path: Path) -> OvFile:
                 pass
     except OSError as error:
         raise UsageError(
-            f"cannot read the model: {error.strerror}", where=str(path)
+            f"cannot read the model: {error.strerror}",
+            where=str(path),
+            fix="check who may read its files",
         ) from error
-    kind, fix = _KINDS[path.suffix.lower() if path.is_file() else ""]
+    kind, fix = _KINDS[_suffix(path)]
     told = (taken_signature(path), stays_low(path)) if path.is_dir() else ()
     with guarded(path, f"cannot be read as {kind}", fix), _readable(path) as readable:
         model = _core().read_model(readable)
     _check(model, path, kind, fix)
-    own = path.suffix.lower() == IR_SUFFIX
-    if not own:  # names in IR are the file's own
+    own = _suffix(path) == IR_SUFFIX
+    if not own:  # IR has the names in the file
         renumber_ops(model)
     name_ops(model)
     return OvFile(
@@ -128,7 +133,7 @@ def load(path: Path) -> OvFile:
 
 
 def from_model(model: openvino.Model) -> OvFile:
-    """A model in memory; it is left as it is, names of its ops among it."""
+    """A model in memory, of which a copy is taken."""
     copy = model.clone()
     name_ops(copy)
     with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
@@ -140,10 +145,10 @@ def from_model(model: openvino.Model) -> OvFile:
 
 
 def from_keras(model: Any) -> OvFile:
-    """A Keras model in memory; it is left as it is.
+    """A Keras model in memory, read through a SavedModel that is exported for it.
 
     Raises:
-        ModelError: If Keras cannot export it, or OpenVINO cannot read that.
+        ModelError: If Keras cannot export it, or OpenVINO cannot read the export.
     """
     path = Path(f"{model.name}{KERAS_SUFFIX}")
     kind, fix = _KINDS[KERAS_SUFFIX]
@@ -158,7 +163,7 @@ def from_keras(model: Any) -> OvFile:
 
 
 def save(model: openvino.Model, path: Path) -> int:
-    """Write IR, constants in the types that they have; returns bytes on disk."""
+    """Write IR with constants in their own types; returns its size in bytes."""
     import openvino
 
     openvino.save_model(model, path, compress_to_fp16=False)
@@ -166,14 +171,14 @@ def save(model: openvino.Model, path: Path) -> int:
 
 
 def size_bytes(model: openvino.Model) -> int:
-    """Bytes of the files that ``save`` writes, to stand beside those of the model's own."""
+    """Bytes of the files that ``save`` would write."""
     with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
         return save(model, Path(folder) / f"model{IR_SUFFIX}")
 
 
 @contextmanager
 def guarded(path: Path, what: str, fix: str) -> Generator[None]:
-    """What OpenVINO raises becomes one clear error."""
+    """Raise a ModelError in place of what OpenVINO raises inside."""
     try:
         yield
     except FinecastError:
@@ -188,20 +193,27 @@ def _core() -> openvino.Core:
     return openvino.Core()
 
 
+def _suffix(path: Path) -> str:
+    """The suffix by which a file's kind is known, in lower case; empty for a folder."""
+    return "" if path.is_dir() else path.suffix.lower()
+
+
 def _parts(path: Path) -> list[Path]:
-    """The files that a model is in; of a folder all, in the order of their names."""
+    """The files of a model: itself and its weights, or all in its folder, sorted."""
     if path.is_dir():
         return sorted(p for p in path.rglob("*") if p.is_file())
-    weights = [path.with_suffix(WEIGHTS_SUFFIX)] if path.suffix.lower() == IR_SUFFIX else []
-    if path.suffix.lower() == ".pdmodel":
-        weights = [path.with_suffix(".pdiparams")]
-    return [path, *(w for w in weights if w.is_file())]
+    beside = _BESIDE.get(_suffix(path))
+    weights = None if beside is None else path.with_suffix(beside)
+    return [path] if weights is None or not weights.is_file() else [path, weights]
 
 
 @contextmanager
 def _readable(path: Path) -> Generator[Path]:
-    """What OpenVINO reads of ``path``: Keras's own files go through a SavedModel."""
-    if path.suffix.lower() != KERAS_SUFFIX:
+    """The path for OpenVINO to read: for a ``.keras`` file a temporary SavedModel of it.
+
+    Of other single files it is one whose suffix is in lower case, as OpenVINO needs it.
+    """
+    if _suffix(path) != KERAS_SUFFIX:
         alone = _parts(path) == [path]
         with suffix_in_lower_case(path) if alone else nullcontext(path) as named:
             yield named
@@ -225,12 +237,15 @@ def _readable(path: Path) -> Generator[Path]:
 
 
 @contextmanager
-def _exported(made: Callable[[], Any], path: Path) -> Generator[Path]:
-    """A SavedModel of the Keras model that ``made`` gives."""
+def _exported(get_model: Callable[[], Any], path: Path) -> Generator[Path]:
+    """A temporary SavedModel of the Keras model that ``get_model`` returns.
+
+    Errors, those of ``get_model`` among them, name ``path``.
+    """
     keras: Any = importlib.import_module("keras")
     with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
         try:
-            with_flat_outputs(keras, made()).export(folder, verbose=False)
+            with_flat_outputs(keras, get_model()).export(folder, verbose=False)
         except (ValueError, TypeError, OSError, AttributeError, ImportError) as error:
             what = (str(error).strip() or type(error).__name__).removeprefix("in user code:")
             raise ModelError(
@@ -243,7 +258,7 @@ def _exported(made: Callable[[], Any], path: Path) -> Generator[Path]:
 
 
 def _check(model: openvino.Model, path: Path, kind: str, fix: str) -> None:
-    """Refuse what cannot be planned: no outputs, inputs of text."""
+    """Raise ModelError for a model that cannot be planned: no outputs, or text as input."""
     if not model.outputs:
         raise ModelError(f"{kind} without outputs", where=str(path), fix=fix)
     for port in model.inputs:

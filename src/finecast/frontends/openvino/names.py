@@ -1,4 +1,4 @@
-"""Names for ops that are put into an ``ov.Model``."""
+"""Unused names for the ops of an ``ov.Model``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class FreshOpNames:
-    """Gives names that no op of a model has, each once."""
+    """Makes names that no op of a model has; each call gives another one."""
 
     def __init__(self, model: openvino.Model) -> None:
         self._taken = {op.get_friendly_name() for op in every_op(model)}
 
     def __call__(self, name: str) -> str:
-        """``name``, or it with a number."""
+        """``name``; with a number behind it if it is taken."""
         numbered = (f"{name}_{i}" for i in itertools.count(1))
         found = next(n for n in itertools.chain([name], numbered) if n not in self._taken)
         self._taken.add(found)

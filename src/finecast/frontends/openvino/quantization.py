@@ -1,7 +1,8 @@
-"""How an ``ov.Model`` states that numbers are codes of an encoding with parameters.
+"""How an ``ov.Model`` states encodings with scales.
 
-A value is rounded to the numbers that its codes stand for, by a FakeQuantize; a constant rests
-as codes. These are the forms that OpenVINO makes kernels on integers of, and that NNCF writes.
+A value goes through a FakeQuantize, which gives the numbers that its codes stand for. A
+constant is stored as codes, which ops after it decode. OpenVINO turns these forms, which NNCF
+writes too, into kernels on integers.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     import openvino
 
 
-def rounded(port: openvino.Output, encoding: Scaled) -> openvino.Node:
-    """A FakeQuantize: ``port``, each number the one that its code stands for."""
+def fake_quantized(port: openvino.Output, encoding: Scaled) -> openvino.Node:
+    """A FakeQuantize: each number of ``port`` becomes the one that its code stands for."""
     from openvino import opset13
 
     grid = encoding.grid
@@ -27,11 +28,11 @@ def rounded(port: openvino.Output, encoding: Scaled) -> openvino.Node:
     return opset13.fake_quantize(port, low, high, low, high, levels)
 
 
-def decoded(array: NDArray[np.generic], encoding: Scaled) -> tuple[openvino.Node, ...]:
-    """Codes, scales, and the ops that give the numbers they stand for, in order.
+def stored_codes(array: NDArray[np.generic], encoding: Scaled) -> tuple[openvino.Node, ...]:
+    """The ops that store ``array`` as codes and decode them: codes, scale, Convert, Multiply.
 
-    The zero point is 0. It is the form in which OpenVINO knows compressed weights: kernels
-    that read them as they are widen them on the way.
+    OpenVINO recognises this form as compressed weights, which its kernels read as codes. The
+    zero point must be 0.
     """
     from openvino import opset13
 

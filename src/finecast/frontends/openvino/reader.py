@@ -1,8 +1,8 @@
-"""From an ``ov.Model`` to the neutral graph, and the bindings that lead back."""
+"""Reads an ``ov.Model`` into the neutral graph, with the binding from its ids to OpenVINO."""
 
 from __future__ import annotations
 
-import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,8 @@ from finecast import ops
 from finecast.frontends.openvino.bodies import Entry, Region, Tie, bodies, every_op, ties_of
 from finecast.frontends.openvino.changes import Changes, changes_of
 from finecast.frontends.openvino.definitions import OpTypes
-from finecast.frontends.openvino.types import FORMATS, label_of, numbers_of
+from finecast.frontends.openvino.names import FreshOpNames
+from finecast.frontends.openvino.types import FORMATS, label_of, numbers_of, port_key
 from finecast.frontends.scopes import scope_of
 from finecast.graph import (
     INNER,
@@ -34,27 +35,26 @@ from finecast.ops import OpKind
 if TYPE_CHECKING:
     import openvino
 
-    Port = tuple[str, int]  # the op's name, and which of its results
+    Port = tuple[str, int]  # what port_key gives
 
-# Constants that nobody reads as numbers: packed, or text.
+# Element types of constants that numpy cannot read as numbers: packed, or text.
 _OPAQUE: Final = frozenset(
     {"string", "undefined", "dynamic", "u1", "u2", "u3", "u4", "u6", "i4"}
 )
-# A name that OpenVINO gave: the kind of an op, which is written in one word, and a number.
+# A name that OpenVINO made: the kind of the op and a counter, such as ``MatMul_12``.
 _COUNTED: Final = re.compile(r"(?P<kind>[A-Z][A-Za-z0-9]*)_\d+")
-_PORTS: Final = frozenset({"Parameter", "Result", "Constant"})
-# What control flow hands on: any type, of which OpenVINO computes in these.
+# A phi computes nothing, so it admits every type that OpenVINO's ops compute in.
 _ADMITS: Final = frozenset({Format.FP32, Format.BF16, Format.FP16})
-# What the core calls by the names that ONNX gave it.
+# Attributes that the core knows by ONNX's names.
 _RENAMED: Final[Mapping[str, str]] = {
     "transpose_a": "transA",
     "transpose_b": "transB",
     "keep_dims": "keepdims",
     "kernel": "kernel_shape",
 }
-# Attributes that are operands: numbers that the result is bounded by.
+# Attributes whose numbers are operands, and so are rounded with the op.
 _SCALARS: Final = {"Clamp": ("min", "max")}
-# Ops whose axis is an input, with its index.
+# Ops whose axis is an input, and the index of that input.
 _AXIS_INPUTS: Final = {"Gather": 2}
 
 
@@ -62,10 +62,15 @@ _AXIS_INPUTS: Final = {"Gather": 2}
 class OvBinding:
     """Which objects of OpenVINO the ids of a Graph stand for.
 
-    ``nodes[i]`` is None for a phi, and ``entries[i]`` has one for each of node i's inputs.
-    ``constants`` are those that a value's numbers come from: the op of its port, or the one
-    behind a conversion that only widens a compressed constant. ``regions[r]`` is the body that
-    region r is; the model itself, region 0, is none. ``value_regions[i]`` is that of value i.
+    Attributes:
+        model: The model that was read.
+        nodes: Ops by node id; None for a phi.
+        entries: For each node id, the inputs of OpenVINO that the node's inputs are.
+        regions: Bodies by region number; None for region 0, which is the model itself.
+        value_regions: Region numbers by value id.
+        values: Ports by value id.
+        constants: The Constant ops of constant values, by value id. Where a Convert widens a
+            compressed constant, the value is the Convert's result.
     """
 
     model: openvino.Model
@@ -78,25 +83,21 @@ class OvBinding:
 
 
 def name_ops(model: openvino.Model) -> None:
-    """Give every op a name of its own, keeping those that already are."""
-    kept: set[str] = set()
-    again: list[openvino.Node] = []
+    """Rename ops whose name an earlier op has, so that no two have the same."""
+    fresh = FreshOpNames(model)
+    seen: set[str] = set()
     for op in every_op(model):
         name = op.get_friendly_name()
-        if name in kept:
-            again.append(op)
-        kept.add(name)
-    for op in again:
-        base = op.get_friendly_name()
-        name = next(n for i in itertools.count(1) if (n := f"{base}_{i}") not in kept)
-        kept.add(name)
-        op.set_friendly_name(name)
+        if name in seen:
+            op.set_friendly_name(fresh(name))
+        seen.add(name)
 
 
 def renumber_ops(model: openvino.Model) -> None:
-    """Number ops that a reader of OpenVINO's named by a counter of the process by their order.
+    """Number the ops that OpenVINO named by a counter anew, by their order in the model.
 
-    Else a plan would name ops that have other names when the model is read again.
+    OpenVINO's counter is one of the process, so the ops would have other names when the model
+    is read again, and a plan made before would not find them.
     """
     counts: Counter[str] = Counter()
     taken = {op.get_friendly_name() for op in every_op(model)}
@@ -112,9 +113,10 @@ def renumber_ops(model: openvino.Model) -> None:
 
 
 def port_name(port: Any) -> str:
-    """What users call an input or output of a model: it may carry several names.
+    """The name by which users call an input or output, whose tensor may have several.
 
-    The op's own name where that is one of them, as TensorFlow's ports have it; else the first.
+    It is the op's name if the tensor has it, as those of TensorFlow's models do; else the
+    tensor's first name in alphabetical order, or without any the op's.
     """
     own: str = port.get_node().get_friendly_name()
     names = sorted(port.get_names())
@@ -122,10 +124,10 @@ def port_name(port: Any) -> str:
 
 
 def read(model: openvino.Model, *, digest: str = "") -> tuple[Graph, OvBinding]:
-    """Build the neutral graph of ``model``, whose ops have names of their own.
+    """Build the neutral graph of ``model``, no two ops of which have the same name.
 
-    Law: every float tensor of the model is a Value, every op that may change type a Node.
-    Bodies of If, Loop and TensorIterator are opened.
+    Law: every tensor is a Value, and every op but inputs, results and constants, compressed or
+    not, a Node. So it is in the bodies of If, Loop and TensorIterator, too.
     """
     reader = _Reader(model)
     reader.region(model, 0)
@@ -140,13 +142,13 @@ class _Reader:
         self.nodes: list[Node] = []
         self.producers: dict[int, int] = {}
         self.uses: dict[int, list[int]] = {}
-        self.fixed: set[int] = set()  # computed from constants alone
-        self.folded: set[int] = set()  # and of stored integers among them
+        self.computed: set[int] = set()  # values computed from constants alone
+        self.decompressed: set[int] = set()  # those of them that a Convert is part of
         self.names = {op.get_friendly_name() for op in every_op(model)}
         self.changes = changes_of(model) or Changes()
 
     def value(self, port: openvino.Output, region: int = 0) -> int:
-        key = (port.get_node().get_friendly_name(), port.get_index())
+        key = port_key(port)
         found = self.ids.get(key)
         if found is None:
             found = self.ids[key] = len(self.binding.values)
@@ -155,7 +157,7 @@ class _Reader:
         return found
 
     def region(self, model: openvino.Model, number: int) -> None:
-        """Add all that stands in the model, or in the body, which region ``number`` is."""
+        """Add the ops of region ``number``: the model or a body."""
         for op in model.get_ordered_ops():
             self.op(op, number)
 
@@ -176,14 +178,14 @@ class _Reader:
             self.binding.constants[results[0]] = op
         elif (packed := _compressed(op)) is not None:
             self.binding.constants[results[0]] = packed
-        elif kind not in _PORTS:
+        elif kind != "Parameter":
             tied = {e.index for tie in ties for e in tie.inputs if e.op is op}
             self.node(op, region, results, tied)
         for number, tie in enumerate(ties):
             self.phi(op, number, tie, region)
 
     def node(self, op: openvino.Node, region: int, results: list[int], tied: set[int]) -> None:
-        """Add ``op``; what enters at the inputs ``tied`` enters a phi of it."""
+        """Add ``op``; its inputs of the indices ``tied`` are read by phis in its place."""
         kind = op.get_type_name()
         info = ops.lookup(f"openvino::{kind}")
         entries = tuple(Entry(op=op, index=i, region=region) for i in range(len(op.inputs())))
@@ -215,7 +217,7 @@ class _Reader:
         self._add(op, entries, made)
 
     def phi(self, op: openvino.Node, number: int, tie: Tie, region: int) -> None:
-        """Add what joins the values that ``op`` forces to be of one type."""
+        """Add a phi, which joins the values that ``tie`` forces to have one type."""
         inputs = [self._source(entry) for entry in tie.inputs]
         outputs = [self.value(port, region) for port in (*tie.inner, *tie.outer)]
         values = [self.binding.values[i] for i in (*inputs, *outputs)]
@@ -261,29 +263,30 @@ class _Reader:
     def _decompresses(
         self, info: ops.OpInfo, inputs: list[int | None], results: list[int]
     ) -> bool:
-        """Whether it computes floats from stored integers alone: weights, as they are kept.
+        """Whether an op helps to decompress a constant: a Convert, or one that follows it.
 
-        An engine multiplies by such weights as they are stored; a cast among these ops would
-        have it compute them first.
+        OpenVINO's kernels multiply by such weights as they are stored. A cast among these ops
+        would have it decompress them beforehand.
         """
         if not inputs or not all(
-            i in self.binding.constants or i in self.fixed for i in inputs
+            i in self.binding.constants or i in self.computed for i in inputs
         ):
             return False
-        self.fixed.update(results)
-        packed = info.kind is OpKind.CAST or any(i in self.folded for i in inputs)
-        if packed:
-            self.folded.update(results)
-        return packed
+        self.computed.update(results)
+        found = info.kind is OpKind.CAST or any(i in self.decompressed for i in inputs)
+        if found:
+            self.decompressed.update(results)
+        return found
 
     def finish(self, digest: str) -> Graph:
         model = self.binding.model
-        names = {self.value(p): port_name(p) for p in model.inputs}
-        given = frozenset(names)
-        ends = {self.value(p.get_node().input(0).get_source_output()) for p in model.outputs}
-        for port in model.outputs:
-            source = self.value(port.get_node().input(0).get_source_output())
-            names.setdefault(source, port_name(port))
+        inputs = {self.value(port): port_name(port) for port in model.inputs}
+        # Of a value that is several outputs the first one's name counts.
+        outputs = {
+            self.value(port.get_node().input_value(0)): port_name(port)
+            for port in reversed(model.outputs)
+        }
+        names = outputs | inputs
         values = tuple(
             Value(
                 id=i,
@@ -293,8 +296,8 @@ class _Reader:
                 producer=self.producers.get(i),
                 uses=tuple(self.uses.get(i, ())),
                 constant=self._constant(i),
-                is_input=i in given,
-                is_output=i in ends,
+                is_input=i in inputs,
+                is_output=i in outputs,
             )
             for i, port in enumerate(self.binding.values)
         )
@@ -304,14 +307,12 @@ class _Reader:
         constant = self.binding.constants.get(index)
         if constant is None or constant.get_element_type().get_type_name() in _OPAQUE:
             return None
-        size = 1
-        for extent in constant.get_output_shape(0):
-            size *= extent
+        size = math.prod(constant.get_output_shape(0))
         return ConstantStats(size=size, read=partial(numbers_of, constant))
 
 
 def _compressed(op: openvino.Node) -> openvino.Node | None:
-    """The constant that ``op`` widens to fp32 as it was compressed, if it is that."""
+    """The fp16 or bf16 Constant that ``op`` widens to fp32; None if ``op`` does not."""
     if (
         op.get_type_name() != "Convert"
         or op.get_output_element_type(0).get_type_name() != "f32"
@@ -349,7 +350,10 @@ def _name(port: openvino.Output) -> str:
 
 
 def shape_of(port: openvino.Output) -> tuple[Dim, ...] | None:
-    """The declared shape; a free dimension of an input is called ``INPUT.AXIS``."""
+    """The declared shape; None if its rank is open.
+
+    An open dimension is ``INPUT.AXIS`` in an input's shape, and None elsewhere.
+    """
     sizes = port.get_partial_shape()
     if sizes.rank.is_dynamic:
         return None

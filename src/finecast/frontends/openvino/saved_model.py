@@ -1,7 +1,7 @@
 """The signatures of a SavedModel, read without TensorFlow.
 
-OpenVINO reads the one that servers call, ``serving_default``. Where there is none it makes one
-model of all of them, with the inputs and outputs of each.
+OpenVINO reads the signature ``serving_default``, which servers call. Where there is none it
+makes one model of all signatures, with the inputs and outputs of each.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from finecast.frontends.wire import fields
 
 _FILE: Final = "saved_model.pb"
 _HIDDEN: Final = "__"
-"""What names of signatures begin with that TensorFlow adds for itself."""
-# Numbers of fields, from a message to one inside of it.
+"""The first characters of the names of signatures that TensorFlow adds for itself."""
+# Paths of protobuf field numbers, each from a message to one inside it.
 _META_GRAPH: Final = (2,)
 _SIGNATURE, _KEY, _OUTPUT, _OUTPUT_TENSOR = (5,), (1,), (2, 2), (2, 1)
 _NODE, _FUNCTION = (2, 1), (2, 2, 1)
@@ -28,9 +28,9 @@ _Span: TypeAlias = tuple[int, int]
 
 
 def taken_signature(folder: Path) -> str:
-    """What is to be said of the signature that OpenVINO reads; empty if it is the only one.
+    """A notice of which signature OpenVINO reads; empty if it is the only one.
 
-    Names of one function, as Keras writes them, are one signature.
+    Keras writes one function under several names; those count as one signature.
 
     Raises:
         ModelError: If there is none, or OpenVINO would make one model of several.
@@ -62,7 +62,7 @@ def taken_signature(folder: Path) -> str:
 
 
 def _signatures(file: Path) -> dict[str, tuple[str, ...]]:
-    """Names of the signatures, and what each calls."""
+    """For each signature's name, its outputs and the functions or tensors they come from."""
     with file.open("rb") as opened, mmap.mmap(
         opened.fileno(), 0, access=mmap.ACCESS_READ
     ) as mapped, memoryview(mapped) as data:  # fmt: skip
@@ -75,6 +75,11 @@ def _signatures(file: Path) -> dict[str, tuple[str, ...]]:
 
 
 def _of_graph(data: memoryview, graph: _Span) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The signatures in a MetaGraphDef, as ``_signatures`` has them.
+
+    An output's tensor is that of a node which calls a wrapper of the signature; the functions
+    that the wrapper calls are the same for all names of one function.
+    """
     nodes = {_text(data, n, _NODE_NAME): n for n in _inside(data, graph, _NODE)}
     functions = {_text(data, f, _FUNCTION_NAME): f for f in _inside(data, graph, _FUNCTION)}
     for entry in _inside(data, graph, _SIGNATURE):
@@ -90,7 +95,7 @@ def _of_graph(data: memoryview, graph: _Span) -> Iterator[tuple[str, tuple[str, 
 
 
 def _inside(data: memoryview, span: _Span, path: tuple[int, ...]) -> Iterator[_Span]:
-    """The messages that a path of numbers of fields leads to."""
+    """The messages in ``span`` that a path of field numbers leads to."""
     if not path:
         yield span
         return

@@ -25,7 +25,7 @@ LABELS: Final = {
         for n in (8, 16, 32, 64)
     },
 }
-"""Labels of the element types that have another name here; bf16 has the same."""
+"""finecast's labels of the element types that OpenVINO names otherwise."""
 
 TYPES: Final = {
     Format.FP32: "f32",
@@ -34,10 +34,10 @@ TYPES: Final = {
     Format.FP8_E4M3: "f8e4m3",
     Format.FP8_E5M2: "f8e5m2",
 }
-"""OpenVINO's name of the type that each format is stated by."""
+"""OpenVINO's name of each format's element type."""
 
 STATED: Final = (*TYPES, Format.INT8, Format.INT8_WEIGHTS)
-"""Formats that models can state."""
+"""Formats that models can state: element types, and codes with scales."""
 
 FORMATS: Final = {LABELS.get(name, name): fmt for fmt, name in TYPES.items()}
 """The formats that values can have, by label."""
@@ -58,7 +58,7 @@ def element_type(fmt: Format) -> openvino.Type:
 
 
 def numbers_of(constant: Any) -> NDArray[np.generic]:
-    """The numbers of a constant, in memory that it owns or has mapped: nothing is copied.
+    """The numbers of a constant, as a view of the constant's own memory.
 
     numpy has no type for OpenVINO's small floats; they are viewed as those of ml_dtypes.
     """
@@ -68,7 +68,7 @@ def numbers_of(constant: Any) -> NDArray[np.generic]:
 
 
 def new_constant(array: NDArray[np.generic], fmt: Format) -> openvino.Node:
-    """A constant of exactly these numbers of ``fmt``, in memory of its own."""
+    """A constant of ``array``, whose numbers ``fmt`` holds exactly; the array is copied."""
     import openvino
 
     tensor = openvino.Tensor(element_type(fmt), openvino.Shape(array.shape))
@@ -78,7 +78,23 @@ def new_constant(array: NDArray[np.generic], fmt: Format) -> openvino.Node:
 
 
 def take_names(source: openvino.Output, port: openvino.Output) -> None:
-    """The names of a tensor that users know go to what stands for it now."""
+    """Move the tensor names of ``source``, by which users know it, to ``port``."""
     names = source.get_names()
     source.set_names(set())
     port.set_names(names)
+
+
+def hand_over(source: openvino.Output, port: openvino.Output) -> None:
+    """Have all readers of ``source`` read ``port``, which takes its names.
+
+    A port of an input keeps its own names.
+    """
+    if source.get_names() and port.get_node().get_type_name() != "Parameter":
+        take_names(source, port)
+    for target in source.get_target_inputs():
+        target.replace_source_output(port)
+
+
+def port_key(port: openvino.Output) -> tuple[str, int]:
+    """The name of the port's op, and which of its results: OpenVINO's ports do not hash."""
+    return port.get_node().get_friendly_name(), port.get_index()

@@ -1,7 +1,7 @@
-"""Taking back an earlier conversion, so that another policy starts from the original.
+"""Takes back an earlier conversion, so that another policy starts from the original.
 
-Digits that constants lost do not come back: a weight in fp16 or in codes becomes the fp32
-number that it stands for. One that an op still reads in fp32 is read by all again.
+Digits that a constant lost do not come back: a weight in fp16 or in codes becomes the fp32
+number that it stands for. If some op still reads the original in fp32, all read that again.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from finecast.frontends.openvino.changes import (
     converted_to,
     unmark,
 )
-from finecast.frontends.openvino.types import new_constant, numbers_of, take_names
+from finecast.frontends.openvino.types import hand_over, new_constant, numbers_of
 from finecast.numbers.formats import Format
 from finecast.rules.policy import conversion_stays
 
 if TYPE_CHECKING:
     import openvino
 
-# The ops that edits put in; what another tool put in their place stays.
-_READS: Final = frozenset(
+# Kinds of ops that conversions insert behind a value. An op of another kind by a noted name is
+# another tool's, and stays.
+_INSERTED: Final = frozenset(
     {"Convert", "FakeQuantize", "Multiply", "Add", "Unsqueeze", "Squeeze"}
 )
 
 
 def original(model: openvino.Model, policy: str) -> openvino.Model:
-    """``model`` as it was before a conversion to another policy than ``policy``.
+    """A copy of ``model`` as it was before its conversion by another policy than ``policy``.
 
-    It is left as it is; one that was never converted, or that stays, is given back itself.
+    Without such a conversion, or without notes of what it changed, it is ``model`` itself.
     """
     was, changes = converted_to(model), changes_of(model)
     if not was or changes is None or conversion_stays(was, policy):
@@ -50,7 +51,7 @@ def _undo(model: openvino.Model, changes: Changes) -> None:
     ops: dict[str, Any] = {op.get_friendly_name(): op for op in every_op(model)}
     for name, added in changes.added.items():
         if name in ops and (kept := _before(ops[name], added, ops)) is not None:
-            _hand_over(ops[name].output(0), kept)
+            hand_over(ops[name].output(0), kept)
     take_back_constants(changes, ops)
     for name, kind in changes.types.items():
         if name in ops:
@@ -60,9 +61,12 @@ def _undo(model: openvino.Model, changes: Changes) -> None:
 
 
 def _before(op: Any, added: Added, ops: dict[str, Any]) -> openvino.Output | None:
-    """What readers of ``op`` read before it was there; None if it is another op by now."""
+    """The port that readers of ``op`` read before it was inserted.
+
+    None if another tool has replaced the op.
+    """
     if not added.constant:
-        return op.input_value(0) if op.get_type_name() in _READS else None
+        return op.input_value(0) if op.get_type_name() in _INSERTED else None
     if added.constant not in ops:
         array = _numbers(op)
         if array is None:
@@ -74,7 +78,7 @@ def _before(op: Any, added: Added, ops: dict[str, Any]) -> openvino.Output | Non
 
 
 def _numbers(op: Any) -> NDArray[np.float32] | None:
-    """The numbers that a constant, or one of codes times its scale, stands for."""
+    """The numbers of a Constant, or of a Multiply that decodes a constant's codes."""
     if op.get_type_name() == "Constant":
         return numbers_of(op).astype(np.float32)
     if op.get_type_name() != "Multiply":
@@ -86,16 +90,8 @@ def _numbers(op: Any) -> NDArray[np.float32] | None:
     return numbers_of(codes).astype(np.float32) * numbers_of(scale).astype(np.float32)
 
 
-def _hand_over(port: Any, kept: openvino.Output) -> None:
-    """Let all that read ``port`` read ``kept``, which takes the names that users know."""
-    if port.get_names() and kept.get_node().get_type_name() != "Parameter":
-        take_names(port, kept)
-    for target in list(port.get_target_inputs()):
-        target.replace_source_output(kept)
-
-
 def _restate(op: Any, kind: str) -> None:
-    """Let ``op`` state the type called ``kind`` in OpenVINO."""
+    """Give an input or Convert the element type that OpenVINO calls ``kind``."""
     import openvino
     from openvino import opset13
 
@@ -107,4 +103,4 @@ def _restate(op: Any, kind: str) -> None:
         new = opset13.convert(op.input_value(0), kind)
         op.set_friendly_name(f"{name}_before")
         new.set_friendly_name(name)
-        _hand_over(op.output(0), new.output(0))
+        hand_over(op.output(0), new.output(0))

@@ -1,8 +1,8 @@
-"""A plan's edits, replayed on an ``ov.Model`` in place.
+"""Replays a plan's edits on an ``ov.Model``, in place.
 
 Law: ops keep their names; inputs and outputs keep names, types and shapes unless the plan says
-otherwise; constants are rounded to nearest from their own digits, which OpenVINO's constants,
-given fp32 numbers and a type, are not.
+otherwise; constants are rounded to nearest from their original numbers. (OpenVINO does not
+round to nearest when it makes a low constant of fp32 numbers.)
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ import numpy as np
 from finecast.errors import ModelError
 from finecast.frontends.exact_casts import BACK, FACTOR, in_blocks
 from finecast.frontends.openvino.changes import Added, Changes, changes_of, keep
+from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.names import FreshOpNames
-from finecast.frontends.openvino.quantization import decoded, rounded
+from finecast.frontends.openvino.quantization import fake_quantized, stored_codes
 from finecast.frontends.openvino.reader import OvBinding
 from finecast.frontends.openvino.types import (
     STATED,
     TYPES,
     element_type,
+    hand_over,
     new_constant,
     numbers_of,
+    port_key,
     take_names,
 )
 from finecast.graph import Graph
@@ -46,7 +49,7 @@ if TYPE_CHECKING:
     import openvino
 
 CAST_SUFFIX: Final = "cast"
-_CONVERTS: Final = Added()
+_CONVERT: Final = Added()
 
 
 def apply_edits(
@@ -55,21 +58,19 @@ def apply_edits(
     edits: Iterable[Edit],
     rounded: Collection[int] = (),
 ) -> None:
-    """Make ``edits`` in ``binding.model``, which ``graph`` was read from.
+    """Make ``edits`` in ``binding.model``, and note them there.
 
     Args:
-        graph: The graph.
-        binding: The model, and what of it is what in the graph.
-        edits: What is changed.
+        graph: The graph that was read from the model.
+        binding: What the ids of the graph stand for.
+        edits: The edits.
         rounded: Ids of values that are rounded in fp32 before they are cast to bf16.
 
     Raises:
-        ModelError: If OpenVINO refuses what came of them.
+        ModelError: If OpenVINO refuses the edited model.
     """
     writer = _Writer(graph, binding, rounded)
-    made = 0
     for edit in edits:
-        made += 1
         match edit:
             case SetFormat():
                 writer.set_format(edit)
@@ -81,15 +82,12 @@ def apply_edits(
                 writer.insert_cast(edit)
             case RoundTrip():
                 writer.round_trip(edit)
-    if not made:
-        return
     try:
         keep(binding.model, writer.changes)
         binding.model.validate_nodes_and_infer_types()
     except RuntimeError as error:
-        last = str(error).strip().splitlines()[-1]
         raise ModelError(
-            f"OpenVINO refuses the model in these types: {last}",
+            f"OpenVINO refuses the model in these types: {explain(error)}",
             fix="keep the op named in fp32 by --exclude or --op NAME=fp32",
         ) from error
 
@@ -103,7 +101,7 @@ class _Writer:
         self.changes = changes_of(binding.model) or Changes()
 
     def set_format(self, edit: SetFormat) -> None:
-        """Types are inferred from what is read, but of a conversion and of a body's inputs."""
+        """State the format where OpenVINO does not infer it: Converts and bodies' inputs."""
         old = self.binding.nodes[edit.node]
         if old is None:
             for index in self.graph.nodes[edit.node].outputs:
@@ -117,10 +115,7 @@ class _Writer:
         self.changes.retyped(name, old.get_output_element_type(0).get_type_name())
         old.set_friendly_name(self.fresh(f"{name}_before"))
         new.set_friendly_name(name)
-        port = old.output(0)
-        for target in port.get_target_inputs():
-            target.replace_source_output(new.output(0))
-        take_names(port, new.output(0))
+        hand_over(old.output(0), new.output(0))
         self.binding.nodes[edit.node] = new
         (entry,) = self.binding.entries[edit.node]
         self.binding.entries[edit.node] = (replace(entry, op=new),)
@@ -129,12 +124,12 @@ class _Writer:
         self.binding.values[index] = new.output(0)
 
     def set_port(self, edit: SetPort) -> None:
-        """An input is declared anew; an output has the type of what it is given."""
+        """Declare an input in another type; an output's type follows from its source."""
         if self.graph.values[edit.value].is_input:
             self._declare(self.binding.values[edit.value].get_node(), edit.to)
 
     def _declare(self, op: Any, fmt: Format) -> None:
-        """Let ``op`` be of the type of ``fmt``, if it is one whose type is stated."""
+        """Declare ``op`` in ``fmt`` if it is a Parameter; other ops infer their types."""
         if op.get_type_name() == "Parameter":
             before = op.get_element_type().get_type_name()
             self.changes.retyped(op.get_friendly_name(), before)
@@ -142,7 +137,7 @@ class _Writer:
             op.validate_and_infer_types()
 
     def convert_constant(self, edit: ConvertConstant) -> None:
-        """The constant in another type beside the one that others still read."""
+        """Let ``uses`` read the constant in another type; other readers keep the original."""
         new = self._converted_constant(edit.value, edit.to)
         self._give(edit.value, new.output(0), edit.uses)
 
@@ -153,19 +148,19 @@ class _Writer:
         return self._added(new, f"{constant.get_friendly_name()}_{to.label}", what)
 
     def _read_as(self, value: int) -> str:
-        """The name of the op that gives a value: of a compressed constant what widens it."""
+        """The name of the op that gives a value; for a compressed constant its Convert."""
         name: str = self.binding.values[value].get_node().get_friendly_name()
         return name
 
-    def _added(self, node: openvino.Node, name: str, what: Added = _CONVERTS) -> openvino.Node:
-        """``node``, which the model keeps as one that was put in, by a name like ``name``."""
+    def _added(self, node: openvino.Node, name: str, what: Added = _CONVERT) -> openvino.Node:
+        """``node``, noted as inserted and called ``name``, with a number if that is taken."""
         fresh = self.fresh(name)
         node.set_friendly_name(fresh)
         self.changes.added[fresh] = what
         return node
 
     def insert_cast(self, edit: InsertCast) -> None:
-        """One conversion for all that read the value in that format."""
+        """Insert one Convert for all ``uses`` that read the value in that format."""
         port = self.binding.values[edit.value]
         name = _name_at(port, f"{CAST_SUFFIX}_{edit.to.label}")
         if edit.value in self.rounded and edit.to is Format.BF16:
@@ -176,11 +171,11 @@ class _Writer:
     def _rounded_first(
         self, port: openvino.Output, cast: str, *, blocks: bool
     ) -> openvino.Output:
-        """The numbers of ``port`` rounded to bf16, in fp32; as ``exact_casts`` says."""
+        """The numbers of ``port`` rounded to bf16, in fp32; ``exact_casts`` explains how."""
         from openvino import opset13
 
         factor, back = (opset13.constant(np.float32(x)) for x in (FACTOR, BACK))
-        # Taken back, the first input stands for the op.
+        # ``undo.py`` replaces each of these ops by its first input, which leads back to port.
         ops = {"scaled": opset13.multiply(port, factor)}
         if blocks:
             ops["part"] = opset13.add(ops["scaled"], port)
@@ -196,7 +191,11 @@ class _Writer:
         return ops["rounded"].output(0)
 
     def round_trip(self, edit: RoundTrip) -> None:
-        """To the format and back; a constant is stored in it, and of codes nothing else."""
+        """Let ``uses`` read the value rounded to a format, in fp32.
+
+        A value goes through a Convert and one back, or a FakeQuantize; a constant is stored in
+        the format.
+        """
         if edit.to.format not in STATED:
             raise ModelError(
                 f"OpenVINO models cannot state {edit.to.format.label} here",
@@ -206,24 +205,23 @@ class _Writer:
             self._give(edit.value, self._stored(edit.value, edit.to), edit.uses)
             return
         read: dict[tuple[str, int], tuple[openvino.Output, list[Use]]] = {}
-        for use in edit.uses:  # what they read may have been cast before
+        for use in edit.uses:  # an earlier edit may have let them read a cast of the value
             assert use.node is not None
             port = self.binding.entries[use.node][use.index].port.get_source_output()
-            key = port.get_node().get_friendly_name(), port.get_index()
-            read.setdefault(key, (port, []))[1].append(use)
+            read.setdefault(port_key(port), (port, []))[1].append(use)
         for port, uses in read.values():
             self._give(edit.value, self._rounded(port, edit.to), uses)
 
     def _rounded(self, port: openvino.Output, to: Encoding) -> openvino.Output:
-        """What ``port`` gives, rounded to ``to``, in fp32."""
+        """The numbers of ``port`` rounded to ``to``, in fp32."""
         if isinstance(to, Scaled):
             name, what = _name_at(port, f"fq_{to.label}"), Added(rounds=to.label)
-            return self._added(rounded(port, to), name, what).output(0)
+            return self._added(fake_quantized(port, to), name, what).output(0)
         low = _converted(port, to)
         return self._widened(self._added(low, _name_at(port, f"{CAST_SUFFIX}_{to.label}")))
 
     def _stored(self, value: int, to: Encoding) -> openvino.Output:
-        """A constant that rests in ``to``, as numbers in fp32."""
+        """A constant stored in ``to`` and read as fp32."""
         if isinstance(to, Scaled):
             return self._stored_codes(value, to)
         return self._widened(self._converted_constant(value, to))
@@ -233,9 +231,9 @@ class _Writer:
         return self._added(back, f"{low.get_friendly_name()}_back").output(0)
 
     def _stored_codes(self, value: int, encoding: Scaled) -> openvino.Output:
-        """A constant's numbers from its codes: kernels compute them as they read."""
+        """A constant stored as codes and decoded to fp32."""
         constant = self.binding.constants[value]
-        *nodes, back = decoded(numbers_of(constant), encoding)
+        *nodes, back = stored_codes(numbers_of(constant), encoding)
         base = f"{constant.get_friendly_name()}_{encoding.label}"
         for node, suffix in zip(nodes, ("", "_scale", "_wide"), strict=True):
             node.set_friendly_name(self.fresh(f"{base}{suffix}"))
@@ -243,7 +241,7 @@ class _Writer:
         return self._added(back, f"{base}_back", what).output(0)
 
     def _give(self, value: int, port: openvino.Output, uses: Iterable[Use]) -> None:
-        """Have ``uses`` read ``port`` in the value's place."""
+        """Let ``uses`` read ``port`` in place of the value."""
         for use in uses:
             if use.node is not None:
                 self.binding.entries[use.node][use.index].port.replace_source_output(port)
@@ -257,7 +255,7 @@ class _Writer:
 
 
 def _name_at(port: openvino.Output, what: str) -> str:
-    """A name for ``what`` is put in behind ``port``."""
+    """A name for an op that does ``what`` behind ``port``."""
     node = port.get_node()
     index = f".{port.get_index()}" if node.get_output_size() > 1 else ""
     return f"{node.get_friendly_name()}{index}/{what}"

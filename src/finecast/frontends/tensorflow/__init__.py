@@ -1,4 +1,4 @@
-"""The TensorFlow frontend: a graph of TensorFlow's and a plan in, one in low formats out."""
+"""The TensorFlow frontend: reads graphs without variables, and applies plans to them."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class TensorFlowFile:
     """A model as it was read, with its neutral graph; neither is ever changed.
 
     Attributes:
-        path: Its file or folder; of a model in memory a name that no file has.
+        path: Its file or folder; for a model in memory a name that no file has.
         name: What messages call it.
         model: The model.
-        graph: Its graph.
-        binding: What of the model the graph's ids stand for.
-        original: The model as it was before an earlier conversion, if there was one.
-        external: Files other than ``path``: there are none.
-        told: What was chosen of it as it was read: nothing.
+        graph: Its neutral graph.
+        binding: What the ids of the graph stand for.
+        original: The model as it was before an earlier conversion; None without one.
+        external: Its files other than ``path``; always empty.
+        told: What to tell the user about reading it; always empty.
     """
 
     path: Path
@@ -62,16 +62,16 @@ class TensorFlowFile:
 
     @property
     def size_bytes(self) -> int:
-        """Of the model as its conversion is written: weights, and the graph of their ops.
+        """Bytes of the weights and the graph, the form in which conversions are written.
 
-        Its own files have more in them: Keras's files their variables twice, a SavedModel
+        The model's own files would not compare: Keras's hold all variables twice, a SavedModel
         every function of the layers.
         """
         return self.model.size_bytes
 
     @property
     def digest(self) -> str:
-        """Of all its files, or of the graph where there are none."""
+        """The digest of all its files, or of the graph where there are none."""
         return self.graph.digest
 
     @property
@@ -119,7 +119,7 @@ class TensorFlowApplied:
 
     @property
     def restated(self) -> tuple[()]:
-        """Ops are stated as they are."""
+        """Ops that are stated in another way: none."""
         return ()
 
     def observable(self) -> dict[str, int]:
@@ -134,11 +134,15 @@ class TensorFlowApplied:
 
 
 def capture(model: FrozenModel, digest: str, *, path: Path = Path("model")) -> TensorFlowFile:
-    """The model with its graph; ``digest`` identifies it in plans."""
+    """The model with its graph; ``digest`` identifies it in plans.
+
+    Raises:
+        ModelError: If it is a conversion whose notes cannot be read.
+    """
     graph, binding = read(model, digest)
     before: TensorFlowFile | None = None
     if converted_to(model.notes):
-        before = capture(before_conversion(graph, binding), digest, path=path)
+        before = capture(before_conversion(graph, binding, str(path)), digest, path=path)
     return TensorFlowFile(
         path=path,
         name=str(path),
@@ -150,7 +154,9 @@ def capture(model: FrozenModel, digest: str, *, path: Path = Path("model")) -> T
 
 
 def prepare(file: TensorFlowFile, policy: Policy) -> TensorFlowPrepared:
-    """Hold ``policy`` against the graph; a conversion to another is taken back.
+    """Check that the graph has all that ``policy`` names.
+
+    An earlier conversion by another policy is taken back first.
 
     Raises:
         UsageError: If ``policy`` names a node, an op, an input or an output that is not there.
@@ -181,15 +187,22 @@ def apply(file: TensorFlowFile, plan: Plan) -> TensorFlowApplied:
 def roundable(
     file: TensorFlowFile, policy: str = Scope.NONE.value
 ) -> instrument.TensorFlowRoundable:
-    """A copy of the model, as it is planned by the policy of that label, to be rounded."""
+    """A copy, whose values can be rounded, of the model that such a policy is planned on.
+
+    ``policy`` is the policy's label.
+    """
     file = _for_policy(file, policy)
     return instrument.TensorFlowRoundable(file.graph, file.binding)
 
 
 def _for_policy(file: TensorFlowFile, policy: str) -> TensorFlowFile:
-    """The model that a policy of that label is for: without a conversion to another one."""
-    stays = file.original is None or conversion_stays(file.converted, policy)
-    return file if file.original is None or stays else file.original
+    """The model that a policy of that label starts from.
+
+    An earlier conversion by another policy is taken back.
+    """
+    if file.original is None or conversion_stays(file.converted, policy):
+        return file
+    return file.original
 
 
 def input_shapes(model: FrozenModel) -> dict[str, tuple[Dim, ...] | None]:

@@ -1,9 +1,10 @@
-"""The form in which models are planned: calls inlined, constants folded, bodies their own.
+"""The canonical form of a model, which is planned: calls inlined and constants folded.
 
-Laws: outputs are the same numbers; the form of a form is itself, but for names. Each op with
-bodies has functions of its own, whose nodes are named within the op. What a body is handed and
-never changes, as a weight, is a constant of the body where it is one outside; no value is
-handed in that no body reads.
+Laws: outputs are the same numbers; the canonical form of a canonical model is itself, but for
+names. Each op with bodies has functions that no other op uses, and nodes in them are named
+relative to the op. Constants that bodies read and never change, such as weights, are inside of
+them, but for large ones that are read elsewhere, too; no argument is passed in that no body
+reads.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ from finecast.frontends.tensorflow.library import NodeDef, tf
 from finecast.frontends.tensorflow.model import FrozenModel, base_name, reachable
 
 _SHARED_BYTES: Final = 1 << 16
-"""A larger constant that is read in several places stays one, and is handed in."""
+"""A larger constant that is read in several places is not copied into bodies."""
 _RUN_IN_GRAPH: Final = "_lower_using_switch_merge"
-"""Whether ops of bodies are run as those outside are, and not as calls of functions: as
-TensorFlow sets it where models are built, and freezing unsets it."""
+"""The attribute by which ops in bodies are run like those outside, and not in function calls.
+TensorFlow sets it when models are built, and freezing removes it."""
 
 
 def canonical(model: FrozenModel, path: str = "", scope: str = "") -> FrozenModel:
-    """``model`` in the form in which it is planned.
+    """The canonical form of ``model``.
 
     Args:
         model: A model, or a body as a graph.
-        path: What names of the functions in it begin with.
-        scope: What its nodes' names began with before they were shortened.
+        path: The prefix of the names of functions in it.
+        scope: The prefix of its nodes' names before they were shortened.
 
     Raises:
         ModelError: If the graph is not valid.
@@ -79,7 +80,7 @@ def canonical(model: FrozenModel, path: str = "", scope: str = "") -> FrozenMode
 
 
 class _Op:
-    """An op with bodies: what it hands in, and its bodies as graphs."""
+    """An op with bodies, which are graphs here while their arguments change."""
 
     def __init__(
         self, node: NodeDef, library: Mapping[str, Any], path: str, scope: str
@@ -96,13 +97,13 @@ class _Op:
 
     @property
     def given(self) -> list[str]:
-        """What the bodies are handed, in order: all inputs but the one that decides."""
+        """The inputs that are arguments of the bodies: all but the condition of branches."""
         data = [name for name in self.node.input if not name.startswith("^")]
         return data if self.loop else data[1:]
 
     @property
     def unchanged(self) -> list[int]:
-        """Indices of the arguments that bodies never change."""
+        """Indices of the arguments that bodies never change; those of branches are all."""
         if not self.loop:
             return list(range(len(self.given)))
         body = self.bodies["body"]
@@ -114,20 +115,21 @@ class _Op:
         return [role for role in self.bodies if self._reads(role, index)]
 
     def _reads(self, role: str, index: int) -> bool:
+        """Whether a body does more with argument ``index`` than pass it to the next step."""
         body = self.bodies[role]
         argument = body.inputs[index].tensor
         handed_on = index if self._is_next(role) else None
         if any(p.tensor == argument for k, p in enumerate(body.outputs) if k != handed_on):
             return True
-        name = argument.removesuffix(":0")
+        name = base_name(argument)
         return any(base_name(read) == name for n in body.graph.node for read in n.input)
 
     def _is_next(self, role: str) -> bool:
-        """Whether the body's results are its arguments the next time."""
+        """Whether the body's results are its arguments in the next iteration."""
         return self.loop and role == "body"
 
     def sink(self, nodes: Mapping[str, NodeDef], shared: Collection[str]) -> None:
-        """Make constants of the bodies of those that are handed in, but of ``shared`` ones."""
+        """Copy constants that are arguments into the bodies, but for those in ``shared``."""
         sunk: dict[int, NodeDef] = {}
         for index in self.unchanged:
             source = nodes[base_name(self.given[index])]
@@ -141,9 +143,9 @@ class _Op:
                 self.bodies[role] = self._canonical(role, constant)
 
     def drop_unread(self) -> dict[str, str]:
-        """Hand in no more than is read; gives where outputs of the op are found now.
+        """Drop arguments that no body reads; returns the new tensors of the op's outputs.
 
-        What a loop never changes does not come out of it: its readers get what was handed in.
+        Readers of a loop's output that the loop never changes read its input in its place.
         """
         name, given, same = self.node.name, self.given, set(self.unchanged)
         unread = {k for k in same if not self.readers(k)}
@@ -166,7 +168,7 @@ class _Op:
         return moved | {f"{name}:{k}": tensor_of(given[k]) for k in same}
 
     def functions(self) -> Iterator[Any]:
-        """The bodies as functions of the op's own, which it names from now on."""
+        """The bodies as functions that only this op uses, and those that they call."""
         names = {role: f"{self.path}{role}" for role in self.bodies}
         set_bodies(self.node, names)
         for key in [key for key in self.node.attr if key.startswith("_")]:
@@ -205,8 +207,8 @@ def _shared(nodes: Mapping[str, NodeDef], opened: Sequence[_Op]) -> set[str]:
 
 
 def _renamed(body: FrozenModel, scope: str) -> FrozenModel:
-    """Arguments by their numbers, and nodes without the name of the op that they are in."""
-    arguments = {p.tensor.removesuffix(":0"): k for k, p in enumerate(body.inputs)}
+    """``body`` with arguments called by their numbers, and nodes without the op's prefix."""
+    arguments = {base_name(p.tensor): k for k, p in enumerate(body.inputs)}
     names: dict[str, str] = {}
     taken: set[str] = set()
     for node in body.graph.node:
@@ -231,7 +233,10 @@ def _renamed(body: FrozenModel, scope: str) -> FrozenModel:
 
 
 def _shortened(name: str, scope: str) -> str:
-    """A name without that of the op that its node is in, or of the scope of both."""
+    """A node's name without the prefix ``scope``; else without the scope around that.
+
+    For the scope ``a/while/`` both ``a/while/kernel`` and ``a/kernel`` become ``kernel``.
+    """
     around = scope[: scope.rstrip("/").rfind("/") + 1]
     return name.removeprefix(scope if name.startswith(scope) else around)
 
@@ -239,7 +244,7 @@ def _shortened(name: str, scope: str) -> str:
 def _with_constants(
     body: FrozenModel, constants: Mapping[int, NodeDef], scope: str, *, kept: Collection[int]
 ) -> FrozenModel:
-    """``body`` with constants in place of arguments, by index; results ``kept`` stay."""
+    """``body`` with constants in place of arguments, by index, but not in results ``kept``."""
     graph = tf.compat.v1.GraphDef()
     graph.CopyFrom(body.graph)
     taken = {node.name for node in graph.node}
@@ -259,10 +264,8 @@ def _with_constants(
 
 
 def _with_ports(body: FrozenModel, kept: Sequence[int], *, ends: bool) -> FrozenModel:
-    """``body`` with some of its arguments; and with the results of those numbers alone."""
-    dropped = {p.tensor.removesuffix(":0") for p in body.inputs} - {
-        body.inputs[k].tensor.removesuffix(":0") for k in kept
-    }
+    """``body`` with only the arguments ``kept``, and if ``ends`` only those results."""
+    dropped = {base_name(p.tensor) for k, p in enumerate(body.inputs) if k not in kept}
     graph = tf.compat.v1.GraphDef()
     graph.versions.CopyFrom(body.graph.versions)
     graph.library.CopyFrom(body.graph.library)

@@ -1,7 +1,7 @@
-"""Makes a frozen graph plain: what is computed from constants alone is a constant.
+"""Folds what is computed from constants alone into constants, and removes identities.
 
 Law: outputs are the same numbers. What a plan converts is then what the ops read, and a
-weight that went through a reshape is rounded once, from its own digits.
+weight that went through a reshape is rounded once, from its original numbers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from os.path import commonpath
 from typing import Any, Final
@@ -17,38 +17,35 @@ from typing import Any, Final
 from finecast.frontends.tensorflow.functions import fresh
 from finecast.frontends.tensorflow.library import NodeDef, Operation, Tensor, tf
 from finecast.frontends.tensorflow.model import (
+    PLACEHOLDERS,
     FrozenModel,
     SignaturePort,
     base_name,
-    import_graph,
+    imported_graph,
 )
 
 _LARGEST_BYTES: Final = 10 << 20
-"""A constant that is larger than that, and than what it is computed from, stays computed:
-Grappler's own limit for its folding."""
+"""A result that is larger than this, and than what it is computed from, is not folded; it is
+the limit of Grappler's own constant folding."""
 _CALLS: Final = re.compile(r"^((Stateful)?PartitionedCall/|Func/)+")
 _PASSES_ON: Final = frozenset(
     {"Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot"}
 )
-_INPUTS: Final = frozenset({"Placeholder", "PlaceholderWithDefault"})
 
 
 def folded(model: FrozenModel) -> FrozenModel:
-    """``model`` without identities, without ops on constants, and without what nothing reads.
+    """``model`` without identities, ops on constants alone, and nodes that nothing reads.
 
     Raises:
         ModelError: If the graph is not valid.
     """
-    graph = tf.Graph()
-    with graph.as_default():
-        import_graph(model.graph)
-    return _with_short_names(_Folder(graph, model).finish())
+    return _with_short_names(_Folder(imported_graph(model.graph), model).finish())
 
 
 def _with_short_names(model: FrozenModel) -> FrozenModel:
-    """Names without those of the calls that were inlined, where no other node has them.
+    """``model`` with the names of inlined calls left out of its nodes' names, where it can be.
 
-    Saving a model wraps it in one more call, and its ops are to keep their names.
+    Saving a model wraps it in one more call; so its ops keep their names all the same.
     """
     inputs = {base_name(port.tensor) for port in model.inputs}
     ops = [n.name for n in model.graph.node if n.op != "Const" and n.name not in inputs]
@@ -88,18 +85,19 @@ class _Folder:
         self.made = {_folded_name(tensor): tensor for tensor in self.values}
 
     def _constants(self) -> set[str]:
-        """Names of the ops whose results are known ahead of time."""
+        """Names of the ops whose results can be computed before the model runs."""
         found: set[str] = set()
         for op in self.operations:
             if op.control_inputs:
-                continue  # known, but not before something else was done
+                continue  # its results must wait for another op
             if op.type == "Const" or (op.inputs and self._foldable(op, found)):
                 found.add(op.name)
         return found
 
     def _foldable(self, op: Operation, known: set[str]) -> bool:
-        stateful = op.op_def is None or op.op_def.is_stateful
-        if stateful or op.type in _INPUTS or any(t.op.name not in known for t in op.inputs):
+        if _is_stateful(op) or op.type in PLACEHOLDERS:
+            return False
+        if any(t.op.name not in known for t in op.inputs):
             return False
         if any(t.dtype in (tf.string, tf.resource, tf.variant) for t in op.outputs):
             return False
@@ -108,18 +106,16 @@ class _Folder:
         return made < math.inf and made <= max(_LARGEST_BYTES, read)
 
     def _with_effects(self) -> set[str]:
-        """Ops that do more than compute, as an assertion, or wait for one that does."""
+        """Names of the ops that may do more than compute, as an assertion, or wait for one."""
         found: set[str] = set()
         for op in self.operations:
             before = (*op.control_inputs, *(t.op for t in op.inputs))
-            own = op.op_def is None or op.op_def.is_stateful
-            own = own and op.type not in _INPUTS
-            if own or any(b.name in found for b in before):
+            if _is_stateful(op) or any(b.name in found for b in before):
                 found.add(op.name)
         return found
 
     def _evaluated(self) -> dict[str, Any]:
-        """Numbers of the folded tensors that others read, by name."""
+        """Arrays of the folded tensors that other ops or the outputs read, by name."""
         ends = {self._source(p.tensor) for p in self.model.outputs}
         read = {
             t.name
@@ -143,7 +139,7 @@ class _Folder:
         return source
 
     def _through(self, tensor: Tensor) -> Tensor:
-        """What ``tensor`` is a copy of."""
+        """The tensor that ``tensor`` is a copy of, through identities."""
         while tensor.op.type in _PASSES_ON and tensor.name not in self.fed:
             if any(c.name in self.effects for c in tensor.op.control_inputs):
                 break
@@ -191,8 +187,7 @@ class _Folder:
             self._canonical(self._through(t).name).removesuffix(":0") for t in op.inputs
         )
         node.input.extend(f"^{c.name}" for c in op.control_inputs if c.name in self.effects)
-        # Where it was placed beside is of no use to a graph that moves.
-        node.attr.pop("_class", None)
+        node.attr.pop("_class", None)  # names ops that may be folded, to be placed beside
         node.attr.pop("_output_shapes", None)
         return node
 
@@ -216,8 +211,13 @@ def _without_nodes(graph: Any) -> Any:
     return rest
 
 
+def _is_stateful(op: Operation) -> bool:
+    """Whether an op may do more than compute its results."""
+    stateful = op.op_def is None or op.op_def.is_stateful
+    return stateful and op.type not in PLACEHOLDERS
+
+
 def _bytes(tensor: Tensor) -> float:
-    sizes: Sequence[int | None] | None = tensor.shape.as_list() if tensor.shape.rank else []
-    if tensor.shape.rank is None or sizes is None or None in sizes:
-        return math.inf
-    return math.prod(s for s in sizes if s is not None) * tensor.dtype.size
+    """Bytes of a tensor; infinity where its shape is open."""
+    size: int | None = tensor.shape.num_elements()
+    return math.inf if size is None else size * tensor.dtype.size

@@ -1,7 +1,7 @@
-"""Functions of a graph, such as bodies of control flow: as graphs of their own, and back.
+"""Converts functions of a graph, such as bodies of control flow, to graphs and back.
 
-A function names what its nodes read ``NODE:ARGUMENT:INDEX``, a graph ``NODE:INDEX``. As a
-graph its arguments are placeholders.
+Nodes of a function name their inputs ``NODE:ARGUMENT:INDEX``, those of a graph ``NODE:INDEX``.
+In a graph the function's arguments are placeholders.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ _ROLES: Final[Mapping[str, Mapping[str, str]]] = {
     "If": {"then_branch": "then", "else_branch": "else"},
     "Case": {"branches": "branch"},
 }
-"""Attributes that name bodies, and what the nodes of a body are called after its op's name
-where TensorFlow runs it: ``while/body/_12/...``; branches of a Case have numbers."""
+"""For each op with bodies the attributes that name them, and the roles of these bodies.
+TensorFlow calls a body's nodes by the role when it runs them, ``while/body/_12/...``; branches
+of a Case have numbers behind it."""
 _RUN: Final = re.compile(r"/(cond|body|then|else|branch\d+)/_\d+/")
 STATELESS: Final = {kind: f"Stateless{kind}" for kind in _ROLES}
-"""Ops with bodies, and what such an op is called where its bodies only compute."""
+"""Ops with bodies, and the name of the same op for bodies that do nothing but compute."""
 LOOPS: Final = frozenset({"While", "StatelessWhile"})
 _NUMBERS: Final = itertools.count()
 CALLS: Final = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 
 
 def bodies(node: NodeDef) -> dict[str, str]:
-    """Names of functions that are bodies of ``node``, by role; none of other ops."""
+    """Names of the functions that are bodies of ``node``, by role; empty for other ops."""
     found: dict[str, str] = {}
     for attribute, role in _ROLES.get(node.op.removeprefix("Stateless"), {}).items():
         value = node.attr[attribute]
@@ -51,7 +52,7 @@ def bodies(node: NodeDef) -> dict[str, str]:
 
 
 def set_bodies(node: NodeDef, names: Mapping[str, str]) -> None:
-    """Have ``node`` run other functions, by the roles of ``bodies``."""
+    """Let ``node`` run other functions, whose names are given by role."""
     for attribute, role in _ROLES[node.op.removeprefix("Stateless")].items():
         value = node.attr[attribute]
         if value.WhichOneof("value") == "func":
@@ -62,7 +63,7 @@ def set_bodies(node: NodeDef, names: Mapping[str, str]) -> None:
 
 
 def plain_name(kernel: str) -> str:
-    """The name of the node that TensorFlow runs as ``kernel``, in a body or outside."""
+    """The name that a node has in its graph, of the name that it has when it runs."""
     return _RUN.sub(r"/\1/", kernel)
 
 
@@ -72,24 +73,30 @@ def library_of(graph: GraphDef) -> dict[str, FunctionDef]:
 
 
 def has_effects(function: FunctionDef, library: Mapping[str, FunctionDef]) -> bool:
-    """Whether some op of it, or of what it calls, does more than compute."""
+    """Whether an op of the function, or of those it calls, does more than compute."""
     for node in function.node_def:
         called = called_by(node)
         if called:
             if any(has_effects(library[name], library) for name in called):
                 return True
-        elif (definition := definitions.get(node.op)) is None or definition.is_stateful:
+        elif is_stateful(node):
             return True
     return False
 
 
+def is_stateful(node: NodeDef) -> bool:
+    """Whether the op of ``node`` may do more than compute its results, or is unknown."""
+    definition = definitions.get(node.op)
+    return definition is None or bool(definition.is_stateful)
+
+
 def called_by(node: NodeDef) -> list[str]:
-    """The functions that a node runs: bodies, or one that is called."""
+    """Names of the functions that a node runs: its bodies, or the one that it calls."""
     return [node.attr["f"].func.name] if node.op in CALLS else list(bodies(node).values())
 
 
 def needed(nodes: Iterable[NodeDef], library: Mapping[str, FunctionDef]) -> list[FunctionDef]:
-    """The functions that ``nodes`` refer to, by any attribute, and those that these do."""
+    """The functions that ``nodes`` name, as ops or in attributes, and that these name."""
     found: dict[str, FunctionDef] = {}
     waiting = list(nodes)
     while waiting:
@@ -102,7 +109,7 @@ def needed(nodes: Iterable[NodeDef], library: Mapping[str, FunctionDef]) -> list
 
 
 def _named_by(node: NodeDef) -> Iterator[Any]:
-    """The functions that attributes of ``node`` name."""
+    """The attribute values of ``node`` that name functions."""
     for value in node.attr.values():
         if value.WhichOneof("value") == "func":
             yield value.func
@@ -111,9 +118,9 @@ def _named_by(node: NodeDef) -> Iterator[Any]:
 
 
 def flattened(function: FunctionDef, library: Mapping[str, FunctionDef]) -> FrozenModel:
-    """A function as a graph, with the functions that it needs itself.
+    """A function as a graph, with the functions that it names itself.
 
-    What it does beside computing is done before its results are there: they wait for it.
+    Results wait for the function's side effects.
     """
     graph = tf.compat.v1.GraphDef()
     graph.versions.producer = tf.version.GRAPH_DEF_VERSION
@@ -127,7 +134,7 @@ def flattened(function: FunctionDef, library: Mapping[str, FunctionDef]) -> Froz
         flat |= dict(zip(_nested_names(node, library), _flat_names(node.name), strict=False))
         graph.node.add().CopyFrom(node)
     for node in graph.node:
-        node.attr.pop("_class", None)  # where it was placed beside
+        node.attr.pop("_class", None)  # names ops to be placed beside, in the function's form
         node.input[:] = [_plain(flat, name) for name in node.input]
     outputs: list[SignaturePort] = []
     waits = [f"^{name}" for name in function.control_ret.values()]
@@ -136,7 +143,7 @@ def flattened(function: FunctionDef, library: Mapping[str, FunctionDef]) -> Froz
         if waits:
             end = graph.node.add(
                 name=fresh(f"{result.name}_done", {n.name for n in graph.node}),
-                op="Identity", input=[tensor.removesuffix(":0"), *waits],
+                op="Identity", input=[reference(tensor), *waits],
             )  # fmt: skip
             end.attr["T"].type = result.type
             tensor = f"{end.name}:0"
@@ -146,7 +153,7 @@ def flattened(function: FunctionDef, library: Mapping[str, FunctionDef]) -> Froz
 
 
 def opened(model: FrozenModel, prefix: str = "") -> Iterator[tuple[str, FrozenModel]]:
-    """A model, and all bodies in it as graphs, with what names of their nodes begin with."""
+    """A model and all bodies in it as graphs, each with the prefix of its nodes' names."""
     yield prefix, model
     library = library_of(model.graph)
     for node in model.graph.node:
@@ -162,14 +169,14 @@ def as_function(
     results: Sequence[tuple[str, int]],
     library: Mapping[str, FunctionDef],
 ) -> FunctionDef:
-    """The function that ``flattened`` makes such a graph of.
+    """A graph as a function: the inverse of ``flattened``.
 
     Args:
-        name: What it is called.
-        nodes: Those of the graph.
-        arguments: Names of the placeholders of its arguments.
-        results: The tensors that it gives, with the numbers of their types.
-        library: The functions that nodes call by their names.
+        name: The function's name.
+        nodes: The nodes of the graph.
+        arguments: Names of the placeholders that become arguments.
+        results: The tensors that the function returns, with the numbers of their types.
+        library: Functions by name, for nodes whose op is one of them.
     """
     function = tf.compat.v1.GraphDef().library.function.add()
     function.signature.name = name
@@ -197,15 +204,20 @@ def as_function(
 
 
 def result_types(owner: NodeDef, role: str) -> Sequence[int]:
-    """Numbers of the types that a body of ``owner`` gives."""
+    """Numbers of the types of the results of a body of ``owner``."""
     if role == "cond":
         return [tf.bool.as_datatype_enum]
     return list(owner.attr["T" if owner.op in LOOPS else "Tout"].list.type)
 
 
 def tensor_of(read: str) -> str:
-    """The tensor that an input of a NodeDef names: ``a:0`` of ``a``."""
+    """The tensor that an input of a NodeDef names: ``a:0`` for ``a``."""
     return read if ":" in read else f"{read}:0"
+
+
+def reference(tensor: str) -> str:
+    """A tensor as inputs of NodeDefs name it: ``a`` for ``a:0``, ``a:1`` for ``a:1``."""
+    return tensor.removesuffix(":0")
 
 
 def every_node(graph: GraphDef) -> Iterator[NodeDef]:
@@ -216,9 +228,9 @@ def every_node(graph: GraphDef) -> Iterator[NodeDef]:
 
 
 def with_own_names(graph: GraphDef) -> GraphDef:
-    """A copy whose functions have names that no other has in this process.
+    """A copy of ``graph`` whose functions' names are unique in this process.
 
-    Functions that are called from Python are known by their names alone.
+    TensorFlow tells functions that are called from Python apart by name alone.
     """
     copy = tf.compat.v1.GraphDef()
     copy.CopyFrom(graph)
@@ -234,24 +246,25 @@ def with_own_names(graph: GraphDef) -> GraphDef:
 
 
 def redirect(nodes: Iterable[NodeDef], moved: Mapping[str, str]) -> None:
-    """Have ``nodes`` read other tensors in place of those that are keys of ``moved``."""
+    """Let ``nodes`` read other tensors in place of those that are keys of ``moved``."""
     for node in nodes:
         node.input[:] = [
             read
             if read.startswith("^")
-            else moved.get(tensor_of(read), tensor_of(read)).removesuffix(":0")
+            else reference(moved.get(tensor_of(read), tensor_of(read)))
             for read in node.input
         ]
 
 
 def fresh(name: str, taken: Container[str]) -> str:
-    """A name that is not taken."""
+    """``name``, with underscores behind it while it is taken."""
     while name in taken:
         name += "_"
     return name
 
 
 def _add_argument(graph: GraphDef, argument: Any, attributes: Any) -> None:
+    """Add the placeholder of a function's argument."""
     given = graph.node.add(name=argument.name, op="Placeholder")
     given.attr["dtype"].type = argument.type
     shapes = attributes["_output_shapes"].list.shape if "_output_shapes" in attributes else ()
@@ -268,16 +281,17 @@ def _port(name: str, tensor: str, kind: int) -> SignaturePort:
 
 
 def _plain(flat: Mapping[str, str], name: str) -> str:
-    return name if name.startswith("^") else flat[name].removesuffix(":0")
+    """An input of a function's node as one of a graph's; ``flat`` has a graph's tensors."""
+    return name if name.startswith("^") else reference(flat[name])
 
 
 def _flat_names(node: str) -> Iterator[str]:
-    """``NODE:0``, ``NODE:1``... without end."""
+    """The names of a node's tensors in a graph: ``NODE:0``, ``NODE:1``, without end."""
     return (f"{node}:{index}" for index in itertools.count())
 
 
 def _nested_names(node: NodeDef, library: Mapping[str, FunctionDef]) -> Iterator[str]:
-    """What functions call the results of ``node``, in order."""
+    """The names of a node's tensors in a function, in order."""
     called = library.get(node.op)
     definition = definitions.get(node.op) if called is None else called.signature
     if definition is None:

@@ -1,7 +1,7 @@
-"""Calls of functions, replaced by what the functions do.
+"""Inlines calls of functions.
 
-Law: the graph computes the same. A function that was to be compiled as a whole, by XLA, runs
-op by op.
+Law: the graph computes the same. A function that is marked to be compiled by XLA then runs op
+by op.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from finecast.frontends.tensorflow.functions import (
     called_by,
     flattened,
     has_effects,
+    is_stateful,
     library_of,
     needed,
     redirect,
 )
-from finecast.frontends.tensorflow.library import GraphDef, NodeDef, definitions, tf
-from finecast.frontends.tensorflow.model import FrozenModel
+from finecast.frontends.tensorflow.library import GraphDef, NodeDef, tf
+from finecast.frontends.tensorflow.model import FrozenModel, base_name
 
 
 def inlined(model: FrozenModel) -> FrozenModel:
-    """``model`` without calls; ops with bodies that only compute are the stateless ones."""
+    """``model`` without calls; control-flow ops whose bodies only compute become stateless."""
     library = library_of(model.graph)
     graph = tf.compat.v1.GraphDef()
     graph.versions.CopyFrom(model.graph.versions)
@@ -47,13 +48,13 @@ def inlined(model: FrozenModel) -> FrozenModel:
 
 
 def _insert(graph: GraphDef, call: NodeDef, body: FrozenModel) -> dict[str, str]:
-    """Add the nodes of ``body`` under the call's name; gives what its results are now.
+    """Add the nodes of ``body`` under the call's name; returns the tensors of its results.
 
-    What was done after the call is done after a node of its name, which waits for all.
+    Nodes that wait for the call now wait for a NoOp of its name, which waits for its results.
     """
     data = [name for name in call.input if not name.startswith("^")]
     before = [name for name in call.input if name.startswith("^")]
-    given = dict(zip((p.tensor.partition(":")[0] for p in body.inputs), data, strict=True))
+    given = dict(zip((base_name(p.tensor) for p in body.inputs), data, strict=True))
     for node in body.graph.node:
         copy = graph.node.add()
         copy.CopyFrom(node)
@@ -65,21 +66,17 @@ def _insert(graph: GraphDef, call: NodeDef, body: FrozenModel) -> dict[str, str]
             copy.name, copy.op = f"{call.name}/{node.name}", "Identity"
             copy.attr["T"].type = kind
             copy.input.append(given[node.name])
-        elif _is_stateful(node):
+        elif is_stateful(node):
             copy.input.extend(before)
     ends = [f"{call.name}/{port.tensor}" for port in body.outputs]
     done = graph.node.add(name=call.name, op="NoOp")
-    done.input.extend(dict.fromkeys(f"^{end.partition(':')[0]}" for end in ends))
+    done.input.extend(dict.fromkeys(f"^{base_name(end)}" for end in ends))
     done.input.extend(before)
     return {f"{call.name}:{index}": end for index, end in enumerate(ends)}
 
 
 def _under(scope: str, names: Sequence[str]) -> Iterator[str]:
+    """Inputs of nodes, with ``scope`` before the names in them."""
     for name in names:
         mark = "^" if name.startswith("^") else ""
         yield f"{mark}{scope}/{name.removeprefix('^')}"
-
-
-def _is_stateful(node: NodeDef) -> bool:
-    definition = definitions.get(node.op)
-    return definition is None or definition.is_stateful

@@ -1,4 +1,4 @@
-"""Copies of a model that show its values, or that round them."""
+"""Copies of a model whose outputs are its inner values, or whose values are rounded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from numpy.typing import NDArray
 
 from finecast.frontends import rounding
 from finecast.frontends.tensorflow.library import DTYPES, dtype_label, tf
-from finecast.frontends.tensorflow.model import FrozenModel, SignaturePort, base_name
+from finecast.frontends.tensorflow.model import (
+    FrozenModel,
+    SignaturePort,
+    base_name,
+    imported_graph,
+)
 from finecast.frontends.tensorflow.reader import GraphBinding
 from finecast.frontends.tensorflow.writer import At, Rewriter
 from finecast.graph import Graph
@@ -34,8 +39,8 @@ def observable(graph: Graph, binding: GraphBinding) -> dict[str, int]:
 
 
 def with_outputs(model: FrozenModel, tensors: Sequence[str]) -> FrozenModel:
-    """``model`` with some of its tensors as its outputs, each called by its own name."""
-    graph, _ = replace(model, outputs=()).imported()
+    """``model`` with the given tensors as outputs, each under its own name."""
+    graph = imported_graph(model.graph)
     shown = tuple(
         SignaturePort(
             name=name,
@@ -50,10 +55,10 @@ def with_outputs(model: FrozenModel, tensors: Sequence[str]) -> FrozenModel:
 
 @final
 class TensorFlowRoundable:
-    """A ``Roundable`` copy of a graph of TensorFlow's; its tensors are ``At``s, or constants.
+    """A ``Roundable`` copy of a TensorFlow graph; its tensors are ``At``s, or ``_Constant``s.
 
-    What is rounded goes to a type of TensorFlow's and back, or is rounded by arithmetic. A
-    constant is put into the region that reads it.
+    Roundings are casts to a type and back, or arithmetic. A constant becomes a node in the
+    region that reads it.
     """
 
     def __init__(self, graph: Graph, binding: GraphBinding) -> None:
@@ -74,37 +79,37 @@ class TensorFlowRoundable:
         return self._rewriter.graph
 
     def tensor(self, value: int) -> At:
-        """The tensor, where it stands."""
+        """The tensor that a value is, and its region."""
         return self._rewriter.at(value)
 
     def read_at(self, node: int, index: int) -> At:
-        """The tensor that an input names."""
+        """The tensor that input ``index`` of ``node`` names."""
         return self._rewriter.read_at(node, index)
 
     def give(self, value: int, uses: Iterable[Use], tensor: At | _Constant) -> None:
-        """Inputs, and outputs of the signature, name ``tensor``."""
+        """Let ``uses`` of a value, inputs of nodes or outputs, read ``tensor``."""
         region = self._rewriter.at(value).region
         self._rewriter.rewire(value, uses, self._placed(tensor, region))
 
     def constant(self, array: NDArray[np.float32]) -> _Constant:
-        """A constant of its own."""
+        """A new constant; its node is made where it is read."""
         return _Constant(array=array)
 
     def rounded(self, tensor: At, how: Rounder) -> At:
-        """To a type and back; by arithmetic what no type or Cast does."""
+        """``tensor`` cast to a type and back; by arithmetic where a Cast would not do."""
         plain_cast = not how.saturate and not how.flush_subnormals
         if plain_cast and how.format in DTYPES:
             return self._graft(how.format, _there_and_back(how.format), tensor)
         return self._graft(how, lambda x: rounding.converted(_Ops, x, how), tensor)
 
     def without_infinities(self, tensor: At, top: float | None) -> At:
-        """Inf as ``top`` of its sign; None for NaN."""
+        """``tensor`` with Inf as ``top`` of its sign; as NaN if ``top`` is None."""
         return self._graft(
             ("infinities", top), lambda x: rounding.without_infinities(_Ops, x, top), tensor
         )
 
     def switched(self, k: int, on: At | _Constant, off: At) -> At:
-        """A SelectV2 by an element of the extra input."""
+        """``on`` or ``off``, selected by element ``k`` of the extra input."""
         region = off.region
         if (k, region) not in self._elements:
             self._elements[k, region] = self._graft(
@@ -117,7 +122,7 @@ class TensorFlowRoundable:
         return self._graft("switched", tf.where, element, low, off, kinds=kinds)
 
     def _switch(self, region: int) -> str:
-        """The extra input as it is in a region: each body is handed its parent's."""
+        """The extra input in a region; a body gets that of its parent."""
         if region not in self._switches:
             if region == 0:
                 node = self._rewriter.add_node(0, SWITCH, "Placeholder")
@@ -130,7 +135,7 @@ class TensorFlowRoundable:
         return self._switches[region]
 
     def finish(self, switches: int = 0) -> FrozenModel:
-        """The copy, with its extra input behind the others."""
+        """The copy; with switches their input is the last."""
         if not switches:
             return self._rewriter.finish()
         port = SignaturePort(
@@ -139,7 +144,7 @@ class TensorFlowRoundable:
         return self._rewriter.finish(port)
 
     def _placed(self, tensor: At | _Constant, region: int) -> str:
-        """The name of a tensor in a region."""
+        """The name of a tensor in a region; a constant's node is added there."""
         if isinstance(tensor, At):
             return tensor.tensor
         name = "finecast_constant"
@@ -148,7 +153,11 @@ class TensorFlowRoundable:
     def _graft(
         self, key: Any, make: Callable[..., Any], *tensors: At, kinds: Sequence[Any] = ()
     ) -> At:
-        """The tensor that ops of ``make``, which ``key`` tells apart, give of ``tensors``."""
+        """The result of new nodes that compute ``make`` of ``tensors``.
+
+        ``make`` is traced once for each ``key``; ``kinds`` are the types of its arguments, by
+        default fp32.
+        """
         if key not in self._made:
             self._made[key] = _traced(make, kinds or [tf.float32] * len(tensors))
         nodes, end = self._made[key]
@@ -161,7 +170,7 @@ class TensorFlowRoundable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Constant:
-    """Numbers that are put where they are read."""
+    """Numbers that become a constant's node in the region that reads them."""
 
     array: NDArray[np.float32]
 
@@ -171,7 +180,10 @@ def _there_and_back(fmt: Format) -> Callable[[Any], Any]:
 
 
 def _traced(make: Callable[..., Any], kinds: Sequence[Any]) -> tuple[list[Any], str]:
-    """The nodes that ``make`` adds to placeholders ``0``, ``1``...; the tensor it gives."""
+    """The nodes that ``make`` adds to a graph, and the tensor it gives.
+
+    Its arguments are placeholders ``p0``, ``p1``..., which are not among the nodes.
+    """
     graph = tf.Graph()
     with graph.as_default():
         given = [tf.compat.v1.placeholder(k, None, name=f"p{i}") for i, k in enumerate(kinds)]
@@ -180,7 +192,7 @@ def _traced(make: Callable[..., Any], kinds: Sequence[Any]) -> tuple[list[Any], 
 
 
 class _Ops:
-    """TensorFlow's functions by the names that ``rounding`` calls them by."""
+    """TensorFlow's functions under the names of OpenVINO's, which ``rounding`` calls."""
 
     abs: Final = staticmethod(tf.abs)
     add: Final = staticmethod(tf.add)
@@ -203,7 +215,7 @@ class _Ops:
 
     @staticmethod
     def round(x: Any, mode: str) -> Any:
-        """To the nearest whole number, of two the even one: there is no other mode."""
+        """To the nearest integer, ties to even, which is the only ``mode`` asked for."""
         del mode
         return tf.round(x)
 

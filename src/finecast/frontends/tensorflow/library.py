@@ -1,6 +1,6 @@
-"""TensorFlow, loaded quietly: the one place that imports it.
+"""TensorFlow, loaded without its notices; no other module imports it.
 
-Its names are untyped here: the environment that types are checked in is without it.
+Its names are ``Any``, as it is not installed where types are checked.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _NOTICE: Final = re.compile(rb"I\d{4} |WARNING: All log messages before absl::In
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """Errors only, unless the user set a level to see more.
+    """Show TensorFlow's errors only, unless the user set a log level.
 
-    While it loads TensorFlow writes notices of itself whatever the level is: they are left
-    out of what comes in that time.
+    As it loads it writes notices of itself whatever the level is. So what is written to stderr
+    in that time is collected, and written without them.
     """
     if _LEVEL in os.environ:
         yield
@@ -35,7 +35,7 @@ def _quiet() -> Generator[None]:
     os.environ[_LEVEL] = "2"
     try:
         terminal = os.dup(2)
-    except OSError:  # there is none
+    except OSError:  # stderr is closed
         yield
         return
     with TemporaryFile() as written:
@@ -55,8 +55,8 @@ INSTALL: Final = "pip install 'finecast[tensorflow]'"
 try:
     with _quiet():
         tf: Any = importlib.import_module("tensorflow")
-    # Without a public name: what makes constants of variables, the registries of kernels and
-    # ops, and what a session makes of a graph before it runs it.
+    # These have no public names: what makes constants of variables, the registries of kernels
+    # and ops, and the optimizer that a session runs on a graph first.
     freezing: Any = importlib.import_module("tensorflow.python.framework.convert_to_constants")
     kernels: Any = importlib.import_module("tensorflow.python.framework.kernels")
     grappler: Any = importlib.import_module("tensorflow.python.grappler.tf_optimizer")
@@ -64,13 +64,14 @@ try:
 except ImportError as error:
     raise EngineError("TensorFlow is not installed", fix=INSTALL) from error
 
-# Freezing is to leave control flow as functions; of a Case it would make Switch and Merge.
+# Freezing must leave the bodies of control flow as functions. It does so for the ops in this
+# set; a Case that is not in it becomes Switch and Merge.
 freezing._CONTROL_FLOW_OPS.update({"Case", "StatelessCase"})
 
 
 @contextmanager
 def without_warnings() -> Generator[None]:
-    """Leave out what TensorFlow warns of meanwhile; errors are shown."""
+    """Hide TensorFlow's warnings inside; errors are shown."""
     logger = tf.get_logger()
     before = logger.level
     logger.setLevel(max(before, logging.ERROR))
@@ -97,7 +98,7 @@ _LABELS: Final = {dtype: fmt.label for fmt, dtype in DTYPES.items()} | {tf.float
 
 
 def dtype_label(dtype: Any) -> str:
-    """A type as the graph names it: ``fp32``, ``int64``."""
+    """A type as the neutral graph names it: ``fp32``, ``int64``."""
     name: str = dtype.base_dtype.name
     return _LABELS.get(dtype.base_dtype, name)
 

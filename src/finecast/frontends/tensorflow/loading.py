@@ -1,8 +1,9 @@
-"""From a SavedModel, a frozen GraphDef or a Keras model to one graph without variables."""
+"""Loads a SavedModel, a frozen GraphDef or a Keras model as one graph without variables."""
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,20 +15,20 @@ from finecast.frontends.keras_outputs import with_flat_outputs
 from finecast.frontends.saved_notes import notes_in
 from finecast.frontends.signatures import CHOOSE, MAKE_ONE, NONE, SERVING
 from finecast.frontends.tensorflow.canonical import canonical
-from finecast.frontends.tensorflow.functions import bodies, every_node
+from finecast.frontends.tensorflow.functions import bodies, every_node, reference
 from finecast.frontends.tensorflow.library import dtype_label, freezing, tf, without_warnings
 from finecast.frontends.tensorflow.model import (
     FrozenModel,
     SignaturePort,
     base_name,
     check_size,
-    import_graph,
+    imported_graph,
     unreadable,
 )
 
 GRAPH_FILE: Final = "saved_model.pb"
 _LISTED: Final = "output_"
-"""What signatures call the elements of a list, before their numbers."""
+"""Signatures name the elements of a list of outputs by this and their number."""
 _LOOPS_OF_TF1: Final = frozenset({"Enter", "NextIteration", "LoopCond"})
 
 
@@ -36,8 +37,8 @@ def load(folder: Path) -> FrozenModel:
 
     Raises:
         UsageError: If there is no SavedModel there.
-        ModelError: If it cannot be read, serves several functions, or takes or gives what is
-            no plain tensor of numbers.
+        ModelError: If it cannot be read, serves several functions, or has inputs or outputs
+            that are not plain tensors of numbers.
     """
     where = str(folder)
     if not (folder / GRAPH_FILE).is_file():
@@ -67,11 +68,11 @@ def load(folder: Path) -> FrozenModel:
 
 
 def load_keras(path: Path, *, trust: bool) -> Any:
-    """The model in a ``.keras`` file; what of it is code is loaded only with ``trust``.
+    """The model in a ``.keras`` file; code in it is loaded only with ``trust``.
 
     Raises:
         UsageError: If there is no such file.
-        ModelError: If Keras cannot read it, or it brings code.
+        ModelError: If Keras cannot read it, or it brings code and is not trusted.
     """
     if not path.is_file():
         raise UsageError("no such file", where=str(path), fix="check the path")
@@ -94,12 +95,12 @@ def load_keras(path: Path, *, trust: bool) -> Any:
 
 
 def of_keras(model: Any, where: str = "") -> FrozenModel:
-    """A built Keras model, called for inference; nested outputs are called by their paths.
+    """A built Keras model, called for inference; nested outputs are named by their paths.
 
     Raises:
-        ModelError: If it takes or gives what is no plain tensor of numbers.
+        ModelError: If it has inputs or outputs that are not plain tensors of numbers.
         UsageError: If the shapes of its inputs are not known: it was never built, or is a
-            subclass, which Keras keeps no shapes of.
+            subclass, of which Keras keeps no shapes.
     """
     if not model.built or not getattr(model, "inputs", None):
         why = "is a subclass, whose inputs have no shapes" if model.built else "is not built"
@@ -127,23 +128,24 @@ def of_keras(model: Any, where: str = "") -> FrozenModel:
 def of_graph_def(
     graph_def: Any, inputs: Sequence[str], outputs: Sequence[str], where: str = ""
 ) -> FrozenModel:
-    """A frozen GraphDef between the named nodes or tensors.
+    """The part of a frozen GraphDef between the named nodes or tensors.
+
+    Without ``inputs`` they are all placeholders, and without ``outputs`` the first tensor of
+    each op that no op reads.
 
     Raises:
         UsageError: If a name is not of the graph, or there are no outputs.
         ModelError: If it is not a valid graph.
     """
-    graph = tf.Graph()
-    with graph.as_default():
-        import_graph(graph_def)
+    graph = imported_graph(graph_def)
     operations = graph.get_operations()
     given = list(inputs) or [op.name for op in operations if op.type == "Placeholder"]
     ends = list(outputs) or [o.name for o in operations if _is_end(o)]
-    tensors = [_named(graph, name, where) for name in (*given, *ends)]
+    read, made = ([_named(graph, name, where) for name in names] for names in (given, ends))
     model = FrozenModel(
         graph=graph_def,
-        inputs=tuple(_given(base_name(t.name), t) for t in tensors[: len(given)]),
-        outputs=tuple(_port(base_name(t.name), t, t.name) for t in tensors[len(given) :]),
+        inputs=tuple(map(_given, _port_names(read), read)),
+        outputs=tuple(map(_port, _port_names(made), made)),
     )
     return _checked(canonical(model), where)
 
@@ -161,7 +163,9 @@ def read_frozen(path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> Fr
     try:
         graph_def.ParseFromString(path.read_bytes())
     except OSError as error:
-        raise UsageError(f"cannot read: {error.strerror}", where=str(path)) from error
+        raise UsageError(
+            f"cannot read the model: {error.strerror}", where=str(path), fix="check the path"
+        ) from error
     except DecodeError as error:
         raise ModelError(
             "not a frozen GraphDef, or a truncated one", where=str(path), fix="freeze it again"
@@ -169,7 +173,16 @@ def read_frozen(path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> Fr
     return of_graph_def(graph_def, inputs, outputs, str(path))
 
 
+def _port_names(tensors: Sequence[Any]) -> Iterator[str]:
+    """Names of nodes, with the index of the tensor where several are of one node."""
+    count = Counter(base_name(t.name) for t in tensors)
+    for tensor in tensors:
+        node = base_name(tensor.name)
+        yield node if count[node] == 1 else reference(tensor.name)
+
+
 def _is_end(op: Any) -> bool:
+    """Whether no op reads what ``op`` gives."""
     return bool(op.outputs) and not any(t.consumers() for t in op.outputs)
 
 
@@ -189,7 +202,7 @@ def _frozen(function: Any, where: str) -> FrozenModel:
         ModelError: If its ports are no plain tensors, or its variables cannot be frozen.
     """
     names = list(function.structured_input_signature[1])
-    # By their order in the function: what a caller names is sorted elsewhere.
+    # In the function's own order: structured_input_signature has them sorted by name.
     ordered = [n for n in getattr(function, "_arg_keywords", None) or names if n in names]
     return _of_function(function, ordered, where)
 
@@ -228,34 +241,35 @@ def _outputs(function: Any, tensors: Sequence[Any]) -> Iterator[SignaturePort]:
     else:
         names = [f"{_LISTED}{i}" for i in range(len(tensors))]
     for name, tensor in zip(names, tensors, strict=True):
-        yield _port(name, tensor, tensor.name)
+        yield _port(name, tensor)
 
 
 def _gives_list(method: Any, outputs: Sequence[SignaturePort]) -> bool:
-    """Whether a method of a SavedModel, beside its signature, gives a list of its outputs."""
+    """Whether a method of a SavedModel returns as a list what its signature names."""
     made = [f.structured_outputs for f in getattr(method, "concrete_functions", ())]
     lists = any(isinstance(m, list | tuple) and len(m) == len(outputs) for m in made)
     return lists and all(_list_index(port) >= 0 for port in outputs)
 
 
 def _list_index(port: SignaturePort) -> int:
-    """Where an output stands in a list, by the name that signatures give it; -1 for others."""
+    """The number in the name of an output that is a list's element; -1 for other names."""
     number = port.name.removeprefix(_LISTED)
     return int(number) if number.isdecimal() and port.name.startswith(_LISTED) else -1
 
 
 def _given(name: str, tensor: Any) -> SignaturePort:
-    """An input; its free sizes have names."""
-    port = _port(name, tensor, tensor.name)
+    """An input, whose open dimensions are called ``NAME.AXIS``."""
+    port = _port(name, tensor)
     if port.shape is None:
         return port
     named = tuple(f"{name}.{i}" if d is None else d for i, d in enumerate(port.shape))
     return replace(port, shape=named)
 
 
-def _port(name: str, tensor: Any, at: str) -> SignaturePort:
+def _port(name: str, tensor: Any) -> SignaturePort:
     shape = None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
-    return SignaturePort(name=name, tensor=at, dtype=dtype_label(tensor.dtype), shape=shape)
+    dtype = dtype_label(tensor.dtype)
+    return SignaturePort(name=name, tensor=tensor.name, dtype=dtype, shape=shape)
 
 
 def _check_ports(function: Any, where: str) -> None:
@@ -303,7 +317,7 @@ def _the_one(frozen: Mapping[str, FrozenModel], where: str) -> FrozenModel:
     """The function that all signatures name.
 
     Raises:
-        ModelError: If they are several.
+        ModelError: If signatures name different functions.
     """
     known = list(frozen.values())
     if any(_content(one) != _content(known[0]) for one in known[1:]):
@@ -317,7 +331,7 @@ def _the_one(frozen: Mapping[str, FrozenModel], where: str) -> FrozenModel:
 
 
 def _content(model: FrozenModel) -> tuple[Any, ...]:
-    """What two signatures of one function have alike: ports, ops and constants."""
+    """What two signatures of one function share: names of ports, digests of unnamed nodes."""
     ports = tuple(sorted(p.name for p in (*model.inputs, *model.outputs)))
     nodes = (
         (n.op, len(n.input), *(n.attr[k].SerializeToString() for k in sorted(n.attr)))

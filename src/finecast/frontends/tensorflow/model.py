@@ -1,4 +1,4 @@
-"""What the frontend reads and writes: one function of a model as a graph without variables."""
+"""A model as the frontend reads and writes it: one function, a graph without variables."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from finecast.frontends.signatures import SERVING
 from finecast.frontends.tensorflow.library import GraphDef, NodeDef, tf
 from finecast.graph import Dim
 
+PLACEHOLDERS: Final = frozenset({"Placeholder", "PlaceholderWithDefault"})
+"""Kinds of ops that are inputs of a graph."""
 _MOST_BYTES: Final = 1 << 31
-"""What protobuf writes as one message, which the constants of a graph are a part of."""
+"""Protobuf's limit for one message; a graph with its constants is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,10 +22,10 @@ class SignaturePort:
     """An input or output.
 
     Attributes:
-        name: In the signature.
+        name: Its name in the signature.
         tensor: Its tensor, ``NODE:INDEX``.
         dtype: A format's label or another type's name.
-        shape: None for an unknown one; free sizes of inputs are called ``INPUT.AXIS``.
+        shape: None if its rank is open; open dimensions of inputs are called ``INPUT.AXIS``.
     """
 
     name: str
@@ -41,8 +43,8 @@ class FrozenModel:
         inputs: In the order in which the signature has them.
         outputs: Likewise.
         signatures: All names that the function is saved under.
-        listed: Whether a caller gets the outputs as a list; else by their names.
-        notes: What a conversion left in it, for the next one.
+        listed: Whether a caller gets the outputs as a list; else as a dict by their names.
+        notes: What an earlier conversion noted, so that it can be taken back.
     """
 
     graph: GraphDef = field(repr=False)
@@ -59,32 +61,30 @@ class FrozenModel:
         return size
 
     def imported(self) -> tuple[Any, dict[str, Any]]:
-        """The graph in TensorFlow, and its tensors by name: what a session runs.
+        """The graph as a ``tf.Graph``, which a session runs, and its ports' tensors by name.
 
         Raises:
             ModelError: If an op is unknown to this TensorFlow, or the graph is not valid.
         """
-        graph = tf.Graph()
-        with graph.as_default():
-            import_graph(self.graph)
+        graph = imported_graph(self.graph)
         names = (port.tensor for port in (*self.inputs, *self.outputs))
         return graph, {name: graph.get_tensor_by_name(name) for name in names}
 
 
 def with_sizes(model: FrozenModel, sizes: Mapping[str, Sequence[int]]) -> FrozenModel:
-    """A copy whose inputs, by name, are declared in these sizes."""
+    """A copy whose inputs are declared with the shapes ``sizes``, by name."""
     graph = tf.compat.v1.GraphDef()
     graph.CopyFrom(model.graph)
     nodes = {node.name: node for node in graph.node}
     for port in model.inputs:
         shape = tf.TensorShape(sizes[port.name]).as_proto()
-        nodes[port.tensor.partition(":")[0]].attr["shape"].shape.CopyFrom(shape)
+        nodes[base_name(port.tensor)].attr["shape"].shape.CopyFrom(shape)
     inputs = tuple(replace(p, shape=tuple(sizes[p.name])) for p in model.inputs)
     return replace(model, graph=graph, inputs=inputs)
 
 
 def import_graph(graph_def: GraphDef) -> None:
-    """Put the nodes into the graph that is open, under their own names.
+    """Add the nodes to TensorFlow's current default graph, under their own names.
 
     Raises:
         ModelError: If an op is unknown to this TensorFlow, or the graph is not valid.
@@ -95,8 +95,20 @@ def import_graph(graph_def: GraphDef) -> None:
         raise unreadable(error) from error
 
 
+def imported_graph(graph_def: GraphDef) -> Any:
+    """A new ``tf.Graph`` of the nodes, with the shapes that TensorFlow infers.
+
+    Raises:
+        ModelError: If an op is unknown to this TensorFlow, or the graph is not valid.
+    """
+    graph = tf.Graph()
+    with graph.as_default():
+        import_graph(graph_def)
+    return graph
+
+
 def unreadable(error: Exception, where: str = "") -> ModelError:
-    """What TensorFlow says of a model that it cannot read, in one line."""
+    """The error for a model that TensorFlow cannot read, with its message in one line."""
     text = " ".join(str(error).split())
     unknown = text.partition("Op type not registered '")[2].partition("'")[0]
     if unknown:
@@ -112,10 +124,10 @@ def unreadable(error: Exception, where: str = "") -> ModelError:
 
 
 def check_size(size_bytes: int, where: str) -> None:
-    """Return if weights of so many bytes can be constants of a graph.
+    """Check that weights of so many bytes can be constants of a graph.
 
     Raises:
-        ModelError: If not.
+        ModelError: If they cannot.
     """
     if size_bytes >= _MOST_BYTES:
         raise ModelError(
@@ -127,7 +139,7 @@ def check_size(size_bytes: int, where: str) -> None:
 
 
 def reachable(nodes: Mapping[str, NodeDef], ends: Iterable[str]) -> set[str]:
-    """Names of the nodes that those called ``ends`` need, these among them."""
+    """Names of the nodes that those called ``ends`` depend on, and ``ends`` themselves."""
     found: set[str] = set()
     waiting = list(ends)
     while waiting:
@@ -139,5 +151,5 @@ def reachable(nodes: Mapping[str, NodeDef], ends: Iterable[str]) -> set[str]:
 
 
 def base_name(reference: str) -> str:
-    """The node of an input of a NodeDef: ``a`` of ``a:1`` and of ``^a``."""
+    """The name of the node that a tensor or an input is of: ``a`` of ``a:1`` and of ``^a``."""
     return reference.removeprefix("^").partition(":")[0]

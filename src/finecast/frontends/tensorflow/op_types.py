@@ -1,4 +1,4 @@
-"""Which type attribute of an op is its precision, by TensorFlow's own definition of the op."""
+"""Finds the attribute that states an op's precision, by TensorFlow's definition of the op."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from finecast.frontends.tensorflow.functions import count_of
 from finecast.frontends.tensorflow.library import FLOATS, Operation, definitions
 from finecast.numbers.formats import Format
 
-# They choose types, pass on any, or write memory that keeps its own.
+# Ops whose type attributes are no precision: they convert, or pass on values of any type.
 _NO_PRECISION: Final = frozenset(
     {"Cast", "Bitcast", "Print", "Assert", "FakeParam", "If", "StatelessIf"}
 )
@@ -20,7 +20,7 @@ _NO_PRECISION: Final = frozenset(
 class TypeAttribute:
     """The attribute that names the float type an op computes in, and which ports have it.
 
-    ``attribute`` is empty for an op that has none whose type could change.
+    ``attribute`` is empty, and ``format`` None, for an op whose type cannot change.
     """
 
     attribute: str
@@ -31,11 +31,11 @@ class TypeAttribute:
 
 
 def op_types(op: Operation) -> TypeAttribute:
-    """What the definition of ``op`` says of its types.
+    """The precision of ``op`` by its definition.
 
-    Law: setting ``attribute`` to another of ``admits``, with the ports that are marked, gives
-    an op that TensorFlow accepts. Of several attributes that name floats, as those of a batch
-    norm's values and statistics, it is that of the first input.
+    Law: TensorFlow accepts ``op`` with ``attribute`` set to another of ``admits``, if the
+    marked ports are of that type. Where several attributes name floats, as those of a batch
+    norm's values and statistics do, it is the one of the first input.
     """
     ports_in = list(port_attributes(op, op.op_def.input_arg))
     ports_out = list(port_attributes(op, op.op_def.output_arg))
@@ -53,7 +53,7 @@ def op_types(op: Operation) -> TypeAttribute:
 
 
 def fixed_types(inputs: int, outputs: int) -> TypeAttribute:
-    """What has so many ports, none of which could change its type."""
+    """The types of an op with so many ports, none of which can change its type."""
     return TypeAttribute(
         attribute="",
         format=None,
@@ -75,12 +75,13 @@ def precision_attribute(op: str) -> str:
 
 
 def port_attributes(op: Operation, arguments: Any) -> Iterator[str]:
-    """For each tensor, the attribute that alone says its type; empty where none does."""
+    """For each tensor of the arguments, the attribute that is its type; empty without one."""
     for argument in arguments:
         yield from [argument.type_attr] * count_of(argument, op.node_def)
 
 
 def _admitted(op: Operation, name: str) -> frozenset[Format]:
+    """Formats that the attribute allows; without a restriction in the definition, all."""
     (definition,) = (a for a in op.op_def.attr if a.name == name)
     allowed = definition.allowed_values.list.type
     return frozenset(FLOATS[n] for n in allowed if n in FLOATS) or frozenset(FLOATS.values())

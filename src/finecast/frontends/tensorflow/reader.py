@@ -1,41 +1,40 @@
-"""From a frozen graph to the neutral graph, and the binding that leads back."""
+"""Reads a frozen graph into the neutral graph, with the binding from its ids to TensorFlow."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from finecast import ops
 from finecast.frontends.tensorflow.functions import bodies, fresh
 from finecast.frontends.tensorflow.library import FLOATS, Operation, Tensor, dtype_label, tf
-from finecast.frontends.tensorflow.model import FrozenModel
+from finecast.frontends.tensorflow.model import PLACEHOLDERS, FrozenModel
 from finecast.frontends.tensorflow.op_types import fixed_types, op_types
 from finecast.frontends.tensorflow.regions import GraphRegion, every_operation, regions
 from finecast.frontends.tensorflow.ties import InputPort, Place, Slot, TypeTie, is_handle, ties
 from finecast.graph import INNER, PHI, Attribute, ConstantStats, Dim, Graph, Node, Value
 
-_INPUTS: Final = frozenset({"Placeholder", "PlaceholderWithDefault"})
 _TRANSPOSES: Final = {"transpose_a": "transA", "transpose_b": "transB", "adj_x": "transA",
                       "adj_y": "transB"}  # fmt: skip
-"""Attributes of products, by the names that the counts of operations know them by."""
+"""The names by which the core knows the attributes of products, by TensorFlow's names."""
 
 
 @dataclass(slots=True, kw_only=True)
 class GraphBinding:
-    """What of the model the ids of a Graph stand for.
+    """What the ids of a Graph stand for.
 
     Attributes:
-        model: The model.
-        regions: Its bodies; the first one is the model itself.
+        model: The model that was read.
+        regions: The model itself, then all bodies, by region number.
         nodes: Names of NodeDefs in their region, by node id; empty for a phi.
-        slots: Where their type is stated, by node id.
-        entries: What each of their inputs is, by node id.
+        slots: The places where nodes state their types, by node id.
+        entries: The inputs of TensorFlow's that nodes' inputs are, by node id.
         values: Names of tensors in their region, ``NODE:INDEX``, by value id.
-        value_regions: Numbers of their regions, by value id.
+        value_regions: Numbers of regions, by value id.
     """
 
     model: FrozenModel
@@ -50,8 +49,8 @@ class GraphBinding:
 def read(model: FrozenModel, digest: str = "") -> tuple[Graph, GraphBinding]:
     """Build the neutral graph; TensorFlow infers the shapes.
 
-    Law: every tensor but handles is a Value, every op but constants and inputs a Node. Bodies
-    of control flow are opened.
+    Law: every tensor but handles is a Value, every op but constants and inputs a Node, in the
+    bodies of control flow, too.
     """
     reader = _Reader(model)
     for region, op in every_operation(reader.binding.regions):
@@ -81,11 +80,11 @@ class _Reader:
             self.tied_tensors.update((*tie.inner, *tie.outer))
 
     def visit(self, region: GraphRegion, op: Operation) -> None:
-        """Add an operation, and what ties its ports to others."""
+        """Add an operation, and the phis of the ties that may stand after it."""
         if op.type == "Const":
             value = self._value(region.number, op.outputs[0])
             self.constants[value] = _stats(op)
-        elif op.type in _INPUTS:
+        elif op.type in PLACEHOLDERS:
             if not is_handle(op.outputs[0]):
                 self._value(region.number, op.outputs[0])
         elif op.inputs or op.outputs:
@@ -142,7 +141,7 @@ class _Reader:
         self._add(node, op.name, slots if types.attribute else (), tuple(ports))
 
     def _phi(self, region: GraphRegion, op: Operation, index: int, tie: TypeTie) -> None:
-        """Add what joins the values that a tie has in one type."""
+        """Add a phi, which joins the values that ``tie`` forces to have one type."""
         inputs = tuple(self._read_at(entry) for entry in tie.inputs)
         outputs = tuple(self._tensor_at(place) for place in (*tie.inner, *tie.outer))
         types = {self.tensors[i].dtype.as_datatype_enum for i in (*inputs, *outputs)}
@@ -224,19 +223,11 @@ def _shape(tensor: Tensor) -> tuple[Dim, ...] | None:
 def _stats(op: Operation) -> ConstantStats:
     proto = op.node_def.attr["value"].tensor
     size = int(np.prod([d.size for d in proto.tensor_shape.dim], dtype=np.int64))
-    return ConstantStats(size=size, read=_array(proto))
-
-
-def _array(proto: Any) -> Callable[[], NDArray[np.generic]]:
-    def read_it() -> NDArray[np.generic]:
-        array: NDArray[np.generic] = tf.make_ndarray(proto)
-        return array
-
-    return read_it
+    return ConstantStats(size=size, read=partial(tf.make_ndarray, proto))
 
 
 def _attributes(op: Operation) -> Iterator[tuple[str, Attribute]]:
-    """Attributes that are numbers, text, or lists of integers."""
+    """Attributes that are numbers, text or lists of integers, and some that the core needs."""
     attr: Mapping[str, Any] = op.node_def.attr
     for name, value in attr.items():
         kind = value.WhichOneof("value")
@@ -258,5 +249,5 @@ def _attributes(op: Operation) -> Iterator[tuple[str, Attribute]]:
         yield "kernel_shape", tuple(int(i) for i in attr["ksize"].list.i)
 
 
-# The axes of a filter that do not add up: those of the output.
+# The axes of a filter that are not summed over, but are channels of the output.
 _OUTPUT_AXES: Final = {"Conv2D": (-1,), "Conv3D": (-1,), "DepthwiseConv2dNative": (-2, -1)}

@@ -1,4 +1,4 @@
-"""Regions of a graph: the model itself, and each body in it, with the shapes in them."""
+"""Regions of a model: the model itself and each body in it, as graphs with shapes."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from finecast.frontends.tensorflow.functions import LOOPS, bodies, flattened, library_of
-from finecast.frontends.tensorflow.library import FLOATS, Operation, tf
-from finecast.frontends.tensorflow.model import FrozenModel, import_graph
+from finecast.frontends.tensorflow.library import FLOATS, Operation
+from finecast.frontends.tensorflow.model import FrozenModel, base_name, imported_graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphRegion:
-    """The model itself, number 0, or a body.
+    """The model itself or a body in it.
 
     Attributes:
-        number: Its number in the graph.
-        model: Its nodes.
-        graph: The same, imported, with shapes.
-        owner: The node that it is a body of, in the region ``parent``.
-        role: Which body.
-        prefix: What names of its nodes begin with in the neutral graph.
+        number: The region's number in the neutral graph; that of the model itself is 0.
+        model: The nodes, inputs and outputs.
+        graph: The same as a ``tf.Graph``, with shapes.
+        owner: The name of the node that it is a body of; empty for the model itself.
+        role: Which body of the owner it is, such as ``cond``.
+        parent: The number of the region that the owner is in.
+        prefix: The prefix of its nodes' names in the neutral graph.
     """
 
     number: int
@@ -34,14 +35,14 @@ class GraphRegion:
 
     @property
     def arguments(self) -> list[str]:
-        """Tensors that the body is handed."""
+        """Tensors that are the body's arguments; none of the model itself."""
         return [port.tensor for port in self.model.inputs] if self.owner else []
 
 
 def regions(model: FrozenModel) -> list[GraphRegion]:
-    """The regions of a model, those of bodies behind the one that their op is in."""
+    """The regions of a model by number; bodies come after the region that their op is in."""
     found: list[GraphRegion] = []
-    _add_region(found, GraphRegion(number=0, model=model, graph=_imported(model)))
+    _add_region(found, GraphRegion(number=0, model=model, graph=imported_graph(model.graph)))
     return found
 
 
@@ -57,7 +58,7 @@ def _add_region(found: list[GraphRegion], region: GraphRegion) -> None:
                 GraphRegion(
                     number=len(found),
                     model=body,
-                    graph=_imported(body),
+                    graph=imported_graph(body.graph),
                     owner=node.name,
                     role=role,
                     parent=region.number,
@@ -66,27 +67,20 @@ def _add_region(found: list[GraphRegion], region: GraphRegion) -> None:
             )
 
 
-def _imported(model: FrozenModel) -> Any:
-    graph = tf.Graph()
-    with graph.as_default():
-        import_graph(model.graph)
-    return graph
-
-
 def _argument_shapes(op: Operation) -> list[Any]:
-    """Shapes of what bodies are handed: in a loop those that hold in every step."""
+    """Shapes of the arguments of an op's bodies; in a loop those that hold in every step."""
     return [t.shape for t in (op.outputs if op.type in LOOPS else list(op.inputs)[1:])]
 
 
 def _declare(body: FrozenModel, shapes: Sequence[Any]) -> None:
+    """Declare the arguments of a body with ``shapes``."""
     nodes = {node.name: node for node in body.graph.node}
     for port, shape in zip(body.inputs, shapes, strict=True):
-        given = nodes[port.tensor.removesuffix(":0")]
-        given.attr["shape"].shape.CopyFrom(shape.as_proto())
+        nodes[base_name(port.tensor)].attr["shape"].shape.CopyFrom(shape.as_proto())
 
 
 def unopened(found: Sequence[GraphRegion]) -> list[str]:
-    """Names of functions with floats that are no bodies: those of ops of other kinds."""
+    """Names of functions that use floats and are no bodies; no region has their ops."""
     read = {name for r in found for n in r.model.graph.node for name in bodies(n).values()}
     return [
         function.signature.name
@@ -97,7 +91,7 @@ def unopened(found: Sequence[GraphRegion]) -> list[str]:
 
 
 def every_operation(found: Sequence[GraphRegion]) -> Iterator[tuple[GraphRegion, Operation]]:
-    """The operations of all regions, bodies before the op that they are of."""
+    """The operations of all regions, each after those of its bodies."""
     inner: dict[tuple[int, str], list[GraphRegion]] = {}
     for region in found:
         if region.owner:

@@ -1,4 +1,4 @@
-"""Writes a model as a SavedModel, which TensorFlow serves under the names of before."""
+"""Writes a model as a SavedModel, with the signatures that the original had."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from finecast.frontends.saved_notes import NOTES_FILE
 from finecast.frontends.signatures import SERVING
-from finecast.frontends.tensorflow.functions import every_node, with_own_names
+from finecast.frontends.tensorflow.functions import with_own_names
 from finecast.frontends.tensorflow.library import DTYPES, tf
 from finecast.frontends.tensorflow.model import (
     FrozenModel,
@@ -16,14 +16,13 @@ from finecast.frontends.tensorflow.model import (
     check_size,
     import_graph,
 )
-from finecast.numbers.formats import Format
 
 
 def save(model: FrozenModel, folder: Path) -> None:
-    """Write to ``folder``, which must not be there yet.
+    """Write to ``folder``, which must not exist yet.
 
     Raises:
-        ModelError: If its weights are more than a SavedModel without variables holds.
+        ModelError: If its weights are too large for a SavedModel without variables.
     """
     check_size(model.size_bytes, "")
     module = tf.Module()
@@ -33,8 +32,8 @@ def save(model: FrozenModel, folder: Path) -> None:
     method = _function(model, pruned, listed=True) if model.listed else served
     for name in model.signatures:
         if name != SERVING:
-            setattr(module, name, method)  # model.export gives each endpoint a method
-    # Gradients of the ops that were inlined are not of this function, which has no variables.
+            setattr(module, name, method)  # as model.export does for each signature
+    # Custom gradients are of functions that were inlined; nothing is trained here.
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
     tf.saved_model.save(module, str(folder), signatures=signatures, options=options)
     (folder / NOTES_FILE).parent.mkdir()
@@ -42,7 +41,7 @@ def save(model: FrozenModel, folder: Path) -> None:
 
 
 def callable_of(model: FrozenModel) -> Any:
-    """The model as a function of TensorFlow: tensors by keyword in, a dict of tensors out."""
+    """The model as a TensorFlow function from its inputs to its outputs, both in order."""
     graph = with_own_names(model.graph)
     wrapped = tf.compat.v1.wrap_function(lambda: import_graph(graph), [])
     feeds = [wrapped.graph.as_graph_element(p.tensor) for p in model.inputs]
@@ -51,6 +50,7 @@ def callable_of(model: FrozenModel) -> Any:
 
 
 def _function(model: FrozenModel, pruned: Any, *, listed: bool = False) -> Any:
+    """``pruned`` as a function that returns its outputs in a dict, or in a list."""
     names = [p.name for p in model.outputs]
 
     def call(*tensors: Any) -> dict[str, Any] | list[Any]:
@@ -67,10 +67,3 @@ def _tensor_spec(port: SignaturePort) -> Any:
     sizes = port.shape
     free = None if sizes is None else [d if isinstance(d, int) else None for d in sizes]
     return tf.TensorSpec(free, dtype, name=port.name)
-
-
-def low_weights(model: FrozenModel) -> Format | None:
-    """The lowest format that constants rest in; None where all floats are fp32."""
-    stored = {n.attr["dtype"].type for n in every_node(model.graph) if n.op == "Const"}
-    low = (f for f in DTYPES if f is not Format.FP32)
-    return next((f for f in low if DTYPES[f].as_datatype_enum in stored), None)

@@ -1,8 +1,9 @@
-"""What is of one type in a graph with bodies: the values that control flow hands on.
+"""Ties: values that control flow or lists force to have one type.
 
-A body's arguments, what it gives back and the ports of its op are of one type. So are the
-elements of a list: what is put into one comes out of it as what it is. The list itself is a
-handle, handed from op to op, in and out of bodies.
+An input of an op with bodies has the type of the bodies' argument, and of a loop's result and
+output; a branch's result has that of the op's output. All elements of a TensorList have one
+type. The list itself is a handle, of TensorFlow's type ``variant``, which ops and bodies pass
+on.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from finecast.frontends.tensorflow.regions import GraphRegion, every_operation
 
 ELEMENT: Final = "element_dtype"
 _RESULTS: Final = ""
-"""Stands for the results of a body where the node of an input is named."""
+"""In place of an input's node: the input is a result of a body."""
 _LIST_OP: Final = ("TensorList", "EmptyTensorList", "Identity")
-"""What ops on lists, and what hands one on, begin with."""
+"""Prefixes of the kinds of ops that make, read, write or pass on lists."""
 
-Place = tuple[int, str]  # a tensor, by its region and name
+Place = tuple[int, str]  # a tensor: the number of its region, and its name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputPort:
-    """Where a value is read: input ``index`` of a node, or that result of a body."""
+    """Where a value is read: input ``index`` of a node, or result ``index`` of a body."""
 
     region: int
     node: str
@@ -41,7 +42,7 @@ class InputPort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """Where a type is stated: an attribute of a node, or an element of a list attribute."""
+    """An attribute of a node that states a type, or element ``index`` of a list attribute."""
 
     region: int
     node: str
@@ -51,16 +52,16 @@ class Slot:
 
 @dataclass(slots=True, kw_only=True)
 class TypeTie:
-    """Ports through which one type flows.
+    """Values that must have one type; the graph joins them by a phi.
 
     Attributes:
-        inputs: What flows in.
-        inner: Tensors of bodies that it comes out of.
-        outer: Tensors that it comes out of beside the op.
-        slots: Where the type is stated.
-        region: Where it stands.
-        of: What joins them: an op with bodies, or a list's first op.
-        after: The operation behind which it may stand, by region and name.
+        of: The op that joins them: one with bodies, or the first of a list.
+        region: The number of the region that the phi stands in.
+        after: The region and name of the operation after which the phi stands.
+        inputs: Where the values are read.
+        inner: Tensors inside of bodies that the values come out as.
+        outer: Tensors that they come out as in the region of the phi.
+        slots: The attributes that state the type.
         fixed: Whether the type cannot change.
     """
 
@@ -75,7 +76,7 @@ class TypeTie:
 
 
 def ties(found: Sequence[GraphRegion]) -> list[TypeTie]:
-    """All that is tied in a model."""
+    """The ties in a model's regions."""
     lists = _Lists()
     made: list[TypeTie] = []
     inner = {(r.parent, r.owner, r.role): r for r in found if r.owner}
@@ -93,6 +94,7 @@ def ties(found: Sequence[GraphRegion]) -> list[TypeTie]:
 def _loop_ties(
     region: int, op: Operation, own: dict[str, GraphRegion], lists: _Lists
 ) -> Iterator[TypeTie]:
+    """One tie for each variable of a loop; those that are lists are joined in ``lists``."""
     body = own["body"]
     after = [port.tensor for port in body.model.outputs]
     for index, given in enumerate(op.inputs):
@@ -116,6 +118,7 @@ def _loop_ties(
 def _branch_ties(
     region: int, op: Operation, own: Sequence[GraphRegion], lists: _Lists
 ) -> Iterator[TypeTie]:
+    """One tie for each argument and each result of branches; lists are joined in ``lists``."""
     for index, given in enumerate(list(op.inputs)[1:]):
         arguments = [(r.number, r.arguments[index]) for r in own]
         if given.dtype == tf.variant:
@@ -144,14 +147,14 @@ def _dtype_of(place: Place) -> Slot:
 
 
 class _Lists:
-    """Lists, as the handles that stand for one and what their ops take and give."""
+    """The lists of a model: groups of handles that stand for one list, and their ops."""
 
     def __init__(self) -> None:
         self._group: dict[Place, list[Place]] = {}
         self._ops: dict[Place, list[tuple[int, Operation]]] = {}
 
     def join(self, *handles: Place) -> None:
-        """All stand for one list, or for one after the other."""
+        """Merge the groups of ``handles``: they stand for one list, or states of it."""
         kept = self._group.setdefault(handles[0], [handles[0]])
         for other in handles[1:]:
             taken = self._group.setdefault(other, [other])
@@ -161,7 +164,7 @@ class _Lists:
                     self._group[place] = kept
 
     def visit(self, region: int, op: Operation) -> None:
-        """Note an op that takes or gives a handle."""
+        """Add an op to the list whose handles it reads or gives, if it does."""
         handles = [
             (region, t.name) for t in (*op.inputs, *op.outputs) if t.dtype == tf.variant
         ]
@@ -170,7 +173,7 @@ class _Lists:
             self._ops.setdefault(handles[0], []).append((region, op))
 
     def ties(self) -> Iterator[TypeTie]:
-        """One for the elements of each list."""
+        """One tie for the elements of each list."""
         members: dict[int, list[tuple[int, Operation]]] = {}
         for handle, ops in self._ops.items():
             members.setdefault(id(self._group[handle]), []).extend(ops)
@@ -178,7 +181,7 @@ class _Lists:
 
 
 def _list_tie(ops: Sequence[tuple[int, Operation]]) -> TypeTie:
-    """What the ops of one list put in and take out."""
+    """The tie of the elements of one list, which ``ops`` read and write."""
     writers = [(r, op) for r, op in ops if any(p == ELEMENT for p in _inputs(op))]
     last_region, last = (writers or ops[:1])[-1]
     region, first = min(ops, key=lambda found: found[0])
@@ -204,6 +207,6 @@ def _inputs(op: Operation) -> list[str]:
 
 
 def is_handle(tensor: Tensor) -> bool:
-    """Whether a tensor stands for a list or the like, which is no value of the graph."""
+    """Whether a tensor is a handle, of a list for example, and so no value of the graph."""
     handle: bool = tensor.dtype == tf.variant
     return handle

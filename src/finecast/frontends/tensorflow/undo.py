@@ -1,8 +1,9 @@
-"""Taking back an earlier conversion, so that another policy starts from the original.
+"""Takes back an earlier conversion, so that another policy starts from the original.
 
-A SavedModel keeps what was low before the conversion, by name; all else that is low now is by
-the conversion, and so are all other casts. Digits that constants lost do not come back: one
-that is low becomes the fp32 number that it stands for, or the one that is still beside it.
+The notes in a SavedModel name the ops and constants that were low before the conversion, and
+the casts that were there. All others that are low, and all other casts, are the conversion's.
+Digits that a constant lost do not come back: it becomes the fp32 number that it stands for. If
+the original constant is still in the graph, that is read again.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
+from finecast.errors import ModelError
 from finecast.frontends.roundable import uses_of
 from finecast.frontends.saved_notes import POLICY, converted_to
 from finecast.frontends.tensorflow.library import DTYPES, tf
@@ -31,9 +33,10 @@ _PORTS: Final = "ports_before"
 
 
 def noted(graph: Graph, plan: Plan, before: Mapping[str, str]) -> dict[str, str]:
-    """What a model that ``plan`` makes of ``graph`` keeps of it.
+    """The notes of a model that is made by applying ``plan`` to ``graph``.
 
-    ``before`` are the notes of a conversion that stays: what was low before that one counts.
+    ``before`` are those of the model that the plan is applied to. If it is a conversion, they
+    stay: the original is the model before the first one.
     """
     if converted_to(before):
         return {**before, _PLAN: plan.digest, POLICY: plan.policy}
@@ -48,15 +51,17 @@ def noted(graph: Graph, plan: Plan, before: Mapping[str, str]) -> dict[str, str]
     }
 
 
-def before_conversion(graph: Graph, binding: GraphBinding) -> FrozenModel:
-    """The model as it was before a conversion; that of ``binding`` is left as it is."""
-    notes = binding.model.notes
-    before = set(json.loads(notes.get(_LOW, "[]")))
-    ports: dict[str, str] = json.loads(notes.get(_PORTS, "{}"))
+def before_conversion(graph: Graph, binding: GraphBinding, where: str) -> FrozenModel:
+    """The model as it was before a conversion; that of ``binding`` is not changed.
+
+    Raises:
+        ModelError: If the notes of the conversion cannot be read; it names ``where``.
+    """
+    before, ports = _read_notes(binding.model.notes, where)
     rewriter = Rewriter(graph, binding)
     for value in (*graph.inputs, *graph.outputs):
         if value.name in ports:
-            rewriter.set_port(value.id, _format_of(ports[value.name]))
+            rewriter.set_port(value.id, ports[value.name])
     for value in graph.values:
         if value.constant is not None and _is_low(value.format) and value.name not in before:
             rewriter.rewire(value.id, uses_of(graph, value.id), _wide(rewriter, value))
@@ -72,8 +77,29 @@ def before_conversion(graph: Graph, binding: GraphBinding) -> FrozenModel:
     return replace(rewriter.finish(), notes={})
 
 
+def _read_notes(
+    notes: Mapping[str, str], where: str
+) -> tuple[frozenset[str], dict[str, Format]]:
+    """Names of what was low before a conversion, and formats of ports, by name, before it."""
+    formats = {fmt.label: fmt for fmt in DTYPES}
+    try:
+        low: Any = json.loads(notes.get(_LOW, "[]"))
+        ports: Any = json.loads(notes.get(_PORTS, "{}"))
+        return frozenset(low), {name: formats[label] for name, label in ports.items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ModelError(
+            f"the model was converted by finecast before, to {converted_to(notes)}, and has no"
+            " notes of what was changed that can be read",
+            where=where,
+            fix="give the model that it was made from",
+        ) from error
+
+
 def _wide(rewriter: Rewriter, value: Value) -> str:
-    """The fp32 constant that ``value`` was rounded from, or one of its numbers."""
+    """The tensor of the fp32 constant that ``value`` was rounded from, if it is still there.
+
+    Else that of a new constant with the same numbers as ``value``.
+    """
     assert value.constant is not None
     assert value.format is not None
     region, tensor = rewriter.at(value.id)
@@ -89,14 +115,10 @@ def _wide(rewriter: Rewriter, value: Value) -> str:
 
 
 def _casts_floats(graph: Graph, node: Node) -> bool:
-    """Whether it is a Cast between formats that ops compute in."""
+    """Whether ``node`` is a Cast between formats that ops compute in."""
     ports = [graph.values[i] for i in (*node.inputs, *node.outputs) if i is not None]
     return node.native == CAST and all(v.format in DTYPES for v in ports)
 
 
 def _is_low(fmt: Format | None) -> bool:
     return fmt not in (None, Format.FP32)
-
-
-def _format_of(label: str) -> Format:
-    return next(fmt for fmt in DTYPES if fmt.label == label)

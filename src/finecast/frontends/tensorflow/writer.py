@@ -1,7 +1,7 @@
 """Replays edits on a GraphDef: casts, low constants, type attributes.
 
-Law: the result has the ports of the model, in name, type and shape; what no edit names is as
-it was.
+Law: inputs and outputs keep names, types and shapes unless an edit changes their types; what
+no edit names does not change.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from finecast.frontends.tensorflow.functions import (
     fresh,
     library_of,
     needed,
+    reference,
     result_types,
     tensor_of,
 )
@@ -50,7 +51,7 @@ CAST: Final = "tf::Cast"
 
 
 def apply_edits(graph: Graph, binding: GraphBinding, edits: Sequence[Edit]) -> FrozenModel:
-    """The model with ``edits`` made; that of ``binding`` is left as it was.
+    """A copy of the model of ``binding`` with ``edits`` made.
 
     Raises:
         ModelError: If an edit asks for a format that TensorFlow's ops do not compute in.
@@ -88,12 +89,12 @@ class At(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Section:
-    """A copy of a region's nodes, and new ones.
+    """A copy of a region, to be changed.
 
     Attributes:
-        nodes: By name.
-        arguments: Names of the placeholders of what a body is handed.
-        results: Tensors that a body gives back.
+        nodes: Its nodes by name.
+        arguments: Names of the placeholders that are a body's arguments.
+        results: Tensors that a body returns; for the model itself its outputs.
     """
 
     nodes: dict[str, NodeDef]
@@ -112,15 +113,19 @@ class Section:
         )
 
     def kept(self, ends: Iterable[str]) -> list[NodeDef]:
-        """The nodes that those called ``ends`` need, in order."""
+        """The nodes called ``ends`` and those they depend on, in order."""
         names = reachable(self.nodes, ends)
         return [node for name, node in self.nodes.items() if name in names]
 
 
 class Rewriter:
-    """A copy of a model whose nodes can be changed, and added to.
+    """A copy of a model, to be changed.
 
-    ``stored`` is the format that each float value has by now, by id.
+    Attributes:
+        graph: The neutral graph of the model.
+        binding: What the ids of the graph stand for.
+        sections: Copies of the model's regions, by number.
+        stored: The format that each float value has after the changes so far, by id.
     """
 
     def __init__(self, graph: Graph, binding: GraphBinding) -> None:
@@ -140,7 +145,7 @@ class Rewriter:
         return self.sections[region].nodes
 
     def set_format(self, node: int, fmt: Format) -> None:
-        """The op computes in ``fmt``."""
+        """Let a node compute in ``fmt``."""
         for slot in self.binding.slots[node]:
             attribute = self.nodes(slot.region)[slot.node].attr[slot.attribute]
             if slot.index is None:
@@ -151,7 +156,7 @@ class Rewriter:
             self.stored[value.id] = fmt
 
     def set_port(self, value: int, fmt: Format) -> None:
-        """An input or output is declared as ``fmt``; what an output is given has that type."""
+        """Declare an input or output as ``fmt``; an output's tensor must have that type."""
         tensor = self.binding.values[value]
         self._ports[tensor] = fmt
         if self.graph.values[value].is_input:
@@ -159,7 +164,7 @@ class Rewriter:
             self.stored[value] = fmt
 
     def add_cast(self, value: int, to: Format) -> At:
-        """A Cast of a value, as it is stored by now; the tensor that it gives."""
+        """The result of a new Cast of a value; it casts from the format in ``stored``."""
         region, tensor = self.at(value)
         node = self.add_node(region, f"{base_name(tensor)}/cast_{to.label}", "Cast")
         node.input.append(reference(tensor))
@@ -169,7 +174,7 @@ class Rewriter:
         return At(region, f"{node.name}:0")
 
     def constant(self, value: int, to: Format) -> At:
-        """The constant rounded to ``to``; its tensor."""
+        """The tensor of a new constant: the constant ``value`` rounded to ``to``."""
         stats = self.graph.values[value].constant
         assert stats is not None
         region, tensor = self.at(value)
@@ -184,21 +189,21 @@ class Rewriter:
     def add_constant(
         self, region: int, name: str, array: NDArray[np.generic], dtype: Any
     ) -> At:
-        """A constant; its tensor."""
+        """The tensor of a new constant."""
         node = self.add_node(region, name, "Const")
         node.attr["dtype"].type = dtype.as_datatype_enum
         node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(array, dtype))
         return At(region, f"{node.name}:0")
 
     def add_node(self, region: int, name: str, op: str) -> NodeDef:
-        """A node without inputs, called ``name`` or nearly so."""
+        """A new node without inputs; underscores follow ``name`` if it is taken."""
         nodes = self.nodes(region)
         node = tf.compat.v1.NodeDef(name=fresh(name, nodes), op=op)
         nodes[node.name] = node
         return node
 
     def rewire(self, value: int, uses: Iterable[Use], tensor: str) -> None:
-        """Let ``uses`` of a value read a ``tensor`` of its region in its place."""
+        """Let ``uses`` of a value read ``tensor``, which is in the same region."""
         for use in uses:
             if use.node is None:
                 self._outputs[self.binding.values[value]] = tensor
@@ -211,7 +216,7 @@ class Rewriter:
                 section.nodes[entry.node].input[entry.index] = reference(tensor)
 
     def read_at(self, node: int, index: int) -> At:
-        """The tensor that input ``index`` of a node reads by now."""
+        """The tensor that input ``index`` of a node reads after the changes so far."""
         entry = self.binding.entries[node][index]
         section = self.sections[entry.region]
         if entry.is_result:
@@ -222,7 +227,10 @@ class Rewriter:
         self, region: int, prefix: str, nodes: Sequence[NodeDef], end: str,
         tensors: Sequence[str],
     ) -> At:  # fmt: skip
-        """Copies of ``nodes``, which read ``tensors`` as ``p0``, ``p1``...; their ``end``."""
+        """Add copies of ``nodes``, named under ``prefix``; returns that of the tensor ``end``.
+
+        Where nodes read ``p0``, ``p1``..., the copies read ``tensors``.
+        """
         inside = {node.name for node in nodes}
 
         def joined(source: str) -> str:
@@ -240,10 +248,11 @@ class Rewriter:
         return At(region, f"{prefix}/{end}")
 
     def hand_in(self, region: int, name: str, tensor: str) -> dict[int, str]:
-        """Have the op of a body hand ``tensor``, of the region around, to all its bodies.
+        """Add an argument to all bodies of the op that ``region`` is a body of.
 
-        It is called ``name`` in each, as far as that is free; gives what it is there, by
-        region. A loop hands it on unchanged.
+        The op reads it from ``tensor``, of the region that the op is in. A loop passes it on
+        unchanged. Returns the argument's tensor by the number of the body's region; it is
+        called ``name``, with underscores behind if that is taken.
         """
         regions, own = self.binding.regions, self.binding.regions[region]
         outside = self.nodes(own.parent)
@@ -268,7 +277,7 @@ class Rewriter:
         return found
 
     def restate_casts(self) -> None:
-        """The model's own casts read whatever format they are given now."""
+        """State in the model's own Casts the formats that their inputs have in ``stored``."""
         for node in self.graph.nodes:
             source = node.inputs[0] if node.native == CAST else None
             if source is not None and source in self.stored:
@@ -276,7 +285,7 @@ class Rewriter:
                 cast.attr["SrcT"].type = type_number(self.stored[source])
 
     def finish(self, *more: SignaturePort) -> FrozenModel:
-        """The model of the nodes that its outputs need; ``more`` are inputs behind its own."""
+        """The changed model, of the nodes that its outputs need; ``more`` inputs come last."""
         model = self.binding.model
         inputs = (*map(self._declared, model.inputs), *more)
         outputs = tuple(self._moved(self._declared(port)) for port in model.outputs)
@@ -289,7 +298,7 @@ class Rewriter:
         return replace(model, graph=result, inputs=inputs, outputs=outputs)
 
     def _functions(self) -> dict[str, Any]:
-        """The bodies as functions, under the names that their ops know them by."""
+        """The bodies as functions by name, with the names that their ops refer to."""
         library = library_of(self.binding.model.graph)
         found: dict[str, Any] = {}
         for region in self.binding.regions[1:]:
@@ -312,8 +321,3 @@ class Rewriter:
 
     def _moved(self, port: SignaturePort) -> SignaturePort:
         return replace(port, tensor=self._outputs.get(port.tensor, port.tensor))
-
-
-def reference(tensor: str) -> str:
-    """A tensor as NodeDefs name it: without its index where that is 0."""
-    return tensor.removesuffix(":0")

@@ -1,4 +1,4 @@
-"""The PyTorch frontend: a module in, the neutral graph out; a plan in, a module out."""
+"""The PyTorch frontend: captures modules as neutral graphs, and applies plans to them."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def planned_edits(captured: Captured, plan: Plan, where: str = "") -> tuple[Edit
         captured.graph,
         {by_name[n]: f for n, f in plan.formats.items()},
         encodings={by_name[n]: e for n, e in plan.encodings.items()},
-        moves_codes=False,  # Inductor recognises them right before a product
+        moves_codes=False,  # Inductor recognises codes only right before a product
     )
 
 
 def apply(captured: Captured, edits: Sequence[Edit]) -> GraphModule:
-    """A module with a plan's edits made; ``captured`` is left as it was.
+    """A copy of the captured module with ``edits`` made.
 
-    Parameters that stay fp32 are shared with the module that was captured; what the graph
-    writes to (running statistics, caches) is not.
+    Parameters that stay fp32 are shared with the module that was captured; tensors that the
+    graph writes to (running statistics, caches) are not.
     """
     module = shared_copy(captured.module)
     graph, binding = read(module)

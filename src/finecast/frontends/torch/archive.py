@@ -1,11 +1,11 @@
-"""Reading a ``.pt2`` file: a program that is data, or one that the user vouches for.
+"""Loads ``.pt2`` files, and refuses those that would run code unless the user trusts them.
 
-Law: unless ``trust``, loading executes nothing that the file brings. ``torch.export.load``
+Law: without ``trust``, loading executes nothing that the file brings. ``torch.export.load``
 unpickles (example inputs, tensor subclasses, custom objects), evaluates strings (sizes, by
 sympy), writes names into Python code, imports modules by name (pytrees), opens compiled
 libraries (AOTInductor) and calls whatever torch function a node names. So all of these are
-looked at first, with the reader that torch then loads with, and what is not plainly data is
-refused.
+checked first, read by the same reader that torch loads with, and a file with anything that is
+not plainly data is refused.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _PAYLOADS: Final = (
     "data/weights/model_weights_config.json",
     "data/constants/model_constants_config.json",
 )
-# Ops of PyTorch itself, and on codes; from_file maps, and makes, files of any name.
+# PyTorch's own ops, those on codes among them, but for from_file: it opens or makes any file.
 _OPS: Final = re.compile(r"torch\.ops\.(aten|prims|higher_order|quantized_decomposed)(\.\w+)+")
 _FORBIDDEN: Final = frozenset({"aten::from_file"})
-# Arithmetic on sizes.
+# Python functions that a graph may call: arithmetic on sizes.
 _FUNCTIONS: Final = re.compile(
     r"_operator\.(getitem|add|sub|mul|truediv|floordiv|mod|pow|neg|pos"
     r"|eq|ne|lt|le|gt|ge|and_|or_|not_)"
     r"|math\.(ceil|floor|trunc|sqrt)|torch\._?sym_[a-z]+"
 )
-# What export writes sizes with: sympy's own and torch.utils._sympy.functions'.
+# Functions in the formulas of sizes: sympy's, and those of torch.utils._sympy.functions.
 _SIZE_FUNCTIONS: Final = re.compile(
     r"Symbol|Integer|Abs|Add|Mul|Pow|Max|Min|Mod|Eq|Ne|Lt|Le|Gt|Ge|And|Or|Not|Piecewise"
     r"|floor|ceiling|sqrt|log|FloorDiv|ModularIndexing|Where|PythonMod|CleanDiv|CeilToInt"
@@ -61,7 +61,7 @@ _SIZE_NODES: Final = (
     ast.Constant, ast.keyword, ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.Load,
     ast.Tuple,
 )  # fmt: skip
-# Names become Python code.
+# Names become a part of Python code, so they must hold none.
 _NAME: Final = re.compile(r"[\w.:/-]*")
 
 
@@ -85,41 +85,43 @@ def load_program(path: Path, *, trust: bool = False) -> ExportedProgram:
     except ModelError as error:
         raise ModelError(error.what, where=str(path), fix=error.fix) from error
     except Exception as error:
-        # Whatever a damaged archive makes torch's reader raise.
+        # A damaged archive makes torch's reader raise errors of any kind.
         first = (str(error).strip().splitlines() or [""])[0]
         raise ModelError(
             f"not a program that this PyTorch can read: {type(error).__name__}: {first}",
             where=str(path),
             fix=f"save it with torch.export.save of PyTorch {torch.__version__}",
         ) from error
-    # Python source, which module() would compile: checks of the inputs' sizes.
+    # Checks of the inputs' sizes are Python source, which module() would compile and run.
     program._guards_code = []  # pyright: ignore[reportPrivateUsage]
     return program
 
 
-def _refuse(what: str, instead: str = "") -> ModelError:
+def _refusal(what: str, instead: str = "") -> ModelError:
+    """The error that loading would do ``what``; ``instead`` is a way without ``--trust``."""
     fix = f"{_TRUST}; or {instead}" if instead else _TRUST
     return ModelError(f"loading this file would {what}", fix=fix)
 
 
 def _check_archive(reader: PT2ArchiveReader) -> None:
+    """Raise ModelError unless everything in the archive is plain data."""
     names = reader.get_file_names()
     if _MODEL not in names:
         raise ModelError("the file holds no exported program", fix="use torch.export.save")
     for name in names:
         if name.startswith("data/aotinductor/"):
-            raise _refuse(f"run the compiled code in {name}")
+            raise _refusal(f"run the compiled code in {name}")
         if not _MEMBERS.fullmatch(name):
-            raise _refuse(f"unpickle {name}")
+            raise _refusal(f"unpickle {name}")
     for name in _PAYLOADS:
         _check_payloads(json.loads(reader.read_string(name)))
     samples = reader.read_bytes(_SAMPLES)
     if samples:
         try:
-            # What torch tries first; only if it fails does it unpickle anything at all.
+            # torch tries this first, and unpickles arbitrary objects only if it fails.
             torch.load(io.BytesIO(samples), weights_only=True)
         except Exception as error:
-            raise _refuse("unpickle objects among its example inputs") from error
+            raise _refusal("unpickle objects among its example inputs") from error
     _check_program(json.loads(reader.read_string(_MODEL)))
 
 
@@ -128,7 +130,7 @@ def _check_payloads(payloads: Mapping[str, Any]) -> None:
         _check_name(name)
         plain = re.fullmatch(r"(weight|tensor)_\d+", str(entry["path_name"]))
         if entry.get("use_pickle") is not False or not plain:
-            raise _refuse(f"unpickle {name}, which is no plain tensor")
+            raise _refusal(f"unpickle {name}, which is no plain tensor")
 
 
 def _check_program(program: Any) -> None:
@@ -145,10 +147,11 @@ def _check_program(program: Any) -> None:
 
 def _check_name(text: str) -> None:
     if not _NAME.fullmatch(text):
-        raise _refuse(f"write the name {text[:40]!r} into Python code")
+        raise _refusal(f"write the name {text[:40]!r} into Python code")
 
 
 def _check_target(target: str) -> None:
+    """Refuse a node that calls anything but arithmetic on sizes and PyTorch's ops."""
     if _FUNCTIONS.fullmatch(target):
         return
     found: Any = None
@@ -158,11 +161,11 @@ def _check_target(target: str) -> None:
             found = getattr(found, part, None)
     plain = isinstance(found, OpOverload | HigherOrderOperator)
     if not plain or found.name().partition(".")[0] in _FORBIDDEN:
-        raise _refuse(f"call {target}, which is no op of PyTorch's graphs")
+        raise _refusal(f"call {target}, which is no op of PyTorch's graphs")
 
 
 def _check_size(text: str) -> None:
-    """Sizes are evaluated: arithmetic on names and numbers, and the functions known."""
+    """Refuse a formula that is not arithmetic on names and numbers with known functions."""
     for node in ast.walk(ast.parse(text.strip(), mode="eval")):
         plain = isinstance(node, _SIZE_NODES)
         if isinstance(node, ast.Call):
@@ -174,16 +177,19 @@ def _check_size(text: str) -> None:
         elif isinstance(node, ast.Name):
             plain = not node.id.startswith("_")
         if not plain:
-            raise _refuse(f"evaluate the size {text!r}")
+            raise _refusal(f"evaluate the size {text!r}")
 
 
 def _check_tree(text: str) -> None:
-    """How arguments are nested: JSON, in which ``context`` is JSON once more."""
+    """Refuse a description of nested arguments that names any but Python's own containers.
+
+    It is JSON, and so is the text under ``context`` in it.
+    """
     for key, value in texts(json.loads(text) if text else None):
         if key == "type" and value not in PLAIN:
-            raise _refuse(f"import what a container of type {value} names", INSTEAD)
+            raise _refusal(f"import what a container of type {value} names", INSTEAD)
         inside = texts(json.loads(value)) if key == "context" else [("", value)]
         for _, name in inside:
             if name == "__enum__":
-                raise _refuse("import what the key of a container names")
+                raise _refusal("import what the key of a container names")
             _check_name(name)

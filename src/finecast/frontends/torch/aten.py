@@ -1,7 +1,8 @@
-"""What ATen's schemas do not say: which tensors of an op share its own format.
+"""Facts about ATen's ops: which tensors share an op's format, and which numbers are operands.
 
-By default every float tensor that an op reads and writes does. The exceptions are a table.
-Names are those of ``Node.native``: ``aten::mm``, without the overload.
+By default every float tensor that an op reads or writes has the op's format; schemas do not
+say where it must not, so tables do. Names are those of ``Node.native``: ``aten::mm``, without
+the overload.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _LABELS: Final = {dtype: fmt.label for fmt, dtype in DTYPES.items()} | {torch.fl
 # Formats that ATen's float kernels are written for; fp8 exists for storage only.
 ADMITTED: Final = frozenset({Format.FP32, Format.BF16, Format.FP16})
 
-# Tensor inputs, by position among the tensors given, that keep fp32 beside a low input: the
-# kernels take mixed types there, and statistics must not be rounded.
+# Inputs, by position among the tensors of a call, that keep fp32 beside low ones: the kernels
+# take mixed types there, and statistics must not be rounded.
 FIXED_IN: Final[Mapping[str, tuple[int, ...]]] = {
     "aten::batch_norm": (1, 2, 3, 4),
     "aten::_native_batch_norm_legit_no_training": (1, 2, 3, 4),
@@ -44,6 +45,8 @@ FIXED_IN: Final[Mapping[str, tuple[int, ...]]] = {
     "aten::_scaled_dot_product_efficient_attention_backward": (6,),
     "aten::_scaled_dot_product_cudnn_attention_backward": (5,),
 }
+# Results, by position, that are fp32 even if the op is low: statistics, gradients of scale and
+# shift, and log-sum-exps.
 FIXED_OUT: Final[Mapping[str, tuple[int, ...]]] = {
     "aten::_native_batch_norm_legit_no_training": (1, 2),
     "aten::_native_batch_norm_legit_functional": (1, 2, 3, 4),
@@ -57,7 +60,8 @@ FIXED_OUT: Final[Mapping[str, tuple[int, ...]]] = {
     "aten::_scaled_dot_product_efficient_attention": (1,),
     "aten::_scaled_dot_product_cudnn_attention": (1,),
 }
-# Scale and shift, which CPU kernels and Inductor take in fp32 beside low values.
+# Inputs of normalisations that CPU kernels and Inductor take in fp32 beside low values: scale
+# and shift, and the statistics that backward passes read.
 _SCALES: Final[Mapping[str, tuple[int, ...]]] = {
     "aten::layer_norm": (1, 2),
     "aten::native_layer_norm": (1, 2),
@@ -66,17 +70,18 @@ _SCALES: Final[Mapping[str, tuple[int, ...]]] = {
     "aten::native_layer_norm_backward": (2, 3, 4, 5),
     "aten::native_group_norm_backward": (2, 3, 4),
 }
+# The results that follow: statistics, and gradients of scale and shift.
 _STATISTICS: Final[Mapping[str, tuple[int, ...]]] = {
     "aten::native_layer_norm": (1, 2),
     "aten::native_group_norm": (1, 2),
     "aten::native_layer_norm_backward": (1, 2),
     "aten::native_group_norm_backward": (1, 2),
 }
-# It reads memory as it lies, and a cast of what has gaps packs it.
+# as_strided reads memory as it is laid out, and a cast removes gaps from the layout.
 _IN_MEMORY: Final[Mapping[str, tuple[int, ...]]] = {"aten::as_strided": (0,)}
-# Conversions: they read whatever format they are given and write the one they name.
+# Conversions read any format and write the one that an argument names.
 CONVERSIONS: Final = frozenset({"aten::_to_copy", "aten::to", "prims::convert_element_type"})
-# They give what they read under another shape, without a copy.
+# Views give the memory that they read another shape, without a copy.
 VIEWS: Final = frozenset(
     f"aten::{name}"
     for name in (
@@ -85,7 +90,7 @@ VIEWS: Final = frozenset(
         *("unbind", "split", "split_with_sizes", "chunk", "unflatten", "view_as"),
     )
 )
-# They write memory that others own, so they keep its type.
+# These write into a tensor that is given to them, and so keep its type.
 WRITERS: Final = frozenset({"aten::copy_", "aten::copy", "aten::set_"})
 
 
@@ -95,18 +100,19 @@ def fixed_inputs(native: str) -> tuple[int, ...]:
 
 
 def fixed_outputs(native: str) -> tuple[int, ...]:
-    """Positions of its outputs that keep theirs."""
+    """Positions of the outputs of ``native`` that keep the type they have."""
     return FIXED_OUT.get(native) or _STATISTICS.get(native) or _IN_MEMORY.get(native, ())
 
 
-# Types of arguments that take a number as an operand: ``add(x, 2)`` gives one for a tensor.
+# Types in schemas of arguments that may be a number as an operand, such as the 2 in add(x, 2).
 _OPERANDS: Final = frozenset({"number", "Optional[number]", "Tensor", "Optional[Tensor]"})
-# Other arguments of type float are settings, such as epsilons, that kernels keep in fp32.
+# Ops whose float arguments are operands, too. Those of other ops are settings, such as
+# epsilons, which kernels keep in fp32.
 _FLOAT_OPERANDS: Final = frozenset({"aten::nan_to_num", "aten::pad"})
 
 
 def scalar_names(target: object) -> frozenset[str]:
-    """The arguments of an op that are operands where a number is given for them."""
+    """Names of an op's arguments that, where a number is given for them, are operands."""
     if not isinstance(target, OpOverload):
         return frozenset()
     floats = target.name().partition(".")[0] in _FLOAT_OPERANDS
@@ -126,7 +132,7 @@ def named_arguments(node: FxNode) -> dict[str, Any]:
 
 
 def is_number(arg: object) -> TypeGuard[int | float]:
-    """Whether an argument is a plain number; a truth value is none."""
+    """Whether an argument is an int or float, and no bool."""
     return isinstance(arg, int | float) and not isinstance(arg, bool)
 
 

@@ -1,4 +1,4 @@
-"""From an ``nn.Module`` to a functional FX graph of ATen ops, whole ops kept whole."""
+"""Captures an ``nn.Module`` as a functional FX graph of ATen ops and as a neutral graph."""
 
 from __future__ import annotations
 
@@ -22,7 +22,15 @@ from finecast.graph import Graph
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
-    """A module as a graph: ``module`` is ours to change, its parameters are the caller's."""
+    """A module as a graph.
+
+    Attributes:
+        program: The module as it was exported.
+        module: The same as an FX graph, prepared for planning; it shares the caller's
+            parameters, which must not change.
+        graph: The neutral graph of ``module``.
+        binding: What the ids of ``graph`` stand for.
+    """
 
     program: ExportedProgram
     module: GraphModule
@@ -38,14 +46,15 @@ def capture(
     dynamic_shapes: Any = None,
     fold: bool = True,
 ) -> Captured:
-    """Export ``module`` in evaluation mode; fused ops (attention, norms) are not taken apart.
+    """Export ``module`` in evaluation mode; fused ops (attention, norms) are not decomposed.
 
     Args:
-        module: The module, or a program that was exported already.
+        module: The module, or a program that was exported already: the next three arguments
+            are not used then.
         args: Example positional inputs.
         kwargs: Example keyword inputs.
         dynamic_shapes: As ``torch.export.export`` takes them.
-        fold: Multiply batch norms into the convolutions before them.
+        fold: Fold batch norms into the convolutions before them.
 
     Raises:
         ModelError: If ``torch.export`` cannot capture the module; says why.
@@ -68,12 +77,12 @@ def capture(
 
 
 def shared_copy(original: GraphModule) -> GraphModule:
-    """A copy of the graph; tensors are shared, but for those that the graph writes to."""
-    own = {str(n.target) for n in written(original) if n.op == "get_attr"}
-    kept = {id(attribute(original, path)) for path in own}
-    # The memo tells deepcopy that they are done already.
+    """A copy of the module; tensors are shared, but for those that the graph writes to."""
+    paths = {str(n.target) for n in written(original) if n.op == "get_attr"}
+    copied = {id(attribute(original, path)) for path in paths}
+    # deepcopy takes tensors in its memo for copied already, and so shares them.
     tensors = (*original.parameters(), *original.buffers())
-    memo = {id(t): t for t in tensors if id(t) not in kept}
+    memo = {id(t): t for t in tensors if id(t) not in copied}
     with quiet():
         module = copy.deepcopy(original, memo)
     for old, new in zip(original.graph.nodes, module.graph.nodes, strict=True):
@@ -82,7 +91,7 @@ def shared_copy(original: GraphModule) -> GraphModule:
 
 
 def _drop_assertions(module: GraphModule) -> None:
-    """Take out checks of the types that values have in fp32: a plan changes those."""
+    """Remove assertions of the types of values, which a plan changes."""
     for node in list(module.graph.nodes):
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
             module.graph.erase_node(node)
@@ -123,7 +132,7 @@ def evaluating(module: torch.nn.Module) -> Generator[None]:
 
 @contextmanager
 def quiet() -> Generator[None]:
-    """Without torch's deprecation notes about its own code."""
+    """Without torch's warnings about its own code."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\..*")

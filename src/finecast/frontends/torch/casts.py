@@ -1,7 +1,7 @@
-"""The fewest casts: those of a plan and those that the module had, taken together.
+"""Removes casts that a plan's and the module's own together make superfluous.
 
-Laws: a value has at most one cast to a type; a cast to the type that a value has is none; what
-was widened is cast from where it was narrow. No number changes: widening is exact.
+Laws: a value has at most one cast to a type, and none to the type that it has; a cast of a
+widened value reads the value before it was widened. No number changes, as widening is exact.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _INPUTS = frozenset({"placeholder", "get_attr"})
 
 
 def simplify_casts(module: GraphModule) -> None:
-    """Merge and drop conversions in place; every node's ``meta["val"]`` has its type."""
+    """Merge and drop conversions in place; ``meta["val"]`` of every node has its type."""
     known: dict[tuple[FxNode, torch.dtype], FxNode] = {}
     for node in list(module.graph.nodes):
         dtype = conversion(node)
@@ -46,7 +46,7 @@ def conversion(node: FxNode) -> torch.dtype | None:
 
 
 def _narrowest(source: FxNode) -> FxNode:
-    """What ``source`` was widened from, or itself."""
+    """The value that ``source`` was widened from, through all casts; or ``source`` itself."""
     while (dtype := conversion(source)) is not None:
         before = source.all_input_nodes[0]
         if not _holds(dtype, _dtype(before)):
@@ -56,7 +56,7 @@ def _narrowest(source: FxNode) -> FxNode:
 
 
 def _holds(wide: torch.dtype, narrow: torch.dtype | None) -> bool:
-    """Whether every number of ``narrow`` is one of ``wide``."""
+    """Whether ``wide`` holds every number of ``narrow`` exactly."""
     if narrow is None or narrow not in _FORMATS or wide not in _FORMATS:
         return False
     a: Format = _FORMATS[wide]
@@ -65,7 +65,10 @@ def _holds(wide: torch.dtype, narrow: torch.dtype | None) -> bool:
 
 
 def _leaks(source: FxNode, cast: FxNode) -> bool:
-    """Whether dropping ``cast``, which copies, would hand out memory of the caller's."""
+    """Whether the model would give out the caller's memory without ``cast``, which copies.
+
+    It also is kept if the graph writes to ``source``, an input or attribute.
+    """
     if source.op not in _INPUTS:
         return False
     written = any(native_name(u) == "aten::copy_" for u in source.users)

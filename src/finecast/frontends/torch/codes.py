@@ -1,4 +1,4 @@
-"""Values and constants as codes: the nodes by which PyTorch states 8-bit integers.
+"""Quantize and dequantize nodes, by which PyTorch states values and constants as int8 codes.
 
 Inductor's passes for x86 recognise them around products and run those on integers.
 """
@@ -19,19 +19,19 @@ from finecast.numbers.scaled import Scaled
 
 _CAST: Final = torch.ops.aten._to_copy.default
 _CONV: Final = torch.ops.aten.conv2d.default
-_WORDED: Final = torch.ops.aten.conv2d.padding
-_PLACES: Final = ("stride", "padding", "dilation")
-_REGISTERS: Final = "torch.ao.quantization.fx._decomposed"
+_CONV_PADDING_BY_NAME: Final = torch.ops.aten.conv2d.padding
+_BY_AXIS: Final = ("stride", "padding", "dilation")
+_OPS_MODULE: Final = "torch.ao.quantization.fx._decomposed"
 
 
 def coded_ops() -> Any:
-    """PyTorch's ops on codes, which are there once their module was imported."""
-    importlib.import_module(_REGISTERS)
+    """PyTorch's ops on codes; importing their module registers them."""
+    importlib.import_module(_OPS_MODULE)
     return torch.ops.quantized_decomposed
 
 
 def round_trip(graph: FxGraph, value: FxNode, to: Scaled) -> tuple[FxNode, FxNode]:
-    """Nodes that store ``value`` as codes of a tensor, and read them back to fp32."""
+    """New nodes that encode ``value`` with one scale, and decode it to fp32."""
     grid = to.grid
     dtype: torch.dtype = getattr(torch, grid.dtype.name)
     range_of = (to.scale[0], to.zero_point, grid.lowest, grid.highest, dtype)
@@ -41,7 +41,7 @@ def round_trip(graph: FxGraph, value: FxNode, to: Scaled) -> tuple[FxNode, FxNod
 
 
 def stored_codes(tensor: torch.Tensor, to: Scaled) -> dict[str, torch.Tensor]:
-    """What a constant is stored as: its codes, and the parameters of each channel."""
+    """The tensors that a constant is stored as: codes, and scales and zeros of channels."""
     scale = torch.tensor(to.scale, dtype=torch.float32)
     codes = torch.from_numpy(to.encode(tensor.detach().cpu().numpy()))
     zero = torch.full(scale.shape, to.zero_point, dtype=torch.int64)
@@ -49,7 +49,7 @@ def stored_codes(tensor: torch.Tensor, to: Scaled) -> dict[str, torch.Tensor]:
 
 
 def read_back(graph: FxGraph, stored: dict[str, FxNode], to: Scaled) -> FxNode:
-    """The node that reads a constant's codes back to fp32."""
+    """A new node that decodes the tensors of ``stored_codes`` to fp32."""
     grid = to.grid
     dtype: torch.dtype = getattr(torch, grid.dtype.name)
     codes, scale, zero = (stored[name] for name in ("codes", "scale", "zero"))
@@ -61,7 +61,7 @@ def read_back(graph: FxGraph, stored: dict[str, FxNode], to: Scaled) -> FxNode:
 
 
 def scales_of_products(module: GraphModule) -> dict[str, str]:
-    """By the names of the FX nodes that read coded constants, the paths of their scales."""
+    """Paths of the scales of coded constants, by the names of the FX nodes that read them."""
     return {
         product.name: str(back.args[1].target)
         for back in _coded_constants(module)
@@ -71,11 +71,11 @@ def scales_of_products(module: GraphModule) -> dict[str, str]:
 
 
 def give_bf16(module: GraphModule) -> None:
-    """Have products on codes give bf16 where nothing but casts to it reads their results.
+    """Let products on codes give bf16 where only casts to bf16 read their results.
 
-    Inductor takes casts of both operands and of the bias into the kernel on integers, which
-    then writes half the bytes; a cast behind it is a kernel of its own. Op by op it rounds the
-    operands, too, that are read back from codes.
+    The operands and the bias are cast in place of the result. Inductor fuses these casts into
+    the kernel on integers, which then writes half the bytes; a cast of the result would be a
+    kernel of its own. Run op by op, the decoded operands are rounded to bf16, too.
     """
     graph = module.graph
     products = [p for back in _coded_constants(module) for p in back.users]
@@ -94,25 +94,26 @@ def give_bf16(module: GraphModule) -> None:
             graph.erase_node(cast)
 
 
-def state_places(module: GraphModule) -> None:
-    """Have convolutions of codes state the places they read by a number for each axis.
+def state_by_axis(module: GraphModule) -> None:
+    """Give convolutions of codes their stride, padding and dilation as a number for each axis.
 
-    Of padding called ``valid``, and of one number for all axes, oneDNN's packed kernels make
-    nothing, and the whole module would not compile.
+    oneDNN's packed kernels take neither the padding ``valid`` nor one number for both axes:
+    with them the whole module would not compile.
     """
     for product in [p for back in _coded_constants(module) for p in back.users]:
         given = named_arguments(product)
-        if product.target is _WORDED and given.get("padding", "valid") == "valid":
+        named = product.target is _CONV_PADDING_BY_NAME
+        if named and given.get("padding", "valid") == "valid":
             given["padding"] = [0]
             product.target = _CONV
         if product.target is _CONV:
-            places = {name: list(given[name]) for name in _PLACES if name in given}
-            given |= {name: at * 2 if len(at) == 1 else at for name, at in places.items()}
+            stated = {name: list(given[name]) for name in _BY_AXIS if name in given}
+            given |= {name: n * 2 if len(n) == 1 else n for name, n in stated.items()}
             operands = tuple(given.pop(name) for name in ("input", "weight"))
             product.args, product.kwargs = operands, given
 
 
 def _coded_constants(module: GraphModule) -> list[Any]:
-    """Nodes that read constants of channels back from codes."""
+    """Nodes that decode constants with a scale for each channel."""
     op = coded_ops().dequantize_per_channel.default
     return list(module.graph.find_nodes(op="call_function", target=op))

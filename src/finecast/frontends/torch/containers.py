@@ -1,7 +1,7 @@
-"""Containers of other packages among what a saved program takes and gives.
+"""Containers of other packages among the inputs and outputs of a saved program.
 
-torch writes them by name, and reads those alone that code of this process has registered.
-transformers registers its outputs where they are defined.
+torch saves a container by the name of its class, and loads it only if the class is registered
+in this process. transformers, for one, registers its classes when their module is imported.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ PLAIN: Final = frozenset(
     {"builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict"}
 )
 TREES: Final = ("in_spec", "out_spec")
-"""The keys of a program's JSON under which trees stand, as JSON once more."""
+"""Keys in a program's JSON of texts that are JSON, too: the nesting of inputs and outputs."""
 INSTEAD: Final = "export it with plain results (transformers: return_dict=False)"
-# Free text stands where it is quoted, or looked at by its own check.
+# Keys of text that is never run or imported, or that has a check of its own.
 _FREE: Final = frozenset(
     {"metadata", "as_string", "as_strings", "guards_code", "torch_version"}
 )
@@ -31,7 +31,7 @@ _NAMED_TUPLE: Final = "collections.namedtuple"
 
 
 def containers_in(path: Path) -> frozenset[str]:
-    """Names of the containers, other than Python's, of the program saved at ``path``."""
+    """Names of the classes of containers, other than Python's, of the program at ``path``."""
     if not zipfile.is_zipfile(path):
         return frozenset()
     with zipfile.ZipFile(path) as archive:
@@ -50,10 +50,10 @@ def _names(tree: Mapping[str, Any]) -> Iterator[str]:
 
 
 def import_containers(path: Path) -> None:
-    """Import what registers the containers of the program at ``path``.
+    """Import the modules of the containers of the program at ``path``, which registers them.
 
     Raises:
-        ModelError: If a container is not registered for all that.
+        ModelError: If a container is not registered even then.
     """
     for name in sorted(containers_in(path)):
         known = _pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
@@ -74,7 +74,7 @@ def import_containers(path: Path) -> None:
 
 
 def texts(content: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Every string in JSON but free text, with the key it is under; keys are strings too."""
+    """Every string in JSON but free text, with its key; keys are among them, under ``""``."""
     left = [(key, content)]
     while left:
         key, one = left.pop()

@@ -1,7 +1,7 @@
-"""Ops of PyTorch written out in the steps that a device runs, each of which may round.
+"""Decomposes ops of PyTorch into the steps that a device runs, each of which may round.
 
-Law: in fp32 the steps compute what the op computes, up to the order of sums. Each step knows
-the op that it is of.
+Law: in fp32 the steps compute what the op computes, up to the order of sums. The metadata of
+each step names the op.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from torch.fx.proxy import GraphAppendingTracer
 from finecast.frontends.torch.aten import named_arguments, native_name
 
 STEP_OF: Final = "finecast_step_of"
-"""Metadata of a step: the FX name of the op that it is of."""
+"""The key in a step's metadata of the FX name of the op that was decomposed."""
 
-# From the op's arguments by name; None where it has to stay whole.
-Steps = Callable[[FxNode, dict[str, Any]], Proxy | None]
+# Adds an op's steps, given its arguments by name; returns None where the op has to stay whole.
+Steps = Callable[[dict[str, Any]], Proxy | None]
 _aten: Final = torch.ops.aten
 
 
 def expand(module: GraphModule, steps: Mapping[str, Steps]) -> None:
-    """Write out in place the ops whose native names are in ``steps``."""
+    """Decompose in place the ops whose native names are in ``steps``."""
     for node in list(module.graph.nodes):
         build = steps.get(native_name(node)) if node.op == "call_function" else None
-        if build is not None and _gives_one(node):
+        if build is not None and _only_first_used(node):
             _replace(module.graph, node, build)
     module.graph.lint()
     module.recompile()
 
 
-def _gives_one(node: FxNode) -> bool:
-    """Whether nothing but the op's first result is used."""
+def _only_first_used(node: FxNode) -> bool:
+    """Whether no result but the op's first is used."""
     if isinstance(node.meta["val"], torch.Tensor):
         return True
     return all(u.target is operator.getitem and u.args[1] == 0 for u in node.users)
@@ -52,7 +52,7 @@ def _replace(graph: torch.fx.Graph, node: FxNode, build: Steps) -> None:
             return Proxy(argument, tracer)
 
         given = {name: map_arg(value, proxy) for name, value in named_arguments(node).items()}
-        out = build(node, given)
+        out = build(given)
     if out is None:
         return
     alone = isinstance(node.meta["val"], torch.Tensor)
@@ -64,14 +64,14 @@ def _replace(graph: torch.fx.Graph, node: FxNode, build: Steps) -> None:
 
 
 class _Tracer(GraphAppendingTracer):
-    """Appends steps that carry the names and the fake results that the reader needs."""
+    """Adds steps to a graph, with the names, metadata and fake results that ``read`` needs."""
 
     def __init__(self, graph: torch.fx.Graph, whole: FxNode) -> None:
         super().__init__(graph)
         self.whole = whole
 
     def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> FxNode:
-        """One step, named after the op that it is of."""
+        """One step, named after the op and the step's own op."""
         step = target.name().partition("::")[2].partition(".")[0].strip("_")
         kwargs["name"] = f"{self.whole.name}_{step}"
         made = super().create_node(kind, target, *args[:2], **kwargs)
@@ -82,8 +82,8 @@ class _Tracer(GraphAppendingTracer):
         return made
 
 
-def _attention(node: FxNode, given: dict[str, Any]) -> Proxy | None:
-    """As ``aten::_scaled_dot_product_attention_math``, which XLA devices and ONNX run."""
+def _attention(given: dict[str, Any]) -> Proxy | None:
+    """The steps of ``aten::_scaled_dot_product_attention_math``, as XLA and ONNX run them."""
     q, k, v = given["query"], given["key"], given["value"]
     width = q.node.meta["val"].shape[-1]
     if given.get("dropout_p") or not isinstance(width, int):
@@ -95,7 +95,8 @@ def _attention(node: FxNode, given: dict[str, Any]) -> Proxy | None:
         k = _aten.repeat_interleave.self_int(k, groups[0] // groups[1], -3)
         v = _aten.repeat_interleave.self_int(v, groups[0] // groups[2], -3)
     scale = given.get("scale")
-    # Half of the scale each, so that the product cannot overflow.
+    # Queries and keys each take the root of the scale, so that the product is less likely to
+    # overflow.
     root = math.sqrt(width**-0.5 if scale is None else scale)
     keys = _aten.mul.Tensor(_aten.transpose.int(k, -2, -1), root)
     scores = _aten.matmul.default(_aten.mul.Tensor(q, root), keys)
@@ -111,13 +112,13 @@ def _attention(node: FxNode, given: dict[str, Any]) -> Proxy | None:
     return _aten.matmul.default(softmax(scores, -1), v)
 
 
-def _softmax(node: FxNode, given: dict[str, Any]) -> Proxy:
+def _softmax(given: dict[str, Any]) -> Proxy:
     x, axis = given["self"], given["dim"]
     powers = _aten.exp.default(_aten.sub.Tensor(x, _aten.amax.default(x, [axis], True)))
     return _aten.div.Tensor(powers, _aten.sum.dim_IntList(powers, [axis], True))
 
 
-def _layer_norm(node: FxNode, given: dict[str, Any]) -> Proxy:
+def _layer_norm(given: dict[str, Any]) -> Proxy:
     x = given["input"]
     axes = list(range(-len(given["normalized_shape"]), 0))
     centred = _aten.sub.Tensor(x, _aten.mean.dim(x, axes, True))
@@ -132,7 +133,7 @@ def _layer_norm(node: FxNode, given: dict[str, Any]) -> Proxy:
 
 
 ATTENTION: Final[Mapping[str, Steps]] = {"aten::scaled_dot_product_attention": _attention}
-"""Attention as products and a softmax: a product's operands round inside it, too."""
+"""Attention as products and a softmax, for devices that round the operands of each product."""
 
 ACCUMULATIONS: Final[Mapping[str, Steps]] = {
     "aten::softmax": _softmax,
@@ -141,4 +142,4 @@ ACCUMULATIONS: Final[Mapping[str, Steps]] = {
     "aten::layer_norm": _layer_norm,
     "aten::native_layer_norm": _layer_norm,
 }
-"""What a device without mixed-precision accumulation rounds step by step."""
+"""Reductions, for devices that accumulate in the low format and so round every step."""

@@ -1,7 +1,8 @@
-"""Batch norms of inference multiplied into the convolutions before them.
+"""Folds batch norms of inference into the convolutions before them.
 
-Law: the folded graph computes the same function in exact arithmetic. Done in fp32 and before
-rounding, so that the pair rounds once, and eager runs one op where there were two.
+Law: the folded graph computes the same function in exact arithmetic. Folded weights are
+computed in fp64. A plan that is made after it rounds the pair once, and eager PyTorch runs one
+op where there were two.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _NORM = "aten::_native_batch_norm_legit_no_training"
 
 
 def fold_batch_norms(module: GraphModule) -> int:
-    """Fold what can be folded; returns how many were."""
+    """Fold all batch norms that can be; returns how many were."""
     folded = 0
     for norm in list(module.graph.nodes):
         if native_name(norm) == _NORM and _foldable(norm):
@@ -37,52 +38,54 @@ def fold_batch_norms(module: GraphModule) -> int:
 
 def _foldable(norm: FxNode) -> bool:
     conv = norm.args[0]
-    parameters = [a for a in norm.args[1:5] if a is not None]
-    return (
-        isinstance(conv, FxNode)
-        and native_name(conv) in _CONVS
-        and len(conv.users) == 1
-        and all(isinstance(p, FxNode) and p.op == "get_attr" for p in parameters)
-        and _is_attribute(conv.args[1])
-        and (len(conv.args) < 3 or conv.args[2] is None or _is_attribute(conv.args[2]))
-        and all(u.target is operator.getitem and u.args[1] == 0 for u in norm.users)
+    if not isinstance(conv, FxNode) or native_name(conv) not in _CONVS or len(conv.users) > 1:
+        return False
+    constants = [a for a in (*norm.args[1:5], *conv.args[1:3]) if a is not None]
+    return all(isinstance(c, FxNode) and c.op == "get_attr" for c in constants) and all(
+        u.target is operator.getitem and u.args[1] == 0 for u in norm.users
     )
-
-
-def _is_attribute(arg: Any) -> bool:
-    return isinstance(arg, FxNode) and arg.op == "get_attr"
 
 
 def _fold(module: GraphModule, norm: FxNode, number: int) -> None:
     conv = norm.args[0]
     assert isinstance(conv, FxNode)
-    read = lambda arg: None if arg is None else attribute(module, str(arg.target)).detach()  # noqa: E731
+    weight_node = conv.args[1]
+    assert isinstance(weight_node, FxNode)
+    weight, bias = _folded(module, conv, norm)
+    fake = weight_node.meta["val"]
+    new: list[FxNode] = []
+    for part, tensor, like in (
+        ("weight", weight, fake),
+        ("bias", bias, fake.new_empty(bias.shape)),
+    ):
+        name = f"_folded_{number}_{part}"
+        parameter = torch.nn.Parameter(tensor.to(fake.dtype), requires_grad=False)
+        module.register_parameter(name, parameter)
+        with module.graph.inserting_before(conv):
+            new.append(module.graph.get_attr(name))
+        new[-1].meta["val"] = like
+    conv.args = (conv.args[0], *new, *conv.args[3:])
+    for user in list(norm.users):
+        user.replace_all_uses_with(conv)
+
+
+def _folded(
+    module: GraphModule, conv: FxNode, norm: FxNode
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weight and bias, in fp64, of the convolution that ``conv`` and ``norm`` become."""
+
+    def read(arg: Any) -> torch.Tensor | None:
+        return None if arg is None else attribute(module, str(arg.target)).detach().double()
+
     weight = read(conv.args[1])
-    gamma, beta, mean, variance = (read(a) for a in norm.args[1:5])
-    eps = norm.args[6]
     bias = read(conv.args[2]) if len(conv.args) > 2 else None
+    gamma, beta, mean, variance = map(read, norm.args[1:5])
+    eps: Any = norm.args[6]
     assert weight is not None
     assert mean is not None
     assert variance is not None
-    scale = torch.rsqrt(variance.double() + float(eps))  # type: ignore[arg-type]
-    scale = scale if gamma is None else scale * gamma.double()
-    shift = (0.0 if bias is None else bias.double()) - mean.double()
-    shift = shift * scale if beta is None else shift * scale + beta.double()
-    wide = scale.reshape(-1, *[1] * (weight.dim() - 1))
-    names = (f"_folded_{number}_weight", f"_folded_{number}_bias")
-    for name, tensor in zip(names, (weight.double() * wide, shift), strict=True):
-        parameter = torch.nn.Parameter(tensor.to(weight.dtype), requires_grad=False)
-        module.register_parameter(name, parameter)
-    new: list[FxNode] = []
-    given = list(conv.args)
-    weight_node = given[1]
-    assert isinstance(weight_node, FxNode)
-    fake = weight_node.meta["val"]
-    with module.graph.inserting_before(conv):
-        for name, like in zip(names, (fake, fake.new_empty(shift.shape)), strict=True):
-            node = module.graph.get_attr(name)
-            node.meta["val"] = like
-            new.append(node)
-    conv.args = (given[0], *new, *given[3:])
-    for user in list(norm.users):
-        user.replace_all_uses_with(conv)
+    scale = torch.rsqrt(variance + eps)
+    scale = scale if gamma is None else scale * gamma
+    shift = (-mean if bias is None else bias - mean) * scale
+    shift = shift if beta is None else shift + beta
+    return weight * scale.reshape(-1, *[1] * (weight.dim() - 1)), shift

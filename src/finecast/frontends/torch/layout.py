@@ -1,4 +1,4 @@
-"""How values lie in memory, which is not the same after casts, steps and decompositions."""
+"""Strides of values, which casts and decompositions change, and ops that depend on them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _VIEWS: Final = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.defaul
 
 
 def free_of_strides(module: GraphModule) -> None:
-    """Have views copy where memory does not lie as it did when the graph was captured.
+    """Replace views by reshapes, which copy where strides no longer allow a view.
 
-    A cast packs what had gaps, a cast that is dropped no longer does, and a decomposition may
-    lay out its result otherwise than the op's kernel. Where memory lies as it did, nothing
-    is copied.
+    A cast removes gaps from a layout, a cast that is dropped no longer does, and a
+    decomposition may lay out its result otherwise than the op's kernel. Where strides are as
+    they were when the graph was captured, nothing is copied.
     """
     for view in _VIEWS:
         for node in module.graph.find_nodes(op="call_function", target=view):
@@ -27,9 +27,10 @@ def free_of_strides(module: GraphModule) -> None:
 
 
 def read_whole_memory(module: GraphModule) -> None:
-    """Have ``as_strided`` read what its argument is a view of.
+    """Let ``as_strided`` read the tensor that its argument is a view of, at the same offset.
 
-    Where that has gaps, a cast between the two would pack it.
+    Its sizes and strides are positions in memory, gaps of the view among them. A cast between
+    the view and ``as_strided`` would remove the gaps.
     """
     strided = torch.ops.aten.as_strided.default
     for node in module.graph.find_nodes(op="call_function", target=strided):
@@ -41,6 +42,7 @@ def read_whole_memory(module: GraphModule) -> None:
 
 
 def _viewed(node: FxNode) -> FxNode:
+    """What ``node`` is a view of, through any number of views; or ``node`` itself."""
     while node.op == "call_function" and native_name(node) in VIEWS:
         source = node.args[0]
         if not isinstance(source, FxNode):

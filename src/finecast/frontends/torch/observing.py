@@ -1,11 +1,10 @@
-"""What the values of a captured module are on its inputs."""
+"""Runs a captured module once and records facts of all of its values."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch.fx import Node as FxNode
 
@@ -15,7 +14,7 @@ from finecast.rules.facts import ValueFacts
 
 
 def observe(captured: Captured, leaves: Sequence[Any]) -> dict[int, ValueFacts]:
-    """Facts of all float values of one run, by id; ``leaves`` are the inputs, flat."""
+    """Facts of all float values of one run, by id; ``leaves`` are the flattened inputs."""
     found = _Observer(captured)
     with torch.no_grad():
         found.run(*leaves, enable_io_processing=False)
@@ -23,7 +22,7 @@ def observe(captured: Captured, leaves: Sequence[Any]) -> dict[int, ValueFacts]:
 
 
 class _Observer(Isolated):
-    """Reduces each float value to facts as soon as it is there."""
+    """Reduces each float value to its facts right after it is computed."""
 
     def __init__(self, captured: Captured) -> None:
         super().__init__(captured.module)
@@ -35,10 +34,10 @@ class _Observer(Isolated):
                 self.of.setdefault(source.node, []).append((value.id, source.index))
 
     def run_node(self, n: FxNode) -> Any:
-        """One node, its results looked at."""
+        """Run one node, and record the facts of its results."""
         result = super().run_node(n)
         for value_id, index in self.of.get(n, ()):
             tensor: torch.Tensor = result if index is None else result[index]
             array = tensor.detach().to("cpu", torch.float32).numpy()
-            self.facts[value_id] = ValueFacts.of(np.asarray(array))
+            self.facts[value_id] = ValueFacts.of(array)
         return result

@@ -1,9 +1,10 @@
-"""What rounding does to the outputs: by switching it on, or by one backward pass.
+"""Output errors that roundings cause: from a run for each, or from backward passes for all.
 
-The backward pass assumes that the rounding errors of single elements are independent, of mean
-zero (Higham and Mary, 2019). Then the expected squared error of the output that rounding a
-value brings is the sum over its elements of (error * gradient)^2, where the gradient is that
-of a random +-1 combination of the outputs (Hutchinson, 1990), over the output's squared norm.
+The backward pass assumes that the rounding errors of single elements are independent and of
+mean zero (Higham and Mary, 2019). Then the squared output error that rounding a value is
+expected to cause is the sum over its elements of (error * gradient)^2, where the gradient is
+that of a random +-1 combination of the outputs (Hutchinson, 1990), over the output's squared
+norm.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from finecast.frontends.torch.aten import DTYPES
 from finecast.frontends.torch.capture import Captured
-from finecast.frontends.torch.reader import written
+from finecast.frontends.torch.reader import as_array, tensor_inputs, value_ids, written
 from finecast.numbers.encodings import Encoding
 from finecast.numbers.formats import Format
 from finecast.planning.points import Point
@@ -34,25 +35,28 @@ Tap = Callable[[torch.Tensor], torch.Tensor]
 # Draws of the random combination: the estimate's relative deviation is sqrt(2 / draws) for
 # one element and far less for a sum over thousands.
 _DRAWS: Final = 2
-# An infinite error stays comparable: as bad as losing the output many times over.
+# A larger or infinite squared error counts as this one, so that sums of errors stay finite.
 _WORST: Final = 1e6
 
 
 class Isolated(Interpreter):
-    """Runs the graph on clones of what it writes to: the caller's tensors stay as they are."""
+    """Runs a graph on clones of what it writes to, so that the caller's tensors stay."""
 
     def __init__(self, module: GraphModule) -> None:
         super().__init__(module)
         self.written = written(module)
 
     def run_node(self, n: FxNode) -> Any:
-        """One node; an input or a buffer that the graph writes to is cloned."""
+        """Run one node; an input or a buffer that the graph writes to is cloned."""
         result = super().run_node(n)
         return result.clone() if n in self.written and _is_tensor(result) else result
 
 
 class _Tapped(Isolated):
-    """Runs the graph; arguments of chosen nodes pass through a function."""
+    """Runs a graph; ``taps`` are functions that tensors pass through where they are read.
+
+    The key of a tap is a node and the number of a tensor among those that it reads.
+    """
 
     def __init__(self, captured: Captured, taps: Mapping[tuple[FxNode, int], Tap]) -> None:
         super().__init__(captured.module)
@@ -60,7 +64,7 @@ class _Tapped(Isolated):
         self.nodes = {node for node, _ in taps}
 
     def run_node(self, n: FxNode) -> Any:
-        """One node, its arguments tapped."""
+        """Run one node on its tapped arguments."""
         if n not in self.nodes:
             return super().run_node(n)
         port = -1
@@ -77,25 +81,25 @@ class _Tapped(Isolated):
         return self.call_function(n.target, args, kwargs)  # type: ignore[arg-type]
 
     def leaves(self, args: Sequence[Any]) -> list[Any]:
-        """Outputs, flat, of a run on flat inputs."""
+        """The flattened outputs of a run on flattened inputs."""
         return tree_leaves(self.run(*args, enable_io_processing=False))
 
 
 def rounded(tensor: torch.Tensor, low: Format) -> torch.Tensor:
-    """To ``low`` and back."""
+    """``tensor`` cast to ``low`` and back."""
     return tensor.to(DTYPES[low]).to(tensor.dtype)
 
 
 def probe_all(
     captured: Captured, points: Sequence[Point], low: Format, args: Sequence[Any]
 ) -> Errors:
-    """Squared relative output error of each point, rounded alone: one run a point."""
+    """The squared relative output error of each point, from a run with it alone rounded."""
     keys = _keys(captured, points)
 
     def probe(switch: NDArray[np.bool_]) -> list[NDArray[np.generic]]:
         taps = {k: lambda x: rounded(x, low) for k, on in zip(keys, switch, strict=True) if on}
         with torch.no_grad():
-            return [_array(y) for y in _Tapped(captured, taps).leaves(args) if _is_tensor(y)]
+            return [as_array(y) for y in _Tapped(captured, taps).leaves(args) if _is_tensor(y)]
 
     return measure(len(points), probe).shares
 
@@ -103,9 +107,10 @@ def probe_all(
 def switched(
     captured: Captured, switches: Sequence[Switch], args: Sequence[Any]
 ) -> Callable[[NDArray[np.bool_]], list[NDArray[np.generic]]]:
-    """Runs on flat inputs ``args``, in which what is switched on is rounded.
+    """A function that runs the graph on flattened inputs ``args`` with some switches on.
 
-    Constants are rounded once.
+    It takes a truth value for each switch and returns the outputs. Constants are rounded once
+    for all runs.
     """
     nodes, values = captured.binding.nodes, captured.graph.values
     constants: dict[tuple[int, int], torch.Tensor] = {}
@@ -130,12 +135,13 @@ def switched(
             for port, to in switch.ports.items()
         }
         with torch.no_grad():
-            return [_array(y) for y in _Tapped(captured, taps).leaves(args) if _is_tensor(y)]
+            return [as_array(y) for y in _Tapped(captured, taps).leaves(args) if _is_tensor(y)]
 
     return probe
 
 
 def _encoded(tensor: torch.Tensor, to: Encoding) -> torch.Tensor:
+    """The numbers nearest to those of ``tensor`` that ``to`` has."""
     if isinstance(to, Format):
         return rounded(tensor, to)
     return torch.from_numpy(to.round(tensor.detach().cpu().numpy())).to(tensor.device)
@@ -150,7 +156,7 @@ def first_order(
     draws: int = _DRAWS,
     seed: int = 0,
 ) -> Errors:
-    """All points' squared relative output errors from one forward and ``draws`` backwards.
+    """All points' squared relative output errors, from one forward run and ``draws`` backward.
 
     Raises:
         RuntimeError: If an op of the graph has no gradient.
@@ -174,14 +180,15 @@ def first_order(
 
 
 def _keys(captured: Captured, points: Sequence[Point]) -> list[tuple[FxNode, int]]:
-    """FX node and argument number of each point."""
+    """The FX node that reads at each point, and the number of the tensor among those it reads.
+
+    Of a value that is several outputs it is the first one.
+    """
     (end,) = captured.module.graph.find_nodes(op="output")
-    sources = captured.binding.values
-    order: dict[FxNode, int] = {}
-    for number, node in enumerate(end.all_input_nodes):
-        order.setdefault(node, number)
+    ids = value_ids(captured.binding)
+    outputs = [ids.get(node) for node in tensor_inputs(end)]
     return [
-        (end, order.get(sources[p.value].node, p.port))
+        (end, outputs.index(p.value))
         if p.reader is None
         else (captured.binding.nodes[p.reader], p.port)
         for p in points
@@ -207,7 +214,7 @@ def _squared_errors(
                 for y in live
             ]
         ).sum()
-        # None for what no output depends on.
+        # The gradient is None where no output depends on the tensor.
         gradients: Any = torch.autograd.grad(
             combination, list(tensors.values()), retain_graph=True, allow_unused=True
         )
@@ -224,9 +231,3 @@ def _signs(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 def _is_tensor(leaf: object) -> bool:
     return isinstance(leaf, torch.Tensor)
-
-
-def _array(leaf: torch.Tensor) -> NDArray[np.generic]:
-    plain = leaf.detach().cpu()
-    array: NDArray[np.generic] = (plain.float() if leaf.is_floating_point() else plain).numpy()
-    return array

@@ -1,11 +1,12 @@
-"""From an FX graph of ATen ops to the neutral graph, and the binding that leads back."""
+"""Reads an FX graph of ATen ops into the neutral graph, with the binding from ids to FX."""
 
 from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, cast
 
 import numpy as np
@@ -45,7 +46,13 @@ class ValueSource:
 
 @dataclass(slots=True, kw_only=True)
 class FxBinding:
-    """Which FX objects the ids of a Graph stand for."""
+    """Which FX objects the ids of a Graph stand for.
+
+    Attributes:
+        module: The module that was read.
+        nodes: FX nodes by node id.
+        values: Sources by value id.
+    """
 
     module: GraphModule
     nodes: list[FxNode] = field(default_factory=list[FxNode])
@@ -56,8 +63,8 @@ def read(module: GraphModule) -> tuple[Graph, FxBinding]:
     """Build the neutral graph of ``module``; every FX node needs ``meta["val"]``.
 
     Law: every tensor is a Value, every call of an ATen op a Node. The module's attributes are
-    constants, converted ahead of time, unless the graph writes to them. (Parameters that are
-    trained are inputs of a training graph, and no attributes.)
+    constants, unless the graph writes to them; a plan converts constants ahead of time.
+    (Parameters that are trained are inputs of a training graph, and no attributes.)
     """
     reader = _Reader(module)
     for node in module.graph.nodes:
@@ -66,7 +73,7 @@ def read(module: GraphModule) -> tuple[Graph, FxBinding]:
 
 
 def value_ids(binding: FxBinding) -> dict[FxNode, int]:
-    """The value that each FX node stands for; a ``getitem`` for one of a tuple."""
+    """Value ids by FX node; those of a tuple's elements by their ``getitem`` nodes."""
     ids = {(s.node, s.index): number for number, s in enumerate(binding.values)}
     found = {node: number for (node, index), number in ids.items() if index is None}
     for node in binding.module.graph.find_nodes(op="call_function", target=operator.getitem):
@@ -77,7 +84,7 @@ def value_ids(binding: FxBinding) -> dict[FxNode, int]:
 
 
 def hinted_shapes(binding: FxBinding) -> dict[int, tuple[int, ...]]:
-    """Sizes of every value; a symbolic dimension has that of the example inputs."""
+    """Shapes by value id; symbolic dimensions have their sizes in the example inputs."""
     found: dict[int, tuple[int, ...]] = {}
     for number, source in enumerate(binding.values):
         val = source.node.meta["val"]
@@ -87,7 +94,7 @@ def hinted_shapes(binding: FxBinding) -> dict[int, tuple[int, ...]]:
 
 
 def hint(extent: int | torch.SymInt) -> int:
-    """A size, or what a symbolic one was in the example inputs; 1 where that is not known."""
+    """A size; of a symbolic one that in the example inputs, or 1 where that is not known."""
     if isinstance(extent, int):
         return extent
     known = extent.node.hint
@@ -95,7 +102,7 @@ def hint(extent: int | torch.SymInt) -> int:
 
 
 def tensor_inputs(node: FxNode) -> tuple[FxNode, ...]:
-    """The FX nodes that ``node`` reads, in the order of its arguments, with repetitions."""
+    """The FX nodes that ``node`` reads, one for each port: in order, with repetitions."""
     found: list[FxNode] = []
     map_arg((node.args, node.kwargs), lambda n: found.append(n))
     return tuple(found)
@@ -104,9 +111,8 @@ def tensor_inputs(node: FxNode) -> tuple[FxNode, ...]:
 def module_path(node: FxNode) -> str:
     """The dotted path of the module that the call was written in; empty where unknown."""
     stack: Mapping[str, Any] = node.meta.get("nn_module_stack") or {}
-    for path, _ in reversed(list(stack.values())):
-        return _clean(str(path))
-    return ""
+    paths = [str(path) for path, _ in stack.values()]
+    return _clean(paths[-1]) if paths else ""
 
 
 def _clean(path: str) -> str:
@@ -171,7 +177,7 @@ class _Reader:
     def _call(self, node: FxNode) -> None:
         if node.target is operator.getitem:
             return
-        # All conversions under one name, the one that the core knows.
+        # The core knows all conversions by one name.
         native = native_name(node)
         native = "aten::_to_copy" if native in CONVERSIONS else native
         inputs = tuple(self._one(n) for n in tensor_inputs(node))
@@ -226,7 +232,7 @@ class _Reader:
             return None
         read = {self._label(i) for i in inputs if i is not None}
         if not read & floats and not _names_type(node):
-            return None  # it makes floats of integers, in the default type
+            return None  # it makes floats of integers, always in the default type
         for index in (*outputs, *inputs):
             if index is not None and self._label(index) in floats:
                 return Format.parse(self._label(index))
@@ -235,9 +241,10 @@ class _Reader:
     def _admitted(
         self, fmt: Format | None, ids: tuple[int | None, ...], kept: tuple[int, ...]
     ) -> frozenset[Format]:
-        """Formats for the op: where inputs differ, those that their mixture gives.
+        """The formats that an op of the format ``fmt`` admits.
 
-        ATen computes in the wider of two floats, and in fp32 where they are fp16 and bf16.
+        ATen computes inputs that differ in the wider format, or fp16 and bf16 in fp32. The op
+        then admits its own format, and that of its other inputs if they all have one.
         """
         if fmt is None:
             return frozenset()
@@ -328,7 +335,7 @@ def written(module: GraphModule) -> set[FxNode]:
 
 
 def _names_type(node: FxNode) -> bool:
-    """Whether an argument says of what type the result is."""
+    """Whether an argument states the type of the result."""
     return any(isinstance(a, torch.dtype) for a in (*node.args, *node.kwargs.values()))
 
 
@@ -348,17 +355,15 @@ def _dim(extent: int | torch.SymInt) -> Dim:
 def _stats(tensor: torch.Tensor | None) -> ConstantStats | None:
     if tensor is None:
         return None
-    return ConstantStats(size=tensor.numel(), read=_array(tensor))
+    return ConstantStats(size=tensor.numel(), read=partial(as_array, tensor))
 
 
-def _array(tensor: torch.Tensor) -> Callable[[], NDArray[np.generic]]:
-    def read_it() -> NDArray[np.generic]:
-        plain = tensor.detach().to("cpu")
-        widened = plain.float() if plain.is_floating_point() else plain
-        array: NDArray[np.generic] = widened.numpy()
-        return array
-
-    return read_it
+def as_array(tensor: torch.Tensor) -> NDArray[np.generic]:
+    """The tensor's numbers; those of all float types as fp32."""
+    plain = tensor.detach().cpu()
+    widened = plain.float() if plain.is_floating_point() else plain
+    array: NDArray[np.generic] = widened.numpy()
+    return array
 
 
 def _attributes(node: FxNode) -> Iterator[tuple[str, Attribute]]:

@@ -1,7 +1,7 @@
 """Replays edits on an FX graph: casts, low copies of parameters, types of results.
 
-Law: after ``apply_edits`` the types that a fake run of the graph gives are those that the
-plan states; outputs and inputs of the module keep theirs.
+Law: run on fake tensors, the edited graph gives the types that the plan states; inputs and
+outputs of the module keep theirs.
 """
 
 from __future__ import annotations
@@ -22,11 +22,17 @@ from finecast.frontends.torch.codes import (
     give_bf16,
     read_back,
     round_trip,
-    state_places,
+    state_by_axis,
     stored_codes,
 )
 from finecast.frontends.torch.layout import free_of_strides
-from finecast.frontends.torch.reader import FxBinding, ValueSource, attribute, forget_unused
+from finecast.frontends.torch.reader import (
+    FxBinding,
+    ValueSource,
+    attribute,
+    forget_unused,
+    tensor_inputs,
+)
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_scalar, overflow_limit
@@ -41,17 +47,17 @@ from finecast.planning.edits import (
     Use,
 )
 
-# Makes the node that converts its argument: ``aten._to_copy`` or the prims' op.
+# Makes a node that converts another's result to a type: one of the two functions below.
 Converter = Callable[[torch.fx.Graph, FxNode, torch.dtype], FxNode]
 
 
 def to_copy(graph: torch.fx.Graph, value: FxNode, dtype: torch.dtype) -> FxNode:
-    """A conversion as eager PyTorch and export know it."""
+    """A conversion for eager PyTorch and export."""
     return graph.call_function(torch.ops.aten._to_copy.default, (value,), {"dtype": dtype})
 
 
 def convert_element_type(graph: torch.fx.Graph, value: FxNode, dtype: torch.dtype) -> FxNode:
-    """A conversion as Inductor's passes know it: they merge and fuse it."""
+    """A conversion for Inductor, whose passes merge and fuse this op."""
     return graph.call_function(torch.ops.prims.convert_element_type.default, (value, dtype))
 
 
@@ -62,10 +68,11 @@ def apply_edits(
     *,
     convert: Converter = to_copy,
 ) -> None:
-    """Change ``binding.module`` as ``edits`` say.
+    """Make ``edits`` in ``binding.module``.
 
     Raises:
-        ModelError: If an edit changes a port's type, which FX modules do not declare.
+        ModelError: If an edit changes the type of an input or output, which FX modules do not
+            declare, or rounds to a type that PyTorch does not compute in.
     """
     writer = _Writer(graph=graph, binding=binding, convert=convert)
     for edit in edits:
@@ -76,7 +83,7 @@ def apply_edits(
         simplify_casts(module)
         if any(isinstance(edit, RoundTrip) for edit in edits):
             give_bf16(module)
-            state_places(module)
+            state_by_axis(module)
         free_of_strides(module)
     if any(isinstance(edit, ConvertConstant | RoundTrip) for edit in edits):
         forget_unused(module)
@@ -89,10 +96,13 @@ class _Writer:
     graph: Graph
     binding: FxBinding
     convert: Converter
-    low_paths: dict[tuple[int, Format], str] = field(
+    # Names of low copies of constants, by tensor and not by path: tied weights stay one.
+    low_names: dict[tuple[int, Format], str] = field(
         default_factory=dict[tuple[int, Format], str]
     )
-    coded: dict[tuple[int, Scaled], str] = field(default_factory=dict[tuple[int, Scaled], str])
+    code_names: dict[tuple[int, Scaled], dict[str, str]] = field(
+        default_factory=dict[tuple[int, Scaled], dict[str, str]]
+    )
 
     def apply(self, edit: Edit) -> None:
         match edit:
@@ -120,7 +130,7 @@ class _Writer:
                 )
 
     def _set_format(self, node_id: int, fmt: Format) -> None:
-        """The type of the result that an op names, and its scalars, are those of ``fmt``."""
+        """Let an op compute in ``fmt``: change the type it names, and round its scalars."""
         node, own = self.binding.nodes[node_id], self.graph.nodes[node_id].format
         assert own is not None
         operands = scalar_names(node.target)
@@ -137,6 +147,7 @@ class _Writer:
             self._set_type(self.binding.values[value.id], DTYPES[fmt])
 
     def _set_type(self, source: ValueSource, dtype: torch.dtype) -> None:
+        """Give the fake result of ``source`` another type."""
         node, index = source.node, source.index
         val = node.meta["val"]
         if index is None:
@@ -149,6 +160,7 @@ class _Writer:
                 user.meta["val"] = low
 
     def _cast(self, edit: InsertCast) -> FxNode:
+        """The new node that casts the value."""
         origin = self._origin(edit.value)
         with self.binding.module.graph.inserting_after(_last_placeholder(origin)):
             cast = self.convert(self.binding.module.graph, origin, DTYPES[edit.to])
@@ -156,32 +168,35 @@ class _Writer:
         return cast
 
     def _origin(self, value_id: int) -> FxNode:
-        """The FX node that is the value itself; its ``getitem`` where it is in a tuple."""
+        """The FX node whose result is the value; for an element of a tuple its ``getitem``."""
         source = self.binding.values[value_id]
         if source.index is None:
             return source.node
         for user in source.node.users:
             if user.target is operator.getitem and user.args[1] == source.index:
                 return user
-        raise ModelError("a tuple's element is used but never taken", where=source.node.name)
+        raise ModelError(
+            f"element {source.index} of a tuple is to be cast, and no getitem takes it",
+            where=source.node.name,
+        )
 
     def _is_constant(self, value_id: int) -> bool:
         return self.graph.values[value_id].constant is not None
 
     def _round_trips(self, edit: RoundTrip, to: Scaled) -> None:
-        """The value as it is read back from its codes, or each cast of it that is read."""
+        """Let the uses read what they read now, a value or a cast of it, through codes."""
         made: dict[FxNode, FxNode] = {}
         for use in edit.uses:
             assert use.node is not None  # outputs of modules are never codes
             node = self.binding.nodes[use.node]
-            read = _arguments(node)[use.index]
+            read = tensor_inputs(node)[use.index]
             if read not in made:
                 made[read] = self._round_trip(read, self._fake(edit.value, Format.FP32), to)
             _replace(node, use.index, lambda n, read=read: n is read, made[read])
 
     def _round_trip(self, read: FxNode, fake: Any, to: Scaled) -> FxNode:
         with self.binding.module.graph.inserting_after(_last_placeholder(read)):
-            # Made in order: what is inserted after one node comes before what was.
+            # Each node is inserted right after ``read``, the second before the first: reorder.
             codes, back = round_trip(self.binding.module.graph, read, to)
             codes.append(back)
         _mark(codes, read, fake.to(getattr(torch, to.dtype.name)))
@@ -189,47 +204,50 @@ class _Writer:
         return back
 
     def _coded(self, value_id: int, to: Scaled) -> FxNode:
-        """The constant as it is read back from stored codes."""
+        """The node that decodes a constant, which is stored as codes."""
         source = self.binding.values[value_id].node
         module, fx = self.binding.module, self.binding.module.graph
         path = str(source.target)
         tensor = attribute(module, path)
         key = (id(tensor), to)
-        known = self.coded.setdefault(key, f"{path}_{to.label}_{len(self.coded)}")
+        if key not in self.code_names:
+            known = f"{path}_{to.label}_{len(self.code_names)}"
+            self.code_names[key] = {
+                part: _register(module, f"{known}_{part}", array)
+                for part, array in stored_codes(tensor, to).items()
+            }
         stored: dict[str, FxNode] = {}
         with fx.inserting_before(source.next):
-            for part, array in stored_codes(tensor, to).items():
-                name = f"{known}_{part}".replace(".", "_")
-                if not hasattr(module, name):
-                    module.register_buffer(name, array)
+            for part, name in self.code_names[key].items():
                 stored[part] = fx.get_attr(name)
-                _mark(stored[part], source, _faked(source, array))
+                _mark(stored[part], source, _faked(source, attribute(module, name)))
             back = read_back(fx, stored, to)
         _mark(back, source, self._fake(value_id, Format.FP32))
         return back
 
     def _constant(self, edit: ConvertConstant) -> FxNode:
-        source = self.binding.values[edit.value]
+        """The node that reads the low copy of a constant."""
+        source = self.binding.values[edit.value].node
         module, fx = self.binding.module, self.binding.module.graph
-        path = str(source.node.target)
+        path = str(source.target)
         tensor = attribute(module, path)
-        # By the tensor, not by its path: tied weights stay one.
-        low_path = self.low_paths.setdefault(
-            (id(tensor), edit.to), f"{path}_{edit.to.label}".replace(".", "_")
-        )
-        if not hasattr(module, low_path):
-            _register(module, low_path, tensor, edit.to)
-        with fx.inserting_after(source.node):
-            low = fx.get_attr(low_path)
-        _mark(low, source.node, self._fake(edit.value, edit.to))
+        key = (id(tensor), edit.to)
+        if key not in self.low_names:
+            low_tensor = _converted(tensor, edit.to)
+            self.low_names[key] = _register(module, f"{path}_{edit.to.label}", low_tensor)
+        with fx.inserting_after(source):
+            low = fx.get_attr(self.low_names[key])
+        _mark(low, source, self._fake(edit.value, edit.to))
         return low
 
     def _fake(self, value_id: int, fmt: Format) -> Any:
+        """The value's fake result in ``fmt``."""
         source = self.binding.values[value_id]
         val = source.node.meta["val"]
         return (val if source.index is None else val[source.index]).to(DTYPES[fmt])
 
     def _rewire(self, value_id: int, uses: Sequence[Use], new: FxNode) -> None:
+        """Let ``uses`` of a value read ``new``."""
         source = self.binding.values[value_id]
         for use in uses:
             if use.node is None:
@@ -241,6 +259,7 @@ class _Writer:
 
 
 def _is(node: FxNode, source: ValueSource) -> bool:
+    """Whether the node's result is the value from ``source``."""
     if source.index is None:
         return node is source.node
     return (
@@ -250,17 +269,13 @@ def _is(node: FxNode, source: ValueSource) -> bool:
     )
 
 
-def _arguments(node: FxNode) -> list[FxNode]:
-    """The nodes that ``node`` reads, one for each port."""
-    found: list[FxNode] = []
-    map_arg((node.args, node.kwargs), found.append)
-    return found
-
-
 def _replace(
     node: FxNode, port: int | None, matches: Callable[[FxNode], bool], new: FxNode
 ) -> None:
-    """Put ``new`` in the argument number ``port`` of ``node``, or in all that match."""
+    """Replace the tensor that ``node`` reads at ``port`` by ``new``, if it matches.
+
+    Where ``port`` is None all matching ones are replaced. Ports are as in ``tensor_inputs``.
+    """
     seen = -1
 
     def swap(arg: FxNode) -> FxNode:
@@ -273,34 +288,42 @@ def _replace(
 
 
 def _faked(beside: FxNode, tensor: torch.Tensor) -> Any:
-    """``tensor`` as a fake one, as those of the node ``beside`` are."""
+    """A fake tensor like ``tensor``, in the fake mode of the node ``beside``."""
     return beside.meta["val"].new_empty(tensor.shape, dtype=tensor.dtype)
 
 
 def _last_placeholder(node: FxNode) -> FxNode:
-    """``node``, or the last placeholder where it is one: they stay at the graph's top."""
+    """``node``, or the last placeholder if it is one: nothing stands between placeholders."""
     if node.op != "placeholder":
         return node
     return [n for n in node.graph.nodes if n.op == "placeholder"][-1]
 
 
 def _mark(new: FxNode, origin: FxNode, val: Any) -> None:
+    """Give ``new`` the metadata of ``origin`` and the fake result ``val``."""
     new.meta = {k: v for k, v in origin.meta.items() if k not in ("val", "tensor_meta")}
     new.meta["val"] = val
 
 
-def _register(module: torch.nn.Module, name: str, tensor: torch.Tensor, fmt: Format) -> None:
-    low = _converted(tensor.detach(), fmt)
+def _register(module: torch.nn.Module, path: str, tensor: torch.Tensor) -> str:
+    """Add a parameter or buffer to ``module`` itself; returns its name, made of ``path``."""
+    name = path.replace(".", "_")
+    while hasattr(module, name):
+        name += "_"
     if isinstance(tensor, torch.nn.Parameter):
-        low_parameter = torch.nn.Parameter(low, requires_grad=tensor.requires_grad)
-        module.register_parameter(name, low_parameter)
+        module.register_parameter(name, tensor)
     else:
-        module.register_buffer(name, low)
+        module.register_buffer(name, tensor)
+    return name
 
 
-def _converted(tensor: torch.Tensor, fmt: Format) -> torch.Tensor:
-    """As ``rounding.convert_constant``, on the tensor's device."""
+def _converted(constant: torch.Tensor, fmt: Format) -> torch.Tensor:
+    """``rounding.convert_constant`` on the tensor's device; a parameter if ``constant`` is."""
+    tensor = constant.detach()
     low = tensor.to(DTYPES[fmt])
     magnitude = tensor.abs()
-    barely = (magnitude > fmt.max) & (magnitude < overflow_limit(fmt))
-    return torch.where(barely, tensor.sign().to(low.dtype) * fmt.max, low)
+    barely_over = (magnitude > fmt.max) & (magnitude < overflow_limit(fmt))
+    low = torch.where(barely_over, tensor.sign().to(low.dtype) * fmt.max, low)
+    if isinstance(constant, torch.nn.Parameter):
+        return torch.nn.Parameter(low, requires_grad=constant.requires_grad)
+    return low

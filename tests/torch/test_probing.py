@@ -1,0 +1,42 @@
+"""Errors of single roundings in a PyTorch program, each of the value that is rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+
+from finecast.frontends import torch as frontend
+from finecast.frontends.torch.probing import Errors, first_order, probe_all
+from finecast.numbers.formats import Format
+from finecast.planning.points import find_points
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+
+class Reordered(nn.Module):
+    """Gives one result twice, and the parts of a tuple in another order."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        exact, rounded = torch.split(x.abs(), 2)
+        ones = exact.sign()
+        return ones, ones, rounded * 1.0, rounded, exact
+
+
+@pytest.mark.parametrize("measured", [probe_all, first_order])
+def test_an_output_s_error_is_that_of_its_own_value(
+    measured: Callable[..., Errors],
+) -> None:
+    x = torch.cat([torch.full((2, 4), 2.0), torch.rand(2, 4) + 1.0])
+    captured = frontend.capture(Reordered(), (x,))
+    points = find_points(captured.graph, frozenset(n.id for n in captured.graph.nodes))
+    ends = [p for p in points if p.reader is None]
+    errors = measured(captured, ends, Format.BF16, [x])
+    names = [captured.graph.values[p.value].name for p in ends]
+    found = {name for name, error in zip(names, errors, strict=True) if error > 0}
+    assert found == {"mul", "split.1"}
