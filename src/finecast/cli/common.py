@@ -1,4 +1,4 @@
-"""Options that several verbs take, one by one."""
+"""Options that several verbs take, and the opening of the model that they name."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Output:
 
     @property
     def destination(self) -> Destination:
-        """The same for the Python API."""
+        """These options for the Python API."""
         from finecast.pipeline.artefact import Destination
 
         return Destination(
@@ -110,9 +110,16 @@ class Reading(Protocol):
 def open_model(
     files: CommandFiles, source: Source, written: Output, **given: object
 ) -> OpenedModel:
-    """The model, when it is known that the output destroys nothing of it.
+    """Open the model, once the output is known to overwrite nothing that is read.
 
-    ``given`` are options by name that not every kind of model takes.
+    Args:
+        files: The command's files; the output and the model's external data are declared.
+        source: The model that is read.
+        written: The model that is written.
+        given: Other options by name: some kinds of models take no such option.
+
+    Raises:
+        UsageError: If a file cannot be written, or an option does not apply to the model.
     """
     from finecast import api
     from finecast.subjects import check_options, check_output_name, written_with
@@ -120,9 +127,9 @@ def open_model(
     result = written_with(source.model, written.destination)
     files.write("--output", written.output, beside=result.beside, folder=result.folder)
     check_output_name(source.model, written.output)
-    apart = written.external_data is not None
-    taken = {"from-type": source.from_type, "external-data/--one-file": apart, **given}
-    options = {f"--{name}": value for name, value in taken.items()}
+    options = {f"--{name}": value for name, value in given.items()}
+    options["--from-type"] = source.from_type
+    options["--external-data/--one-file"] = written.external_data is not None
     check_options(source.model, options, output=written.output)
     file = api.load(source.model, trust=source.trust, output=written.output)
     files.read("MODEL's external data", *file.external)
@@ -130,7 +137,7 @@ def open_model(
 
 
 def warn_stale(paths: Sequence[Path]) -> None:
-    """Say of files at an output's place that they are not this run's."""
+    """Warn that files at the outputs' paths are those of an earlier run."""
     for path in paths:
         warn(
             f"STALE: {path} is there from before, and this run neither made nor checked it;"
@@ -140,7 +147,7 @@ def warn_stale(paths: Sequence[Path]) -> None:
 
 @contextmanager
 def telling_stale(files: CommandFiles) -> Generator[None]:
-    """What fails says of an older output, too, that it is not its own."""
+    """If what runs inside fails, warn of outputs that an earlier run left."""
     try:
         yield
     except BaseException:

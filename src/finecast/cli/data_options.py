@@ -1,4 +1,4 @@
-"""Where data comes from and how it is judged: the same options in every verb that takes it."""
+"""Options for data, metrics and tolerances: the same in every verb that takes them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Data:
 
     @property
     def given(self) -> bool:
-        """Whether there is any, or a word of it."""
+        """Whether an option names data."""
         return any(o is not None for o in (self.data, self.calib, self.labels))
 
     @property
@@ -61,10 +61,10 @@ class Data:
         return found + ([("--calib", function_file(self.calib))] if self.calib else [])
 
     def options(self) -> DataOptions:
-        """The same for the Python API.
+        """These options for the Python API.
 
         Raises:
-            UsageError: If a function cannot be loaded, or labels are named of no data.
+            UsageError: If a function cannot be loaded, or labels are named without data.
         """
         from finecast.data.functions import load_function
         from finecast.pipeline.sources import DEFAULT_BATCH, DataOptions
@@ -89,7 +89,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomFeeds:
-    """Sizes for random feeds, where there is no data."""
+    """Sizes of random feeds, which are used where there is no data."""
 
     dim: Annotated[
         list[str] | None,
@@ -98,7 +98,7 @@ class RandomFeeds:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Size by dimension.
+        """The size of each dimension that an option names.
 
         Raises:
             UsageError: If one is malformed.
@@ -108,7 +108,7 @@ class RandomFeeds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What accuracy is, on data."""
+    """How accuracy is measured on data."""
 
     metric: Annotated[
         str | None,
@@ -176,7 +176,7 @@ class Tolerance:
     )
 
     def stated(self) -> Criterion:
-        """The criterion; its direction is the metric's."""
+        """The criterion; whether higher is better is set later, from the metric."""
         from finecast.data.criterion import Criterion, CriterionKind
 
         kind = CriterionKind.parse(self.criterion)

@@ -28,7 +28,7 @@ def run(
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Metric and output error on a device, and the ops that bring the error.
+    """Metric and output error on a device, and the ops that cause the error.
 
     The options are the compiler's own, with its defaults: without --auto-cast neuronx-cc
     casts nothing.

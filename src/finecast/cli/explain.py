@@ -91,9 +91,9 @@ def _find(graph: Graph, name: str) -> Node:
 
 
 def _apart(model: OpenedModel, node: Node, plan: Plan, engine: str | None) -> Sequence[str]:
-    """What a low node's kernel of the fp32 model runs in now, if in several.
+    """Kernels of the fp32 model with ``node`` that the plan's model runs in several.
 
-    What cannot be told is warned of: the node is explained all the same.
+    Where kernels cannot be compared a warning says so; the node is explained all the same.
     """
     from finecast.pipeline.model import TellsKernels
 
@@ -108,7 +108,10 @@ def _apart(model: OpenedModel, node: Node, plan: Plan, engine: str | None) -> Se
 
 
 def _verdicts(node: Node, decision: Decision | None) -> list[tuple[str, str, str, str]]:
-    """Rule, what it permits, its text and evidence, for every rule there is."""
+    """A row (rule, formats it permits, text, evidence) for every verdict.
+
+    Rules without a verdict have one row each, which permits any format.
+    """
     from finecast.rules import RULES
 
     if decision is None:
@@ -137,7 +140,7 @@ def _row(reason: Reason) -> tuple[str, str, str, str]:
 def _neighbours(
     graph: Graph, node: Node, decision: Decision | None, plan: Plan
 ) -> list[dict[str, str]]:
-    """What the op reads: who makes it, in which format it rests, and in which it is read."""
+    """For each input of a node: what makes it, the format it is stored in and is read in."""
     formats = plan.formats
     rows: list[dict[str, str]] = []
     for port, index in enumerate(node.inputs):
@@ -148,7 +151,7 @@ def _neighbours(
         stored = formats.get(maker.name) if maker else None
         what = "constant" if value.constant else maker.name if maker else "model input"
         if stored is not None and stored.operands_only:
-            stored = None  # results rest in the op's own type
+            stored = None  # the op's results are stored in its own type
         label = value.dtype if stored is None or value.format is None else stored.label
         read_as = _read_as(node, port, decision) or label
         rows.append({"value": value.name, "from": what, "format": label, "read_as": read_as})
@@ -156,7 +159,7 @@ def _neighbours(
 
 
 def _read_as(node: Node, port: int, decision: Decision | None) -> str:
-    """The format that an input is cast or encoded to; empty if it is read as it rests."""
+    """The format that an input is cast or encoded to; empty if it is read as stored."""
     if decision is None or not node.follows_in[port]:
         return ""
     fmt = decision.format

@@ -92,7 +92,7 @@ def _print_warnings(warnings: tuple[Risk, ...], low: str) -> None:
 
 
 def _number(value: float, unknown: int) -> str:
-    """Millions; a lower bound where ``unknown`` nodes are not counted, or but once."""
+    """Millions; a lower bound if ``unknown`` nodes are left out, or counted only once."""
     if not value:
         return "unknown" if unknown else ""
     return f"{'>= ' if unknown else ''}{value / 1e6:,.2f}"

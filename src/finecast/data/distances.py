@@ -18,7 +18,7 @@ Outputs = Mapping[str, Array]
 
 @final
 class MeanError:
-    """Mean over all elements of what ``of`` makes of the first output's error."""
+    """Mean of ``of(error)`` over all elements; the error is the first output less labels."""
 
     def __init__(
         self, name: str, of: Callable[[NDArray[np.float64]], NDArray[np.float64]]
@@ -34,7 +34,8 @@ class MeanError:
         """Take one batch.
 
         Raises:
-            UsageError: If there are no labels, not one for each number, or some are none.
+            UsageError: If there are no labels, not one for each output element, or one is not
+                a finite number.
         """
         name, got = next(iter(outputs.items()))
         wanted = numbers(labels, self._name)
@@ -53,7 +54,7 @@ class MeanError:
         return self._sum / self._count if self._count else math.nan
 
     def doubts(self) -> tuple[str, ...]:
-        """A mean over one number."""
+        """A warning if the mean is over one number."""
         return (f"{self._name} rests on one number",) if self._count == 1 else ()
 
 
@@ -97,14 +98,14 @@ class Perplexity:
         self._classes = scores.shape[-1]
 
     def result(self) -> float:
-        """The perplexity; infinite beyond what a float holds, NaN before the first batch."""
+        """The perplexity; infinite if no float holds it, NaN before the first batch."""
         if not self._count:
             return math.nan
         mean = self._sum / self._count
-        return math.inf if mean > 700 else math.exp(mean)
+        return math.inf if mean > 700 else math.exp(mean)  # exp(710) overflows
 
     def doubts(self) -> tuple[str, ...]:
-        """A model that knows no more than that there are so many classes."""
+        """A warning if the perplexity is no better than that of guessing among the classes."""
         if self.result() < self._classes:
             return ()
         return (
