@@ -276,7 +276,7 @@ class Narrowing:
         for file in files:
             label = file.name if names[file.name] == 1 else str(file)
             found |= {f"{label}:{name}": rule for name, rule in _rules_in(file)}
-        return cast("list[tuple[str, UserRule]]", found)
+        return found
 
 
 def _check_scaled(policy: Policy, option: str, lack: str) -> None:

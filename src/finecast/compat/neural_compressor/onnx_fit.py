@@ -33,7 +33,7 @@ from finecast.subjects.engine.planning import make_planner
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxFit:
-    """An ONNX file with its planner: ``types`` are the nodes that rules leave a low format."""
+    """An ONNX file with its planner; ``types`` has nodes that rules permit a low format."""
 
     source: GivenModel
     planner: Planner
@@ -70,7 +70,7 @@ class OnnxFit:
         return as_given(self.source.file)
 
     def build(self, kept: frozenset[str]) -> OnnxResult:
-        """Everything that may be low and is not kept is."""
+        """The model with every op low that may be and is not in ``kept``."""
         plan, lowered = all_low_but(self.planner, kept)
         return OnnxResult(
             source=self.source,
@@ -84,7 +84,7 @@ class OnnxFit:
         return predictor(self.engine, model)
 
     def slow(self, low: Format) -> str:
-        """What probing the engine's device says of ``low``."""
+        """Why ``low`` gains nothing on the engine's device, measured; empty if it does."""
         found = self.engine.capabilities().get(low)
         if found is None or not found.runs:
             return found.reason if found else "not a format of this engine"
