@@ -8,7 +8,7 @@ import pytest
 from onnx import parser
 
 from finecast.cli import main
-from finecast.cli.data_options import dim_sizes
+from finecast.cli.data_options import RandomFeeds
 from finecast.engines import ONNX, installed, reading
 from finecast.errors import ExitCode, UsageError
 
@@ -96,9 +96,9 @@ def test_a_model_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_dim_sizes() -> None:
-    assert dim_sizes(["T=64", "x.1=3"]) == {"T": 64, "x.1": 3}
+    assert RandomFeeds(dim=["T=64", "x.1=3"]).sizes == {"T": 64, "x.1": 3}
     with pytest.raises(UsageError):
-        dim_sizes(["=3"])
+        _ = RandomFeeds(dim=["=3"]).sizes
 
 
 def test_a_function_gives_the_feeds(

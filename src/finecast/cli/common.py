@@ -29,7 +29,7 @@ Trust = Annotated[
     bool,
     typer.Option(
         "--trust",
-        help="Unpickle and run what a .pt2 or .keras file brings: if you know who made it.",
+        help="Unpickle and run code in a .pt2 or .keras file, if you know who made the file.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

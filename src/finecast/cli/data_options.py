@@ -41,7 +41,7 @@ class Data:
         list[str] | None,
         typer.Option(
             metavar="NAME=none|AXIS",
-            help="Where an input's samples lie; none where all samples share it.",
+            help="The axis of an input along which samples lie; none if all samples share it.",
         ),
     ] = None
     batch: Annotated[
@@ -58,7 +58,7 @@ class Data:
     def reads(self) -> list[tuple[str, Path]]:
         """The files that the options name, each with its option."""
         found = [("--data", self.data)] if self.data is not None else []
-        return found + ([("--calib", function_file(self.calib))] if self.calib else [])
+        return found + ([("--calib", _function_file(self.calib))] if self.calib else [])
 
     def options(self) -> DataOptions:
         """These options for the Python API.
@@ -103,7 +103,15 @@ class RandomFeeds:
         Raises:
             UsageError: If one is malformed.
         """
-        return dim_sizes(self.dim or ())
+        sizes: dict[str, int] = {}
+        for item in self.dim or ():
+            name, equals, size = item.rpartition("=")
+            if not (equals and name and size.isdecimal() and int(size) > 0):
+                raise UsageError(
+                    f"{item!r} is no dimension", where="--dim", fix="write NAME=SIZE"
+                )
+            sizes[name] = int(size)
+        return sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +140,7 @@ class Evaluation:
     @property
     def reads(self) -> list[tuple[str, Path]]:
         """The file that the options name, with its option."""
-        return [("--eval", function_file(self.evaluate))] if self.evaluate else []
+        return [("--eval", _function_file(self.evaluate))] if self.evaluate else []
 
     @property
     def label(self) -> str:
@@ -203,22 +211,7 @@ def _axes(items: Sequence[str]) -> dict[str, int | None]:
     return axes
 
 
-def function_file(spec: str) -> Path:
+def _function_file(spec: str) -> Path:
     """The file of ``FILE.py:FUNCTION``, or the file itself."""
     file, colon, _ = spec.rpartition(":")
     return Path(file if colon and file.endswith(".py") else spec)
-
-
-def dim_sizes(items: Sequence[str]) -> dict[str, int]:
-    """Read ``NAME=SIZE`` items.
-
-    Raises:
-        UsageError: If one is malformed.
-    """
-    sizes: dict[str, int] = {}
-    for item in items:
-        name, equals, size = item.rpartition("=")
-        if not (equals and name and size.isdecimal() and int(size) > 0):
-            raise UsageError(f"{item!r} is no dimension", where="--dim", fix="write NAME=SIZE")
-        sizes[name] = int(size)
-    return sizes

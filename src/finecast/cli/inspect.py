@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finecast.cli.common import FromType, Json, Trust
+from finecast.cli.common import FromType, Json, Model, Trust
 from finecast.cli.data_options import Data, RandomFeeds
 from finecast.cli.output import add_row, new_table, progress, write_json, write_table
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def run(
-    model: Annotated[Path, typer.Argument(help="An ONNX model, or a .pt2 program.")],
+    model: Model,
     data: Data,
     feeds: RandomFeeds,
     auto_cast_type: Annotated[

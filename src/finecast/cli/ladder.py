@@ -74,7 +74,7 @@ class ByOp:
         typer.Option(
             "--auto-cast-type",
             metavar="FORMAT[,FORMAT]",
-            help="Of the plan by op: bf16, fp16, int8 on inf1; by default that of a rung.",
+            help="Of the plan by op: bf16, fp16, int8 on inf1; default: the format of a rung.",
         ),
     ] = None
 

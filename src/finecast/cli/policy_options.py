@@ -80,7 +80,9 @@ class Device:
     stochastic_rounding: Annotated[
         bool, typer.Option("--stochastic-rounding", help="Casts round stochastically.")
     ] = False
-    seed: Annotated[int | None, typer.Option(help="Of stochastic rounding.", min=0)] = None
+    seed: Annotated[int | None, typer.Option(help="Seed of stochastic rounding.", min=0)] = (
+        None
+    )
     sdk: Annotated[
         str | None,
         typer.Option(metavar="RELEASE", help="Neuron SDK whose defaults hold, as 2.26."),
@@ -194,27 +196,26 @@ class Narrowing:
         bool,
         typer.Option(
             "--keep-ops",
-            help="State no low op as another that the engine recognises: types alone change.",
+            help="Change types only: rewrite no low op as another that the engine recognises.",
         ),
     ] = False
-
     calibration: Annotated[
         str | None,
         typer.Option(
             metavar="HOW",
-            help="Range of a value in int8: minmax (default) has all that --data showed,"
-            " percentile 99.99% of it, mse what has the least squared error.",
+            help="How the range of a value in int8 is chosen: minmax (default) covers all that"
+            " --data shows of it, percentile 99.99% of it, mse gives the least squared error.",
         ),
     ] = None
-
     adjust: Annotated[
         str | None,
         typer.Option(
             metavar="WHAT",
-            help="Done to operands of int8 products, if outputs on --data err less for it:"
-            " equalise scales channels to weights of one size, smooth by their values, bias"
-            " takes mean errors off biases; several: smooth,bias. convert does none unasked;"
-            " tune tries all where a faster plan misses the criterion, unless none is given.",
+            help="How to adjust operands of int8 products, kept if that lowers the error on"
+            " --data: equalise (scale channels so that their weights are of one size), smooth"
+            " (scale them by their values), bias (subtract mean errors from biases); several:"
+            " smooth,bias. convert adjusts only if asked; tune tries all where a faster plan"
+            " misses the criterion, unless this is none.",
         ),
     ] = None
 
@@ -304,7 +305,7 @@ Target = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="A device that is not here, see finecast targets: its formats, modelled.",
+        help="A device that is not here (see finecast targets): its formats, modelled times.",
     ),
 ]
 NeededTarget = Annotated[str, typer.Option(metavar="NAME", help="A device: finecast targets.")]

@@ -60,8 +60,8 @@ class _Figures:
 class Rounds:
     """How long models are timed; in a round each model runs once."""
 
-    runs: Annotated[int, typer.Option(min=2, help="Rounds at least.")] = 20
-    seconds: Annotated[float, typer.Option(min=0, help="Time all rounds take at least.")] = 2.0
+    runs: Annotated[int, typer.Option(min=2, help="Least number of rounds.")] = 20
+    seconds: Annotated[float, typer.Option(min=0, help="Least time of all rounds.")] = 2.0
 
 
 def run(

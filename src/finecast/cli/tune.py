@@ -43,9 +43,9 @@ class Search:
     objective: Annotated[
         str,
         typer.Option(
-            help="What to have least of: latency, throughput (time of a request, with as many"
-            " in flight as the engine serves best), size (bytes of the written model), or"
-            " memory (of the running one, estimated)."
+            help="What to minimise: latency, throughput (time of a request, with as many in"
+            " flight as the engine serves best), size (bytes of the written model), or memory"
+            " (of the running one, estimated)."
         ),
     ] = Objective.LATENCY.value
     min_speedup: Annotated[
@@ -58,13 +58,13 @@ class Search:
     max_trials: Annotated[
         int | None,
         typer.Option(
-            help="Plans that are evaluated on all data at most; what is left of them goes into"
-            " faster plans."
+            help="The most plans that are evaluated on all data; what is not needed of them is"
+            " spent on faster plans."
         ),
     ] = None
     timeout: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="After so long no plan is begun."),
+        typer.Option(metavar="SECONDS", help="The time after which no plan is begun."),
     ] = None
 
     def goal(self, criterion: Criterion) -> Goal:

@@ -16,6 +16,7 @@ from finecast.compat.neural_compressor.criteria import (
     TuningCriterion,
     check_level,
     refuses_unknown,
+    without_evaluation,
 )
 from finecast.compat.neural_compressor.op_dicts import OpDict, check_op_dicts, names
 from finecast.compat.neural_compressor.places import check_place
@@ -168,11 +169,5 @@ class MixedPrecisionConfig:
             yield f"of precisions {self.precisions!r}, {self.low().label} is used"
         if self.ports and not frozen:
             yield "inputs and outputs: all of the model is converted, whatever they name"
-        searches = (
-            ("tuning_criterion", self.tuning_criterion, TuningCriterion()),
-            ("accuracy_criterion", self.accuracy_criterion, AccuracyCriterion()),
-            ("quant_level", self.quant_level, "auto"),
-        )
-        for name, given, default in searches:
-            if not evaluated and given != default:
-                yield f"{name}: without eval_func, or eval_dataloader and eval_metric"
+        if not evaluated:
+            yield from without_evaluation(self)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from finecast.data.criterion import Criterion, CriterionKind
 from finecast.errors import UsageError
@@ -118,6 +118,26 @@ class TuningCriterion:
                 fix=f"use one of {', '.join(_SOUGHT)}",
             )
         return found
+
+
+class SearchSettings(Protocol):
+    """Settings of a search for the model that keeps an accuracy."""
+
+    tuning_criterion: TuningCriterion
+    accuracy_criterion: AccuracyCriterion
+    quant_level: str | int
+
+
+def without_evaluation(settings: SearchSettings) -> Iterator[str]:
+    """The search's settings that are given, which have no effect without an evaluation."""
+    searches = (
+        ("tuning_criterion", settings.tuning_criterion, TuningCriterion()),
+        ("accuracy_criterion", settings.accuracy_criterion, AccuracyCriterion()),
+        ("quant_level", settings.quant_level, "auto"),
+    )
+    for name, given, default in searches:
+        if given != default:
+            yield f"{name}: without eval_func, or eval_dataloader and eval_metric"
 
 
 def check_level(quant_level: str | int) -> None:

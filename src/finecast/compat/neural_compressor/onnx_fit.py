@@ -67,7 +67,9 @@ class OnnxFit:
     @property
     def original(self) -> Any:
         """The model's ModelProto; its path, if it is too large for one message."""
-        return as_given(self.source.file)
+        file = self.source.file
+        fits = frontend.fits_one_message(file.model)
+        return frontend.to_proto(file.model) if fits else str(file.path)
 
     def build(self, kept: frozenset[str]) -> OnnxResult:
         """The model with every op low that may be and is not in ``kept``."""
@@ -98,13 +100,6 @@ def check_ports(file: OnnxFile, given: Sequence[str]) -> None:
     for name in given:
         if name not in ports:
             raise unknown_name(name, ports, what="input or output", where="of the model")
-
-
-def as_given(file: OnnxFile) -> Any:
-    """A file's ModelProto; its path, if it is too large for one message."""
-    if frontend.fits_one_message(file.model):
-        return frontend.to_proto(file.model)
-    return str(file.path)
 
 
 def predictor(engine: Engine, model: onnx.ModelProto | str) -> Callable[[Any], Any]:

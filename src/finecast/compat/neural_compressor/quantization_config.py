@@ -16,6 +16,7 @@ from finecast.compat.neural_compressor.criteria import (
     TuningCriterion,
     check_level,
     refuses_unknown,
+    without_evaluation,
 )
 from finecast.compat.neural_compressor.op_dicts import (
     DTYPES,
@@ -199,17 +200,11 @@ class PostTrainingQuantConfig:
 
     def _unused_search(self, *, evaluated: bool) -> Iterator[str]:
         """Settings of the search without effect; all of them if there is no evaluation."""
-        tuning = self.tuning_criterion
-        if evaluated:
-            if tuning.strategy != "basic" or tuning.strategy_kwargs:
-                yield f"strategy {tuning.strategy!r}: {_SEARCH}"
-            if self.quant_level != "auto":
-                yield f"quant_level: {_SEARCH}"
+        if not evaluated:
+            yield from without_evaluation(self)
             return
-        for name, one, default in (
-            ("tuning_criterion", tuning, TuningCriterion()),
-            ("accuracy_criterion", self.accuracy_criterion, AccuracyCriterion()),
-            ("quant_level", self.quant_level, "auto"),
-        ):
-            if one != default:
-                yield f"{name}: without eval_func, or eval_dataloader and eval_metric"
+        tuning = self.tuning_criterion
+        if tuning.strategy != "basic" or tuning.strategy_kwargs:
+            yield f"strategy {tuning.strategy!r}: {_SEARCH}"
+        if self.quant_level != "auto":
+            yield f"quant_level: {_SEARCH}"
