@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> None:
             sys.stdout.write(json.dumps(convert(folder, options.policy)))
         elif options.memory:
             huge(folder)
-            # In another process, so that making the weights does not count in the peak of converting.
+            # In another process: making weights must not count in the peak of converting.
             sys.stdout.write(json.dumps(_apart("--folder", name)))
         elif options.one_file:
             one_file(folder)

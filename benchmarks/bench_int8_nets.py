@@ -7,8 +7,8 @@ The criterion of a net is half of the error that it has all in int8, so that all
 it. Of the model that ``tune`` gives these are measured after it is loaded again: its error
 against fp32 over eight inputs; its speed against fp32, and against bf16 where that keeps the
 criterion; and the ops planned in int8 that no kernel ran on integers. ``--isa
-AVX512_CORE_VNNI`` limits OpenVINO to the instructions of a CPU without bf16. Each net runs in a
-process of its own on one core, and times are processor time. A net that has a line in the file
+AVX512_CORE_VNNI`` limits OpenVINO to the instructions of a CPU without bf16. Each net runs in
+a process of its own on one core, and times are processor time. A net that has a line in the file
 is not run again, unless it is named. The zoo's nets need the interpreter of ``.venv-zoo``.
 """
 
