@@ -232,6 +232,15 @@ def test_an_older_output_is_called_stale(
     assert found.stale == (old,)
 
 
+def test_a_file_of_python_need_not_be_called_so(finecast: Finecast, here: Path) -> None:
+    Path("mine").write_bytes(Path("mine.py").read_bytes())
+    before = contents(here)
+    answer = finecast(*EVAL.replace("mine.py", "mine").split(), "-o", "mine")
+    assert answer.code == ExitCode.USAGE
+    assert "are the same file" in answer.err
+    assert contents(here) == before
+
+
 @pytest.mark.parametrize("path", [".", "/", ""])
 @pytest.mark.parametrize(
     "line",

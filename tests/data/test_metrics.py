@@ -240,6 +240,16 @@ def test_against_scikit_learn() -> None:
         score("perplexity", shares, LABELS)
 
 
+@pytest.mark.parametrize(
+    "name", ["top1", "top5", "f1", "perplexity", "mse", "mae", "spearman"]
+)
+def test_scores_in_text_are_refused(name: str) -> None:
+    scores = np.array([["a", "b"], ["c", "d"], ["e", "f"]])
+    labels = np.zeros((3, 2)) if name in DISTANCES else np.arange(3) % 2
+    with pytest.raises(UsageError, match=rf"{name} needs numbers, and output 'y' is text"):
+        score(name, scores, labels)
+
+
 def test_decisions_in_text_have_labels_in_text() -> None:
     said, labels = np.array(["a", "b"], object), np.array(["a", "c"])
     assert score("top1", said, labels) == 0.5

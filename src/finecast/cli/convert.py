@@ -71,12 +71,20 @@ def run(
     files.write("--plan-out", plan_out)
     with telling_stale(files), progress("converting", quiet=as_json):
         result = api.convert(
-            open_model(files, source, written, engine=engine, data=data.given, dim=feeds.dim),
+            open_model(
+                files,
+                source,
+                written,
+                engine=engine,
+                data=data.given,
+                dim=feeds.dim,
+                batch=data.batch,
+            ),
             written.output,
             choice.policy,
             engine=engine,
             target=choice.emulation,
-            data=data.options() if data.given else None,
+            data=data.if_given(),
             dims=feeds.sizes,
             user_rules=narrowing.user_rules(),
             verify=not no_verify,

@@ -60,6 +60,30 @@ class Data:
         found = [("--data", self.data)] if self.data is not None else []
         return found + ([("--calib", _function_file(self.calib))] if self.calib else [])
 
+    def if_given(self, *, random_batch: bool = False) -> DataOptions | None:
+        """These options for the Python API; None if they name no data.
+
+        Args:
+            random_batch: Whether ``batch`` also sizes random feeds, and so needs no data.
+
+        Raises:
+            UsageError: As ``options``, or if an option that needs data is given without any.
+        """
+        if self.given:
+            return self.options()
+        alone = {
+            "--sample-axis": bool(self.sample_axis),
+            "--batch": self.batch is not None and not random_batch,
+        }
+        for option, stated in alone.items():
+            if stated:
+                raise UsageError(
+                    f"{option} is given without data",
+                    where=option,
+                    fix="give --data too, or size random feeds by --dim",
+                )
+        return None
+
     def options(self) -> DataOptions:
         """These options for the Python API.
 
@@ -212,6 +236,6 @@ def _axes(items: Sequence[str]) -> dict[str, int | None]:
 
 
 def _function_file(spec: str) -> Path:
-    """The file of ``FILE.py:FUNCTION``, or the file itself."""
+    """The file of ``FILE.py:FUNCTION``; of an ``.npz`` the file itself."""
     file, colon, _ = spec.rpartition(":")
-    return Path(file if colon and file.endswith(".py") else spec)
+    return Path(file if colon and not spec.lower().endswith(".npz") else spec)

@@ -36,7 +36,7 @@ def run(
     probes = _probes()
     with progress("probing", quiet=as_json) as report:
         for index, (spec, probe) in enumerate(probes.items()):
-            report(index, len(probes), spec)
+            report(spec, index, len(probes))
             try:
                 rows.append(probe())
             except EngineError as error:

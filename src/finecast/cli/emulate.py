@@ -50,13 +50,7 @@ def run(
     loaded = file.reference()
     workload = evaluation.workload(loaded, data)
     with progress("emulating", quiet=as_json) as bar:
-        report = emulate(
-            file,
-            loaded,
-            emulation,
-            workload,
-            progress=lambda stage, done, total: bar(done, total, stage),
-        )
+        report = emulate(file, loaded, emulation, workload, progress=bar)
     for note in workload.warnings:
         warn(note)
     if as_json:

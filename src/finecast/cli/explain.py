@@ -54,7 +54,8 @@ def run(
 
     choice = narrowing.narrowed(device.choice(casting, target))
     stated = Plan.load(plan) if plan is not None else None
-    check_options(model, {"--engine": engine, "--data": data.given, "--from-type": from_type})
+    stated_options = {"--engine": engine, "--from-type": from_type}
+    check_options(model, {**stated_options, "--data": data.given, "--batch": data.batch})
     opened = api.load(model, trust=trust)
     if stated is not None:
         if from_type is not None:
@@ -66,7 +67,7 @@ def run(
             choice.policy,
             engine=engine,
             target=choice.emulation,
-            data=data.options() if data.given else None,
+            data=data.if_given(),
             user_rules=narrowing.user_rules(),
             from_type=from_type,
         )

@@ -44,7 +44,7 @@ def run(
     with progress("inspecting", quiet=as_json):
         census = api.inspect(
             model,
-            data=data.options() if data.given else None,
+            data=data.if_given(random_batch=True),
             batch=data.batch or 1,
             dims=feeds.sizes,
             low=low,

@@ -37,9 +37,9 @@ from finecast.cli.output import (
 )
 from finecast.cli.policy_options import Casting, Device
 from finecast.errors import ExitCode, UsageError
+from finecast.progress import Progress
 
 if TYPE_CHECKING:
-    from finecast.cli.output import ProgressBar
     from finecast.data.criterion import Criterion
     from finecast.devices.neuron import CompilerChoice, Rung
     from finecast.files import CommandFiles
@@ -174,7 +174,7 @@ def _walked(
     rungs: Sequence[Rung],
     options: DataOptions,
     criterion: Criterion,
-    bar: ProgressBar,
+    bar: Progress,
     *,
     by_op: tuple[bool, CompilerChoice | None],
 ) -> _Found:
@@ -194,7 +194,7 @@ def _walked(
         workload=workload,
         criterion=replace(criterion, higher_is_better=workload.higher_is_better),
         rungs=rungs,
-        progress=lambda stage, done, total: bar(done, total, stage),
+        progress=bar,
     )
     outcome = walk.walk()
     wanted, named = by_op

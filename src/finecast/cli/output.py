@@ -12,7 +12,9 @@ import re
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+from finecast.progress import Progress, silent
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,14 +26,6 @@ _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
     "\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
-
-
-class ProgressBar(Protocol):
-    """Shows how far a long job is."""
-
-    def __call__(self, done: int, total: int, what: str = "") -> None:
-        """``done`` of ``total`` steps are done; ``what`` is being done now."""
-        ...
 
 
 def safe(text: str) -> str:
@@ -121,10 +115,10 @@ def add_row(table: Table, *cells: str) -> None:
 
 
 @contextmanager
-def progress(title: str, *, quiet: bool = False) -> Generator[ProgressBar]:
+def progress(title: str, *, quiet: bool = False) -> Generator[Progress]:
     """A progress bar on stderr if that is a terminal; otherwise nothing is shown."""
     if quiet or not sys.stderr.isatty():
-        yield _silent
+        yield silent
         return
     from rich.console import Console
     from rich.markup import escape
@@ -133,15 +127,11 @@ def progress(title: str, *, quiet: bool = False) -> Generator[ProgressBar]:
     with Bar(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None)
 
-        def report(done: int, total: int, what: str = "") -> None:
-            text = f"{title}: {what}" if what else title
-            bar.update(task, completed=done, total=total, description=escape(safe(text)))
+        def report(stage: str, done: int, total: int) -> None:
+            text = escape(safe(f"{title}: {stage}"))
+            bar.update(task, completed=done, total=total, description=text)
 
         yield report
-
-
-def _silent(done: int, total: int, what: str = "") -> None:
-    pass
 
 
 def _finite(value: Any) -> Any:

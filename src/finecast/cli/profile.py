@@ -102,15 +102,15 @@ def run(
     with progress("profiling", quiet=as_json) as report:
         loaded: list[_Loaded] = []
         for index, path in enumerate(models):
-            report(index, 3 * len(models), f"loading {path.name}")
+            report(f"loading {path.name}", index, 3 * len(models))
             loaded.append(ready(path, loader.load(path, profiling=ops)))
-        report(len(models), 3 * len(models), "running")
+        report("running", len(models), 3 * len(models))
         calls = {m.label: m.run for m in loaded}
         times = latency(calls, min_time_s=rounds.seconds, repeats=rounds.runs)
         figures: list[_Figures] = []
         spec = f"{loader.name}:{loader.device}"
         for index, model in enumerate(loaded):
-            report(2 * len(models) + index, 3 * len(models), f"memory of {model.label}")
+            report(f"memory of {model.label}", 2 * len(models) + index, 3 * len(models))
             figures.append(
                 _Figures(
                     model=model,
@@ -140,15 +140,16 @@ def _with_feeds(
         return _Loaded(label=label, path=path, session=session, feeds=feeds, batch=rows)
 
     def drawn(session: Session) -> tuple[dict[str, Array], int]:
-        options = data.options()
-        if data.calib is not None:
-            feeds = dict(calibration_batches(session, options, limit=1)[0])
-        elif data.data is not None:
-            found = load_npz(data.data, session.inputs, labels=data.labels)
+        options = data.if_given(random_batch=True)
+        if options is None:
+            feeds = synthetic_feeds(session.inputs, batch=data.batch or 1, dims=sizes)
+        elif data.data is not None and data.calib is None:
+            axes = options.sample_axes
+            found = load_npz(data.data, session.inputs, labels=data.labels, sample_axes=axes)
             first = next(found.batches(options.batch))
             return first.feeds, first.rows
         else:
-            feeds = synthetic_feeds(session.inputs, batch=data.batch or 1, dims=sizes)
+            feeds = dict(calibration_batches(session, options, limit=1)[0])
         rows = next((a.shape[0] for a in feeds.values() if a.ndim), 1)
         return feeds, rows
 

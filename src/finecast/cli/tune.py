@@ -222,8 +222,7 @@ def _searched(
         _interruptible(request.study),
         progress("tuning", quiet=quiet) as bar,
     ):
-        shown = replace(request, progress=lambda stage, done, total: bar(done, total, stage))
-        return api.tuned(model, written.destination, shown)
+        return api.tuned(model, written.destination, replace(request, progress=bar))
 
 
 def _with_plan(files: CommandFiles, outcome: Outcome, plan: Path) -> Outcome:

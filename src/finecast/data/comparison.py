@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from finecast.engines.base import Array
 from finecast.errors import UsageError
 
+Outputs = Mapping[str, Array]
+
 
 @final
 class Cosine:
@@ -27,10 +29,7 @@ class Cosine:
         self._counts: dict[str, int] = defaultdict(int)
 
     def update(
-        self,
-        outputs: Mapping[str, Array],
-        labels: Array | None,
-        reference: Mapping[str, Array] | None,
+        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
     ) -> None:
         """Take one batch."""
         for name, got, expected in _pairs(outputs, reference, "cosine"):
@@ -70,10 +69,7 @@ class SignalToNoise:
         self._count = 0
 
     def update(
-        self,
-        outputs: Mapping[str, Array],
-        labels: Array | None,
-        reference: Mapping[str, Array] | None,
+        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
     ) -> None:
         """Take one batch."""
         for _, got, expected in _pairs(outputs, reference, "snr_db"):
@@ -106,10 +102,7 @@ class MaxAbs:
         self._largest: float | None = None
 
     def update(
-        self,
-        outputs: Mapping[str, Array],
-        labels: Array | None,
-        reference: Mapping[str, Array] | None,
+        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
     ) -> None:
         """Take one batch."""
         for _, got, expected in _pairs(outputs, reference, "max_abs"):
@@ -141,7 +134,7 @@ def _difference(
     return np.where(np.isinf(expected) & (got != expected) & ~np.isnan(got), np.inf, distance)
 
 
-def counterpart(reference: Mapping[str, Array], name: str, got: Array) -> Array:
+def counterpart(reference: Outputs, name: str, got: Array) -> Array:
     """The fp32 model's output of a name, to be compared with ``got``.
 
     Raises:
@@ -163,7 +156,7 @@ def counterpart(reference: Mapping[str, Array], name: str, got: Array) -> Array:
 
 
 def _pairs(
-    outputs: Mapping[str, Array], reference: Mapping[str, Array] | None, metric: str
+    outputs: Outputs, reference: Outputs | None, metric: str
 ) -> Iterator[tuple[str, NDArray[np.float64], NDArray[np.float64]]]:
     """Each float output's name, its value and the reference's, as fp64."""
     if reference is None:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any, Final, final
 
 import numpy as np
 
-from finecast.data.comparison import counterpart
-from finecast.data.labels import IGNORED, class_labels, decided_labels, few, numbers
+from finecast.data.comparison import Outputs, counterpart
+from finecast.data.labels import (
+    IGNORED,
+    check_numbers,
+    class_labels,
+    decided_labels,
+    few,
+    numbers,
+)
 from finecast.engines.base import Array
 from finecast.errors import UsageError
 
-Outputs = Mapping[str, Array]
 _GUESSING_ERRORS: Final = 2.0
 """A result within so many standard errors of that of guessing is taken for guessing."""
 
@@ -209,6 +214,7 @@ class Spearman:
             UsageError: If there are no labels, not one per sample, or one is not a number.
         """
         name, scores = _first(outputs)
+        check_numbers(scores, name, "spearman")
         given = numbers(labels, "spearman")
         values = scores.reshape(len(scores), -1)[:, 0] if scores.ndim else scores[None]
         if given.size != len(values):

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.data.labels import IGNORED, class_labels, numbers
+from finecast.data.comparison import Outputs
+from finecast.data.labels import IGNORED, check_numbers, class_labels, numbers
 from finecast.engines.base import Array
 from finecast.errors import UsageError
-
-Outputs = Mapping[str, Array]
 
 
 @final
@@ -38,6 +37,7 @@ class MeanError:
                 a finite number.
         """
         name, got = next(iter(outputs.items()))
+        check_numbers(got, name, self._name)
         wanted = numbers(labels, self._name)
         if wanted.size != got.size:
             raise UsageError(

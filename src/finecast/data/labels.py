@@ -30,9 +30,10 @@ def class_labels(labels: Array | None, scores: Array, *, output: str, metric: st
         metric: The metric's name, for errors.
 
     Raises:
-        UsageError: If there are none, they are not numbers, do not fit the scores, or name a
-            class that the model does not have.
+        UsageError: If there are none, they or the scores are not numbers, they do not fit the
+            scores, or name a class that the model does not have.
     """
+    check_numbers(scores, output, metric)
     given = required(labels, metric)
     if given.dtype.kind not in "biuf":
         raise _text(given, metric)
@@ -105,6 +106,16 @@ def required(labels: Array | None, metric: str) -> Array:
             f"{metric} needs labels", fix="add a 'label' array, or give --labels NAME"
         )
     return labels
+
+
+def check_numbers(array: Array, output: str, metric: str) -> None:
+    """Raise UsageError if an output is text."""
+    if array.dtype.kind in "OSU":
+        raise UsageError(
+            f"{metric} needs numbers, and output {output!r} is text",
+            where="--metric",
+            fix="use top1 with labels in text, one for each, or --eval",
+        )
 
 
 def numbers(labels: Array | None, metric: str) -> NDArray[np.float64]:

@@ -8,19 +8,17 @@ compared with itself scores the metric's ``ideal``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
 
-from finecast.data.comparison import Cosine, MaxAbs, SignalToNoise
+from finecast.data.comparison import Cosine, MaxAbs, Outputs, SignalToNoise
 from finecast.data.decisions import F1, Agreement, Spearman, TopK
 from finecast.data.distances import MeanError, Perplexity
 from finecast.engines.base import Array
 from finecast.naming import look_up
-
-Outputs = Mapping[str, Array]
 
 
 class Accumulator(Protocol):
