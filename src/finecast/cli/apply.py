@@ -49,15 +49,7 @@ def run(
     with telling_stale(files), progress("applying", quiet=as_json):
         result = api.apply(
             plan,
-            open_model(
-                files,
-                source,
-                written,
-                engine=engine,
-                data=data.given,
-                dim=feeds.dim,
-                batch=data.batch,
-            ),
+            open_model(files, source, written, engine=engine, data=data, feeds=feeds),
             written.output,
             engine=engine,
             data=data.if_given(),

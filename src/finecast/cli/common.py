@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
+from finecast.cli.data_options import Data, RandomFeeds
 from finecast.cli.output import warn
 from finecast.files import CommandFiles
 
@@ -108,7 +109,13 @@ class Reading(Protocol):
 
 
 def open_model(
-    files: CommandFiles, source: Source, written: Output, **given: object
+    files: CommandFiles,
+    source: Source,
+    written: Output,
+    *,
+    engine: str | None = None,
+    data: Data | None = None,
+    feeds: RandomFeeds | None = None,
 ) -> OpenedModel:
     """Open the model, once the output is known to overwrite nothing that is read.
 
@@ -116,7 +123,9 @@ def open_model(
         files: The command's files; the output and the model's external data are declared.
         source: The model that is read.
         written: The model that is written.
-        given: Other options by name: some kinds of models take no such option.
+        engine: Like ``data`` and ``feeds`` an option that some kinds of models do not take.
+        data: Samples of the model's inputs.
+        feeds: Sizes of random feeds.
 
     Raises:
         UsageError: If a file cannot be written, or an option does not apply to the model.
@@ -127,9 +136,14 @@ def open_model(
     result = written_with(source.model, written.destination)
     files.write("--output", written.output, beside=result.beside, folder=result.folder)
     check_output_name(source.model, written.output)
-    options = {f"--{name}": value for name, value in given.items()}
-    options["--from-type"] = source.from_type
-    options["--external-data/--one-file"] = written.external_data is not None
+    options: dict[str, object] = {
+        "--engine": engine,
+        "--data": data is not None and data.given,
+        "--batch": data is not None and data.batch,
+        "--dim": feeds is not None and feeds.dim,
+        "--from-type": source.from_type,
+        "--external-data/--one-file": written.external_data is not None,
+    }
     check_options(source.model, options, output=written.output)
     file = api.load(source.model, trust=source.trust, output=written.output)
     files.read("MODEL's external data", *file.external)

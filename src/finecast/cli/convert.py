@@ -71,15 +71,7 @@ def run(
     files.write("--plan-out", plan_out)
     with telling_stale(files), progress("converting", quiet=as_json):
         result = api.convert(
-            open_model(
-                files,
-                source,
-                written,
-                engine=engine,
-                data=data.given,
-                dim=feeds.dim,
-                batch=data.batch,
-            ),
+            open_model(files, source, written, engine=engine, data=data, feeds=feeds),
             written.output,
             choice.policy,
             engine=engine,
