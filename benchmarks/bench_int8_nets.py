@@ -8,8 +8,9 @@ it. Of the model that ``tune`` gives these are measured after it is loaded again
 against fp32 over eight inputs; its speed against fp32, and against bf16 where that keeps the
 criterion; and the ops planned in int8 that no kernel ran on integers. ``--isa
 AVX512_CORE_VNNI`` limits OpenVINO to the instructions of a CPU without bf16. Each net runs in
-a process of its own on one core, and times are processor time. A net that has a line in the file
-is not run again, unless it is named. The zoo's nets need the interpreter of ``.venv-zoo``.
+a process of its own on one core, and times are processor time. A net that has a line in the
+file is not run again, unless it is named. The zoo's nets need the interpreter of
+``.venv-zoo``.
 """
 
 from __future__ import annotations
