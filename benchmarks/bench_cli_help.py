@@ -10,7 +10,7 @@ from benchmarks.common import median_s, report, run_cli
 
 def main() -> None:
     """Time the help in fresh processes."""
-    run_cli("--help")  # compile what is not yet compiled
+    run_cli("--help")  # the first run writes .pyc files
     report(
         "cli_help",
         "finecast --help",

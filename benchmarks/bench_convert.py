@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> None:
             sys.stdout.write(json.dumps(convert(folder, options.policy)))
         elif options.memory:
             huge(folder)
-            # The peak of making the weights is not that of converting them.
+            # In another process: making weights must not count in the peak of converting.
             sys.stdout.write(json.dumps(_apart("--folder", name)))
         elif options.one_file:
             one_file(folder)
@@ -146,11 +146,11 @@ def one_file(folder: Path) -> None:
 
 
 def convert(folder: Path, policy_text: str) -> dict[str, Any]:
-    """Convert ``in.onnx``: seconds, and peak memory, that of onnx's passes included."""
+    """Convert ``in.onnx``: seconds, and peak memory, with that of onnx's passes' process."""
     wall, cpu = perf_counter(), cpu_seconds()
     policy = Policy.parse(policy_text)
     file = frontend.load(folder / "in.onnx")
-    with frontend.paused_collection():  # as tuner.conversion does
+    with frontend.paused_collection():  # as finecast.convert does
         prepared = frontend.prepare(file, policy)
         planner = Planner(
             graph=prepared.graph,

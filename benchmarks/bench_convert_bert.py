@@ -1,4 +1,4 @@
-"""A 12-layer BERT converts in 1 s, load and save apart, in 1.5 times the model's size.
+"""A 12-layer BERT converts in 1 s without load and save, in 1.5 times the model's size.
 
 The model is made on the spot: BERT-base's shapes, random weights, 436 MB in external data.
 
@@ -23,7 +23,7 @@ LAYERS, HIDDEN, HEADS, INNER, WORDS = 12, 768, 12, 3072, 30522
 
 
 class _Builder:
-    """Adds ops to a graph as an exporter of today would."""
+    """Adds ops to a graph as present exporters do."""
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(0)

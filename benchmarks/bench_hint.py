@@ -1,14 +1,15 @@
-"""finecast's models beside OpenVINO's own precision hint, on every net.
+"""Compares finecast's models with OpenVINO's own precision hint, on every net.
 
     python -m benchmarks.bench_hint [--exports FOLDER] [--lines FILE] [--tune] [NET ...]
     python -m benchmarks.bench_hint --write
 
-Of each net ``all:bf16``, what the hint chose stated as a plan, and that plan without roundings
-that the hint spares: kernels, the error against fp32 over eight inputs, and the processor's
-time of a call on one core, all beside the hint. Each net has a process of its own, and its
-line is kept in a file: a net that has one is not run again, unless it is named. ``--tune``
-holds what ``tune`` finds beside the hint, if twice the hint's error is allowed. ``--write``
-puts the tables into RESULTS-hint.md. The zoo's nets need the interpreter of ``.venv-zoo``.
+Three models of each net are compared: ``all:bf16``; ``choice``, a plan of what the hint
+lowers; and ``exact``, that plan without roundings that the hint leaves out. Figures are
+kernels, the error against fp32 over eight inputs, and the processor time of a call on one
+core. Each net runs in a process of its own, and its line is kept in a file: a net that has a
+line is not run again, unless it is named. ``--tune`` compares the result of ``tune`` with the
+hint, where twice the hint's error is allowed. ``--write`` puts the tables into
+RESULTS-hint.md. The zoo's nets need the interpreter of ``.venv-zoo``.
 """
 
 from __future__ import annotations
@@ -74,9 +75,9 @@ def measured(net: hint_nets.Net, folder: Path) -> dict[str, Any]:
 
 
 def tuned(net: hint_nets.Net, folder: Path) -> dict[str, Any]:
-    """What ``tune`` finds where the error may be twice the hint's, on one core.
+    """The result of ``tune`` on one core, where the error may be twice the hint's.
 
-    Its own timing counts the processor's time, too.
+    ``tune`` counts processor time, too.
     """
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     models = {"fp32": Compiled.of(net.model, "f32"), "hint": Compiled.of(net.model, "bf16")}
@@ -105,7 +106,7 @@ def tuned(net: hint_nets.Net, folder: Path) -> dict[str, Any]:
 
 
 def hint_plans(net: hint_nets.Net) -> dict[str, Plan]:
-    """What the hint chose, stated as a plan, and exact; none if it chose nothing."""
+    """The plans ``choice`` and ``exact`` of a net; none if the hint lowers nothing."""
     subject = api.load(net.model).subject("openvino", None)
     workload = FunctionWorkload(
         function=lambda _: 0.0, name="", calibrate=lambda: net.feeds, remembered=[*net.feeds]
@@ -119,7 +120,7 @@ def hint_plans(net: hint_nets.Net) -> dict[str, Plan]:
 
 
 def low_only_in(plan: Plan, fp32: Path, low: Path) -> dict[str, Any]:
-    """What ``low`` computes low of the ops that compute, and the hint does not."""
+    """Ops that ``low`` computes low and the hint does not; ops that only move do not count."""
     engine = get_engine("openvino")
     assert isinstance(engine, HintingEngine)
     hinted = engine.load_hinted(fp32, Format.BF16).kernel_formats()
@@ -174,12 +175,12 @@ def in_process(name: str, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def lines_of(path: Path) -> dict[str, dict[str, Any]]:
-    """What is known of each net; the last line counts."""
+    """The line of each net; of several the last one counts."""
     return {net: line for (net,), line in kept_lines(path, "net").items()}
 
 
 def report_line(line: Mapping[str, Any]) -> None:
-    """Its figures beside the bars."""
+    """Report a net's figures beside the bars."""
     bench = f"hint {line['net']}"
     if "failed" in line:
         skip(bench, line["failed"])
@@ -196,7 +197,7 @@ def report_line(line: Mapping[str, Any]) -> None:
 
 
 def report_tuned(line: Mapping[str, Any]) -> None:
-    """Whether the hint beats it in both; a speed counts if its whole interval lies below."""
+    """Report whether the hint is better in both: a speed if its whole interval is below."""
     bench = f"hint {line['net']}, tune"
     if "failed" in line:
         skip(bench, line["failed"])
@@ -209,7 +210,7 @@ def report_tuned(line: Mapping[str, Any]) -> None:
 
 
 def main() -> int:
-    """The nets asked for, or all that were not run."""
+    """Run the nets asked for, or all that have no line yet."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("net", nargs="*")
     parser.add_argument("--exports", type=Path, default=_BUILD / "hint-nets")
@@ -246,5 +247,5 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    # Engines' own threads may keep a process that is done.
+    # Threads of engines may keep the process from ending.
     os._exit(code)

@@ -1,11 +1,12 @@
-"""int8 beside bf16 and fp32 in OpenVINO: ``tune``, its ends, OpenVINO's hint, and NNCF.
+"""int8, bf16 and fp32 in OpenVINO: by ``tune``, all in one format, by hint, and by NNCF.
 
     python -m benchmarks.bench_int8 [--isa ISA] [--nncf PYTHON] [--cpu-time] [CASE ...]
 
-All models of a case are timed in turns in one process. Without ``--isa`` it runs as the CPU is
-and then held to VNNI, which only a process that starts anew can be (``ONEDNN_MAX_CPU_ISA``).
-NNCF's accuracy control runs by another interpreter, that has nncf; without it is left out.
-``--cpu-time`` counts the processor's time on one core: on a machine that others use.
+All models of a case are timed in turns in one process. Without ``--isa`` the benchmark runs
+twice, each time in a new process: on the CPU as it is, and limited to VNNI
+(``ONEDNN_MAX_CPU_ISA``). NNCF's accuracy control runs in another interpreter, which has nncf;
+without ``--nncf`` it is left out. ``--cpu-time`` counts processor time on one core, for a
+machine that others use.
 """
 
 from __future__ import annotations
@@ -38,24 +39,24 @@ from finecast.pipeline.workload import Run
 NATIVE: Final = "native"
 VNNI: Final = "AVX512_CORE_VNNI"
 _EFFORT: Final = Effort(min_time_s=6.0, settle_s=20.0)
-# Times of fp32's from which on a plan is not run on all data: bf16 without its kernels.
+# A model that takes so many times fp32's time (bf16 without kernels) is not run on all data.
 _TOO_SLOW: Final = 3.0
 _ROOT: Final = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A model, its data, and what is wanted by ISA.
+    """A model, its data, and the bars by ISA.
 
     Attributes:
         model: Its file.
-        feeds: What is timed.
+        feeds: The feeds that it is timed on.
         calib: Arrays for calibration.
-        options: Of ``tune``: data or an evaluation, metric and tolerance.
+        options: Options of ``tune``: data or an evaluation, metric and tolerance.
         score: The metric of a function that runs feeds.
-        bars: By ISA the speeds that are wanted, each against what.
-        most: Evaluations that the search may take.
-        nncf: Data and drop of NNCF's accuracy control; none where it is no peer.
+        bars: The least speeds, by ISA and by the model that is compared with.
+        most: The most evaluations that the search may take.
+        nncf: Data and drop of NNCF's accuracy control; None where NNCF is not compared.
     """
 
     model: Path
@@ -69,7 +70,7 @@ class Case:
 
 
 def resnet20(_: Path) -> Case | None:
-    """By decisions equal to fp32's, at batch 32."""
+    """ResNet-20 by the share of decisions equal to fp32's, at batch 32."""
     case = shared_case("cifar10_resnet20")
     if case is None:
         return None
@@ -99,7 +100,7 @@ def resnet20(_: Path) -> Case | None:
 
 
 def minilm(_: Path) -> Case | None:
-    """By rank correlation on pairs of sentences, at 16 x 64."""
+    """MiniLM by rank correlation on pairs of sentences, at 16 x 64."""
     case = shared_case("sts_minilm_l6")
     if case is None:
         return None
@@ -138,7 +139,7 @@ def _padded(feeds: Feeds, length: int) -> dict[str, Array]:
 
 
 def resnet50_topology(folder: Path) -> Case:
-    """Random weights, by the cosine of the outputs."""
+    """ResNet-50 with random weights, by the cosine of the outputs."""
     model = folder / "resnet50.onnx"
     resnet50(model)
     draw = np.random.default_rng(1)
@@ -246,7 +247,7 @@ class _Bench:
         return outcome, time.process_time() - start
 
     def ends(self) -> dict[str, tuple[str, str]]:
-        """Everything in one format."""
+        """Models with everything in one format: file and hint, by name."""
         made = {"fp32": (str(self.case.model), "f32")}
         for policy in ("all:bf16", "all:int8"):
             out = self.folder / f"{policy.replace(':', '-')}.onnx"
@@ -311,7 +312,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _each_isa(arguments: Sequence[str]) -> Iterator[int]:
-    """Run this file anew, as the CPU is and held to VNNI."""
+    """Run this file in new processes: on the CPU as it is, and limited to VNNI."""
     for isa in (NATIVE, VNNI):
         held = {} if isa == NATIVE else {"ONEDNN_MAX_CPU_ISA": isa}
         command = [sys.executable, "-m", "benchmarks.bench_int8", "--isa", isa, *arguments]
@@ -319,7 +320,7 @@ def _each_isa(arguments: Sequence[str]) -> Iterator[int]:
 
 
 def main() -> int:
-    """The cases asked for, or all."""
+    """Run the cases asked for, or all."""
     given = _arguments()
     if given.isa is None:
         return max(_each_isa(sys.argv[1:]))

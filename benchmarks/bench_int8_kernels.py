@@ -2,9 +2,9 @@
 
     python -m benchmarks.bench_int8_kernels
 
-Processor time of one thread, models in turns in one process: it holds on a machine that others
-use. Of int8_weights OpenVINO's default, which rounds the other operand too, is shown besides;
-and all else in bf16, which plans do not have: OpenVINO fuses that as well.
+Times are processor time of one thread, models in turns in one process, so that they hold on a
+machine that others use. int8_weights is also shown with OpenVINO's default, which rounds the
+other operand too, and with all other ops in bf16, which no plan gives but OpenVINO fuses.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from finecast.numbers.formats import Format
 
 _TURNS: Final = 40
 _WIDTH, _LAYERS = 2048, 4
-# By how OpenVINO runs a model of int8_weights.
+# Names of the ways in which OpenVINO runs a model of int8_weights.
 _AS_STATED, _BY_DEFAULT = "int8_weights", "int8_weights, dynamic quantization"
 _LOW: Final = "int8_weights, the rest in bf16"
 
 
 def main() -> None:
-    """All cases."""
+    """Run all cases."""
     with tempfile.TemporaryDirectory() as folder:
         _layers(Path(folder))
         _minilm(Path(folder))
@@ -70,7 +70,7 @@ def _layers(folder: Path) -> None:
 
 
 def _in_bf16(path: Path) -> Path:
-    """The model of ``path``, weights in int8, that computes in bf16."""
+    """The model of ``path``, with weights in int8, changed to compute in bf16."""
     model = onnx.load(path)
     graph, kind = model.graph, TensorProto.BFLOAT16
     model.ir_version = 9
@@ -155,7 +155,7 @@ class _Batches(quantization.CalibrationDataReader):
         self.left: Iterator[dict[str, Array]] = iter([{"input": images}])
 
     def get_next(self) -> dict[str, Array]:
-        """Nothing behind the last one."""
+        """The next feeds; empty after the last ones."""
         return next(self.left, {})
 
 

@@ -3,13 +3,14 @@
     python -m benchmarks.bench_int8_nets [--isa ISA] [--exports FOLDER] [--lines FILE] [NET ..]
     python -m benchmarks.bench_int8_nets --write
 
-The criterion of a net is half of the error that all of it in int8 has, so that this breaks it.
-The model that ``tune`` gives is loaded anew: its error against fp32 over the eight inputs, its
-speed beside fp32 and beside the bf16 models that keep the criterion, too, and the ops planned
-in int8 that no kernel ran on integers. ``--isa AVX512_CORE_VNNI`` holds OpenVINO to a CPU
-without bf16. Each net has a process of its own on one core, and times count the processor's
-time. A net that has a line in the file is not run again, unless it is named. The zoo's nets
-need the interpreter of ``.venv-zoo``.
+The criterion of a net is half of the error that it has all in int8, so that all int8 misses
+it. Of the model that ``tune`` gives these are measured after it is loaded again: its error
+against fp32 over eight inputs; its speed against fp32, and against bf16 where that keeps the
+criterion; and the ops planned in int8 that no kernel ran on integers. ``--isa
+AVX512_CORE_VNNI`` limits OpenVINO to the instructions of a CPU without bf16. Each net runs in
+a process of its own on one core, and times are processor time. A net that has a line in the
+file is not run again, unless it is named. The zoo's nets need the interpreter of
+``.venv-zoo``.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _SHARE: Final = 0.5
 
 
 def measured(net: hint_nets.Net, folder: Path) -> dict[str, Any]:
-    """All figures of one net; only why, where int8 has nothing to break."""
+    """All figures of one net; only the reason if all int8 fails, or has no error."""
     files = {name: folder / f"{name}.onnx" for name in (INT8, BF16, TUNED)}
     calib = lambda: net.feeds  # noqa: E731
     try:
@@ -95,7 +96,7 @@ def measured(net: hint_nets.Net, folder: Path) -> dict[str, Any]:
 
 
 def tuned(net: hint_nets.Net, fp32: Compiled, output: Path, allowed: float) -> Any:
-    """What ``tune`` finds for this error."""
+    """The outcome of ``tune`` where this error is ``allowed``."""
     wanted = [copies(fp32, given) for given in net.feeds]
 
     def score(run: Run) -> float:
@@ -139,7 +140,7 @@ def in_process(name: str, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def report_line(line: Mapping[str, Any]) -> None:
-    """Its figures beside the bars."""
+    """Report a net's figures beside the bars."""
     bench = f"int8 of {line['net']}, {line['isa']}"
     why = line.get("failed") or line.get("nothing")
     if why:
@@ -181,7 +182,7 @@ def _one(given: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """The nets asked for, or all that were not run."""
+    """Run the nets asked for, or all that have no line yet."""
     given = _arguments()
     if given.one:
         _one(given)
@@ -205,5 +206,5 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    # Engines' own threads may keep a process that is done.
+    # Threads of engines may keep the process from ending.
     os._exit(code)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.bench_ladder [CASE ...]
 
-The whole process is timed, the search for a plan by op included; ``cpu_s`` tells what a
-busy machine adds.
+The whole process is timed, with its search for a plan by op. ``cpu_s``, its processor time,
+shows how much of that a busy machine adds.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Predicted times of plans beside measured ones: those of which about half is int8.
+"""Compares predicted and measured times of plans that have about half of their ops in int8.
 
     python -m benchmarks.bench_predicted_time [resnet20] [minilm] [resnet50]
 
 Steps of the frontier of ``auto:int8`` with a quarter to three quarters of its ops on integers,
-in turns with fp32 in one process. A prediction is the sum of profiled kernels and casts; both
-sides are told as multiples of fp32's speed, so that a machine's mood drops out.
+in turns with fp32 in one process. A prediction is the sum of profiled kernels and casts. Both
+are given as multiples of fp32's speed, so that the machine's momentary speed cancels.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _EFFORT: Final = Effort(min_time_s=10.0, settle_s=30.0, known_to=0.03)
 
 
 def halves(proposals: list[Proposal]) -> list[Proposal]:
-    """Some of those that have about half of the most ops that any of them has in int8."""
+    """Some proposals whose number of int8 ops is about half of the largest such number."""
     counts = [p.plan.counts.get(Format.INT8.label, 0) for p in proposals]
     low, high = (share * max(counts) for share in _SHARES)
     found = [p for p, count in zip(proposals, counts, strict=True) if low <= count <= high]
@@ -73,7 +73,7 @@ def _call(session: Session, feeds: Feeds) -> Callable[[], object]:
 
 
 def main() -> None:
-    """Each case's plans, and the largest deviation."""
+    """Report each case's plans, and the largest deviation."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("case", nargs="*", default=["resnet20", "resnet50"])
     for name in parser.parse_args().case:

@@ -23,7 +23,7 @@ from finecast.solver.assignment import PINNED_HIGH, Problem, evaluate
 from finecast.solver.exact import solve
 from finecast.solver.frontier import frontier
 
-_CAST_S = 12e-6  # launch of one cast; its transfer comes on top
+_CAST_S = 12e-6  # time to launch a cast; the time of its transfer is added
 _REPEATS = 5
 # What each op of a block reads: ops of the same block, or -1 for the block before.
 _BLOCK = (
@@ -32,7 +32,7 @@ _BLOCK = (
 
 
 def _problem(producer_of: list[list[int]], seed: int, matmuls: NDArray[np.bool_]) -> Problem:
-    """Op i reads the outputs of ``producer_of[i]``; one op in ten has a second output."""
+    """A random problem: op i reads ``producer_of[i]``, and one op in ten has two outputs."""
     rng = np.random.default_rng(seed)
     n = len(producer_of)
     extra = np.flatnonzero(rng.random(n) < 0.1)

@@ -1,4 +1,4 @@
-"""How many of n runs of ``tune`` agree, each a process of its own beside a busy one.
+"""How many of n runs of ``tune`` agree, each in its own process while another one is busy.
 
     python -m benchmarks.bench_stability cifar10_resnet20 --runs 20
 
@@ -41,7 +41,7 @@ _BUSY: Final = (
 
 
 def tune_once(name: str, policy: str) -> dict[str, Any]:
-    """The outcome of one run, as what is compared."""
+    """The figures of one run that are compared."""
     case = shared_case(name)
     assert case is not None
     key, batch = CASES[name]
@@ -73,7 +73,7 @@ def _calibration(name: str, case: Any, batch: int) -> list[Feeds]:
 
 
 def agreeing(found: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """How many have the commonest verdict, and of those the speeds and errors that agree."""
+    """How many runs have the commonest verdict, and how many of these agree in figures."""
     verdict, same = Counter(f["verdict"] for f in found).most_common(1)[0]
     alike = [f for f in found if f["verdict"] == verdict]
     speed, error = (median(f[k] for f in alike) for k in ("speedup", "error"))
@@ -85,7 +85,7 @@ def agreeing(found: Sequence[dict[str, Any]]) -> dict[str, int]:
 
 
 def main() -> None:
-    """Run, and count."""
+    """Run ``tune`` n times, and count the runs that agree."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("case", choices=CASES)
     parser.add_argument("--runs", type=int, default=20)

@@ -1,11 +1,12 @@
-"""finecast's plans of TensorFlow models beside what TensorFlow, Keras and OpenVINO do alone.
+"""Compares finecast's plans of TensorFlow models with what others do: Keras, OpenVINO.
 
     .venv-tf/bin/python -m benchmarks.bench_tensorflow [ROUNDS]
 
 Keras's ResNet-50 and a transformer encoder (4 layers, width 512, exact GELU; random weights),
-on 8 samples, all in one process and in turns: those in OpenVINO apart, whose threads go on
-spinning for a while and slow whatever runs next. Keras's own baselines are its policy
-``mixed_bfloat16``, and a plan as policies of layers by ``finecast.keras.apply_plan``.
+on 8 samples, all in one process and in turns. Those in OpenVINO are timed apart from the
+others, as its threads go on spinning after a call and slow whatever runs next. Keras is
+measured with its policy ``mixed_bfloat16``, and with a plan applied to its layers by
+``finecast.keras.apply_plan``.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def compare(name: str, make: Callable[[Any], Any], rounds: int) -> None:
 
 
 def in_turns(timed: Mapping[str, Session], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each session, in another order each round: what ran before is felt."""
+    """Seconds of each session, in another order each round: a session slows the next one."""
     feeds = {n: named(s) for n, s in timed.items()}
     times: dict[str, list[float]] = {n: [] for n in timed}
     order = np.random.default_rng(0)
@@ -158,7 +159,7 @@ def output(session: Session, feeds: Feeds) -> NDArray[np.float32]:
 
 
 def main(rounds: int) -> None:
-    """Both networks, where TensorFlow is."""
+    """Compare on both networks, if TensorFlow is installed."""
     if importlib.util.find_spec("tensorflow") is None:
         skip(BENCH, "TensorFlow is not installed: .venv-tf/bin/python runs it")
         return

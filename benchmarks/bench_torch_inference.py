@@ -12,7 +12,7 @@ import argparse
 import warnings
 from collections.abc import Callable
 
-# First: it says so and leaves where PyTorch is absent.
+# First, as it exits with a message where PyTorch is not installed.
 from benchmarks.torch_common import Case, ids, images, settled, under_autocast  # isort: skip
 
 import torch
@@ -46,7 +46,7 @@ INFERENCE = {
     "convnext_t": Case(net=ConvNeXt, inputs=lambda: images(1)),
     "poolformer_s12": Case(net=PoolFormer, inputs=lambda: images(1)),
     "densenet121": Case(net=DenseNet121, inputs=lambda: images(1)),
-    # One token after 1,000.
+    # The token after 1,000 others.
     "gpt2 step": Case(
         net=GPT2, inputs=lambda: (*ids(1, 1), torch.randn(12, 2, 1, 12, 1000, 64))
     ),
@@ -65,8 +65,8 @@ def error(got: Output, want: Output) -> float:
 
 
 def inference(name: str, case: Case, seconds: float) -> None:
-    """One row a way of running ``case``."""
-    torch.compiler.reset()  # it stops compiling a function after a few nets
+    """Report a row for each way of running ``case``."""
+    torch.compiler.reset()  # else it stops compiling after a few nets
     torch.manual_seed(0)
     args = case.inputs()
     net = settled(case.net(), args)

@@ -1,4 +1,4 @@
-"""Errors and memory of PyTorch plans beside torch.autocast's: figures of no machine.
+"""Errors and memory of PyTorch plans against torch.autocast's, the same on any machine.
 
     python -m benchmarks.bench_torch_quality [errors|training] [NET ...] [--seeds N]
 
@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any, Final
 from unittest import mock
 
-# First: it says so and leaves where PyTorch is absent.
+# First, as it exits with a message where PyTorch is not installed.
 from benchmarks.torch_common import Case, settled, under_autocast  # isort: skip
 
 import torch
@@ -35,7 +35,7 @@ POLICIES: Final = ("all:bf16", "auto:bf16")
 
 
 def stated(device: str, fmt: Format, threads: int) -> rates.Rate:
-    """Rates of a CPU core whose matrix unit multiplies bf16: those of AMX, about."""
+    """Rates of a CPU core with a matrix unit for bf16, approximately those of AMX."""
     del device, threads
     speed = 8.0 if fmt is Format.BF16 else 1.0
     return rates.Rate(
@@ -111,7 +111,7 @@ def training(name: str, case: Case, seeds: int) -> dict[str, float]:
 
 
 class WithLoss(nn.Module):
-    """A net and a loss that sees all of its output alike, in fp32."""
+    """A net with a loss, in fp32, that weighs all of its outputs alike."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ def main() -> None:
     chosen = parser.parse_args()
     warnings.simplefilter("ignore")
     work = errors if chosen.what == "errors" else training
-    # Single kernels are timed where they run; a stated device is not here.
+    # No kernel is timed: the rates are those of a device that is not here.
     with (
         mock.patch.object(rates, "rate", stated),
         mock.patch.object(KernelTimes, "time_s", return_value=None),

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-# First: it says so and leaves where PyTorch is absent.
+# First, as it exits with a message where PyTorch is not installed.
 from benchmarks.torch_common import Case, ids, images, settled  # isort: skip
 
 import numpy as np

@@ -2,10 +2,11 @@
 
     python -m benchmarks.bench_torch_training [steps|accumulation|curves] [NET ...]
 
-``activations`` is the peak of what a forward and backward pass allocates and frees again:
-parameters, gradients and optimizer state are no part of it, low copies of weights are, also
+``activations`` is the peak of memory that a forward and backward pass allocates and frees
+again. It has no parameters, gradients and optimizer state, but low copies of weights, also
 those that finecast keeps from call to call. ``curves`` trains two small nets with several
-seeds; the spread of fp32's seeds is the measure of finecast's distance. Needs a C++ compiler.
+seeds, and compares finecast's distance from fp32 with the spread of fp32's own seeds. Needs a
+C++ compiler.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-# First: it says so and leaves where PyTorch is absent.
+# First, as it exits with a message where PyTorch is not installed.
 from benchmarks.torch_common import Case, ids, under_autocast  # isort: skip
 
 import numpy as np

@@ -21,13 +21,13 @@ from typing import Any
 from finecast.measure import timing
 from finecast.measure.environment import environment
 
-# Real models and their data: beside the repository, unless the variable names the folder.
+# Folder of real models and their data: $FINECAST_MODELS, else one beside the repository.
 SHARED_MODELS = Path(
     os.environ.get(
         "FINECAST_MODELS", Path(__file__).resolve().parents[2] / "shared" / "models"
     )
 )
-# What may differ between figures that are put side by side: nothing of the machine.
+# Parts of the environment that may differ between figures of one table; the machine may not.
 _SOFTWARE = frozenset({"finecast", "platform"})
 
 
@@ -46,11 +46,11 @@ def run_apart(
     Args:
         benchmark: Its module.
         arguments: Its arguments.
-        limit_s: It is ended after so many seconds.
-        held: Variables of its environment, beside this one's.
+        limit_s: The seconds after which it is ended.
+        held: Environment variables to set in addition to this process's own.
 
     Returns:
-        The line; of a process that failed ``failed``, and why.
+        The line; if the process failed, the reason as ``failed``.
     """
     command = [sys.executable, "-m", f"benchmarks.{benchmark}", *arguments]
     environ = {**os.environ, **(held or {})}
@@ -68,7 +68,7 @@ def run_apart(
 
 
 def kept_lines(path: Path, *keys: str) -> dict[tuple[str, ...], dict[str, Any]]:
-    """Lines of JSON that a benchmark kept, by what they say of ``keys``; the last counts."""
+    """Lines of JSON that a benchmark kept, by their values of ``keys``; of equals the last."""
     if not path.is_file():
         return {}
     found = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
@@ -98,13 +98,13 @@ def cpu_seconds() -> float:
 
 
 class _ProcessorTime:
-    """Stands for the module ``time``: what other programs take does not count."""
+    """Replaces the module ``time``, so that time of other programs does not count."""
 
     perf_counter = staticmethod(process_time)
 
 
 def count_processor_time() -> None:
-    """From now on races in this process count the processor's time; best on one thread."""
+    """Make races in this process count processor time from now on; best on one thread."""
     timing.__dict__["time"] = _ProcessorTime
 
 
@@ -140,9 +140,9 @@ def report(
         what: What was measured.
         value: The figure.
         unit: Its unit.
-        bar: What is wanted: at most this much.
-        at_least: The bar is the least that is wanted.
-        detail: Whatever explains the figure.
+        bar: The largest value that is accepted.
+        at_least: Whether the bar is the least value accepted instead.
+        detail: Further facts that explain the figure.
     """
     print_environment()
     content: dict[str, object] = {"bench": bench, "what": what, "value": value, "unit": unit}

@@ -14,7 +14,7 @@ from finecast.engines.openvino_config import config
 
 _FIXED: Final = "Const"
 _REORDER: Final = "Reorder"
-# What moves nothing: a reshaped tensor rests where it is.
+# Kinds that move no data: a reshaped tensor stays where it is.
 _NOTHING: Final = frozenset({"Input", "Output", "Reshape"})
 _CASTS: Final = frozenset({"Convert", _REORDER})
 _FLOATS: Final = frozenset({"f32", "f16", "bf16"})
@@ -50,8 +50,8 @@ class Kernels:
     """How many kernels run in a call.
 
     Attributes:
-        casts: What changes a float type and does nothing else, stated or a reorder.
-        kinds: How many there are of each kind; without reorders that change no float type.
+        casts: How many only change a float type, as casts of the model or as reorders.
+        kinds: How many there are of each kind, without reorders that change no float type.
     """
 
     casts: int
@@ -59,7 +59,7 @@ class Kernels:
 
 
 def kernels_of(compiled: openvino.CompiledModel) -> Kernels:
-    """Those of the runtime graph; what is computed once, when the model is loaded, is none."""
+    """The kernels of the runtime graph, without those that run once, when it is loaded."""
     fixed, types = set[str](), dict[str, str]()
     kinds: dict[str, int] = {}
     casts = 0
@@ -97,7 +97,7 @@ class LowOnly:
 def low_only(
     ours: Iterable[KernelFormats], theirs: Iterable[KernelFormats], names: Collection[str]
 ) -> LowOnly:
-    """What of the ops ``names`` only ``ours`` has low; those that either left out are not."""
+    """The ops of ``names`` that only ``ours`` has low; ops must have a kernel in both."""
     mine, other = _by_op(ours), _by_op(theirs)
     both = [name for name in names if name in mine and name in other]
     low = [name for name in both if mine[name].computed == _LOW]

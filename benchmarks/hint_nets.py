@@ -1,4 +1,4 @@
-"""The nets that finecast and OpenVINO's hint are put side by side on, each with eight inputs.
+"""The nets on which finecast and OpenVINO's hint are compared, each with eight inputs.
 
 Those of ``shared/models`` have real weights and data. Those of the zoo have random ones and
 are exported once into a folder; the zoo's libraries are in ``.venv-zoo``.
@@ -18,8 +18,8 @@ from benchmarks.common import shared_case
 from finecast.engines.base import Array, Feeds
 
 INPUTS: Final = 8
-# Items in each input, and the length that sentences are padded to. One model of two cases'
-# encoder is enough, and of another OpenVINO cannot convert (nested If).
+# Items in each input, by case. Of two cases with the same encoder one is left out, and so is a
+# model that OpenVINO cannot convert (nested If).
 SHARED: Final[Mapping[str, int]] = {
     "cifar10_resnet20": 16,
     "sts_minilm_l6": 4,
@@ -27,14 +27,14 @@ SHARED: Final[Mapping[str, int]] = {
     "vad_silero_step_ifless": 1,
     "speaker_ge2e_lstm": 8,
 }
-_LENGTH: Final = 64
+_LENGTH: Final = 64  # that sentences are padded to
 MODEL: Final = "model.onnx"
 _ZOO: Final = ("torchvision", "timm", "transformers", "diffusers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Net:
-    """A model, and what it is called with."""
+    """A model and its inputs."""
 
     model: Path
     feeds: tuple[Feeds, ...]
@@ -51,7 +51,7 @@ def known() -> tuple[str, ...]:
 
 
 def net(name: str, exports: Path) -> Net:
-    """The net of that name; one of the zoo is exported into ``exports``, or was before."""
+    """The net of that name; one of the zoo is exported into ``exports`` if it is not there."""
     if name in SHARED:
         return _shared(name)
     return _exported(name, exports / name)
@@ -65,7 +65,7 @@ def _shared(name: str) -> Net:
 
 
 def _joined(parts: Sequence[Feeds]) -> dict[str, Array]:
-    """One call of several; sequences of several lengths are filled up with zeros."""
+    """One call made of several; sequences of different lengths are padded with zeros."""
     if len(parts) == 1:
         return dict(parts[0])
     found: dict[str, Array] = {}
@@ -91,7 +91,7 @@ def _exported(name: str, folder: Path) -> Net:
 
 
 def _export(network: Any, folder: Path) -> None:
-    """Write the model into ``folder``, which appears when it is whole."""
+    """Write the model into ``folder``, which exists only once the model is complete."""
     from zoo import onnx_files
     from zoo.job import Job
 
@@ -104,7 +104,7 @@ def _export(network: Any, folder: Path) -> None:
 
 
 def _drawn(network: Any, seed: int) -> dict[str, Array]:
-    """The zoo's own inputs for seed 0, others for others."""
+    """Random inputs by seed; those of seed 0 are the zoo's own."""
     import torch
 
     torch.manual_seed(seed)

@@ -12,7 +12,7 @@ from typing import Any, Final
 from finecast.measure.environment import environment
 
 PAGE: Final = Path(__file__).with_name("RESULTS-hint.md")
-# The bars: kernels and error at most, speed at least so many times the hint's.
+# The bars, in multiples of the hint: at most so many kernels and error, at least such a speed.
 KERNELS: Final = 1.05
 ERROR: Final = 1.2
 SPEED: Final = 0.97
@@ -34,7 +34,7 @@ _TUNED_COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one net's line says."""
+    """The figures of one net's line."""
 
     line: Mapping[str, Any]
 
@@ -47,11 +47,11 @@ class Row:
 
     @property
     def more_kernels(self) -> float:
-        """Those of ``all`` over the hint's."""
+        """The kernels of ``all`` over the hint's."""
         return self.kernels["all"] / self.kernels["hint"]
 
     def error(self, name: str) -> float:
-        """That of a model over the hint's; 0 over 0 is 1."""
+        """The error of a model over the hint's; 0 over 0 is 1."""
         found, hint = self.line["errors"][name], self.line["errors"]["hint"]
         return found / hint if hint else 1.0 if not found else float("inf")
 
@@ -66,7 +66,7 @@ class Row:
 
     @property
     def judged(self) -> str:
-        """Whose error is: ``all``'s, or the exact choice's where ``all`` has more low."""
+        """The model whose error is judged: ``all``, or ``exact`` where ``all`` lowers more."""
         return "all" if self.same_low or "exact" not in self.line["errors"] else "exact"
 
     @property
@@ -95,7 +95,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class TunedRow:
-    """What one net's line says of what ``tune`` found; fp32 where it is unchanged."""
+    """The figures of one net's line on ``tune``; where it found nothing its result is fp32."""
 
     line: Mapping[str, Any]
 
@@ -105,7 +105,7 @@ class TunedRow:
 
     @property
     def error(self) -> float:
-        """That of the result over the hint's."""
+        """The error of the result over the hint's."""
         hint = self.line["errors"]["hint"]
         return self.line["errors"].get(self._name, 0.0) / hint if hint else 1.0
 
@@ -116,7 +116,7 @@ class TunedRow:
 
     @property
     def beaten(self) -> bool:
-        """Whether the hint is surely faster, and more accurate."""
+        """Whether the hint is certainly faster, and more accurate."""
         return self.speed[2] < 1 and self.error > 1
 
     def cells(self) -> tuple[str, ...]:
@@ -132,7 +132,7 @@ class TunedRow:
 def write_tables(
     lines: Mapping[str, Mapping[str, Any]], tuned: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Put the tables of these nets in their places in RESULTS-hint.md."""
+    """Write the tables of these nets into RESULTS-hint.md."""
     rows = [Row(line) for _, line in sorted(lines.items()) if "failed" not in line]
     found = [TunedRow(line) for _, line in sorted(tuned.items()) if "failed" not in line]
     beaten = sum(row.beaten for row in found)
@@ -148,7 +148,7 @@ def write_tables(
 
 
 def put(page: Path, mark: str, lines: Iterable[str]) -> None:
-    """Replace what stands in ``page`` between the comment ``mark`` and the next ``end``."""
+    """Replace the text in ``page`` between the comment ``mark`` and the next ``end``."""
     place = re.compile(f"(<!-- {mark} -->\n).*?(<!-- end -->)", re.DOTALL)
     new = partial(_between, "\n".join(lines))
     page.write_text(place.sub(new, page.read_text(encoding="utf-8")), encoding="utf-8")

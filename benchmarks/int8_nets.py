@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 # Blocks and inner channels of the four stages.
 _STAGES: Final = ((3, 64), (4, 128), (6, 256), (3, 512))
-# Of a block's last weights: without norms the residual stream would grow by each block.
+# Gain of a block's last weights: with 1 the residual stream, which has no norms, would grow.
 _LAST: Final = 0.3
 
 
@@ -36,7 +36,7 @@ class _Net:
         return self.op("Conv", inputs, name, strides=[stride] * 2, pads=pads)
 
     def op(self, kind: str, inputs: list[str], name: str, **attributes: Any) -> str:
-        """A node called ``name``; its result is called so, too."""
+        """Add a node; it and its result are called ``name``."""
         self.nodes.append(helper.make_node(kind, inputs, [name], name, **attributes))
         return name
 

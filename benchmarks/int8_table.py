@@ -1,4 +1,4 @@
-"""What ``bench_int8_nets`` kept of each net, beside its bars; the table of RESULTS-int8.md."""
+"""The lines of ``bench_int8_nets`` with their bars, and the table of RESULTS-int8.md."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class IntegerRow:
-    """What one net's line says; fp32 is the result where ``tune`` left it unchanged."""
+    """The figures of one net's line; the result is fp32 where ``tune`` left it unchanged."""
 
     line: Mapping[str, Any]
 
@@ -32,15 +32,15 @@ class IntegerRow:
 
     @property
     def error(self) -> float:
-        """The result's over the criterion's."""
+        """The result's error over that which the criterion allows."""
         made = self.line["errors"][TUNED] if self._improved else 0.0
         return made / self.line["allowed"]
 
     @property
     def speed(self) -> Mapping[str, Sequence[float]]:
-        """How many times as fast as the best without int8 the result is: low, median, high.
+        """The result's speed over that of the best model without int8: low, median, high.
 
-        bf16 counts where it keeps the criterion.
+        That is fp32, or bf16 where it is faster and keeps the criterion.
         """
         keeps = self.line["errors"][BF16] <= self.line["allowed"]
         others = ([FP32] if self._improved else []) + ([BF16] if keeps else [])
@@ -76,7 +76,7 @@ class IntegerRow:
 
 
 def write_table(path: Path) -> None:
-    """Put a table for each ISA in its place in RESULTS-int8.md."""
+    """Write a table for each ISA into RESULTS-int8.md."""
     lines = kept_lines(path, "net", "isa")
     parts: list[str] = []
     for isa in sorted({isa for _, isa in lines}, reverse=True):

@@ -17,14 +17,17 @@ import numpy as np
 
 
 def main() -> None:
-    """Quantize, and say what it took."""
-    # Not among finecast's own requirements: this file runs elsewhere.
+    """Quantize, and print the time and the number of evaluations that it took."""
+    # nncf is no requirement of finecast's: this file runs in another environment.
     import nncf  # pyright: ignore
     import openvino
 
     model, calib, data, drop, out = sys.argv[1:]
     given, truth = dict(np.load(calib)), dict(np.load(data))
-    decisions, batch = truth.pop("decision"), 25  # divides the data: a mean of means
+    decisions, batch = (
+        truth.pop("decision"),
+        25,
+    )  # divides the data, so that the mean of means is the mean
     calls = {"full": 0, "part": 0}
 
     def feeds(arrays: dict[str, Any], size: int) -> list[dict[str, Any]]:
@@ -32,7 +35,7 @@ def main() -> None:
         return [{k: a[i : i + size] for k, a in arrays.items()} for i in range(0, count, size)]
 
     def validate(compiled: Any, items: Any) -> tuple[float, list[float]]:
-        equal: list[float] = []  # by batch: NNCF picks some of them to rank by
+        equal: list[float] = []  # by batch: NNCF ranks ops by some of these
         for feed, decided in items:
             scores = next(iter(compiled(feed).values()))
             equal.append(float((scores.argmax(axis=1) == decided).mean()))

@@ -49,7 +49,7 @@ def under_autocast(call: Callable[..., Any]) -> Callable[..., Any]:
 def settled(net: nn.Module, inputs: tuple[torch.Tensor, ...]) -> nn.Module:
     """``net`` in evaluation mode, its batch norms with the statistics of ``inputs``.
 
-    Without that a random deep net gives numbers that vanish, and errors that mean nothing.
+    Without these the outputs of a random deep net vanish, and their errors mean nothing.
     """
     norms = [m for m in net.modules() if isinstance(m, nn.BatchNorm2d)]
     net.eval()
@@ -58,6 +58,6 @@ def settled(net: nn.Module, inputs: tuple[torch.Tensor, ...]) -> nn.Module:
             norm.train()
             norm.momentum = None
         with torch.no_grad():
-            # Two samples at least: one alone has no variance where a map is a single element.
+            # At least two samples: over one, a map of a single element has no variance.
             net(*(torch.cat((x, x.flip(-1))) for x in inputs))
     return net.eval()

@@ -1,7 +1,7 @@
 """Small nets, one of each family that people train, in plain torch with random weights.
 
-Each is a few blocks of its architecture at sizes that run in milliseconds, for figures that
-do not depend on a machine: errors, bytes that are saved, casts.
+Each has a few blocks of its architecture, of sizes that run in milliseconds, for figures that
+do not depend on the machine: errors, bytes saved for the backward pass, casts.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-# First: it says so and leaves where PyTorch is absent.
+# First, as it exits with a message where PyTorch is not installed.
 from benchmarks.torch_common import Case, ids  # isort: skip
 
 import torch
@@ -24,11 +24,11 @@ WIDTH: Final = 256
 HEADS: Final = 4
 TOKENS: Final = 64
 WORDS: Final = 1000
-STD: Final = 0.02  # what BERT, GPT-2, LLaMA and ViT start from
+STD: Final = 0.02  # of the initial weights of BERT, GPT-2, LLaMA and ViT
 
 
 def started(net: nn.Module) -> nn.Module:
-    """``net`` with the weights that transformers start from."""
+    """``net`` with random weights as transformers have them before training."""
     for parameter in net.parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=STD)
@@ -220,7 +220,7 @@ class BasicBlock(nn.Module):
 
 
 class UNet(nn.Module):
-    """One level of a diffusion model's net: group norms, SiLU, a skip that is put beside."""
+    """One level of a diffusion model's U-Net: group norms, SiLU, a concatenated skip."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ _EPOCHS: Final = 4
 
 
 class Block(nn.Module):
-    """Two convolutions beside one of the input."""
+    """A residual block: two convolutions, and one on the skip."""
 
     def __init__(self, channels: int, made: int, stride: int = 1) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Digits(nn.Sequential):
 
 
 def digits_data() -> tuple[Data, Data]:
-    """scikit-learn's digits, magnified: two thirds to train on, and the rest."""
+    """Digits of scikit-learn, magnified: two thirds to train on, and the rest."""
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
@@ -60,7 +60,7 @@ def digits_data() -> tuple[Data, Data]:
 
 
 def train(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> nn.Module:
-    """``net`` after some epochs, in evaluation mode."""
+    """Train ``net`` for some epochs; returns it in evaluation mode."""
     torch.manual_seed(0)
     optimizer = torch.optim.Adam(net.parameters(), 1e-3)
     for _ in range(_EPOCHS):

@@ -21,7 +21,7 @@ def conv_norm(
 
 
 class SqueezeExcite(nn.Module):
-    """Channels scaled by what the whole image says of them (arXiv:1709.01507)."""
+    """Squeeze-excite: channels scaled by a function of their means (arXiv:1709.01507)."""
 
     def __init__(self, channels: int, middle: int, act: Activation, gate: Activation) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class ConvNeXtBlock(nn.Module):
         self.norm = nn.LayerNorm(width, eps=1e-6)
         self.up = nn.Linear(width, 4 * width)
         self.down = nn.Linear(4 * width, width)
-        # 1e-6 when training starts; what a trained net has is of the order of 0.1.
+        # Training starts from 1e-6; in a trained net the scale is of the order of 0.1.
         self.scale = nn.Parameter(torch.full((width,), 0.1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -197,7 +197,7 @@ class PoolFormerBlock(nn.Module):
         self.norms = nn.ModuleList(nn.GroupNorm(1, width) for _ in range(2))
         self.up = nn.Conv2d(width, 4 * width, 1)
         self.down = nn.Conv2d(4 * width, width, 1)
-        # 1e-5 when training starts; see ConvNeXtBlock.
+        # Training starts from 1e-5; see ConvNeXtBlock.
         self.scales = nn.ParameterList(torch.full((width, 1, 1), 0.1) for _ in range(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -230,7 +230,7 @@ class PoolFormer(nn.Module):
 
 
 class DenseLayer(nn.Module):
-    """Batch norm before each convolution; the result is put beside what came in."""
+    """Batch norm before each convolution; the result is concatenated to the input."""
 
     def __init__(self, channels: int, growth: int) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A net with its loss inside, and batches drawn by a seed."""
+    """A net with its loss, and a function that draws batches by a seed."""
 
     name: str
     net: Callable[[], nn.Module]
@@ -38,7 +38,7 @@ class Task:
 
 
 class CharacterModel(nn.Module):
-    """A transformer of two layers that tells the blanks in a text."""
+    """A transformer of two layers that fills in the blanks of a text."""
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()

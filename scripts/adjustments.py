@@ -1,10 +1,10 @@
-"""What adjusted operands leave of int8's error, over models: writes docs/adjustments.md.
+"""Measures int8's error with and without adjusted operands; writes docs/adjustments.md.
 
     python scripts/adjustments.py ../shared/models [--only sts_minilm_l6]
 
 The folder holds ``cases.py`` with the models and data, and Fashion-MNIST, on which a net of
-depthwise convolutions is trained in a minute. Every product that may be is on codes; half of
-the data calibrates, and errors are those of the outputs on the other half, in OpenVINO.
+depthwise convolutions is trained in a minute. Every product that may be is in int8. One half
+of the data calibrates; errors are those of the outputs on the other half, in OpenVINO.
 """
 
 from __future__ import annotations
@@ -77,7 +77,10 @@ def block(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """Relative output errors of all in int8, by what was adjusted, and how many operands."""
+    """Relative output errors of a model in int8, and numbers of adjusted operands.
+
+    Both are by the kinds of adjustments that were tried together.
+    """
 
     model: str
     products: int
@@ -86,7 +89,7 @@ class Figure:
 
 
 def figure(name: str, model: Path, calls: Sequence[Feeds]) -> Figure:
-    """That of one model."""
+    """The figure of one model."""
     calibration, others = calls[::2], calls[1::2]
     workload = FunctionWorkload(
         function=lambda run: 0.0,
@@ -112,7 +115,7 @@ def figure(name: str, model: Path, calls: Sequence[Feeds]) -> Figure:
 
 
 def together(feeds: Sequence[Feeds]) -> list[Feeds]:
-    """Single samples put together, where shapes are alike and it is one that is free."""
+    """Batches of single samples, if all have one shape; else the first calls as they are."""
     whole = {tuple(a.shape for a in f.values()) for f in feeds}
     if len(whole) > 1 or any(a.shape[:1] != (1,) for a in feeds[0].values()):
         return list(feeds)[: 4 * _CALLS]
@@ -123,7 +126,7 @@ def together(feeds: Sequence[Feeds]) -> list[Feeds]:
 
 
 def figures(models: Path, names: Sequence[str]) -> Iterator[Figure]:
-    """Those of all models."""
+    """The figures of all models."""
     sys.path.insert(0, str(models))
     cases: dict[str, Any] = importlib.import_module("cases").CASES
     for name in names:
@@ -148,7 +151,7 @@ def figures(models: Path, names: Sequence[str]) -> Iterator[Figure]:
 
 
 def table(found: Sequence[Figure]) -> list[str]:
-    """For each model the errors, and how many operands were adjusted."""
+    """The page's table: for each model its errors, and numbers of adjusted operands."""
     titles = (" + ".join(k.value for k in kinds) or "none" for kinds in TRIED)
     rows = [f"| model | int8 products | {' | '.join(titles)} |", "|---" * 7 + "|"]
     for one in found:
@@ -160,7 +163,7 @@ def table(found: Sequence[Figure]) -> list[str]:
 
 
 def main() -> None:
-    """Measure, and write."""
+    """Measure all models, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", type=Path)
     parser.add_argument("--only", action="append")

@@ -51,7 +51,7 @@ def openvino_run(model: Any, hint: str) -> tuple[Run, Any]:
 
 
 def kernels_of(compiled: Any, prepared: Prepared) -> list[frozenset[int]]:
-    """Nodes that each of OpenVINO's kernels runs, and whether any of them is low."""
+    """The nodes that each of OpenVINO's kernels runs, for kernels that run several."""
     ids = {n.name: n.id for n in prepared.graph.nodes}
     found: list[frozenset[int]] = []
     for op in compiled.get_runtime_model().get_ordered_ops():
@@ -63,7 +63,7 @@ def kernels_of(compiled: Any, prepared: Prepared) -> list[frozenset[int]]:
 
 
 def low_kernels(compiled: Any, prepared: Prepared) -> tuple[frozenset[int], frozenset[int]]:
-    """Nodes in kernels that compute in bf16, and those whose kernel stores bf16."""
+    """Nodes in kernels that compute in bf16, and nodes in kernels that also store bf16."""
     ids = {n.name: n.id for n in prepared.graph.nodes}
     low: set[int] = set()
     stored: set[int] = set()
@@ -89,7 +89,10 @@ def explicit(path: str) -> bytes:
 
 
 def emulate(path: str, compiled: Any, *, whole: bool) -> Run:
-    """The emulator with OpenVINO's kernels: all ops cast, or those that it runs in bf16."""
+    """The emulator with OpenVINO's kernels.
+
+    With ``whole`` all ops are cast, else those that OpenVINO runs in bf16.
+    """
     emulation = Emulation(
         target=load_target("amx"),
         scope=Scope.ALL,
@@ -112,9 +115,9 @@ def emulate_eager(path: str, *, disturbed: bool = False) -> Run:
 
     Args:
         path: The model.
-        disturbed: Shift every weight by about one unit in the last place of fp32. What this
-            changes in the outputs is the floor: no emulator that sums in another order than
-            the device can come closer to it.
+        disturbed: Shift every weight by about one unit in the last place of fp32. The change
+            of the outputs is a lower bound: an emulator that sums in another order than the
+            device cannot come closer to it.
     """
     emulation = Emulation(target=load_target("amx"), scope=Scope.ALL)
     file = frontend.load(Path(path))
@@ -140,8 +143,8 @@ def disturb(model: ir.Model) -> None:
 def by_random_probes(outputs: Sequence[np.ndarray], exact: Sequence[np.ndarray]) -> np.ndarray:
     """Decisions of 256 random linear probes, each with its threshold at the fp32 median.
 
-    One probe's decisions differ in a handful of samples, which is left to chance; many probes
-    tell engines apart.
+    A single probe's decisions differ in a few samples only, by chance; many probes tell
+    engines apart.
     """
     low, high = np.concatenate(outputs), np.concatenate(exact)
     probes = np.random.default_rng(11).standard_normal((high.shape[1], 256))

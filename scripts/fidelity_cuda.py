@@ -143,7 +143,7 @@ def whole_models(torch: Any, folder: Path, limit: int) -> list[dict[str, Any]]:
 
 
 def recorded(case: Any, width: int, limit: int) -> list[Mapping[str, np.ndarray]]:
-    """The feeds that the case's metric makes."""
+    """The feeds that the case's metric gives to a model."""
     seen: list[Mapping[str, np.ndarray]] = []
 
     def run(feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -162,7 +162,7 @@ def outputs(model: Any, feeds: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray
 def emulated_outputs(
     path: str, fmt: Format, feeds: Sequence[Mapping[str, np.ndarray]]
 ) -> np.ndarray:
-    """What the emulator gives with all ops in ``fmt``, each a kernel of its own."""
+    """Outputs of the emulator with all ops in ``fmt``, each a kernel of its own."""
     from finecast.devices.emulation import Emulation
     from finecast.devices.targets import load_target
     from finecast.engines.emulator import EmulatorEngine, prepare, setting_of
@@ -177,7 +177,7 @@ def emulated_outputs(
 
 
 def main() -> None:
-    """Measure what this machine can."""
+    """Measure what this machine's GPU can run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", type=Path)
     parser.add_argument("--limit", type=int, default=512)

@@ -1,9 +1,9 @@
-"""What OpenVINO and ONNX Runtime fuse in each format: writes docs/fusions.md.
+"""Counts what OpenVINO and ONNX Runtime fuse in each format; writes docs/fusions.md.
 
     python scripts/fusions.py
 
-Each pattern stands between two products or convolutions, in a model of random weights. Counted
-are the kernels that compute; what moves or casts numbers, and the products' weights, is not.
+Each pattern stands between two products or convolutions, in a model of random weights. Kernels
+that compute are counted; those that only move numbers, and constants, are not.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ _MOVES: Final = frozenset(
     | {"Squeeze", "Transpose", "Unsqueeze", "Cast", "ReorderInput", "ReorderOutput"}
 )
 _ROUNDED: Final = ("x_scaled", "x_part", "x_whole", "x_rounded")
-# Of the model's input and of its output.
-_OUTER_CASTS: Final = 2
+_OUTER_CASTS: Final = 2  # that of the model's input and that of its output
 _WIDTH: Final = 32
 _CONV: Final = "c = Conv<pads = [1, 1, 1, 1]>(x, w4, b)"
 _MATMUL: Final = "p = MatMul(x, w2) c = Add(p, b)"
@@ -48,7 +47,7 @@ _SPLIT: Final = (
     " k = Transpose<perm = [0, 2, 3, 1]>(i)"
 )
 
-# Name: what is before it, and from c to y.
+# By name: the ops before the pattern, which give c, and the pattern, from c to y.
 PATTERNS: Final[Mapping[str, tuple[str, str]]] = {
     "Conv, Relu": (_CONV, "y = Relu(c)"),
     "Conv, BatchNormalization": (_CONV, "y = BatchNormalization(c, s1, b, b, s1)"),

@@ -1,18 +1,18 @@
 """Mutation testing: how many small faults in the source do the tests notice?
 
-Cosmic Ray makes the mutants, one at a time, in a copy of the tree; of each module a sample,
-the same at every run, is tried. Annotations, decorators and signatures are not mutated: they
-hardly change a result. Each file of the group's tests runs once alone, under coverage.py; then
-a mutant is tried on the files that executed its statement, the quickest first. The others
-cannot notice it: what they execute is what it was. Survivors are printed with what changed, to
-be judged one by one; ``docs/testing.md`` has the figures.
+Cosmic Ray makes the mutants, one at a time, in a copy of the tree. Of each module a sample is
+tried, the same at every run. Annotations, decorators and signatures are not mutated, as they
+hardly change a result. Each test file of the group runs once alone, under coverage.py; then a
+mutant is tried on the files that executed its statement, the quickest first. Other files
+cannot notice it. Survivors are printed with the lines changed, to be judged one by one;
+``docs/testing.md`` has the figures.
 
     python scripts/mutants.py solver                 # one group; without a name all of them
     python scripts/mutants.py pipeline --sample 5    # mutants of each module
-    python scripts/mutants.py torch --modules writer # modules whose path has this in it
+    python scripts/mutants.py torch --modules writer # modules whose path contains "writer"
 
-The tests run in the Python that runs this script. ``cosmic-ray`` may stand in another
-environment of ``PATH``; a module given by ``PYTHONPATH`` is found by the tests, too.
+The tests run in the Python that runs this script. ``cosmic-ray`` may be in another environment
+on ``PATH``; modules on ``PYTHONPATH`` are found by the tests, too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ SEED: Final = 20261121
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Modules, by patterns below ``src/finecast``, and the tests that are to notice."""
+    """Modules, by patterns below ``src/finecast``, and the tests that should notice faults.
+
+    ``bar`` is the least share of mutants that has to be noticed.
+    """
 
     modules: tuple[str, ...]
     tests: tuple[str, ...]
@@ -51,7 +54,7 @@ CORE_BAR: Final = 0.85
 
 
 def room(name: str, *more: str, bar: float = 0.75) -> Group:
-    """A room and the tests of the same name, and ``more`` tests."""
+    """The group of a package's modules, the tests of the same name, and ``more`` tests."""
     return Group(modules=(f"{name}/**/*.py",), tests=(f"tests/{name}", *more), bar=bar)
 
 
@@ -99,13 +102,13 @@ GROUPS: Final[Mapping[str, Group]] = {
 
 
 def main() -> int:
-    """Try the groups named; 1 if any is below its bar."""
+    """Try the groups named; returns 1 if any is below its bar."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=", ".join(GROUPS))
     parser.add_argument("--sample", type=int, default=6, help="mutants of each module")
-    parser.add_argument("--modules", default="", help="of modules whose path has this in it")
+    parser.add_argument("--modules", default="", help="only modules whose path contains this")
     given = parser.parse_args()
     unknown = set(given.groups) - set(GROUPS)
     if unknown:
@@ -121,7 +124,7 @@ def main() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestFile:
-    """A file of tests without a fault in the source: its time, and what it executes."""
+    """A test file: its time and the statements it executes, with the source unchanged."""
 
     path: str
     seconds: float
@@ -139,7 +142,7 @@ class Mutant:
 
 
 def run(name: str, group: Group, sample: int, part: str) -> tuple[int, int]:
-    """Killed and tried mutants of one group; what became of each is printed."""
+    """Numbers of killed and tried mutants of one group; prints the verdict on each."""
     tree = copied(name)
     source = tree / "src" / "finecast"
     found = {p.relative_to(tree) for pattern in group.modules for p in source.glob(pattern)}
@@ -166,7 +169,7 @@ def run(name: str, group: Group, sample: int, part: str) -> tuple[int, int]:
 
 
 def copied(name: str) -> Path:
-    """A copy of the tree to change."""
+    """A copy of the source tree, in which mutants are made."""
     tree = ROOT / "build" / "mutants" / name
     shutil.rmtree(tree, ignore_errors=True)
     ignored = shutil.ignore_patterns(".git", ".venv*", "build", "__pycache__", ".hypothesis")
@@ -175,14 +178,14 @@ def copied(name: str) -> Path:
 
 
 def test_files(tree: Path, patterns: Iterable[str]) -> list[str]:
-    """Files of tests in the folders and files named."""
+    """The test files in the folders and files named."""
     named = [p for pattern in patterns for p in sorted(tree.glob(pattern))]
     files = [p for n in named for p in ([n] if n.is_file() else sorted(n.rglob("test_*.py")))]
     return [str(p.relative_to(tree)) for p in dict.fromkeys(files)]
 
 
 def executed(tree: Path, tests: Iterable[str], modules: Sequence[str]) -> Iterator[TestFile]:
-    """Each file of tests as it runs alone, with the processes that it starts."""
+    """Run each test file alone under coverage, with the processes that it starts."""
     config = tree / "coverage.toml"
     config.write_text(
         "[tool.coverage.run]\n"
@@ -224,14 +227,15 @@ def surroundings(tree: Path) -> dict[str, Any]:
 
 
 def pytest(*tests: str) -> list[str]:
-    """The module to run and its arguments."""
+    """Arguments of ``python -m`` that run ``tests``."""
     return ["pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
 
 
 def mutants(tree: Path, modules: Sequence[str]) -> Iterator[Mutant]:
     """All mutants of the modules that can change a result, in a fixed order.
 
-    ``is`` is used of None and of members of enums, for which ``==`` is the same.
+    Mutants of ``is`` to ``==`` are left out: the source compares None and members of enums by
+    ``is``, for which both are the same.
     """
     config = tree / "cosmic-ray.toml"
     config.write_text(
@@ -274,7 +278,7 @@ def sampled(found: Iterable[Mutant], sample: int) -> Iterator[Mutant]:
 
 @contextmanager
 def mutated(tree: Path, mutant: Mutant) -> Generator[list[str]]:
-    """With the mutant in its module: the lines that it changes, none if it cannot be made."""
+    """Put the mutant into its module; yields the lines changed, none if it cannot be made."""
     path = tree / mutant.module
     untouched = path.with_suffix(".untouched")
     shutil.copy2(path, untouched)
@@ -287,7 +291,7 @@ def mutated(tree: Path, mutant: Mutant) -> Generator[list[str]]:
         after = path.read_text().splitlines()
         yield [line for line in difflib.ndiff(before, after) if line[0] in "+-"]
     finally:
-        shutil.move(untouched, path)  # with its time: what is compiled stays valid
+        shutil.move(untouched, path)  # with its old time, so that its .pyc stays valid
 
 
 def fails(tree: Path, tests: Sequence[TestFile]) -> bool:
@@ -306,12 +310,12 @@ def fails(tree: Path, tests: Sequence[TestFile]) -> bool:
     except subprocess.TimeoutExpired:
         return True
     finally:
-        with suppress(ProcessLookupError):  # with all processes that the tests started
+        with suppress(ProcessLookupError):  # also ends all processes that the tests started
             os.killpg(process.pid, signal.SIGKILL)
 
 
 def without_effect(module: ast.AST) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Where annotations, decorators and signatures stand: (row, column) to (row, column)."""
+    """The spans of annotations, decorators and signatures: (row, column) to (row, column)."""
     for node in ast.walk(module):
         if isinstance(node, ast.FunctionDef):
             body = node.body[0]

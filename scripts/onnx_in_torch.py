@@ -1,6 +1,7 @@
-"""Runs an ONNX model's floats in PyTorch in one type, its integers in the ONNX reference.
+"""Runs an ONNX model: its float ops in PyTorch in one type, integer ops in ONNX's reference.
 
-A second real engine with low-precision kernels, for the few ops of the models measured.
+For ``fidelity.py`` it is a second real engine with low-precision kernels. It has only the ops
+of the models that are measured there.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Tensor = torch.Tensor
 
 
 class TorchModel:
-    """Weights and activations are kept in ``dtype``; the outputs come back as fp32."""
+    """A model whose weights and activations are in ``dtype``; its outputs are fp32."""
 
     def __init__(self, path: str, dtype: torch.dtype, device: str = "cpu") -> None:
         self.graph = onnx.load(path).graph

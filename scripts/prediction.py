@@ -1,11 +1,12 @@
-"""How far predicted output errors are from measured ones, over models and plans.
+"""Compares predicted output errors with measured ones, over models and plans.
 
     python scripts/prediction.py ../shared/models [--plans 4] [--only sts_minilm_l6] [--resume]
 
 The folder holds ``cases.py`` with the models and data. Errors are predicted as ``tune`` does,
-by roundings probed one by one on some samples, and measured in OpenVINO on others. Writes
-docs/prediction.md and docs/prediction.svg of all that ``--json`` then has: each model and
-policy is added to it when it is done, and ``--only`` and ``--resume`` keep the others.
+by roundings probed one by one on some samples, and measured in OpenVINO on others. The results
+of each model and policy are added to the file ``--json`` as soon as they are there; ``--only``
+and ``--resume`` keep those that it has. docs/prediction.md and docs/prediction.svg are written
+of all results in it.
 """
 
 from __future__ import annotations
@@ -42,20 +43,24 @@ from finecast.rules.policy import Policy
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 POLICIES: Final = ("auto:bf16", "auto:int8", "auto:int8,bf16")
-# Samples of the evaluation: half of them calibrate, as many as ``tune`` looks at, and the
-# others measure. A call has one or more, and of calls there are at least a few on each side.
+# Samples used of the evaluation: one half, as many as ``tune`` probes on, predicts, the other
+# half measures. A call may have several samples, but each half has at least a few calls.
 _SAMPLES: Final = 2 * MOST_PROBED_ROWS
 _LEAST_CALLS: Final = 8
-# Items that are evaluated, more and more, until they take as many samples.
+# Items of the evaluation that are tried in turn, until they give enough samples.
 _ITEMS: Final = (16, 64, 256, 1024)
 _SHARES: Final = (0.25, 0.5, 0.75)
 _FLOOR: Final = 1e-4
-"""Below this relative error fp32's own digits count: such plans are not judged."""
+"""Plans below this relative error are not judged: fp32's own rounding matters there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Relative output errors of one plan: predicted, on the samples probed, on others."""
+    """Relative output errors of one plan.
+
+    ``predicted`` is predicted; ``probed`` is measured on the samples that it was predicted on,
+    ``measured`` on others.
+    """
 
     model: str
     policy: str
@@ -66,12 +71,12 @@ class Figure:
 
     @property
     def off(self) -> float:
-        """How far off the prediction is: 0.25 is a quarter too much, or as much too little."""
+        """How far off the prediction is: 0.25 if one is 1.25 times the other."""
         return _off(self.predicted, self.measured)
 
     @property
     def between_samples(self) -> float:
-        """How far the plan's own error on the samples probed is from that on the others."""
+        """How far apart the measured errors on the two halves of the samples are."""
         return _off(self.probed, self.measured)
 
 
@@ -86,7 +91,7 @@ def _judged(found: Sequence[Figure]) -> list[Figure]:
 
 
 def calls(case: Any, run: Callable[[Feeds], Mapping[str, Any]]) -> list[Feeds]:
-    """Feeds of the case's evaluation, evenly spread over it."""
+    """Feeds of the case's evaluation, evenly spaced over it."""
     seen: list[Feeds] = []
 
     def recorded(feeds: Feeds) -> list[Any]:
@@ -109,9 +114,9 @@ def calls(case: Any, run: Callable[[Feeds], Mapping[str, Any]]) -> list[Feeds]:
 
 
 def fixed(path: str, data: Sequence[Feeds]) -> onnx.ModelProto:
-    """The model, its shapes fixed if all calls have the same.
+    """The model with fixed shapes, if all calls have the same.
 
-    Of open shapes OpenVINO's casts to bf16 round wrongly, as README says.
+    OpenVINO's casts to bf16 round wrongly where shapes are open, as the README says.
     """
     model = onnx.load(path)
     shapes = [{n: a.shape for n, a in feeds.items()} for feeds in data]
@@ -127,7 +132,7 @@ def fixed(path: str, data: Sequence[Feeds]) -> onnx.ModelProto:
 def plans(
     planner: Any, analysis: Analysis, count: int, draw: np.random.Generator
 ) -> Iterator[tuple[str, Plan]]:
-    """All low, along the frontier, and random subsets of units of different sizes."""
+    """Plans to judge: all low, those of the frontier, and random sets of low units."""
     yield "all", planner.lowest()
     for proposal in propose(planner, analysis, max_steps=count + 2)[1:-1]:
         yield "frontier", proposal.plan
@@ -145,7 +150,7 @@ def plans(
 
 
 class Measured:
-    """One model: policies are planned and measured on the same samples."""
+    """One model, whose policies are all planned and measured on the same samples."""
 
     def __init__(self, name: str, case: Any) -> None:
         self.name = name
@@ -162,7 +167,7 @@ class Measured:
         self.more = probed(calibration, inputs, MOST_PROBED_ROWS)
 
     def figures(self, text: str, count: int) -> Iterator[Figure]:
-        """Those of one policy."""
+        """The figures of one policy's plans."""
         draw = np.random.default_rng(0)
         subject = self.subject
         examined = subject.examine(Policy.parse(text), (), self.workload, silent)
@@ -181,7 +186,7 @@ class Measured:
                 yield Figure(self.name, text, how, predicted, *errors)
 
     def errors(self, plan: Plan) -> Sequence[float]:
-        """On the samples probed, and on others; none if the engine has no kernels for it."""
+        """The plan's errors on both halves of the samples; none if no engine runs it."""
         built = self.subject.model.build(plan)
         try:
             session = self.subject.session(built)
@@ -227,7 +232,7 @@ _TITLE: Final = "relative output error: predicted (up) over measured; dashed: 50
 
 
 def svg(found: Sequence[Figure]) -> str:
-    """Predicted over measured errors, both axes logarithmic, with the bars of 50%."""
+    """A plot of predicted over measured errors, on logarithmic axes, with lines 50% off."""
     ends = [x for f in found for x in (f.predicted, f.measured)]
     low, high = math.floor(math.log10(min(ends))), math.ceil(math.log10(max(ends)))
     scale = (_SIZE - 2 * _MARGIN) / (high - low)
@@ -265,7 +270,7 @@ def svg(found: Sequence[Figure]) -> str:
 
 
 def measure(given: argparse.Namespace, known: list[dict[str, Any]]) -> None:
-    """Add to ``known`` what each model and policy gives, and write it down at once."""
+    """Add the results of each model and policy to ``known``, and write them at once."""
     cases: dict[str, Any] = importlib.import_module("cases").CASES
     done = {(entry["model"], entry["policy"]) for entry in known} if given.resume else set()
     for name in given.only or cases:
@@ -287,7 +292,7 @@ def measure(given: argparse.Namespace, known: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Measure, and write."""
+    """Measure, and write the page and the plot."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", type=Path)
     parser.add_argument("--plans", type=int, default=4)
@@ -305,7 +310,7 @@ def main() -> None:
 
 
 def write(found: Sequence[Figure]) -> None:
-    """docs/prediction.md, behind its text, and docs/prediction.svg."""
+    """Write the figures into docs/prediction.md, after its text, and docs/prediction.svg."""
     judged = _judged(found)
     docs = ROOT / "docs"
     head = (docs / "prediction.md").read_text().partition("<!-- figures -->")[0]

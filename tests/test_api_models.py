@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -65,6 +66,25 @@ def test_every_verb_takes_a_model_in_memory(net: onnx.ModelProto, tmp_path: Path
     assert outcome.plan.model == loaded.digest
     applied = finecast.apply(outcome.plan, net)
     assert applied.model is not None
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"metric": "cosine"},
+        {"labels": "y"},
+        {"evaluate": lambda run: 1.0},
+        {"calib": "c.npz"},
+        {"batch": 4},
+        {"lower_is_better": True},
+    ],
+)
+def test_options_of_data_stand_in_one_place(
+    net: onnx.ModelProto, beside: dict[str, Any]
+) -> None:
+    data = api.DataOptions(data={"x": RNG.normal(size=(32, 64)).astype(np.float32)})
+    with pytest.raises(UsageError, match=f"{next(iter(beside))} is given beside DataOptions"):
+        finecast.tune(net, data=data, **beside)
 
 
 def test_a_digest_covers_external_data(net: onnx.ModelProto, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Fine-grained automatic mixed precision.
 
-Everything public is here and loads on first use, so that importing finecast costs nothing.
+Public names are imported from their modules on first use, so ``import finecast`` is fast.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from finecast.planning.plan import Decision, Plan
     from finecast.rules.policy import Policy, Scope
 
-_HOMES = {
+_MODULES = {
     "apply": "finecast.api",
     "convert": "finecast.api",
     "inspect": "finecast.api",
@@ -71,11 +71,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from its home."""
-    home = _HOMES.get(name)
-    if home is None:
+    """Import a public name from the module that defines it."""
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module 'finecast' has no attribute {name!r}")
-    return getattr(importlib.import_module(home), name)
+    return getattr(importlib.import_module(module), name)
 
 
 def __dir__() -> list[str]:

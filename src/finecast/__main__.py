@@ -4,7 +4,7 @@ import sys
 
 
 def entry() -> int:
-    """Run the command line; Ctrl-C while its modules load is one line, too."""
+    """Run the command line; Ctrl-C while its modules are imported prints one line, too."""
     try:
         from finecast.cli import entry as run
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from finecast.data.criterion import Criterion, CriterionKind
 from finecast.devices.emulation import Emulation
 from finecast.devices.neuron import check_formats, explicit_casts
 from finecast.engines.base import Feeds
+from finecast.errors import UsageError
 from finecast.files import CommandFiles
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     import openvino
 
 Model: TypeAlias = "OpenedModel | str | Path | onnx.ModelProto | ir.Model | openvino.Model"
-"""What takes a model takes it loaded, as a path, or from memory."""
+"""A model as functions here accept it: loaded, a path, or an object of its library."""
 
 __all__ = [
     "DataOptions",
@@ -67,13 +68,14 @@ def load(
     """Read a model from its path, or take one in memory; external data stays on disk.
 
     Args:
-        model: An ONNX model, or the path of one or of a program that torch.export.save wrote.
-        trust: Whether what a .pt2 file brings may be unpickled and run.
-        output: Where a result will go: of a SavedModel it may be one again, or OpenVINO's.
+        model: The model, or its path.
+        trust: Whether code that a .pt2 or .keras file brings may be unpickled and run.
+        output: Where a result will go. Its name decides which library opens a model that
+            several read: a SavedModel may give another, or OpenVINO's IR.
 
     Raises:
-        UsageError: If there is no such file, or it is no model at all.
-        ModelError: If it is not a complete model.
+        UsageError: If there is no such file, or it is not a model.
+        ModelError: If the model is incomplete.
     """
     return opened(model, trust=trust, output=None if output is None else Path(output))
 
@@ -97,28 +99,30 @@ def convert(
 
     Args:
         model: The model, or its path.
-        output: Where the converted model goes; None: to the ``model`` of what is returned.
+        output: Where the converted model goes; None: it is only the result's ``model``.
         policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
         engine: ``NAME[:DEVICE]``; by default the first installed one that runs the model, or
             the target's emulator.
-        target: A device that is not here, by name or with its options: its formats count.
+        target: A device that is not here, by name or with its options: the model is made for
+            its formats.
         data: An npz with the model's inputs, arrays by name, or batches: their ranges guide
-            the rules, the first batch verifies. Without it random feeds verify.
+            the rules, and the result is verified on the first batch. Without data it is
+            verified on random feeds.
         dims: Sizes of free dimensions, for random feeds.
         user_rules: Rule functions by name.
         verify: Whether the model has to load and run before it is written.
         force: Whether an existing output may be replaced.
-        external_data: Whether tensors go to ``NAME.data`` beside the output; None: if they
-            are more than fit one file, or came in that form.
+        external_data: Whether tensors go to ``NAME.data`` beside the output; None: only if
+            they do not fit one file, or the model has them in that form.
         from_type: Take the model's ops in this type (fp64, fp16, bf16) to fp32 first; inputs
-            and outputs keep theirs.
+            and outputs keep their types.
 
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
     """
     given = load(model, output=output)
     written = _destination(output, force, external_data)
-    _claim(given, written, data=data)
+    _declare_files(given, written, data=data)
     given = _taken(given, from_type)
     asked = Policy.of(policy)
     done = given.convert(
@@ -149,14 +153,14 @@ def apply(
     force: bool = False,
     external_data: bool | None = None,
 ) -> Conversion:
-    """Write the model that a plan gives; without ``output`` it is in what is returned.
+    """Write the model that a plan gives; without ``output`` it is only the result's ``model``.
 
     Raises:
         FinecastError: If the plan was made for another model, or as for ``convert``.
     """
     given = load(model, output=output)
     written = _destination(output, force, external_data)
-    _claim(given, written, data=data, plan=None if isinstance(plan, Plan) else plan)
+    _declare_files(given, written, data=data, plan=None if isinstance(plan, Plan) else plan)
     options = RunOptions(
         engine=engine, data=_data_options(data), dims=dims or {}, verify=verify
     )
@@ -195,23 +199,22 @@ def tune(
     """Find the fastest mixed-precision model that keeps the criterion; write it if it helps.
 
     Nothing is written where the verdict is UNCHANGED. ``data`` and ``calib`` are an npz file,
-    arrays by name, or batches that can be iterated again and again, such as a DataLoader, or
-    ``calib`` a function that yields feeds. ``objective`` is what to have least of: "latency",
-    time under load ("throughput"), or bytes ("size", "memory"). With a ``target`` accuracy is
-    emulated and times are modelled. Trials are kept in ``study``; ``resume`` takes those of
-    the same model, data, code and baseline for granted, but for the winner's.
+    arrays by name, or batches that can be iterated again and again, such as a DataLoader;
+    ``calib`` may also be a function that yields feeds. ``objective`` is what to minimise:
+    "latency", time under load ("throughput"), or bytes ("size", "memory"). With a ``target``
+    accuracy is emulated and times are modelled. Trials are kept in ``study``; ``resume`` uses
+    those of the same model, data, code and baseline, and evaluates the winner again.
 
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
     """
-    if not isinstance(data, DataOptions):
-        data = DataOptions(data=data, labels=labels, metric=metric, evaluate=evaluate)
-        data = replace(data, calib=calib, batch=batch, lower_is_better=lower_is_better)
+    beside: dict[str, Any] = {"labels": labels, "metric": metric, "evaluate": evaluate}
+    beside |= {"calib": calib, "batch": batch, "lower_is_better": lower_is_better}
     kept = Criterion(kind=CriterionKind.parse(criterion), tolerance=tolerance)
     goal = Goal(criterion=kept, objective=Objective.of(objective), min_speedup=min_speedup)
     goal = replace(goal, max_trials=max_trials, timeout_s=timeout_s)
     options = TuneRequest(
-        data=data,
+        data=_with_options(data, beside),
         goal=goal,
         policy=Policy.of(policy),
         engine=engine,
@@ -232,13 +235,12 @@ def tuned(model: OpenedModel, output: Destination, options: TuneRequest) -> Outc
     Raises:
         FinecastError: As ``tune``.
     """
-    files = _claim(model, output, data=options.data, study=options.study)
+    files = _declare_files(model, output, data=options.data, study=options.study)
     model = _taken(model, options.from_type)
     subject = model.subject(options.engine, options.device)
     workload = workload_of(options.data, subject.reference)
-    study = None
-    if options.study is not None:
-        study = Study(options.study, resume=options.resume)
+    path = options.study
+    study = None if path is None else Study(path, resume=options.resume)
     better = workload.higher_is_better
     criterion = replace(options.goal.criterion, higher_is_better=better)
     outcome = search(
@@ -259,10 +261,11 @@ def tuned(model: OpenedModel, output: Destination, options: TuneRequest) -> Outc
 
 
 def _taken(model: OpenedModel, from_type: str | None) -> OpenedModel:
+    """The model with its ops in ``from_type``, if one is named, taken to fp32."""
     return model if from_type is None else model.taken(from_type)
 
 
-def _claim(
+def _declare_files(
     model: OpenedModel,
     output: Destination,
     *,
@@ -270,7 +273,7 @@ def _claim(
     plan: str | Path | None = None,
     study: str | Path | None = None,
 ) -> CommandFiles:
-    """Every file of a call; UsageError if one that is read would be written."""
+    """All files of a call; UsageError if one that is read would be written."""
     files = CommandFiles(force=output.force)
     files.read("the model", model.path)
     files.read("the model's external data", *model.external)
@@ -303,7 +306,7 @@ def inspect(
 ) -> Census:
     """Count a model's ops by class; with ``data``, report values that ``low`` cannot hold.
 
-    Shapes are those observed on data, else on one random batch where the model runs on it.
+    Shapes are observed on data; without data on one random batch, if the model runs on it.
     ``from_type`` is as for ``convert``.
 
     Raises:
@@ -326,10 +329,10 @@ def judge(
     user_rules: Mapping[str, UserRule] | None = None,
     from_type: str | None = None,
 ) -> tuple[Graph, Plan]:
-    """What the rules alone say of each op, as the lowest plan they permit.
+    """What the rules alone say of each op: the model's graph, and the lowest plan they permit.
 
-    With ``data`` they see the ranges that its values have, as ``convert`` does; ``from_type``
-    is as there.
+    With ``data`` the rules see the ranges of the model's values on it. ``data`` and
+    ``from_type`` are as for ``convert``.
 
     Raises:
         FinecastError: If the model cannot be read or rules conflict.
@@ -356,10 +359,19 @@ def graph_for(model: Model, plan: Plan) -> Graph:
 def _data_options(
     data: DataOptions | Data | None, labels: str | None = None
 ) -> DataOptions | None:
-    """Data as options."""
-    if data is None or isinstance(data, DataOptions):
-        return data
-    return DataOptions(data=data, labels=labels)
+    """``data`` as DataOptions; None stays None."""
+    return None if data is None else _with_options(data, {"labels": labels})
+
+
+def _with_options(data: DataOptions | Data | None, beside: Mapping[str, Any]) -> DataOptions:
+    """``data`` with options given ``beside`` it; UsageError if it is a DataOptions itself."""
+    if not isinstance(data, DataOptions):
+        return DataOptions(data=data, **beside)
+    defaults = DataOptions()
+    for name, value in beside.items():
+        if value != getattr(defaults, name):
+            raise UsageError(f"{name} is given beside DataOptions", fix=f"set its {name}")
+    return data
 
 
 def _destination(

@@ -1,4 +1,4 @@
-"""One hierarchy of errors; every message says what is wrong, where, and what to do next."""
+"""finecast's exceptions; every message says what is wrong, where, and what to do next."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ KEYWORDS: Final[Mapping[str, str]] = {
     "--tolerance": "tolerance",
     "--trust": "trust=True",
 }
-"""What the Python API calls the options that messages name. Those that say what is cast stay:
-they are the Neuron compilers' own, whose flags are read, too."""
+"""The Python API's names for the command line's options in messages. Options that say what is
+cast (``--auto-cast``) have none: they are the Neuron compilers' own flags."""
 _OPTION: Final = re.compile(r"(?<![\w-])--[a-z]+(?:-[a-z]+)*(?:/--[a-z-]+)?(?![\w-])")
 
 
 def in_python(text: str) -> str:
-    """``text`` with the command line's options by their names in the Python API."""
+    """``text`` with options of the command line replaced by their names in the Python API."""
     return _OPTION.sub(lambda found: KEYWORDS.get(found[0], found[0]), text)
 
 
 class FinecastError(Exception):
     """A user-facing failure, one line: ``what (where): what to do next``.
 
-    Messages name options as the command line does, which prints ``line``; as an exception
-    of Python they read by keywords.
+    Messages are written with the command line's option names. The command line prints
+    ``line``; ``str(error)`` has the Python API's names in their place.
 
     Args:
         what: What went wrong, stating what was got and what was expected.
@@ -131,7 +131,10 @@ class RuleConflictError(FinecastError):
 
 @contextmanager
 def naming(path: Path, name: str) -> Generator[None]:
-    """Errors that name the temporary file ``path`` name ``name``: what the user knows of."""
+    """In errors raised inside, replace the temporary file ``path`` by ``name``.
+
+    Users know nothing of the temporary file; ``name`` is what they gave or asked for.
+    """
     try:
         yield
     except FinecastError as error:

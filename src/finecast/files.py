@@ -1,8 +1,8 @@
 """The files of a command: which are read, which are written, and writing in one step.
 
-Law: what a command reads it never writes, nor anything into a folder that it reads, and it
-writes no file twice, whatever names are given for it: links are followed, and hard links are
-one file. A file that is there is only replaced with ``force``.
+Law: a command never writes a file that it reads, nor into a folder that it reads, and writes
+no file twice, whatever names are given for a file: links are followed, and hard links are one
+file. An existing file is only replaced with ``force``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 from finecast.errors import UsageError
 
 DATA_SUFFIX: Final = ".data"
-"""Of the file beside an ONNX model that holds its tensors."""
+"""Suffix of the file beside an ONNX model that holds its tensors."""
 _DIGEST_PIECE_BYTES: Final = 1 << 20
 
 
@@ -40,7 +40,7 @@ class CommandFiles:
     of them is written. The order of the calls does not matter.
 
     Args:
-        force: Whether files that are there may be replaced.
+        force: Whether existing files may be replaced.
     """
 
     def __init__(self, *, force: bool = False) -> None:
@@ -49,11 +49,11 @@ class CommandFiles:
         self._before: dict[Path, tuple[int, int]] = {}
 
     def read(self, role: str, *paths: str | Path | None) -> None:
-        """Declare inputs; None is none.
+        """Declare inputs; None declares nothing.
 
         Args:
             role: The option or argument that names them.
-            paths: The files. Whether they exist is for their reader to say.
+            paths: The files. That they exist is checked where they are read.
 
         Raises:
             UsageError: If one of them is written too.
@@ -71,19 +71,19 @@ class CommandFiles:
         replaces: bool = True,
         folder: str = "",
     ) -> None:
-        """Declare an output; None is none.
+        """Declare an output; None declares nothing.
 
         Args:
             role: The option that names it.
             path: The file.
             beside: Files that may be written with it.
-            replaces: Whether a file that is there would be replaced; else its writer says
-                whether it can be added to.
-            folder: The file by which a model is told that is a folder, if it is one.
+            replaces: Whether an existing file would be replaced. Otherwise it is added to,
+                and what writes it checks that it can be.
+            folder: For a model that is a folder, the file in it by which it is recognised.
 
         Raises:
-            UsageError: If it is another file of the command, cannot be written, or is there
-                and must not be replaced.
+            UsageError: If it is another file of the command, cannot be written, or exists and
+                must not be replaced.
         """
         if path is None:
             return
@@ -100,9 +100,9 @@ class CommandFiles:
             self._before[path] = state
 
     def stale(self) -> tuple[Path, ...]:
-        """Outputs that were there before the command and that it did not replace.
+        """Outputs that existed before the command and that it did not replace.
 
-        What the command reads as well is the user's own, and no output of before.
+        A file that the command also reads is an input of the user's, not an old output.
         """
         read = {claim.identity for claim in self._claims if not claim.written}
         return tuple(
@@ -123,10 +123,10 @@ class CommandFiles:
                     fix=f"give {role if written else other.role} another name",
                 )
         for folder in [c.path for c in self._claims if not c.written and c.path.is_dir()]:
-            self._outside(folder)
+            self._check_outside(folder)
 
-    def _outside(self, folder: Path) -> None:
-        """Raise UsageError if something is written into a model that is a folder."""
+    def _check_outside(self, folder: Path) -> None:
+        """Raise UsageError if an output lies in ``folder``, which is read."""
         for claim in self._claims:
             if claim.written and folder.resolve() in claim.path.resolve().parents:
                 raise UsageError(
@@ -141,14 +141,14 @@ def _identity(path: Path) -> Hashable:
     try:
         found = path.stat()
     except OSError:
-        # Not there yet. Case does not count: on some file systems it makes no other file.
+        # It does not exist yet. Case is ignored, as some file systems do.
         folder, name = os.path.split(os.path.realpath(path))
         return folder, name.casefold()
     return found.st_dev, found.st_ino
 
 
 def _state(path: Path) -> tuple[int, int] | None:
-    """Changes whenever the file is replaced or written to; None if there is none."""
+    """The file's inode and modification time in ns; None if there is no file."""
     try:
         found = path.stat()
     except OSError:
@@ -173,8 +173,8 @@ def check_writable(path: Path, *, force: bool) -> None:
 def check_writable_folder(path: Path, marker: str, *, force: bool) -> None:
     """Raise UsageError unless a model that is a folder may be put at ``path``.
 
-    One that is there is replaced with ``force`` alone, and only if ``marker`` in it says that
-    it is such a model.
+    An existing folder is replaced only with ``force``, and only if it is such a model: if it
+    has a file ``marker``.
     """
     if path.exists():
         if not (path / marker).is_file():
@@ -201,9 +201,10 @@ def _check_parent(path: Path) -> None:
 
 
 def publish_folder(staged: Path, path: Path) -> None:
-    """Give a finished folder its name; what is there goes, or comes back if that fails.
+    """Rename a finished folder to ``path``; what was there is put back if that fails.
 
-    ``staged`` lies in a temporary folder beside ``path``, which takes what was there.
+    ``staged`` lies in a temporary folder beside ``path``. What was at ``path`` is moved into
+    that temporary folder, to be deleted with it.
 
     Raises:
         OSError: If it cannot be renamed.
@@ -227,7 +228,10 @@ def folder_files(folder: Path, *, leave_out: Sequence[str] = ()) -> list[Path]:
 
 @contextmanager
 def suffix_in_lower_case(path: Path) -> Generator[Path]:
-    """The file by a name that libraries know its kind by: some do not read ``.KERAS``."""
+    """A path to the file with its suffix in lower case: some libraries reject ``.KERAS``.
+
+    Where that is another name it is a temporary link, gone when the context ends.
+    """
     suffix = path.suffix.lower()
     if path.suffix == suffix or not path.is_file():
         yield path
@@ -239,7 +243,7 @@ def suffix_in_lower_case(path: Path) -> Generator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``text`` as UTF-8; as ``write_bytes``.
+    """Write ``text`` as UTF-8, in one step as ``write_bytes``.
 
     Raises:
         UsageError: If the file cannot be written.
@@ -252,8 +256,8 @@ def write_bytes(path: Path, content: bytes, *, make_folder: bool = False) -> Non
 
     Args:
         path: The file.
-        content: All of it.
-        make_folder: Whether the folder is made where there is none.
+        content: All that the file will hold.
+        make_folder: Whether a missing folder is made.
 
     Raises:
         UsageError: If the file cannot be written.
@@ -261,7 +265,7 @@ def write_bytes(path: Path, content: bytes, *, make_folder: bool = False) -> Non
     try:
         if make_folder:
             path.parent.mkdir(parents=True, exist_ok=True)
-        # A folder, not a temporary file: that would stay unreadable for others.
+        # In a temporary folder: a temporary file would be readable by its owner alone.
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".finecast-") as folder:
             staged = Path(folder) / path.name
             staged.write_bytes(content)
@@ -271,7 +275,7 @@ def write_bytes(path: Path, content: bytes, *, make_folder: bool = False) -> Non
 
 
 def digest(path: Path, *more: Path) -> str:
-    """Sha256 of a file, and of ``more`` that belong to it."""
+    """The first 16 hex digits of the SHA-256 of a file and those of ``more``, in order."""
     total = hashlib.sha256()
     for part in (path, *more):
         with part.open("rb") as file:

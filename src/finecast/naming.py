@@ -1,7 +1,7 @@
-"""Words and names that users give: read alike everywhere, and never passed over in silence.
+"""Reading the words and names that users give, in one way everywhere.
 
-Laws: a word of a fixed vocabulary is read in any case and with blanks around it; a name that
-nothing has is an error that gives the closest names there are.
+Laws: a word of a fixed vocabulary is read in any case and with blanks around it; an unknown
+name is an error that gives the closest known names.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from finecast.errors import UsageError
 
 T = TypeVar("T")
 
-# Likeness from which a name is offered in place of an unknown one: half of the letters.
+# Similarity (difflib's ratio) from which a name is offered for an unknown one: half of the
+# letters are the same.
 _ALIKE: Final = 0.5
 _MOST_OFFERED: Final = 3
-# A vocabulary of up to so many words is given in full.
+# A vocabulary of at most this many words is listed in full.
 _MOST_LISTED: Final = 20
-# Names compared: one comparison takes microseconds, a model may have 100,000 nodes.
+# Only so many names are compared: each takes microseconds, a model may have 100,000 nodes.
 _MOST_COMPARED: Final = 20_000
 
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
@@ -37,11 +38,11 @@ def number_of(count: int, noun: str) -> str:
 
 
 def look_up(word: str, table: Mapping[str, T], *, what: str, where: str = "") -> T:
-    """What ``table``, whose keys are in lower case, has for a word in any case.
+    """The entry of ``table`` for a word in any case.
 
     Args:
         word: As the user wrote it.
-        table: The vocabulary.
+        table: The vocabulary; its keys are in lower case.
         what: What the word is, for the error: ``format``, ``scope``.
         where: The option or variable that it came in.
 
@@ -68,21 +69,21 @@ def switch(word: str, *, where: str) -> bool:
 def unknown_name(
     name: str, known: Collection[str], *, what: str, where: str = "", fix: str = ""
 ) -> UsageError:
-    """The error for a name that none of ``known`` is: ``unknown format 'bf61' …``.
+    """The error for a name that is not in ``known``: ``unknown format 'bf61' …``.
 
     Args:
         name: As the user wrote it.
-        known: The names there are.
+        known: The names that exist.
         what: What kind of name it is: ``format``, ``op``, ``node``.
         where: The option, argument or file that it came in.
-        fix: More that the user can do, after the names.
+        fix: Further advice, given after the names.
     """
     advice = "; ".join(part for part in (suggestion(name, known), fix) if part)
     return UsageError(f"unknown {what} {name!r}", where=where, fix=advice)
 
 
 def suggestion(name: str, known: Collection[str]) -> str:
-    """What to write in place of ``name``: the closest names, or a few of those there are."""
+    """Advice for an unknown ``name``: the closest of ``known``, or a few of them."""
     if len(known) <= _MOST_LISTED:
         close = close_names(name, known)[:1]
         listed = f"use one of {', '.join(known)}" if known else "there are none"
@@ -95,7 +96,7 @@ def suggestion(name: str, known: Collection[str]) -> str:
 
 
 def close_names(name: str, known: Collection[str]) -> list[str]:
-    """At most three of ``known`` that are most like ``name``, whatever their case."""
+    """At most three of ``known`` that are most similar to ``name``, whatever their case."""
     folded: dict[str, str] = {}
     for one in list(known)[:_MOST_COMPARED]:
         folded.setdefault(spelled(one), one)

@@ -1,4 +1,4 @@
-"""How long work reports on itself: a stage, what is done and what is expected."""
+"""Callbacks by which long work reports how far it is."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Called as work goes on; ``total`` may be an estimate."""
+    """Called as work goes on."""
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        """``done`` of ``total`` steps of ``stage``."""
+        """``done`` of ``total`` steps of ``stage`` are done; ``total`` may be an estimate."""
         ...
 
 

@@ -12,13 +12,13 @@ from finecast.errors import FinecastError, OutOfMemoryError, UserCodeError
 
 @contextmanager
 def guarded(what: str, *, where: str, fix: str) -> Generator[None]:
-    """Run a user's code inside; ``what`` failed, ``where``, and how to ``fix`` it.
+    """Turn what a user's code inside raises into one error, made of the arguments.
 
-    ``sys.exit`` in it does not end the program. Ctrl-C does, and finecast's own errors, which
-    calls back from the code may raise, stay what they are.
+    ``sys.exit`` in the code does not end the program; Ctrl-C does. finecast's own errors,
+    which the code may cause by calling finecast, are raised unchanged.
 
     Raises:
-        UserCodeError: If it raises an exception or calls ``sys.exit``.
+        UserCodeError: If the code raises an exception or calls ``sys.exit``.
         OutOfMemoryError: If it takes more memory than there is.
     """
     try:

@@ -150,7 +150,7 @@ def test_progress_is_silent_where_stderr_is_no_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with progress("working") as report:
-        report(1, 2, "half")
+        report("half", 1, 2)
     assert capsys.readouterr() == ("", "")
 
 

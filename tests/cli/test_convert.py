@@ -159,6 +159,23 @@ def test_names_of_data_and_dimensions_too(
     assert not (tmp_path / "l.onnx").exists()
 
 
+@pytest.mark.parametrize("option", ["--batch=8", "--sample-axis=x=0"])
+@pytest.mark.parametrize("verb", ["convert", "apply", "explain"])
+def test_options_of_data_need_data(
+    finecast: Finecast, net: Path, tmp_path: Path, verb: str, option: str
+) -> None:
+    plan = tmp_path / "net.plan.json"
+    finecast("convert", net, "-o", tmp_path / "first.onnx", "--plan-out", plan)
+    line = {
+        "convert": ["convert", net, "-o", tmp_path / "low.onnx"],
+        "apply": ["apply", plan, net, "-o", tmp_path / "low.onnx"],
+        "explain": ["explain", net, "product"],
+    }[verb]
+    answer = finecast(*line, option)
+    assert answer.code == ExitCode.USAGE
+    assert f"{option.partition('=')[0]} is given without data" in answer.err
+
+
 def test_the_closest_nodes_are_offered(finecast: Finecast, net: Path) -> None:
     answer = finecast("explain", net, "Prodct")
     assert answer.code == ExitCode.USAGE

@@ -69,6 +69,17 @@ def test_a_terminal_without_unicode(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ascii_only.buffer.getvalue() == rb"\xe9\u65e5" + b"\n"  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def test_a_table_on_a_terminal_without_unicode(monkeypatch: pytest.MonkeyPatch) -> None:
+    ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", ascii_only)
+    table = output.new_table("titlé", ("héad",))
+    output.add_row(table, "é日")
+    output.write_table(table)
+    ascii_only.flush()
+    written = ascii_only.buffer.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert all(text in written for text in (rb"titl\xe9", rb"h\xe9ad", rb"\xe9\u65e5"))
+
+
 def test_one_place_writes() -> None:
     folder = Path(cli.__file__).parent
     said = re.compile(r"\bprint\(|sys\.std(out|err)\.write")

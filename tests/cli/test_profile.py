@@ -8,7 +8,7 @@ import pytest
 from onnx import parser
 
 from finecast.cli import main
-from finecast.cli.data_options import dim_sizes
+from finecast.cli.data_options import RandomFeeds
 from finecast.engines import ONNX, installed, reading
 from finecast.errors import ExitCode, UsageError
 
@@ -69,6 +69,22 @@ def test_data_gives_the_feeds(
     assert json.loads(capsys.readouterr().out)["models"][0]["batch"] == 5
 
 
+def test_an_input_that_all_samples_share(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 17]>
+    net (float[N,T] x, float[K,T] e) => (float[N,K] y) {
+      [turn] t = Transpose(e)
+      [product] y = MatMul(x, t)
+    }"""
+    path = tmp_path / "net.onnx"
+    path.write_bytes(parser.parse_model(text).SerializeToString())
+    np.savez(tmp_path / "d.npz", x=np.ones((6, 9), np.float32), e=np.ones((3, 9), np.float32))
+    options = ["--data", str(tmp_path / "d.npz"), "--sample-axis", "e=none", "--no-memory"]
+    assert main(["profile", str(path), *options, "--json", *QUICK[:4]]) == 0
+    assert json.loads(capsys.readouterr().out)["models"][0]["batch"] == 6
+
+
 @pytest.mark.parametrize(
     ("options", "message", "code"),
     [
@@ -76,6 +92,7 @@ def test_data_gives_the_feeds(
         ([], "give --dim T=SIZE", ExitCode.USAGE),
         (["--dim", "T"], "write NAME=SIZE", ExitCode.USAGE),
         (["--dim", "T=0"], "write NAME=SIZE", ExitCode.USAGE),
+        (["--sample-axis", "x=0"], "--sample-axis is given without data", ExitCode.USAGE),
         (["--data", "/none.npz"], "cannot read the data", ExitCode.USAGE),
     ],
 )
@@ -96,9 +113,9 @@ def test_a_model_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_dim_sizes() -> None:
-    assert dim_sizes(["T=64", "x.1=3"]) == {"T": 64, "x.1": 3}
+    assert RandomFeeds(dim=["T=64", "x.1=3"]).sizes == {"T": 64, "x.1": 3}
     with pytest.raises(UsageError):
-        dim_sizes(["=3"])
+        _ = RandomFeeds(dim=["=3"]).sizes
 
 
 def test_a_function_gives_the_feeds(

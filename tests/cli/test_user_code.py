@@ -116,6 +116,18 @@ def test_two_files_of_one_name_are_two(tmp_path: Path) -> None:
     assert sys.modules[first.__module__] is not sys.modules[second.__module__]
 
 
+def test_rules_of_two_files_of_one_name_both_count(
+    finecast: Finecast, net: Path, tmp_path: Path
+) -> None:
+    for name, answer in (("a", "'fp32'"), ("b", "None")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.py").write_text(f"def rule(node): return {answer}\n")
+    rules = [w for name in ("a", "b") for w in ("--rules", tmp_path / name / "mine.py")]
+    answer = finecast("explain", net, "product", "--auto-cast", "all", "--json", *rules)
+    assert answer.json["format"] == "fp32"
+    assert f"{tmp_path / 'a' / 'mine.py'}:rule" in answer.out
+
+
 def test_resume_says_when_there_is_nothing(
     finecast: Finecast, net: Path, data: Path, tmp_path: Path
 ) -> None:

@@ -230,3 +230,34 @@ def test_an_older_output_is_called_stale(
     assert finecast(*line[:3], tmp_path / "new.onnx", *line[4:]).err == ""
     found = api.tune(net, old, data=data, policy="none:bf16", force=True)
     assert found.stale == (old,)
+
+
+def test_a_file_of_python_need_not_be_called_so(finecast: Finecast, here: Path) -> None:
+    Path("mine").write_bytes(Path("mine.py").read_bytes())
+    before = contents(here)
+    answer = finecast(*EVAL.replace("mine.py", "mine").split(), "-o", "mine")
+    assert answer.code == ExitCode.USAGE
+    assert "are the same file" in answer.err
+    assert contents(here) == before
+
+
+@pytest.mark.parametrize("path", [".", "/", ""])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "convert net.onnx -o",
+        "tune net.onnx --data val.npz -o",
+        "tune net.onnx --data val.npz -o low.onnx --study",
+        "tune net.onnx --data val.npz -o low.onnx --plan-out",
+        "ladder net.onnx --target trn1 --data val.npz -o",
+        "ladder net.onnx --target trn1 --data val.npz --compile",
+    ],
+)
+def test_a_path_without_a_file_name_is_refused(
+    finecast: Finecast, here: Path, line: str, path: str
+) -> None:
+    before = contents(here)
+    answer = finecast(*line.split(), path)
+    assert answer.code == ExitCode.USAGE, answer.err
+    assert "director" in answer.err or "folder" in answer.err
+    assert contents(here) == before

@@ -329,6 +329,30 @@ def test_tied_weights_stay_fp32_elsewhere() -> None:
     assert model.head.weight.dtype is torch.float32
 
 
+class Shared(nn.Module):
+    """One block that stands under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(8, 8))
+        self.second = self.first
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x))
+
+
+def test_a_module_within_a_shared_one_is_converted_once() -> None:
+    result = mix_precision.fit(Shared())
+    assert isinstance(result.model.second[0].inner, nn.Linear)
+
+
+def test_each_name_of_a_module_is_known() -> None:
+    conf = MixedPrecisionConfig(op_name_dict={"again.0": _FP32})
+    result = mix_precision.fit(Tied(), conf)
+    assert result.model.head.inner.weight.dtype is torch.bfloat16
+    assert result.model.again[0].weight.dtype is torch.float32
+
+
 def test_a_model_without_products_gains_nothing() -> None:
     with pytest.raises(ModelError, match="no matrix product or convolution"):
         mix_precision.fit(nn.Sequential(nn.ReLU()), MixedPrecisionConfig())
@@ -455,8 +479,8 @@ def test_models_of_other_frameworks_are_told_the_way() -> None:
         ("weights.h5", "give the Keras model, or a SavedModel"),
         ("model.tflite", "give the SavedModel that it was made from"),
         ("model.pt", "build the nn.Module"),
-        ("model.pt2", "finecast convert"),
-        ("model.xml", "OpenVINO"),
+        ("model.pt2", "fit does not take.*: convert it with: finecast convert"),
+        ("model.xml", "fit does not take.*: use finecast.convert"),
         (3, "cannot convert a int"),
     ):
         with pytest.raises(UsageError, match=message):

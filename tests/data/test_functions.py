@@ -22,6 +22,11 @@ def test_functions_are_found_with_what_lies_beside_them(tmp_path: Path) -> None:
     assert load_function(f"{path}:f")() == 42
 
 
+def test_a_file_may_change_where_modules_are_found(tmp_path: Path) -> None:
+    path = written(tmp_path, "import sys\nsys.path.pop(0)\ndef f():\n    return 42\n")
+    assert load_function(f"{path}:f")() == 42
+
+
 @pytest.mark.parametrize("spec", ["f", "mine.py", ":f", "mine.py:"])
 def test_specs_that_name_no_function(spec: str) -> None:
     with pytest.raises(UsageError, match=r"write FILE\.py:FUNCTION"):

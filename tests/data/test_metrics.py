@@ -164,9 +164,24 @@ def test_nan_is_nan_whatever_was_expected(name: str, expected: float) -> None:
     assert math.isnan(score(name, got, None, np.array([[expected, 1.0]])))
 
 
-def test_outputs_of_another_shape_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"has shape \[12, 3\], the fp32 model's \[12, 7\]"):
-        score("cosine", SCORES[:, :3], None, SCORES)
+@pytest.mark.parametrize("name", ["cosine", "snr_db", "max_abs", "agreement"])
+def test_outputs_of_another_shape_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"has shape \[11, 7\], the fp32 model's \[12, 7\]"):
+        score(name, SCORES[:11], None, SCORES)
+
+
+def test_detections_of_another_number_are_refused() -> None:
+    boxes = np.zeros((5, 3), np.int64)
+    with pytest.raises(UsageError, match=r"has shape \[4, 3\], the fp32 model's \[5, 3\]"):
+        score("agreement", boxes[:4], None, boxes)
+
+
+@pytest.mark.parametrize("name", ["cosine", "snr_db", "max_abs"])
+def test_a_batch_without_detections_counts_for_nothing(name: str) -> None:
+    accumulator = get_metric(name).start()
+    for rows in (0, 12):
+        accumulator.update({"y": NOISY[:rows]}, None, {"y": SCORES[:rows]})
+    assert accumulator.result() == pytest.approx(score(name, NOISY, None, SCORES))
 
 
 def test_unknown_metrics_list_the_known_ones() -> None:
@@ -223,6 +238,16 @@ def test_against_scikit_learn() -> None:
     assert score("perplexity", SCORES, LABELS) == pytest.approx(math.exp(loss), rel=1e-5)
     with pytest.raises(UsageError, match="needs logits"):
         score("perplexity", shares, LABELS)
+
+
+@pytest.mark.parametrize(
+    "name", ["top1", "top5", "f1", "perplexity", "mse", "mae", "spearman"]
+)
+def test_scores_in_text_are_refused(name: str) -> None:
+    scores = np.array([["a", "b"], ["c", "d"], ["e", "f"]])
+    labels = np.zeros((3, 2)) if name in DISTANCES else np.arange(3) % 2
+    with pytest.raises(UsageError, match=rf"{name} needs numbers, and output 'y' is text"):
+        score(name, scores, labels)
 
 
 def test_decisions_in_text_have_labels_in_text() -> None:

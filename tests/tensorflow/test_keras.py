@@ -268,6 +268,19 @@ def test_plans_of_other_models_are_refused(attention: Any) -> None:
         policies.apply_plan(3, plan)
 
 
+def test_a_format_without_a_policy_changes_no_layer(attention: Any) -> None:
+    plan = converting.convert(attention, policy="all:bf16").plan
+    assert plan is not None
+    last = max(d.node for d in plan.decisions if "dense_2" in d.node and d.op == "matmul")
+    formats = {d.node: Format.TF32 if d.node == last else d.format for d in plan.decisions}
+    odd = replace(
+        plan, decisions=tuple(replace(d, format=formats[d.node]) for d in plan.decisions)
+    )
+    with pytest.raises(ModelError, match="Keras has no policy for tf32"):
+        policies.apply_plan(attention, odd)
+    assert {layer.compute_dtype for layer in attention.layers} == {"float32"}
+
+
 def test_what_was_never_built_is_refused() -> None:
     with pytest.raises(UsageError, match="is not built"):
         converting.convert(tf.keras.Sequential([layers.Dense(2)]))

@@ -1,10 +1,9 @@
 """The command line. One verb a file; only the chosen verb's file is imported.
 
 Laws: a failure of the user's making is one line on stderr, ``error: …``, never a traceback;
-with ``--json`` it is a document on stdout besides, ``{"error": {what, where, fix,
-exit_code}}``. Exit codes are ``errors.ExitCode``. A verb's module has a function ``run`` that
-Typer reads the options from, groups of them from dataclasses; its return value is the exit
-code.
+with ``--json`` stdout has it as well, as ``{"error": {what, where, fix, exit_code}}``. Exit
+codes are ``errors.ExitCode``. A verb's module has a function ``run``: Typer reads the options
+from its parameters (see ``groups``), and its return value is the exit code.
 """
 
 from __future__ import annotations
@@ -51,10 +50,10 @@ VERBS = {
 
 _FAST_MATH = "--fast-math"
 _COMPLETE = "_FINECAST_COMPLETE"
-"""Set by a shell whose user pressed Tab."""
-# Where the code that imports modules says it is from.
-_IMPORTS = "<frozen importlib._bootstrap>"
-# Of a program whose output nobody reads, as ``finecast formats | head -1``: what shells say.
+"""Environment variable that the shell sets when its user pressed Tab."""
+# The file name that stack frames of Python's import machinery have.
+_IMPORT_MACHINERY = "<frozen importlib._bootstrap>"
+# What shells report of a program ended by SIGPIPE, as in ``finecast formats | head -1``.
 _NO_READER = 128 + 13
 
 
@@ -66,15 +65,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(args)
     except SystemExit as error:
-        # Typer has answered a shell that completes, or nobody reads what is written.
+        # Typer has answered a shell's request for completions, or a pipe has no reader.
         if isinstance(error.__context__, BrokenPipeError):
             return _NO_READER
         raise
     except (Exception, KeyboardInterrupt) as error:
-        told = _told(error, _verb(args))
-        if told is None or (debug and not isinstance(told, InterruptedRunError)):
+        shown = _shown(error, _verb(args))
+        if shown is None or (debug and not isinstance(shown, InterruptedRunError)):
             raise
-        return _fail(told, as_json="--json" in args)
+        return _fail(shown, as_json="--json" in args)
 
 
 def _run(args: Sequence[str]) -> int:
@@ -86,10 +85,10 @@ def _run(args: Sequence[str]) -> int:
 
 
 def entry() -> int:
-    """``main`` as a process: an error of finecast's own exits with its own code too.
+    """``main`` as a process: a bug of finecast's prints its traceback and exits with ``BUG``.
 
-    Where an engine ends the process (a segmentation fault in its compiler), the calls that
-    led there are the last word on stderr; the signal stays what the process died of.
+    Where an engine crashes the process (a segmentation fault in its compiler), the Python
+    stack is printed to stderr, and the process still dies of the signal.
     """
     if sys.__stderr__ is not None and not faulthandler.is_enabled():
         faulthandler.enable(sys.__stderr__, all_threads=False)
@@ -105,13 +104,14 @@ def entry() -> int:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Ctrl-C; while a module loads the process ends here.
+    """Handle Ctrl-C; while a module is imported, end the process here.
 
-    Extension modules print a traceback then, and say that an import failed.
+    A KeyboardInterrupt would make extension modules print a traceback and report that an
+    import failed.
     """
     del number
     while frame is not None:
-        if frame.f_code.co_filename == _IMPORTS:
+        if frame.f_code.co_filename == _IMPORT_MACHINERY:
             code = _fail(_interrupted(), as_json="--json" in sys.argv)
             sys.stdout.flush()
             sys.stderr.flush()
@@ -124,8 +124,8 @@ def _interrupted() -> FinecastError:
     return InterruptedRunError("interrupted", fix="nothing half-written is left")
 
 
-def _told(error: BaseException, verb: str | None) -> FinecastError | None:
-    """What the user is told of an exception; None of a bug."""
+def _shown(error: BaseException, verb: str | None) -> FinecastError | None:
+    """The error that the user is shown for an exception; None if it is a bug of finecast's."""
     if isinstance(error, FinecastError):
         return error
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
@@ -135,7 +135,7 @@ def _told(error: BaseException, verb: str | None) -> FinecastError | None:
             " ".join(("out of memory", *map(str, error.args))),
             fix="close other programs, or use smaller batches (--batch)",
         )
-    # Typer's own errors of usage; which module they live in differs between versions.
+    # Typer's usage errors, told by a method: versions define them in different modules.
     message = getattr(error, "format_message", None)
     if message is None:
         return None
@@ -146,14 +146,14 @@ def _told(error: BaseException, verb: str | None) -> FinecastError | None:
 def _fail(error: FinecastError, *, as_json: bool) -> int:
     code = int(error.exit_code)
     if as_json:
-        told = {"what": error.what, "where": error.where, "fix": error.fix, "exit_code": code}
-        write_json({"error": told})
+        parts = {"what": error.what, "where": error.where, "fix": error.fix}
+        write_json({"error": {**parts, "exit_code": code}})
     write_error(error.line)
     return code
 
 
 def _verb(args: Sequence[str]) -> str | None:
-    # no global option takes a value, so the first bare word is the verb
+    # No global option takes a value, so the first word without a dash is the verb.
     name = next((arg for arg in args if not arg.startswith("-")), None)
     return name if name in VERBS else None
 
@@ -177,10 +177,10 @@ def _joined(args: Sequence[str]) -> list[str]:
 
 
 def _completed() -> list[str]:
-    """The words of the line that a shell asks to complete; none where it does not."""
+    """Words of the command line that a shell asks to complete; none if no shell asks."""
     if _COMPLETE not in os.environ:
         return []
-    # bash hands them over in its own variable, other shells in Typer's
+    # bash passes the line in its own variable, other shells in Typer's.
     line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
     return line.split()[1:]
 
@@ -197,29 +197,27 @@ def _app(args: Sequence[str]) -> typer.Typer:
     for name, line in VERBS.items():
         if name == chosen:
             run = expanded(importlib.import_module(f"finecast.cli.{name}").run)
-            app.command(name, help=_help(run.__doc__ or line))(_staying(run))
+            app.command(name, help=_help(run.__doc__ or line))(_catching_exit(run))
         else:
             app.command(name, help=line)(_placeholder())
     return app
 
 
-def _staying(run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run``, in which code that came with a model or a package cannot end the program."""
+def _catching_exit(run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run``, where ``sys.exit`` in code of a model or a package is an error."""
 
     @functools.wraps(run)
     def call(**given: Any) -> Any:
         try:
             return run(**given)
         except SystemExit as error:
-            if isinstance(error.__context__, BrokenPipeError):  # rich's way to say that
-                raise
             raise UserCodeError(f"something called sys.exit({error.code!r})") from error
 
     return call
 
 
 def _help(text: str) -> str:
-    """The docstring, with its examples kept as they are written: click's mark for that."""
+    """The docstring, with its examples marked so that click does not wrap their lines."""
     words, example, lines = cleandoc(text).partition("Example")
     kept = [f"\b\n{p}" for p in (example + lines).split("\n\n") if p]
     return words + "\n\n".join(kept)
@@ -227,7 +225,7 @@ def _help(text: str) -> str:
 
 def _placeholder() -> Callable[[], None]:
     def run() -> None:
-        """Stands for a verb in the list of verbs; never called."""
+        """Stand in for a verb in the list of verbs; never called."""
 
     return run
 
@@ -251,4 +249,4 @@ def _globals(
         bool, typer.Option("--debug", help="Show a traceback on errors.")
     ] = False,
 ) -> None:
-    """Options before the verb; ``main`` reads --debug anywhere in the line."""
+    """Options before the verb; ``main`` itself reads --debug, wherever it stands."""

@@ -49,10 +49,10 @@ def run(
     with telling_stale(files), progress("applying", quiet=as_json):
         result = api.apply(
             plan,
-            open_model(files, source, written, engine=engine, data=data.given, dim=feeds.dim),
+            open_model(files, source, written, engine=engine, data=data, feeds=feeds),
             written.output,
             engine=engine,
-            data=data.options() if data.given else None,
+            data=data.if_given(),
             dims=feeds.sizes,
             verify=not no_verify,
             force=written.force,

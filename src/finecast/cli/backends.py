@@ -1,20 +1,20 @@
-"""The backends that the tools before finecast list, and how to get those missing here.
+"""The backends that Intel Neural Compressor lists, and how to get those missing here.
 
-Source: the support matrix of Intel Neural Compressor 2.x, ``docs/source/mix_precision.md``.
+Source: the support matrix of its version 2.x, ``docs/source/mix_precision.md``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendRow:
-    """One row: what those tools document for it, and what to do to have it.
+    """A backend: the formats documented for it, and how to install it.
 
-    ``engine`` is finecast's own (name, device), where there is one.
+    ``engine`` is finecast's own engine for it as (name, device), if there is one.
     """
 
     framework: str
@@ -123,15 +123,6 @@ BACKENDS = (
 
 
 def absent_backends(present: Collection[tuple[str, str]]) -> list[dict[str, Any]]:
-    """The rows that no engine here covers; ``present`` are (engine, device)."""
-    return [
-        {
-            "framework": row.framework,
-            "backend": row.backend,
-            "device": row.device,
-            "formats": list(row.formats),
-            "install": row.install,
-        }
-        for row in BACKENDS
-        if row.engine not in present
-    ]
+    """The rows, as JSON, whose engine is not ``present``, which has (name, device) pairs."""
+    rows = [asdict(row) for row in BACKENDS if row.engine not in present]
+    return [{key: row[key] for key in row if key != "engine"} for row in rows]

@@ -1,4 +1,4 @@
-"""Options that several verbs take, one by one."""
+"""Options that several verbs take, and the opening of the model that they name."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
+from finecast.cli.data_options import Data, RandomFeeds
 from finecast.cli.output import warn
 from finecast.files import CommandFiles
 
@@ -29,7 +30,7 @@ Trust = Annotated[
     bool,
     typer.Option(
         "--trust",
-        help="Unpickle and run what a .pt2 or .keras file brings: if you know who made it.",
+        help="Unpickle and run code in a .pt2 or .keras file, if you know who made the file.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -90,7 +91,7 @@ class Output:
 
     @property
     def destination(self) -> Destination:
-        """The same for the Python API."""
+        """These options for the Python API."""
         from finecast.pipeline.artefact import Destination
 
         return Destination(
@@ -108,11 +109,26 @@ class Reading(Protocol):
 
 
 def open_model(
-    files: CommandFiles, source: Source, written: Output, **given: object
+    files: CommandFiles,
+    source: Source,
+    written: Output,
+    *,
+    engine: str | None = None,
+    data: Data | None = None,
+    feeds: RandomFeeds | None = None,
 ) -> OpenedModel:
-    """The model, when it is known that the output destroys nothing of it.
+    """Open the model, once the output is known to overwrite nothing that is read.
 
-    ``given`` are options by name that not every kind of model takes.
+    Args:
+        files: The command's files; the output and the model's external data are declared.
+        source: The model that is read.
+        written: The model that is written.
+        engine: Like ``data`` and ``feeds`` an option that some kinds of models do not take.
+        data: Samples of the model's inputs.
+        feeds: Sizes of random feeds.
+
+    Raises:
+        UsageError: If a file cannot be written, or an option does not apply to the model.
     """
     from finecast import api
     from finecast.subjects import check_options, check_output_name, written_with
@@ -120,9 +136,14 @@ def open_model(
     result = written_with(source.model, written.destination)
     files.write("--output", written.output, beside=result.beside, folder=result.folder)
     check_output_name(source.model, written.output)
-    apart = written.external_data is not None
-    taken = {"from-type": source.from_type, "external-data/--one-file": apart, **given}
-    options = {f"--{name}": value for name, value in taken.items()}
+    options: dict[str, object] = {
+        "--engine": engine,
+        "--data": data is not None and data.given,
+        "--batch": data is not None and data.batch,
+        "--dim": feeds is not None and feeds.dim,
+        "--from-type": source.from_type,
+        "--external-data/--one-file": written.external_data is not None,
+    }
     check_options(source.model, options, output=written.output)
     file = api.load(source.model, trust=source.trust, output=written.output)
     files.read("MODEL's external data", *file.external)
@@ -130,7 +151,7 @@ def open_model(
 
 
 def warn_stale(paths: Sequence[Path]) -> None:
-    """Say of files at an output's place that they are not this run's."""
+    """Warn that files at the outputs' paths are those of an earlier run."""
     for path in paths:
         warn(
             f"STALE: {path} is there from before, and this run neither made nor checked it;"
@@ -140,7 +161,7 @@ def warn_stale(paths: Sequence[Path]) -> None:
 
 @contextmanager
 def telling_stale(files: CommandFiles) -> Generator[None]:
-    """What fails says of an older output, too, that it is not its own."""
+    """If what runs inside fails, warn of outputs that an earlier run left."""
     try:
         yield
     except BaseException:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from finecast.pipeline.artefact import Verified
     from finecast.pipeline.conversion import Conversion
 
+_MOST_LINES: Final = 8
+
 
 def run(
     source: Source,
@@ -69,12 +71,12 @@ def run(
     files.write("--plan-out", plan_out)
     with telling_stale(files), progress("converting", quiet=as_json):
         result = api.convert(
-            open_model(files, source, written, engine=engine, data=data.given, dim=feeds.dim),
+            open_model(files, source, written, engine=engine, data=data, feeds=feeds),
             written.output,
             choice.policy,
             engine=engine,
             target=choice.emulation,
-            data=data.options() if data.given else None,
+            data=data.if_given(),
             dims=feeds.sizes,
             user_rules=narrowing.user_rules(),
             verify=not no_verify,
@@ -89,11 +91,8 @@ def run(
     report(result, written.output, as_json=as_json)
 
 
-_MOST_LINES: Final = 8
-
-
 def report(result: Conversion, output: Path, *, as_json: bool) -> None:
-    """Print what was done."""
+    """Print what a conversion did, and how it was verified."""
     for line in result.warnings:
         warn(line)
     if as_json:
@@ -108,7 +107,7 @@ def report(result: Conversion, output: Path, *, as_json: bool) -> None:
         *([("opset", str(result.plan.opset))] if result.plan.opset else []),
         *_listed("restated", result.restated),
         *(("adjusted", gain.text) for gain in result.gains if gain.gains),
-        ("verified in", (verified.engine or "nothing") + _at(verified.sizes)),
+        ("verified in", (verified.engine or "nothing") + _sizes(verified.sizes)),
         *_kernels(verified),
         (f"error against {verified.reference}", _errors(result) or verified.note),
         ("time", f"{result.seconds:.2f} s"),
@@ -119,7 +118,7 @@ def report(result: Conversion, output: Path, *, as_json: bool) -> None:
 
 
 def _kernels(verified: Verified) -> list[tuple[str, str]]:
-    """How many there are, and what runs in several that was one."""
+    """Rows: the number of kernels before and after, and kernels that now run as several."""
     if verified.kernels is None:
         return []
     before, after = verified.kernels
@@ -127,7 +126,7 @@ def _kernels(verified: Verified) -> list[tuple[str, str]]:
 
 
 def _listed(name: str, lines: Sequence[str]) -> list[tuple[str, str]]:
-    """A row for each of the first lines; the first one shows the name."""
+    """A row for each of the first lines; only the first row shows the name."""
     more = len(lines) - _MOST_LINES
     shown = [
         *lines[:_MOST_LINES],
@@ -136,7 +135,7 @@ def _listed(name: str, lines: Sequence[str]) -> list[tuple[str, str]]:
     return [("" if number else name, line) for number, line in enumerate(shown)]
 
 
-def _at(sizes: Mapping[str, int]) -> str:
+def _sizes(sizes: Mapping[str, int]) -> str:
     return "".join(f", {name}={size}" for name, size in sizes.items())
 
 

@@ -1,4 +1,4 @@
-"""Where data comes from and how it is judged: the same options in every verb that takes it."""
+"""Options for data, metrics and tolerances: the same in every verb that takes them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Data:
         list[str] | None,
         typer.Option(
             metavar="NAME=none|AXIS",
-            help="Where an input's samples lie; none where all samples share it.",
+            help="The axis of an input along which samples lie; none if all samples share it.",
         ),
     ] = None
     batch: Annotated[
@@ -51,20 +51,44 @@ class Data:
 
     @property
     def given(self) -> bool:
-        """Whether there is any, or a word of it."""
+        """Whether an option names data."""
         return any(o is not None for o in (self.data, self.calib, self.labels))
 
     @property
     def reads(self) -> list[tuple[str, Path]]:
         """The files that the options name, each with its option."""
         found = [("--data", self.data)] if self.data is not None else []
-        return found + ([("--calib", function_file(self.calib))] if self.calib else [])
+        return found + ([("--calib", _function_file(self.calib))] if self.calib else [])
 
-    def options(self) -> DataOptions:
-        """The same for the Python API.
+    def if_given(self, *, random_batch: bool = False) -> DataOptions | None:
+        """These options for the Python API; None if they name no data.
+
+        Args:
+            random_batch: Whether ``batch`` also sizes random feeds, and so needs no data.
 
         Raises:
-            UsageError: If a function cannot be loaded, or labels are named of no data.
+            UsageError: As ``options``, or if an option that needs data is given without any.
+        """
+        if self.given:
+            return self.options()
+        alone = {
+            "--sample-axis": bool(self.sample_axis),
+            "--batch": self.batch is not None and not random_batch,
+        }
+        for option, stated in alone.items():
+            if stated:
+                raise UsageError(
+                    f"{option} is given without data",
+                    where=option,
+                    fix="give --data too, or size random feeds by --dim",
+                )
+        return None
+
+    def options(self) -> DataOptions:
+        """These options for the Python API.
+
+        Raises:
+            UsageError: If a function cannot be loaded, or labels are named without data.
         """
         from finecast.data.functions import load_function
         from finecast.pipeline.sources import DEFAULT_BATCH, DataOptions
@@ -89,7 +113,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomFeeds:
-    """Sizes for random feeds, where there is no data."""
+    """Sizes of random feeds, which are used where there is no data."""
 
     dim: Annotated[
         list[str] | None,
@@ -98,17 +122,25 @@ class RandomFeeds:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Size by dimension.
+        """The size of each dimension that an option names.
 
         Raises:
             UsageError: If one is malformed.
         """
-        return dim_sizes(self.dim or ())
+        sizes: dict[str, int] = {}
+        for item in self.dim or ():
+            name, equals, size = item.rpartition("=")
+            if not (equals and name and size.isdecimal() and int(size) > 0):
+                raise UsageError(
+                    f"{item!r} is no dimension", where="--dim", fix="write NAME=SIZE"
+                )
+            sizes[name] = int(size)
+        return sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What accuracy is, on data."""
+    """How accuracy is measured on data."""
 
     metric: Annotated[
         str | None,
@@ -132,7 +164,7 @@ class Evaluation:
     @property
     def reads(self) -> list[tuple[str, Path]]:
         """The file that the options name, with its option."""
-        return [("--eval", function_file(self.evaluate))] if self.evaluate else []
+        return [("--eval", _function_file(self.evaluate))] if self.evaluate else []
 
     @property
     def label(self) -> str:
@@ -176,7 +208,7 @@ class Tolerance:
     )
 
     def stated(self) -> Criterion:
-        """The criterion; its direction is the metric's."""
+        """The criterion; whether higher is better is set later, from the metric."""
         from finecast.data.criterion import Criterion, CriterionKind
 
         kind = CriterionKind.parse(self.criterion)
@@ -203,22 +235,7 @@ def _axes(items: Sequence[str]) -> dict[str, int | None]:
     return axes
 
 
-def function_file(spec: str) -> Path:
-    """The file of ``FILE.py:FUNCTION``, or the file itself."""
+def _function_file(spec: str) -> Path:
+    """The file of ``FILE.py:FUNCTION``; of an ``.npz`` the file itself."""
     file, colon, _ = spec.rpartition(":")
-    return Path(file if colon and file.endswith(".py") else spec)
-
-
-def dim_sizes(items: Sequence[str]) -> dict[str, int]:
-    """Read ``NAME=SIZE`` items.
-
-    Raises:
-        UsageError: If one is malformed.
-    """
-    sizes: dict[str, int] = {}
-    for item in items:
-        name, equals, size = item.rpartition("=")
-        if not (equals and name and size.isdecimal() and int(size) > 0):
-            raise UsageError(f"{item!r} is no dimension", where="--dim", fix="write NAME=SIZE")
-        sizes[name] = int(size)
-    return sizes
+    return Path(file if colon and not spec.lower().endswith(".npz") else spec)

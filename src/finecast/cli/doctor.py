@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from finecast.engines.base import Capability
     from finecast.measure.environment import Environment
 
-# A terminal of the usual width, whatever the rows.
-_COLUMNS = 80
+_COLUMNS = 80  # the usual width of a terminal, kept in files and pipes too
 
 
 def run(
@@ -26,8 +25,8 @@ def run(
 ) -> None:
     """What runs on this machine: per engine, device and format, with measured speed.
 
-    Small kernels are run in each format and timed against fp32 in turns. The rows below the
-    line are backends that other tools support and that are not here.
+    Small kernels are run in each format and timed against fp32 in turns. The second table has
+    backends that other tools support and that are not here.
     """
     from finecast.cli.backends import absent_backends
     from finecast.measure.environment import environment
@@ -37,7 +36,7 @@ def run(
     probes = _probes()
     with progress("probing", quiet=as_json) as report:
         for index, (spec, probe) in enumerate(probes.items()):
-            report(index, len(probes), spec)
+            report(spec, index, len(probes))
             try:
                 rows.append(probe())
             except EngineError as error:
@@ -61,7 +60,10 @@ class EngineRow:
 
 
 def _probes() -> dict[str, Callable[[], EngineRow]]:
-    """What measures a row, by engine and device; importing PyTorch takes seconds."""
+    """Functions that each measure a row, by ``ENGINE:DEVICE``.
+
+    PyTorch is imported only if it is installed: that takes seconds.
+    """
     from importlib.util import find_spec
 
     found: dict[str, Callable[[], EngineRow]] = {s: partial(_row, s) for s in engine_specs()}
@@ -94,14 +96,14 @@ def _torch(device: str) -> EngineRow:
 
 
 def engine_specs() -> list[str]:
-    """Every engine and device that is installed, as ``NAME:DEVICE``."""
+    """All installed engines with their devices, as ``NAME:DEVICE``."""
     from finecast.engines import ENGINES, devices, installed
 
     return [f"{n}:{d}" for n in ENGINES if installed(n) for d in devices(n)]
 
 
 def cell(capability: Capability) -> str:
-    """One format of one device: ``x3.4``, ``slower x0.60``, ``no``."""
+    """The table's cell for a format on a device: ``x3.4``, ``slower x0.60``, ``no``."""
     if not capability.runs:
         return "no"
     if capability.speed is None:

@@ -28,7 +28,7 @@ def run(
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Metric and output error on a device, and the ops that bring the error.
+    """Metric and output error on a device, and the ops that cause the error.
 
     The options are the compiler's own, with its defaults: without --auto-cast neuronx-cc
     casts nothing.
@@ -50,13 +50,7 @@ def run(
     loaded = file.reference()
     workload = evaluation.workload(loaded, data)
     with progress("emulating", quiet=as_json) as bar:
-        report = emulate(
-            file,
-            loaded,
-            emulation,
-            workload,
-            progress=lambda stage, done, total: bar(done, total, stage),
-        )
+        report = emulate(file, loaded, emulation, workload, progress=bar)
     for note in workload.warnings:
         warn(note)
     if as_json:

@@ -54,7 +54,8 @@ def run(
 
     choice = narrowing.narrowed(device.choice(casting, target))
     stated = Plan.load(plan) if plan is not None else None
-    check_options(model, {"--engine": engine, "--data": data.given, "--from-type": from_type})
+    stated_options = {"--engine": engine, "--from-type": from_type}
+    check_options(model, {**stated_options, "--data": data.given, "--batch": data.batch})
     opened = api.load(model, trust=trust)
     if stated is not None:
         if from_type is not None:
@@ -66,7 +67,7 @@ def run(
             choice.policy,
             engine=engine,
             target=choice.emulation,
-            data=data.options() if data.given else None,
+            data=data.if_given(),
             user_rules=narrowing.user_rules(),
             from_type=from_type,
         )
@@ -91,9 +92,9 @@ def _find(graph: Graph, name: str) -> Node:
 
 
 def _apart(model: OpenedModel, node: Node, plan: Plan, engine: str | None) -> Sequence[str]:
-    """What a low node's kernel of the fp32 model runs in now, if in several.
+    """Kernels of the fp32 model with ``node`` that the plan's model runs in several.
 
-    What cannot be told is warned of: the node is explained all the same.
+    Where kernels cannot be compared a warning says so; the node is explained all the same.
     """
     from finecast.pipeline.model import TellsKernels
 
@@ -108,7 +109,10 @@ def _apart(model: OpenedModel, node: Node, plan: Plan, engine: str | None) -> Se
 
 
 def _verdicts(node: Node, decision: Decision | None) -> list[tuple[str, str, str, str]]:
-    """Rule, what it permits, its text and evidence, for every rule there is."""
+    """A row (rule, formats it permits, text, evidence) for every verdict.
+
+    Rules without a verdict have one row each, which permits any format.
+    """
     from finecast.rules import RULES
 
     if decision is None:
@@ -137,7 +141,7 @@ def _row(reason: Reason) -> tuple[str, str, str, str]:
 def _neighbours(
     graph: Graph, node: Node, decision: Decision | None, plan: Plan
 ) -> list[dict[str, str]]:
-    """What the op reads: who makes it, in which format it rests, and in which it is read."""
+    """For each input of a node: what makes it, the format it is stored in and is read in."""
     formats = plan.formats
     rows: list[dict[str, str]] = []
     for port, index in enumerate(node.inputs):
@@ -148,7 +152,7 @@ def _neighbours(
         stored = formats.get(maker.name) if maker else None
         what = "constant" if value.constant else maker.name if maker else "model input"
         if stored is not None and stored.operands_only:
-            stored = None  # results rest in the op's own type
+            stored = None  # the op's results are stored in its own type
         label = value.dtype if stored is None or value.format is None else stored.label
         read_as = _read_as(node, port, decision) or label
         rows.append({"value": value.name, "from": what, "format": label, "read_as": read_as})
@@ -156,7 +160,7 @@ def _neighbours(
 
 
 def _read_as(node: Node, port: int, decision: Decision | None) -> str:
-    """The format that an input is cast or encoded to; empty if it is read as it rests."""
+    """The format that an input is cast or encoded to; empty if it is read as stored."""
     if decision is None or not node.follows_in[port]:
         return ""
     fmt = decision.format

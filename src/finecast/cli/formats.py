@@ -13,7 +13,7 @@ from finecast.errors import UsageError
 if TYPE_CHECKING:
     from finecast.numbers.formats import Format
 
-# By width of the exponent and of the fraction; the words are those of Neuron's guide.
+# By the bits of the exponent and of the fraction, and by bytes; worded as Neuron's guide.
 _RANGE_STRENGTH = {8: "dynamic range, extremely small or large numbers"}
 _RANGE_WEAKNESS = {3: "very low range", 4: "very low range", 5: "low range"}
 _DIGITS_STRENGTH = {
@@ -58,7 +58,7 @@ def run(
 
 
 def strengths(fmt: Format) -> str:
-    """What the format is good at, from its widths."""
+    """What the format is good at, by its bits and bytes."""
     parts = (
         _RANGE_STRENGTH.get(fmt.exponent_bits),
         _DIGITS_STRENGTH.get(fmt.mantissa_bits),
@@ -68,7 +68,7 @@ def strengths(fmt: Format) -> str:
 
 
 def weaknesses(fmt: Format) -> str:
-    """What the format is bad at, from its widths."""
+    """What the format is bad at, by its bits and bytes."""
     parts = (
         _RANGE_WEAKNESS.get(fmt.exponent_bits),
         _DIGITS_WEAKNESS.get(fmt.mantissa_bits),
@@ -91,7 +91,7 @@ def _numbers(text: str | None) -> list[float]:
 
 
 def _rounded(fmt: Format, numbers: Sequence[float]) -> list[float]:
-    """Each number in ``fmt``, by way of fp32 as in a model."""
+    """Each number rounded to fp32, as models hold it, and then to ``fmt``."""
     import numpy as np
 
     from finecast.numbers.rounding import round_to
@@ -117,7 +117,7 @@ def _json(fmt: Format, numbers: Sequence[float]) -> dict[str, Any]:
         "weaknesses": weaknesses(fmt),
     }
     if numbers:
-        # As text: JSON has no Inf and NaN, and an overflow is what one wants to see.
+        # As text: JSON has no Inf and NaN, which show that a number overflows.
         pairs = zip(numbers, _rounded(fmt, numbers), strict=True)
         facts["values"] = [{"value": v, "becomes": repr(r)} for v, r in pairs]
     return facts

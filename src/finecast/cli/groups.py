@@ -1,7 +1,8 @@
-"""Groups of options, stated once: a parameter whose type is a dataclass stands for its fields.
+"""Groups of options that verbs share: a dataclass whose fields are options.
 
-Law: for the command line ``expanded(run)`` has the parameters of ``run`` with every dataclass
-replaced by its fields, in order; ``run`` itself gets the dataclasses, made of what was given.
+Law: Typer reads from ``expanded(run)`` the parameters of ``run``, each one whose type is a
+dataclass replaced by that dataclass's fields, in order. ``run`` is called with dataclasses
+made of the values given for these fields.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ from collections.abc import Callable
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, get_type_hints
 
-_NAMED = inspect.Parameter.KEYWORD_ONLY
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
 def expanded(run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run`` as Typer reads it: with plain annotated parameters alone."""
+    """``run`` with parameters that Typer can read: none is a dataclass."""
     hints = get_type_hints(run, include_extras=True)
     parameters: list[inspect.Parameter] = []
     groups: dict[str, tuple[type, tuple[str, ...]]] = {}
     for name, given in inspect.signature(run).parameters.items():
         kind = hints[name]
         if not (isinstance(kind, type) and is_dataclass(kind)):
-            parameters.append(given.replace(annotation=kind, kind=_NAMED))
+            parameters.append(given.replace(annotation=kind, kind=_KEYWORD))
             continue
         groups[name] = kind, tuple(f.name for f in fields(kind))
         inner = get_type_hints(kind, include_extras=True)
@@ -44,4 +45,4 @@ def expanded(run: Callable[..., Any]) -> Callable[..., Any]:
 
 def _parameter(field: Field[Any], annotation: Any) -> inspect.Parameter:
     default = inspect.Parameter.empty if field.default is MISSING else field.default
-    return inspect.Parameter(field.name, _NAMED, default=default, annotation=annotation)
+    return inspect.Parameter(field.name, _KEYWORD, default=default, annotation=annotation)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finecast.cli.common import FromType, Json, Trust
+from finecast.cli.common import FromType, Json, Model, Trust
 from finecast.cli.data_options import Data, RandomFeeds
 from finecast.cli.output import add_row, new_table, progress, write_json, write_table
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def run(
-    model: Annotated[Path, typer.Argument(help="An ONNX model, or a .pt2 program.")],
+    model: Model,
     data: Data,
     feeds: RandomFeeds,
     auto_cast_type: Annotated[
@@ -45,7 +44,7 @@ def run(
     with progress("inspecting", quiet=as_json):
         census = api.inspect(
             model,
-            data=data.options() if data.given else None,
+            data=data.if_given(random_batch=True),
             batch=data.batch or 1,
             dims=feeds.sizes,
             low=low,
@@ -92,7 +91,7 @@ def _print_warnings(warnings: tuple[Risk, ...], low: str) -> None:
 
 
 def _number(value: float, unknown: int) -> str:
-    """Millions; a lower bound where ``unknown`` nodes are not counted, or but once."""
+    """Millions; a lower bound if ``unknown`` nodes are left out, or counted only once."""
     if not value:
         return "unknown" if unknown else ""
     return f"{'>= ' if unknown else ''}{value / 1e6:,.2f}"

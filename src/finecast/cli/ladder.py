@@ -1,4 +1,4 @@
-"""``finecast ladder``: the compilers' documented flow in one go, and a plan beyond it."""
+"""``finecast ladder``: emulate each rung of a Neuron compiler's options, and a plan by op."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from finecast.cli.output import (
 )
 from finecast.cli.policy_options import Casting, Device
 from finecast.errors import ExitCode, UsageError
+from finecast.progress import Progress
 
 if TYPE_CHECKING:
-    from finecast.cli.output import ProgressBar
     from finecast.data.criterion import Criterion
     from finecast.devices.neuron import CompilerChoice, Rung
     from finecast.files import CommandFiles
@@ -64,7 +64,7 @@ _Compile = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByOp:
-    """The plan by op beyond the ladder."""
+    """The plan that chooses formats op by op, which no rung of the ladder does."""
 
     per_op: Annotated[
         bool, typer.Option("--per-op/--no-per-op", help="Look for a plan by op as well.")
@@ -74,12 +74,12 @@ class ByOp:
         typer.Option(
             "--auto-cast-type",
             metavar="FORMAT[,FORMAT]",
-            help="Of the plan by op: bf16, fp16, int8 on inf1; by default that of a rung.",
+            help="Of the plan by op: bf16, fp16, int8 on inf1; default: the format of a rung.",
         ),
     ] = None
 
     def named(self, target: str, device: Device) -> CompilerChoice | None:
-        """What the plan is to have; None where no format is named."""
+        """The options with the named formats; None if none is named."""
         if self.auto_cast_type is None:
             return None
         casting = Casting(auto_cast="auto", auto_cast_type=self.auto_cast_type)
@@ -87,8 +87,8 @@ class ByOp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Climbed:
-    """What was found on the ladder, and beyond it by op; ``why`` says of what is not there."""
+class _Found:
+    """The ladder's outcome and the per-op plan; ``why`` says why there is no plan."""
 
     outcome: LadderOutcome
     plan: PlanResult | None
@@ -127,31 +127,31 @@ def run(
     files = files_of(model, data, evaluation, force=force)
     files.read("--compile", compile_with)
     if compile_with is not None:
-        files.write("the compiled program", compile_with.with_suffix(_COMPILED))
+        files.write("the compiled program", _compiled_name(compile_with))
     opened = _opened(files, Source(model=model, trust=trust), output)
     rungs, by = _rungs(target, device), (by_op.per_op, by_op.named(target, device))
     with telling_stale(files), progress("ladder", quiet=as_json) as bar:
         kept = evaluation.options(data), tolerance.stated()
-        climbed = _climbed(opened, rungs, *kept, bar, by_op=by)
-    outcome, plan = climbed.outcome, climbed.plan
+        found = _walked(opened, rungs, *kept, bar, by_op=by)
+    outcome, plan = found.outcome, found.plan
     if plan is not None and output is not None:
-        # No engine here runs it as the device: the emulation has judged it.
+        # Not verified: no engine here computes as the device, and the emulation judged it.
         api.apply(plan.plan, opened, output, verify=False, force=force)
     best = outcome.best
     compiled = _compile(compile_with, best.rung) if compile_with and best else None
     stale = files.stale() if plan is None else ()
-    for note in climbed.warnings:
+    for note in found.warnings:
         warn(note)
     warn_stale(stale)
     if as_json:
-        report = to_dict(climbed, written=output if plan else None)
+        report = to_dict(found, written=output if plan else None)
         seconds = time.perf_counter() - start
         write_json(
             report | {"seconds": seconds, "compiled": compiled, "stale": [*map(str, stale)]}
         )
     else:
         _print(outcome, evaluation.label, target)
-        _print_advice(climbed, output, compiled)
+        _print_advice(found, output, compiled)
     return ExitCode.DONE if best is not None and not stale else ExitCode.NOT_IMPROVED
 
 
@@ -169,16 +169,19 @@ def _rungs(target: str, device: Device) -> Sequence[Rung]:
     return ladder(target, device.given(), sdk=device.sdk)
 
 
-def _climbed(
+def _walked(
     model: OpenedModel,
     rungs: Sequence[Rung],
     options: DataOptions,
     criterion: Criterion,
-    bar: ProgressBar,
+    bar: Progress,
     *,
     by_op: tuple[bool, CompilerChoice | None],
-) -> _Climbed:
-    """Every rung on all data; and by op the best plan, if one is wanted, of what is named."""
+) -> _Found:
+    """Emulate every rung on all data, then find the per-op plan.
+
+    ``by_op`` says whether such a plan is wanted, and what formats are named for it.
+    """
     from finecast.pipeline.ladder import LadderWalk
     from finecast.pipeline.per_op import beyond
     from finecast.pipeline.sources import workload_of
@@ -191,16 +194,16 @@ def _climbed(
         workload=workload,
         criterion=replace(criterion, higher_is_better=workload.higher_is_better),
         rungs=rungs,
-        progress=lambda stage, done, total: bar(done, total, stage),
+        progress=bar,
     )
     outcome = walk.walk()
     wanted, named = by_op
     plan, why = beyond(walk, outcome, named) if wanted else (None, "not asked for")
-    return _Climbed(outcome=outcome, plan=plan, why=why, warnings=workload.warnings)
+    return _Found(outcome=outcome, plan=plan, why=why, warnings=workload.warnings)
 
 
 def _ladder_target(target: str) -> str:
-    """The target's own name."""
+    """The target's name in lower case; UsageError if no ladder is known for it."""
     from finecast.devices.neuron import NEURON_TARGETS
     from finecast.naming import spelled
 
@@ -213,9 +216,9 @@ def _ladder_target(target: str) -> str:
     return spelled(target)
 
 
-def to_dict(climbed: _Climbed, *, written: Path | None) -> dict[str, Any]:
+def to_dict(found: _Found, *, written: Path | None) -> dict[str, Any]:
     """The report as JSON."""
-    outcome, plan = climbed.outcome, climbed.plan
+    outcome, plan = found.outcome, found.plan
     fastest = outcome.fastest_s
     best = outcome.best
     return {
@@ -239,7 +242,7 @@ def to_dict(climbed: _Climbed, *, written: Path | None) -> dict[str, Any]:
             "snippet": best.rung.snippet,
         },
         "per_op": {
-            "why": climbed.why,
+            "why": found.why,
             "metric": plan.metric if plan else None,
             "output_error": plan.error if plan else None,
             "relative_time": plan.time_s / fastest if plan else None,
@@ -269,8 +272,8 @@ def _print(outcome: LadderOutcome, metric: str, target: str) -> None:
     write_table(table)
 
 
-def _print_advice(climbed: _Climbed, output: Path | None, compiled: str | None) -> None:
-    outcome, plan = climbed.outcome, climbed.plan
+def _print_advice(found: _Found, output: Path | None, compiled: str | None) -> None:
+    outcome, plan = found.outcome, found.plan
     lines: list[str] = []
     if outcome.best is None:
         lines.append("no rung passes: loosen the tolerance, or run fp32 elsewhere")
@@ -278,7 +281,7 @@ def _print_advice(climbed: _Climbed, output: Path | None, compiled: str | None) 
         rung = outcome.best.rung
         lines += [f"* recommended: {rung.name}", f"  {rung.command()}", f"  {rung.snippet}"]
     if plan is None:
-        lines.append(f"per-op plan: {climbed.why}")
+        lines.append(f"per-op plan: {found.why}")
     else:
         ops = ", ".join(f"{n} {fmt}" for fmt, n in plan.plan.counts.items())
         place = f"written to {output}" if output else "give -o to write it"
@@ -293,12 +296,12 @@ def _print_advice(climbed: _Climbed, output: Path | None, compiled: str | None) 
 
 
 def _compile(program: Path, rung: Rung) -> str:
-    """Run the compiler if it is here, else say that it is not."""
+    """Run the compiler if it is installed; returns a line that says what came of it."""
     name = rung.options.compiler.value
     found = shutil.which(name)
     if found is None:
         return f"not compiled: {name} is not on PATH"
-    compiled = program.with_suffix(_COMPILED)
+    compiled = _compiled_name(program)
     words = shlex.split(rung.command(str(program), str(compiled)))
     done = subprocess.run(
         [found, *words[1:]], check=False, capture_output=True, text=True, errors="replace"
@@ -307,3 +310,7 @@ def _compile(program: Path, rung: Rung) -> str:
         tail = (done.stderr or done.stdout).strip().splitlines()[-1:]
         return f"{name} failed with status {done.returncode}: {' '.join(tail)}"
     return f"compiled to {compiled}"
+
+
+def _compiled_name(program: Path) -> Path:
+    return program.parent / f"{program.stem}{_COMPILED}"

@@ -1,7 +1,7 @@
 r"""All that the command line prints: reports to stdout, errors and progress to stderr.
 
-Law: what comes from a file or an exception moves no cursor, sets no colour, starts no line
-and reorders no text: such characters are shown escaped, as ``\x1b``. JSON escapes them too.
+Law: text from a file or an exception moves no cursor, sets no colour, starts no line and
+reorders no text: characters that would are shown escaped, as ``\x1b``. JSON escapes them too.
 """
 
 from __future__ import annotations
@@ -12,30 +12,24 @@ import re
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+from finecast.progress import Progress, silent
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
 _PIPE_COLUMNS = 140
-# Controls, marks (bidirectional, zero width, tags), separators, lone surrogates.
+# Control characters, bidirectional and zero-width marks, tags, separators, lone surrogates.
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
     "\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
 
 
-class ProgressBar(Protocol):
-    """Says how far a long job is."""
-
-    def __call__(self, done: int, total: int, what: str = "") -> None:
-        """``done`` of ``total`` steps, now at ``what``."""
-        ...
-
-
 def safe(text: str) -> str:
-    """The text with what would act on a terminal escaped; for one line."""
+    """``text`` as one line, with characters escaped that would act on a terminal."""
     return _UNSAFE.sub(lambda m: m.group().encode("unicode_escape").decode(), text)
 
 
@@ -45,15 +39,17 @@ def write_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
 
 
 def write_table(table: Table, *notes: str, columns: int = _PIPE_COLUMNS) -> None:
-    """Write a rich table to stdout, and lines under it; no wider than a terminal.
+    """Write a rich table to stdout, then each note on a line.
 
-    Into a file or a pipe it takes at most ``columns``.
+    The table is no wider than the terminal; in a file or a pipe, than ``columns``.
     """
     from rich.console import Console
 
-    # Into a file or a pipe there is no width to keep to; 80 columns would fold every name.
+    # Rich's own width for a file or a pipe, 80 columns, would fold every name.
     console = Console(width=None if sys.stdout.isatty() else columns)
-    console.print(table)
+    with console.capture() as rendered:
+        console.print(table)
+    _write(sys.stdout, rendered.get().removesuffix("\n"))
     for note in notes:
         write_line(note)
 
@@ -64,12 +60,12 @@ def write_line(text: str) -> None:
 
 
 def warn(message: str) -> None:
-    """Write one line to stderr."""
+    """Write a warning to stderr, as one line."""
     _write(sys.stderr, f"warning: {_one_line(message)}")
 
 
 def write_error(message: str) -> None:
-    """Write one line to stderr."""
+    """Write an error to stderr, as one line."""
     label = "\033[1;31merror:\033[0m" if sys.stderr.isatty() else "error:"
     _write(sys.stderr, f"{label} {_one_line(message)}")
 
@@ -78,9 +74,10 @@ def _one_line(text: str) -> str:
     return safe(" ".join(text.split()))
 
 
-def _write(stream: TextIO, line: str) -> None:
-    encoding = stream.encoding or "utf-8"  # of a C locale, ASCII
-    stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+def _write(stream: TextIO, text: str) -> None:
+    encoding = stream.encoding or "utf-8"  # in a C locale ASCII, which lacks most characters
+    stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    stream.flush()  # a pipe without a reader is noticed here, not when Python exits
 
 
 def new_table(
@@ -92,7 +89,7 @@ def new_table(
 ) -> Table:
     """A table with left-aligned columns, then right-aligned ones for figures.
 
-    Where the width does not suffice, columns in ``fold`` take several lines.
+    Where the width does not suffice, cells of the columns in ``fold`` take several lines.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -104,24 +101,24 @@ def new_table(
     for name in left:
         no_wrap = bool(fold) and name not in folded
         table.add_column(Text(safe(name)), overflow="fold", no_wrap=no_wrap)
-    for name in right:  # which may be of several lines
+    for name in right:  # a heading here may have several lines
         lines = "\n".join(map(safe, name.split("\n")))
         table.add_column(Text(lines), justify="right", no_wrap=True)
     return table
 
 
 def add_row(table: Table, *cells: str) -> None:
-    """Add a row of plain text; brackets in node names are no markup."""
+    """Add a row of plain text; brackets in it are not read as rich's markup."""
     from rich.text import Text
 
     table.add_row(*(Text(safe(cell)) for cell in cells))
 
 
 @contextmanager
-def progress(title: str, *, quiet: bool = False) -> Generator[ProgressBar]:
-    """A progress bar on stderr where that is a terminal; else nothing."""
+def progress(title: str, *, quiet: bool = False) -> Generator[Progress]:
+    """A progress bar on stderr if that is a terminal; otherwise nothing is shown."""
     if quiet or not sys.stderr.isatty():
-        yield _silent
+        yield silent
         return
     from rich.console import Console
     from rich.markup import escape
@@ -130,15 +127,11 @@ def progress(title: str, *, quiet: bool = False) -> Generator[ProgressBar]:
     with Bar(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None)
 
-        def report(done: int, total: int, what: str = "") -> None:
-            text = f"{title}: {what}" if what else title
-            bar.update(task, completed=done, total=total, description=escape(safe(text)))
+        def report(stage: str, done: int, total: int) -> None:
+            text = escape(safe(f"{title}: {stage}"))
+            bar.update(task, completed=done, total=total, description=text)
 
         yield report
-
-
-def _silent(done: int, total: int, what: str = "") -> None:
-    pass
 
 
 def _finite(value: Any) -> Any:

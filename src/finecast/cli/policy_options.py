@@ -1,12 +1,13 @@
-"""What may be cast: finecast's policy, and the Neuron compilers' options for it."""
+"""Options for what may be cast: finecast's own, and those of the Neuron compilers."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Casting:
-    """The compilers' options that say what is cast, as both spell them."""
+    """Options that say what is cast, as neuronx-cc and the older neuron-cc spell them."""
 
     auto_cast: Annotated[
         str | None,
@@ -63,7 +64,7 @@ class Casting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """How the device's compiler and runtime compute."""
+    """Options that say how the device's compiler and runtime compute."""
 
     mixed_accumulation: Annotated[
         bool | None,
@@ -79,7 +80,9 @@ class Device:
     stochastic_rounding: Annotated[
         bool, typer.Option("--stochastic-rounding", help="Casts round stochastically.")
     ] = False
-    seed: Annotated[int | None, typer.Option(help="Of stochastic rounding.", min=0)] = None
+    seed: Annotated[int | None, typer.Option(help="Seed of stochastic rounding.", min=0)] = (
+        None
+    )
     sdk: Annotated[
         str | None,
         typer.Option(metavar="RELEASE", help="Neuron SDK whose defaults hold, as 2.26."),
@@ -100,9 +103,9 @@ class Device:
     ] = None
 
     def given(self, casting: Casting | None = None, target: str | None = None) -> Given:
-        """What the environment and then the command line state.
+        """The options of the command line, and with --from-env those of the environment.
 
-        Warns of options that have no effect here.
+        Where both state one, the command line's counts. Warns of options without an effect.
 
         Raises:
             UsageError: If the environment's flags cannot be read.
@@ -137,7 +140,7 @@ class Device:
         return (name for name, value in given.items() if value is not None)
 
     def emulation(self, casting: Casting, target: str) -> tuple[Emulation, str]:
-        """What the compiler for ``target`` makes of the options, and they in full."""
+        """The emulation of ``target`` under these options, and the options spelled out."""
         from finecast.devices.neuron import emulated
 
         emulation, label, notes = emulated(self.given(casting, target), sdk=self.sdk)
@@ -146,7 +149,7 @@ class Device:
         return emulation, label
 
     def choice(self, casting: Casting, target: str | None) -> CompilerChoice:
-        """What to cast, for which device.
+        """The policy that the options state, and the device they are for, if any.
 
         Raises:
             UsageError: If options conflict.
@@ -159,7 +162,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Narrowing:
-    """Which ops a policy leaves out or forces."""
+    """Options that narrow a policy: which ops it keeps or forces, and how int8 is encoded."""
 
     include: Annotated[
         list[str] | None,
@@ -193,27 +196,26 @@ class Narrowing:
         bool,
         typer.Option(
             "--keep-ops",
-            help="State no low op as another that the engine recognises: types alone change.",
+            help="Change types only: rewrite no low op as another that the engine recognises.",
         ),
     ] = False
-
     calibration: Annotated[
         str | None,
         typer.Option(
             metavar="HOW",
-            help="Range of a value in int8: minmax (default) has all that --data showed,"
-            " percentile 99.99% of it, mse what has the least squared error.",
+            help="How the range of a value in int8 is chosen: minmax (default) covers all that"
+            " --data shows of it, percentile 99.99% of it, mse gives the least squared error.",
         ),
     ] = None
-
     adjust: Annotated[
         str | None,
         typer.Option(
             metavar="WHAT",
-            help="Done to operands of int8 products, if outputs on --data err less for it:"
-            " equalise scales channels to weights of one size, smooth by their values, bias"
-            " takes mean errors off biases; several: smooth,bias. convert does none unasked;"
-            " tune tries all where a faster plan misses the criterion, unless none is given.",
+            help="How to adjust operands of int8 products, kept if that lowers the error on"
+            " --data: equalise (scale channels so that their weights are of one size), smooth"
+            " (scale them by their values), bias (subtract mean errors from biases); several:"
+            " smooth,bias. convert adjusts only if asked; tune tries all where a faster plan"
+            " misses the criterion, unless this is none.",
         ),
     ] = None
 
@@ -262,16 +264,30 @@ class Narrowing:
         return Adjust.parse(self.adjust)
 
     def user_rules(self) -> dict[str, UserRule]:
-        """Functions whose name starts with ``rule`` in each file, by ``FILE:NAME``.
+        """The functions in the files of --rules whose names start with ``rule``.
+
+        They are by ``FILE:NAME``, with the file's whole path where two have the same name.
 
         Raises:
             UsageError: If a file cannot be imported or has no such function.
         """
-        return load_rules(self.rules)
+        files = self.rules or ()
+        names = Counter(file.name for file in dict.fromkeys(files))
+        found: dict[str, UserRule] = {}
+        for file in files:
+            label = file.name if names[file.name] == 1 else str(file)
+            found |= {f"{label}:{name}": rule for name, rule in _rules_in(file)}
+        return found
 
 
 def _check_scaled(policy: Policy, option: str, lack: str) -> None:
-    """Raise UsageError for an option of formats with scales where none is asked for."""
+    """Raise UsageError unless the policy has a format with scales, which ``option`` is for.
+
+    Args:
+        policy: The policy.
+        option: The option's name, for the error.
+        lack: What the policy's formats lack, for the error: ``bf16 has LACK``.
+    """
     from finecast.errors import UsageError
 
     if not (
@@ -289,34 +305,22 @@ Target = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="A device that is not here, see finecast targets: its formats, modelled.",
+        help="A device that is not here (see finecast targets): its formats, modelled times.",
     ),
 ]
 NeededTarget = Annotated[str, typer.Option(metavar="NAME", help="A device: finecast targets.")]
 
 
-def load_rules(files: Sequence[Path] | None) -> dict[str, UserRule]:
-    """Functions whose name starts with ``rule`` in each file, by ``FILE:NAME``.
-
-    Raises:
-        UsageError: If a file cannot be imported or has no such function.
-    """
+def _rules_in(file: Path) -> list[tuple[str, UserRule]]:
     from finecast.data.functions import load_module
     from finecast.errors import UsageError
 
-    found: dict[str, UserRule] = {}
-    for file in files or ():
-        module = load_module(file)
-        functions = {
-            f"{file.name}:{name}": value
-            for name, value in vars(module).items()
-            if name.startswith("rule") and callable(value)
-        }
-        if not functions:
-            raise UsageError(
-                "the file has no function whose name starts with 'rule'",
-                where=str(file),
-                fix="write def rule(node): return 'fp32' or None",
-            )
-        found |= cast("dict[str, UserRule]", functions)
-    return found
+    names: dict[str, Any] = vars(load_module(file))
+    found = [(n, f) for n, f in names.items() if n.startswith("rule") and callable(f)]
+    if not found:
+        raise UsageError(
+            "the file has no function whose name starts with 'rule'",
+            where=str(file),
+            fix="write def rule(node): return 'fp32' or None",
+        )
+    return cast("list[tuple[str, UserRule]]", found)

@@ -1,4 +1,4 @@
-"""``finecast profile``: latency, throughput, memory and per-op times, models in turns."""
+"""``finecast profile``: latency, throughput, memory and per-op times of models, compared."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ class _Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """How long models are timed: all in turns, round by round."""
+    """How long models are timed; in a round each model runs once."""
 
-    runs: Annotated[int, typer.Option(min=2, help="Rounds at least.")] = 20
-    seconds: Annotated[float, typer.Option(min=0, help="Time all rounds take at least.")] = 2.0
+    runs: Annotated[int, typer.Option(min=2, help="Least number of rounds.")] = 20
+    seconds: Annotated[float, typer.Option(min=0, help="Least time of all rounds.")] = 2.0
 
 
 def run(
@@ -98,19 +98,19 @@ def run(
         raise UsageError(
             "--dim sizes random feeds, and data is given", where="--dim", fix="drop one"
         )
-    make = _maker(models, data, feeds.sizes)
+    ready = _with_feeds(models, data, feeds.sizes)
     with progress("profiling", quiet=as_json) as report:
         loaded: list[_Loaded] = []
         for index, path in enumerate(models):
-            report(index, 3 * len(models), f"loading {path.name}")
-            loaded.append(make(path, loader.load(path, profiling=ops)))
-        report(len(models), 3 * len(models), "running")
+            report(f"loading {path.name}", index, 3 * len(models))
+            loaded.append(ready(path, loader.load(path, profiling=ops)))
+        report("running", len(models), 3 * len(models))
         calls = {m.label: m.run for m in loaded}
         times = latency(calls, min_time_s=rounds.seconds, repeats=rounds.runs)
         figures: list[_Figures] = []
         spec = f"{loader.name}:{loader.device}"
         for index, model in enumerate(loaded):
-            report(2 * len(models) + index, 3 * len(models), f"memory of {model.label}")
+            report(f"memory of {model.label}", 2 * len(models) + index, 3 * len(models))
             figures.append(
                 _Figures(
                     model=model,
@@ -126,33 +126,34 @@ def run(
         _print(spec, figures)
 
 
-def _maker(
+def _with_feeds(
     models: Sequence[Path], data: Data, sizes: dict[str, int]
 ) -> Callable[[Path, Session], _Loaded]:
-    """Joins a loaded model with what it is timed on."""
+    """A function that joins a loaded model with the feeds that it is timed on."""
     from finecast.data.datasets import load_npz
     from finecast.data.feeds import synthetic_feeds
     from finecast.pipeline.sources import calibration_batches
 
-    def make(path: Path, session: Session) -> _Loaded:
+    def ready(path: Path, session: Session) -> _Loaded:
         feeds, rows = drawn(session)
         label = _label(path, models)
         return _Loaded(label=label, path=path, session=session, feeds=feeds, batch=rows)
 
     def drawn(session: Session) -> tuple[dict[str, Array], int]:
-        options = data.options()
-        if data.calib is not None:
-            feeds = dict(calibration_batches(session, options, limit=1)[0])
-        elif data.data is not None:
-            found = load_npz(data.data, session.inputs, labels=data.labels)
+        options = data.if_given(random_batch=True)
+        if options is None:
+            feeds = synthetic_feeds(session.inputs, batch=data.batch or 1, dims=sizes)
+        elif data.data is not None and data.calib is None:
+            axes = options.sample_axes
+            found = load_npz(data.data, session.inputs, labels=data.labels, sample_axes=axes)
             first = next(found.batches(options.batch))
             return first.feeds, first.rows
         else:
-            feeds = synthetic_feeds(session.inputs, batch=data.batch or 1, dims=sizes)
+            feeds = dict(calibration_batches(session, options, limit=1)[0])
         rows = next((a.shape[0] for a in feeds.values() if a.ndim), 1)
         return feeds, rows
 
-    return make
+    return ready
 
 
 def _label(path: Path, models: Sequence[Path]) -> str:

@@ -1,4 +1,4 @@
-"""``finecast targets``: the devices that can be emulated, and what is known of each."""
+"""``finecast targets``: the devices that can be emulated, and their documented facts."""
 
 from __future__ import annotations
 

@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """What makes a plan worth having, and what its search may cost."""
+    """What the search minimises, the gain it asks for, and its budget."""
 
     objective: Annotated[
         str,
         typer.Option(
-            help="What to have least of: latency, throughput (time of a request, with as many"
-            " in flight as the engine serves best), size (bytes of the written model), or"
-            " memory (of the running one, estimated)."
+            help="What to minimise: latency, throughput (time of a request, with as many in"
+            " flight as the engine serves best), size (bytes of the written model), or memory"
+            " (of the running one, estimated)."
         ),
     ] = Objective.LATENCY.value
     min_speedup: Annotated[
@@ -58,20 +58,21 @@ class Search:
     max_trials: Annotated[
         int | None,
         typer.Option(
-            help="Plans that are evaluated on all data at most; what is left of them goes into"
-            " faster plans."
+            help="The most plans that are evaluated on all data; what is not needed of them is"
+            " spent on faster plans."
         ),
     ] = None
     timeout: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="After so long no plan is begun."),
+        typer.Option(metavar="SECONDS", help="The time after which no plan is begun."),
     ] = None
 
     def goal(self, criterion: Criterion) -> Goal:
-        """The same for the search.
+        """These options for the search, with the accuracy to keep.
 
         Raises:
-            UsageError: If the objective is none, a speed is below 1, or there is no budget.
+            UsageError: If the objective is unknown, the speedup is below 1, or a budget leaves
+                no trial.
         """
         return Goal(
             criterion=criterion,
@@ -84,7 +85,7 @@ class Search:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
-    """What is kept of a search beside the model."""
+    """Files that a search writes beside the model: its plan and its study."""
 
     plan_out: Annotated[
         Path | None, typer.Option(help="The plan; default OUTPUT with .plan.json.")
@@ -97,18 +98,20 @@ class Records:
     ] = False
 
     def plan_of(self, output: Path) -> Path:
-        """Where the plan of ``output`` goes."""
-        return self.plan_out or output.with_suffix(".plan.json")
+        """The path of the plan for ``output``."""
+        return self.plan_out or output.parent / f"{output.stem}.plan.json"
 
     def study_of(self, output: Path) -> Path:
-        """Where the trials go."""
-        return self.study or output.with_suffix(".study.db")
+        """The path of the study for ``output``."""
+        return self.study or output.parent / f"{output.stem}.study.db"
 
     def replacing(self, source: Source, written: Output) -> Output:
-        """``written``; a run that is resumed may replace what it made of the model.
+        """``written``, which a resumed run may overwrite if that run finished before.
+
+        It finished if its output, plan and study exist and the plan is for the model.
 
         Raises:
-            UsageError: If what is at the plan's place is no plan.
+            UsageError: If the file at the plan's path is not a plan.
         """
         from finecast import api
         from finecast.planning.plan import Plan
@@ -158,13 +161,13 @@ def run(
 
       finecast tune model.pt2 -o tuned.pt2 --data val.npz --metric top1
     """
-    goal = search.goal(tolerance.stated())  # its seconds count from here on
+    goal = search.goal(tolerance.stated())  # first, as --timeout counts from here on
     from finecast.pipeline.model import TuneRequest
 
     choice = narrowing.narrowed(device.choice(casting, target))
     written = records.replacing(source, written)
     files = files_of(source.model, data, evaluation, narrowing, force=written.force)
-    model = _claimed(files, source, written, records, engine)
+    model = _opened(files, source, written, records, engine)
     request = TuneRequest(
         data=evaluation.options(data),
         goal=goal,
@@ -184,14 +187,14 @@ def run(
     return ExitCode.DONE if outcome.improved else ExitCode.NOT_IMPROVED
 
 
-def _claimed(
+def _opened(
     files: CommandFiles,
     source: Source,
     written: Output,
     records: Records,
     engine: str | None,
 ) -> OpenedModel:
-    """The model, when it is known that no output destroys anything."""
+    """Open the model, once all outputs are known to overwrite nothing that is read."""
     from finecast.pipeline.study import journals
 
     files.write("--plan-out", records.plan_of(written.output))
@@ -219,20 +222,19 @@ def _searched(
         _interruptible(request.study),
         progress("tuning", quiet=quiet) as bar,
     ):
-        told = replace(request, progress=lambda stage, done, total: bar(done, total, stage))
-        return api.tuned(model, written.destination, told)
+        return api.tuned(model, written.destination, replace(request, progress=bar))
 
 
 def _with_plan(files: CommandFiles, outcome: Outcome, plan: Path) -> Outcome:
-    """Write the plan, if there is one; what is stale shows after that."""
+    """Write the plan if the model improved; then find what is stale, the plan included."""
     if outcome.improved:
         write_text(plan, outcome.plan.to_json())
     return replace(outcome, stale=files.stale())
 
 
-def _warn(outcome: Outcome, told: Sequence[str], request: TuneRequest) -> None:
-    """What makes the answer weak, what is stale, and what a study was not good for."""
-    for note in (*told, *outcome.warnings):
+def _warn(outcome: Outcome, notes: Sequence[str], request: TuneRequest) -> None:
+    """Warn of what weakens the result, of stale files, and of a study without use."""
+    for note in (*notes, *outcome.warnings):
         warn(note)
     warn_stale(outcome.stale)
     study = request.study
@@ -245,7 +247,7 @@ def _warn(outcome: Outcome, told: Sequence[str], request: TuneRequest) -> None:
 
 @contextmanager
 def _interruptible(study: Path) -> Generator[None]:
-    """Ctrl-C says what is kept."""
+    """On Ctrl-C, say how many trials the study keeps and how to go on."""
     try:
         yield
     except KeyboardInterrupt as error:

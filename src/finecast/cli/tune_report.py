@@ -21,7 +21,8 @@ _TF32_TIMES = (
     "times are those of tf32 products, which the compiler or runtime has to switch on; the"
     " arithmetic that gives the model their numbers is not counted"
 )
-# The column of what an objective counts, where the others do not say it, and its figure.
+# For objectives whose cost no other column shows: the heading of a column for it, and how its
+# figure is computed from the cost.
 _COUNTED: Final[Mapping[Objective, tuple[str, Callable[[float], float]]]] = {
     Objective.THROUGHPUT: ("calls/s", lambda cost_s: 1 / cost_s),
     Objective.MEMORY: ("MB in memory (estimated)", lambda cost_bytes: cost_bytes / 1e6),
@@ -94,7 +95,7 @@ def _measured(one: Measured, objective: Objective) -> dict[str, Any]:
 
 
 def _counted(cost: float, objective: Objective) -> dict[str, float]:
-    """What the objective counts, where the latency and the size do not say it."""
+    """The cost by the objective, unless it is the latency or the size, which are shown."""
     if not math.isfinite(cost):
         return {}
     if objective is Objective.THROUGHPUT:
@@ -140,7 +141,7 @@ def write_report(
     from finecast.engines.usage import how_to_run
     from finecast.measure.environment import cpu_label, environment
 
-    improved = outcome.verdict.value == "improved"
+    improved = outcome.improved
     write_line(f"{outcome.verdict.value}: {outcome.why}")
     table = _table(outcome, metric)
     ops = ", ".join(f"{n} {fmt}" for fmt, n in outcome.ops.items())

@@ -1,1 +1,1 @@
-"""Other tools' interfaces, kept for their users."""
+"""Interfaces of other tools, implemented by finecast, so that their users' code still runs."""

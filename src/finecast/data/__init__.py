@@ -1,1 +1,1 @@
-"""Data, metrics and criteria."""
+"""Data sets and feeds, users' functions, metrics, and the accuracy criterion."""

@@ -1,7 +1,7 @@
-"""Metrics of distance: a model's float outputs against the fp32 model's.
+"""Metrics that compare a model's float outputs with the fp32 model's, the reference.
 
-An element that is not finite in the reference counts as no difference where the model has
-the same, and as an infinite one where it does not (masked logits are often -inf).
+Where the reference is infinite (masked logits are often -inf), the difference is 0 if the
+model has the same infinity, and infinite otherwise.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from finecast.engines.base import Array
 from finecast.errors import UsageError
 
+Outputs = Mapping[str, Array]
+
 
 @final
 class Cosine:
@@ -27,13 +29,12 @@ class Cosine:
         self._counts: dict[str, int] = defaultdict(int)
 
     def update(
-        self,
-        outputs: Mapping[str, Array],
-        labels: Array | None,
-        reference: Mapping[str, Array] | None,
+        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
     ) -> None:
         """Take one batch."""
         for name, got, expected in _pairs(outputs, reference, "cosine"):
+            if not got.size:
+                continue
             rows = len(got) if got.ndim else 1
             masked = np.isinf(expected) & (got == expected)
             a, b = (np.where(masked, 0, x).reshape(rows, -1) for x in (got, expected))
@@ -51,13 +52,16 @@ class Cosine:
         return sum(means) / len(means) if means else math.nan
 
     def doubts(self) -> tuple[str, ...]:
-        """A single sample."""
+        """A warning if the mean is over a single sample."""
         return _single(max(self._counts.values(), default=0), "cosine")
 
 
 @final
 class SignalToNoise:
-    """Power of the reference over power of the difference, over all outputs, in dB."""
+    """Signal-to-noise ratio over all outputs, in dB.
+
+    The signal is the power of the reference, the noise that of the difference from it.
+    """
 
     def __init__(self) -> None:
         self._signal = 0.0
@@ -65,10 +69,7 @@ class SignalToNoise:
         self._count = 0
 
     def update(
-        self,
-        outputs: Mapping[str, Array],
-        labels: Array | None,
-        reference: Mapping[str, Array] | None,
+        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
     ) -> None:
         """Take one batch."""
         for _, got, expected in _pairs(outputs, reference, "snr_db"):
@@ -77,7 +78,7 @@ class SignalToNoise:
             self._count += got.size
 
     def result(self) -> float:
-        """dB; infinite where nothing differs, NaN before the first batch."""
+        """The ratio in dB; infinite if nothing differs, NaN before the first batch."""
         if not self._count or math.isnan(self._noise):
             return math.nan
         if self._noise == 0:
@@ -87,7 +88,7 @@ class SignalToNoise:
         return 10 * math.log10(self._signal / self._noise)
 
     def doubts(self) -> tuple[str, ...]:
-        """A single number, or nothing but zeros."""
+        """A warning if the outputs are a single number, or all zeros."""
         if self._count and not self._signal:
             return ("the fp32 model's outputs are all 0: snr_db says little of them",)
         return _single(self._count, "snr_db")
@@ -101,10 +102,7 @@ class MaxAbs:
         self._largest: float | None = None
 
     def update(
-        self,
-        outputs: Mapping[str, Array],
-        labels: Array | None,
-        reference: Mapping[str, Array] | None,
+        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
     ) -> None:
         """Take one batch."""
         for _, got, expected in _pairs(outputs, reference, "max_abs"):
@@ -119,7 +117,7 @@ class MaxAbs:
         return math.nan if self._largest is None else self._largest
 
     def doubts(self) -> tuple[str, ...]:
-        """None: the largest difference is what it is."""
+        """None: the largest difference says the same of any number of samples."""
         return ()
 
 
@@ -132,40 +130,42 @@ def _difference(
 ) -> NDArray[np.float64]:
     with np.errstate(invalid="ignore"):
         distance = np.where(got == expected, 0.0, got - expected)
-    # inf - inf of other sign, or a finite value for an infinite one
+    # An infinity of the other sign, or a finite number, where the reference is infinite.
     return np.where(np.isinf(expected) & (got != expected) & ~np.isnan(got), np.inf, distance)
 
 
-def counterpart(reference: Mapping[str, Array], name: str) -> Array:
-    """The fp32 model's output of a name.
+def counterpart(reference: Outputs, name: str, got: Array) -> Array:
+    """The fp32 model's output of a name, to be compared with ``got``.
 
     Raises:
-        UsageError: If it has none of that name.
+        UsageError: If it has none of that name, or one of another shape.
     """
     if name not in reference:
         raise UsageError(
             f"the fp32 model has no output {name!r}, but {', '.join(reference) or 'none'}",
             fix="compare models whose outputs have the same names, or use --eval",
         )
-    return reference[name]
+    expected = reference[name]
+    if got.shape != expected.shape:
+        raise UsageError(
+            f"output {name!r} has shape {list(got.shape)}, the fp32 model's "
+            f"{list(expected.shape)}",
+            fix="use --eval with a metric of your own",
+        )
+    return expected
 
 
 def _pairs(
-    outputs: Mapping[str, Array], reference: Mapping[str, Array] | None, metric: str
+    outputs: Outputs, reference: Outputs | None, metric: str
 ) -> Iterator[tuple[str, NDArray[np.float64], NDArray[np.float64]]]:
+    """Each float output's name, its value and the reference's, as fp64."""
     if reference is None:
         raise UsageError(f"{metric} needs the fp32 model's outputs")
     found = False
     for name, got in outputs.items():
         if got.dtype.kind in "biuOSU":
             continue
-        expected = counterpart(reference, name)
-        if got.shape != expected.shape:
-            raise UsageError(
-                f"output {name!r} has shape {list(got.shape)}, the fp32 model's "
-                f"{list(expected.shape)}",
-                fix="use --eval with a metric of your own",
-            )
+        expected = counterpart(reference, name, got)
         found = True
         yield name, got.astype(np.float64), expected.astype(np.float64)
     if not found:

@@ -1,11 +1,11 @@
 """The accuracy to keep.
 
-Laws: the target moves from the baseline towards worse by the tolerance, absolute or
-relative to the baseline's magnitude; NaN never passes. A metric that compares with the fp32
-outputs has a baseline by definition (agreement and cosine 1, max_abs 0, snr_db infinite), and
-where that baseline is infinite no distance from it can be stated, so the tolerance is the
-value to reach: ``--metric snr_db --tolerance 30`` keeps at least 30 dB. A baseline of 0
-makes a relative tolerance mean nothing; it then counts as an absolute one.
+Laws: the target is the baseline made worse by the tolerance, which is absolute or relative to
+the baseline's magnitude; NaN never passes. A metric that compares with the fp32 outputs has
+its baseline by definition (agreement and cosine 1, max_abs 0, snr_db infinite). From an
+infinite baseline no distance can be stated, so the tolerance is then itself the target:
+``--metric snr_db --tolerance 30`` keeps at least 30 dB. Relative to a baseline of 0 no
+distance can be stated either; the tolerance then counts as absolute.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Criterion:
             worst: The metric's worst value, where it has one.
 
         Raises:
-            UsageError: If ``worst`` passes, or a loss of the whole baseline does.
+            UsageError: If ``worst`` passes, or the tolerance is the whole baseline or more.
         """
         whole = self.kind is CriterionKind.RELATIVE and self.tolerance >= 1
         lost = whole and self.higher_is_better and 0 < baseline < math.inf

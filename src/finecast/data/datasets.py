@@ -28,19 +28,19 @@ _FLOATS = frozenset({"fp64", "fp32", "fp16", "bf16"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Feeds for one run. Unpacks as ``feeds, labels``."""
+    """Feeds and labels for one run.
+
+    ``count`` is the number of samples; ``rows``, the batch size of the feeds, is larger where
+    the last sample is repeated to fill up a fixed batch.
+    """
 
     feeds: dict[str, Array]
     labels: Array | None
     count: int
     rows: int
 
-    def __iter__(self) -> Iterator[dict[str, Array] | Array | None]:
-        yield self.feeds
-        yield self.labels
-
     def trim(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs without the rows that only filled up the batch."""
+        """The outputs without the rows of repeated samples."""
         if self.count == self.rows:
             return dict(outputs)
         return {
@@ -53,8 +53,8 @@ class Batch:
 class Dataset:
     """Samples of a model's inputs, and labels where there are any.
 
-    ``axes`` is each input's sample axis; None for an input that every batch shares. Where all
-    are shared, the data is one batch with all labels.
+    ``axes`` has each input's sample axis; None for an input that all samples share. Where all
+    inputs are shared, the data is one batch with all labels. ``size`` counts samples.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -65,7 +65,7 @@ class Dataset:
 
     @property
     def fixed_batch(self) -> int | None:
-        """The batch size that the model insists on, if it does."""
+        """The batch size that is fixed in the model; None if it is free."""
         for spec in self.inputs:
             axis = self.axes[spec.name]
             dim = None if axis is None or spec.shape is None else spec.shape[axis]
@@ -74,7 +74,9 @@ class Dataset:
         return None
 
     def batches(self, batch_size: int, *, limit: int | None = None) -> Iterator[Batch]:
-        """All samples, or the first ``limit``, by ``batch_size`` (or the model's own).
+        """All samples, or the first ``limit``, in batches of ``batch_size`` samples.
+
+        A batch size that is fixed in the model takes the place of ``batch_size``.
 
         Raises:
             UsageError: If ``batch_size`` is not positive.
@@ -111,10 +113,10 @@ class Dataset:
 
 
 def as_input(array: Array, spec: TensorSpec) -> Array:
-    """Rows of samples in an input's own type.
+    """Samples as a contiguous array of the input's type.
 
     Raises:
-        UsageError: If one holds NaN: what a model makes of it says nothing of its accuracy.
+        UsageError: If a sample holds NaN: the model's answer to it says nothing of accuracy.
     """
     if array.dtype.kind not in "biuOSU" and np.isnan(array).any():
         raise UsageError(
@@ -156,12 +158,13 @@ def data_set(
     """Arrays by name as samples for a model with these inputs.
 
     Args:
-        arrays: Named as the inputs, with samples along the axis that is the batch in the
-            model. An input of wholly fixed shape may be given once for all.
+        arrays: One array for each input, by its name, with samples along the axis that is the
+            batch in the model. Of an input of wholly fixed shape one array may serve all
+            samples.
         inputs: The model's inputs.
-        labels: The array of labels; by default ``label``, where there is one.
-        sample_axes: Sample axes by input's name, where they are not those; None for an input
-            that all samples share.
+        labels: The name of the labels' array; by default ``label``, if there is one.
+        sample_axes: By input's name, sample axes that differ from the model's batch axis;
+            None for an input that all samples share.
         where: The arrays' file, for errors.
 
     Raises:
@@ -178,7 +181,7 @@ def data_set(
     for spec in inputs:
         check_array(arrays[spec.name], spec, axes[spec.name], where)
         axis = axes[spec.name]
-        if axis is not None and axis >= arrays[spec.name].ndim:
+        if axis is not None and not 0 <= axis < arrays[spec.name].ndim:
             raise UsageError(
                 f"array {spec.name!r} of shape {shape_text(arrays[spec.name].shape)} has no"
                 f" axis {axis}",
@@ -235,8 +238,11 @@ def _check_names(
 def _sample_axes(
     inputs: Sequence[TensorSpec], arrays: Mapping[str, Array]
 ) -> dict[str, int | None]:
-    # The batch symbol is the first free dimension in front; it may stand elsewhere in other
-    # inputs (a state of shape [2, batch, 128]).
+    """The sample axis of each input; None where all samples share the input's array.
+
+    The batch's symbol is the first symbolic dimension that comes first in an input's shape.
+    In other inputs it may stand elsewhere (a state of shape [2, batch, 128]).
+    """
     free = [s for s in inputs if s.shape and not isinstance(s.shape[0], int)]
     symbol = next((s.shape[0] for s in free if s.shape and s.shape[0]), None)
     axes: dict[str, int | None] = {}
@@ -252,10 +258,10 @@ def _sample_axes(
 
 
 def check_array(array: Array, spec: TensorSpec, axis: int | None, where: str) -> None:
-    """Hold samples against an input's type and shape; ``axis`` is of any size.
+    """Check samples against an input's type and shape; the sample ``axis`` may have any size.
 
     Raises:
-        UsageError: If they do not fit; says so where only the axes are in another order.
+        UsageError: If they do not fit; the advice says if only the axes are in another order.
     """
     got = dtype_label(array.dtype)
     wanted = DTYPES.get(spec.dtype)
@@ -288,7 +294,7 @@ def _fits(shape: Sequence[int], declared: Sequence[int | str | None]) -> bool:
 
 
 def _transposed(shape: Sequence[int], declared: Sequence[int | str | None]) -> str:
-    """Advice where the array fits once its channels are moved: NHWC data, NCHW model."""
+    """Advice if the array fits once its axes are reordered (NHWC data for an NCHW model)."""
     rank = len(shape)
     if not 3 <= rank <= 5:
         return ""
@@ -306,8 +312,11 @@ def _transposed(shape: Sequence[int], declared: Sequence[int | str | None]) -> s
 
 
 def _widens(got: np.dtype[np.generic], wanted: np.dtype[np.generic]) -> bool:
-    # between ints (or equal types) only: uint8 pixels for a float input are most often
-    # not yet scaled, and silence would hide that
+    """Whether the types are equal, or integers that ``wanted`` holds without loss.
+
+    Integers are not taken for a float input: uint8 pixels are mostly not scaled yet, and to
+    convert them would hide that.
+    """
     same_kind = got.kind in "iu" and wanted.kind in "iu"
     return got == wanted or (same_kind and np.can_cast(got, wanted, "safe"))
 

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any, Final, final
 
 import numpy as np
 
-from finecast.data.comparison import counterpart
-from finecast.data.labels import IGNORED, class_labels, decided_labels, few, numbers
+from finecast.data.comparison import Outputs, counterpart
+from finecast.data.labels import (
+    IGNORED,
+    check_numbers,
+    class_labels,
+    decided_labels,
+    few,
+    numbers,
+)
 from finecast.engines.base import Array
 from finecast.errors import UsageError
 
-Outputs = Mapping[str, Array]
-# A score within so many standard errors of guessing is taken for guessing.
-_ERRORS: Final = 2.0
+_GUESSING_ERRORS: Final = 2.0
+"""A result within so many standard errors of that of guessing is taken for guessing."""
 
 
 @final
@@ -24,8 +29,8 @@ class TopK:
     """Share of decisions whose label is among the ``k`` largest scores of the first output.
 
     Scores lie along the last axis; labels are class numbers of the shape of the other axes, or
-    one-hot. An integer output of the labels' shape is taken as decisions already made (for
-    ``k`` = 1), and so is one of text.
+    one-hot. An output of integers or text with as many elements as labels is taken as
+    decisions already made (for ``k`` = 1).
     """
 
     def __init__(self, k: int) -> None:
@@ -41,8 +46,8 @@ class TopK:
         """Take one batch.
 
         Raises:
-            UsageError: If there are no labels, they do not fit the scores, or name a class
-                that there is none of.
+            UsageError: If there are no labels, they do not fit the scores, or one is no class
+                of the model.
         """
         name, scores = _first(outputs)
         if _decided(scores, labels) and self._k == 1:
@@ -65,10 +70,10 @@ class TopK:
         return _share(self._right, self._count, self._nan)
 
     def doubts(self) -> tuple[str, ...]:
-        """Few decisions, or no more of them right than by guessing.
+        """Warnings if there are few decisions, or no more of them are right than by guessing.
 
         Raises:
-            UsageError: If there is one decision, or every answer is right.
+            UsageError: If there is one decision, or any is right: there are ``k`` classes.
         """
         if 0 < self._classes <= self._k:
             raise UsageError(
@@ -90,9 +95,9 @@ class TopK:
 
 @final
 class F1:
-    """F1 of each class, the mean over classes that occur (macro average).
+    """F1 of each class, averaged over the classes that occur (macro average).
 
-    Labels and decisions as for top1.
+    Labels and decisions are as for top1.
     """
 
     def __init__(self) -> None:
@@ -130,7 +135,7 @@ class F1:
         return sum(each) / len(classes)
 
     def doubts(self) -> tuple[str, ...]:
-        """Few decisions, or labels that are all one.
+        """Warnings if there are few decisions, or all labels are one class.
 
         Raises:
             UsageError: If there is one decision.
@@ -156,12 +161,13 @@ class Agreement:
         """Take one batch.
 
         Raises:
-            UsageError: If there is no reference, or the output holds no scores.
+            UsageError: If there is no reference, its output has another shape, or the output
+                holds no scores.
         """
         if reference is None:
             raise UsageError("agreement needs the fp32 model's outputs")
         name, scores = _first(outputs)
-        expected = counterpart(reference, name)
+        expected = counterpart(reference, name, scores)
         self._nan = self._nan or has_nan(scores) or has_nan(expected)
         decided = _decisions(expected, name)
         same = _decisions(scores, name) == decided
@@ -175,10 +181,10 @@ class Agreement:
         return _share(self._same, self._count, self._nan)
 
     def doubts(self) -> tuple[str, ...]:
-        """Few decisions, or all the same.
+        """Warnings if there are few decisions, or all of fp32's are the same.
 
         Raises:
-            UsageError: If there is one.
+            UsageError: If there is one decision.
         """
         found = few(self._count, "agreement")
         if len(self._seen) == 1:
@@ -205,9 +211,10 @@ class Spearman:
         """Take one batch.
 
         Raises:
-            UsageError: If there are no labels, not one per sample, or some are no numbers.
+            UsageError: If there are no labels, not one per sample, or one is not a number.
         """
         name, scores = _first(outputs)
+        check_numbers(scores, name, "spearman")
         given = numbers(labels, "spearman")
         values = scores.reshape(len(scores), -1)[:, 0] if scores.ndim else scores[None]
         if given.size != len(values):
@@ -231,14 +238,15 @@ class Spearman:
         return float(result.statistic)
 
     def doubts(self) -> tuple[str, ...]:
-        """Few samples, or a correlation as of unrelated numbers.
+        """Warnings if there are few samples, or the correlation is that of random numbers.
 
         Raises:
             UsageError: If there are fewer than three samples.
         """
         count = sum(len(v) for v in self._values)
         found = few(count, "spearman", least=3)
-        if abs(self.result()) <= _ERRORS / math.sqrt(max(count - 1, 1)):
+        # Of unrelated numbers rho has a standard error of 1 / sqrt(n - 1).
+        if abs(self.result()) <= _GUESSING_ERRORS / math.sqrt(max(count - 1, 1)):
             found += (
                 (
                     f"the fp32 model's spearman of {self.result():.3g} is that of unrelated"
@@ -249,13 +257,13 @@ class Spearman:
 
 
 def has_nan(array: Array) -> bool:
-    """Whether a float array holds a NaN; ml_dtypes' types included."""
+    """Whether an array holds a NaN; of any float type, ml_dtypes' too."""
     return array.dtype.kind not in "biuOSU" and bool(np.isnan(array.astype(np.float32)).any())
 
 
 def _deviation(share: float, count: int) -> float:
-    """How far from ``share`` guessing comes over ``count`` decisions."""
-    return _ERRORS * math.sqrt(share * (1 - share) / max(count, 1))
+    """Two standard errors of the share of right guesses, if it is ``share`` on average."""
+    return _GUESSING_ERRORS * math.sqrt(share * (1 - share) / max(count, 1))
 
 
 def _first(outputs: Outputs) -> tuple[str, Array]:
@@ -263,7 +271,7 @@ def _first(outputs: Outputs) -> tuple[str, Array]:
 
 
 def _decided(scores: Array, labels: Array | None) -> bool:
-    """Whether the output is decisions, one for each label, and not scores of classes."""
+    """Whether the output is decisions (integers or text), one for each label, not scores."""
     if scores.dtype.kind not in "biuOSU" or labels is None:
         return False
     return scores.size == labels.size
@@ -273,7 +281,7 @@ def _top(scores: Array, k: int) -> Array:
     wide = scores.astype(np.float32)
     if k == 1:
         return wide.argmax(axis=-1)[..., None]
-    # stable, so that ties go to the lower class as in argmax
+    # A stable sort gives ties to the lower class, as argmax does.
     return np.argsort(-wide, axis=-1, kind="stable")[..., :k]
 
 

@@ -1,4 +1,4 @@
-"""How far outputs may be from fp32's: what the formats explain, and what nothing does."""
+"""How far a model's outputs are from fp32's, and how much of that its formats explain."""
 
 from __future__ import annotations
 
@@ -21,29 +21,31 @@ LIMIT: Final = 0.5
 """A relative error from which on not one binary digit of an output is right."""
 
 USELESS: Final = 1.0
-"""A relative error at which zeros would be as near: no format's coarseness excuses it."""
+"""A relative error that zeros would have as well: a format that explains it is no excuse."""
 
 ENGINE_FACTOR: Final = 16.0
-"""Times by which an engine may miss what its types predict: four binary digits. Engines fuse,
-order sums and approximate functions otherwise, which costs a digit or two; an op that they
-compute wrongly (a bias left out) costs all that the format has."""
+"""An engine's error may be so many times that predicted by its types: four binary digits.
+Engines fuse ops, reorder sums and approximate functions, which costs a digit or two; an op
+that they compute wrongly (a bias left out) costs all digits that the format has."""
 
 NOTICED: Final = 0.02
-"""A relative error below which engines are not suspected: where numbers cancel (a flow is the
-difference of coordinates) they may lose digits in other places, and the error is told."""
+"""Engines are not suspected of errors below this relative error. Where numbers cancel (a flow
+is the difference of coordinates) digits may be lost rightly; reports state the error."""
 
-# What they give turns on which of two numbers is larger, so that one rounding may change all.
+# Ops whose result depends on which of two numbers is larger: a rounding may change all of it.
 _DECIDES: Final = frozenset({OpKind.COMPARISON, OpKind.INDEX, OpKind.QUANTIZE})
 _STEPS: Final = frozenset({"floor", "ceil", "round", "trunc", "sign", "mod", "floor_divide"})
-_SHOWS_NO_FLOAT: Final = frozenset({"shape", "size"})
+# Ops whose result does not depend on the numbers that they read.
+_READS_SHAPES: Final = frozenset({"shape", "size"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deviation:
-    """One output against fp32's. ``relative`` is ||y - r|| / ||r||, absolute where r is 0.
+    """The difference of an output y from fp32's, r.
 
-    ``comparable`` is False where the shapes differ; ``nonfinite`` says that there is a NaN or
-    Inf where fp32 has none.
+    ``largest`` is the largest |y - r|; ``relative`` is ||y - r|| / ||r||, or ||y - r|| if r is
+    0. ``comparable`` is False where the shapes differ; ``nonfinite`` says that y has a NaN or
+    Inf where r is finite.
     """
 
     largest: float = 0.0
@@ -54,10 +56,10 @@ class Deviation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What rounding does to each value, by its id.
+    """The errors that rounding explains, by the id of the value.
 
-    ``relative`` is the relative error that the formats explain. Values that are ``decided``
-    follow from a comparison, a rank or a step of rounded numbers: no error of theirs is bound.
+    ``relative`` has relative errors. Values in ``decided`` follow from a comparison, a rank or
+    a step of rounded numbers: their errors have no bound.
     """
 
     relative: Mapping[int, float]
@@ -65,7 +67,7 @@ class Expected:
 
 
 def deviation(got: Array, wanted: Array) -> Deviation:
-    """How far ``got`` is from ``wanted`` where that is finite; nothing for integers."""
+    """The deviation of ``got`` from ``wanted`` where that is finite; 0 for all but floats."""
     if wanted.dtype.kind in "biuOSU":
         return Deviation()
     if got.shape != wanted.shape:
@@ -84,10 +86,10 @@ def deviation(got: Array, wanted: Array) -> Deviation:
 
 
 def expected(graph: Graph, formats: Mapping[int, Format]) -> Expected:
-    """What rounding in ``formats`` (by node id; others keep theirs) does to each value.
+    """The error of each value if nodes compute in ``formats``, by node id.
 
-    Law: roundings are independent, so squared errors add up along a path (``sensitivity``);
-    a value has those of its worst path.
+    Nodes that are not in ``formats`` compute in their own. Law: roundings are independent, so
+    squared errors add up along a path; a value has the sum of its worst path.
     """
     squared: dict[int, float] = {}
     decided: set[int] = set()
@@ -109,7 +111,8 @@ def expected(graph: Graph, formats: Mapping[int, Format]) -> Expected:
 
 
 def _decides(graph: Graph, node: Node) -> bool:
-    if node.op in _SHOWS_NO_FLOAT:
+    """Whether a rounding of what the node reads may change its result by any amount."""
+    if node.op in _READS_SHAPES:
         return False
     if by_name(node.op).kind in _DECIDES or node.op in _STEPS:
         return True

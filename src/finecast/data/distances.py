@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.data.labels import IGNORED, class_labels, numbers
+from finecast.data.comparison import Outputs
+from finecast.data.labels import IGNORED, check_numbers, class_labels, numbers
 from finecast.engines.base import Array
 from finecast.errors import UsageError
-
-Outputs = Mapping[str, Array]
 
 
 @final
 class MeanError:
-    """Mean over all elements of what ``of`` makes of the first output's error."""
+    """Mean of ``of(error)`` over all elements; the error is the first output less labels."""
 
     def __init__(
         self, name: str, of: Callable[[NDArray[np.float64]], NDArray[np.float64]]
@@ -34,9 +33,11 @@ class MeanError:
         """Take one batch.
 
         Raises:
-            UsageError: If there are no labels, not one for each number, or some are none.
+            UsageError: If there are no labels, not one for each output element, or one is not
+                a finite number.
         """
         name, got = next(iter(outputs.items()))
+        check_numbers(got, name, self._name)
         wanted = numbers(labels, self._name)
         if wanted.size != got.size:
             raise UsageError(
@@ -53,7 +54,7 @@ class MeanError:
         return self._sum / self._count if self._count else math.nan
 
     def doubts(self) -> tuple[str, ...]:
-        """A mean over one number."""
+        """A warning if the mean is over one number."""
         return (f"{self._name} rests on one number",) if self._count == 1 else ()
 
 
@@ -97,14 +98,14 @@ class Perplexity:
         self._classes = scores.shape[-1]
 
     def result(self) -> float:
-        """The perplexity; infinite beyond what a float holds, NaN before the first batch."""
+        """The perplexity; infinite if no float holds it, NaN before the first batch."""
         if not self._count:
             return math.nan
         mean = self._sum / self._count
-        return math.inf if mean > 700 else math.exp(mean)
+        return math.inf if mean > 700 else math.exp(mean)  # exp(710) overflows
 
     def doubts(self) -> tuple[str, ...]:
-        """A model that knows no more than that there are so many classes."""
+        """A warning if the perplexity is no better than that of guessing among the classes."""
         if self.result() < self._classes:
             return ()
         return (

@@ -1,7 +1,7 @@
 """Synthetic feeds for measuring time and memory; not for measuring accuracy.
 
-Floats are standard normal; integers and bools are 0 or 1, which every table holds, or up to
-the last row of the table that they index, where that is known. Seeded.
+Floats are standard normal. Integers and bools are 0 or 1, which are valid indices of every
+table; where the table that an integer input indices is known, they go up to its last row.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from finecast.graph import Graph, Node, Value
 from finecast.naming import unknown_name
 from finecast.ops import OpKind, by_name
 
-# A file of a few bytes can declare inputs of any size.
+# A limit, because a model file of a few bytes can declare inputs of any size.
 _MOST_BYTES: Final = 2 << 30
 _INDEX_TYPES: Final = frozenset({"int64", "int32"})
 _MOVES: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT, OpKind.CAST})
 _DRAWN_BYTES: Final = 8
-"""Of each element while it is drawn, whatever its type."""
+"""Bytes of an element while it is drawn: as fp64 or int64, from which it is converted."""
 
 
 def synthetic_feeds(
@@ -40,14 +40,15 @@ def synthetic_feeds(
 
     Args:
         inputs: The model's inputs.
-        batch: Size of a free dimension in front (and of its symbol anywhere else).
+        batch: Size of an input's first dimension where that is free, and of the same symbol
+            elsewhere.
         dims: Sizes of other free dimensions, by symbol or as ``INPUT.AXIS``.
-        last: The largest number of integer inputs, by name (see ``last_indices``).
-        seed: Of the random generator.
+        last: The largest number to draw for integer inputs, by name (see ``last_indices``).
+        seed: Seed of the random generator.
 
     Raises:
-        UsageError: If a free dimension has no size, ``dims`` names none, or the feeds would
-            take over 2 GiB to draw.
+        UsageError: If a free dimension has no size, ``dims`` has a name that is not a free
+            dimension's, or the feeds would take over 2 GiB to draw.
     """
     generator = np.random.default_rng(seed)
     sizes = _sizes(inputs, batch, dims or {})
@@ -63,9 +64,9 @@ def synthetic_feeds(
 def last_indices(graph: Graph) -> dict[str, int]:
     """The last row of the tables that integer inputs index, by the inputs' names.
 
-    Law: an input is listed if all that is done with it, but for moves and conversions among
-    integers and for comparisons, is to look up rows of tables of known size; its number is
-    that of the smallest. Positions and tokens at a model's limits show what small ones hide.
+    Law: an input is listed if it is only moved, converted, compared and used to look up rows
+    of tables of known size; its number is the last row of the smallest table. Positions and
+    tokens at a model's limits show errors that small ones hide.
     """
     return {
         v.name: last
@@ -75,6 +76,7 @@ def last_indices(graph: Graph) -> dict[str, int]:
 
 
 def _last_row(graph: Graph, value: Value) -> int | None:
+    """The last row that ``value`` can index; None if it has another use, or none is known."""
     found: list[int] = []
     waiting, seen = [value.id], {value.id}
     while waiting:
@@ -98,7 +100,7 @@ def _last_row(graph: Graph, value: Value) -> int | None:
 
 
 def _rows(graph: Graph, node: Node) -> int | None:
-    """Rows of the table that a Gather reads, where they are known."""
+    """The number of rows of the table that a Gather reads; None if unknown."""
     table = graph.values[node.inputs[0]] if node.inputs[0] is not None else None
     axis = node.attributes.get("axis", 0)
     if table is None or not table.shape or not isinstance(axis, int):
@@ -121,7 +123,7 @@ def check_dims(
 ) -> None:
     """Refuse sizes of dimensions that are not free in inputs of these shapes.
 
-    Of an input without a shape they are its shape: any axis is free.
+    Of an input without a declared shape any axis is free.
 
     Raises:
         UsageError: If ``dims`` has a name that is neither a symbol nor ``INPUT.AXIS``.
@@ -163,10 +165,10 @@ def _shape(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def check_sizes(shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse random inputs that no machine should be made to hold.
+    """Refuse random inputs that are too large.
 
     Raises:
-        UsageError: If those of ``shapes``, by name, would take over 2 GiB to draw.
+        UsageError: If inputs of ``shapes``, by name, would take over 2 GiB to draw.
     """
     takes = {name: math.prod(shape) * _DRAWN_BYTES for name, shape in shapes.items()}
     total = sum(takes.values())
@@ -189,6 +191,6 @@ def _draw(
     if dtype.kind in "biu":
         drawn = generator.integers(0, last, shape, endpoint=True)
         if last > 1 and drawn.size:
-            drawn.reshape(-1)[-1] = last  # that it is there, however few are drawn
+            drawn.reshape(-1)[-1] = last  # so that it occurs, however few are drawn
         return drawn.astype(dtype)
     return generator.standard_normal(shape).astype(dtype)

@@ -1,11 +1,12 @@
 """The user's own Python functions, named as ``FILE.py:FUNCTION``.
 
-Law: a file is imported once, however many of its functions are asked for, and anew only if
-its bytes changed.
+Law: a file is imported once, however many of its functions are asked for, and again only if
+its bytes have changed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -21,7 +22,7 @@ from finecast.errors import UsageError, UserCodeError
 from finecast.usercode import guarded, line_in
 
 _FIX: Final = "run the file with python to see more"
-# The digest of the bytes that each module here was made of.
+# Attribute of each module loaded here: the digest of the source that it was made from.
 _SOURCE: Final = "__finecast_source__"
 
 
@@ -70,7 +71,7 @@ def load_module(path: Path) -> ModuleType:
     module = ModuleType(name)
     module.__file__ = str(path)
     setattr(module, _SOURCE, digest)
-    sys.modules[name] = module  # dataclasses and pickles look it up there
+    sys.modules[name] = module  # dataclasses and pickle look modules up there
     try:
         _run(source, path, module)
     except BaseException:
@@ -81,7 +82,7 @@ def load_module(path: Path) -> ModuleType:
 
 def _run(source: bytes, path: Path, module: ModuleType) -> None:
     folder = str(path.resolve().parent)
-    sys.path.insert(0, folder)  # as `python FILE.py` would find what lies beside it
+    sys.path.insert(0, folder)  # as with `python FILE.py`, which can import files beside it
     try:
         with guarded("importing fails", where=str(path), fix=_FIX):
             exec(compile(source, str(path), "exec", dont_inherit=True), vars(module))
@@ -93,14 +94,15 @@ def _run(source: bytes, path: Path, module: ModuleType) -> None:
             where = line_in(str(path), None if cause is None else cause.__traceback__)
         raise UserCodeError(error.what, where=where, fix=error.fix) from cause
     finally:
-        sys.path.remove(folder)
+        with contextlib.suppress(ValueError):  # the file itself may have removed it
+            sys.path.remove(folder)
 
 
 def source_digest(function: Callable[..., Any]) -> str:
-    """Identifies a function's code: the bytes of its file and of loaded modules beside it.
+    """A digest of a function's name, its file, and the loaded modules in that file's folder.
 
-    What was imported from elsewhere and the data that it reads are not seen. Where there is
-    no file (a function typed into a session) no two digests are equal.
+    Modules from elsewhere and data that the function reads do not count. A function without a
+    file (typed into a session) has another digest at each call.
     """
     while isinstance(function, functools.partial):
         function = function.func

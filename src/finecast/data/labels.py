@@ -1,8 +1,8 @@
-"""Labels as a metric can use them: class numbers within the model's classes, or an error.
+"""Reading labels for metrics: class numbers within the model's classes, or finite numbers.
 
 Laws: one-hot labels are read as the class they mark; a label of -100 marks a decision that
-does not count, as in PyTorch's losses; whatever else is no class of the model is an error,
-because a metric of it would be a number that means nothing.
+does not count, as in PyTorch's losses; any other label that is not a class of the model is an
+error, because a metric of it would mean nothing.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from finecast.engines.base import Array
 from finecast.errors import UsageError
 
 IGNORED: Final = -100
-# Decisions below which one more or less moves a share by more than 3%.
 _FEW: Final = 30
+"""With fewer decisions than this a single one changes a share of them by more than 3%."""
 
 
 def class_labels(labels: Array | None, scores: Array, *, output: str, metric: str) -> Array:
@@ -30,9 +30,10 @@ def class_labels(labels: Array | None, scores: Array, *, output: str, metric: st
         metric: The metric's name, for errors.
 
     Raises:
-        UsageError: If there are none, they are no numbers, fit no score, or name a class that
-            the model does not have.
+        UsageError: If there are none, they or the scores are not numbers, they do not fit the
+            scores, or name a class that the model does not have.
     """
+    check_numbers(scores, output, metric)
     given = required(labels, metric)
     if given.dtype.kind not in "biuf":
         raise _text(given, metric)
@@ -50,7 +51,7 @@ def class_labels(labels: Array | None, scores: Array, *, output: str, metric: st
 
 
 def decided_labels(labels: Array | None, decisions: Array, *, metric: str) -> Array:
-    """Labels beside an output that is decisions already: both numbers, or both text.
+    """Labels for an output that is decisions already: both are numbers, or both text.
 
     Raises:
         UsageError: If one is text and the other is not.
@@ -70,7 +71,7 @@ def _text(labels: Array, metric: str) -> UsageError:
 
 
 def _marked(labels: Array, metric: str) -> Array:
-    """The class that each one-hot row marks."""
+    """The class that each one-hot row marks; UsageError if a row is not one-hot."""
     if not (np.isin(labels, (0, 1)).all() and (labels.sum(axis=-1) == 1).all()):
         raise UsageError(
             f"{metric} needs one class a decision, the labels are a share of each",
@@ -81,6 +82,7 @@ def _marked(labels: Array, metric: str) -> Array:
 
 
 def _within(labels: Array, classes: int, output: str) -> Array:
+    """Labels as int64; UsageError if one is neither a class nor ``IGNORED``."""
     wide = labels.astype(np.float64)
     known = (np.floor(wide) == wide) & (wide >= 0) & (wide < classes)
     outside = wide[~known & (wide != IGNORED)]
@@ -106,6 +108,16 @@ def required(labels: Array | None, metric: str) -> Array:
     return labels
 
 
+def check_numbers(array: Array, output: str, metric: str) -> None:
+    """Raise UsageError if an output is text."""
+    if array.dtype.kind in "OSU":
+        raise UsageError(
+            f"{metric} needs numbers, and output {output!r} is text",
+            where="--metric",
+            fix="use top1 with labels in text, one for each, or --eval",
+        )
+
+
 def numbers(labels: Array | None, metric: str) -> NDArray[np.float64]:
     """Labels as numbers.
 
@@ -126,7 +138,7 @@ def few(count: int, metric: str, *, least: int = 2) -> tuple[str, ...]:
     """A warning if a metric rests on few decisions.
 
     Raises:
-        UsageError: If on fewer than ``least``, of which it says nothing.
+        UsageError: If there are fewer than ``least``, over which the metric says nothing.
     """
     if 0 < count < least:
         raise UsageError(

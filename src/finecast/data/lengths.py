@@ -1,7 +1,7 @@
-"""The longest sequences that a model takes: as long as its tables of positions are.
+"""The longest sequences that a model takes, found from its tables of positions.
 
-Numbers that depend on the position (learned positions, rotary angles) are largest at the last
-one, which inputs of a small size never reach.
+Verification uses such lengths: numbers that depend on the position (learned positions, rotary
+angles) are largest at the last one, which short inputs never reach.
 """
 
 from __future__ import annotations
@@ -12,28 +12,30 @@ from typing import Final
 from finecast.graph import Dim, Graph, Node, Value
 
 MOST_LENGTH: Final = 4096
-"""Beyond it what grows with the square of the length takes gigabytes."""
+"""The longest sequence to run: beyond it attention, which grows with the square of the length,
+takes gigabytes."""
 
 MOST_PRODUCTS: Final = 1 << 37
-"""Of a run: weights times positions. BERT-large has a third of a billion weights and 512
-positions; a run of so many takes seconds."""
+"""The most products of a run, counted as weights times positions. BERT-large has a third of a
+billion weights and 512 positions; such a run takes seconds."""
 
 _READ_MOST: Final = 64
-"""Elements of constants that are looked into: axes and indices, never weights."""
+"""Only constants of at most so many elements are read: axes and indices, never weights."""
 
 _TRACED_MOST: Final = 256
-"""Values that are followed back from one index: positions are made in a few ops."""
+"""The most values followed back from one index: positions are computed in a few ops."""
 
-# Their other inputs say how large the result is, not what is in it.
+# Ops whose inputs after the first say how large the result is, not what numbers it has.
 _SHAPED: Final = frozenset({"expand", "reshape", "tile", "unsqueeze", "squeeze"})
 
 
 def length_limits(graph: Graph) -> dict[str, int]:
-    """The most that free dimensions of inputs can be, by name.
+    """The largest size of free dimensions of inputs, by the dimension's name.
 
-    Law: a dimension is listed if rows of a constant table are taken by it: a Gather whose
-    indices, or a Slice whose end, are computed from that size. Its number is that of the rows
-    of the smallest such table. Tables may have rows to spare: positions may start at 2.
+    Law: a dimension is listed if its size says which rows of a constant table are taken: the
+    indices of a Gather, or the end of a Slice, are computed from it. Its limit is the number
+    of rows of the smallest such table. The model's own limit may be lower: in some models
+    positions start at 2.
     """
     found: dict[str, int] = {}
     for node in graph.nodes:
@@ -46,14 +48,14 @@ def length_limits(graph: Graph) -> dict[str, int]:
 
 
 def affordable(limits: Mapping[str, int], graph: Graph) -> dict[str, int]:
-    """``limits``, less where a run of so much would take too long."""
+    """``limits``, lowered where a run of that length would take too long."""
     weights = sum(v.constant.size for v in graph.values if v.constant is not None)
     most = min(MOST_LENGTH, max(MOST_PRODUCTS // max(weights, 1), 1))
     return {name: min(limit, most) for name, limit in limits.items()}
 
 
 def _table_rows(graph: Graph, node: Node) -> int | None:
-    """Rows of the constant that a Gather or a Slice takes some of."""
+    """The number of rows of the constant that a Gather or a Slice reads; None if unknown."""
     if node.op not in ("gather", "slice") or node.inputs[0] is None:
         return None
     table = graph.values[node.inputs[0]]
@@ -70,7 +72,7 @@ def _table_rows(graph: Graph, node: Node) -> int | None:
 
 
 def _sizes_behind(graph: Graph, node: Node) -> set[str]:
-    """Names of the dimensions from which a Gather's indices or a Slice's end come."""
+    """Names of the dimensions from which a Gather's indices or a Slice's end are computed."""
     port = 1 if node.op == "gather" else 2
     start = node.inputs[port] if port < len(node.inputs) else None
     return set() if start is None else set(_traced(graph, start))
@@ -95,7 +97,7 @@ def _traced(graph: Graph, start: int) -> Iterator[str]:
 
 
 def _named(graph: Graph, shape: Node, reader: Node | None) -> Iterator[str]:
-    """The dimension of which the size is taken; none where it cannot be told."""
+    """The name of the dimension whose size ``reader`` takes of a Shape; none if unclear."""
     assert shape.inputs[0] is not None
     dims: tuple[Dim, ...] = graph.values[shape.inputs[0]].shape or ()
     first, last = shape.attributes.get("start", 0), shape.attributes.get("end", len(dims))
@@ -113,7 +115,7 @@ def _named(graph: Graph, shape: Node, reader: Node | None) -> Iterator[str]:
 
 
 def _numbers(graph: Graph, node: Node, port: int) -> list[int]:
-    """A small constant of integers."""
+    """The numbers of a small integer constant; empty if the port has none."""
     index = node.inputs[port] if port < len(node.inputs) else None
     value: Value | None = None if index is None else graph.values[index]
     if value is None or value.constant is None or value.constant.size > _READ_MOST:

@@ -1,30 +1,28 @@
-"""The built-in metrics: one streaming accumulator each, listed in ``METRICS``.
+"""The built-in metrics, listed in ``METRICS``; each is an accumulator that takes batches.
 
-Laws: memory does not grow with the number of batches (but for spearman's two scalars a
-sample); one NaN in the outputs makes the result NaN, which no criterion passes; a model
+Laws: memory does not grow with the number of batches (except for spearman's two numbers per
+sample); one NaN in the outputs makes the result NaN, which passes no criterion; a model
 compared with itself scores the metric's ``ideal``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
 
-from finecast.data.comparison import Cosine, MaxAbs, SignalToNoise
+from finecast.data.comparison import Cosine, MaxAbs, Outputs, SignalToNoise
 from finecast.data.decisions import F1, Agreement, Spearman, TopK
 from finecast.data.distances import MeanError, Perplexity
 from finecast.engines.base import Array
 from finecast.naming import look_up
 
-Outputs = Mapping[str, Array]
-
 
 class Accumulator(Protocol):
-    """Takes batches, gives one number."""
+    """Computes a metric over batches."""
 
     def update(
         self, outputs: Outputs, labels: Array | None, reference: Outputs | None
@@ -37,21 +35,21 @@ class Accumulator(Protocol):
         ...
 
     def doubts(self) -> tuple[str, ...]:
-        """Why the result over the batches so far says little of the fp32 model itself.
+        """Warnings if the fp32 model's result over the batches so far means little.
 
         Raises:
-            UsageError: If it says nothing.
+            UsageError: If it means nothing.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """What a metric needs and how it is read.
+    """What a metric needs and how its score is read.
 
-    ``ideal`` is the score of the fp32 model against itself, where the metric compares with
-    it; None where the baseline has to be measured. ``worst`` is the worst score there is,
-    None where there is no bound.
+    ``start`` makes its accumulator. ``ideal`` is the score of the fp32 model against itself,
+    if the metric compares with that model; None if the baseline has to be measured. ``worst``
+    is the worst possible score; None if there is no bound.
     """
 
     name: str
@@ -61,7 +59,6 @@ class Metric:
     higher_is_better: bool = True
     ideal: float | None = None
     worst: float | None = None
-    help: str = ""
 
 
 METRICS: dict[str, Metric] = {
@@ -72,21 +69,18 @@ METRICS: dict[str, Metric] = {
             start=lambda: TopK(1),
             needs_labels=True,
             worst=0.0,
-            help="share of samples whose largest score is the label's",
         ),
         Metric(
             name="top5",
             start=lambda: TopK(5),
             needs_labels=True,
             worst=0.0,
-            help="share of samples whose label is among the five largest scores",
         ),
         Metric(
             name="f1",
             start=F1,
             needs_labels=True,
             worst=0.0,
-            help="F1 of each class, averaged over the classes",
         ),
         Metric(
             name="agreement",
@@ -94,7 +88,6 @@ METRICS: dict[str, Metric] = {
             needs_reference=True,
             ideal=1.0,
             worst=0.0,
-            help="share of decisions equal to the fp32 model's",
         ),
         Metric(
             name="cosine",
@@ -102,42 +95,36 @@ METRICS: dict[str, Metric] = {
             needs_reference=True,
             ideal=1.0,
             worst=-1.0,
-            help="mean cosine to the fp32 model's outputs",
         ),
         Metric(
             name="spearman",
             start=Spearman,
             needs_labels=True,
             worst=-1.0,
-            help="rank correlation of the first output scalar with the label",
         ),
         Metric(
             name="mse",
             start=lambda: MeanError("mse", np.square),
             needs_labels=True,
             higher_is_better=False,
-            help="mean squared error of the first output against the labels",
         ),
         Metric(
             name="mae",
             start=lambda: MeanError("mae", np.abs),
             needs_labels=True,
             higher_is_better=False,
-            help="mean absolute error of the first output against the labels",
         ),
         Metric(
             name="perplexity",
             start=Perplexity,
             needs_labels=True,
             higher_is_better=False,
-            help="of the labels under the first output's logits; labels already shifted",
         ),
         Metric(
             name="snr_db",
             start=SignalToNoise,
             needs_reference=True,
             ideal=math.inf,
-            help="signal to noise against the fp32 model's outputs, in dB",
         ),
         Metric(
             name="max_abs",
@@ -145,7 +132,6 @@ METRICS: dict[str, Metric] = {
             needs_reference=True,
             higher_is_better=False,
             ideal=0.0,
-            help="largest difference from the fp32 model's outputs",
         ),
     )
 }

@@ -1,7 +1,7 @@
-"""Arrays of an .npz without loading what is not used: stored members are memory-mapped.
+"""Reading the arrays of an .npz; those that are not compressed are memory-mapped.
 
-Law: what is held in memory is bounded, whatever the file declares. Compressed arrays are
-held, of which a file of a thousandth of the size may bring any number of bytes.
+Law: the memory taken is bounded, whatever the file declares. Compressed arrays are held in
+memory, and a small file can hold compressed arrays a thousand times its size.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from numpy.lib import format as npy
 from finecast.engines.base import Array
 from finecast.errors import UsageError
 
-# Of all compressed arrays of a file together: what a desktop computer can spare.
+# The most bytes of all compressed arrays of a file: what a desktop computer can spare.
 _COMPRESSED_MOST: Final = 4 << 30
 _PIECE_BYTES: Final = 1 << 20
+# The zip format's local file header, which ends with the lengths of the name and extra field.
 _LOCAL_HEADER = struct.Struct("<26xHH")
-_LOCAL_HEADER_BYTES = 30
 
 
 def open_npz(path: Path) -> dict[str, Array]:
@@ -53,7 +53,8 @@ def open_npz(path: Path) -> dict[str, Array]:
         raise UsageError(
             "not an .npz file, or a truncated one", where=where, fix="save it with numpy.savez"
         ) from error
-    # Encrypted members are a RuntimeError, unknown compressions a NotImplementedError.
+    # zipfile raises RuntimeError for an encrypted member, and NotImplementedError, which is a
+    # RuntimeError, for an unknown compression.
     except (ValueError, RuntimeError) as error:
         raise UsageError(
             f"an array cannot be read: {str(error) or type(error).__name__}",
@@ -63,6 +64,7 @@ def open_npz(path: Path) -> dict[str, Array]:
 
 
 def _check(members: list[zipfile.ZipInfo], where: str) -> None:
+    """Raise UsageError for too many compressed bytes, or two arrays of one name."""
     packed = [m for m in members if m.compress_type != zipfile.ZIP_STORED]
     size = sum(m.file_size for m in packed)
     if size > _COMPRESSED_MOST:
@@ -97,9 +99,9 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, handle: int, path: P
             flat = np.empty(math.prod(shape), dtype)
             _fill(flat, member)
             return flat.reshape(shape, order=order)
-    header = os.pread(handle, _LOCAL_HEADER_BYTES, info.header_offset)
+    header = os.pread(handle, _LOCAL_HEADER.size, info.header_offset)
     name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
-    start = info.header_offset + _LOCAL_HEADER_BYTES + name_bytes + extra_bytes + skip
+    start = info.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes + skip
     return np.memmap(path, dtype=dtype, mode="r", offset=start, shape=shape, order=order)
 
 
@@ -111,12 +113,13 @@ def _header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.gener
     except (OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile):
         raise
     except Exception as error:
-        # A header is a Python literal, and NumPy lets through what Python's tokenizer and
-        # parser raise: TokenError, RecursionError, MemoryError of one that is nested.
+        # A header is a Python literal. NumPy does not catch what Python's tokenizer and parser
+        # raise for a malformed one: TokenError, RecursionError, MemoryError.
         raise ValueError(f"its header: {type(error).__name__}") from error
 
 
 def _fill(array: Array, member: IO[bytes]) -> None:
+    """Read ``member`` into ``array``, piece by piece."""
     left = array.view(np.uint8)
     while len(left):
         piece = member.read(min(len(left), _PIECE_BYTES))

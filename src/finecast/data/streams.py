@@ -1,8 +1,8 @@
-"""Samples that come in batches: lists of feeds, torch's DataLoader, anything like them.
+"""Data that comes in batches: a list of feeds, a DataLoader of torch's, any such iterable.
 
-Laws: every pass starts from the first batch; a batch is arrays by name, or arrays in the
-order of the model's inputs, labels last or beside them; tensors of other libraries are taken
-as numpy sees them.
+Laws: every pass starts from the first batch. A batch is arrays by name, or arrays in the order
+of the model's inputs; labels come last, or as the second of a pair. Tensors of other libraries
+are converted by numpy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _WHERE: Final = "a batch of the data"
 class Stream:
     """Batches for a model with ``inputs``; ``source`` starts a pass over them.
 
-    ``label_name`` is the labels' name among arrays by name; else ``label`` or ``labels``.
+    ``label_name`` is the labels' name where batches are arrays by name; None for ``label`` or
+    ``labels``.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -34,7 +35,7 @@ class Stream:
     label_name: str | None = None
 
     def batches(self, batch_size: int, *, limit: int | None = None) -> Iterator[Batch]:
-        """All batches as they come, or the first with ``limit`` samples.
+        """All batches as they come, or so many that they have ``limit`` samples or more.
 
         Raises:
             UsageError: If there are none, or one does not fit the model.

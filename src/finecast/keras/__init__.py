@@ -1,4 +1,4 @@
-"""Plans as Keras's own precision policies, so that a tuned choice can be trained on."""
+"""Plans as Keras's own dtype policies, so that a tuned model can be trained further."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ _MARK: Final = re.compile(r"finecast_layer_(\d+)_")
 
 
 def apply_plan(model: Any, plan: Plan) -> dict[str, str]:
-    """Give each layer of a Keras model the policy that comes nearest to a plan.
+    """Give each layer of a Keras model the dtype policy that is nearest to a plan.
 
-    Law: a layer computes in a low format if the plan gives that to its products, or, where it
-    has none, to all of its ops; weights stay fp32 and are trained in it. Layers whose result
-    is the model's own stay fp32, so that outputs and losses keep their type. The model is
-    changed in place; compile it again before training.
+    Law: a layer computes in a low format if the plan gives that format to all of its products,
+    or, if it has none, to all of its ops; weights stay fp32 and are trained in fp32. Layers
+    that give the model's outputs stay fp32, so that outputs and losses keep their type. The
+    model is changed in place; compile it again before training.
 
     Args:
         model: A built Keras model.
-        plan: Of this model, or of its export: weights may differ, ops may not.
+        plan: A plan of this model or of its export: weights may differ, ops may not.
 
     Returns:
         The policy of each layer whose ops the plan decides, by the layer's path.
 
     Raises:
         UsageError: If ``model`` is no built Keras model.
-        ModelError: If the plan names ops that the model has not, or a format that Keras has
-            no policy for.
+        ModelError: If the plan names ops that the model does not have, or a format that Keras
+            has no policy for; the model is unchanged then.
     """
     if not hasattr(model, "_flatten_layers"):
         raise UsageError(f"a {type(model).__name__} is no Keras model", fix="give one")
@@ -54,15 +54,16 @@ def apply_plan(model: Any, plan: Plan) -> dict[str, str]:
     plan.check(opened.file.graph, where=opened.name)
     chosen = _chosen(opened.file.graph, owners, plan)
     ends = {id(tensor._keras_history.operation) for tensor in model.outputs}
-    found: dict[str, str] = {}
     for index, fmt in chosen.items():
-        layer = layers[index]
         if fmt not in _POLICIES:
             raise ModelError(
                 f"Keras has no policy for {fmt.label}",
-                where=layer.name,
+                where=layers[index].name,
                 fix="use bf16 or fp16",
             )
+    found: dict[str, str] = {}
+    for index, fmt in chosen.items():
+        layer = layers[index]
         name = _POLICIES[Format.FP32 if id(layer) in ends else fmt]
         layer.dtype_policy = tf.keras.DTypePolicy(name)
         found[layer.path or layer.name] = name  # loaded layers without weights have no path
@@ -71,7 +72,7 @@ def apply_plan(model: Any, plan: Plan) -> dict[str, str]:
 
 
 def _chosen(graph: Graph, owners: Mapping[int, int], plan: Plan) -> dict[int, Format]:
-    """The format of each layer, by its index."""
+    """The format of each layer, by its index; fp32 if its products differ in the plan."""
     ops: dict[int, list[Node]] = defaultdict(list)
     for node in graph.float_nodes:
         if node.id in owners and plan.decision(node.name) is not None:
@@ -86,10 +87,10 @@ def _chosen(graph: Graph, owners: Mapping[int, int], plan: Plan) -> dict[int, Fo
 
 
 def _owners(model: Any, layers: list[Any]) -> dict[int, int]:
-    """The index of the layer that each node was made in, by the node's id.
+    """The index of the layer that made each node, by the node's id.
 
-    Layers stand in the names of their ops, which TensorFlow changes until they are unique;
-    under marks of their own they cannot be mistaken.
+    A node's name contains its layer's, but TensorFlow changes names until they are unique. So
+    the model is read once more with layers renamed: each name contains the layer's index.
     """
     with _marked(layers):
         graph = take(model).file.graph
@@ -99,6 +100,7 @@ def _owners(model: Any, layers: list[Any]) -> dict[int, int]:
 
 @contextmanager
 def _marked(layers: list[Any]) -> Generator[None]:
+    """Put each layer's index into its name, until the context ends."""
     names = [layer.name for layer in layers]
     try:
         for index, layer in enumerate(layers):
@@ -111,7 +113,7 @@ def _marked(layers: list[Any]) -> Generator[None]:
 
 @contextmanager
 def _in_fp32(layers: list[Any]) -> Generator[None]:
-    """The model that plans are of: a policy of before is set aside."""
+    """Set the layers' policies to fp32, as plans are of the fp32 model; undone at the end."""
     policies = [layer.dtype_policy for layer in layers]
     try:
         for layer in layers:

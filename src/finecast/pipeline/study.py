@@ -42,8 +42,7 @@ _JOURNAL_SUFFIX: Final = "-journal"
 
 def journals(study: str | Path | None) -> tuple[Path, ...]:
     """What SQLite keeps beside a study while it writes."""
-    path = None if study is None else Path(study)
-    return () if path is None else (path.with_name(path.name + _JOURNAL_SUFFIX),)
+    return () if study is None else (Path(f"{Path(study)}{_JOURNAL_SUFFIX}"),)
 
 
 _FIX: Final = "use another file name"

@@ -249,7 +249,7 @@ def written_with(model: Path, output: Destination) -> Written:
     if output.external_data is False:
         return Written()
     names = (n.format(name=output.path.name, stem=output.path.stem) for n in entry.beside)
-    beside = (output.path.with_name(name) for name in names)
+    beside = (output.path.parent / name for name in names)
     # One that is called like what belongs beside it is refused for its name.
     return Written(beside=tuple(path for path in beside if path != output.path))
 

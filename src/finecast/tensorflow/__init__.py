@@ -6,7 +6,7 @@ For example::
     low(x)
     low.save("low/")
 
-SavedModels by their path go to ``finecast.convert`` and ``finecast.tune`` as well.
+``finecast.convert`` and ``finecast.tune`` also take the path of a SavedModel.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["Function", "Tuned", "convert", "tune"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuned:
-    """What ``tune`` found; ``model`` is the fp32 one where nothing helps."""
+    """The result of ``tune``; ``model`` is the fp32 model if nothing helps."""
 
     outcome: Outcome
     model: Function
@@ -53,17 +53,17 @@ def convert(
     user_rules: Mapping[str, UserRule] | None = None,
     force: bool = False,
 ) -> Function:
-    """A Keras model, or a SavedModel, as a function that computes as a plan states.
+    """Convert a Keras model or a SavedModel into a mixed-precision function.
 
-    Laws: inputs and outputs keep their names and types; ``model`` is left as it is. The plan,
-    with every rule's reason, is ``result.plan``.
+    Laws: inputs and outputs keep their names and types; ``model`` is unchanged. The plan, with
+    every rule's reason, is ``result.plan``.
 
     Args:
         model: A built Keras model, or the path of a SavedModel or a ``.keras`` file.
-        output: Where a SavedModel of the result goes; None for nowhere. OpenVINO's IR is
-            written by ``finecast.convert``.
+        output: Where a SavedModel of the result goes; None for nowhere. To write OpenVINO's IR
+            use ``finecast.convert``.
         policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
-        data: An npz or arrays by input name: their ranges guide the rules.
+        data: An npz or arrays by input name; the ranges of values on it guide the rules.
         user_rules: Rule functions by name.
         force: Whether a SavedModel at ``output`` may be replaced.
 

@@ -1,8 +1,8 @@
 """``profile``: time per call and the peak of the memory that tensors take.
 
-The peaks are counted from the allocator's own events (``torch.profiler``'s memory records),
-so that they are the tensors' and not the process's. On CUDA the peak is the allocator's
-statistic. All leave out what was allocated before the call, but for ``resident_bytes``.
+Peaks are counted from the allocator's own events (``torch.profiler``'s memory records), so
+that they are those of tensors and not of the process. On CUDA the peak is the allocator's own
+statistic. All leave out memory allocated before the call, except ``resident_bytes``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _ALLOCATION: Final = _EventType.Allocation
 class Profile:
     """Times of single calls, and the most bytes that a call had allocated at once.
 
-    ``activation_bytes`` counts of these what the call freed again: activations, low copies
-    of weights, temporaries; not gradients and optimizer state that it left behind.
+    ``activation_bytes`` is the peak of memory that the call freed again: activations, low
+    copies of weights, temporaries; not gradients and optimizer state, which remain.
     """
 
     latency: Latency
@@ -43,7 +43,7 @@ class Profile:
 
     @property
     def mb(self) -> float:
-        """Peak of a call and what lay there before it, in 2**20 bytes."""
+        """Peak of a call plus ``resident_bytes``, in MiB (2**20 bytes)."""
         return (self.peak_bytes + self.resident_bytes) / 2**20
 
 
@@ -60,9 +60,9 @@ def profile(
     Args:
         fn: A module, a compiled function, or a whole training step.
         args: Its arguments.
-        warmup: Calls before the first that counts.
-        repeats: Calls that are timed, at least.
-        min_time_s: Time to spend on them, at least.
+        warmup: Calls before the first that is timed.
+        repeats: The least number of timed calls.
+        min_time_s: The least time to spend on them, in seconds.
     """
     device = _device(fn, args)
 
@@ -89,19 +89,19 @@ def peak_bytes(fn: Callable[..., Any], args: Sequence[Any] = ()) -> int:
 
 
 def activation_bytes(fn: Callable[..., Any], args: Sequence[Any] = ()) -> int:
-    """The most bytes at once of what one call allocated and freed again.
+    """The peak of memory that one call allocated and freed again, in bytes.
 
-    Of a forward and backward pass that starts without gradients, this is the peak of memory
-    less parameters, gradients and optimizer state.
+    For a forward and backward pass that starts without gradients, this is the peak of memory
+    without parameters, gradients and optimizer state.
     """
     events = _allocations(lambda: fn(*args), _device(fn, args))
     return _peak(a for a in events if a.freed is not None)
 
 
 def saved_bytes(fn: Callable[..., Any], args: Sequence[Any] = ()) -> int:
-    """Bytes that a call made and left, as long as its result lives.
+    """Bytes that one call allocated and that stay allocated while its result lives.
 
-    Of a forward pass these are the result and what is saved for the backward pass.
+    For a forward pass these are the result and what is saved for the backward pass.
     """
     held: list[Any] = []
     events = _allocations(lambda: held.append(fn(*args)), _device(fn, args))
@@ -109,7 +109,7 @@ def saved_bytes(fn: Callable[..., Any], args: Sequence[Any] = ()) -> int:
 
 
 def resident_bytes(fn: object, args: Sequence[Any]) -> int:
-    """Bytes of the parameters, buffers and tensor arguments, each memory counted once."""
+    """Bytes of parameters, buffers and tensor arguments; shared memory is counted once."""
     module = getattr(fn, "_orig_mod", fn)
     tensors = [a for a in args if isinstance(a, torch.Tensor)]
     if isinstance(module, torch.nn.Module):
@@ -120,7 +120,10 @@ def resident_bytes(fn: object, args: Sequence[Any]) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class _Allocation:
-    """So many bytes, from one event's number to another's; None if the call kept them."""
+    """``size`` bytes, with the numbers of the events that made and freed them.
+
+    ``freed`` is None if they were not freed within the call.
+    """
 
     size: int
     made: int
@@ -128,8 +131,8 @@ class _Allocation:
 
 
 def _allocations(call: Callable[[], None], device: str) -> list[_Allocation]:
-    """What ``call`` allocated on ``device``, in order."""
-    # Its library writes stages of its own work to stderr, unless told not to before it starts.
+    """The allocations that ``call`` makes on ``device``, in order."""
+    # Kineto, the profiler's library, logs to stderr unless this is set before it starts.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as recorded:
@@ -155,7 +158,7 @@ def _allocations(call: Callable[[], None], device: str) -> list[_Allocation]:
 
 
 def _peak(allocations: Iterable[_Allocation]) -> int:
-    """The most bytes of ``allocations`` that lived together."""
+    """The most bytes that ``allocations`` take at one time."""
     changes: list[tuple[int, int]] = []
     for one in allocations:
         changes.append((one.made, one.size))

@@ -42,24 +42,24 @@ def tune(
 ) -> Outcome:
     """Find the fastest plan for which ``evaluate(module)`` keeps ``criterion``.
 
-    Laws: the result never misses the criterion and is never worse than fp32 here by the
-    objective, run in the same way; where nothing helps its ``model`` is the module as it was,
-    and ``why`` says why.
+    Laws: the result never misses the criterion and, run in the same way on this machine, is
+    never worse than fp32 by the objective. Where nothing helps, its ``model`` is the module as
+    it was given, and ``why`` says why.
 
     Args:
         module: The module, or an exported program.
-        example_inputs: Positional inputs: plans are timed and their errors estimated on them.
-            None, or none, for an exported program, which carries its own.
-        evaluate: The accuracy of a module.
+        example_inputs: Positional inputs, on which plans are timed and their errors estimated.
+            None or empty for an exported program, which has its own.
+        evaluate: Returns the accuracy of a module.
         example_kwargs: Keyword inputs.
-        baseline: What ``evaluate`` gives for ``module``, where that is known already.
+        baseline: The value of ``evaluate`` for ``module``, if it is known already.
         criterion: The accuracy to keep; by default at most 1% less.
-        objective: What to have least of: ``latency`` of a call, ``size`` of the module's
-            state, or ``memory`` of the running module, by an estimate.
+        objective: What to minimise: ``latency`` of a call, ``size`` of the module's state, or
+            ``memory`` of the running module, by an estimate.
         policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
         user_rules: Rule functions by name.
-        max_trials: Evaluations of plans at most; what is left goes into faster plans.
-        timeout_s: Seconds after which none is begun.
+        max_trials: The most evaluations; those not needed are spent on faster plans.
+        timeout_s: Seconds after which no evaluation is begun.
         options: How plans are tried.
         progress: Told of each step.
 
@@ -92,7 +92,7 @@ class _OfModule(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleWorkload:
-    """A user's function of a module; the examples are all the data that is known of."""
+    """A user's evaluation of a module; the only data are the module's example inputs."""
 
     function: Evaluate
     known: float | None
@@ -103,11 +103,11 @@ class ModuleWorkload:
 
     @property
     def higher_is_better(self) -> bool:
-        """As the criterion says."""
+        """Whether higher is better, by the criterion."""
         return self.criterion.higher_is_better
 
     def evaluate(self, session: Session, reference: Session | None) -> float:
-        """What the function gives of the session's module."""
+        """The function's value for the session's module; for fp32 ``known``, if given."""
         if reference is None and self.known is not None:
             return self.known
         module = cast("_OfModule", session).module
@@ -123,9 +123,9 @@ class ModuleWorkload:
             return float(self.function(module))
 
     def calibration(self) -> Iterable[Feeds]:
-        """None: the examples serve."""
+        """Empty: the module is observed on its example inputs."""
         return ()
 
     def timing(self) -> Sequence[Feeds]:
-        """None: the examples serve."""
+        """Empty: the module is timed on its example inputs."""
         return ()

@@ -1,9 +1,9 @@
 """Intel Neural Compressor 2.x: ``mix_precision.fit``, ``quantization.fit``, their settings.
 
-The signatures and defaults are those of release 2.6; it was removed upstream in 3.8. What
-differs: an unsupported combination raises with the reason and never ends the process, a
-model whose products all came out fp32 is never called a success, convolutions are converted
-too, a name that matches no op is an error, and settings without effect say so in a warning.
+The signatures and defaults are those of release 2.6; Intel removed the interface in 3.8. It
+differs in this: an unsupported combination raises an error with the reason and never ends the
+process, a model whose products all stay fp32 is not a success, convolutions are converted too,
+a name that matches no op is an error, and a warning names each setting without effect.
 """
 
 from __future__ import annotations

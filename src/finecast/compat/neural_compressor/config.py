@@ -1,7 +1,7 @@
 """The settings, with Intel Neural Compressor's names, defaults and order of arguments.
 
-What a value cannot mean here is refused with the reason; what INC itself ignores for mixed
-precision is taken, and ``without_effect`` says so.
+A value that cannot be followed here is an error that gives the reason. A setting that INC
+ignores for mixed precision is accepted, and ``without_effect`` names it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from finecast.compat.neural_compressor.criteria import (
     AccuracyCriterion,
     TuningCriterion,
     check_level,
-    naming_strangers,
+    refuses_unknown,
+    without_evaluation,
 )
 from finecast.compat.neural_compressor.op_dicts import OpDict, check_op_dicts, names
 from finecast.compat.neural_compressor.places import check_place
@@ -42,18 +43,18 @@ def is_frozen(model: object) -> bool:
     return isinstance(model, str | Path) and Path(model).suffix.lower() == ".pb"
 
 
-@naming_strangers
+@refuses_unknown
 @dataclass
 class MixedPrecisionConfig:
-    """What to convert, and how far.
+    """The formats to convert to, the ops to keep, and the accuracy to keep.
 
     ``op_name_dict`` and ``op_type_dict`` keep ops in fp32 by the module's (or node's) name,
     a regular expression that must match all of it, or by its class (or op type).
     ``precision`` is another name of ``precisions``: of several, the first that is not
-    excluded is used; with int8 among them it is quantization, which mixes int8 and bf16.
+    excluded is used; with int8 among them the model is quantized, with int8 and bf16 mixed.
     ``quant_level`` says how ops fall back to fp32: 0 a type of op at a time, 1 op by op,
-    "auto" first one and then the other. ``inputs`` and ``outputs`` are checked: all of the
-    model is converted. ``model_name`` is a name and no more.
+    "auto" by types and then by ops. The names in ``inputs`` and ``outputs`` are checked, but
+    all of the model is converted. ``model_name`` has no effect.
     """
 
     device: str = "cpu"
@@ -113,7 +114,7 @@ class MixedPrecisionConfig:
         return tuple(low_format(name) for name in dict.fromkeys(left))
 
     def quantization(self) -> PostTrainingQuantConfig:
-        """The same as settings of quantization, which int8 among the precisions asks for.
+        """These settings for ``quantization.fit``, to be used if int8 is among the precisions.
 
         Raises:
             UsageError: If fp16 is to be mixed with int8.
@@ -139,7 +140,7 @@ class MixedPrecisionConfig:
         )
 
     def check(self) -> None:
-        """Raise UsageError for a value that no setting has."""
+        """Raise UsageError for a value that is unknown or not supported."""
         check_place(self.device, self.backend)
         check_level(self.quant_level)
         check_op_dicts(self.op_name_dict, self.op_type_dict, quantizes=False)
@@ -152,11 +153,12 @@ class MixedPrecisionConfig:
             )
 
     def without_effect(self, *, evaluated: bool, frozen: bool = False) -> Iterator[str]:
-        """Settings given that change nothing, each with the reason.
+        """The settings that are given and have no effect, each with the reason.
 
         Args:
             evaluated: Whether the model's accuracy can be measured.
-            frozen: Whether it is a graph whose inputs and outputs no signature names.
+            frozen: Whether the model is a frozen graph. It has no signature, so ``inputs`` and
+                ``outputs`` name its ports.
         """
         if self.model_name:
             yield "model_name names the model, and changes nothing"
@@ -167,11 +169,5 @@ class MixedPrecisionConfig:
             yield f"of precisions {self.precisions!r}, {self.low().label} is used"
         if self.ports and not frozen:
             yield "inputs and outputs: all of the model is converted, whatever they name"
-        searches = (
-            ("tuning_criterion", self.tuning_criterion, TuningCriterion()),
-            ("accuracy_criterion", self.accuracy_criterion, AccuracyCriterion()),
-            ("quant_level", self.quant_level, "auto"),
-        )
-        for name, given, default in searches:
-            if not evaluated and given != default:
-                yield f"{name}: without eval_func, or eval_dataloader and eval_metric"
+        if not evaluated:
+            yield from without_evaluation(self)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from finecast.data.criterion import Criterion, CriterionKind
 from finecast.errors import UsageError
@@ -28,8 +28,8 @@ _STRATEGIES: Final = (
 )
 
 
-def naming_strangers(settings: type[T]) -> type[T]:
-    """``settings``, which refuses a name that it does not have as every wrong value is."""
+def refuses_unknown(settings: type[T]) -> type[T]:
+    """``settings``, whose constructor raises UsageError for an unknown keyword."""
     init = settings.__init__
     known = [name for name in inspect.signature(init).parameters if name != "self"]
 
@@ -50,11 +50,11 @@ def naming_strangers(settings: type[T]) -> type[T]:
     return settings
 
 
-# Settings of the search, which INC 1 and its quantization have beside the others.
+# Settings of TuningCriterion, which INC 1 had as keywords of the configuration itself.
 _SEARCH: Final = ("strategy", "strategy_kwargs", "timeout", "max_trials", "objective")
 
 
-@naming_strangers
+@refuses_unknown
 @dataclass
 class AccuracyCriterion:
     """The accuracy to keep: a loss relative to the baseline, or absolute."""
@@ -64,7 +64,7 @@ class AccuracyCriterion:
     tolerable_loss: float = 0.01
 
     def to_criterion(self) -> Criterion:
-        """The same as a finecast ``Criterion``.
+        """These settings as a ``Criterion`` of finecast's.
 
         Raises:
             UsageError: If the kind or the loss is not usable.
@@ -76,7 +76,7 @@ class AccuracyCriterion:
         )
 
 
-@naming_strangers
+@refuses_unknown
 @dataclass
 class TuningCriterion:
     """How long to search: ``timeout`` 0 ends at the first trial that passes."""
@@ -88,7 +88,7 @@ class TuningCriterion:
     objective: str | Sequence[str] | Mapping[str, Any] = "performance"
 
     def check(self) -> None:
-        """Raise UsageError for what cannot be followed."""
+        """Raise UsageError for a value that is unknown or not supported."""
         if self.strategy not in _STRATEGIES:
             raise unknown_name(self.strategy, _STRATEGIES, what="strategy")
         if self.max_trials < 1 or self.timeout < 0:
@@ -96,14 +96,14 @@ class TuningCriterion:
                 f"max_trials {self.max_trials} and timeout {self.timeout} leave no trial",
                 fix="give at least one trial, and seconds, or 0 for the first that passes",
             )
-        _ = self.sought
+        _ = self.sought  # raises for an objective that is not supported
 
     @property
     def sought(self) -> Objective:
-        """The same as finecast's objective.
+        """``objective`` as an ``Objective`` of finecast's.
 
         Raises:
-            UsageError: If it is none, or one that nothing here serves.
+            UsageError: If ``objective`` is unknown, not supported, or more than one.
         """
         given = [self.objective] if isinstance(self.objective, str) else self.objective
         listed = () if isinstance(given, Mapping) else tuple(given)
@@ -118,6 +118,26 @@ class TuningCriterion:
                 fix=f"use one of {', '.join(_SOUGHT)}",
             )
         return found
+
+
+class SearchSettings(Protocol):
+    """Settings of a search for the model that keeps an accuracy."""
+
+    tuning_criterion: TuningCriterion
+    accuracy_criterion: AccuracyCriterion
+    quant_level: str | int
+
+
+def without_evaluation(settings: SearchSettings) -> Iterator[str]:
+    """The search's settings that are given, which have no effect without an evaluation."""
+    searches = (
+        ("tuning_criterion", settings.tuning_criterion, TuningCriterion()),
+        ("accuracy_criterion", settings.accuracy_criterion, AccuracyCriterion()),
+        ("quant_level", settings.quant_level, "auto"),
+    )
+    for name, given, default in searches:
+        if given != default:
+            yield f"{name}: without eval_func, or eval_dataloader and eval_metric"
 
 
 def check_level(quant_level: str | int) -> None:

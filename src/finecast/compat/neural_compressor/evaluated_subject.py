@@ -1,4 +1,8 @@
-"""An ONNX subject whose accuracy is a function of the model, and not of what it computes."""
+"""An ONNX subject for ``tune`` whose accuracy the user measures on the model itself.
+
+finecast's own evaluations run a loaded session; Intel Neural Compressor's ``eval_func`` takes
+the model.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSession:
-    """A loaded model that knows what was loaded."""
+    """A session (``inner``) with the ``model`` that it was loaded from."""
 
     inner: Session
     model: ir.Model
@@ -67,19 +71,20 @@ class ModelWorkload:
             return self.score(native)
 
     def calibration(self) -> Sequence[Feeds]:
-        """All that was given."""
+        """All feeds."""
         return self.feeds
 
     def timing(self) -> Sequence[Feeds]:
-        """The largest batch."""
+        """The largest of the feeds."""
         return spread(self.feeds, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedSubject:
-    """``inner``, whose sessions are ``ModelSession``.
+    """``inner`` with sessions that are ``ModelSession``.
 
-    It has no ``hints``: what an engine lowers by itself is no model that could be returned.
+    Unlike ``inner`` it has no ``hints``: what an engine lowers by its precision hint is no
+    model that could be given to ``eval_func``.
     """
 
     inner: EngineSubject
@@ -97,7 +102,7 @@ class EvaluatedSubject:
 
     @property
     def target(self) -> str:
-        """Everything is measured here."""
+        """Empty: everything is measured on this machine."""
         return self.inner.target
 
     @property
@@ -117,7 +122,7 @@ class EvaluatedSubject:
 
     @property
     def truth(self) -> None:
-        """The fp32 model is what was given."""
+        """None: the reference is the fp32 model itself."""
         return
 
     @property
@@ -126,29 +131,29 @@ class EvaluatedSubject:
         return self.inner.told
 
     def check_formats(self, policy: Policy) -> None:
-        """Those that the engine computes in."""
+        """Raise UsageError for a format that the engine does not compute in."""
         self.inner.check_formats(policy)
 
     def speed(self, fmt: Format) -> Speed:
-        """By short probes."""
+        """The speed of a format, by short probes."""
         return self.inner.speed(fmt)
 
     def first_nan(self, workload: Workload) -> str:
-        """By a run that shows all values."""
+        """The first op that gives NaN, by a run that shows all values."""
         return self.inner.first_nan(workload)
 
     def examine(
         self, policy: Policy, user_rules: UserRules, workload: Workload, progress: Progress
     ) -> Examined:
-        """Facts by calibration, then the rules."""
+        """What calibration shows of the model, and what the rules permit then."""
         return self.inner.examine(policy, user_rules, workload, progress)
 
     def session(self, built: Built) -> ModelSession:
-        """Loaded, once, with what was loaded."""
+        """The plan's model, loaded, as a ``ModelSession``."""
         return ModelSession(inner=self.inner.session(built), model=built.model)
 
     def times(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
-        """In the engine."""
+        """Times of models in the engine."""
         return self.inner.times(built, workload, effort)
 
     def check_streams(self) -> None:
@@ -156,9 +161,9 @@ class EvaluatedSubject:
         self.inner.check_streams()
 
     def streamed(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
-        """In the engine."""
+        """Times of requests in the engine, several in flight."""
         return self.inner.streamed(built, workload, effort)
 
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
-        """Those that are timed."""
+        """The feeds that models are timed on."""
         return self.inner.feeds(workload)

@@ -9,13 +9,16 @@ from typing import Any
 from finecast.errors import UsageError
 
 EvalFunc = Callable[[Any], float]
-# Gives the outputs of a model on one batch.
+# Makes of a model a function that gives its outputs on one batch.
 Predictor = Callable[[Any], Callable[[Any], Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelEvaluation:
-    """``function``, or else ``batches`` of (inputs, labels) with ``metric``."""
+    """How accuracy is measured: by ``function``, or by ``metric`` on ``batches``.
+
+    Batches are (inputs, labels). Where all are None there is no evaluation.
+    """
 
     function: EvalFunc | None
     batches: Iterable[Any] | None
@@ -25,10 +28,11 @@ class ModelEvaluation:
     def of(
         cls, function: EvalFunc | None, dataloader: Iterable[Any] | None, metric: Any
     ) -> ModelEvaluation:
-        """What is given, checked.
+        """The evaluation that the user's arguments of ``fit`` state.
 
         Raises:
-            UsageError: If one of dataloader and metric lacks, or the metric is none.
+            UsageError: If only one of dataloader and metric is given, or the metric lacks a
+                method.
         """
         if function is None and (dataloader is None) != (metric is None):
             raise UsageError(
@@ -45,14 +49,14 @@ class ModelEvaluation:
 
     @property
     def given(self) -> bool:
-        """Whether there is one."""
+        """Whether there is an evaluation."""
         return self.function is not None or self.batches is not None
 
     def score(self, model: Any, predictor: Predictor) -> float:
         """The accuracy of ``model``.
 
         Raises:
-            UsageError: If it is no number.
+            UsageError: If the evaluation does not give a number.
         """
         if self.function is not None:
             return _number(self.function(model), "eval_func")
@@ -65,7 +69,7 @@ class ModelEvaluation:
 
 
 def kept(dataloader: Iterable[Any] | None) -> Iterable[Any] | None:
-    """Batches for every trial: what can be gone through but once is kept."""
+    """Batches that every trial can iterate; an iterator, which allows one pass, as a list."""
     if dataloader is None or iter(dataloader) is not dataloader:
         return dataloader
     return list(dataloader)

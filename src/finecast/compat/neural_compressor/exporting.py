@@ -1,4 +1,4 @@
-"""A module as a program for inputs of other sizes than those of the example."""
+"""Exporting a module as a program that takes inputs of other sizes than the example's."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from finecast.frontends.torch.capture import quiet
 def export_freely(
     module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> ExportedProgram:
-    """The program of ``module`` whose sizes are free where its code leaves them free.
+    """Export ``module`` with all sizes of its inputs free, except those that its code fixes.
 
-    Law: the first size of every input is free, and the program gives the example outputs of
-    the shape that the module gives them. One sample alone is doubled: ``torch.export`` takes
-    a size of 1 for a constant.
+    Law: the first size of every input is free, and on the example the program gives outputs of
+    the module's own shapes. An example of a single sample is doubled: ``torch.export`` takes a
+    size of 1 for a constant.
 
     Raises:
-        ModelError: If the module cannot be captured so; says why.
+        ModelError: If the module cannot be exported in this way; says why.
     """
     leaves = tree_leaves((args, kwargs))
     single = all(x.shape[0] == 1 for x in leaves if isinstance(x, torch.Tensor) and x.ndim)
@@ -44,7 +44,7 @@ def export_freely(
 
 
 def export_like(module: GraphModule, program: ExportedProgram) -> ExportedProgram:
-    """A converted module as a program with the same free sizes as ``program``."""
+    """Export a converted module as a program with the same free sizes as ``program``."""
     args, kwargs = examples(program)
     with quiet():
         return torch.export.export(
@@ -53,7 +53,7 @@ def export_like(module: GraphModule, program: ExportedProgram) -> ExportedProgra
 
 
 def _all_free(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Sizes as ``torch.export`` takes them: free wherever the code does not fix them."""
+    """``dynamic_shapes`` of ``torch.export``: every size free that the code does not fix."""
     shapes = ShapesCollection()
     for one in tree_leaves((args, kwargs)):
         if isinstance(one, torch.Tensor):
@@ -68,6 +68,7 @@ def _doubled(x: Any) -> Any:
 def _shapes(
     module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> list[tuple[int, ...]]:
+    """Shapes of the outputs, in evaluation mode; the module's own modes are put back."""
     modes = [(m, m.training) for m in module.modules()]
     module.eval()
     try:

@@ -1,7 +1,8 @@
-"""The accuracy-driven fallback: reverts ops to fp32 until the accuracy is kept.
+"""The accuracy-driven fallback: ops are reverted to fp32 until the accuracy is kept.
 
-In order: everything converted; each op type reverted alone; each op reverted alone; the ops
-reverted together, those that helped most first. A plan that leaves no product low is no trial.
+Trials in order: everything converted; each op type reverted alone; each op reverted alone; ops
+reverted together, one more each time, those with the best accuracy alone first. A set of ops
+that leaves no product low is not tried.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ class Fallback(Generic[Model]):
 
     Attributes:
         types: Type of each op that can be converted, by its name.
-        build: The model with the named ops left in fp32.
-        counts: Whether a model is a trial: a product in it is low.
-        evaluate: Its accuracy.
+        build: Makes the model with the named ops left in fp32.
+        counts: Whether a model is worth a trial: a product in it is low.
+        evaluate: Measures a model's accuracy.
         criterion: The accuracy to keep.
         tuning: How long to search.
-        quant_level: 0 reverts types of ops alone, 1 single ops, "auto" one after the other.
+        quant_level: 0 reverts types of ops only, 1 single ops only, "auto" both in turn.
+        scores: Accuracy of each trial so far, by the names of ops left in fp32.
     """
 
     types: Mapping[str, str]
@@ -43,8 +45,8 @@ class Fallback(Generic[Model]):
     def search(self, baseline: float) -> Model | None:
         """The best model that keeps the criterion; None if no trial does.
 
-        With a timeout of 0 it is the first that passes; else the search goes on until the
-        time is up, and the one with the fewest ops in fp32 is taken.
+        With a timeout of 0 it is the first that passes. Otherwise the search goes on until the
+        time is up, and of those that pass the one with the fewest ops in fp32 is taken.
         """
         start = time.monotonic()
         best: tuple[int, Model] | None = None

@@ -1,4 +1,4 @@
-"""What ``fit`` needs to know of a model, whatever framework it is of."""
+"""The interface by which ``fit`` converts models of any framework."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Result(Protocol):
 
     @property
     def products(self) -> int:
-        """How many of them the matmul engine runs: those that a low format is for."""
+        """How many of them are matrix products or convolutions, which gain most when low."""
         ...
 
     def save(self, root: str | Path) -> None:
@@ -33,7 +33,7 @@ class Result(Protocol):
 
 
 class FitSubject(Protocol):
-    """A model with named ops that can be converted, each alone."""
+    """A model whose ops have names and can be converted one by one."""
 
     @property
     def types(self) -> Mapping[str, str]:
@@ -55,9 +55,9 @@ class FitSubject(Protocol):
         ...
 
     def predictor(self, model: Any) -> Callable[[Any], Any]:
-        """Gives the outputs of ``model`` on one batch."""
+        """A function that gives the outputs of ``model`` on one batch."""
         ...
 
     def slow(self, low: Format) -> str:
-        """Why ``low`` should not be used on the device; empty if it may."""
+        """Why ``low`` gains nothing on the device; empty if it does."""
         ...

@@ -1,4 +1,4 @@
-"""Which framework a model is of; what to do with those that finecast does not read."""
+"""Which framework a model is of, and what to do with models that ``fit`` does not take."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ _CHECKPOINT: Final = (
     "a checkpoint or an old format of TensorFlow's",
     "load it, and give the Keras model, or a SavedModel of it",
 )
-_TFLITE: Final = ("a TensorFlow Lite model", "give the SavedModel that it was made from")
+_TFLITE: Final = (
+    "a TensorFlow Lite model",
+    "use finecast.convert or finecast.tune, or give the SavedModel that it was made from",
+)
 _JAX: Final = ("a JAX model", "export it to ONNX (pip install jax2onnx), and give that file")
 _OPENVINO: Final = (
     "an OpenVINO model",
-    "give the ONNX file or the nn.Module that it was made from",
+    "use finecast.convert or finecast.tune, or give what it was made from (ONNX, nn.Module)",
 )
 _STATE: Final = (
     "a file of PyTorch's",
@@ -44,7 +47,7 @@ _SUFFIXES: Final[Mapping[str, tuple[str, str]]] = {
 
 
 class Kind(Enum):
-    """Whose models ``fit`` takes."""
+    """A framework whose models ``fit`` takes."""
 
     ONNX = "ONNX"
     TORCH = "PyTorch"
@@ -66,7 +69,7 @@ def kind_of(model: Any) -> Kind:
     """The framework of ``model``.
 
     Raises:
-        UsageError: If it is none that finecast reads; says what to do next.
+        UsageError: If ``fit`` does not take such models; says what to do next.
     """
     if isinstance(model, str | Path):
         path = Path(model)
@@ -96,4 +99,4 @@ def kind_of(model: Any) -> Kind:
 
 def _unread(model: str, other: tuple[str, str]) -> UsageError:
     what, fix = other
-    return UsageError(f"{what}, which finecast does not read", where=model, fix=fix)
+    return UsageError(f"{what}, which fit does not take", where=model, fix=fix)

@@ -9,14 +9,14 @@ from finecast.errors import UsageError
 
 
 def load(checkpoint_dir: str | Path, model: Any = None) -> Any:
-    """What ``fit`` returned, from where its ``save`` put it.
+    """Read the result of ``fit`` that its ``save`` wrote.
 
     Nothing in the files is executed.
 
     Args:
-        checkpoint_dir: The folder (of a TensorFlow model the SavedModel), or the ONNX file.
-        model: The fp32 ``nn.Module``, where the folder holds only the state of one that was
-            converted module by module.
+        checkpoint_dir: The folder (for TensorFlow a SavedModel), or the ONNX file.
+        model: The fp32 ``nn.Module``; needed if the module was converted module by module, of
+            which only the state is saved.
 
     Raises:
         UsageError: If there is no such model, or ``model`` is missing.

@@ -1,4 +1,4 @@
-"""The plan of everything that may be low, but for what is kept."""
+"""The plan that lowers every op that may be low, except those to keep."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from finecast.planning.planner import Planner
 
 
 def all_low_but(planner: Planner, kept: Collection[str]) -> tuple[Plan, list[str]]:
-    """The plan, and the ops that have the policy's format in it; ``kept`` are nodes' names."""
+    """The plan, and the op types of the nodes that it lowers.
+
+    Nodes named in ``kept`` stay fp32; all others get the policy's format if they may have it.
+    """
     low, nodes = planner.policy.format, planner.graph.nodes
     formats = {
         i: pick(p, Format.FP32) if nodes[i].name in kept else pick(p, low, Format.FP32)

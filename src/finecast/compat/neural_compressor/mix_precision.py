@@ -36,15 +36,16 @@ def fit(
     """Convert ``model``; where an evaluation is given, keep its accuracy.
 
     Returns:
-        An object with ``.model`` and ``.save(path)``, of an ``nn.Module`` one that is a
-        module itself; None where no trial keeps the accuracy. A model without any matrix
-        product or convolution in the low format is never a result: it would gain nothing.
+        An object with ``.model`` and ``.save(path)``; for an ``nn.Module`` it is a module
+        itself. None if no trial keeps the accuracy. A model without any matrix product or
+        convolution in the low format is never a result, as it would gain nothing.
 
     Args:
         model: An ``nn.Module``, a ModelProto, a Keras model, or the path of an ONNX file, a
             SavedModel, a frozen ``.pb`` or an MXNet ``-symbol.json``.
         conf: The settings.
-        eval_func: Accuracy of an ``nn.Module``, ModelProto (or path) or TensorFlow function.
+        eval_func: Returns the accuracy of a model: an ``nn.Module``, a ModelProto (over 2 GB
+            a path), or a TensorFlow function.
         eval_dataloader: Batches ``(inputs, labels)``; with ``eval_metric``.
         eval_metric: ``update(predictions, labels)``, ``result()`` and ``reset()``.
         config: Another name of ``conf``.
@@ -81,7 +82,7 @@ def _quantized(
     eval_dataloader: Iterable[Any] | None,
     eval_metric: Any,
 ) -> Any:
-    """By ``quantization.fit``, which has the data by another name."""
+    """``quantization.fit``, calibrated on ``eval_dataloader``."""
     quantization.check_kind(model)
     conf = settings.quantization()
     if eval_dataloader is None:
@@ -102,7 +103,7 @@ def _searched(
     types: Mapping[str, str],
     evaluation: ModelEvaluation,
 ) -> Result | None:
-    """The first model that keeps the accuracy, by reverting ops of ``types``."""
+    """The best model that keeps the accuracy, by reverting ops of ``types`` to fp32."""
     fixed = frozenset(subject.types) - frozenset(types)
 
     def score(native: Any) -> float:
@@ -177,7 +178,10 @@ def _require(package: str, install: str) -> None:
 
 
 def _check_speed(settings: MixedPrecisionConfig, low: Format, subject: FitSubject) -> None:
-    """The hardware gate: by running, not by CPUID; ``FORCE_BF16=1`` opens it."""
+    """Raise EngineError if ``low``, measured, gains nothing here; ``FORCE_BF16=1`` skips this.
+
+    INC decides by the CPU's feature flags, and has the same variable.
+    """
     if os.environ.get(f"FORCE_{low.name}") == "1":
         return
     reason = subject.slow(low)
@@ -192,7 +196,7 @@ def _check_speed(settings: MixedPrecisionConfig, low: Format, subject: FitSubjec
 def _selected(
     subject: FitSubject, settings: MixedPrecisionConfig, low: Format
 ) -> dict[str, str]:
-    """Ops that neither dict keeps in fp32.
+    """The convertible ops, by name with their types, that neither dict keeps in fp32.
 
     Raises:
         UsageError: If an entry matches no op of the model, or no op is left.

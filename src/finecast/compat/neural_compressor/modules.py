@@ -31,7 +31,8 @@ CONVERTED: Final = (
     nn.RNNCell,
     nn.MultiheadAttention,
 )
-# Data that a module computes on: what comes after (masks) is only compared or added.
+# So many positional arguments are data that a module computes on; those after them (masks) are
+# only compared or added.
 _DATA_ARGUMENTS: Final = 3
 _DATA_NAMES: Final = frozenset({"query", "key", "value", "input"})
 
@@ -39,10 +40,10 @@ _DATA_NAMES: Final = frozenset({"query", "key", "value", "input"})
 class LowModule(nn.Module):
     """Computes ``inner`` in ``dtype``; takes and gives fp32.
 
-    Laws: an attribute of ``inner`` is one of this module too, and its parameters are read in
-    fp32 that way, so that code which computes with ``layer.weight`` itself stays right. The
-    casts are hooks: PyTorch's fused transformer layers take the parameters of modules that
-    have hooks out of no module, they call it.
+    Laws: attributes of ``inner`` can be read from this module, parameters in fp32: code that
+    computes with ``layer.weight`` itself stays right. The casts are hooks, because
+    PyTorch's fused transformer layers call modules that have hooks, and read the parameters of
+    all others without calling them.
     """
 
     def __init__(self, inner: nn.Module, dtype: torch.dtype) -> None:
@@ -60,7 +61,7 @@ class LowModule(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name == "inner":  # while a copy is being put together
+            if name == "inner":  # not set yet while this module is being copied
                 raise
             return _cast(getattr(self.inner, name), self.dtype, torch.float32)
 
@@ -72,7 +73,7 @@ def _cast_in(
         return _cast(x, torch.float32, module.dtype)
 
     def mask(x: object) -> object:
-        return _cast(_within(x, module.dtype), torch.float32, module.dtype)
+        return _cast(_clamped(x, module.dtype), torch.float32, module.dtype)
 
     first, rest = (
         tree_map(data, args[:_DATA_ARGUMENTS]),
@@ -93,8 +94,11 @@ def _cast(x: object, source: torch.dtype, target: torch.dtype) -> object:
     return x
 
 
-def _within(x: object, dtype: torch.dtype) -> object:
-    """fp32's lowest number, the usual mask, is beyond bf16: it must not become infinite."""
+def _clamped(x: object, dtype: torch.dtype) -> object:
+    """Clamp finite fp32 numbers to the range of ``dtype``.
+
+    fp32's lowest number, the usual mask, would become -Inf in bf16, and rows of it NaN.
+    """
     if not isinstance(x, torch.Tensor) or x.dtype is not torch.float32:
         return x
     most = torch.finfo(dtype).max
@@ -102,9 +106,9 @@ def _within(x: object, dtype: torch.dtype) -> object:
 
 
 def convertible(module: nn.Module) -> dict[str, str]:
-    """Class by name of the submodules that can be converted, the outermost of each.
+    """The class of each submodule that can be converted, by name; none is inside another.
 
-    A module that is used in several places is there under each of its names.
+    A module that has several names is listed under each.
     """
     found: dict[str, str] = {}
     outer: str | None = None
@@ -121,7 +125,7 @@ def lower_modules(
 ) -> nn.Module:
     """A copy of ``module`` with the submodules called ``names`` in ``dtype``.
 
-    A parameter that they share with others is low in them alone.
+    A parameter that they share with other modules is lowered in them only.
     """
     result = copy.deepcopy(module)
     if "" in names:
@@ -131,6 +135,8 @@ def lower_modules(
         parent_name, _, last = name.rpartition(".")
         parent = result.get_submodule(parent_name)
         one = getattr(parent, last)
+        if isinstance(one, LowModule):  # the parent has two names, and came by the other
+            continue
         if one not in lowered:
             lowered[one] = LowModule(copy.deepcopy(one), dtype)
         setattr(parent, last, lowered[one])

@@ -1,4 +1,4 @@
-"""MXNet models, by MXNet's own exporter: from ``-symbol.json`` and ``.params`` to ONNX."""
+"""Exporting MXNet models (``-symbol.json``, ``.params``) to ONNX by MXNet's own exporter."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _OTHER_ENVIRONMENT: Final = (
 
 
 def exported(model: Any, example_inputs: Any) -> onnx.ModelProto:
-    """An MXNet model in ONNX.
+    """Export an MXNet model to ONNX.
 
     Args:
         model: The path of ``NAME-symbol.json`` or of the ``.params`` beside it.
-        example_inputs: An array, or a list of them, whose shapes the inputs have.
+        example_inputs: An array, or a list of them, with the shapes of the model's inputs.
 
     Raises:
-        UsageError: If it is no such path, a file is missing, or no inputs are given.
+        UsageError: If ``model`` is no such path, a file is missing, or no inputs are given.
         EngineError: If MXNet cannot be imported here.
         ModelError: If MXNet cannot export the model.
     """
@@ -65,7 +65,7 @@ def exported(model: Any, example_inputs: Any) -> onnx.ModelProto:
 
 
 def _files(path: Path) -> tuple[Path, Path]:
-    """The network and its parameters."""
+    """The paths of the network and of its parameters; UsageError if one is missing."""
     folder = path.parent
     if path.name.endswith(_SYMBOL):
         symbol, stem = path, path.name.removesuffix(_SYMBOL)
@@ -92,7 +92,7 @@ def _library() -> Any:
         raise EngineError("MXNet is not installed here", fix=_OTHER_ENVIRONMENT)
     try:
         return importlib.import_module("mxnet")
-    except (ImportError, AttributeError) as error:  # numpy 2 has not what it asks for
+    except (ImportError, AttributeError) as error:  # numpy 2 lacks names that it imports
         raise EngineError(
             f"MXNet cannot be imported here: {error}", fix=_OTHER_ENVIRONMENT
         ) from error

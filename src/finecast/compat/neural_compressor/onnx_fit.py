@@ -33,7 +33,7 @@ from finecast.subjects.engine.planning import make_planner
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxFit:
-    """An ONNX file with its planner: ``types`` are the nodes that rules leave a low format."""
+    """An ONNX file with its planner; ``types`` has nodes that rules permit a low format."""
 
     source: GivenModel
     planner: Planner
@@ -67,10 +67,12 @@ class OnnxFit:
     @property
     def original(self) -> Any:
         """The model's ModelProto; its path, if it is too large for one message."""
-        return as_given(self.source.file)
+        file = self.source.file
+        fits = frontend.fits_one_message(file.model)
+        return frontend.to_proto(file.model) if fits else str(file.path)
 
     def build(self, kept: frozenset[str]) -> OnnxResult:
-        """Everything that may be low and is not kept is."""
+        """The model with every op low that may be and is not in ``kept``."""
         plan, lowered = all_low_but(self.planner, kept)
         return OnnxResult(
             source=self.source,
@@ -84,7 +86,7 @@ class OnnxFit:
         return predictor(self.engine, model)
 
     def slow(self, low: Format) -> str:
-        """What probing the engine's device says of ``low``."""
+        """Why ``low`` gains nothing on the engine's device, measured; empty if it does."""
         found = self.engine.capabilities().get(low)
         if found is None or not found.runs:
             return found.reason if found else "not a format of this engine"
@@ -98,13 +100,6 @@ def check_ports(file: OnnxFile, given: Sequence[str]) -> None:
     for name in given:
         if name not in ports:
             raise unknown_name(name, ports, what="input or output", where="of the model")
-
-
-def as_given(file: OnnxFile) -> Any:
-    """A file's ModelProto; its path, if it is too large for one message."""
-    if frontend.fits_one_message(file.model):
-        return frontend.to_proto(file.model)
-    return str(file.path)
 
 
 def predictor(engine: Engine, model: onnx.ModelProto | str) -> Callable[[Any], Any]:

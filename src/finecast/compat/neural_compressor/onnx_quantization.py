@@ -1,4 +1,4 @@
-"""An ONNX model, quantized: ``tune`` with the user's evaluation, or all that may be low."""
+"""Quantizing an ONNX model: by ``tune`` with the user's evaluation, or as low as permitted."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def quantize(
     batches: Iterable[Any],
     evaluation: ModelEvaluation,
 ) -> OnnxResult | None:
-    """What ``quantization.fit`` returns of an ONNX model.
+    """``quantization.fit`` for an ONNX model.
 
     Raises:
         FinecastError: As ``quantization.fit``.
@@ -57,7 +57,7 @@ def quantize(
     prepared = frontend.prepare(source.file, policy)
     check_stated(policy, engine, prepared)
     rules = tuple(op_rule(prepared.graph, conf).items())
-    if evaluation.given:  # adjustments of all kinds are tried where the accuracy is missed
+    if evaluation.given:  # where accuracy is missed, tune tries all adjustments by itself
         return one.tuned(conf, evaluation, rules)
     return replace(one, policy=replace(policy, adjust=conf.adjusts)).lowest(rules)
 
@@ -75,7 +75,7 @@ class _Quantization:
         evaluation: ModelEvaluation,
         rules: tuple[tuple[str, UserRule], ...],
     ) -> OnnxResult | None:
-        """The best model, by the objective, that keeps the accuracy; None where none is."""
+        """The best model, by the objective, that keeps the accuracy; None if there is none."""
         file, tuning = self.source.file, conf.tuning_criterion
         criterion = conf.accuracy_criterion.to_criterion()
         inner = EngineSubject(
@@ -106,7 +106,7 @@ class _Quantization:
         return self._result(outcome.plan, outcome.model)
 
     def lowest(self, rules: tuple[tuple[str, UserRule], ...]) -> OnnxResult:
-        """Every op that may have a low format, as the engine runs it."""
+        """The model with every op low that may be and that the engine runs so."""
         file = self.source.file
         source = OnnxSource(file=file)
         prepared = frontend.prepare(file, self.policy)
@@ -144,10 +144,10 @@ class _Quantization:
 
 
 def _gaining(engine: Engine, conf: PostTrainingQuantConfig) -> tuple[Format, ...]:
-    """The formats that are faster than fp32 here, by running; ``FORCE_BF16=1`` counts.
+    """The formats that are faster than fp32 here, measured, or forced by ``FORCE_BF16=1``.
 
     Raises:
-        EngineError: If none is; says why.
+        EngineError: If there is none; says why.
     """
     found: list[Format] = []
     slow: list[str] = []
@@ -171,10 +171,10 @@ def _gaining(engine: Engine, conf: PostTrainingQuantConfig) -> tuple[Format, ...
 def _feeds(
     source: GivenModel, engine: Engine, batches: Iterable[Any], samples: int
 ) -> list[Feeds]:
-    """The inputs of the first batches, until there are as many samples.
+    """The inputs of the first batches that together have ``samples`` samples or more.
 
     Raises:
-        UsageError: If there are none.
+        UsageError: If there are no batches.
     """
     ports = [spec.name for spec in engine.load(source.file.path).inputs]
     found: list[Feeds] = []
@@ -189,6 +189,6 @@ def _feeds(
 
 
 def _inputs(batches: Iterable[Any]) -> Iterator[Any]:
-    """What batches feed: of a pair the first, as INC takes them."""
+    """The inputs of each batch: the first of a pair (inputs, labels), as in INC."""
     for batch in batches:
         yield batch[0] if isinstance(batch, tuple | list) and len(batch) == 2 else batch

@@ -1,4 +1,4 @@
-"""What ``fit`` takes and makes of an ONNX model, in memory and on disk."""
+"""The ONNX model that ``fit`` is given and the one that it returns, in memory and on disk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from finecast.rules.policy import Policy, Scope
 
 
 class Folder:
-    """A folder of our own, which goes when this does."""
+    """A temporary folder, deleted when this object is."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="finecast-"))
@@ -36,7 +36,7 @@ class Folder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenModel:
-    """A model as a file, and the folder that was made for it, if one was."""
+    """A model as a file, and the temporary folder that it was written to, if it was."""
 
     file: OnnxFile
     folder: Folder | None = None
@@ -44,9 +44,10 @@ class GivenModel:
 
 @dataclass(frozen=True, kw_only=True)
 class OnnxResult:
-    """A converted model; ``lowered`` counts low nodes, ``products`` those with a product.
+    """A converted model.
 
-    The methods with INC's names give what ``model`` holds.
+    ``lowered`` counts nodes in a low format, ``products`` the matrix products and convolutions
+    among them. Methods with INC's names give parts of ``model``.
     """
 
     source: GivenModel
@@ -56,7 +57,7 @@ class OnnxResult:
 
     @cached_property
     def model(self) -> Any:
-        """The ModelProto, its tensors in it; over 2 GB the path of a copy, gone with this."""
+        """The ModelProto with its tensors; over 2 GB the path of a file, deleted with this."""
         if frontend.fits_one_message(self.converted):
             return frontend.to_proto(self.converted)
         path = self._folder.path / "model.onnx"
@@ -68,21 +69,22 @@ class OnnxResult:
         return Folder()
 
     def save(self, root: str | Path) -> None:
-        """Write the ONNX file; into a folder, as ``best_model.onnx``.
+        """Write the ONNX file ``root``; in a folder, ``best_model.onnx``.
 
-        A file that is there is replaced. Tensors go where the model had them: in its file
-        or, if they lay beside it or are over 2 GB, to ``NAME.data``.
+        An existing file is replaced. Tensors are stored as the given model had them, in the
+        file or beside it in ``NAME.data``; over 2 GB always beside it.
 
         Raises:
-            UsageError: If it cannot be written, or is the file that was converted.
+            UsageError: If the file cannot be written, or is the one that was converted.
         """
         is_folder = str(root).endswith(("/", os.sep)) or Path(root).is_dir()
         path = Path(root) / "best_model.onnx" if is_folder else Path(root)
         if path.resolve() == self.source.file.path.resolve():
             raise UsageError(
-                "would replace the model that was converted", where=str(path),
+                "would replace the model that was converted",
+                where=str(path),
                 fix="give another name",
-            )  # fmt: skip
+            )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -144,10 +146,10 @@ def load_model(path: Path) -> OnnxResult:
 
 
 def given_model(model: onnx.ModelProto | str | Path) -> GivenModel:
-    """The model as a file; one in memory is written to a folder of its own.
+    """The model as a file; one in memory is written to a temporary folder.
 
     Raises:
-        UsageError: If a ModelProto's tensors are in files that it does not locate.
+        UsageError: If a ModelProto's tensors are in other files, whose folder is unknown.
         ModelError: If it is not a valid model.
     """
     if not isinstance(model, onnx.ModelProto):
@@ -165,6 +167,6 @@ def given_model(model: onnx.ModelProto | str | Path) -> GivenModel:
         else:
             frontend.save(ir.from_proto(model), path)
         return GivenModel(file=frontend.load(path), folder=folder)
-    except FinecastError as error:  # that folder is not one of the user's
+    except FinecastError as error:  # the user knows nothing of the temporary folder
         error.__init__(error.what, where="the given ModelProto", fix=error.fix)
         raise

@@ -1,4 +1,4 @@
-"""What ``op_name_dict`` and ``op_type_dict`` say of an op: the types that it may have.
+"""Reading ``op_name_dict`` and ``op_type_dict``, which list the types that ops may have.
 
 For example ``{"Conv": {"weight": {"dtype": ["int8"]}, "activation": {"dtype": ["uint8"]}}}``.
 """
@@ -16,13 +16,13 @@ from finecast.numbers.formats import Format
 OpSetting = Mapping[str, Mapping[str, Sequence[str]]]
 OpDict = Mapping[str, OpSetting]
 
-# How values and weights are quantized here, by the names of INC's recipes of an op. Ranges by
-# other algorithms are chosen for a whole model, by finecast's own policy alone.
+# How finecast quantizes values and weights, by INC's names for the settings of an op. Other
+# algorithms for ranges can be chosen only for a whole model, outside of INC's interface.
 _QUANTIZED: Final[Mapping[str, Mapping[str, str]]] = {
     "weight": {"scheme": "sym", "granularity": "per_channel", "algorithm": "minmax"},
     "activation": {"scheme": "asym", "granularity": "per_tensor", "algorithm": "minmax"},
 }
-# What else there is, outside of INC's interface.
+# Advice on settings that finecast has outside of INC's interface.
 _ELSEWHERE: Final[Mapping[tuple[str, str], str]] = {
     ("activation", "algorithm"): "; finecast convert and tune have --calibration"
     " minmax|percentile|mse, of all values alike",
@@ -45,7 +45,12 @@ def names(given: str | Sequence[str]) -> tuple[str, ...]:
 def check_op_dicts(
     op_name_dict: OpDict | None, op_type_dict: OpDict | None, *, quantizes: bool
 ) -> None:
-    """Refuse what no op can be given; recipes of quantization unless it ``quantizes``.
+    """Refuse settings of ops that cannot be followed.
+
+    Args:
+        op_name_dict: Settings by an op's name.
+        op_type_dict: Settings by an op's type.
+        quantizes: Whether ops may have int8 and settings of its quantization.
 
     Raises:
         UsageError: If a part, a key or a value is unknown, or not how finecast quantizes.
@@ -88,8 +93,8 @@ def _check_recipe(part: str, kind: str, given: tuple[str, ...], where: str) -> N
         )
 
 
-def allowed(setting: OpSetting) -> frozenset[Format] | None:
-    """The types that an op may have, fp32 among them; None where no entry lists types."""
+def _allowed(setting: OpSetting) -> frozenset[Format] | None:
+    """The types that an op may have, always with fp32; None if no part lists types."""
     listed = [names(part["dtype"]) for part in setting.values() if part.get("dtype")]
     if not listed:
         return None
@@ -100,9 +105,9 @@ def allowed(setting: OpSetting) -> frozenset[Format] | None:
 def restrictions(
     entries: OpDict | None, known: Sequence[str], where: str
 ) -> dict[str, frozenset[Format]]:
-    """The types that entries leave, of each name that one which lists types matches.
+    """The types that entries permit, by name; names that no entry restricts are left out.
 
-    An entry is a regular expression that must match all of a name, or the name.
+    An entry's key is a regular expression that must match all of a name, or the name itself.
 
     Raises:
         UsageError: If an entry matches none of the ``known`` names.
@@ -112,7 +117,7 @@ def restrictions(
         fitting = _fitting(pattern, known)
         if not fitting:
             raise unknown_name(pattern, known, what="op", where=where)
-        types = allowed(setting)
+        types = _allowed(setting)
         if types is not None:
             found |= {name: found.get(name, types) & types for name in fitting}
     return found

@@ -1,4 +1,4 @@
-"""Devices and backends by Intel Neural Compressor's names, and what runs them here."""
+"""Intel Neural Compressor's names of devices and backends, and finecast's engines for them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ _BACKENDS: Final = (
     "onnxrt_dnnl_ep",
     "onnxrt_dml_ep",
 )
-# Backends of the matrix in INC's documentation that finecast does not drive: why, and what
-# to do.
+# Backends of INC's documentation that finecast does not support: why, and what to do instead.
 _UNSUPPORTED: Final[Mapping[str, tuple[str, str]]] = {
     "ipex": (
         "Intel's extension for PyTorch is discontinued; its kernels are in PyTorch",
@@ -30,8 +29,8 @@ _UNSUPPORTED: Final[Mapping[str, tuple[str, str]]] = {
         'give DirectML the file that finecast.convert(model, "low.onnx", "all:fp16") writes',
     ),
 }
-# The engine that runs what INC gave to a backend of ONNX Runtime's, by backend and device;
-# OpenVINO by default, because ONNX Runtime has no bf16 arithmetic on a CPU.
+# The engine that runs ONNX models, by backend and device. INC's default is ONNX Runtime; here
+# it is OpenVINO, because ONNX Runtime has no bf16 arithmetic on CPUs.
 _ENGINES: Final[Mapping[tuple[str, str], str]] = {
     ("default", "cpu"): "openvino",
     ("default", "gpu"): "openvino:GPU",
@@ -43,7 +42,7 @@ _ENGINES: Final[Mapping[tuple[str, str], str]] = {
 
 
 def check_place(device: str, backend: str) -> None:
-    """Raise UsageError for a name that is none, or a backend that finecast does not drive."""
+    """Raise UsageError for an unknown device or backend, or one that is not supported."""
     for what, known, given in (("device", _DEVICES, device), ("backend", _BACKENDS, backend)):
         if given not in known:
             raise unknown_name(given, known, what=what)
@@ -53,7 +52,7 @@ def check_place(device: str, backend: str) -> None:
 
 
 def engine_name(device: str, backend: str) -> str:
-    """The engine that runs ONNX models there.
+    """The engine that runs ONNX models on a device by a backend, as ``NAME[:DEVICE]``.
 
     Raises:
         UsageError: If the backend does not run on the device.

@@ -1,7 +1,7 @@
-"""``fit``: INC's entry point of post-training quantization, done by finecast's ``tune``.
+"""``fit``: INC's entry point for post-training quantization, done by finecast's ``tune``.
 
-Ops that run on integers get int8 and others bf16 where that gains; where the accuracy is not
-kept, ops fall back: to bf16 or fp32, whichever costs least.
+Ops that run on integers get int8, and others bf16 where that gains. If the accuracy is not
+kept, ops fall back to bf16 or fp32, whichever costs least time.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def fit(
 
     Returns:
         An object with ``.model`` and ``.save(path)``. With an evaluation it is the fastest
-        model that keeps the accuracy and is faster than fp32; None where there is none, and a
-        warning says why. Without, every op that may have a low format has it.
+        model that keeps the accuracy and is faster than fp32; None if there is none, and a
+        warning says why. Without an evaluation every op that may have a low format has it.
 
     Args:
         model: An ONNX ModelProto, or the path of an ONNX file.
         conf: The settings, a ``PostTrainingQuantConfig``.
-        calib_dataloader: Batches ``(inputs, labels)``, or inputs by name; their ranges are
-            those of the quantized values. Without it those of ``eval_dataloader`` are.
-        calib_func: Refused: the model is observed on data.
-        eval_func: Accuracy of a model: a ModelProto (over 2 GB, a path).
+        calib_dataloader: Batches ``(inputs, labels)``, or inputs by name. Values are quantized
+            over their ranges on these; by default on ``eval_dataloader``.
+        calib_func: Not supported: the model is observed on data.
+        eval_func: Returns the accuracy of a model: a ModelProto (over 2 GB, a path).
         eval_dataloader: Batches ``(inputs, labels)``; with ``eval_metric``.
         eval_metric: ``update(predictions, labels)``, ``result()`` and ``reset()``.
 
@@ -73,7 +73,7 @@ def fit(
 
 
 def check_kind(model: Any) -> None:
-    """Raise UsageError unless it is a model of ONNX: of others, what quantizes them."""
+    """Raise UsageError unless it is an ONNX model; says what quantizes other models."""
     kind = kind_of(model)
     if kind is not Kind.ONNX:
         raise UsageError(
@@ -83,7 +83,7 @@ def check_kind(model: Any) -> None:
 
 
 def no_data(argument: str) -> UsageError:
-    """What to raise where nothing tells the values' ranges; ``argument`` would."""
+    """The error for a call without data; ``argument`` is the one that should give it."""
     return UsageError(
         "int8 needs the ranges of the model's values, and there is no data",
         fix=f"give {argument}: batches (inputs, labels)",

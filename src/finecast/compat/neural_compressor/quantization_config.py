@@ -1,7 +1,8 @@
 """Settings of post-training quantization, with INC's names, defaults and order of arguments.
 
-What would change what is made, and finecast does not do, is refused; what finecast does in
-another way, or at all times, is taken, and ``without_effect`` says so.
+A setting that finecast does not follow is refused if it would change the model. Otherwise,
+where finecast always does it or does it in another way, it is accepted, and
+``without_effect`` names it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from finecast.compat.neural_compressor.criteria import (
     AccuracyCriterion,
     TuningCriterion,
     check_level,
-    naming_strangers,
+    refuses_unknown,
+    without_evaluation,
 )
 from finecast.compat.neural_compressor.op_dicts import (
     DTYPES,
@@ -29,7 +31,7 @@ from finecast.numbers.formats import Format
 from finecast.rules.policy import Adjust
 
 _DOMAINS: Final = ("auto", "cv", "object_detection", "nlp", "recommendation_system")
-# What to do instead, by setting and value; the other values are taken.
+# Values that are refused: what to do instead, by setting and value.
 _REFUSED: Final[Mapping[tuple[str, object], str]] = {
     ("approach", "dynamic"): 'use approach="static", and give calib_dataloader',
     ("approach", "weight_only"): 'use approach="static", and give calib_dataloader',
@@ -53,7 +55,7 @@ _LEAVE_OUT: Final = (
 )
 _BY_FORMATS: Final = "accuracy is kept by the formats of single ops"
 _NO_ALGORITHM: Final = "it is of an algorithm that is not used"
-# Recipes that change nothing: INC's value where none is given, and why.
+# Recipes without effect: INC's default, and the reason.
 _NO_EFFECT: Final[Mapping[str, tuple[object, str]]] = {
     "layer_wise_quant": (False, _BY_FORMATS),
     "weight_correction": (False, _BY_FORMATS),
@@ -73,28 +75,30 @@ _NO_EFFECT: Final[Mapping[str, tuple[object, str]]] = {
     "optypes_to_exclude_output_quant": ([], "what an op reads is quantized, no output"),
     "dedicated_qdq_pair": (False, "a value is quantized once for all that read it"),
 }
+# Settings without effect: the default, and the reason.
 _DEFAULTS: Final[Mapping[str, tuple[object, str]]] = {
     "domain": ("auto", "what gains is measured"),
     "approach": ("static", "ranges are those of calib_dataloader, as with 'static'"),
     "ni_workload_name": ("quantization", "it names a diagnosis, which there is none of"),
     "example_inputs": (None, "calib_dataloader has some"),
 }
-# Recipes that adjust operands.
+# Recipes that adjust operands before they are quantized.
 _ADJUST: Final = {"smooth_quant": Adjust.SMOOTH, "fast_bias_correction": Adjust.BIAS}
 _RECIPES: Final = (*_LEAVE_OUT, *_ADJUST, *_NO_EFFECT)
 _SEARCH: Final = "plans are tried by time and predicted error"
 
 
-@naming_strangers
+@refuses_unknown
 @dataclass
 class PostTrainingQuantConfig:
     """How to quantize: ops that run on integers get int8, others bf16 where that gains.
 
     ``excluded_precisions=["bf16"]`` leaves int8 and fp32. ``op_name_dict`` and
     ``op_type_dict`` list the types that an op may have beside fp32; schemes, granularities and
-    algorithms of quantization are finecast's own, and others are refused. Of ``recipes`` those
-    that leave the first or the last product, or what stands around them, out of int8 count.
-    Of several ``calibration_sampling_size`` the first is used.
+    algorithms of quantization are finecast's own, and others are refused. Of ``recipes`` these
+    have an effect: those that keep the first or the last product, or the ops before and after
+    these, out of int8, and ``smooth_quant`` and ``fast_bias_correction``. Of several
+    ``calibration_sampling_size`` the first is used.
     """
 
     device: str = "cpu"
@@ -124,7 +128,7 @@ class PostTrainingQuantConfig:
 
     @property
     def formats(self) -> tuple[Format, ...]:
-        """int8, then bf16, but for those that are excluded."""
+        """int8, then bf16, without those that are excluded."""
         excluded = {DTYPES[name] for name in names(self.excluded_precisions)}
         return tuple(f for f in (Format.INT8, Format.BF16) if f not in excluded)
 
@@ -136,7 +140,7 @@ class PostTrainingQuantConfig:
 
     @property
     def adjusts(self) -> tuple[Adjust, ...]:
-        """What recipes do to operands: kept where outputs err less for it."""
+        """Adjustments of operands that recipes ask for; each is kept if errors are less."""
         return tuple(kind for name, kind in _ADJUST.items() if self.recipes.get(name))
 
     def leaves_out(self, recipe: str) -> bool:
@@ -144,7 +148,7 @@ class PostTrainingQuantConfig:
         return not self.recipes.get(recipe, True)
 
     def check(self) -> None:
-        """Raise UsageError for a value that no setting has, or that cannot be followed."""
+        """Raise UsageError for a value that is unknown or not supported."""
         check_place(self.device, self.backend)
         check_level(self.quant_level)
         check_op_dicts(self.op_name_dict, self.op_type_dict, quantizes=True)
@@ -179,7 +183,7 @@ class PostTrainingQuantConfig:
             )
 
     def without_effect(self, *, evaluated: bool) -> Iterator[str]:
-        """Settings given that change nothing, each with the reason."""
+        """The settings that are given and have no effect, each with the reason."""
         for name, value in self.recipes.items():
             default, why = _NO_EFFECT.get(name, (value, ""))
             if value != default:
@@ -195,17 +199,12 @@ class PostTrainingQuantConfig:
         yield from self._unused_search(evaluated=evaluated)
 
     def _unused_search(self, *, evaluated: bool) -> Iterator[str]:
-        tuning = self.tuning_criterion
-        if evaluated:
-            if tuning.strategy != "basic" or tuning.strategy_kwargs:
-                yield f"strategy {tuning.strategy!r}: {_SEARCH}"
-            if self.quant_level != "auto":
-                yield f"quant_level: {_SEARCH}"
+        """Settings of the search without effect; all of them if there is no evaluation."""
+        if not evaluated:
+            yield from without_evaluation(self)
             return
-        for name, one, default in (
-            ("tuning_criterion", tuning, TuningCriterion()),
-            ("accuracy_criterion", self.accuracy_criterion, AccuracyCriterion()),
-            ("quant_level", self.quant_level, "auto"),
-        ):
-            if one != default:
-                yield f"{name}: without eval_func, or eval_dataloader and eval_metric"
+        tuning = self.tuning_criterion
+        if tuning.strategy != "basic" or tuning.strategy_kwargs:
+            yield f"strategy {tuning.strategy!r}: {_SEARCH}"
+        if self.quant_level != "auto":
+            yield f"quant_level: {_SEARCH}"

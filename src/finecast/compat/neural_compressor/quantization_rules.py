@@ -1,4 +1,4 @@
-"""What settings of quantization say of single ops, as a rule of the user's."""
+"""Settings of quantization for single ops, as a rule like those that users write."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAME: Final = "conf"
 
 
 def op_rule(graph: Graph, conf: PostTrainingQuantConfig) -> dict[str, UserRule]:
-    """The rule, by its name; none where the settings leave every op to finecast.
+    """The rule, by its name; empty if the settings restrict no op.
 
     Raises:
         UsageError: If an entry of the op dicts matches no op of the model.
@@ -33,7 +33,7 @@ def op_rule(graph: Graph, conf: PostTrainingQuantConfig) -> dict[str, UserRule]:
 
 
 def _permitted(graph: Graph, conf: PostTrainingQuantConfig) -> dict[str, frozenset[Format]]:
-    """The formats of each op that a setting restricts, by name."""
+    """The formats that settings permit, by the names of ops that they restrict."""
     every = frozenset({Format.FP32, *conf.formats})
     kinds = {n.name: n.native.rpartition("::")[2] for n in graph.nodes}
     by_op = restrictions(conf.op_name_dict, tuple(kinds), "op_name_dict")

@@ -27,7 +27,7 @@ from finecast.subjects.tensorflow.model import TensorFlowModel, of_frozen, read,
 
 @dataclass(frozen=True, kw_only=True)
 class TensorFlowResult:
-    """A converted model; ``lowered`` counts low nodes, ``products`` those with a product."""
+    """A converted model; ``lowered`` counts low nodes, ``products`` products among them."""
 
     model: Function
     lowered: int
@@ -35,11 +35,11 @@ class TensorFlowResult:
 
     @property
     def graph_def(self) -> Any:
-        """The graph, weights and all."""
+        """The graph with its weights, as a GraphDef."""
         return self.model.graph_def
 
     def save(self, root: str | Path) -> None:
-        """Write a SavedModel to the folder ``root``; one that is there is replaced.
+        """Write a SavedModel to the folder ``root``; an existing one is replaced.
 
         Raises:
             UsageError: If it cannot be written.
@@ -54,7 +54,7 @@ class TensorFlowResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorFlowFit:
-    """A model with its planner: ``types`` are the nodes that rules leave a low format."""
+    """A model with its planner; ``types`` has nodes that rules permit a low format."""
 
     opened: TensorFlowModel
     planner: Planner
@@ -92,7 +92,7 @@ class TensorFlowFit:
         return Function(frozen=self.opened.model)
 
     def build(self, kept: frozenset[str]) -> TensorFlowResult:
-        """Everything that may be low and is not kept is."""
+        """The model with every op low that may be and is not in ``kept``."""
         plan, lowered = all_low_but(self.planner, kept)
         return TensorFlowResult(
             model=Function(frozen=self.opened.build(plan).model, plan=plan),
@@ -113,7 +113,7 @@ class TensorFlowFit:
         return predict
 
     def slow(self, low: Format) -> str:
-        """What probing says of ``low``."""
+        """Why ``low`` gains nothing, measured; empty if it does."""
         found = speed_of(TensorFlowEngine(), low)
         return "" if found.gains else f"{found.text} (measured)"
 

@@ -28,7 +28,10 @@ from finecast.subjects.torch.convert import convert
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchFit:
-    """A module; ``program`` is None where it is converted module by module."""
+    """A module with the names and classes of its submodules.
+
+    ``program`` is its whole graph; None if it is converted module by module.
+    """
 
     original: nn.Module
     types: Mapping[str, str]
@@ -44,7 +47,7 @@ class TorchFit:
         low: Format,
         dataloader: Iterable[Any] | None,
     ) -> TorchFit:
-        """Look at ``model``; example inputs come from the settings or the first batch.
+        """Read ``model``; example inputs come from the settings or the first batch.
 
         Raises:
             UsageError: If a setting does not apply to modules.
@@ -53,16 +56,17 @@ class TorchFit:
         example = settings.example_inputs
         if example is None and dataloader is not None:
             example = next(iter(dataloader))[0]
+        modules = model.named_modules(remove_duplicate=False)
         return cls(
             original=model,
             types=convertible(model),
-            known={name: type(one).__name__ for name, one in model.named_modules()},
+            known={name: type(one).__name__ for name, one in modules},
             low=low,
             program=None if example is None else _program(model, example),
         )
 
     def build(self, kept: frozenset[str]) -> TorchResult:
-        """Plan the whole graph where there are inputs to capture it; else by modules."""
+        """Convert by a plan of the whole graph if there is one, else module by module."""
         if self.program is not None:
             return self._build_graph(self.program, kept)
         chosen = {name: kind for name, kind in self.types.items() if name not in kept}
@@ -81,7 +85,8 @@ class TorchFit:
             return "fp32" if f"{view.node.scope}.".startswith(inside) else None
 
         args, kwargs = examples(program)
-        # Where no gain is seen on these inputs: a conversion was asked for all the same.
+        # The second, if the first lowers no product because none gains on these inputs: the
+        # user asked for a conversion.
         policies = [Policy(scope=s, formats=(self.low,)) for s in (Scope.AUTO, Scope.MATMULT)]
         results = (
             of_graph(graph, graph.finecast_plan, self.low, program)  # type: ignore[arg-type]
@@ -104,7 +109,7 @@ class TorchFit:
         return predict
 
     def slow(self, low: Format) -> str:
-        """Products in ``low``, measured against fp32."""
+        """Why ``low`` gains nothing for products, measured; empty if it does."""
         args, _ = examples(self.program) if self.program is not None else ((), {})
         speed = rate_here(device_of(self.original, args), low).speed
         return "" if speed > 1 else f"{1 / speed:.1f} times slower than fp32 (measured)"
@@ -142,7 +147,7 @@ def _program(model: nn.Module, example: Any) -> ExportedProgram | None:
 
 
 def arguments(example: Any) -> Arguments:
-    """What a model is called with: a mapping by keyword, a tuple or list in order."""
+    """Arguments to call a model with: a mapping by keyword, a tuple or list in order."""
     if isinstance(example, Mapping):
         return (), dict(example)
     return (tuple(example) if isinstance(example, tuple | list) else (example,)), {}

@@ -1,4 +1,4 @@
-"""What ``fit`` makes of an ``nn.Module``, on disk and back."""
+"""The result of ``fit`` for an ``nn.Module``: in memory, saved and loaded."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TorchResult(nn.Module):
     Attributes:
         model: The converted module itself.
         lowered: How many ops (or modules) are low.
-        products: How many of them the matmul engine runs.
+        products: How many of them are matrix products or convolutions.
     """
 
     def __init__(
@@ -64,10 +64,11 @@ class TorchResult(nn.Module):
         return self.model(*args, **kwargs)
 
     def save(self, root: str | Path) -> None:
-        """Write the model to the folder ``root``, from where ``load`` brings it back.
+        """Write the model to the folder ``root``, from where ``load`` reads it.
 
-        A planned graph is a program, ``best_model.pt2``, and its ``plan.json``; else there
-        are ``best_model.pt``, the state, and ``best_configure.json``, what is low.
+        A planned graph is saved as a program, ``best_model.pt2``, and ``plan.json``. A module
+        converted module by module is saved as its state, ``best_model.pt``, and the names of
+        low modules, ``best_configure.json``.
 
         Raises:
             UsageError: If they cannot be written.
@@ -111,15 +112,15 @@ def of_graph(
 
 
 def load_module(folder: Path, model: nn.Module | None) -> TorchResult:
-    """What ``TorchResult.save`` wrote to ``folder``.
+    """Read what ``TorchResult.save`` wrote to ``folder``.
 
     Args:
-        folder: Where to.
-        model: The fp32 module, which a state needs.
+        folder: The folder.
+        model: The fp32 module; needed if the folder has a state and no program.
 
     Raises:
-        UsageError: If it is needed and not given.
-        ModelError: If the files are not what was saved, or another module's.
+        UsageError: If ``model`` is needed and not given.
+        ModelError: If the files are damaged, or another module's.
     """
     if (folder / PROGRAM).is_file():
         program = torch_files.load(folder / PROGRAM)
@@ -143,7 +144,7 @@ def load_module(folder: Path, model: nn.Module | None) -> TorchResult:
     try:
         state = torch.load(folder / STATE, weights_only=True)
         low_model.load_state_dict(state)
-    except Exception as error:  # whatever a damaged file makes torch's reader raise
+    except Exception as error:  # torch's reader may raise anything for a damaged file
         raise _unlike(folder, str(error).strip().splitlines()[0]) from error
     count = len(names)
     return TorchResult(
