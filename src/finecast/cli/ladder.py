@@ -180,7 +180,7 @@ def _climbed(
 ) -> _Climbed:
     """Every rung on all data; and by op the best plan, if one is wanted, of what is named."""
     from finecast.pipeline.ladder import LadderWalk
-    from finecast.pipeline.per_op import beyond
+    from finecast.pipeline.per_op import search_per_op
     from finecast.pipeline.sources import workload_of
 
     reference = model.reference()
@@ -195,7 +195,7 @@ def _climbed(
     )
     outcome = walk.walk()
     wanted, named = by_op
-    plan, why = beyond(walk, outcome, named) if wanted else (None, "not asked for")
+    plan, why = search_per_op(walk, outcome, named) if wanted else (None, "not asked for")
     return _Climbed(outcome=outcome, plan=plan, why=why, warnings=workload.warnings)
 
 

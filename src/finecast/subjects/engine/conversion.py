@@ -24,7 +24,8 @@ from finecast.pipeline.conversion import (
     Conversion,
 )
 from finecast.pipeline.modelled import fastest_plan, plan_time_s
-from finecast.pipeline.narrowing import worthwhile
+from finecast.pipeline.narrowing import drop_slow_formats
+from finecast.pipeline.roundings import find_units, points_of, zero_sensitivities
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.cost import RooflineCost
 from finecast.planning.plan import Plan
@@ -35,7 +36,7 @@ from finecast.rules.calibration import uncalibrated
 from finecast.rules.policy import Adjust, Policy, Scope
 from finecast.rules.quantized import quantized_notes
 from finecast.subjects.engine.adjusting import Adjuster, adjusted_if_it_gains
-from finecast.subjects.engine.integers import check_calibrated, narrowed
+from finecast.subjects.engine.integers import check_calibrated, drop_unfused
 from finecast.subjects.engine.native import (
     AppliedModel,
     EngineBuilt,
@@ -50,17 +51,17 @@ from finecast.subjects.engine.planning import (
     measured_cost,
     profile_ends,
 )
-from finecast.subjects.engine.roundings import analysis_of, find_units, free, points_of
+from finecast.subjects.engine.roundings import analysis_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converter:
-    """Writes the models that policies and plans give of a file.
+    """Converts a model by a policy or a plan, and writes the result.
 
     Attributes:
         source: The model.
         output: Where the converted model goes.
-        engines: In order of preference; the first also judges which kernels exist.
+        engines: In order of preference; the first also tells which kernels exist.
         feeds: Makes feeds to verify the model with.
         verify: Whether the model must load and run in one of the engines.
         start: When the work began.
@@ -85,19 +86,22 @@ class Converter:
 
         Args:
             policy: What to lower.
-            target: A device that is not here: its roofline decides where costs do.
+            target: A device that is not here; scope ``auto`` then decides by its roofline.
             data: Batches whose observed ranges the rules may use.
             user_rules: The user's rule functions.
 
         Raises:
-            UsageError, ModelError, EngineError: As ``artefact.write``.
+            UsageError: If the policy does not fit, or the output cannot be written.
+            ModelError: If the model is not valid.
+            WrongNumbersError: If its formats do not explain its outputs.
+            EngineError: If no engine can load it.
         """
         source, engine = self.source, self.engines[0]
         source.check(self.output)
         left_out: tuple[str, ...] = ()
         if target is None:
-            policy, left_out = worthwhile(policy, partial(speed_of, engine), user_rules)
-        with paused_collection():  # graph and plan live on until all is written
+            policy, left_out = drop_slow_formats(policy, partial(speed_of, engine), user_rules)
+        with paused_collection():  # graph and plan stay alive: nothing to collect
             prepared = source.prepare(policy)
             check_stated(policy, engine, prepared)
             check_calibrated(policy, data)
@@ -106,7 +110,7 @@ class Converter:
             planner = make_planner(
                 prepared, policy, engine, facts=facts, user_rules=user_rules
             )
-            planner = self._fused(planner)
+            planner = self._without_unfused(planner)
             if policy.scope is not Scope.AUTO:
                 plan = planner.lowest()
             elif target is not None:
@@ -134,17 +138,17 @@ class Converter:
                 warnings += _slow(self.engines, done.verified, fmt) if fmt in used else ()
         return replace(done, warnings=warnings)
 
-    def _fused(self, planner: Planner) -> Planner:
-        """``planner`` without ops that the engine would not run as planned.
+    def _without_unfused(self, planner: Planner) -> Planner:
+        """``planner`` without ops on codes that the engine would not run so.
 
-        Where nothing can be run, the formats are those that rules permit.
+        If no feeds can be made to run the model, it is unchanged.
         """
         engine = self.engines[0]
         if not any(f.scaled and fuses(engine.name, f) for f in planner.policy.formats):
             return planner
         self.feeds.check(self.source.input_shapes)
-        given = self.feeds.make(engine.load(self.source.loadable))
-        return planner if given is None else narrowed(self.source, planner, engine, given)
+        feeds = self.feeds.make(engine.load(self.source.loadable))
+        return planner if feeds is None else drop_unfused(self.source, planner, engine, feeds)
 
     def replay(self, plan: Plan) -> Conversion:
         """Write the model that ``plan``, which decides every op, gives."""
@@ -153,9 +157,9 @@ class Converter:
         return self._write(built)
 
     def _write(self, built: EngineBuilt) -> Conversion:
-        """Write what a plan gave, and say what it is."""
-        judges = self.engines if self.verify else ()
-        size, verified = self.source.store(built, self.output, judges, self.feeds)
+        """Write the model of a plan, and report on it."""
+        engines = self.engines if self.verify else ()
+        size, verified = self.source.store(built, self.output, engines, self.feeds)
         applied = built.applied
         in_memory = self.output.path is None
         return Conversion(
@@ -165,19 +169,19 @@ class Converter:
             casts=built.casts,
             size_bytes=(self.source.size_bytes, size),
             seconds=time.perf_counter() - self.start,
-            verified=self._referred(verified, applied),
-            model=self.source.handed(built) if in_memory else None,
-            restated=tuple(_told(one) for one in applied.restated),
+            verified=self._named_reference(verified, applied),
+            model=self.source.returned(built) if in_memory else None,
+            restated=tuple(_restated_text(one) for one in applied.restated),
         )
 
-    def _referred(self, verified: Verified, applied: AppliedModel) -> Verified:
-        """``verified``, told against what: a model that came low or quantized is not fp32."""
+    def _named_reference(self, verified: Verified, applied: AppliedModel) -> Verified:
+        """``verified`` with the true reference: a model given low or quantized is not fp32."""
         if verified.reference != Format.FP32.label:
             return verified
         return replace(verified, reference=self.source.reference_name(applied.graph))
 
 
-def _told(restated: RestatedOps) -> str:
+def _restated_text(restated: RestatedOps) -> str:
     first, count = restated.nodes[0], len(restated.nodes)
     return f"{first}{f' and {count - 1} more' if count > 1 else ''}: {restated.reason}"
 
@@ -189,13 +193,13 @@ def _auto_plan(
     engine: Engine,
     feeds: FeedMaker,
 ) -> Plan:
-    """The fastest plan that the rules allow: by profile where the model can be run."""
+    """The fastest plan that the rules allow: by profiles, else by this machine's roofline."""
     try:
         feeds.check(source.input_shapes)
-        given = feeds.make(engine.load(source.loadable))
-        profiles = profile_ends(source, planner, engine, given) if given is not None else None
+        made = feeds.make(engine.load(source.loadable))
+        profiles = profile_ends(source, planner, engine, made) if made is not None else None
     except (EngineError, UsageError):
-        profiles = None  # nothing can be run here: the roofline of this machine decides
+        profiles = None  # the model, or every lowest plan, cannot be run here
     if profiles is None or not (profiles.high and any(profiles.low.values())):
         return _modelled_plan(
             prepared, planner, RooflineCost(target=load_target(local_target()))
@@ -203,7 +207,8 @@ def _auto_plan(
     units, points = find_units(planner, profiles)
     cost = measured_cost(planner.graph, profiles, engine, {})
     return fastest_plan(
-        planner, analysis_of(prepared, planner, units, points, free(points), cost)
+        planner,
+        analysis_of(prepared, planner, units, points, zero_sensitivities(points), cost),
     )
 
 
@@ -213,11 +218,14 @@ def _modelled_plan(
     cost: RooflineCost,
     device: Emulation | None = None,
 ) -> Plan:
-    """The fastest plan by a roofline; of several formats on a device by its whole time."""
+    """The fastest plan by a roofline.
+
+    Among several formats on a device, plans are compared by the modelled time of the whole.
+    """
     graph, formats = planner.graph, planner.policy.formats
     units = make_units(graph, planner.permissions, formats, pattern_kernels(graph))
     points = points_of(planner, units, dict.fromkeys(formats, ()))
-    analysis = analysis_of(prepared, planner, units, points, free(points), cost)
+    analysis = analysis_of(prepared, planner, units, points, zero_sensitivities(points), cost)
     if device is None or len(formats) == 1:
         return fastest_plan(planner, analysis)
     ids = {n.name: n.id for n in graph.nodes}
@@ -229,7 +237,7 @@ def _modelled_plan(
 
 
 def _gainless(asked: Sequence[Adjust], found: Sequence[Gain]) -> Iterator[str]:
-    """Why an adjustment was not made though it was asked for."""
+    """Notes on adjustments that were asked for and not made, with the reason."""
     tried = {g.kind: g for g in found}
     for kind in asked:
         gain = tried.get(kind)
@@ -240,7 +248,7 @@ def _gainless(asked: Sequence[Adjust], found: Sequence[Gain]) -> Iterator[str]:
 
 
 def _slow(engines: Sequence[Engine], verified: Verified, low: Format) -> tuple[str, ...]:
-    """Whether the engine that runs the model here gains nothing by the format."""
+    """A warning if the engine that verified the model is no faster with the format."""
     engine = next((e for e in engines if e.name == verified.engine), None)
     found = speed_of(engine, low) if engine else None
     if found is None or found.gains:
@@ -251,6 +259,7 @@ def _slow(engines: Sequence[Engine], verified: Verified, low: Format) -> tuple[s
 def _warnings(
     source: NativeSource, policy: Policy, applied: AppliedModel, used: Collection[Format]
 ) -> tuple[str, ...]:
+    """Notes on ops that keep their types, and on formats that no op got."""
     nodes = applied.graph.nodes
     found: list[str] = []
     unknown = sorted({n.native for n in nodes if n.op == "unknown" and n.format is not None})

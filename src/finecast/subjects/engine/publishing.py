@@ -1,4 +1,4 @@
-"""What comes before a converted model takes its name: feeds, a run of fp32, and the move."""
+"""Steps before a converted model is in its place: feeds, a run of fp32, the move of files."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from finecast.pipeline.sources import FeedMaker
 
 
 class GivenModelError(EngineError):
-    """An engine does not run a model as it was given: no conversion is to blame."""
+    """An engine does not run the model as it was given, so that no conversion is at fault."""
 
 
 @contextmanager
 def as_given() -> Generator[None]:
-    """What fails here fails of the model as it was given."""
+    """Turn an EngineError inside into a GivenModelError."""
     try:
         yield
     except EngineError as error:
@@ -28,7 +28,7 @@ def as_given() -> Generator[None]:
 
 
 def not_verified(failures: Mapping[str, EngineError]) -> EngineError:
-    """What to raise where each engine, by name, failed to verify a conversion."""
+    """The error where every engine failed to verify a conversion; ``failures`` by name."""
     where = "; ".join(f"{name}: {error.what}" for name, error in failures.items())
     if all(isinstance(error, GivenModelError) for error in failures.values()):
         fix = next(iter(failures.values())).fix
@@ -49,25 +49,25 @@ def publish(parts: Sequence[Path], place: Path, where: str) -> None:
     """Move staged files to their place, in this order: data before the model that names it.
 
     Raises:
-        UsageError: If one cannot be moved; then all is as it was.
+        UsageError: If one cannot be moved; earlier files are then put back.
     """
     done: list[tuple[Path, Path | None]] = []
     try:
         for part in parts:
-            there, before = place / part.name, part.with_name(f"{part.name}.before")
-            kept = there.replace(before) if there.exists() else None
-            done.append((there, kept))
-            part.replace(there)
+            target, backup = place / part.name, part.with_name(f"{part.name}.before")
+            kept = target.replace(backup) if target.exists() else None
+            done.append((target, kept))
+            part.replace(target)
     except OSError as error:
-        for there, kept in reversed(done):
-            there.unlink(missing_ok=True)
+        for target, kept in reversed(done):
+            target.unlink(missing_ok=True)
             if kept is not None:
-                kept.rename(there)
+                kept.rename(target)
         raise UsageError(f"cannot write the output: {error.strerror}", where=where) from error
 
 
 def sizes_of(session: Session, feeds: Feeds) -> dict[str, int]:
-    """Sizes of the free dimensions that have a name."""
+    """Sizes of the inputs' named free dimensions in ``feeds``."""
     return {
         dim: size
         for spec in session.inputs
@@ -80,7 +80,7 @@ def sizes_of(session: Session, feeds: Feeds) -> dict[str, int]:
 def reference_run(
     reference: Session, feeds: FeedMaker, graph: Graph
 ) -> tuple[Feeds | None, Mapping[str, Array], str]:
-    """Feeds, what the fp32 model gives for them, and why there is nothing."""
+    """Feeds, the fp32 model's outputs and an empty note; or None, no outputs, the reason."""
     remedy = _remedy(reference)
     note = f"loaded, not run: {remedy} to compare outputs"
     for lengths, last in _extremes(graph, feeds):
@@ -100,7 +100,7 @@ def reference_run(
 
 
 def _remedy(reference: Session) -> str:
-    """What a user can do where random feeds do not run: sizes are stated by name."""
+    """What a user can do if random feeds do not run: give data, or the sizes of dimensions."""
     free = [
         dim or f"{spec.name}.{axis}"
         for spec in reference.inputs
@@ -113,10 +113,10 @@ def _remedy(reference: Session) -> str:
 def _extremes(
     graph: Graph, feeds: FeedMaker
 ) -> Iterator[tuple[dict[str, int], dict[str, int]]]:
-    """Lengths and indices to run at, until the fp32 model takes them.
+    """Lengths and largest indices of random feeds, to be tried until the fp32 model runs.
 
-    The ends of tables first; where the model wants others for a reason that cannot be seen,
-    small ones. Positions may start at 2, as RoBERTa's do.
+    First lengths up to the ends of tables of positions, less 2 where positions start at 2 as
+    in RoBERTa; then small ones, which a model may need for a reason that the graph hides.
     """
     if not feeds.batches:  # data is taken as it is
         last = last_indices(graph)

@@ -1,4 +1,4 @@
-"""Running a converted model beside the fp32 one, where one engine loads models of the kind."""
+"""Verifying converted models of a library with one engine, by runs beside the fp32 model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from finecast.engines.emulator.native_session import plan_session
 from finecast.engines.loading import exact_session
 from finecast.errors import EngineError
 from finecast.frontends.roundable import with_roundings
-from finecast.pipeline.artefact import Verified, compared
+from finecast.pipeline.artefact import Verified, compare
 from finecast.pipeline.sources import FeedMaker
 from finecast.subjects.engine.acceptance import Case, accept, feeds_for
 from finecast.subjects.engine.integers import check_on_integers
@@ -32,13 +32,13 @@ def verify(
 
     Args:
         source: The fp32 model.
-        built: What a plan gave of it.
-        written: The same as it was written.
-        engines: What may verify it; none to leave it unverified.
-        feeds: What both are run on.
+        built: The model of a plan.
+        written: The same model as it was written.
+        engines: Engines to try; none to leave it unverified.
+        feeds: Makes the inputs of both.
 
     Raises:
-        WrongNumbersError: If its formats do not explain what it gives.
+        WrongNumbersError: If its formats do not explain its outputs.
         EngineError: If no engine can run it.
     """
     if not engines:
@@ -64,7 +64,7 @@ def _verify_in(
     copy = partial(source.roundable, plan.policy, plan.adjustments)
     emulated = isinstance(engine, EmulatorEngine)
     name = f"{EMULATOR}:{engine.device}" if emulated else engine.name
-    # A device may have no fp32 products of its own: its emulator is held against fp32.
+    # A device may have no fp32 products of its own: its emulator is compared with exact fp32.
     with as_given():
         reference = source.reference() if emulated else engine.load(source.loadable)
         given, wanted, note = reference_run(reference, feeds, graph)
@@ -72,7 +72,7 @@ def _verify_in(
     del reference  # one large model at a time
     session: Session
     if isinstance(engine, EmulatorEngine):
-        source.runners(None)[0].load(written)  # it loads, whatever the device gives
+        source.runners(None)[0].load(written)  # raises EngineError if it does not load
         session = plan_session(copy, plan, engine.emulation)
     else:
         session = engine.load(written)
@@ -83,8 +83,8 @@ def _verify_in(
     if not emulated:
         check_on_integers(engine, plan, built.applied, given)
 
-    def elsewhere() -> Mapping[str, Array]:
-        """The plan's roundings by arithmetic in fp32: what its formats alone give."""
+    def by_formats() -> Mapping[str, Array]:
+        """The outputs that the formats alone explain: roundings by arithmetic in fp32."""
         return exact_session(with_roundings(copy(), built.applied.edits)).run(given)
 
     ids = {n.name: n.id for n in graph.nodes}
@@ -95,8 +95,8 @@ def _verify_in(
         formats={ids[n]: f for n, f in plan.formats.items()},
         feeds=given,
         exact=lambda nudged: source.reference().run(nudged),
-        emulated=None if emulated else elsewhere,
+        emulated=None if emulated else by_formats,
     )
     accept(case, got, wanted)
-    found = compared(name, [got[output] for output in wanted], list(wanted.values()))
+    found = compare(name, [got[output] for output in wanted], list(wanted.values()))
     return replace(found, sizes=sizes)
