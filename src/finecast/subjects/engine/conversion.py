@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -33,6 +33,7 @@ from finecast.planning.planner import Planner
 from finecast.planning.units import make_units, pattern_kernels
 from finecast.rules import UserRule
 from finecast.rules.calibration import uncalibrated
+from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Adjust, Policy, Scope
 from finecast.rules.quantized import quantized_notes
 from finecast.subjects.engine.adjusting import Adjuster, adjusted_if_it_gains
@@ -111,14 +112,7 @@ class Converter:
                 prepared, policy, engine, facts=facts, user_rules=user_rules
             )
             planner = self._without_unfused(planner)
-            if policy.scope is not Scope.AUTO:
-                plan = planner.lowest()
-            elif target is not None:
-                shapes = {i: f.shape for i, f in facts.items()}
-                cost = RooflineCost(target=target.target, shapes=shapes)
-                plan = _modelled_plan(prepared, planner, cost, target)
-            else:
-                plan = _auto_plan(source, prepared, planner, engine, self.feeds)
+            plan = self._choose(prepared, planner, facts, target)
             adjuster = Adjuster(
                 model=prepared, facts=facts, planner=planner, batches=lambda: data
             )
@@ -128,15 +122,32 @@ class Converter:
         done = replace(self._write(built), gains=gained)
         applied = built.applied
         used = set(plan.formats.values())
-        without = uncalibrated(graph, policy.formats, facts)
-        warnings = (*left_out, *without, *_warnings(source, policy, applied, used))
-        warnings = (*warnings, *_gainless(policy.adjust or (), gained))
-        if NOTHING_CONVERTED in warnings and used != set(planner.lowest().formats.values()):
-            warnings = tuple(NOTHING_GAINS if w == NOTHING_CONVERTED else w for w in warnings)
+        warnings = (
+            *left_out,
+            *uncalibrated(graph, policy.formats, facts),
+            *_warnings(source, planner, applied, used),
+            *_gainless(policy.adjust or (), gained),
+        )
         if target is None and applied.edits:
             for fmt in policy.formats:
                 warnings += _slow(self.engines, done.verified, fmt) if fmt in used else ()
         return replace(done, warnings=warnings)
+
+    def _choose(
+        self,
+        prepared: PreparedModel,
+        planner: Planner,
+        facts: Mapping[int, ValueFacts],
+        target: Emulation | None,
+    ) -> Plan:
+        """The lowest plan that the rules permit; with scope ``auto`` the fastest one."""
+        if planner.policy.scope is not Scope.AUTO:
+            return planner.lowest()
+        if target is None:
+            return _auto_plan(self.source, prepared, planner, self.engines[0], self.feeds)
+        shapes = {i: f.shape for i, f in facts.items()}
+        cost = RooflineCost(target=target.target, shapes=shapes)
+        return _modelled_plan(prepared, planner, cost, target)
 
     def _without_unfused(self, planner: Planner) -> Planner:
         """``planner`` without ops on codes that the engine would not run so.
@@ -257,10 +268,10 @@ def _slow(engines: Sequence[Engine], verified: Verified, low: Format) -> tuple[s
 
 
 def _warnings(
-    source: NativeSource, policy: Policy, applied: AppliedModel, used: Collection[Format]
-) -> tuple[str, ...]:
+    source: NativeSource, planner: Planner, applied: AppliedModel, used: Collection[Format]
+) -> list[str]:
     """Notes on ops that keep their types, and on formats that no op got."""
-    nodes = applied.graph.nodes
+    policy, nodes = planner.policy, applied.graph.nodes
     found: list[str] = []
     unknown = sorted({n.native for n in nodes if n.op == "unknown" and n.format is not None})
     if unknown:
@@ -273,9 +284,10 @@ def _warnings(
     if earlier:
         found += earlier
     elif not applied.edits and policy.scope is not Scope.NONE:
-        found.append(NOTHING_CONVERTED)
+        permitted = set(planner.lowest().formats.values())
+        found.append(NOTHING_CONVERTED if used == permitted else NOTHING_GAINS)
     else:
         unused = [f.label for f in policy.formats if f not in used]
         if unused and len(policy.formats) > 1:
             found.append(f"no op is in {' or '.join(unused)}, which was asked for, too")
-    return tuple(found)
+    return found

@@ -88,7 +88,7 @@ class FileSource(ABC, Generic[FileT, PreparedT]):
         return EngineBuilt(plan=plan, applied=applied, size_bytes=size)
 
     def reference_name(self, graph: Graph) -> str:
-        """ "fp32, or "the model given" if another tool or an earlier conversion made it low."""
+        """The name of the baseline: fp32, or the model given if that was low or quantized."""
         came_low = self.earlier(Policy(scope=Scope.NONE)) or quantized_notes(graph)
         return "the model given" if came_low else Format.FP32.label
 
