@@ -1,6 +1,6 @@
 """Opening models: which frontend reads a file or an object, and what it writes.
 
-The rooms below join a frontend's models with what runs them. A new frontend has its row here.
+The folders below join models with what runs them. A new frontend has its row here.
 """
 
 from __future__ import annotations

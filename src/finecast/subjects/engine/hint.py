@@ -23,7 +23,6 @@ class HintedModel:
     """
 
     source: NativeSource
-    engine: HintingEngine
     fmt: Format
     plan: Plan
     exact: Plan
@@ -102,7 +101,6 @@ def hinted_models(
         if plan.lowers:
             yield HintedModel(
                 source=source,
-                engine=engine,
                 fmt=fmt,
                 plan=plan,
                 exact=stated(planner, kernels, fmt, exact=True),

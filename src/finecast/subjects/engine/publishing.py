@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from finecast.data.feeds import last_indices
 from finecast.data.lengths import affordable, length_limits
-from finecast.engines.base import Array, Feeds, Session
+from finecast.engines.base import Array, Engine, Feeds, Session
 from finecast.errors import EngineError, UsageError
 from finecast.graph import Graph
+from finecast.pipeline.artefact import Verified
 from finecast.pipeline.sources import FeedMaker
 
 
@@ -27,7 +28,26 @@ def as_given() -> Generator[None]:
         raise GivenModelError(error.what, where=error.where, fix=error.fix) from error
 
 
-def not_verified(failures: Mapping[str, EngineError]) -> EngineError:
+def verified_by_first(
+    engines: Sequence[Engine], verify_in: Callable[[Engine], Verified]
+) -> Verified:
+    """The verification by the first of ``engines`` that runs both models.
+
+    Raises:
+        EngineError: If none does.
+    """
+    if not engines:
+        return Verified(engine=None, note="not run: no engine was asked to")
+    failures: dict[str, EngineError] = {}
+    for engine in engines:
+        try:
+            return verify_in(engine)
+        except EngineError as error:
+            failures[engine.name] = error
+    raise _not_verified(failures)
+
+
+def _not_verified(failures: Mapping[str, EngineError]) -> EngineError:
     """The error where every engine failed to verify a conversion; ``failures`` by name."""
     where = "; ".join(f"{name}: {error.what}" for name, error in failures.items())
     if all(isinstance(error, GivenModelError) for error in failures.values()):

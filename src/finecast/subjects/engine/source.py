@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from finecast.engines.base import Loadable, Session
+from finecast.errors import UsageError
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline.subject import StoredModel
@@ -20,6 +21,16 @@ from finecast.subjects.engine.native import AppliedModel, EngineBuilt, PreparedM
 
 FileT = TypeVar("FileT", bound=StoredModel)
 PreparedT = TypeVar("PreparedT", bound=PreparedModel)
+
+
+def check_trust(path: Path, *, trust: bool) -> None:
+    """Raise UsageError for ``trust`` where no code in a model's file is ever executed."""
+    if trust:
+        raise UsageError(
+            "--trust does not apply: no code in this file is executed",
+            where=str(path),
+            fix="leave it out",
+        )
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,14 +11,18 @@ from finecast.engines.base import Array, Engine, Loadable, Session
 from finecast.engines.emulator import EmulatorEngine
 from finecast.engines.emulator.native_session import plan_session
 from finecast.engines.loading import exact_session
-from finecast.errors import EngineError
 from finecast.frontends.roundable import with_roundings
 from finecast.pipeline.artefact import Verified, compare
 from finecast.pipeline.sources import FeedMaker
 from finecast.subjects.engine.acceptance import Case, accept, feeds_for
 from finecast.subjects.engine.integers import check_on_integers
 from finecast.subjects.engine.native import EngineBuilt, RoundableSource
-from finecast.subjects.engine.publishing import as_given, not_verified, reference_run, sizes_of
+from finecast.subjects.engine.publishing import (
+    as_given,
+    reference_run,
+    sizes_of,
+    verified_by_first,
+)
 
 
 def verify(
@@ -41,16 +45,9 @@ def verify(
         WrongNumbersError: If its formats do not explain its outputs.
         EngineError: If no engine can run it.
     """
-    if not engines:
-        return Verified(engine=None, note="not run: no engine was asked to")
-    feeds.check(source.input_shapes)
-    failures: dict[str, EngineError] = {}
-    for engine in engines:
-        try:
-            return _verify_in(source, built, written, engine, feeds)
-        except EngineError as error:
-            failures[engine.name] = error
-    raise not_verified(failures)
+    if engines:
+        feeds.check(source.input_shapes)
+    return verified_by_first(engines, lambda e: _verify_in(source, built, written, e, feeds))
 
 
 def _verify_in(

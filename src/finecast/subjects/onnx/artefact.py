@@ -30,10 +30,10 @@ from finecast.subjects.engine.acceptance import Case, accept, accept_fp32, feeds
 from finecast.subjects.engine.integers import check_on_integers, quantized_mismatch
 from finecast.subjects.engine.publishing import (
     as_given,
-    not_verified,
     publish,
     reference_run,
     sizes_of,
+    verified_by_first,
 )
 
 if TYPE_CHECKING:
@@ -123,21 +123,20 @@ def verify(
     feeds: FeedMaker,
 ) -> Verified:
     """Load and run the fp32 model and the one at ``path`` in the first engine that can."""
-    if not engines:
-        return Verified(engine=None, note="not run: no engine was asked to")
-    feeds.check(input_shapes(file))
-    failures: dict[str, EngineError] = {}
-    for engine in engines:
-        try:
-            return _verify_in(file, plan, applied, path, engine, feeds)
-        except EngineError as error:
-            failures[engine.name] = error
-    failed = not_verified(failures)
-    if why := _hard_to_run(file):
-        with suppress(EngineError):
-            found = _verify_in(file, plan, applied, path, exact_emulator(), feeds)
-            return _with_note(found, f"{why}: {failed.where}")
-    raise failed
+    if engines:
+        feeds.check(input_shapes(file))
+
+    def verify_in(engine: Engine) -> Verified:
+        return _verify_in(file, plan, applied, path, engine, feeds)
+
+    try:
+        return verified_by_first(engines, verify_in)
+    except EngineError as failed:
+        if why := _hard_to_run(file):
+            with suppress(EngineError):
+                found = verify_in(exact_emulator())
+                return _with_note(found, f"{why}: {failed.where}")
+        raise
 
 
 def _hard_to_run(file: OnnxFile) -> str:

@@ -9,12 +9,13 @@ from typing import Any, Final
 
 from finecast.devices.emulation import Emulation
 from finecast.engines.fallen_apart import FallenApart, broken_by, load_telling
-from finecast.errors import EngineError, UsageError
+from finecast.errors import EngineError
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile, from_model
 from finecast.pipeline.program import Program
 from finecast.planning.plan import Plan
 from finecast.subjects.engine.model import EngineModel
+from finecast.subjects.engine.source import check_trust
 from finecast.subjects.onnx.program import OnnxProgram
 from finecast.subjects.onnx.source import OnnxSource
 
@@ -25,8 +26,7 @@ def read(path: Path, *, trust: bool = False) -> OnnxModel:
     Raises:
         UsageError: If ``trust`` is given: there is nothing to trust.
     """
-    if trust:
-        raise UsageError("--trust is for .pt2 files", where=str(path), fix="leave it out")
+    check_trust(path, trust=trust)
     return OnnxModel(file=frontend.load(path))
 
 

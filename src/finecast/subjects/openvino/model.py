@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from finecast.engines.base import Engine
-from finecast.errors import UsageError
 from finecast.frontends import openvino as frontend
 from finecast.frontends.openvino import OvApplied, OvFile, OvPrepared
 from finecast.frontends.roundable import Roundable
@@ -20,6 +19,7 @@ from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.model import ModelAsIs
 from finecast.subjects.engine.native import EngineBuilt, PreparedModel
+from finecast.subjects.engine.source import check_trust
 from finecast.subjects.openvino.artefact import check_output, write
 
 
@@ -29,8 +29,7 @@ def read(path: Path, *, trust: bool = False) -> OvModel:
     Raises:
         UsageError: If ``trust`` is given: there is nothing to trust.
     """
-    if trust:
-        raise UsageError("--trust is for .pt2 files", where=str(path), fix="leave it out")
+    check_trust(path, trust=trust)
     return OvModel(file=frontend.load(path))
 
 

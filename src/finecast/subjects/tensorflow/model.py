@@ -30,6 +30,7 @@ from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.engine.model import ModelAsIs
 from finecast.subjects.engine.native import EngineBuilt, PreparedModel
+from finecast.subjects.engine.source import check_trust
 from finecast.subjects.tensorflow.artefact import write
 
 _DIGITS: Final = 16
@@ -47,10 +48,7 @@ def read(path: Path, *, trust: bool = False) -> TensorFlowModel:
     if path.suffix.lower() == ".keras":
         model = of_keras(load_keras(path, trust=trust), str(path))
         return _of(model, digest(path), path)
-    if trust:
-        raise UsageError(
-            "--trust is for .pt2 and .keras files", where=str(path), fix="leave it out"
-        )
+    check_trust(path, trust=trust)
     model = load(path)
     parts = folder_files(path, leave_out=("fingerprint.pb",))
     return _of(model, digest(*parts), path)
