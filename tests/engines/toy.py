@@ -22,7 +22,7 @@ from finecast.engines.base import Array, Capability, Feeds, KernelTime, TensorSp
 from finecast.engines.ports import DTYPES, dtype_label, ordered_feeds
 from finecast.engines.source import ModelSource, read_source
 from finecast.errors import EngineError, UsageError
-from finecast.measure import racing, timing
+from finecast.measure import timing
 from finecast.numbers.formats import Format
 
 STEP_S: Final = 1e-3
@@ -54,7 +54,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(probe, "_cache", {})
     for name, value in (("_BUDGET_S", 0.0), ("_FEWEST_TURNS", 2), ("_ALIKE", 2)):
         monkeypatch.setattr(probe, name, value)  # stated times need no repetition
-    for timed in (racing, timing, probe):
+    for timed in (timing, probe):
         monkeypatch.setattr(timed, "time", CLOCK)
     return "toy"
 

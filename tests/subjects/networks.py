@@ -137,9 +137,9 @@ def _write_saved_model(path: Path, weights: Weights) -> None:
 
 def _same_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each model takes the same time."""
-    from finecast.measure import racing
+    from finecast.measure import timing
 
-    monkeypatch.setattr(racing, "time", toy_engine.Clock())
+    monkeypatch.setattr(timing, "time", toy_engine.Clock())
 
 
 def _half_in_low(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,10 +167,10 @@ def _half_in_low(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler is not what is tested: modules run as they are, all in the same time."""
-    from finecast.measure import racing
+    from finecast.measure import timing
     from finecast.subjects.torch import subject
 
-    monkeypatch.setattr(racing, "time", toy_engine.Clock())
+    monkeypatch.setattr(timing, "time", toy_engine.Clock())
     monkeypatch.setattr(subject, "deployed", lambda: lambda module: module)
 
 
