@@ -277,10 +277,10 @@ def _warnings(
     if unknown:
         found.append(f"ops that are not known here keep their type: {', '.join(unknown)}")
     if policy.scope is not Scope.NONE:
-        found += source.kept(applied.graph, policy)
+        found += source.kept_notes(applied.graph, policy)
     found += quantized_notes(applied.graph)
     found += source.told
-    earlier = source.earlier(policy)
+    earlier = source.earlier_notes(policy)
     if earlier:
         found += earlier
     elif not applied.edits and policy.scope is not Scope.NONE:

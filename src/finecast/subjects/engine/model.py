@@ -248,11 +248,11 @@ class ModelAsIs(FileSource[AsIsT, PreparedT], EngineModel):
         del own
         return self.prepare(Policy(scope=Scope.NONE))
 
-    def kept(self, graph: Graph, policy: Policy) -> list[str]:
+    def kept_notes(self, graph: Graph, policy: Policy) -> list[str]:
         """Notes on ops that keep a type other than fp32, and what to do about it."""
         return [f"{text}: {self._FIX}" for text in kept_types(graph, policy).values()]
 
-    def earlier(self, policy: Policy) -> list[str]:
+    def earlier_notes(self, policy: Policy) -> list[str]:
         """Notes on what becomes of an earlier conversion of the model."""
         return earlier_conversion(self.file.converted, policy)
 

@@ -202,11 +202,11 @@ class NativeSource(SourceModel, Protocol):
         """Declared shapes of the inputs that a caller gives."""
         ...
 
-    def kept(self, graph: Graph, policy: Policy) -> Sequence[str]:
+    def kept_notes(self, graph: Graph, policy: Policy) -> Sequence[str]:
         """Notes on ops that keep a type other than fp32, and what to do about it."""
         ...
 
-    def earlier(self, policy: Policy) -> Sequence[str]:
+    def earlier_notes(self, policy: Policy) -> Sequence[str]:
         """Notes on what becomes of an earlier conversion of the model."""
         ...
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from finecast.engines.base import Loadable, Session
+from finecast.engines.base import Loadable
 from finecast.errors import UsageError
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
@@ -100,13 +100,17 @@ class FileSource(ABC, Generic[FileT, PreparedT]):
 
     def reference_name(self, graph: Graph) -> str:
         """The name of the baseline: fp32, or the model given if that was low or quantized."""
-        came_low = self.earlier(Policy(scope=Scope.NONE)) or quantized_notes(graph)
+        came_low = self.earlier_notes(Policy(scope=Scope.NONE)) or quantized_notes(graph)
         return "the model given" if came_low else Format.FP32.label
 
     def notes(self, planner: Planner) -> Sequence[str]:
         """Notes on an earlier conversion, and on ops that keep their types."""
         policy, graph = planner.policy, planner.graph
-        return [*self.earlier(policy), *self.kept(graph, policy), *quantized_notes(graph)]
+        return [
+            *self.earlier_notes(policy),
+            *self.kept_notes(graph, policy),
+            *quantized_notes(graph),
+        ]
 
     @abstractmethod
     def _prepare(self, policy: Policy) -> PreparedT: ...
@@ -119,19 +123,10 @@ class FileSource(ABC, Generic[FileT, PreparedT]):
     def _size_of(self, model: Any) -> int:
         """Bytes of a native model and its tensors."""
 
-    @property
     @abstractmethod
-    def loadable(self) -> Loadable:
-        """What an engine loads for the fp32 model."""
-
-    @abstractmethod
-    def reference(self) -> Session:
-        """A session of the fp32 model, used for its numbers and never timed."""
-
-    @abstractmethod
-    def kept(self, graph: Graph, policy: Policy) -> Sequence[str]:
+    def kept_notes(self, graph: Graph, policy: Policy) -> Sequence[str]:
         """Notes on ops that keep a type other than fp32, and what to do about it."""
 
     @abstractmethod
-    def earlier(self, policy: Policy) -> Sequence[str]:
+    def earlier_notes(self, policy: Policy) -> Sequence[str]:
         """Notes on what becomes of an earlier conversion of the model."""

@@ -115,7 +115,7 @@ class EngineSubject:
             workload.calibration,
             on_step=lambda done, total: progress("calibration", done, total),
         )
-        self.told = (*self.told, *uncalibrated(prepared.graph, policy.formats, facts))
+        self.tell(*uncalibrated(prepared.graph, policy.formats, facts))
         self._compare_quantized(prepared, workload.timing()[0])
         planner = make_planner(
             prepared,
@@ -145,7 +145,8 @@ class EngineSubject:
         note = quantized_mismatch(
             prepared.graph, self.runner, got, lambda: self.model.reference().run(feeds)
         )
-        self.told = (*self.told, *filter(None, [note]))
+        if note:
+            self.tell(note)
 
     def hints(self, planner: Planner) -> Sequence[HintedModel]:
         """The fp32 model under each precision hint of the engine, if it has any."""
@@ -176,12 +177,12 @@ class EngineSubject:
                 session.run(timing[0])  # a missing kernel may show only in a run
                 calls[name] = partial(run_all, session, timing)
             except EngineError as error:
-                self._drop(error)
+                self.tell(f"a plan was dropped: {error.what}")
         return Race.of(partial(run_all, self.reference, timing), calls, effort)
 
-    def _drop(self, error: EngineError) -> None:
-        note = f"a plan was dropped: {error.what}"
-        self.told = (*dict.fromkeys((*self.told, note)),)
+    def tell(self, *notes: str) -> None:
+        """Add notes for the user, each once."""
+        self.told = (*dict.fromkeys((*self.told, *notes)),)
 
     def check_streams(self) -> None:
         """Raise UsageError if the engine takes one request at a time."""
@@ -204,7 +205,7 @@ class EngineSubject:
                     streams = from_memory(one.model, engine.load_streams)
                 calls[name] = partial(streams.serve, load)
             except EngineError as error:
-                self._drop(error)
+                self.tell(f"a plan was dropped: {error.what}")
         return Race.of(partial(anchor.serve, load), calls, effort, share=share)
 
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
@@ -232,8 +233,7 @@ class EngineExamined:
         try:
             return self.adjuster.adjusted(plan, kinds)
         except EngineError as error:
-            note = f"operands were not adjusted: {error.what}"
-            self.subject.told = (*dict.fromkeys((*self.subject.told, note)),)
+            self.subject.tell(f"operands were not adjusted: {error.what}")
             return plan
 
     def analysis(self) -> Analysis:
@@ -251,8 +251,8 @@ class EngineExamined:
             output_error=lambda session: squared_error(outputs_on(session, calls), exact),
         )
         profiles, slow = profiles.without_slow_formats()
-        notes = (f"{fmt.label} gains nothing on this workload: left out" for fmt in slow)
-        subject.told = (*subject.told, *notes)
+        for fmt in slow:
+            subject.tell(f"{fmt.label} gains nothing on this workload: left out")
         cost = measured_cost(planner.graph, profiles, subject.engine, self.facts)
         self.progress("profile", 1, 1)
         units, points = find_units(planner, profiles)

@@ -79,12 +79,12 @@ class OnnxSource(FileSource[OnnxFile, Prepared]):
     def _size_of(self, model: ir.Model) -> int:
         return frontend.size_bytes(model)
 
-    def earlier(self, policy: Policy) -> list[str]:
+    def earlier_notes(self, policy: Policy) -> list[str]:
         """Notes on what becomes of an earlier conversion of the file."""
         was = self.file.model.metadata_props.get(frontend.POLICY_KEY, "")
         return earlier_conversion(was, policy)
 
-    def kept(self, graph: Graph, policy: Policy) -> list[str]:
+    def kept_notes(self, graph: Graph, policy: Policy) -> list[str]:
         """Notes on ops that keep a type other than fp32, and the option to convert them."""
         found = kept_types(graph, policy)
         if any(n.op == "dequantize" and ROUNDS not in n.attributes for n in graph.nodes):

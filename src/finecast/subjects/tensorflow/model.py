@@ -117,9 +117,9 @@ class TensorFlowModel(ModelAsIs[TensorFlowFile, TensorFlowPrepared]):
     def _size_of(self, model: FrozenModel) -> int:
         return model.size_bytes
 
-    def kept(self, graph: Graph, policy: Policy) -> list[str]:
+    def kept_notes(self, graph: Graph, policy: Policy) -> list[str]:
         """Notes on ops that keep their types, and on functions that are not read as bodies."""
-        found = ModelAsIs.kept(self, graph, policy)
+        found = ModelAsIs.kept_notes(self, graph, policy)
         inner = unopened(self.file.binding.regions)
         if inner and policy.scope is not Scope.NONE:
             listed = ", ".join(inner[:3]) + (", ..." if len(inner) > 3 else "")

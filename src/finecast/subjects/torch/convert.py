@@ -41,7 +41,7 @@ from finecast.rules.matching import check_names
 from finecast.rules.override import check_overrides
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.torch.integers import quantized
-from finecast.subjects.torch.source import TorchBuilt, built_of, kept_advice, policy_codes
+from finecast.subjects.torch.source import TorchBuilt, built_of, kept_advice, uses_codes
 
 
 def convert(
@@ -87,7 +87,7 @@ def convert(
         fold=wanted.scope is not Scope.NONE,
     )
     rules = tuple((user_rules or {}).items())
-    if policy_codes(wanted):
+    if uses_codes(wanted):
         built, told = quantized(captured, arguments, wanted, rules)
     else:
         built, told = lowered(captured, arguments, wanted, rules, RuleSet.parse(rule_set))

@@ -48,7 +48,7 @@ from finecast.subjects.torch.files import export, load, save
 from finecast.subjects.torch.integers import check_adjusts, quantized
 from finecast.subjects.torch.lengths import Inputs, longest
 from finecast.subjects.torch.program import TorchProgram
-from finecast.subjects.torch.source import TorchBuilt, TorchSource, policy_codes
+from finecast.subjects.torch.source import TorchBuilt, TorchSource, uses_codes
 from finecast.subjects.torch.subject import TorchSubject, TuneOptions
 
 # Formats that a program can state, tried on a device if the user names none.
@@ -154,7 +154,7 @@ class TorchModel(TorchSource):
         else:
             rules = tuple(options.user_rules.items())
             captured = self.captured
-            convert = quantized if policy_codes(policy) else lowered
+            convert = quantized if uses_codes(policy) else lowered
             if policy.scope is Scope.NONE:  # no number may change, so nothing is folded
                 captured = frontend.capture(self.model, (), fold=False)
             built, told = convert(captured, examples(self.model), policy, rules)
@@ -278,7 +278,7 @@ class TorchModel(TorchSource):
             captured.graph,
             policy,
             user_rules=rules,
-            known=Known(measured=False, facts=self._facts() if policy_codes(policy) else {}),
+            known=Known(measured=False, facts=self._facts() if uses_codes(policy) else {}),
         )
         return captured.graph, planner.lowest()
 

@@ -79,7 +79,7 @@ class TorchSource:
         return kept_advice(planner.graph, planner.policy)
 
 
-def policy_codes(policy: Policy) -> bool:
+def uses_codes(policy: Policy) -> bool:
     """Whether ops may read codes: modules are then compiled with frozen weights."""
     return policy.scope is not Scope.NONE and any(f in CODED for f in policy.formats)
 

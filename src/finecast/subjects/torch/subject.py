@@ -62,8 +62,8 @@ from finecast.subjects.torch.source import (
     CODED,
     TorchBuilt,
     TorchSource,
-    policy_codes,
     state_bytes,
+    uses_codes,
     without_codes,
 )
 
@@ -246,7 +246,7 @@ class TorchSubject:
     ) -> TorchExamined:
         """Let the rules judge; drop missing kernels, and int8 where it runs on floats."""
         arguments, captured = self.arguments(workload), self.model.captured
-        self._frozen = policy_codes(policy)
+        self._frozen = uses_codes(policy)
         facts = self._facts(workload) if self._frozen else None
         planner = judged(captured, arguments, policy, user_rules, facts)
         if self._frozen:
