@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from finecast.data.feeds import last_indices
@@ -86,7 +87,7 @@ def publish(parts: Sequence[Path], place: Path, where: str) -> None:
         raise UsageError(f"cannot write the output: {error.strerror}", where=where) from error
 
 
-def sizes_of(session: Session, feeds: Feeds) -> dict[str, int]:
+def _sizes(session: Session, feeds: Feeds) -> dict[str, int]:
     """Sizes of the inputs' named free dimensions in ``feeds``."""
     return {
         dim: size
@@ -97,10 +98,29 @@ def sizes_of(session: Session, feeds: Feeds) -> dict[str, int]:
     }
 
 
-def reference_run(
-    reference: Session, feeds: FeedMaker, graph: Graph
-) -> tuple[Feeds | None, Mapping[str, Array], str]:
-    """Feeds, the fp32 model's outputs and an empty note; or None, no outputs, the reason."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceRun:
+    """A run of the fp32 model, with which a converted one is compared.
+
+    Attributes:
+        feeds: The inputs; None if it was not run.
+        outputs: Its outputs by name.
+        sizes: Sizes of the inputs' named free dimensions.
+        note: Why it was not run; else empty.
+    """
+
+    feeds: Feeds | None = None
+    outputs: Mapping[str, Array] = field(default_factory=dict[str, Array])
+    sizes: Mapping[str, int] = field(default_factory=dict[str, int])
+    note: str = ""
+
+
+def reference_run(reference: Session, feeds: FeedMaker, graph: Graph) -> ReferenceRun:
+    """Run the fp32 model on the first feeds that it takes.
+
+    Raises:
+        UsageError: If no feeds can be made with the sizes that the user gave.
+    """
     remedy = _remedy(reference)
     note = f"loaded, not run: {remedy} to compare outputs"
     for lengths, last in _extremes(graph, feeds):
@@ -112,11 +132,12 @@ def reference_run(
             note = f"loaded, not run: {error.what}: {error.fix}"
             continue
         try:
-            return given, reference.run(given), ""
+            outputs = reference.run(given)
+            return ReferenceRun(feeds=given, outputs=outputs, sizes=_sizes(reference, given))
         except EngineError as error:
             # The fp32 model refuses these feeds: they say nothing about the converted one.
             note = f"loaded, not run: {error.what}: {remedy}"
-    return None, {}, note
+    return ReferenceRun(note=note)
 
 
 def _remedy(reference: Session) -> str:

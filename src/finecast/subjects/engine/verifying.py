@@ -20,7 +20,6 @@ from finecast.subjects.engine.native import EngineBuilt, RoundableSource
 from finecast.subjects.engine.publishing import (
     as_given,
     reference_run,
-    sizes_of,
     verified_by_first,
 )
 
@@ -64,8 +63,7 @@ def _verify_in(
     # A device may have no fp32 products of its own: its emulator is compared with exact fp32.
     with as_given():
         reference = source.reference() if emulated else engine.load(source.loadable)
-        given, wanted, note = reference_run(reference, feeds, graph)
-    sizes = {} if given is None else sizes_of(reference, given)
+        ran = reference_run(reference, feeds, graph)
     del reference  # one large model at a time
     session: Session
     if isinstance(engine, EmulatorEngine):
@@ -73,8 +71,9 @@ def _verify_in(
         session = plan_session(copy, plan, engine.emulation)
     else:
         session = engine.load(written)
-    if given is None or note:
-        return Verified(engine=name, note=note)
+    given, wanted = ran.feeds, ran.outputs
+    if given is None:
+        return Verified(engine=name, note=ran.note)
     got = session.run(feeds_for(session, given))
     del session
     if not emulated:
@@ -96,4 +95,4 @@ def _verify_in(
     )
     accept(case, got, wanted)
     found = compare(name, [got[output] for output in wanted], list(wanted.values()))
-    return replace(found, sizes=sizes)
+    return replace(found, sizes=ran.sizes)

@@ -32,7 +32,6 @@ from finecast.subjects.engine.publishing import (
     as_given,
     publish,
     reference_run,
-    sizes_of,
     verified_by_first,
 )
 
@@ -167,18 +166,18 @@ def _verify_in(
             reference = exact_session(file.path)
         else:
             reference, before = load_telling(engine, file.path)
-        given, wanted, note = reference_run(reference, feeds, applied.graph)
-    sizes = {} if given is None else sizes_of(reference, given)
+        ran = reference_run(reference, feeds, applied.graph)
     del reference  # one large model at a time
     session, after = load_telling(engine, path)
     seen = Verified(
         engine=name,
-        note=note,
-        sizes=sizes,
+        note=ran.note,
+        sizes=ran.sizes,
         kernels=(len(before), len(after)) if before and after else None,
         apart=tuple(one.text for one in broken_by(plan, before, after)),
     )
-    if given is None or note:
+    given, wanted = ran.feeds, ran.outputs
+    if given is None:
         return seen
     got = session.run(feeds_for(session, given))
     del session
@@ -206,7 +205,7 @@ def _verify_in(
     if small and not emulated:
         exactly = partial(_run_exactly, file.path, given)
         found = _with_note(found, quantized_mismatch(applied.graph, name, wanted, exactly))
-    return replace(found, sizes=sizes, kernels=seen.kernels, apart=seen.apart)
+    return replace(found, sizes=ran.sizes, kernels=seen.kernels, apart=seen.apart)
 
 
 def _run_exactly(path: Path, feeds: Feeds) -> Mapping[str, Array]:
