@@ -73,18 +73,7 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
     """
     calibration = _calibration(options, session)
     if options.evaluate is not None:
-        if options.metric is not None:
-            raise UsageError(
-                "both a built-in metric and an evaluation function are given",
-                where="--metric, --eval",
-                fix="give one of them",
-            )
-        if options.labels is not None:
-            raise UsageError(
-                "labels are named, and an evaluation function reads its own",
-                where="--labels, --eval",
-                fix="drop one of them",
-            )
+        _check_evaluation(options)
         return FunctionWorkload(
             function=options.evaluate,
             name=options.evaluate_name or getattr(options.evaluate, "__qualname__", ""),
@@ -116,6 +105,22 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
         data_digest=_digest(options),
         calibrate=calibration or partial(_first_batches, data, options.batch),
     )
+
+
+def _check_evaluation(options: DataOptions) -> None:
+    """Raise UsageError for options that an evaluation function leaves without effect."""
+    if options.metric is not None:
+        raise UsageError(
+            "both a built-in metric and an evaluation function are given",
+            where="--metric, --eval",
+            fix="give one of them",
+        )
+    if options.labels is not None:
+        raise UsageError(
+            "labels are named, and an evaluation function reads its own",
+            where="--labels, --eval",
+            fix="drop one of them",
+        )
 
 
 def _calibration(options: DataOptions, session: Session) -> CalibrationFunction | None:

@@ -81,7 +81,6 @@ def tune(
     tuning = _Tuning(
         subject=subject,
         workload=workload,
-        policy=narrowed,
         left_out=left_out,
         progress=progress,
         measuring=measuring,
@@ -121,7 +120,6 @@ class _Tuning:
 
     subject: Subject
     workload: Workload
-    policy: Policy
     left_out: tuple[str, ...]
     examined: Examined
     adjustments: Adjustments
