@@ -51,7 +51,7 @@ class Streaming(Protocol):
     def streamed(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
         """Each model timed in turns with the fp32 model, with many requests in flight.
 
-        How many, the engine decides. A time is that of all requests over their number.
+        The engine decides how many. A time is that of all requests divided by their number.
         """
         ...
 

@@ -147,7 +147,7 @@ class Subject(Protocol):
 
     @property
     def target(self) -> str:
-        """The device that is not here, of modelled times; empty if times are measured."""
+        """The device that is emulated, with modelled times; empty if times are measured."""
         ...
 
     @property

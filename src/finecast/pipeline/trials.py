@@ -224,7 +224,7 @@ def _ascending(metric: float, higher_is_better: bool) -> float:
 
 
 def nan_baseline(model: str, first: str) -> ModelError:
-    """The error for an fp32 model whose metric is NaN; ``first`` names the op to blame."""
+    """The error if the fp32 model's metric is NaN; ``first`` is the first op to give it."""
     where = f"; the first op to give NaN or Inf is {first!r}" if first else ""
     return ModelError(
         f"the fp32 model's metric is NaN{where}",

@@ -237,8 +237,8 @@ class _Tuning:
         """Candidates with adjusted operands, where faster plans with codes missed.
 
         What each kind of adjustment gains is measured on the most accurate plan that missed;
-        where none gains more than noise, no plan is adjusted. Adjusted are plans of the error
-        that then meets the criterion, and candidates whose own error is near the allowed one.
+        where none gains more than noise, no plan is adjusted. The plans that are adjusted are
+        those whose error then meets the criterion, and candidates near the allowed error.
         """
         analysis, adjustments = self.analysis, self.adjustments
         if any(c.plan.adjustments for c in candidates):

@@ -33,8 +33,8 @@ _REMEMBERED_BYTES: Final = 64 << 20
 # Samples on which each of many roundings is probed alone: few samples suffice to rank them, as
 # errors are relative to whole outputs.
 PROBED_ROWS: Final = 8
-# Samples on which everything is rounded at once: beside that on hundreds, the error on 8
-# samples is up to 40% off, that on 64 7% (ResNet-20 in bf16).
+# Samples on which everything is rounded at once: compared with hundreds of samples, 8 give an
+# error that is up to 40% off, 64 one that is 7% off (ResNet-20 in bf16).
 MOST_PROBED_ROWS: Final = 128
 # Samples times points that are run in all: 160 points have the least number of samples each.
 _PROBED_IN_ALL: Final = 160 * PROBED_ROWS
