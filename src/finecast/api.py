@@ -262,7 +262,7 @@ def tuned(model: OpenedModel, output: Destination, options: TuneRequest) -> Outc
 
 def _taken(model: OpenedModel, from_type: str | None) -> OpenedModel:
     """The model with its ops in ``from_type``, if one is named, taken to fp32."""
-    return model if from_type is None else model.taken(from_type)
+    return model if from_type is None else model.to_fp32(from_type)
 
 
 def _declare_files(

@@ -88,9 +88,10 @@ def test_suffixes_count_in_any_case(model: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_directory_is_called_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "folder.pt2").mkdir()
-    assert main(["inspect", str(tmp_path / "folder.pt2")]) == 2
-    assert "is a directory" in capsys.readouterr().err
+    (folder := tmp_path / "folder.pt2").mkdir()
+    for verb in (["inspect"], ["convert", "-o", str(tmp_path / "low.xml")]):
+        assert main([*verb, str(folder)]) == 2
+        assert "is a directory" in capsys.readouterr().err
 
 
 def test_tune_keeps_a_study_and_takes_it_up(

@@ -11,7 +11,14 @@ import pytest
 
 from finecast.engines.base import Array, Feeds
 from finecast.errors import EngineError
-from finecast.pipeline.adjusting import Adjustments, Gain, gains, kept, plan_error, share_left
+from finecast.pipeline.adjusting import (
+    Adjustments,
+    Gain,
+    gaining_kinds,
+    measure_gains,
+    plan_error,
+    share_left,
+)
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
@@ -59,9 +66,9 @@ def test_each_is_tried_beside_those_that_gain(
 ) -> None:
     by_kind = dict(zip(Adjust, shares, strict=True))
     examined = Examined(*lacking)
-    found = gains(PLAN, tuple(Adjust), examined, lambda plan: error(by_kind, plan))
+    found = measure_gains(PLAN, tuple(Adjust), examined, lambda plan: error(by_kind, plan))
     assert tuple(g.kind for g in found) == tried
-    assert kept(found) == stay
+    assert gaining_kinds(found) == stay
     at = 0.1
     for gain in found:
         assert gain.operands == 1
@@ -137,7 +144,7 @@ def test_each_gain_of_a_plan_that_was_made_is_told_beside_those_before() -> None
     adjustments = Adjustments(
         subject=subject, workload=workload, examined=Examined(), kinds=tuple(Adjust)
     )
-    found = adjustments.gains(PLAN)
+    found = adjustments.measure(PLAN)
     wanted = Proposal(name="lowest", plan=PLAN, time_s=1.0, error=0.01)
     (made,) = adjustments.proposals([wanted], found)
     assert made.error == pytest.approx(0.01 * 0.1**2, rel=1e-5)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from finecast.engines.base import Array, Feeds, KernelTime, TensorSpec
-from finecast.pipeline.cached_session import Remembered
+from finecast.pipeline.cached_session import CachedSession
 
 
 class Doubling:
@@ -39,7 +39,7 @@ def feeds(*numbers: float) -> dict[str, Array]:
 
 def test_each_feed_is_run_once() -> None:
     inner = Doubling()
-    session = Remembered(inner)
+    session = CachedSession(inner)
     for _ in range(3):
         assert session.run(feeds(1, 2))["y"].tolist() == [2, 4]
         assert session.run(feeds(3))["y"].tolist() == [6]
@@ -48,7 +48,7 @@ def test_each_feed_is_run_once() -> None:
 
 def test_feeds_that_differ_in_type_shape_or_name_are_others() -> None:
     inner = Doubling()
-    session = Remembered(inner)
+    session = CachedSession(inner)
     one = np.zeros(4, np.float32)
     for x in (one, one.reshape(2, 2), one.view(np.int32), np.zeros(8, np.float16)):
         session.run({"x": x})
@@ -59,7 +59,7 @@ def test_feeds_that_differ_in_type_shape_or_name_are_others() -> None:
 
 
 def test_what_the_caller_does_to_outputs_stays_with_it() -> None:
-    session = Remembered(Doubling())
+    session = CachedSession(Doubling())
     for _ in range(3):
         found = session.run(feeds(1))
         found["y"].fill(5)
@@ -69,7 +69,7 @@ def test_what_the_caller_does_to_outputs_stays_with_it() -> None:
 
 def test_beyond_the_limit_nothing_is_kept() -> None:
     inner = Doubling()
-    session = Remembered(inner, limit=8)
+    session = CachedSession(inner, limit=8)
     for _ in range(2):
         session.run(feeds(1, 2))
         session.run(feeds(3, 4))
@@ -78,7 +78,7 @@ def test_beyond_the_limit_nothing_is_kept() -> None:
 
 def test_by_default_outputs_of_a_megabyte_are_kept() -> None:
     inner = Doubling()
-    session = Remembered(inner)
+    session = CachedSession(inner)
     large = {"x": np.ones(1 << 18, np.float32)}
     for _ in range(3):
         session.run(large)

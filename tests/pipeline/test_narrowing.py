@@ -9,7 +9,7 @@ import pytest
 
 from finecast.engines.probe import Speed
 from finecast.numbers.formats import Format
-from finecast.pipeline.narrowing import worthwhile
+from finecast.pipeline.narrowing import drop_slow_formats
 from finecast.rules.policy import Policy
 
 BOTH = Policy.parse("auto:bf16,fp16")
@@ -27,27 +27,27 @@ def unasked(fmt: Format) -> Speed:
 @pytest.mark.parametrize("asked", ["auto:bf16", "all:bf16,fp16", "none:bf16,fp16"])
 def test_where_nothing_is_to_choose_nothing_is_measured(asked: str) -> None:
     policy = Policy.parse(asked)
-    assert worthwhile(policy, unasked) == (policy, ())
+    assert drop_slow_formats(policy, unasked) == (policy, ())
 
 
 def test_users_rules_choose_themselves() -> None:
-    assert worthwhile(BOTH, unasked, [object()]) == (BOTH, ())
+    assert drop_slow_formats(BOTH, unasked, [object()]) == (BOTH, ())
 
 
 @pytest.mark.parametrize("fast", [Format.BF16, Format.FP16])
 def test_what_gains_nothing_is_left_out_and_told(fast: Format) -> None:
     (slow,) = {*BOTH.formats} - {fast}
-    found, told = worthwhile(BOTH, gains(fast))
+    found, told = drop_slow_formats(BOTH, gains(fast))
     assert found == replace(BOTH, formats=(fast,))
     assert told == (f"{slow.label}: left out",)
 
 
 def test_one_format_stays() -> None:
-    found, told = worthwhile(BOTH, gains())
+    found, told = drop_slow_formats(BOTH, gains())
     assert found.formats == (Format.BF16,)
     assert told == ("fp16: left out",)
 
 
 def test_a_format_given_to_an_op_by_name_stays() -> None:
     named = replace(BOTH, op_formats={"MatMul": Format.FP16})
-    assert worthwhile(named, gains(Format.BF16)) == (named, ())
+    assert drop_slow_formats(named, gains(Format.BF16)) == (named, ())

@@ -35,7 +35,7 @@ def test_times_of_other_kernels_say_nothing_of_weights() -> None:
     faster = [replace(k, time_s=k.time_s / 2) for k in found.low[WEIGHTS] if k.kernel == "o"]
     weights = [k for k in found.low[WEIGHTS] if k.kernel == "k"]
     found = replace(found, low={**found.low, WEIGHTS: [*weights, *faster]})
-    assert found.without_gainless()[1] == (WEIGHTS,)
+    assert found.without_slow_formats()[1] == (WEIGHTS,)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_times_of_other_kernels_say_nothing_of_weights() -> None:
 def test_weights_that_gain_nothing_are_left_out(
     low_s: dict[Format, float], slow: tuple[Format, ...]
 ) -> None:
-    found, left_out = profile(1.0, low_s).without_gainless()
+    found, left_out = profile(1.0, low_s).without_slow_formats()
     assert left_out == slow
     assert found.low.keys() == low_s.keys() - set(slow)
 

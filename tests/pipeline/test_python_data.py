@@ -61,3 +61,16 @@ def test_calibration_takes_them_too(mlp: Path) -> None:
 def test_a_generator_is_refused_before_any_work(mlp: Path) -> None:
     with pytest.raises(UsageError, match="can be read only once"):
         finecast.tune(mlp, data=(b for b in BATCHES), metric="cosine")
+
+
+def test_an_error_names_the_file_of_the_data(mlp: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", x=X)
+    for path in (tmp_path / "d.npz", str(tmp_path / "d.npz")):
+        with pytest.raises(UsageError, match="needs labels") as caught:
+            finecast.tune(mlp, data=path, metric="top1", target="trn1")
+        assert caught.value.where == str(path)
+
+
+def test_there_is_nothing_to_trust_in_a_file_without_code(mlp: Path) -> None:
+    with pytest.raises(UsageError, match="no code in this file is executed"):
+        finecast.load(mlp, trust=True)

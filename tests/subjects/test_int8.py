@@ -31,9 +31,9 @@ from finecast.rules.ranges import Calibration
 from finecast.subjects.engine import integers
 from finecast.subjects.engine.integers import (
     check_on_integers,
-    computed_otherwise,
-    left_out,
-    narrowed,
+    drop_unfused,
+    quantized_mismatch,
+    unfused,
 )
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.onnx.source import OnnxSource
@@ -103,7 +103,7 @@ def test_all_that_runs_on_integers_is_put_there(net: Path, openvino: OpenVinoEng
     done = api.convert(net, out, "all:int8", data=DATA, engine="openvino")
     assert coded(done.plan) == CODED
     applied = frontend.apply(frontend.load(net), done.plan)
-    assert left_out(openvino, done.plan, applied, DATA) == {}
+    assert unfused(openvino, done.plan, applied, DATA) == {}
     assert 0 < np.linalg.norm(run(out) - run(net)) / np.linalg.norm(run(net)) < 0.1
     made = kinds(out)
     # x, r (for `one` and `join`), d, e (inside the block) and g (before the pool): once each.
@@ -303,7 +303,7 @@ def test_ops_that_the_engine_does_not_fuse_keep_fp32_and_say_so(net: Path) -> No
     # Without `one` and `join` nothing reads codes of r, and then `two` is not fused either.
     engine = FusesSome(fused={"stem", "two", "head"})
     asked = replace(planner(net), opset=lambda _: 17)
-    found = narrowed(OnnxSource(file=frontend.load(net)), asked, engine, DATA)  # pyright: ignore[reportArgumentType]
+    found = drop_unfused(OnnxSource(file=frontend.load(net)), asked, engine, DATA)  # pyright: ignore[reportArgumentType]
     plan = found.lowest(INT8)
     assert coded(plan) == ["head", "stem"]
     (reason,) = (
@@ -314,7 +314,7 @@ def test_ops_that_the_engine_does_not_fuse_keep_fp32_and_say_so(net: Path) -> No
     applied = frontend.apply(frontend.load(net), before)
     with pytest.raises(EngineError, match="is planned in int8 and runs in fp32"):
         check_on_integers(engine, before, applied, DATA)  # pyright: ignore[reportArgumentType]
-    assert integers.left_out(engine, found.highest(), applied, DATA) == {}  # pyright: ignore[reportArgumentType]
+    assert integers.unfused(engine, found.highest(), applied, DATA) == {}  # pyright: ignore[reportArgumentType]
 
 
 def test_a_port_is_not_int8(net: Path) -> None:
@@ -381,7 +381,7 @@ def test_one_output_that_is_computed_otherwise_is_told(
     exact = {name: np.ones(4, np.float32) for name in ("right", "wrong")}
     got = exact | {"wrong": np.full(4, 1.5, np.float32)}
     graph = from_text("")
-    assert computed_otherwise(graph, "openvino", exact, lambda: exact) == ""
-    told = computed_otherwise(graph, "openvino", got, lambda: exact)
+    assert quantized_mismatch(graph, "openvino", exact, lambda: exact) == ""
+    told = quantized_mismatch(graph, "openvino", got, lambda: exact)
     assert "openvino computes the quantized model otherwise" in told
     assert "relative error 0.5" in told

@@ -26,7 +26,7 @@ from finecast.planning.scaled_points import scaled_points
 from finecast.planning.switches import SWITCH, switches
 from finecast.planning.units import make_units
 from finecast.rules.policy import Policy
-from finecast.subjects.engine.integers import left_out
+from finecast.subjects.engine.integers import unfused
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import make_planner
 from tests.subjects.drawn import write_drawn
@@ -102,7 +102,7 @@ def test_what_is_planned_runs_on_integers(net: Path, engine: OnnxRuntimeEngine) 
     done = api.convert(net, out, "all:int8", data=DATA, engine="onnxruntime")
     assert coded(done.plan) == CODED
     applied = frontend.apply(frontend.load(net), done.plan)
-    assert left_out(engine, done.plan, applied, DATA) == {}
+    assert unfused(engine, done.plan, applied, DATA) == {}
     made = fused(out)
     assert made["QLinearConv"] == 3
     assert made["QLinearAdd"] == 1

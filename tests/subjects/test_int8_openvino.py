@@ -24,7 +24,7 @@ from finecast.numbers.scaled import Scaled
 from finecast.planning.plan import Plan
 from finecast.planning.switches import SWITCH, Switch
 from finecast.rules.policy import Policy
-from finecast.subjects.engine.integers import left_out
+from finecast.subjects.engine.integers import unfused
 from tests.frontends.openvino_graphs import model_of
 from tests.frontends.openvino_graphs import run as run_model
 from tests.subjects.drawn import write_drawn
@@ -73,7 +73,7 @@ def test_it_is_what_the_onnx_frontend_makes(net: Path, engine: OpenVinoEngine) -
     assert coded(done.plan) == CODED
     out = net.with_name("low.xml")
     applied = frontend.apply(frontend.load(net), done.plan)
-    assert left_out(engine, done.plan, applied, DATA) == {}
+    assert unfused(engine, done.plan, applied, DATA) == {}
     # x, r, d, e and g (before the pool): one for each value that is rounded.
     assert kinds(out)["FakeQuantize"] == 5
     constants = {

@@ -26,7 +26,7 @@ from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
-from finecast.subjects.engine.integers import left_out
+from finecast.subjects.engine.integers import unfused
 from finecast.subjects.engine.planning import make_planner
 
 WEIGHTS = Format.INT8_WEIGHTS
@@ -195,7 +195,7 @@ def test_weights_that_the_engine_would_widen_are_refused(
     plan = planner.lowest()
     assert coded(plan) == sorted([*CODED, "vector"])
     applied = library.apply(file, plan)  # pyright: ignore[reportArgumentType]
-    assert left_out(engine, plan, applied, {"ids": IDS}) == {"vector": "fp32"}
+    assert unfused(engine, plan, applied, {"ids": IDS}) == {"vector": "fp32"}
     with pytest.raises(EngineError, match="'vector' is planned in int8_weights and runs in"):
         api.apply(plan, net, net.with_name(f"low{net.suffix}"), engine="openvino")
 

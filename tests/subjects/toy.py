@@ -74,7 +74,7 @@ class ToyModel:
     def digest(self) -> str:
         return self.graph.digest
 
-    def taken(self, from_type: str) -> ToyModel:
+    def to_fp32(self, from_type: str) -> ToyModel:
         raise UsageError("--from-type does not apply to .toy files", where=from_type)
 
     def check(self, output: Destination) -> None:

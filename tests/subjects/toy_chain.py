@@ -17,7 +17,7 @@ from finecast.engines.ports import ordered_feeds
 from finecast.graph import ConstantStats, Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_constant, round_to
-from finecast.pipeline.artefact import Verified, compare
+from finecast.pipeline.artefact import Verified, compare_finite
 from finecast.planning.plan import Plan
 
 Chain = list[dict[str, Any]]
@@ -127,4 +127,4 @@ def lowered(chain: Chain, plan: Plan) -> Chain:
 
 def verify(before: Chain, after: Chain, feeds: Feeds) -> Verified:
     wanted, got = (ToySession.of(chain).run(feeds) for chain in (before, after))
-    return compare("toy", [*got.values()], [*wanted.values()])
+    return compare_finite("toy", [*got.values()], [*wanted.values()])

@@ -183,7 +183,7 @@ def _walked(
     ``by_op`` says whether such a plan is wanted, and what formats are named for it.
     """
     from finecast.pipeline.ladder import LadderWalk
-    from finecast.pipeline.per_op import beyond
+    from finecast.pipeline.per_op import search_per_op
     from finecast.pipeline.sources import workload_of
 
     reference = model.reference()
@@ -198,7 +198,7 @@ def _walked(
     )
     outcome = walk.walk()
     wanted, named = by_op
-    plan, why = beyond(walk, outcome, named) if wanted else (None, "not asked for")
+    plan, why = search_per_op(walk, outcome, named) if wanted else (None, "not asked for")
     return _Found(outcome=outcome, plan=plan, why=why, warnings=workload.warnings)
 
 

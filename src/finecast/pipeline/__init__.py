@@ -1,1 +1,1 @@
-"""The verbs: tune, convert, apply, ladder."""
+"""The verbs tune, ladder and emulate over a subject, and what each verb reports."""

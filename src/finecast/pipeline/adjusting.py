@@ -1,4 +1,4 @@
-"""Adjusted operands in a search: tried where a faster plan misses the criterion."""
+"""Adjustments of operands in a search, tried where a faster plan misses the criterion."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from finecast.planning.plan import Plan
 from finecast.planning.sensitivity import squared_error
 from finecast.rules.policy import Adjust, Policy
 
-# Of the error, what an adjustment has to leave at most: less is not told from noise.
+# An adjustment gains if it leaves less than this share of the error; more may be noise.
 _WORTH: Final = 0.98
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """What an adjustment does to a plan: relative output errors without and with it.
+    """What one kind of adjustment does to a plan.
 
-    ``operands`` is how many it changes.
+    ``operands`` is the number of operands that it changes; the errors are relative errors of
+    the outputs.
     """
 
     kind: Adjust
@@ -37,7 +38,7 @@ class Gain:
 
     @classmethod
     def of(cls, kind: Adjust, plans: tuple[Plan, Plan], errors: tuple[float, float]) -> Gain:
-        """By two plans, without and with it, and their errors."""
+        """From the plans without and with the adjustment, and their errors."""
         without, made = plans
         changed = set(made.adjustments) - set(without.adjustments)
         return cls(
@@ -54,37 +55,40 @@ class Gain:
 
     @property
     def share(self) -> float:
-        """Of the squared error that is left."""
+        """The share of the squared error that is left with the adjustment."""
         return (self.error_with / self.error_without) ** 2 if self.error_without else 1.0
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The kind, the number of operands and the errors, as text."""
         return f"{self.kind.value}: {number_of(self.operands, 'operand')}, {self.change}"
 
     @property
     def change(self) -> str:
-        """The errors without and with."""
+        """The errors without and with the adjustment, as text."""
         return f"relative output error {self.error_without:.3g} -> {self.error_with:.3g}"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """The gain in JSON's types."""
         errors = {"without": self.error_without, "with": self.error_with}
         return {"kind": self.kind.value, "operands": self.operands, "relative_error": errors}
 
 
 @runtime_checkable
 class Adjusting(Protocol):
-    """A model, examined, whose operands can be adjusted for a plan."""
+    """An examined model whose operands can be adjusted for a plan."""
 
     def adjusted(self, plan: Plan, kinds: Sequence[Adjust]) -> Plan:
-        """``plan``, adjusted in ``kinds`` of ways; itself where there is nothing to adjust."""
+        """``plan`` with these kinds of adjustments; itself if there is nothing to adjust."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class Adjustments:
-    """The adjusted plans of one search, ``made`` by digest: of which plan, and how."""
+    """The adjusted plans of one search.
+
+    ``made`` has for the digest of each adjusted plan the plan before and the adjustments.
+    """
 
     subject: Subject
     workload: Workload
@@ -98,26 +102,26 @@ class Adjustments:
     def of(
         cls, subject: Subject, workload: Workload, examined: object, policy: Policy
     ) -> Adjustments:
-        """Those that ``policy`` names, else all.
+        """With the kinds of adjustments that ``policy`` names, else all.
 
         Raises:
-            UsageError: If it names some, and none can be made.
+            UsageError: If the policy names some, and the model's operands cannot be adjusted.
         """
         if policy.adjust and not isinstance(examined, Adjusting):
             raise no_adjustments(f"to run in {subject.runner}")
         kinds = tuple(Adjust) if policy.adjust is None else policy.adjust
         return cls(subject=subject, workload=workload, examined=examined, kinds=kinds)
 
-    def gains(self, plan: Plan) -> tuple[Gain, ...]:
-        """What they do to ``plan``, measured."""
+    def measure(self, plan: Plan) -> tuple[Gain, ...]:
+        """What each kind does to ``plan``, measured."""
         if not isinstance(self.examined, Adjusting):
             return ()
         error = partial(plan_error, self.subject, self.workload)
-        return gains(plan, self.kinds, self.examined, error)
+        return measure_gains(plan, self.kinds, self.examined, error)
 
     def proposals(self, wanted: Sequence[Proposal], found: Sequence[Gain]) -> list[Proposal]:
-        """``wanted``, adjusted by what was ``found`` to gain, and expected to gain as much."""
-        done, share = kept(found), share_left(found)
+        """``wanted`` with the adjustments that gain, their errors scaled by the same gain."""
+        done, share = gaining_kinds(found), share_left(found)
         assert isinstance(self.examined, Adjusting)
         proposals: list[Proposal] = []
         for one in wanted:
@@ -128,7 +132,7 @@ class Adjustments:
         return proposals
 
     def gained(self, plan: Plan) -> tuple[Gain, ...]:
-        """What each adjustment of a plan that was made here gained, measured."""
+        """What each adjustment of ``plan`` gained, measured; nothing if none was made here."""
         if plan.digest not in self.made or not isinstance(self.examined, Adjusting):
             return ()
         before, kinds = self.made[plan.digest]
@@ -140,7 +144,7 @@ class Adjustments:
 
 
 def no_adjustments(what: str) -> UsageError:
-    """What to raise where operands are asked to be adjusted that cannot be."""
+    """The error for a model, described by ``what``, whose operands cannot be adjusted."""
     return UsageError(
         "operands are adjusted in models of ONNX and OpenVINO alone, as engines run them: this"
         f" is {what}",
@@ -149,20 +153,21 @@ def no_adjustments(what: str) -> UsageError:
     )
 
 
-def gains(
+def measure_gains(
     plan: Plan,
     kinds: Sequence[Adjust],
     examined: Adjusting,
     error: Callable[[Plan], float],
 ) -> tuple[Gain, ...]:
-    """What each of ``kinds`` does to ``plan`` beside those before that gain.
+    """What each of ``kinds`` does to ``plan`` in addition to the earlier ones that gain.
 
-    Those that find nothing to adjust are left out. ``error`` tells the relative output error.
+    Kinds that find nothing to adjust are left out. ``error`` gives a plan's relative output
+    error.
     """
     found: list[Gain] = []
     best, least = plan, math.nan
     for kind in kinds:
-        made = examined.adjusted(plan, (*kept(found), kind))
+        made = examined.adjusted(plan, (*gaining_kinds(found), kind))
         if made.adjustments == best.adjustments:
             continue
         least = error(plan) if math.isnan(least) else least
@@ -173,18 +178,18 @@ def gains(
     return tuple(found)
 
 
-def kept(found: Sequence[Gain]) -> tuple[Adjust, ...]:
-    """The kinds that gain."""
+def gaining_kinds(found: Sequence[Gain]) -> tuple[Adjust, ...]:
+    """The kinds of adjustments that gain."""
     return tuple(g.kind for g in found if g.gains)
 
 
 def share_left(found: Sequence[Gain]) -> float:
-    """Of the squared error, with all that gain."""
+    """The share of the squared error that is left with all adjustments that gain."""
     return math.prod(g.share for g in found if g.gains)
 
 
 def plan_error(subject: Subject, workload: Workload, plan: Plan) -> float:
-    """The relative output error of ``plan``; infinite where what runs the model cannot."""
+    """The relative output error of ``plan``; infinite if the engine does not run its model."""
     built = subject.model.build(plan)
     try:
         return output_error(subject.session(built), subject.reference, subject.feeds(workload))

@@ -18,9 +18,9 @@ class Destination:
 
     Attributes:
         path: The model's file; None for a model in memory, verified as if it were written.
-        force: Whether files that are there may be replaced.
-        external_data: Whether tensors go to ``NAME.data`` beside it; None: if they are more
-            than fit one file, or came in that form.
+        force: Whether existing files may be replaced.
+        external_data: Whether tensors go to ``NAME.data`` beside the model; None for where
+            the source had them, or where they do not fit one file.
     """
 
     path: Path | None
@@ -28,7 +28,7 @@ class Destination:
     external_data: bool | None = None
 
     def check(self, *, apart: bool = False) -> None:
-        """Raise UsageError unless a model, with tensors ``apart``, may be written here."""
+        """Raise UsageError unless the model, and its tensors if ``apart``, may be written."""
         if self.path is None:
             return
         check_writable(self.path, force=self.force)
@@ -39,15 +39,20 @@ class Destination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """How the written model was verified; errors are None where it was not run.
+    """How the written model was verified.
 
-    ``relative_error`` is the largest over outputs of ||y - r|| / ||r|| against
-    ``reference``: the fp32 model, the fp64 model that it was taken from, or the model given
-    where that was converted or quantized before. Of an error against fp64 ``taken_error`` is
-    what taking the model to fp32 alone gives. ``sizes`` are those that the free dimensions of
-    the inputs had. ``kernels`` are those of the fp32 model and of the written one, and
-    ``apart`` tells of each kernel whose low ops run in several now, where the engine says what
-    runs in which.
+    Attributes:
+        engine: The engine that ran it; None where it was not run.
+        max_abs_error: The largest absolute error of an output; None where nothing was run.
+        relative_error: The largest over outputs y of ||y - r|| / ||r||, where r is the
+            output of the reference; None where nothing was run.
+        note: What was not done or not compared, and why.
+        reference: What the errors are against: the fp32 model, the fp64 model that it was
+            converted from, or the model given where that was converted or quantized before.
+        taken_error: Of an error against fp64, what the conversion to fp32 alone gives.
+        sizes: Sizes of the free dimensions of the inputs.
+        kernels: Number of kernels of the fp32 model and of the written one, where known.
+        apart: Texts on kernels of the fp32 model whose low ops run in several kernels now.
     """
 
     engine: str | None
@@ -61,8 +66,8 @@ class Verified:
     apart: tuple[str, ...] = ()
 
 
-def compare(engine: str, got: Sequence[Array], wanted: Sequence[Array]) -> Verified:
-    """Largest absolute and relative error over float outputs.
+def compare_finite(engine: str, got: Sequence[Array], wanted: Sequence[Array]) -> Verified:
+    """``compare``, for outputs that may not have NaN or Inf where fp32 has none.
 
     Raises:
         WrongNumbersError: If an output has a NaN or Inf where fp32 has none.
@@ -73,11 +78,11 @@ def compare(engine: str, got: Sequence[Array], wanted: Sequence[Array]) -> Verif
                 f"output {number} has NaN or Inf where fp32 has none",
                 fix="use bf16, exclude ops with --exclude or --op NAME=fp32, or use `tune`",
             )
-    return compared(engine, got, wanted)
+    return compare(engine, got, wanted)
 
 
-def compared(engine: str, got: Sequence[Array], wanted: Sequence[Array]) -> Verified:
-    """The same, where it was judged already."""
+def compare(engine: str, got: Sequence[Array], wanted: Sequence[Array]) -> Verified:
+    """Largest absolute and relative error over float outputs."""
     found = [deviation(one, other) for one, other in zip(got, wanted, strict=True)]
     unlike = sum(not d.comparable for d in found)
     empty = all(not one.size for one in wanted)

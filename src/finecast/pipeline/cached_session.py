@@ -1,6 +1,6 @@
-"""A session that remembers: metrics that compare with fp32 run it on the same data each time.
+"""A session that caches outputs: metrics that compare with fp32 run it on the same data often.
 
-Law: ``run`` gives what the session gives; beyond the limit nothing more is kept.
+Law: ``run`` gives what the session gives; outputs beyond the limit in bytes are not cached.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _KEPT_BYTES: Final = 256 << 20
 
 
 @final
-class Remembered:
-    """``session``, each feed run once; for sessions without state."""
+class CachedSession:
+    """``session``, run once on each feeds; for sessions without state."""
 
     def __init__(self, session: Session, *, limit: int = _KEPT_BYTES) -> None:
         self.session = session
@@ -34,7 +34,7 @@ class Remembered:
         return self.session.outputs
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
-        """Outputs by name, the caller's own."""
+        """Outputs by name, in arrays that the caller may change."""
         key = _digest(feeds)
         if key not in self._known:
             outputs = self.session.run(feeds)

@@ -1,4 +1,4 @@
-"""What a cast costs in an engine: a fixed part and a rate, from casts of two sizes."""
+"""The time of a cast in an engine: a fixed part and a rate, fitted to casts of two sizes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Final
 
 import numpy as np
 
-from finecast.engines.base import Engine, KernelTime, Session
+from finecast.engines.base import Engine, Session
 from finecast.errors import EngineError
 from finecast.numbers.formats import Format
 from finecast.planning.cost import MEASURED_CAST_BANDWIDTH_GB_S, MEASURED_CAST_OVERHEAD_S
 
-# A session, loaded for profiling, of a cast named "cast" to a format, of ``x`` of
-# [size / 64, 64] numbers, that no other kernel absorbs.
+# From a format and a number of elements: a session, loaded for profiling, of a model with a
+# node named "cast" that casts the input ``x`` of shape [size / 64, 64] to that format, in a
+# kernel of its own.
 CastSession = Callable[[Format, int], Session]
 
 # Small enough that the fixed part shows, large enough that the rate does.
@@ -29,12 +30,12 @@ class CastRate:
     bandwidth_gb_s: float = MEASURED_CAST_BANDWIDTH_GB_S
 
 
-# By the engine's name and device: engines of one name and device are the same software.
+# By the engine's name, its device and the low format.
 _KNOWN: dict[tuple[str, str, Format], CastRate] = {}
 
 
 def measure_casts(engine: Engine, low: Format, session: CastSession) -> CastRate:
-    """Fit the rate on this machine; the documented default where the engine cannot profile.
+    """The rate on this machine, or the default rate where the engine tells no times of casts.
 
     Measured once per process, engine, device and format.
     """
@@ -58,13 +59,9 @@ def _measured(low: Format, session: CastSession) -> CastRate:
 
 
 def _cast_time_s(session: Session, size: int) -> float:
-    """Seconds of one cast between two kernels that compute, so that it cannot be folded."""
+    """Seconds of the fastest cast that ran; 0 if none did."""
     feeds = {"x": np.linspace(-1, 1, size, dtype=np.float32).reshape(-1, 64)}
     kernels = session.profile(feeds, repeats=9)
-    return _conversions(kernels)
-
-
-def _conversions(kernels: list[KernelTime]) -> float:
     found = [
         k.time_s for k in kernels if "cast" in k.ops or k.kind.startswith(("Convert", "Cast"))
     ]

@@ -17,7 +17,7 @@ from finecast.rules.facts import Facts, ValueFacts, first_nonfinite
 from finecast.rules.observed import divided_by, range_limit
 from finecast.rules.quantized import STATES_CODES, computed_in
 
-# Inputs at which an op gives a finite number for Inf, so that no NaN or Inf shows the error.
+# By op: the input whose Inf gives a finite result, so that nothing later shows the overflow.
 _ABSORBING: Final[Mapping[str, int]] = {
     "div": 1,
     "reciprocal": 0,
@@ -31,17 +31,18 @@ _ABSORBING: Final[Mapping[str, int]] = {
 _LOOPS: Final = ("loop", "scan")
 _BRANCHES: Final = ("if",)
 _OPERAND_RANK: Final = 2
-"""The least of operands of products on integers; their scales and zero points have less."""
-_LOST_SHARE = 0.01  # worth a line in the report; the rule that forbids asks for more
+"""Least rank of operands of integer products; scales and zero points have a lower one."""
+_LOST_SHARE: Final = 0.01
+"""Share of a value that is reported if it becomes zero; rules forbid only at higher shares."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassCount:
     """Nodes of one class of ops.
 
-    ``flops`` and ``bytes`` are lower bounds where there are nodes whose FLOPs are
-    ``uncounted``, or whose bytes are ``unknown``: of a shape that is neither declared nor
-    observed, or in the body of a loop, which counts once.
+    ``uncounted`` nodes are those whose FLOPs are not all in ``flops``, ``unknown`` those whose
+    bytes are not all in ``bytes``: a shape is not known, or the node is in the body of a loop,
+    which is counted once.
     """
 
     kind: str
@@ -57,7 +58,7 @@ class ClassCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Risk:
-    """A value that the low format would not hold."""
+    """A value that the low format cannot represent."""
 
     value: str
     node: str
@@ -88,7 +89,7 @@ class Census:
         size_bytes: int,
         opset: int = 0,
     ) -> Census:
-        """Of a graph whose values have ``shapes``, and ``facts`` where it was observed."""
+        """Count a graph whose values have ``shapes``; ``facts`` are those observed, if any."""
         classes = count_classes(graph, shapes)
         return cls(
             name=name,
@@ -125,14 +126,16 @@ def _count(
     parameters = 0
     for node in nodes:
         for index in node.inputs:
-            constant = graph.values[index].constant if index is not None else None
-            if constant is not None and index not in counted and index is not None:
+            if index is None or index in counted:
+                continue
+            constant = graph.values[index].constant
+            if constant is not None:
                 counted.add(index)
                 parameters += constant.size if _is_parameter(graph, node, index) else 0
     operations = [flops(graph, n, shapes) for n in nodes]
     moved = [bytes_moved(graph, n, None, shapes) for n in nodes]
-    bounds = [n.region in repeated for n in nodes]
-    laws = [by_name(n.op).flops is not None for n in nodes]
+    in_loop = [n.region in repeated for n in nodes]
+    countable = [by_name(n.op).flops is not None for n in nodes]
     return ClassCount(
         kind=kind,
         nodes=len(nodes),
@@ -141,20 +144,20 @@ def _count(
         flops=sum(f for f in operations if f is not None),
         bytes=sum(b for b in moved if b is not None),
         uncounted=sum(
-            law and (f is None or (f > 0 and bound))
-            for law, f, bound in zip(laws, operations, bounds, strict=True)
+            known and (f is None or (f > 0 and loops))
+            for known, f, loops in zip(countable, operations, in_loop, strict=True)
         ),
         unknown=sum(
-            b is None or (b > 0 and bound) for b, bound in zip(moved, bounds, strict=True)
+            b is None or (b > 0 and loops) for b, loops in zip(moved, in_loop, strict=True)
         ),
         parameters=parameters,
     )
 
 
 def _is_parameter(graph: Graph, node: Node, index: int) -> bool:
-    """Whether a constant is what ``node`` computes with: floats, or codes that stand for them.
+    """Whether a constant is a parameter: floats, or codes that stand for floats.
 
-    Scales and zero points are none: they say how others are encoded.
+    Scales and zero points are not: they say how other constants are encoded.
     """
     value = graph.values[index]
     if by_name(node.op).kind is not OpKind.QUANTIZE:
@@ -167,7 +170,8 @@ def _is_parameter(graph: Graph, node: Node, index: int) -> bool:
 def _repeated(graph: Graph) -> set[int]:
     """Numbers of the regions that a loop may run several times.
 
-    Bodies stand before the op that owns them, and have higher numbers than its own region.
+    The nodes of a body come before the op that owns it, and a body's region has a higher
+    number than the owner's.
     """
     parents: dict[int, Node] = {}
     waiting: set[int] = set()
@@ -178,7 +182,7 @@ def _repeated(graph: Graph) -> set[int]:
             parents |= dict.fromkeys(own, node)
             waiting -= own
     found: set[int] = set()
-    for region in sorted(parents):  # those around a region have lower numbers
+    for region in sorted(parents):  # enclosing regions have lower numbers
         if parents[region].op in _LOOPS or parents[region].region in found:
             found.add(region)
     return found
@@ -211,7 +215,7 @@ def _risk(graph: Graph, value: Value, seen: ValueFacts, low: Format) -> str:
 
 
 def _absorbed(graph: Graph, value: Value) -> str:
-    """Whether an Inf here would leave no trace in what comes after."""
+    """Text: a reader that gives a finite result for Inf and so hides an overflow; or empty."""
     for node in (graph.nodes[n] for n in value.uses):
         port = _ABSORBING.get(node.op)
         if port is not None and port < len(node.inputs) and node.inputs[port] == value.id:
@@ -220,7 +224,7 @@ def _absorbed(graph: Graph, value: Value) -> str:
 
 
 def _constant_risk(graph: Graph, value: Value, low: Format) -> Risk | None:
-    """By the rule that keeps the ops that read it."""
+    """A constant that ``low`` cannot represent, by the law of the rule ``constants``."""
     readers = [n for i in value.uses if value in graph.following_inputs(n := graph.nodes[i])]
     if value.constant is None or value.format is not Format.FP32 or not readers:
         return None
@@ -232,7 +236,7 @@ def _constant_risk(graph: Graph, value: Value, low: Format) -> Risk | None:
 
 
 def notes(graph: Graph, facts: Facts) -> dict[str, str]:
-    """What a user should know beside the table."""
+    """Notes beside the table of classes: unknown ops, the first op that gives NaN or Inf."""
     found: dict[str, str] = {}
     unknown = Counter(n.native for n in graph.nodes if n.op == "unknown")
     if unknown:

@@ -1,4 +1,4 @@
-"""What is told of a search: the plan found, measured afresh, or why there is none."""
+"""The outcome of a search: the plan found, measured again, or why there is none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from finecast.pipeline import measuring
 from finecast.pipeline.adjusting import Gain, output_error
 from finecast.pipeline.goal import MIN_SPEEDUP, takes
 from finecast.pipeline.hint import Anchor
-from finecast.pipeline.measuring import Measuring, Standing
+from finecast.pipeline.measuring import Measurements, Measuring
 from finecast.pipeline.outcome import Measured, Outcome, Verdict
 from finecast.pipeline.search import Candidate
 from finecast.pipeline.subject import Built, SourceModel, Subject
@@ -24,16 +24,16 @@ from finecast.planning.problem import Analysis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conclusion:
-    """A search that ended.
+    """Makes the outcome of a search.
 
     Attributes:
         subject: What was tuned.
         workload: The data.
         planner: Makes plans.
-        analysis: What they were chosen by; None where the search ended before.
+        analysis: The costs and errors that plans were chosen by; None if there are none.
         trials: What was evaluated.
         measuring: Measures by the objective.
-        hints: The model as its engine lowers it alone, by what that is called.
+        hints: Models that stand beside the result, by name: what the engine lowers by itself.
         left_out: Formats that were not tried, and why.
     """
 
@@ -46,41 +46,41 @@ class Conclusion:
     hints: Mapping[str, Built]
     left_out: tuple[str, ...]
 
-    def race(self, built: Mapping[str, Built], errors: Mapping[str, float]) -> Standing:
-        """The last race: of models of plans that may be told, and the engine's own."""
-        return self._stand({**built, **self.hints}, replace(measuring.FINAL, errors=errors))
+    def race(self, built: Mapping[str, Built], errors: Mapping[str, float]) -> Measurements:
+        """The last race, of models of plans and those that stand beside the result."""
+        return self._measure({**built, **self.hints}, replace(measuring.FINAL, errors=errors))
 
     def improved(
         self,
         found: Candidate,
         built: Built,
-        standing: Standing,
+        measurements: Measurements,
         gains: tuple[Gain, ...] = (),
     ) -> Outcome:
-        """The plan found, if it still gained enough when it was measured again.
+        """The plan found, or the fp32 model if the plan gained too little in the last race.
 
-        ``gains`` are those of its adjustments.
+        ``gains`` are those of the plan's adjustments.
         """
         name = found.plan.digest
-        gain, least = standing.costs.speed(name), self.trials.budget.goal.min_speedup
+        gain, least = measurements.costs.speed(name), self.trials.budget.goal.min_speedup
         if gain.median < least:
             built.release()
             what = f"the plan {found.name} is not {self._wanted} here"
             return self.unchanged(f"{what}: it {takes(1 / gain.median, least)}")
         keeps = "keeps the criterion" + (" in emulation" if self.subject.target else "")
-        anchors, subject = self._anchors(standing), self.subject
+        anchors, subject = self._anchors(measurements), self.subject
         feeds = subject.feeds(self.workload)
         error = output_error(subject.session(built), subject.reference, feeds)
         outcome = self._outcome(
             "; ".join((f"{found.name} {keeps}", *self.left_out)),
-            baseline=self._fp32(standing),
-            tuned=self._measured(standing, name, self.trials.metric(found.plan), built),
+            baseline=self._fp32(measurements),
+            tuned=self._measured(measurements, name, self.trials.metric(found.plan), built),
             plan=found.plan,
             built=built,
             errors=(math.sqrt(found.error), error),
         )
         built.release()
-        speed = standing.times.speed(name)
+        speed = measurements.times.speed(name)
         return replace(
             outcome,
             anchors=anchors,
@@ -92,7 +92,7 @@ class Conclusion:
         )
 
     def none_better(self, candidates: Sequence[Candidate], fp32: float) -> str:
-        """Why none of the ``candidates`` counts; the fp32 model costs ``fp32``."""
+        """Why none of the ``candidates`` gains enough; ``fp32`` is the fp32 model's cost."""
         objective, least = self.measuring.objective, self.trials.budget.goal.min_speedup
         words, emulated = objective.words, self.subject.target
         found = "what runs the model here takes none of them"
@@ -100,49 +100,49 @@ class Conclusion:
             share = min(c.cost for c in candidates) / fp32
             found = f"the {words.best} {takes(share, least)}"
         where = "by the model" if emulated else "here"
-        told = ()
+        speeds = ()
         if objective.of_time and not emulated:
-            told = (self.subject.speed(fmt).text for fmt in self.planner.policy.formats)
+            speeds = (self.subject.speed(fmt).text for fmt in self.planner.policy.formats)
         why = f"no plan is {self._wanted} {where}: {found}"
-        return "; ".join((why, *told, *self.left_out))
+        return "; ".join((why, *speeds, *self.left_out))
 
     @property
     def _wanted(self) -> str:
-        """What a plan is to be beside fp32."""
+        """Text: what a plan has to be, compared with fp32."""
         words, least = self.measuring.objective.words, self.trials.budget.goal.min_speedup
         if least == MIN_SPEEDUP:
             return words.better
         return f"{least:g} times {words.as_good} as fp32"
 
     def unchanged(self, why: str) -> Outcome:
-        """The fp32 model."""
-        standing = self._stand(self.hints, measuring.BASELINE)
-        same, plan = self._fp32(standing), self.planner.unchanged(why)
-        anchors = self._anchors(standing)
+        """The outcome that the fp32 model stays, for the reason ``why``."""
+        measurements = self._measure(self.hints, measuring.BASELINE)
+        same, plan = self._fp32(measurements), self.planner.unchanged(why)
+        anchors = self._anchors(measurements)
         outcome = self._outcome(why, baseline=same, tuned=same, plan=plan)
         return replace(outcome, anchors=anchors)
 
-    def _stand(self, built: Mapping[str, Built], effort: Effort) -> Standing:
-        return self.measuring.stand(built, effort, self.planner, self.analysis)
+    def _measure(self, built: Mapping[str, Built], effort: Effort) -> Measurements:
+        return self.measuring.measure(built, effort, self.planner, self.analysis)
 
-    def _fp32(self, standing: Standing) -> Measured:
-        return self._measured(standing, ANCHOR, self.trials.baseline, self.subject.model)
+    def _fp32(self, measurements: Measurements) -> Measured:
+        return self._measured(measurements, ANCHOR, self.trials.baseline, self.subject.model)
 
     def _measured(
-        self, standing: Standing, name: str, metric: float, sized: Built | SourceModel
+        self, measurements: Measurements, name: str, metric: float, sized: Built | SourceModel
     ) -> Measured:
         return Measured(
             metric=metric,
-            latency_s=standing.times.latency_s(name),
+            latency_s=measurements.times.latency_s(name),
             size_bytes=sized.size_bytes,
-            cost=standing.costs.latency_s(name),
+            cost=measurements.costs.latency_s(name),
         )
 
-    def _anchors(self, standing: Standing) -> tuple[Anchor, ...]:
-        """What the engine's own lowering gives, on all data."""
+    def _anchors(self, measurements: Measurements) -> tuple[Anchor, ...]:
+        """Metric and time of the models that stand beside the result, on all data."""
         found: list[Anchor] = []
         for name, built in self.hints.items():
-            if name not in standing.times.names:
+            if name not in measurements.times.names:
                 continue
             session, truth = self.subject.session(built), self.subject.truth
             metric = self.workload.evaluate(session, truth or self.subject.reference)
@@ -152,8 +152,8 @@ class Conclusion:
                     name=name,
                     metric=metric,
                     passed=self.trials.passing(metric),
-                    latency_s=standing.times.latency_s(name),
-                    cost=standing.costs.latency_s(name),
+                    latency_s=measurements.times.latency_s(name),
+                    cost=measurements.costs.latency_s(name),
                 )
             )
         return tuple(found)

@@ -1,7 +1,7 @@
-"""Which ops bring the error, and why: range, underflow, reduction depth.
+"""The share of each op in the output error, and the likely reasons.
 
-Law: the ops are probed alone, in one switched session; to first order their squared errors
-add up to the whole's (see ``sensitivity``).
+Law: each op is rounded alone, in one session whose roundings are switched; to first order
+the squared errors of single ops add up to that of all (``planning/sensitivity.py``).
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from finecast.engines.base import Array, EmulatedSession, Feeds, outputs_on
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
-from finecast.ops import by_name
+from finecast.ops import OpKind, by_name
+from finecast.ops.flops import Shape, flops
 from finecast.planning.sensitivity import measure
 from finecast.progress import Progress, silent
 from finecast.rules.facts import ValueFacts
 
-# Shares below this are not worth a line.
+# Shares of a value's numbers below this are not reported.
 _NOTED_SHARE: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
-    """One op's own relative output error, its share of all squared errors, and the reasons."""
+    """The relative output error of one op, its share of all squared errors, the reasons."""
 
     node: Node
     error: float
@@ -49,7 +50,7 @@ def contributions(
     *,
     progress: Progress = silent,
 ) -> list[Contribution]:
-    """Every cast op that brings error, the worst first."""
+    """Every cast op that adds to the output error, the worst first."""
     nodes = sorted(setting.reads | setting.writes)
     if not nodes:
         return []
@@ -80,14 +81,13 @@ def contributions(
 def reasons(
     graph: Graph, node: Node, fmt: Format, facts: Mapping[int, ValueFacts]
 ) -> tuple[str, ...]:
-    """What the facts say against ``fmt`` at ``node``; its digits alone where nothing else."""
+    """What the facts say against ``fmt`` at ``node``; if nothing, its few digits."""
     found: list[str] = []
     values = [*graph.following_inputs(node), *graph.following_outputs(node)]
     for value in {v.id: v for v in values}.values():
         seen = facts.get(value.id)
         found += _constant_range(value, fmt) if seen is None else _observed(value, seen, fmt)
-    depth = _depth(graph, node, facts)
-    if depth > 1 and by_name(node.op).accumulates:
+    if by_name(node.op).accumulates and (depth := _depth(graph, node, facts)) > 1:
         found.append(f"sums {depth} terms")
     if not found:
         size = f"{fmt.unit_roundoff:.2g}"
@@ -117,27 +117,28 @@ def _constant_range(value: Value, fmt: Format) -> list[str]:
 
 
 def _depth(graph: Graph, node: Node, facts: Mapping[int, ValueFacts]) -> int:
-    """Terms of each sum: by the weight of a product, else elements in over elements out."""
-    if by_name(node.op).matmul_engine:
-        return _product_depth(graph, node, facts)
-    sizes = [
-        facts[i].count
-        for i in (node.inputs[0], node.outputs[0])
-        if i is not None and i in facts
-    ]
-    return sizes[0] // max(sizes[1], 1) if len(sizes) == 2 else 0
+    """Terms of each sum: of a product by its FLOPs, else elements in over elements out.
+
+    0 if a shape is unknown, or the op computes several products: attention, recurrent cells.
+    """
+    shapes = {i: f.shape for i, f in facts.items()}
+    source, result = (
+        _elements(graph, ports[0], shapes) for ports in (node.inputs, node.outputs)
+    )
+    if not result:
+        return 0
+    info = by_name(node.op)
+    if info.kind in (OpKind.MATMUL, OpKind.CONV):
+        operations_per_term = len(node.inputs) if node.op == "einsum" else 2
+        return round((flops(graph, node, shapes) or 0) / (operations_per_term * result))
+    return 0 if info.matmul_engine else source // result
 
 
-def _product_depth(graph: Graph, node: Node, facts: Mapping[int, ValueFacts]) -> int:
-    index = node.inputs[1] if len(node.inputs) > 1 else None
+def _elements(graph: Graph, index: int | None, shapes: Mapping[int, Shape]) -> int:
+    """Elements of a value by its observed shape, else its declared one; 0 if unknown."""
     if index is None:
         return 0
-    seen = facts.get(index)
-    shape = seen.shape if seen is not None else graph.values[index].shape
-    if shape is None or len(shape) < 2 or not all(isinstance(d, int) for d in shape):
+    shape = shapes.get(index, graph.values[index].shape)
+    if shape is None or not all(isinstance(d, int) for d in shape):
         return 0
-    dims = [d for d in shape if isinstance(d, int)]
-    if node.op.endswith("conv"):
-        return math.prod(dims[1:])
-    last = node.attributes.get("transB", 0)
-    return dims[-1] if last else dims[-2]
+    return math.prod(d for d in shape if isinstance(d, int))

@@ -1,4 +1,4 @@
-"""A converted model, and what is told of one."""
+"""A converted model, and notes for the user on ops that a policy does not change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy, conversion_stays
 
 _OWN_TYPES: Final = ("fp64", "fp16", "bf16")
-"""Of ops that no policy changes, because they are not fp32."""
+"""Types of ops that no policy changes, because they are not fp32."""
 NOTHING_CONVERTED: Final = "nothing was converted: the rules leave every op in its type"
 NOTHING_GAINS: Final = (
     "nothing was converted: of the ops that the rules permit none gains by its time here"
@@ -24,13 +24,23 @@ NOTHING_GAINS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
-    """A converted model and what was done to it. ``size_bytes`` are before and after.
+    """A converted model and what was done to it.
 
-    ``model`` is the model where it was not written to a file: an onnx.ModelProto, or an
-    exported program. ``restated`` are ops that are stated as the engine knows them, and why.
-    ``gains`` are what adjustments of operands do that were asked for; the model has those
-    that gain. ``ops`` counts ops by the format that they compute in, those that came quantized
-    apart.
+    Attributes:
+        plan: The format of every op, and why.
+        ops: Number of ops by the format that they compute in; ops that another tool quantized
+            are counted apart.
+        nodes: Nodes of the graph before the conversion.
+        casts: Casts in the converted model.
+        size_bytes: Of the model before and after.
+        seconds: How long the conversion took.
+        verified: How the result was verified.
+        warnings: Notes for the user.
+        model: The native model where it was not written to a file: an onnx.ModelProto, for
+            example, or an exported program.
+        restated: Low ops that were rewritten as the engine's matchers know them, and why.
+        gains: What each adjustment of operands that was asked for does to the error; the
+            model has those that gain.
     """
 
     plan: Plan
@@ -47,7 +57,7 @@ class Conversion:
 
 
 def earlier_conversion(was: str, policy: Policy) -> list[str]:
-    """What becomes of a conversion to the policy labelled ``was``; empty: there was none."""
+    """Notes on what becomes of a conversion to the policy ``was``; none if that is empty."""
     if not was:
         return []
     if conversion_stays(was, policy.label):
@@ -56,7 +66,7 @@ def earlier_conversion(was: str, policy: Policy) -> list[str]:
 
 
 def kept_types(graph: Graph, policy: Policy) -> dict[str, str]:
-    """What is said of ops in a type of their own, by the type: no policy changes it."""
+    """Notes on ops that are not in fp32 and keep their type under any policy, by the type."""
     asked = {f.label for f in (*policy.formats, *policy.op_formats.values())}
     counts = Counter(
         label for n in graph.nodes if (label := _own_type(graph, n)) in _OWN_TYPES
@@ -69,6 +79,6 @@ def kept_types(graph: Graph, policy: Policy) -> dict[str, str]:
 
 
 def _own_type(graph: Graph, node: Node) -> str:
-    """The type that an op computes in; of a cast none."""
+    """The type that an op computes in; empty for a cast."""
     made = (graph.values[i].dtype for i in node.outputs if i is not None)
     return "" if node.op == "cast" else next(made, "")

@@ -1,4 +1,4 @@
-"""A model on one emulated device: what all evaluations of it share, made once.
+"""A model on one emulated device, and the search for its plans.
 
 Law: a plan's time is the roofline's, its metric the emulation's on all data.
 """
@@ -16,7 +16,7 @@ from finecast.devices.setting import Setting
 from finecast.engines.base import Array, EmulatedSession, Feeds, Session, outputs_on
 from finecast.graph import Graph
 from finecast.pipeline.modelled import modelled_time_s, plan_time_s
-from finecast.pipeline.program import Asked, Program
+from finecast.pipeline.program import PlanRequest, Program
 from finecast.pipeline.search import Candidate
 from finecast.pipeline.subject import Examined
 from finecast.pipeline.workload import Workload
@@ -32,22 +32,23 @@ from finecast.rules.facts import ValueFacts, first_nonfinite
 from finecast.rules.policy import Policy
 
 CALIBRATION_FEEDS: Final = 8
-"""Batches that sensitivities are measured on: each op is run on all of them."""
+"""Calibration batches on which output errors are measured."""
 
 
 @dataclass(slots=True, kw_only=True)
 class DeviceModel:
-    """A model on a target.
+    """A model on a device, with what all its evaluations share: facts and exact outputs.
 
     Attributes:
         program: The model as the emulator takes it.
         workload: The data.
         reference: The fp32 model.
-        truth: The model whose accuracy is to be kept, where it is not the fp32 model's.
+        truth: The fp64 model that the fp32 one was converted from, whose accuracy is then
+            the one to keep.
         progress: Told of long work.
         feeds: Calibration data.
-        facts: What the fp32 model's values are, by id in ``graph``.
-        exact: Its outputs on ``feeds``.
+        facts: Facts of the fp32 model's values, by id in ``graph``.
+        exact: The fp32 model's outputs on ``feeds``.
     """
 
     program: Program
@@ -60,7 +61,7 @@ class DeviceModel:
     exact: list[Array] = field(init=False)
 
     def __post_init__(self) -> None:
-        """See what the fp32 model's values are."""
+        """Run the fp32 model on calibration data and observe its values."""
         self.feeds = list(islice(self.workload.calibration(), CALIBRATION_FEEDS))
         self.exact = outputs_on(self.reference, self.feeds)
         self.facts = self.program.observe(self.feeds)
@@ -90,7 +91,7 @@ class DeviceModel:
         return math.sqrt(squared_error(outputs_on(session, self.feeds), self.exact))
 
     def cost(self, emulation: Emulation) -> RooflineCost:
-        """The target's roofline with the observed shapes."""
+        """The device's roofline with the observed shapes."""
         shapes = {i: f.shape for i, f in self.facts.items()}
         return RooflineCost(target=emulation.target, shapes=shapes)
 
@@ -104,7 +105,7 @@ class DeviceModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSearch:
-    """Plans by op on a device: what its compiler would be handed."""
+    """Per-op plans on a device: the models that its compiler would be given."""
 
     device: DeviceModel
     emulation: Emulation
@@ -116,11 +117,11 @@ class PlanSearch:
         return self.examined.planner
 
     def analysis(self) -> Analysis:
-        """Modelled times, and the errors of rounding."""
+        """Modelled times, and the measured errors of roundings."""
         return self.examined.analysis()
 
     def candidates(self) -> list[Candidate]:
-        """The plans worth trying with their modelled times; those of one plan once."""
+        """The plans worth trying, each once, with their modelled times."""
         analysis = self.analysis()
         proposals = (*propose(self.planner, analysis), *lowest(self.planner, analysis))
         unique = {p.plan.digest: p for p in reversed(proposals)}
@@ -157,8 +158,8 @@ def search_plans(
     policy: Policy,
     user_rules: tuple[tuple[str, UserRule], ...] = (),
 ) -> PlanSearch:
-    """The plans under ``policy``, once the rules have judged every op."""
-    asked = Asked(
+    """The search among the plans that the rules permit under ``policy``."""
+    request = PlanRequest(
         policy=policy,
         emulation=emulation,
         feeds=device.feeds,
@@ -167,5 +168,5 @@ def search_plans(
         user_rules=user_rules,
     )
     return PlanSearch(
-        device=device, emulation=emulation, examined=device.program.examine(asked)
+        device=device, emulation=emulation, examined=device.program.examine(request)
     )

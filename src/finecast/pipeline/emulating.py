@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, replace
-from itertools import islice
 
 from finecast.devices.emulation import Emulation
 from finecast.devices.setting import setting_of
-from finecast.engines.base import Session, outputs_on
-from finecast.pipeline.cached_session import Remembered
+from finecast.engines.base import Session
+from finecast.pipeline.cached_session import CachedSession
 from finecast.pipeline.contributions import Contribution, contributions
-from finecast.pipeline.device import CALIBRATION_FEEDS
+from finecast.pipeline.device import DeviceModel
 from finecast.pipeline.model import OpenedModel
 from finecast.pipeline.workload import Workload
-from finecast.planning.sensitivity import squared_error
 from finecast.progress import Progress, silent
 from finecast.rules.calibration import calibrated_nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulationReport:
-    """``error`` is the relative error of the outputs on calibration data."""
+    """What the emulation of one device showed.
+
+    ``error`` is the relative error of the outputs on calibration data, ``cast_ops`` the number
+    of ops that read low operands.
+    """
 
     baseline: float
     metric: float
@@ -40,12 +41,12 @@ def emulate(
     *,
     progress: Progress = silent,
 ) -> EmulationReport:
-    """Evaluate a model as the target would run it.
+    """Evaluate a model as the device would run it.
 
     Args:
         model: The model.
-        loaded: The fp32 model.
-        emulation: The target and its options.
+        loaded: The fp32 model, loaded.
+        emulation: The device and its options.
         workload: The data.
         progress: Told of long work.
 
@@ -54,34 +55,32 @@ def emulate(
         EngineError: If it cannot be run.
     """
     start = time.perf_counter()
-    reference = Remembered(loaded)
+    reference = CachedSession(loaded)
     progress("fp32", 0, 1)
     baseline = workload.evaluate(reference, None)
     program = model.program(emulation)
-    feeds = list(islice(workload.calibration(), CALIBRATION_FEEDS))
-    facts = program.observe(feeds)
+    device = DeviceModel(program=program, workload=workload, reference=reference)
     if emulation.format.scaled:
-        coded = calibrated_nodes(program.graph, emulation.format, facts)
+        coded = calibrated_nodes(device.graph, emulation.format, device.facts)
         emulation = replace(emulation, encodings=coded)
-    setting = setting_of(program.graph, emulation)
+    setting = setting_of(device.graph, emulation)
     progress("emulated", 0, 1)
-    metric = workload.evaluate(program.session(emulation, setting), reference)
-    exact = outputs_on(reference, feeds)
+    metric = workload.evaluate(device.session(emulation, setting), reference)
     switched = program.session(emulation, setting, switched=True)
-    outputs = outputs_on(switched, feeds)
+    error = device.error(switched)
     found = contributions(
-        program.graph,
+        device.graph,
         switched,
         emulation,
         setting,
-        feeds,
-        facts,
+        device.feeds,
+        device.facts,
         progress=progress,
     )
     return EmulationReport(
         baseline=baseline,
         metric=metric,
-        error=math.sqrt(squared_error(outputs, exact)),
+        error=error,
         cast_ops=len(setting.reads),
         contributions=tuple(found),
         seconds=time.perf_counter() - start,

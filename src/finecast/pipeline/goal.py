@@ -11,9 +11,9 @@ from finecast.errors import UsageError
 from finecast.pipeline.objective import Objective
 
 MIN_SPEEDUP: Final = 1.02
-"""A tuned model must win by more than interleaved medians wander on a quiet machine.
+"""The least gain over fp32 that counts: medians scatter by less on a quiet machine.
 
-Bytes do not wander; to win less than that of them is not worth a loss of accuracy.
+Bytes do not scatter; a smaller gain in bytes is not worth a loss of accuracy.
 """
 
 
@@ -22,16 +22,15 @@ class Goal:
     """The accuracy to keep, the gain that is worth it, and the budget of the search.
 
     Attributes:
-        criterion: The accuracy to keep; its direction is the metric's.
-        objective: What plans are to have least of.
-        min_speedup: How many times as fast as fp32 a plan has to be; of another objective,
+        criterion: The accuracy to keep.
+        objective: What the search minimises.
+        min_speedup: How many times as fast as fp32 a plan has to be; with another objective,
             how many times as good.
-        max_trials: Evaluations of plans on all data at most; None for as many as it takes.
-            A given number is used: faster plans are looked for until it is spent.
+        max_trials: The most evaluations of plans on all data; None for no limit. A given
+            number is used up: faster plans are looked for until it is spent.
         timeout_s: Seconds after which no evaluation is begun.
-        first_is_enough: The first plan that is found ends the search: what is left of a
-            budget is not spent.
-        start_s: From when on seconds count, by ``time.perf_counter``: from when the goal was
+        first_is_enough: End the search with the first plan found, whatever budget is left.
+        start_s: When the budget of time starts, by ``time.perf_counter``: when the goal was
             stated, so that loading the model counts.
     """
 
@@ -44,10 +43,10 @@ class Goal:
     start_s: float = field(default_factory=time.perf_counter, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse what can never be met.
+        """Refuse goals that can never be met.
 
         Raises:
-            UsageError: If a speed is below 1, or a budget leaves no trial.
+            UsageError: If the speedup is below 1, or a budget leaves no trial.
         """
         if not self.min_speedup >= 1:
             raise UsageError(
@@ -75,7 +74,7 @@ class Goal:
 
     @property
     def is_unlimited(self) -> bool:
-        """Whether there is no budget: the search ends by itself."""
+        """Whether there is no budget, so that the search ends by itself."""
         return self.max_trials is None and self.timeout_s is None
 
 
@@ -86,7 +85,7 @@ class Budget:
     goal: Goal
 
     def spent(self, trials: int) -> str:
-        """Why no other trial is begun after so many; empty while one may be."""
+        """Why no further trial may begin after ``trials`` of them; empty if one may."""
         goal = self.goal
         if goal.max_trials is not None and trials >= goal.max_trials:
             most = "one trial" if goal.max_trials == 1 else f"{goal.max_trials} trials"
@@ -97,11 +96,11 @@ class Budget:
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the goal's start."""
         return time.perf_counter() - self.goal.start_s
 
 
 def takes(share: float, min_speedup: float) -> str:
-    """What of fp32's cost a plan takes, and if that is less, how little would count."""
+    """Text: the share of fp32's cost that a plan takes; if below 1, the share that counts."""
     text = f"takes {share:.3g} of what fp32 takes"
     return text if share >= 1 else f"{text}, and at most {1 / min_speedup:.3g} counts"

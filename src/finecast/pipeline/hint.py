@@ -1,53 +1,60 @@
 """What an engine lowers by itself: a candidate like any other, and an anchor for the result.
 
-One setting of the engine is what a user would try instead of tuning. What it chose is stated
-as a plan; and the model under that setting is evaluated and timed beside what tuning found.
+A user may set the engine's own precision hint instead of tuning. What the engine then lowers
+is stated as a plan, which is a candidate; and the fp32 model under that hint, the anchor, is
+evaluated and timed beside the tuned model.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from finecast.pipeline.subject import Built
+from finecast.pipeline.subject import Built, Subject
+from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
+from finecast.planning.predicting import predicted_error
+from finecast.planning.problem import Analysis
 
 
 class Hinted(Built, Protocol):
-    """The model under such a setting; ``plan`` is what the engine chose there."""
+    """The fp32 model under a precision hint; ``plan`` states what the engine lowers there."""
 
     @property
     def exact(self) -> Plan:
-        """The choice without roundings that the engine spares and a model cannot."""
+        """``plan`` with those products in fp32 whose results the engine leaves unrounded.
+
+        A low product in a model rounds its result.
+        """
         ...
 
 
 def choices_of(hinted: Hinted) -> tuple[tuple[str, Plan], ...]:
-    """Plans of what the engine chose, by name."""
+    """Names and plans of what the engine lowers under a hint."""
     return ("the hint's choice", hinted.plan), ("the hint's choice, exact", hinted.exact)
 
 
 @runtime_checkable
 class Hinting(Protocol):
-    """A subject whose engine lowers a model by itself, where a setting asks for it."""
+    """A subject whose engine has precision hints, under which it lowers a model by itself."""
 
     def hints(self, planner: Planner) -> Sequence[Hinted]:
-        """The model under each such setting.
+        """The model under each hint, which can be run and timed like the model of a plan.
 
-        Each can be timed and run like what a plan gives. A setting by which the engine lowers
-        nothing, or under which it cannot run the model, is left out.
+        A hint under which the engine lowers nothing, or cannot run the model, is left out.
         """
         ...
 
 
 @runtime_checkable
-class CameOtherwise(Protocol):
-    """A subject whose fp32 model was made of one that runs as well."""
+class HasOriginal(Protocol):
+    """A subject whose fp32 model may be made from a faster one, quantized by another tool."""
 
-    def as_given(self, planner: Planner) -> Built | None:
-        """The model before; None if it is not worth a look, or does not run."""
+    def original(self, planner: Planner) -> Built | None:
+        """That model; None if there is none to compare with, or it does not run."""
         ...
 
 
@@ -63,3 +70,27 @@ class Anchor:
     passed: bool
     latency_s: float
     cost: float
+
+
+def hinted_proposals(
+    subject: Subject, planner: Planner, analysis: Analysis
+) -> tuple[dict[str, Built], list[Proposal]]:
+    """What stands beside the tuned model, by name, and the plans that the hints give.
+
+    The plans' errors are predicted; their times are infinite, as none is predicted.
+    """
+    found = subject.hints(planner) if isinstance(subject, Hinting) else ()
+    alone = len(found) == 1
+    beside: dict[str, Built] = {
+        "the hint alone" if alone else f"the {b.plan.policy} hint alone": b for b in found
+    }
+    original = subject.original(planner) if isinstance(subject, HasOriginal) else None
+    if original is not None:
+        beside["the model given"] = original
+    ids = {n.name: n.id for n in planner.graph.nodes}
+    proposals: list[Proposal] = []
+    for name, plan in (choice for one in found for choice in choices_of(one)):
+        formats = {ids[node]: fmt for node, fmt in plan.formats.items()}
+        error = predicted_error(analysis, formats)
+        proposals.append(Proposal(name=name, plan=plan, time_s=math.inf, error=error))
+    return beside, proposals

@@ -1,4 +1,4 @@
-"""What an engine chose by itself, stated as a plan."""
+"""A plan that states what an engine lowers by itself under its precision hint."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ def stated(
     *,
     exact: bool = False,
 ) -> Plan:
-    """The plan of ``fmt`` where the engine computes in it and the rules permit it.
+    """The plan with ``fmt`` where the engine computes in it and the rules permit it.
 
-    An engine may give the result of a product on low operands in fp32. A model states no such
-    product: low, it rounds the result as well, which may be most of the plan's error.
+    An engine may multiply low operands and give the result in fp32, which no model can state:
+    a low product in a model rounds its result, too, and that may be most of the plan's error.
 
     Args:
         planner: Makes plans.
-        kernels: What the engine chose.
+        kernels: The formats of the engine's kernels under the hint.
         fmt: The low format.
-        exact: Whether such products stay fp32: more accurate than the engine's choice, and
-            slower.
+        exact: Whether such products stay fp32, which is more accurate than the engine's
+            choice, and slower.
     """
     graph = planner.graph
     low = _low(graph, kernels, fmt, exact=exact)
-    low = {n.id for n in graph.float_nodes if n.id in low or _stands_alone(graph, n, low)}
+    low = {n.id for n in graph.float_nodes if n.id in low or _between_low(graph, n, low)}
     formats = {
         number: pick(permission, *((fmt, Format.FP32) if number in low else (Format.FP32,)))
         for number, permission in planner.permissions.items()
@@ -45,11 +45,11 @@ def stated(
 def _low(
     graph: Graph, kernels: Sequence[KernelFormats], fmt: Format, *, exact: bool
 ) -> set[int]:
-    """Ids of the nodes whose result is one of ``fmt``, or of a product's operands in it.
+    """Ids of nodes that compute in ``fmt``, a product by its operands, others by their result.
 
-    What follows a product in its kernel gets the unrounded sum: where the kernel's result is
-    stored in fp32, that is an fp32 op. One that the engine left out, which costs nothing, goes
-    with those it reads.
+    An op behind a product in the same kernel reads the unrounded sum; if the kernel stores its
+    result in fp32, it is an fp32 op. An op without a kernel, which takes no time, has the
+    format of those whose results it reads.
     """
     kernel_of = {name: kernel for kernel in kernels for name in kernel.ops}
     products = {n.name for n in graph.nodes if by_name(n.op).matmul_engine}
@@ -62,15 +62,15 @@ def _low(
         else:
             rounded = node.name in products and not exact
             behind = not rounded and not products.isdisjoint(kernel.ops)
-            wide = behind and kernel.stored == Format.FP32.label
-            found = kernel.computed == fmt.label and not wide
+            is_fp32 = behind and kernel.stored == Format.FP32.label
+            found = kernel.computed == fmt.label and not is_fp32
         if found:
             low.add(node.id)
     return low
 
 
-def _stands_alone(graph: Graph, node: Node, low: set[int]) -> bool:
-    """Whether what ``node`` reads and what reads it is low: fp32 for want of a kernel."""
+def _between_low(graph: Graph, node: Node, low: set[int]) -> bool:
+    """Whether all ops around ``node`` are low: the engine merely lacks a low kernel for it."""
     before = [v.producer for v in graph.following_inputs(node) if v.constant is None]
     after = [n for v in graph.following_outputs(node) for n in v.uses]
     ends = any(v.is_output for v in graph.following_outputs(node))

@@ -1,9 +1,8 @@
-"""The documented flow in one go: every rung emulated, timed by the model, judged.
+"""Every rung of a compiler's options, emulated, with its modelled time and its verdict.
 
-Each rung has a session built for it: that evaluates two to three times faster than a
-switched one, and is loaded in a second. Laws: the recommendation passes the
-criterion; no passing rung is faster by the model; a per-op plan is offered only where it
-passes on all data and is faster than the recommended rung.
+A session is built for each rung, for it evaluates two to three times faster than one whose
+roundings are switched, and loads in a second. Laws: the recommended rung passes the criterion;
+no passing rung has a shorter modelled time.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from finecast.devices.neuron import Rung
 from finecast.devices.setting import Setting, setting_of
 from finecast.engines.base import Session
 from finecast.numbers.formats import Format
-from finecast.pipeline.cached_session import Remembered
+from finecast.pipeline.cached_session import CachedSession
 from finecast.pipeline.device import DeviceModel
 from finecast.pipeline.model import OpenedModel
 from finecast.pipeline.trials import nan_baseline
 from finecast.pipeline.workload import Workload
 from finecast.progress import Progress, silent
 
-# Formats that ONNX can state by a cast and every Neuron compiler respects. Tf32 is no type: to
-# such a compiler the products stay fp32, and the arithmetic before them takes time besides.
-STATED: Final = (Format.BF16, Format.FP16)
+# Formats that a cast in the model can state and every Neuron compiler respects. Tf32 is not
+# one: ONNX has no such type, so that a compiler would see slow arithmetic and fp32 products.
+CASTABLE: Final = (Format.BF16, Format.FP16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RungResult:
-    """One rung: its metric, its relative output error on calibration data, its time."""
+    """One rung: metric, relative output error on calibration data, modelled time."""
 
     rung: Rung
     metric: float
@@ -44,7 +43,7 @@ class RungResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LadderOutcome:
-    """All rungs, most accurate first, and the one to use; None where none passes."""
+    """All rungs, most accurate first; ``best`` is the recommended one, None if none passes."""
 
     baseline: float
     rungs: tuple[RungResult, ...]
@@ -76,9 +75,9 @@ class LadderWalk:
             ModelError: If its metric is NaN.
         """
         self.progress("fp32", 0, 1)
-        reference = Remembered(self.reference)
+        reference = CachedSession(self.reference)
         self.baseline = self.workload.evaluate(reference, None)
-        # What rewrites the model (accumulation) is the same on all rungs.
+        # One program serves all rungs: they differ in no option that rewrites the model.
         self.device = DeviceModel(
             program=self.model.program(self.rungs[0].options.emulation()),
             workload=self.workload,
@@ -104,9 +103,8 @@ class LadderWalk:
     def _judge(self, rung: Rung, emulation: Emulation) -> RungResult:
         device = self.device
         setting = setting_of(device.graph, emulation)
-        same = self._leaves_alone(emulation, setting)
         metric, error = self.baseline, 0.0
-        if not same:
+        if not self._is_exact(emulation, setting):
             metric, error = device.evaluate(device.session(emulation, setting))
         return RungResult(
             rung=rung,
@@ -116,8 +114,8 @@ class LadderWalk:
             passed=self.criterion.passes(metric, self.baseline),
         )
 
-    def _leaves_alone(self, emulation: Emulation, setting: Setting) -> bool:
-        """Whether the device computes just what fp32 does: there is nothing to evaluate."""
+    def _is_exact(self, emulation: Emulation, setting: Setting) -> bool:
+        """Whether the device computes just what fp32 does: nothing need be evaluated."""
         if setting.reads or emulation.relayout not in (None, Format.FP32):
             return False
         graph = self.device.graph

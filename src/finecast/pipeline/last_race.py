@@ -1,7 +1,7 @@
 """The last race of a search: between the plan found and those that may be better.
 
-A first race of all tells times to some percent, and the fastest of many is partly so by
-chance.
+The first race, of all plans, tells times to some percent only, and the fastest of many plans
+is the fastest partly by chance.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from finecast.pipeline.measuring import Standing
+from finecast.pipeline.measuring import Measurements
 from finecast.pipeline.search import Candidate, chain
 from finecast.pipeline.trials import Trials
 from finecast.planning.plan import Plan
 
-# Each takes seconds: where so many plans were not faster after all, the others hardly are.
+# The most races. Each takes seconds; if the plans of so many were not faster after all, the
+# others hardly are.
 _MOST: Final = 4
 
 
@@ -25,19 +26,19 @@ def last_race(
     *,
     fp32: float,
     trials: Trials,
-    measure: Callable[[Plan], float],
-    race: Callable[[Sequence[Candidate]], Standing],
-) -> tuple[Candidate, Standing]:
-    """The best plan, and the race that tells its speed.
+    evaluate: Callable[[Plan], float],
+    race: Callable[[Sequence[Candidate]], Measurements],
+) -> tuple[Candidate, Measurements]:
+    """The best plan, and the measurements of the race that tells its speed.
 
-    Where nothing that raced gains what is asked for, the search goes on among the others.
+    Where no plan that raced gains what is asked for, the search goes on among the others.
 
     Args:
-        found: What passed.
-        candidates: What there is, by costs that the first races told.
-        fp32: The cost of the fp32 model in those.
+        found: The plan that the search found.
+        candidates: All plans whose models are loaded, with their costs in the first races.
+        fp32: The cost of the fp32 model in those races.
         trials: What was evaluated.
-        measure: The metric of a plan.
+        evaluate: Gives the metric of a plan.
         race: Races some of ``candidates`` beside fp32 until their speeds are known.
     """
     least = trials.budget.goal.min_speedup
@@ -46,19 +47,19 @@ def last_race(
     while True:
         races += 1
         racing = [found, *trials.rivals([c for c in left if c is not found], found)]
-        standing = race(racing)
-        costs, raced = standing.costs, {c.plan.digest for c in racing}
+        measurements = race(racing)
+        costs, raced = measurements.costs, {c.plan.digest for c in racing}
         known = [
             replace(c, cost=fp32 * costs.slowdown(c.plan.digest).median)
             for c in racing
             if c.plan.digest in costs.names
         ]
-        best = trials.search(chain(known, fp32, least), measure) if racing[1:] else None
+        best = trials.search(chain(known, fp32, least), evaluate) if racing[1:] else None
         best = best or found
         left = [c for c in left if c.plan.digest not in raced]
         if costs.speed(best.plan.digest).median >= least or races == _MOST:
-            return best, standing
-        following = trials.search(chain(left, fp32, least), measure)
+            return best, measurements
+        following = trials.search(chain(left, fp32, least), evaluate)
         if following is None:
-            return best, standing
+            return best, measurements
         found = following

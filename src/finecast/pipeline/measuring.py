@@ -1,4 +1,4 @@
-"""How the models of plans stand beside fp32, by what the search makes least of."""
+"""Measuring the models of plans beside fp32, by the objective of the search."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ _PRICING: Final[Mapping[Objective, Callable[[Planner, Analysis], Analysis]]] = {
     Objective.SIZE: by_size,
     Objective.MEMORY: by_memory,
 }
-# Of so many models; of fewer a shorter time tells as much. Which of them are faster than fp32
-# is settled, not their order.
+# The first race, of RANKED models; fewer models are timed for less long. It settles which of
+# them are faster than fp32, not their order.
 RANKING: Final = Effort(min_time_s=3.0, settle_s=6.0, order=False)
 RANKED: Final = 10
-# Between the plan found and those that may be better, so far as they are known by then. What
-# is told of a plan is known to 3% on a busy machine, too, so that runs of the same search
-# agree within 5%: there it takes more rounds. But what stands beside it and is slower than
-# fp32 is no choice, and takes none.
+# The last race, between the plan found and those that may be better. Speeds are timed until
+# they are known to 3%, which takes more rounds on a busy machine: then two runs of one search
+# agree within 5%. Models slower than fp32 cannot be chosen and get no further rounds.
 FINAL: Final = Effort(min_time_s=2.0, settle_s=20.0, known_to=0.03, limit=1.0)
 BASELINE: Final = Effort(min_time_s=0.5)
-# Latencies that only stand beside what decides.
+# Latencies that are reported beside another objective and decide nothing.
 _BESIDE: Final = Effort(min_time_s=0.0, rounds=3, warmup=1)
 
 
@@ -46,22 +45,22 @@ class Streaming(Protocol):
     """A subject that can be run with several requests in flight."""
 
     def check_streams(self) -> None:
-        """Raise UsageError if what runs it takes one request at a time."""
+        """Raise UsageError if the engine takes one request at a time."""
         ...
 
     def streamed(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
-        """Each model timed in turns with the fp32 model, as many requests at once as is best.
+        """Each model timed in turns with the fp32 model, with many requests in flight.
 
-        The times are those of a call: of all the requests' time, its share.
+        The engine decides how many. A time is that of all requests divided by their number.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """Models beside fp32: ``costs`` are what the objective counts, ``times`` those of a call.
+class Measurements:
+    """Costs of models beside fp32 by the objective, and times of a call of the same models.
 
-    Both are of the same models; a cost that is bytes was counted, and does not spread.
+    Costs in bytes are counted and have no spread.
     """
 
     costs: Race
@@ -77,48 +76,47 @@ class Measuring:
     workload: Workload
 
     def check(self) -> None:
-        """Refuse what cannot be measured.
+        """Refuse an objective that cannot be measured here.
 
         Raises:
-            UsageError: If several requests at once are asked for of what takes one.
+            UsageError: If it is throughput, and requests run one at a time.
         """
         if self.objective is not Objective.THROUGHPUT:
             return
         if not isinstance(self.subject, Streaming):
-            where = self.subject.target or self.subject.runner
-            raise no_streams(where)
+            raise no_streams(self.subject.target or self.subject.runner)
         self.subject.check_streams()
 
     def priced(self, planner: Planner, analysis: Analysis) -> Analysis:
-        """``analysis`` by what plans are to have least of."""
+        """``analysis`` with its costs in the objective's unit: seconds or bytes."""
         pricing = _PRICING.get(self.objective)
         return analysis if pricing is None else pricing(planner, analysis)
 
-    def stand(
+    def measure(
         self,
         built: Mapping[str, Built],
         effort: Effort,
         planner: Planner,
         analysis: Analysis | None,
-    ) -> Standing:
-        """How ``built`` stand; those that cannot be loaded are left out."""
+    ) -> Measurements:
+        """Measure ``built``; models that cannot be loaded are left out."""
         subject, workload = self.subject, self.workload
         if self.objective is Objective.LATENCY:
             race = subject.times(built, workload, effort)
-            return Standing(costs=race, times=race)
+            return Measurements(costs=race, times=race)
         times = subject.times(built, workload, _BESIDE)
-        there = {name: one for name, one in built.items() if name in times.names}
+        loaded = {name: one for name, one in built.items() if name in times.names}
         if self.objective is Objective.THROUGHPUT:
             assert isinstance(subject, Streaming)
-            race = subject.streamed(there, workload, effort)
-            return Standing(costs=race, times=times)
-        fp32, costs = self._bytes(there, planner, analysis)
-        return Standing(costs=Race.stated(fp32, costs), times=times)
+            race = subject.streamed(loaded, workload, effort)
+            return Measurements(costs=race, times=times)
+        fp32, costs = self._bytes(loaded, planner, analysis)
+        return Measurements(costs=Race.stated(fp32, costs), times=times)
 
     def _bytes(
         self, built: Mapping[str, Built], planner: Planner, analysis: Analysis | None
     ) -> tuple[float, Mapping[str, float]]:
-        """Of the fp32 model, and of each other."""
+        """Bytes of the fp32 model, and of each of ``built``; NaN without an analysis."""
         if self.objective is Objective.SIZE:
             sizes = {name: float(one.size_bytes) for name, one in built.items()}
             return float(self.subject.model.size_bytes), sizes
@@ -130,7 +128,7 @@ class Measuring:
 
 
 def no_streams(where: str) -> UsageError:
-    """What to raise where requests run one by one."""
+    """The error for an engine or device that runs requests one by one."""
     return UsageError(
         f"{where} is run with one request at a time here: its throughput is not measured",
         where="--objective throughput",

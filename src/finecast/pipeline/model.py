@@ -29,17 +29,17 @@ from finecast.rules.policy import Policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What runs, judges and verifies a model that is not tuned.
+    """How a verb that does not tune runs and verifies a model.
 
     Attributes:
         engine: ``NAME[:DEVICE]``; None for the first installed one that runs the model.
-        device: A device that is not here.
-        data: Batches whose ranges guide the rules, and the first of which verifies.
+        device: A device that is not here, which is emulated.
+        data: Batches whose observed ranges guide the rules; the first also verifies.
         dims: Sizes of free dimensions, for random feeds.
         batch: Samples of random feeds.
         user_rules: Rule functions by name.
         verify: Whether the model has to load and run before it is written.
-        own: Whether the model may be used up: nobody else has it.
+        own: Whether the model may be changed in place, as nobody else holds it.
     """
 
     engine: str | None = None
@@ -54,18 +54,18 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneRequest:
-    """What is tuned for, and where.
+    """What to tune for, and where.
 
     Attributes:
-        data: Data, and what accuracy is on it.
+        data: The data, and the metric or function that tells accuracy on it.
         goal: The accuracy to keep, the gain that is worth it, and what it may cost.
         policy: What may be lowered.
         engine: ``NAME[:DEVICE]``; None for the first installed one that runs the model.
-        device: A device that is not here.
+        device: A device that is not here, which is emulated.
         user_rules: Rule functions by name.
-        study: Where trials are kept.
-        resume: Whether trials that are there count.
-        from_type: The type whose ops are taken to fp32 first.
+        study: The file in which trials are kept.
+        resume: Whether trials in that file count.
+        from_type: The type whose ops are converted to fp32 first.
         progress: Told of each step.
     """
 
@@ -83,13 +83,17 @@ class TuneRequest:
 
 @runtime_checkable
 class TellsKernels(Protocol):
-    """A model whose kernels in an engine are known."""
+    """A model of which an engine tells which ops run in which kernel."""
 
     def fallen_apart(self, plan: Plan, engine: str | None) -> Sequence[FallenApart]:
-        """Kernels of the fp32 model whose low ops the plan's model runs in several.
+        """Kernels of the fp32 model whose ops the plan lowers and then run in several kernels.
+
+        Args:
+            plan: The plan.
+            engine: ``NAME[:DEVICE]``; None for the first installed one.
 
         Raises:
-            EngineError: If the engine, or the first that is here, does not run both.
+            EngineError: If the engine does not run both models.
         """
         ...
 
@@ -97,8 +101,8 @@ class TellsKernels(Protocol):
 class OpenedModel(SourceModel, StoredModel, Protocol):
     """A model of one format, read."""
 
-    def taken(self, from_type: str) -> OpenedModel:
-        """The model with its ops of a type (fp64, fp16, bf16) in fp32.
+    def to_fp32(self, from_type: str) -> OpenedModel:
+        """The model with its ops of a type (``fp64``, ``fp16``, ``bf16``, ``int8``) in fp32.
 
         Raises:
             UsageError: If no op has that type.
@@ -110,11 +114,11 @@ class OpenedModel(SourceModel, StoredModel, Protocol):
         ...
 
     def reference(self) -> Session:
-        """The model's own numbers in fp32; no time of it counts."""
+        """A session that computes the model as it states; used for numbers, never timed."""
         ...
 
     def program(self, emulation: Emulation) -> Program:
-        """The model as a device's emulation takes it.
+        """The model in the form that the device's emulator runs.
 
         Raises:
             ModelError: If it cannot be emulated.
@@ -135,13 +139,13 @@ class OpenedModel(SourceModel, StoredModel, Protocol):
         ...
 
     def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Conversion:
-        """Write what a plan gives."""
+        """Write the model that a plan gives."""
         ...
 
     def write(
         self, outcome: Outcome, output: Destination, subject: Subject, workload: Workload
     ) -> tuple[int, Verified]:
-        """Write what tuning built; bytes on disk, and how it was verified."""
+        """Write the tuned model; returns its bytes on disk, and how it was verified."""
         ...
 
     def census(self, options: RunOptions, low: Format) -> Census:
@@ -149,7 +153,7 @@ class OpenedModel(SourceModel, StoredModel, Protocol):
         ...
 
     def judge(self, policy: Policy, options: RunOptions) -> tuple[Graph, Plan]:
-        """The graph, and what the rules alone say of it: the lowest plan they permit."""
+        """The graph, and the lowest plan that the rules permit on it; nothing is measured."""
         ...
 
     def graph_for(self, plan: Plan) -> Graph:

@@ -1,4 +1,4 @@
-"""What a target would take for a model under its compiler's options, by the roofline.
+"""Modelled time of a model on a target, under its compiler's options, by the roofline.
 
 Law: casting more ops never makes the modelled time longer where casts are free.
 """
@@ -17,7 +17,8 @@ from finecast.ops.flops import bytes_moved, flops
 from finecast.planning.cost import RooflineCost
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.proposing import Analysis, lowest, propose
+from finecast.planning.problem import Analysis
+from finecast.planning.proposing import lowest, propose
 
 # A byte move writes each 4-byte element as one burst of 64 bytes and reads it in sequence:
 # (16 + 1) / 2 times the traffic of a copy. An estimate; the guides say only "slower".
@@ -33,10 +34,10 @@ def fastest_plan(
 
     Args:
         planner: Makes plans.
-        analysis: What ops and casts cost.
-        time_s: Time of a whole plan: the steps of the frontier are held against one another
-            and against the plans of everything in one format. Without it the frontier's last
-            step is the fastest by the analysis, which is exact for one format.
+        analysis: The costs of ops and casts.
+        time_s: Time of a whole plan, by which the steps of the frontier and the plans of
+            everything in one format are compared. Without it the result is the last step of
+            the frontier, which by the analysis is the fastest plan of a single format.
     """
     proposed = propose(planner, analysis)
     if time_s is None:
@@ -48,7 +49,7 @@ def fastest_plan(
 def plan_time_s(
     graph: Graph, cost: RooflineCost, emulation: Emulation, formats: Mapping[int, Format]
 ) -> float:
-    """Seconds for one run of a plan by its explicit casts; ``formats`` by node id."""
+    """Seconds for one run of a plan's model; ``formats`` are the plan's, by node id."""
     low = {n: f for n, f in formats.items() if f is not Format.FP32}
     stored = {n: f for n, f in low.items() if not f.operands_only}
     return modelled_time_s(graph, cost, emulation, low, stored)
@@ -68,7 +69,7 @@ def modelled_time_s(
         cost: The roofline.
         emulation: How the device moves bytes.
         reads: The format that each cast op reads, by node id; others read fp32.
-        writes: The format that each writes.
+        writes: The format that each cast op writes, by node id; others write fp32.
     """
     stored = _stored_formats(graph, reads, writes)
     ops = sum(
@@ -81,7 +82,7 @@ def modelled_time_s(
 def _stored_formats(
     graph: Graph, reads: Mapping[int, Format], writes: Mapping[int, Format]
 ) -> dict[int, Format]:
-    """The format that each value rests in, where that is not the model's own."""
+    """The format in which each value is stored, by id, where that is not the model's own."""
     stored: dict[int, Format] = {}
     for node in graph.float_nodes:
         if node.id in writes:
@@ -109,8 +110,8 @@ def _op_time_s(
     moved = bytes_moved(graph, node, stored, shapes) or 0.0
     if moved == 0.0 and compute_s == 0.0:
         return 0.0  # a view: no kernel at all
-    choice = Relayout.MATMUL in cost.target.relayouts
-    if is_relayout(node) and emulation.relayout is None and choice:
+    by_matmul = Relayout.MATMUL in cost.target.relayouts
+    if is_relayout(node) and emulation.relayout is None and by_matmul:
         moved *= _BYTE_MOVE_TRAFFIC
     memory_s = moved / (cost.target.bandwidth_gb_s * _GIGA)
     return max(compute_s, memory_s) + cost.target.op_overhead_s
@@ -122,18 +123,18 @@ def _cast_time_s(
     reads: Mapping[int, Format],
     stored: Mapping[int, Format],
 ) -> float:
-    """One cast for each value that is read in another format than it rests in."""
+    """Seconds of one cast for each value and each format other than its own that is read."""
     total = 0.0
     for value in graph.values:
         if value.format is not Format.FP32 or value.constant is not None:
             continue
-        rests = stored.get(value.id, Format.FP32)
+        own = stored.get(value.id, Format.FP32)
         wanted = {
             _read_in(reads.get(n, Format.FP32))
             for n in value.uses
             if any(v.id == value.id for v in graph.following_inputs(graph.nodes[n]))
         }
-        total += sum(cost.cast_time_s(value, rests, w) for w in wanted if w is not rests)
+        total += sum(cost.cast_time_s(value, own, w) for w in wanted if w is not own)
     return total
 
 

@@ -1,4 +1,4 @@
-"""What a tuned model is to have least of: time, also under load, or bytes."""
+"""What the search minimises: time of a call, time under load, or bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from finecast.naming import look_up
 
 
 class Objective(Enum):
-    """What the search makes least of; the accuracy is kept whatever it is."""
+    """What the search minimises; the accuracy is kept under any objective."""
 
     LATENCY = "latency"
     THROUGHPUT = "throughput"
@@ -19,43 +19,44 @@ class Objective(Enum):
 
     @classmethod
     def parse(cls, text: str) -> Objective:
-        """The objective of a name, in any case.
+        """The objective called ``text``, in upper or lower case.
 
         Raises:
-            UsageError: If it is none.
+            UsageError: If there is none of that name.
         """
         named = {one.value: one for one in cls}
         return look_up(text, named, what="objective", where="--objective")
 
     @classmethod
     def of(cls, given: Objective | str) -> Objective:
-        """One by its name, or as it is.
+        """An objective, given as such or by its name.
 
         Raises:
-            UsageError: If it is none.
+            UsageError: If there is none of that name.
         """
         return given if isinstance(given, Objective) else cls.parse(given)
 
     @property
     def words(self) -> Words:
-        """How results are put."""
+        """The words for results by this objective."""
         return _WORDS[self]
 
     def keyed(self, runner: str) -> str:
-        """What a study keys trials by: those of one objective are not another's."""
+        """The runner's name in a study's keys: trials of other objectives do not count."""
         return runner if self is Objective.LATENCY else f"{runner} for {self.value}"
 
     @property
     def of_time(self) -> bool:
-        """Whether a format has to be fast to serve it."""
+        """Whether the objective is a time, so that slow formats cannot serve it."""
         return self in (Objective.LATENCY, Objective.THROUGHPUT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Words:
-    """How an objective is put: a plan that is ``better``, ``best``, ``as_good`` as another.
+    """Words for results by an objective.
 
-    ``gain`` heads the column of how many times as good as fp32 a model is.
+    A plan may be ``better`` than fp32, ``best``, or N times ``as_good`` as fp32. ``gain`` is
+    the heading of the column of N.
     """
 
     better: str

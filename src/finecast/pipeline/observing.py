@@ -1,4 +1,4 @@
-"""What is shared by all ways to look at a model's values."""
+"""Helpers to observe a model's values: facts of inputs, and groups of values for one run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from finecast.graph import Graph
 from finecast.rules.facts import ValueFacts, merge
 
 SHOWN_BYTES: Final = 256 << 20
-"""Bytes of values shown by one run: bounds what is held at once."""
+"""Bytes of values that one run may output: bounds the memory that observing takes."""
 
 
 def input_facts(graph: Graph, batches: Iterable[Feeds]) -> dict[int, ValueFacts]:
@@ -24,7 +24,7 @@ def input_facts(graph: Graph, batches: Iterable[Feeds]) -> dict[int, ValueFacts]
 
 
 def packed(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
-    """Groups of names, in order, of at most ``limit`` bytes each (or one name)."""
+    """Groups of names, in order, of at most ``limit`` bytes each, or of one larger value."""
     groups: list[list[str]] = []
     total = limit + 1
     for name, size in sizes.items():

@@ -1,4 +1,4 @@
-"""What tuning found."""
+"""The outcome of tuning: verdict, plan and measurements."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Metric, latency and size of one model; ``cost`` is what the objective counts.
+    """Metric, latency and size of one model.
 
-    That is the latency, the seconds of a call under load, or bytes; NaN where it was not
-    looked at.
+    ``cost`` is what the objective counts: latency, seconds of a call under load, or bytes; NaN
+    if it was not measured.
     """
 
     metric: float
@@ -39,21 +39,38 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What tuning found; ``tuned`` and ``plan`` are those of fp32 where it is unchanged.
+    """What tuning found.
 
-    The errors are relative errors of the tuned model's outputs against fp32: what the
-    sensitivities added up to, and what was measured on the timing feeds. ``target`` is the
-    device where accuracy was emulated and times are modelled; empty where all was measured.
-    ``warnings`` are of what makes the answer weak: data that says little, rules that judge
-    nothing. ``reused`` counts the trials that an earlier run made. ``stale`` are files at the
-    output's place that were there before and that this run did not replace. ``model`` is the
-    tuned model in its frontend's form, the fp32 model where it is unchanged; ``built`` is what
-    the plan gave, None where it is unchanged. ``anchors`` are what the engine's own lowering
-    gives without tuning. ``gain`` is how many times as good as fp32 the tuned model is by the
-    ``objective``; ``speedup`` by the latency of a call, whatever the objective. ``gains``
-    are what each adjustment of operands gained, if the tuned model has some. ``ops`` counts
-    ops by the format that they compute in, those that came quantized apart; ``reference`` is
-    what the baseline is called: fp32, or the model given, if that came low or quantized.
+    Attributes:
+        verdict: Whether the tuned model is better than fp32.
+        why: The reason of the verdict.
+        objective: What the search minimised.
+        baseline: Measurements of the fp32 model.
+        tuned: Those of the tuned model; of the fp32 model where it is unchanged.
+        plan: The plan of the tuned model.
+        ops: Number of ops by the format that they compute in; ops that another tool quantized
+            are counted apart.
+        casts: Casts in the tuned model.
+        trials: Plans that were evaluated, or taken from the study.
+        evaluations: Evaluations on all data in this run.
+        seconds: How long tuning took.
+        probes: Runs of the model for sensitivities.
+        speedup: How many times as fast as fp32 a call of the tuned model is.
+        speedup_spread: The width of the interval in which that lies.
+        gain: How many times as good as fp32 the tuned model is by the objective.
+        gain_spread: The width of the interval in which that lies.
+        predicted_error: Relative error of the outputs against fp32, by the sensitivities.
+        measured_error: The same, measured on the timing feeds.
+        target: The device that was emulated, with modelled times; empty if all was measured.
+        reference: The name of the baseline: fp32, or the model given if that was low or
+            quantized.
+        warnings: What makes the result weak, as data that says little.
+        reused: How many of the trials an earlier run made.
+        stale: Files beside the output that an earlier run left and this one did not replace.
+        model: The tuned model in its frontend's form; the fp32 model where it is unchanged.
+        built: What the plan gave; None where it is unchanged.
+        anchors: Models that the engine lowers by itself, without tuning.
+        gains: What each adjustment of operands gained, if the tuned model has some.
     """
 
     verdict: Verdict

@@ -1,20 +1,22 @@
-"""Past the ladder: a plan by op, stated by casts in the model, for ``--auto-cast none``."""
+"""Per-op plans beside the ladder: casts in the model itself, for ``--auto-cast none``."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from finecast.devices.emulation import Emulation
 from finecast.devices.neuron import CompilerChoice
 from finecast.pipeline.device import search_plans
-from finecast.pipeline.ladder import STATED, LadderOutcome, LadderWalk
+from finecast.pipeline.ladder import CASTABLE, LadderOutcome, LadderWalk
 from finecast.pipeline.search import Candidate, chain, fastest_passing
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy, Scope
 
-# A per-op plan has to beat the rung by more than the roofline's own coarseness.
-_WORTHWHILE = 1.01
+# A per-op plan has to be faster than the best rung by this factor: the roofline tells no
+# smaller difference.
+_WORTHWHILE: Final = 1.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +29,15 @@ class PlanResult:
     time_s: float
 
 
-def beyond(
+def search_per_op(
     walk: LadderWalk, outcome: LadderOutcome, named: CompilerChoice | None = None
 ) -> tuple[PlanResult | None, str]:
-    """The fastest passing per-op plan that beats the best rung, and what was found.
+    """The fastest passing per-op plan that beats the best rung, and a text on the result.
 
-    Plans are in the formats of ``named`` where it is given: no rung may have them.
+    Args:
+        walk: The ladder.
+        outcome: Its rungs.
+        named: The formats that the user names, which may be those of no rung.
     """
     best = outcome.best
     if named is None and best is not None and best.time_s <= outcome.fastest_s:
@@ -47,13 +52,13 @@ def beyond(
 def _bases(
     outcome: LadderOutcome, named: CompilerChoice | None
 ) -> list[tuple[Emulation, Policy]]:
-    """What is asked for; else a search for each format that a cast in the model can state."""
+    """Emulations and policies to search: those named, else each castable format of a rung."""
     if named is not None and named.emulation is not None:
         return [(named.emulation, named.policy)]
     chosen: dict[str, Emulation] = {}
     for result in outcome.rungs:
         emulation = result.rung.options.emulation()
-        if emulation.format in STATED and emulation.scope is not Scope.NONE:
+        if emulation.format in CASTABLE and emulation.scope is not Scope.NONE:
             chosen.setdefault(emulation.format.label, emulation)
     return [(e, Policy(scope=Scope.AUTO, formats=(e.format,))) for e in chosen.values()]
 

@@ -1,4 +1,4 @@
-"""Profiles of a model's two ends, and what they say of kernels and times."""
+"""Profiles of the fp32 model and of the lowest plans, and the times of ops by them."""
 
 from __future__ import annotations
 
@@ -18,21 +18,24 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.rules.facts import ValueFacts
 
-# Runs of a profile: enough that each kernel often had a core for itself, on busy machines too.
+# How long each model is profiled: long enough that each kernel often has a core for itself, on
+# a busy machine, too.
 _PROFILE_S: Final = 1.0
 _MOST_REPEATS: Final = 40
-# Profiles are taken in turns: a machine is a fifth faster at one time than at another.
+# Models are profiled in turns, as a machine's speed drifts by a fifth.
 _TURNS: Final = 3
-# Of all time, what a format for constants alone has to gain: less is not told from noise.
+# Share of the model's time that a format for constants alone has to gain: less may be noise.
 _LEAST_GAIN: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profiles:
-    """Kernels of the fp32 model and of the lowest plans, by one engine on the same feeds.
+    """Kernels of the fp32 model and of the lowest plans, in one engine on the same feeds.
 
-    ``low`` has those formats whose lowest plan the engine runs, and ``errors`` what that does
-    to the outputs, squared, where it was asked for.
+    Attributes:
+        high: Those of the fp32 model.
+        low: Those of the lowest plan in each format that the engine runs.
+        errors: The squared output error of these plans; empty if it was not measured.
     """
 
     high: Sequence[KernelTime]
@@ -44,11 +47,11 @@ class Profiles:
         """Seconds of the fastest of the lowest plans."""
         return min(_total_s(kernels) for kernels in self.low.values())
 
-    def without_gainless(self) -> tuple[Profiles, tuple[Format, ...]]:
-        """Without formats for constants alone that gain nothing, and which those are.
+    def without_slow_formats(self) -> tuple[Profiles, tuple[Format, ...]]:
+        """The profiles without formats for constants alone that gain nothing, and these.
 
-        Nothing is cast for such a format: what it gains shows in the time of its lowest plan.
-        One format stays.
+        Such a format needs no casts, so that the profile of its lowest plan tells all that it
+        gains. If all formats gain nothing, all stay.
         """
         least_s = _LEAST_GAIN * _total_s(self.high)
         slow = tuple(f for f in self.low if f.constants_only and self._gained_s(f) < least_s)
@@ -56,7 +59,7 @@ class Profiles:
         return (replace(self, low=kept), slow) if kept else (self, ())
 
     def _gained_s(self, fmt: Format) -> float:
-        """Seconds that kernels of constants in ``fmt`` gain: others' times only scatter."""
+        """Seconds that kernels with constants in ``fmt`` gain; others compute as before."""
         reading = [k for k in self.low[fmt] if reads_codes(k)]
         ops = {op for kernel in reading for op in kernel.ops}
         before = [k for k in self.high if not ops.isdisjoint(k.ops)]
@@ -77,9 +80,9 @@ def profile_ends(
 
     Args:
         planner: Makes these plans.
-        profiled: A session, loaded for profiling, of the model that a plan gives.
-        feeds: What all of them are run on.
-        output_error: The squared one of a low session.
+        profiled: Loads the model of a plan for profiling.
+        feeds: The inputs of all runs.
+        output_error: Gives the squared output error of a low session.
 
     Raises:
         EngineError: If the engine runs none of the lowest plans.
@@ -90,7 +93,7 @@ def profile_ends(
         try:
             sessions[fmt] = profiled(planner.lowest(fmt))
             sessions[fmt].run(feeds)
-        except EngineError as error:  # others of the formats may do
+        except EngineError as error:  # the engine may run the other formats
             sessions.pop(fmt, None)
             failed = failed or error
     if failed is not None and not sessions:
@@ -101,7 +104,7 @@ def profile_ends(
 
 
 def profiled_in_turns(sessions: Sequence[Session], feeds: Feeds) -> list[Sequence[KernelTime]]:
-    """The kernels of each session, with the medians of the times of some turns."""
+    """The kernels of each session, with the median times of ``_TURNS`` profiles in turns."""
 
     def repeats(session: Session) -> int:
         once_s = sum(k.time_s for k in session.profile(feeds, repeats=1))
@@ -117,7 +120,7 @@ def profiled_in_turns(sessions: Sequence[Session], feeds: Feeds) -> list[Sequenc
 
 
 def _typical(turns: Sequence[Sequence[KernelTime]]) -> list[KernelTime]:
-    """Each kernel with the median of its times; one that took no time is not in all turns."""
+    """Each kernel with the median of its times, over the turns whose profile has it."""
     found: dict[str, list[KernelTime]] = {}
     for kernel in (k for turn in turns for k in turn):
         found.setdefault(kernel.kernel, []).append(kernel)
@@ -134,9 +137,9 @@ def measured_cost(
 
     Args:
         graph: The graph.
-        profiles: Of the two ends.
-        casts: What casts to a format cost in the engine.
-        facts: Shapes of values.
+        profiles: Those of the fp32 model and the lowest plans.
+        casts: Gives the cost of casts to a format in the engine.
+        facts: Facts of values by id, of which the shapes are used.
     """
     known = {n.name for n in graph.nodes}
     times: dict[Format, dict[str, float]] = {}
@@ -146,7 +149,7 @@ def measured_cost(
             inside = [name for name in kernel.ops if name in known]
             for name in inside:
                 shares[name] = shares.get(name, 0.0) + kernel.time_s / len(inside)
-    # Casts between floats, if any; for constants alone nothing is cast.
+    # The rate of casts between floats, if there are any; formats for constants need no casts.
     lows = sorted((f for f in profiles.low if not f.constants_only), key=lambda f: f.scaled)
     rate = casts(lows[0]) if lows else CastRate()
     return MeasuredCost(
@@ -158,6 +161,6 @@ def measured_cost(
 
 
 def kernel_nodes(graph: Graph, kernels: Sequence[KernelTime]) -> list[frozenset[int]]:
-    """Node ids of each kernel."""
+    """Ids of the nodes that run in each kernel."""
     ids = {n.name: n.id for n in graph.nodes}
     return [frozenset(ids[name] for name in k.ops if name in ids) for k in kernels]

@@ -1,4 +1,4 @@
-"""What a device's emulation asks of a model, whatever library the model is of."""
+"""What the emulation of a device needs of a model, whatever its library."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from finecast.rules.policy import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What plans are wanted for: a policy, a device, and what calibration data showed.
+class PlanRequest:
+    """What to plan for: a policy, a device, and the facts of values on calibration data.
 
-    ``measured`` if a plan will be evaluated: then an op's reputation does not count.
+    With ``measured`` plans will be evaluated, and rules of thumb about ops do not count.
     """
 
     policy: Policy
@@ -36,11 +36,11 @@ class Asked:
 
 
 class Program(Protocol):
-    """A model that the emulator can run; ``graph`` is what it runs."""
+    """A model that the emulator can run."""
 
     @property
     def graph(self) -> Graph:
-        """The graph that is emulated: accumulations as the device computes them."""
+        """The emulated graph: accumulations are written out as the device computes them."""
         ...
 
     def observe(self, feeds: Sequence[Feeds]) -> dict[int, ValueFacts]:
@@ -50,21 +50,24 @@ class Program(Protocol):
     def session(
         self, emulation: Emulation, setting: Setting, *, switched: bool = False
     ) -> EmulatedSession:
-        """The model as the device runs it; ``switched`` if other settings will be applied."""
+        """The model as the device runs it under ``setting``.
+
+        A ``switched`` session takes other settings later.
+        """
         ...
 
     def formats(self, plan: Plan) -> dict[int, Format]:
-        """The plan's formats by id in ``graph``; a step has its op's."""
+        """The plan's formats by id in ``graph``; each step of an op has the op's format."""
         ...
 
     def plan_session(self, plan: Plan, emulation: Emulation) -> EmulatedSession:
         """The model of a plan as the device runs it."""
         ...
 
-    def examine(self, asked: Asked) -> Examined:
-        """Let the rules judge every op of the model that plans are of."""
+    def examine(self, request: PlanRequest) -> Examined:
+        """Let the rules judge every op of the model that plans are made for."""
         ...
 
     def casts(self, plan: Plan) -> int:
-        """The casts that a plan's model has."""
+        """Number of casts in a plan's model."""
         ...

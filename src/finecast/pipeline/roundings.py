@@ -1,4 +1,4 @@
-"""Units by kernels, where plans round, and what that does to the outputs."""
+"""Units of ops by kernels, the points at which plans round, and the errors made there."""
 
 from __future__ import annotations
 
@@ -34,7 +34,13 @@ def find_units(planner: Planner, profiles: Profiles) -> tuple[Units, Points]:
 def points_of(
     planner: Planner, units: Units, fused: Mapping[Format, Sequence[frozenset[int]]]
 ) -> Points:
-    """Where plans round to each format; ``fused`` are the kernels of its lowest plan."""
+    """The points at which plans round, by format.
+
+    Args:
+        planner: Makes the plans.
+        units: The units.
+        fused: By format the kernels of its lowest plan, as the ids of their nodes.
+    """
     graph = planner.graph
     return {
         fmt: scaled_points(graph, units, planner.permissions, fmt)
@@ -51,16 +57,17 @@ def probe_sensitivity(
     progress: Progress,
     totals: Mapping[Format, float] | None = None,
 ) -> dict[Format, Sensitivity]:
-    """Round each point alone and compare the outputs.
+    """Errors of the outputs with each point rounded alone, by format.
 
-    Each is rounded to the encoding that a plan would give it.
+    Values are rounded to the encoding that a plan would give them.
 
     Args:
-        planner: Of the plans.
+        planner: Makes the plans.
         points: Where they round.
-        prober: Runs of the model, with these switches.
+        prober: Makes a function that runs the model with some of these switches on.
         progress: Told of each run.
-        totals: Squared errors of the lowest plans, which round at all points, that were run.
+        totals: By format the measured squared error of its lowest plan, which rounds at all
+            points.
     """
     known = totals or {}
     found: dict[Format, Sensitivity] = {}
@@ -76,8 +83,8 @@ def probe_sensitivity(
     return found
 
 
-def free(points: Points) -> dict[Format, Sensitivity]:
-    """Nothing was measured: rounding costs nothing."""
+def zero_sensitivities(points: Points) -> dict[Format, Sensitivity]:
+    """Sensitivities where none were measured: no rounding makes an error."""
     return {fmt: Sensitivity.zero(where) for fmt, where in points.items()}
 
 
@@ -91,7 +98,10 @@ def analysis_of(
     io: Mapping[int, Format] | None = None,
     lowest_s: float = math.inf,
 ) -> Analysis:
-    """What the choice among plans rests on; ``io`` are types asked for of ports, by value."""
+    """The costs and errors that plans are chosen by.
+
+    ``io`` are the formats that the user asks for of inputs and outputs, by value id.
+    """
     graph, io = planner.graph, io or {}
     saturation, errors = joined(sensitivity)
     pinned = pins(io, (Format.FP32, *points))

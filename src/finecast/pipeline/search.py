@@ -1,10 +1,10 @@
 """Which plans to evaluate on all data, and in which order.
 
-Candidates that another one beats in both cost and predicted error are not tried. What is
-left is a chain: faster means less accurate. Faster stands for less of the cost: a latency, a
-time under load, or bytes. The fastest is evaluated first; if it misses the criterion,
-bisection finds the fastest one that meets it. Of those that are as fast, within 3%, the most
-accurate is taken.
+Candidates that another one beats in both cost and predicted error are not tried. The others
+form a chain in which a faster plan is less accurate. "Faster" means of less cost, whatever
+the objective counts: latency, time under load, or bytes. The fastest is evaluated first; if
+it misses the criterion, bisection finds the fastest one that meets it. Of plans whose costs
+are within 3% of one another the most accurate is taken.
 """
 
 from __future__ import annotations
@@ -18,17 +18,23 @@ from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
 
 SAME_TIME: Final = 1.03
-"""Of plans within this ratio of one another the most accurate is taken."""
-# More evaluations than halving takes: where a search is aimed it mostly takes fewer.
+"""Plans whose costs are within this ratio count as equally fast."""
+# Evaluations that an aimed search may take beyond those of halving; mostly it takes fewer.
 _SPARE: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A plan, its predicted squared output error, and its measured latency.
+    """A plan that was raced.
 
-    ``cost`` is what the search makes least of: the latency, or what else was asked for. It is
-    known to a share ``spread`` of itself.
+    Attributes:
+        name: Its name in reports.
+        plan: The plan.
+        error: Its predicted squared output error.
+        cost: What the search minimises: by default the latency.
+        latency_s: The time of a call.
+        casts: Casts in its model.
+        spread: Relative uncertainty of ``cost``.
     """
 
     name: str
@@ -41,26 +47,26 @@ class Candidate:
 
     @property
     def least(self) -> float:
-        """The cost that it may have at least."""
+        """Lower bound of the cost, given its spread."""
         return self.cost * (1 - self.spread)
 
     @property
     def most(self) -> float:
-        """The cost that it may have at most."""
+        """Upper bound of the cost, given its spread."""
         return self.cost * (1 + self.spread)
 
 
 def worth_timing(
     proposals: Sequence[Proposal], min_speedup: float = MIN_SPEEDUP
 ) -> list[Proposal]:
-    """Those that are predicted to gain at least half of what is asked for.
+    """Proposals that are predicted to gain at least half of the speedup asked for.
 
-    Each of the others would cost a conversion, a load and its share of the rounds, and
-    predictions are not that far off.
+    To time any other one would take a conversion, a load and part of every round, and
+    predictions are rarely that far off.
 
     Args:
-        proposals: Of a frontier; the slowest one changes least.
-        min_speedup: What is asked for.
+        proposals: Those of a frontier; the slowest one changes least.
+        min_speedup: The speedup asked for.
     """
     exact_s = max((p.time_s for p in proposals), default=0.0)
     least = (1 + min_speedup) / 2
@@ -70,15 +76,15 @@ def worth_timing(
 def chain(
     candidates: Sequence[Candidate], baseline: float, min_speedup: float = MIN_SPEEDUP
 ) -> list[Candidate]:
-    """Candidates of less cost than the baseline that no other one beats, fastest first."""
+    """Candidates that gain enough over the baseline and that no other beats, fastest first."""
     kept: list[Candidate] = []
-    since = 0.0  # cost of the first candidate that the last one kept stands for
+    since = 0.0  # cost of the fastest candidate that counts as equally fast as kept[-1]
     for one in sorted(candidates, key=lambda c: (c.cost, c.error)):
         if one.cost * min_speedup >= baseline:
             continue
         if kept and one.error >= kept[-1].error:
             continue
-        # As fast as the one before and more accurate: the one before has nothing to offer.
+        # Equally fast as the one before and more accurate: it takes that one's place.
         if kept and one.cost <= since * SAME_TIME:
             kept[-1] = one
             continue
@@ -95,21 +101,21 @@ def fastest_passing(
 ) -> Candidate | None:
     """The fastest candidate that passes, if passing is monotone along the chain.
 
-    Law: of those within 3% of it that promise to be more accurate, the most accurate if it
-    passes, too. Evaluates at most 2 + ceil(log2(n)) candidates, and two more where it is
-    aimed; every returned one was evaluated. None says of those that were evaluated that they
-    fail, of the others nothing.
+    Law: if the most accurate candidate that is equally fast passes, too, it is returned
+    instead. At most 2 + ceil(log2(n)) candidates are evaluated, and two more with ``aim``;
+    the returned one was evaluated. None means that all evaluated candidates fail, and says
+    nothing of the others.
 
     Args:
-        chained: Fastest first, each more accurate than the one before.
-        passes: Evaluates one.
-        may_try: Asked before each evaluation: whether there is budget for it.
-        aim: Where the fastest that passes is expected, if anything says so: it is looked for
-            there first, as far as that takes at most two evaluations more than halving would.
+        chained: Candidates, fastest first, each more accurate than the one before.
+        passes: Evaluates a candidate.
+        may_try: Whether the budget allows the evaluation of a candidate.
+        aim: The index at which the fastest that passes is expected, or None. It is tried
+            next, as long as at most two evaluations more than halving takes are needed.
     """
     found, passed = -1, set[int]()
     low, high, middle = 0, len(chained) - 1, aim(chained) or 0
-    left = high.bit_length() + _SPARE  # evaluations that halving takes, after the first
+    left = high.bit_length() + _SPARE  # evaluations that may follow the first one
     while low <= high and may_try(chained[middle]):
         if passes(chained[middle]):
             passed.add(middle)
@@ -130,7 +136,7 @@ def fastest_passing(
 
 
 def undecided(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those that no other one surely beats in both cost and error."""
+    """Candidates that no other one beats in both cost and error beyond the costs' spread."""
     return [
         one
         for one in candidates
@@ -141,15 +147,15 @@ def undecided(candidates: Sequence[Candidate]) -> list[Candidate]:
 def rivals(
     candidates: Sequence[Candidate], fastest: Candidate, missed: float
 ) -> list[Candidate]:
-    """Those that may be better than the ``fastest`` that passed, if costs were known better.
+    """Candidates that may turn out better than ``fastest`` when costs are known better.
 
-    They may be faster by more than matters, or as fast and more accurate. Of costs that are
-    known there is none.
+    Within the spread of the costs they may be faster by more than ``SAME_TIME``, or equally
+    fast and more accurate. Where costs have no spread there are none.
 
     Args:
         candidates: All that may be chosen.
-        fastest: Of those that passed.
-        missed: The least error of those that failed: who has as much is taken to fail.
+        fastest: The fastest that passed.
+        missed: The least error of those that failed; one of no less error is taken to fail.
     """
     found: list[Candidate] = []
     for one in candidates:
@@ -169,14 +175,14 @@ def rivals(
 
 
 def none_passes(tried: int, proposed: int, target: float, *, reused: int = 0) -> str:
-    """What may be said where ``fastest_passing`` found nothing.
+    """Text for the user where ``fastest_passing`` found nothing.
 
     Args:
-        tried: Plans that were evaluated.
-        proposed: Plans there were: most are not evaluated, as they are not fast or, by their
-            predicted errors, not accurate enough.
-        target: The metric to keep.
-        reused: Of the trials, those that an earlier run made.
+        tried: Number of plans that were evaluated.
+        proposed: Number of all plans: most are not evaluated, as they are not fast or, by
+            their predicted errors, not accurate enough.
+        target: The metric to reach.
+        reused: How many of the trials an earlier run made.
     """
     if not tried:
         return f"no plan was tried (target {target:.6g})"

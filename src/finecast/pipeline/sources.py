@@ -1,4 +1,4 @@
-"""Where data comes from: files and functions in, workloads and feeds out."""
+"""Workloads and feeds from files, arrays, batches and users' functions."""
 
 from __future__ import annotations
 
@@ -38,13 +38,20 @@ CALIBRATION_SAMPLES: Final = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataOptions:
-    """Where evaluation and calibration data come from.
+    """Evaluation and calibration data: either ``data`` and ``metric``, or ``evaluate``.
 
-    Either ``data`` and ``metric``, or ``evaluate``. ``data`` is an npz file, arrays by name,
-    or batches that can be iterated again and again, such as a DataLoader: each of arrays by
-    name, or of the inputs in order, and labels. ``calib`` is the like without labels, or a
-    function that yields feeds; without it the first samples of ``data`` calibrate, beside
-    ``evaluate`` too.
+    Attributes:
+        data: An npz file, arrays by name, or batches that can be iterated again and again,
+            such as a DataLoader: each of arrays by name, or of the inputs in order and labels.
+        labels: The name of the labels in ``data``; None for ``label``.
+        metric: The name of a metric; None for ``agreement``.
+        evaluate: The user's metric.
+        evaluate_name: Its name in messages.
+        calib: Calibration data: as ``data``, without labels, or a function that yields feeds.
+            Without it the first samples of ``data`` calibrate, with ``evaluate``, too.
+        batch: Samples of a call.
+        lower_is_better: Whether less of what ``evaluate`` returns is better.
+        sample_axes: The axis of samples by input, None for an input that all samples share.
     """
 
     data: Data | None = None
@@ -66,18 +73,7 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
     """
     calibration = _calibration(options, session)
     if options.evaluate is not None:
-        if options.metric is not None:
-            raise UsageError(
-                "both a built-in metric and an evaluation function are given",
-                where="--metric, --eval",
-                fix="give one of them",
-            )
-        if options.labels is not None:
-            raise UsageError(
-                "labels are named, and an evaluation function reads its own",
-                where="--labels, --eval",
-                fix="drop one of them",
-            )
+        _check_evaluation(options)
         return FunctionWorkload(
             function=options.evaluate,
             name=options.evaluate_name or getattr(options.evaluate, "__qualname__", ""),
@@ -99,7 +95,7 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
     if metric.needs_labels and isinstance(data, Dataset) and data.labels is None:
         raise UsageError(
             f"metric {metric.name} needs labels",
-            where=str(options.data) if isinstance(options.data, Path) else "data",
+            where=str(options.data) if isinstance(options.data, str | Path) else "data",
             fix="add an array 'label', name it with --labels, or use --metric agreement",
         )
     return DataWorkload(
@@ -111,10 +107,26 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
     )
 
 
+def _check_evaluation(options: DataOptions) -> None:
+    """Raise UsageError for options that an evaluation function leaves without effect."""
+    if options.metric is not None:
+        raise UsageError(
+            "both a built-in metric and an evaluation function are given",
+            where="--metric, --eval",
+            fix="give one of them",
+        )
+    if options.labels is not None:
+        raise UsageError(
+            "labels are named, and an evaluation function reads its own",
+            where="--labels, --eval",
+            fix="drop one of them",
+        )
+
+
 def _calibration(options: DataOptions, session: Session) -> CalibrationFunction | None:
     calib = options.calib
     if calib is None and options.evaluate is not None:
-        calib = options.data  # the function reads its own: these arrays calibrate
+        calib = options.data  # the function reads its own data
     if calib is None:
         return None
     if callable(calib):
@@ -136,7 +148,7 @@ def _user_feeds(calib: CalibrationFunction) -> Iterator[Feeds]:
 def _samples(
     data: Data, options: DataOptions, session: Session, *, labels: str | None = None
 ) -> Dataset | Stream:
-    """What ``data`` holds for the model."""
+    """The samples in ``data``, checked against the model's inputs."""
     axes, inputs = options.sample_axes, session.inputs
     if isinstance(data, str | Path):
         return load_npz(data, inputs, labels=labels, sample_axes=axes)
@@ -151,7 +163,7 @@ def _samples(
 
 
 def _digest(options: DataOptions) -> str:
-    """Identifies the data: a file or arrays by content; batches are never those of before."""
+    """Digest of the content of a file or of arrays; for batches a new one at each call."""
     data = options.data
     if isinstance(data, str | Path):
         content = digest(Path(data))
@@ -175,10 +187,10 @@ def _first_batches(data: Dataset | Stream, batch: int) -> Iterator[Feeds]:
 def calibration_batches(
     session: Session, options: DataOptions, *, limit: int = CALIBRATION_SAMPLES
 ) -> list[Feeds]:
-    """The first feeds of the calibration data, else of the data, that fit ``session``.
+    """The first feeds of the calibration data, else of the data.
 
     Raises:
-        UsageError: If there are none, or they do not fit.
+        UsageError: If there are none, or they do not fit the inputs of ``session``.
     """
     calibration = _calibration(options, session)
     if calibration is None:
@@ -191,9 +203,9 @@ def calibration_batches(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedMaker:
-    """Feeds to verify a model with: the first batch, else random ones if they can be made.
+    """Feeds to verify a model with: the first of ``batches``, else random ones.
 
-    ``batch`` is the number of samples of random ones.
+    Random feeds have ``batch`` samples, and free dimensions the sizes in ``dims``.
     """
 
     batches: Sequence[Feeds] = ()
@@ -201,9 +213,9 @@ class FeedMaker:
     batch: int = 1
 
     def check(self, shapes: Shapes) -> None:
-        """Refuse to draw inputs of sizes that a few bytes of a file may declare.
+        """Refuse random inputs that are too large; a file of few bytes may declare any size.
 
-        To be asked before an engine loads the model: it holds its inputs from then on.
+        Call this before an engine loads the model: it allocates its inputs then.
 
         Raises:
             UsageError: If they would take over 2 GiB.
@@ -214,10 +226,10 @@ class FeedMaker:
             )
 
     def check_dims(self, shapes: Shapes) -> None:
-        """Refuse sizes that nothing has, or that nothing needs.
+        """Refuse ``dims`` that have no effect.
 
         Raises:
-            UsageError: If a dimension is not free in these inputs, or there are batches.
+            UsageError: If a dimension is not free in these inputs, or batches are given.
         """
         if self.dims and self.batches:
             raise UsageError(
@@ -226,7 +238,11 @@ class FeedMaker:
         check_dims(shapes, self.dims)
 
     def make(self, session: Session) -> Feeds | None:
-        """Feeds for a loaded model; None if none can be made."""
+        """Feeds for a loaded model; None if none can be made.
+
+        Raises:
+            UsageError: If none can be made of the ``dims`` that the user gave.
+        """
         try:
             return self.draw(session)
         except UsageError:
@@ -242,11 +258,11 @@ class FeedMaker:
     ) -> Feeds:
         """The first batch, else random feeds.
 
-        Random integers go up to ``last``, by the inputs' names (else to 1). Free dimensions
-        have the size that is asked for, else that of ``lengths``, else a small one.
+        Random integers go up to ``last``, by input name (else to 1). A free dimension has the
+        size in ``dims``, else in ``lengths``, else a small one.
 
         Raises:
-            UsageError: If none can be made; says why.
+            UsageError: If none can be made.
         """
         if self.batches:
             return self.batches[0]
@@ -263,7 +279,7 @@ def _static(dims: Sequence[Dim] | None) -> tuple[int, ...] | None:
 
 
 def guessed_dims(inputs: Sequence[TensorSpec]) -> dict[str, int]:
-    """A small size for each free dimension that is not the batch."""
+    """A small size by name for each free dimension that is not an input's first axis."""
     free = {d for s in inputs for d in (s.shape or ())[1:] if isinstance(d, str) and d}
     batches = {s.shape[0] for s in inputs if s.shape}
     return {d: 16 for d in free if d not in batches}

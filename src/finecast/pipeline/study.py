@@ -1,4 +1,4 @@
-"""The stored trials: each is on disk before the next starts, whatever happens between."""
+"""A study: trials in an SQLite file, each of them on disk before the next starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from finecast.errors import UsageError
 
-# Version 2 has the application's number, and keys that hold the code and the baseline.
+# Version 2 added SQLite's application id, and keys with the user's code and the baseline.
 _SCHEMA_VERSION: Final = 2
 _COLUMNS: Final = {
     "model": "TEXT NOT NULL",
@@ -31,28 +31,24 @@ _TABLE: Final = (
     f"CREATE TABLE trials ({', '.join(f'{n} {kind}' for n, kind in _COLUMNS.items())},"
     " PRIMARY KEY (model, plan, engine, data))"
 )
-# https://www.sqlite.org/fileformat2.html: the version at byte 60, the application at 68.
+# https://www.sqlite.org/fileformat2.html: user_version at byte 60, application_id at byte 68.
 _HEADER: Final = struct.Struct(">16s44xi4xi28x")
 _MAGIC: Final = b"SQLite format 3\0"
 _APPLICATION: Final = int.from_bytes(b"fine")
 
-_JOURNAL_SUFFIX: Final = "-journal"
-"""Of the file that SQLite keeps beside a study while it writes."""
+_FIX: Final = "use another file name"
 
 
 def journals(study: str | Path | None) -> tuple[Path, ...]:
-    """What SQLite keeps beside a study while it writes."""
-    return () if study is None else (Path(f"{Path(study)}{_JOURNAL_SUFFIX}"),)
-
-
-_FIX: Final = "use another file name"
+    """The file that SQLite keeps beside a study while it writes; none without a study."""
+    return () if study is None else (Path(f"{Path(study)}-journal"),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialKey:
-    """What makes two trials the same, by digest: model, plan, engine, and what judged it.
+    """Identifies a trial by digests; trials of equal keys stand for one another.
 
-    ``data`` is of the data or the user's code, and of the fp32 model's metric.
+    ``data`` covers the data or the user's evaluation code, and the baseline metric.
     """
 
     model: str
@@ -74,12 +70,12 @@ class Trial:
 
 
 class Study:
-    """Trials in an SQLite file. Law: what ``add`` returned from is on disk.
+    """Trials in an SQLite file. Law: once ``add`` has returned, its trial is on disk.
 
-    A file that is there is opened only if its first bytes say that finecast made it.
+    An existing file is opened only if its first bytes say that finecast made it.
 
     Args:
-        path: The file; made if it is not there.
+        path: The file; created if there is none.
         resume: Whether trials of earlier runs count.
 
     Raises:
@@ -125,7 +121,7 @@ class Study:
         """The stored trial, if there is one.
 
         Raises:
-            UsageError: If what is stored is no trial.
+            UsageError: If the stored row is not a trial.
         """
         with self._connection() as db:
             row = db.execute(
@@ -151,7 +147,7 @@ class Study:
                     trial.key.engine,
                     trial.key.data,
                     trial.name,
-                    # SQLite takes NaN for NULL; as text it is read back.
+                    # SQLite stores NaN as NULL; as text it can be read back.
                     "nan" if math.isnan(trial.metric) else trial.metric,
                     int(trial.passed),
                     trial.latency_s,
@@ -172,7 +168,7 @@ def _create(path: Path) -> None:
 
 
 def _check_header(path: Path) -> None:
-    """Read whose file it is, without SQLite, which might write to it."""
+    """Raise UsageError unless finecast made the file; without SQLite, which might write."""
     if not path.is_file():
         raise _no_study(path, "no ordinary file")
     with path.open("rb") as file:
@@ -182,7 +178,7 @@ def _check_header(path: Path) -> None:
     magic, version, application = _HEADER.unpack(start)
     if magic != _MAGIC or application not in (0, _APPLICATION):
         raise _no_study(path, "its header is another one")
-    if application == 0 and version != 1:  # studies of version 1 had no number
+    if application == 0 and version != 1:  # version 1 had no application id
         raise _no_study(path, "another program's database")
     if version != _SCHEMA_VERSION:
         raise UsageError(

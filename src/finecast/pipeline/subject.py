@@ -35,12 +35,12 @@ class Built(Protocol):
 
     @property
     def plan(self) -> Plan:
-        """What it was built by."""
+        """The plan that it was built from."""
         ...
 
     @property
     def casts(self) -> int:
-        """Casts inside, those of inputs and outputs left out."""
+        """Number of casts, without those of the model's inputs and outputs."""
         ...
 
     @property
@@ -49,16 +49,16 @@ class Built(Protocol):
         ...
 
     def release(self) -> None:
-        """Free what was loaded to run it."""
+        """Unload what was loaded to run it."""
         ...
 
 
 class Examined(Protocol):
-    """A subject after the rules have judged every op under one policy."""
+    """A subject whose every op the rules have judged under one policy."""
 
     @property
     def planner(self) -> Planner:
-        """Makes plans."""
+        """Makes plans that the rules permit."""
         ...
 
     def analysis(self) -> Analysis:
@@ -71,7 +71,7 @@ class Examined(Protocol):
 
 
 class NamedModel(Protocol):
-    """A model as it was read: what it is called, and what identifies it."""
+    """A model as it was read, with its name and the digest of its content."""
 
     @property
     def model(self) -> Any:
@@ -80,7 +80,7 @@ class NamedModel(Protocol):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The model's name in messages."""
         ...
 
     @property
@@ -112,7 +112,7 @@ class SourceModel(NamedModel, Protocol):
     """The fp32 model that plans are made for, and that they are built of."""
 
     def check_policy(self, policy: Policy) -> None:
-        """Raise UsageError for what of a policy does not fit the model, as unknown names."""
+        """Raise UsageError if a policy does not fit the model, as by an unknown name."""
         ...
 
     def build(self, plan: Plan) -> Built:
@@ -124,16 +124,16 @@ class SourceModel(NamedModel, Protocol):
         ...
 
     def reference_name(self, graph: Graph) -> str:
-        """What the model is called: fp32, or the model given, if it came low or quantized."""
+        """The baseline's name: fp32, or "the model given" if that was low or quantized."""
         ...
 
     def notes(self, planner: Planner) -> Sequence[str]:
-        """What is to be told of the model under a policy, whatever is found."""
+        """Notes for the user on the model under the planner's policy, whatever is found."""
         ...
 
 
 class Subject(Protocol):
-    """A model, through its frontend, on what runs it here or would run it elsewhere."""
+    """A model joined with the engine that runs it here, or the emulator of another device."""
 
     @property
     def model(self) -> SourceModel:
@@ -142,22 +142,22 @@ class Subject(Protocol):
 
     @property
     def runner(self) -> str:
-        """What runs plans, with all of it that touches numbers."""
+        """Identifies what runs plans, with every setting that changes numbers."""
         ...
 
     @property
     def target(self) -> str:
-        """The device that is not here, of which all times are modelled; else empty."""
+        """The device that is emulated, with modelled times; empty if times are measured."""
         ...
 
     @property
     def formats(self) -> tuple[Format, ...]:
-        """Low formats that are tried where the user names none, in order of preference."""
+        """Low formats that are tried if the user names none, in order of preference."""
         ...
 
     @property
     def max_steps(self) -> int:
-        """Plans of the frontier that are built and timed."""
+        """The most plans of the frontier that are built and timed."""
         ...
 
     @property
@@ -167,20 +167,20 @@ class Subject(Protocol):
 
     @property
     def truth(self) -> Session | None:
-        """A more exact model, whose accuracy is to be kept; else it is the fp32 model's."""
+        """The fp64 model that the fp32 one was made from, if any: its accuracy is kept."""
         ...
 
     @property
     def told(self) -> Sequence[str]:
-        """What is to be told of how the model was taken, whatever is found."""
+        """Notes for the user on how the model was read and run, whatever tuning finds."""
         ...
 
     def check_formats(self, policy: Policy) -> None:
-        """Raise UsageError for a format that what runs the model has no arithmetic for."""
+        """Raise UsageError for a format that the engine or device does not compute in."""
         ...
 
     def speed(self, fmt: Format) -> Speed:
-        """What short probes, or the device's data sheet, say of a format."""
+        """Whether a format is faster than fp32, by short probes or the device's data sheet."""
         ...
 
     def first_nan(self, workload: Workload) -> str:
@@ -190,24 +190,24 @@ class Subject(Protocol):
     def examine(
         self, policy: Policy, user_rules: UserRules, workload: Workload, progress: Progress
     ) -> Examined:
-        """Look at calibration data, and let the rules judge every op."""
+        """Observe values on calibration data, and let the rules judge every op."""
         ...
 
     def session(self, built: Built) -> Session:
-        """A fresh session.
+        """A session of a plan's model.
 
         Raises:
-            EngineError: If there are no kernels for it.
+            EngineError: If the engine has no kernels for it.
         """
         ...
 
     def times(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
         """Each model timed in turns with the fp32 model, the anchor of the race.
 
-        Models that cannot be loaded are left out. Modelled times are stated.
+        Models that cannot be loaded are left out. Modelled times are given without a spread.
         """
         ...
 
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
-        """What the error of a plan's outputs is taken on."""
+        """The inputs on which the output error of a plan is measured."""
         ...

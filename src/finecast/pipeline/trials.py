@@ -1,4 +1,4 @@
-"""Candidates evaluated on all data, each once; what a study remembers is not repeated."""
+"""Trials: candidates evaluated on all data, each once, or taken from a study."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
 from finecast.progress import Progress
 
-# The metric of a plan.
+# Gives the metric of a plan.
 Measure = Callable[[Plan], float]
 
 
@@ -37,14 +37,14 @@ class Trials:
         model: The model's digest.
         workload: The data.
         baseline: The fp32 model's metric; its evaluation is counted.
-        runner: What runs the plans, with all of it that touches numbers.
+        runner: Identifies what runs the plans, with every setting that changes numbers.
         study: Where trials are kept; None for nowhere.
-        progress: Told of each.
-        budget: What is to be kept, and how many trials there may be.
+        progress: Told of each trial.
+        budget: The goal, and how many trials there may be.
         tried: The trials by their plan's digest.
-        errors: The squared output errors that are predicted of those.
-        reused: Digests of the plans whose trial of an earlier run was of use.
-        evaluations: Of the whole data in this run.
+        errors: The predicted squared output errors of these plans, by digest.
+        reused: Digests of plans whose trial was taken from an earlier run.
+        evaluations: Number of evaluations on all data in this run.
     """
 
     model: str
@@ -63,16 +63,16 @@ class Trials:
     _judged_by: str = field(init=False)
 
     def __post_init__(self) -> None:
-        """Say what judges: the data or the code, and the baseline that it gave just now."""
+        """Digest what judges a plan: the data or the user's code, and the baseline metric."""
         self._resume = self.study is not None and self.study.resume
         judge = f"{self.workload.digest}\0{self.baseline:.6g}"
         self._judged_by = hashlib.sha256(judge.encode()).hexdigest()[:16]
 
     def search(self, chained: Sequence[Candidate], measure: Measure) -> Candidate | None:
-        """The fastest candidate that passes, by what ``measure`` gives on all data.
+        """The fastest candidate that passes, by the metric that ``measure`` gives on all data.
 
-        A remembered trial only says where to look: what it finds is evaluated again. Where
-        that fails the memory is of other code or data, and all is evaluated anew.
+        Trials of an earlier run only guide the search: a candidate found by one is evaluated
+        again. If it then fails, those trials are of other code or data, and are dropped.
         """
         self._measure = measure
         found = fastest_passing(chained, self.passes, self.may_try, self._aim)
@@ -87,28 +87,29 @@ class Trials:
         return fastest_passing(chained, self.passes, self.may_try, self._aim)
 
     def misses(self, candidate: Candidate, measure: Measure) -> bool:
-        """Whether there was room to evaluate ``candidate``, and it fails."""
+        """Whether the budget allows to evaluate ``candidate``, and it fails."""
         self._measure = measure
         return self.may_go_on() and not self.passes(candidate)
 
     def nearest(self, candidates: Sequence[Candidate]) -> Candidate | None:
-        """That of the ``candidates`` tried whose metric comes nearest to the target."""
+        """The one of the tried ``candidates`` whose metric comes nearest to the target."""
         tried = [c for c in candidates if c.plan.digest in self.tried]
         better = self._criterion.higher_is_better
-        return max(tried, key=lambda c: _known(self.metric(c.plan), better), default=None)
+        return max(tried, key=lambda c: _ascending(self.metric(c.plan), better), default=None)
 
     def missed(
         self, candidates: Sequence[Candidate], found: Candidate | None
     ) -> list[Candidate]:
-        """Those that were tried and failed, and are faster than ``found``."""
+        """Candidates that were tried and failed, and are faster than ``found``."""
         limit = math.inf if found is None else found.cost / SAME_TIME
         failed = {d for d, trial in self.tried.items() if not trial.passed}
         return [c for c in candidates if c.plan.digest in failed and c.cost < limit]
 
     def rivals(self, candidates: Sequence[Candidate], found: Candidate) -> list[Candidate]:
-        """Those of ``candidates`` that may be better than ``found``, and what that stands for.
+        """Candidates that may be better than ``found`` when costs are known better.
 
-        ``found`` may be a more accurate one than the fastest that passed, which is as fast.
+        Among them is the fastest that passed, if ``found`` is another one that is equally fast
+        and more accurate.
         """
         trials = [(c, self.tried.get(c.plan.digest)) for c in (found, *candidates)]
         fastest = min((c for c, t in trials if t and t.passed), key=lambda c: c.cost)
@@ -119,9 +120,9 @@ class Trials:
     def allowed_error(self) -> float | None:
         """The squared output error at which the metric is expected to reach the target.
 
-        Along a line of the metric by the error, from the largest error that passed below all
-        that failed, or none at all, to the smallest that failed. None where no line can be
-        drawn.
+        The metric is taken to be linear in the error, between the smallest error that failed
+        and the largest below it that passed, or no error at all. None where nothing failed, or
+        the metric does not tell the two apart.
         """
         tried = {
             math.sqrt(error): self.tried[digest]
@@ -140,6 +141,7 @@ class Trials:
         return (start + min(max(share, 0.0), 1.0) * (missed - start)) ** 2
 
     def _aim(self, chained: Sequence[Candidate]) -> int | None:
+        """The index of the fastest candidate whose error is expected to pass."""
         allowed = self.allowed_error()
         if allowed is None:
             return None
@@ -150,7 +152,7 @@ class Trials:
         return self.budget.goal.criterion
 
     def passing(self, metric: float) -> bool:
-        """Whether the criterion is kept by what has this metric."""
+        """Whether this metric meets the criterion."""
         return self._criterion.passes(metric, self.baseline)
 
     def may_go_on(self) -> bool:
@@ -162,22 +164,22 @@ class Trials:
         return candidate.plan.digest in self.tried or self.may_go_on()
 
     def passes(self, candidate: Candidate) -> bool:
-        """Evaluate one candidate, or take the trial of it that there is."""
+        """Whether a candidate passes, by its evaluation or by its earlier trial."""
         digest = candidate.plan.digest
         trial = self.tried.get(digest)
         if trial is None and self.study is not None and self._resume:
             trial = self.study.find(self._key(candidate))
             if trial is not None:
                 self.reused.add(digest)
-        # A stored trial was judged by the criterion of its time.
+        # A stored trial was judged by the criterion of its own run: judge it by this one.
         return self._judge(candidate, trial or self._evaluate(candidate))
 
     def metric(self, plan: Plan) -> float:
-        """That of a plan that was tried."""
+        """The metric of a plan that was tried."""
         return self.tried[plan.digest].metric
 
     def none_passes(self, proposed: int) -> str:
-        """Why nothing was found, of ``proposed`` plans."""
+        """Text: why none of ``proposed`` plans was found to pass."""
         target = self._criterion.target(self.baseline)
         why = none_passes(len(self.tried), proposed, target, reused=len(self.reused))
         spent = self.budget.spent(self.evaluations - 1)
@@ -214,15 +216,15 @@ class Trials:
         return passed
 
 
-def _known(metric: float, higher_is_better: bool) -> float:
-    """The metric as one that is to be high; NaN is worst."""
+def _ascending(metric: float, higher_is_better: bool) -> float:
+    """The metric, negated if lower is better, so that larger is better; NaN is the worst."""
     if math.isnan(metric):
         return -math.inf
     return metric if higher_is_better else -metric
 
 
 def nan_baseline(model: str, first: str) -> ModelError:
-    """What to raise where the fp32 model's metric is NaN; ``first`` is the op it begins at."""
+    """The error if the fp32 model's metric is NaN; ``first`` is the first op to give it."""
     where = f"; the first op to give NaN or Inf is {first!r}" if first else ""
     return ModelError(
         f"the fp32 model's metric is NaN{where}",

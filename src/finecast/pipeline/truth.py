@@ -1,4 +1,4 @@
-"""The fp64 model that a model was taken to fp32 from: its accuracy is the one to keep."""
+"""The baseline metric: that of the fp64 model where the fp32 one was converted from it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from finecast.pipeline.workload import Workload
 def baseline_of(
     workload: Workload, criterion: Criterion, reference: Session, truth: Session | None
 ) -> float:
-    """The metric to keep: of ``truth`` where there is one, else of the fp32 model.
+    """The metric to keep: of ``truth``, the fp64 model, where there is one, else of fp32.
 
     Raises:
-        WrongNumbersError: If fp32 alone misses the criterion.
+        WrongNumbersError: If the conversion from fp64 to fp32 alone misses the criterion.
     """
     baseline = workload.evaluate(truth or reference, None)
     if truth is None:

@@ -1,8 +1,8 @@
-"""From a model, data and a criterion to the fastest plan that keeps it.
+"""From a model, data and a criterion to the fastest plan that meets the criterion.
 
 Laws: the result never misses the criterion and is never slower than the fp32 model run in
-the same way; the winner was evaluated and timed again in this run; where nothing helps the
-outcome says so, and why. Of a device that is not here times are modelled, and accuracy is
+the same way; the winner was evaluated and timed again in this run; where no plan helps, the
+outcome says so, and why. For a device that is not here, times are modelled and accuracy is
 that of its emulation.
 """
 
@@ -16,14 +16,13 @@ from typing import Final
 from finecast.data.criterion import Criterion
 from finecast.errors import EngineError
 from finecast.measure.racing import ANCHOR
-from finecast.pipeline import measuring
-from finecast.pipeline.adjusting import Adjustments, kept, share_left
+from finecast.pipeline.adjusting import Adjustments, gaining_kinds, share_left
 from finecast.pipeline.conclusion import Conclusion
 from finecast.pipeline.goal import Budget, Goal
-from finecast.pipeline.hint import CameOtherwise, Hinting, choices_of
+from finecast.pipeline.hint import hinted_proposals
 from finecast.pipeline.last_race import last_race
-from finecast.pipeline.measuring import Measuring, Standing
-from finecast.pipeline.narrowing import worthwhile
+from finecast.pipeline.measuring import Measurements, Measuring, ranking
+from finecast.pipeline.narrowing import drop_slow_formats
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.search import SAME_TIME, Candidate, chain, undecided, worth_timing
 from finecast.pipeline.study import Study
@@ -33,17 +32,17 @@ from finecast.pipeline.truth import baseline_of
 from finecast.pipeline.workload import Workload
 from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
-from finecast.planning.predicting import predicted_error
 from finecast.planning.problem import Analysis
 from finecast.planning.proposing import between, lowest, near, propose
 from finecast.planning.singles import lowered_by_one, raised_by_one
 from finecast.progress import Progress, silent
 from finecast.rules.policy import Policy
 
-# Share of the error that is expected to be allowed from which on a plan may miss.
+# A plan may miss the criterion if its predicted output error is above this share of the error
+# that the criterion is expected to allow.
 _NEARLY: Final = 0.8
-# Steps of the frontier that become candidates where none of the first ones passes: bisection
-# evaluates three or four of them.
+# Most further steps of the frontier that become candidates where the first ones do not settle
+# the search. Bisection evaluates three or four of them.
 _MORE_STEPS: Final = 7
 
 
@@ -65,27 +64,26 @@ def tune(
         EngineError: If the fp32 model cannot be run.
     """
     budget = Budget(goal=goal)
-    standing = Measuring(objective=goal.objective, subject=subject, workload=workload)
-    standing.check()
+    measuring = Measuring(objective=goal.objective, subject=subject, workload=workload)
+    measuring.check()
     if policy.open_formats:
         policy = replace(policy, formats=subject.formats, open_formats=False)
     subject.check_formats(policy)
-    subject.model.check_policy(policy)  # a slip in a name shows here
+    subject.model.check_policy(policy)  # refuses a misspelt name before any long work
     progress("baseline", 0, 1)
     baseline = _baseline(subject, workload, goal.criterion)
     goal.criterion.check(baseline, workload.worst)
     progress("baseline", 1, 1)
     narrowed, left_out = policy, ()
     if goal.objective.of_time:
-        narrowed, left_out = worthwhile(policy, subject.speed, user_rules)
+        narrowed, left_out = drop_slow_formats(policy, subject.speed, user_rules)
     examined = subject.examine(narrowed, user_rules, workload, progress)
     tuning = _Tuning(
         subject=subject,
         workload=workload,
-        policy=narrowed,
         left_out=left_out,
         progress=progress,
-        measuring=standing,
+        measuring=measuring,
         examined=examined,
         adjustments=Adjustments.of(subject, workload, examined, policy),
         trials=Trials(
@@ -110,14 +108,18 @@ def _baseline(subject: Subject, workload: Workload, criterion: Criterion) -> flo
 
 @dataclass(slots=True, kw_only=True)
 class _Tuning:
-    """One search: ``candidates`` were raced, ``built`` are the models of plans, by digest.
+    """The state of one search.
 
-    ``fp32`` is what it takes, by the objective, in the first race.
+    Attributes:
+        left_out: Formats that are not tried, and why.
+        built: Models of plans by the plan's digest, as long as they may still be chosen.
+        candidates: Every plan that was raced.
+        fp32: The cost of the fp32 model in the first race, by the objective.
+        hints: Models that stand beside the result, by name: what the engine lowers by itself.
     """
 
     subject: Subject
     workload: Workload
-    policy: Policy
     left_out: tuple[str, ...]
     examined: Examined
     adjustments: Adjustments
@@ -150,7 +152,7 @@ class _Tuning:
         if finer:
             candidates += finer
             found = self._faster(finer, found, fp32)
-        adjusted = self._adjusted(candidates, found)  # those that missed later
+        adjusted = self._adjusted(candidates, found)  # more plans may have missed by now
         if adjusted:
             candidates += adjusted
             found = self._faster(adjusted, found, fp32)
@@ -163,25 +165,25 @@ class _Tuning:
         return self._settled(found)
 
     def _settled(self, found: Candidate) -> Outcome:
-        """What the last race leaves of ``found`` and of what may be better."""
+        """The outcome of the last race, between ``found`` and plans that may be better."""
         assert self.fp32 is not None
 
-        def race(racing: Sequence[Candidate]) -> Standing:
+        def race(racing: Sequence[Candidate]) -> Measurements:
             errors = {c.plan.digest: c.error for c in racing}
             return self._conclusion.race({d: self.built[d] for d in errors}, errors)
 
-        there = [c for c in self.candidates if c.plan.digest in self.built]
-        best, standing = last_race(
+        loaded = [c for c in self.candidates if c.plan.digest in self.built]
+        best, measurements = last_race(
             found,
-            there,
+            loaded,
             fp32=self.fp32,
             trials=self.trials,
-            measure=self._evaluate,
+            evaluate=self._evaluate,
             race=race,
         )
         self._keep(best)
         gains, built = self.adjustments.gained(best.plan), self.built[best.plan.digest]
-        return self._conclusion.improved(best, built, standing, gains)
+        return self._conclusion.improved(best, built, measurements, gains)
 
     def _unchanged(self, why: str) -> Outcome:
         self._keep()
@@ -213,14 +215,17 @@ class _Tuning:
     def _search(
         self, chained: Sequence[Candidate], found: Candidate | None = None
     ) -> Candidate | None:
-        """The fastest that passes; models that count no longer, beside ``found``, go."""
+        """The fastest of ``chained`` that passes.
+
+        Models of plans that cannot be chosen any more are unloaded; that of ``found`` stays.
+        """
         self._keep(*undecided(self.candidates), *([found] if found else ()))
         return self.trials.search(chained, self._evaluate)
 
     def _faster(
         self, candidates: Sequence[Candidate], found: Candidate | None, fp32: float
     ) -> Candidate | None:
-        """The fastest of ``candidates`` that passes and beats ``found``; else that."""
+        """The fastest of ``candidates`` that passes and beats ``found``; else ``found``."""
         limit = (fp32, self._min_speedup)
         if found is not None:
             limit = (found.cost, SAME_TIME)
@@ -229,11 +234,11 @@ class _Tuning:
     def _adjusted(
         self, candidates: Sequence[Candidate], found: Candidate | None
     ) -> list[Candidate]:
-        """Candidates with operands adjusted, where plans on codes are faster and miss.
+        """Candidates with adjusted operands, where faster plans with codes missed.
 
-        Of the most accurate of them it is measured what each kind gains: where it is too
-        little to tell, none is tried. With less error other plans come within the criterion,
-        and those that are near it keep it more surely.
+        What each kind of adjustment gains is measured on the most accurate plan that missed;
+        where none gains more than noise, no plan is adjusted. The plans that are adjusted are
+        those whose error then meets the criterion, and candidates near the allowed error.
         """
         analysis, adjustments = self.analysis, self.adjustments
         if any(c.plan.adjustments for c in candidates):
@@ -242,8 +247,8 @@ class _Tuning:
         if not coded or analysis is None or not self.trials.may_go_on():
             return []
         nearest = min(coded, key=lambda c: c.error)
-        gains = adjustments.gains(nearest.plan)
-        if not kept(gains):
+        gains = adjustments.measure(nearest.plan)
+        if not gaining_kinds(gains):
             return []
         allowed = self.trials.allowed_error() or nearest.error
         about = [c for c in candidates if c.plan.encodings and c.error > _NEARLY**2 * allowed]
@@ -256,7 +261,8 @@ class _Tuning:
     def _near(self) -> list[Candidate]:
         """Candidates of the error that the criterion is expected to allow, after a miss.
 
-        The frontier has steps, and its error may jump from far above that to far below.
+        From one step of the frontier to the next the error may jump from far above the
+        allowed one to far below it.
         """
         allowed = self.trials.allowed_error()
         if allowed is None or self.analysis is None or not self.trials.may_go_on():
@@ -270,8 +276,8 @@ class _Tuning:
     ) -> list[Candidate]:
         """Candidates between the plan found and the next faster one, which misses.
 
-        Of the frontier only some steps are candidates at first. Where none of those passes,
-        or the user gave a budget that is not spent, the steps between are tried, too.
+        At first only some steps of the frontier are candidates. The steps between them are
+        tried, too, where none of the first ones passes or the user's budget has room.
         """
         tried = [c for c in chained if found is None or c.error > found.error]
         if not tried or self.analysis is None or not self.trials.may_go_on():
@@ -285,11 +291,15 @@ class _Tuning:
     def _one_by_one(
         self, candidates: Sequence[Candidate], found: Candidate | None
     ) -> tuple[int, Candidate | None]:
-        """Single units tried both ways while a given budget lasts; how many plans that made.
+        """Try changes of single units while the user's budget lasts.
 
-        From the plan found one unit more is lowered. Where none passes, one less of the plan
-        that came nearest, and one alone: the metric may fail by a unit whose predicted error
-        is small. The best of those that were tried is the next to start from.
+        From a plan that passes, one more unit is lowered. Where none passes, one unit of the
+        plan nearest to the criterion is raised, and single units are lowered alone: a unit
+        whose predicted error is small may be what fails the metric. The best plan so tried is
+        changed next.
+
+        Returns:
+            The number of plans that were built, and the fastest plan that passes.
         """
         made, at = 0, found
         tried = {c.plan.digest for c in candidates}
@@ -331,38 +341,15 @@ class _Tuning:
         self.analysis = analysis
         proposals = propose(planner, analysis, max_steps=self.subject.max_steps)
         near = worth_timing(proposals, self._min_speedup)
-        found = (*self._hinted(analysis), *near, *lowest(planner, analysis))
+        self.hints, hinted = hinted_proposals(self.subject, planner, analysis)
+        found = (*hinted, *near, *lowest(planner, analysis))
         return [p for p in found if p.plan.lowers]
 
-    def _hinted(self, analysis: Analysis) -> list[Proposal]:
-        """What the engine lowers where it is asked to, as plans."""
-        planner, subject = self.examined.planner, self.subject
-        found = subject.hints(planner) if isinstance(subject, Hinting) else ()
-        alone = len(found) == 1
-        self.hints = {
-            "the hint alone" if alone else f"the {b.plan.policy} hint alone": b for b in found
-        }
-        given = subject.as_given(planner) if isinstance(subject, CameOtherwise) else None
-        if given is not None:
-            self.hints["the model given"] = given
-        ids = {n.name: n.id for n in planner.graph.nodes}
-        plans = [(name, plan) for one in found for name, plan in choices_of(one)]
-        return [
-            Proposal(
-                name=name,
-                plan=plan,
-                time_s=math.inf,
-                error=predicted_error(
-                    analysis, {ids[name]: fmt for name, fmt in plan.formats.items()}
-                ),
-            )
-            for name, plan in plans
-        ]
-
     def _rank(self, proposals: Sequence[Proposal]) -> tuple[list[Candidate], float]:
-        """Measure every proposal beside fp32: predictions only choose which.
+        """Candidates from the measured cost of every proposal, and the cost of fp32.
 
-        Costs of several races are by fp32's in the first: the machine's load changes.
+        As the machine's load changes between races, costs are relative to the fp32 model of
+        the same race, times its cost in the first race.
         """
         unique = {p.plan.digest: p for p in reversed(proposals)}
         for done, (digest, proposal) in enumerate(unique.items()):
@@ -370,9 +357,8 @@ class _Tuning:
             self.progress("convert", done + 1, len(unique))
         models = {digest: self.built[digest] for digest in unique}
         errors = {digest: p.error for digest, p in unique.items()}
-        effort = measuring.ranking(len(models))
-        effort = replace(effort, limit=1 / self._min_speedup, errors=errors)
-        found = self.measuring.stand(models, effort, self.examined.planner, self.analysis)
+        effort = replace(ranking(len(models)), limit=1 / self._min_speedup, errors=errors)
+        found = self.measuring.measure(models, effort, self.examined.planner, self.analysis)
         if self.fp32 is None:
             self.fp32 = found.costs.latency_s(ANCHOR)
         fp32_s = found.times.latency(ANCHOR).median_s
@@ -387,7 +373,7 @@ class _Tuning:
                 spread=found.costs.slowdown(digest).spread,
             )
             for digest, p in unique.items()
-            if digest in found.costs.names  # a mix that the engine has no kernels for is none
+            if digest in found.costs.names  # the engine may lack kernels for a mix of formats
         ]
         self.candidates += candidates
         self.progress("timing", 1, 1)

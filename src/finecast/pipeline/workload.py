@@ -17,29 +17,31 @@ from finecast.data.metrics import Metric
 from finecast.data.streams import Stream
 from finecast.engines.base import Array, Feeds, Session, TensorSpec
 from finecast.errors import UsageError
-from finecast.pipeline.cached_session import Remembered
+from finecast.pipeline.cached_session import CachedSession
 from finecast.usercode import guarded
 
 Run = Callable[[Feeds], dict[str, Array]]
 EvalFunction = Callable[[Run], float]
 CalibrationFunction = Callable[[], Iterable[Feeds]]
 
-# Feeds of a user's evaluation that are kept for timing: small, middle and large ones.
+# Feeds of a user's functions that are timed: a small, a middle and a large one,
 _TIMED_FEEDS: Final = 3
+# chosen among so many calibration feeds,
 _LOOKED_AT: Final = 16
+# or among the first feeds of the evaluation, of which about so many bytes are kept.
 _REMEMBERED_BYTES: Final = 64 << 20
-# Samples on which each of many roundings is probed alone: errors are relative to whole
-# outputs, so that few samples suffice to rank the points.
+# Samples on which each of many roundings is probed alone: few samples suffice to rank them, as
+# errors are relative to whole outputs.
 PROBED_ROWS: Final = 8
-# Samples on which everything is rounded at once: of 8 the error is up to 40% off that of
-# hundreds (ResNet-20 in bf16), of 64 it is 7%.
+# Samples on which everything is rounded at once: compared with hundreds of samples, 8 give an
+# error that is up to 40% off, 64 one that is 7% off (ResNet-20 in bf16).
 MOST_PROBED_ROWS: Final = 128
-# Samples that are run in all, one point after the other: those of 160 points on the least.
+# Samples times points that are run in all: 160 points have the least number of samples each.
 _PROBED_IN_ALL: Final = 160 * PROBED_ROWS
 
 
 class Workload(Protocol):
-    """Full-data evaluation, calibration feeds and the feeds that latency is measured on."""
+    """Evaluation on all data, calibration feeds, and the feeds that latency is measured on."""
 
     @property
     def higher_is_better(self) -> bool:
@@ -48,7 +50,7 @@ class Workload(Protocol):
 
     @property
     def digest(self) -> str:
-        """Identifies data and metric."""
+        """Identifies the data and the metric."""
         ...
 
     @property
@@ -58,15 +60,18 @@ class Workload(Protocol):
 
     @property
     def warnings(self) -> Sequence[str]:
-        """What makes the metric weak on this data; call after the baseline was evaluated."""
+        """Why the metric says little on this data; call after the baseline was evaluated."""
         ...
 
     def evaluate(self, session: Session, reference: Session | None) -> float:
-        """The metric over all data; ``reference`` is the fp32 model, None for itself."""
+        """The metric of ``session`` over all data.
+
+        ``reference`` is the model to compare with; None if ``session`` is that model.
+        """
         ...
 
     def calibration(self) -> Iterable[Feeds]:
-        """Feeds for facts and sensitivities, from the first at each call."""
+        """Feeds for facts and sensitivities; each call starts again at the first."""
         ...
 
     def timing(self) -> Sequence[Feeds]:
@@ -76,9 +81,9 @@ class Workload(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataWorkload:
-    """A data set with labels and a built-in metric.
+    """A data set and a built-in metric.
 
-    ``exact`` is the fp32 model that a metric compares with, if it does, and what that gave.
+    ``exact`` holds the cached session of the reference model once a metric compared with it.
     """
 
     data: Dataset | Stream
@@ -87,16 +92,16 @@ class DataWorkload:
     data_digest: str
     calibrate: CalibrationFunction
     warnings: list[str] = field(default_factory=list[str])
-    exact: list[Remembered] = field(default_factory=list[Remembered], compare=False)
+    exact: list[CachedSession] = field(default_factory=list[CachedSession], compare=False)
 
     @property
     def worst(self) -> float | None:
-        """The metric's own."""
+        """The worst value of the metric."""
         return self.metric.worst
 
     @property
     def higher_is_better(self) -> bool:
-        """The metric's own direction."""
+        """The direction of the metric."""
         return self.metric.higher_is_better
 
     @property
@@ -107,8 +112,8 @@ class DataWorkload:
     def evaluate(self, session: Session, reference: Session | None) -> float:
         """Stream all batches through the metric.
 
-        For a metric that compares with fp32 the fp32 model is run once on each batch, and
-        again on those whose outputs are too large to be kept.
+        A metric that compares with fp32 runs the fp32 model once on each batch, and again only
+        on batches whose outputs are too large to be cached.
 
         Raises:
             UsageError: If the metric says nothing on this data.
@@ -116,7 +121,7 @@ class DataWorkload:
         total = self.metric.start()
         exact = None
         if self.metric.needs_reference:
-            exact = self._remembering(session if reference is None else reference)
+            exact = self._cached(session if reference is None else reference)
             session = exact if reference is None else session
         for batch in self.data.batches(self.batch):
             outputs = batch.trim(session.run(batch.feeds))
@@ -128,12 +133,12 @@ class DataWorkload:
             self.warnings[:] = total.doubts()
         return total.result()
 
-    def _remembering(self, session: Session) -> Remembered:
+    def _cached(self, session: Session) -> CachedSession:
         """``session``, run once on each batch."""
-        if isinstance(session, Remembered):
+        if isinstance(session, CachedSession):
             return session
         if not self.exact or self.exact[0].session is not session:
-            self.exact[:] = [Remembered(session)]
+            self.exact[:] = [CachedSession(session)]
         return self.exact[0]
 
     def calibration(self) -> Iterable[Feeds]:
@@ -147,7 +152,7 @@ class DataWorkload:
 
 @dataclass(slots=True, kw_only=True)
 class FunctionWorkload:
-    """A user's evaluation function; its first feeds serve where no others are given."""
+    """A user's evaluation function; feeds of its first call serve if no others are given."""
 
     function: EvalFunction
     name: str
@@ -159,12 +164,12 @@ class FunctionWorkload:
 
     @property
     def higher_is_better(self) -> bool:
-        """As the user says."""
+        """As the user states it."""
         return not self.lower_is_better
 
     @property
     def digest(self) -> str:
-        """The function's name and its code, as far as it is loaded."""
+        """Of the function's name and its code, as far as that can be read."""
         return _digest(self.name, source_digest(self.function))
 
     def evaluate(self, session: Session, reference: Session | None) -> float:
@@ -196,14 +201,14 @@ class FunctionWorkload:
         return result
 
     def calibration(self) -> Iterable[Feeds]:
-        """The feeds given, else those of the baseline evaluation, as many as are probed."""
+        """The calibration feeds given, else some feeds of the baseline evaluation."""
         if self.calibrate is not None:
             return self.calibrate()
         most = max((samples(feeds) for feeds in self.remembered), default=1)
         return spread(self.remembered, max(_TIMED_FEEDS, math.ceil(MOST_PROBED_ROWS / most)))
 
     def timing(self) -> Sequence[Feeds]:
-        """Feeds of small, middle and large size, of the calibration or the evaluation."""
+        """Feeds of small, middle and large size, from the calibration or the evaluation."""
         feeds = self.remembered
         if self.calibrate is not None:
             feeds = list(islice(self.calibrate(), _LOOKED_AT))
@@ -216,10 +221,10 @@ def feed_bytes(feeds: Feeds) -> int:
 
 
 def spread(feeds: Sequence[Feeds], count: int) -> list[Feeds]:
-    """At most ``count`` of ``feeds``, evenly spaced by size, the largest first.
+    """At most ``count`` of ``feeds``, evenly spaced in the order of size, the largest first.
 
     Raises:
-        UsageError: If there are none.
+        UsageError: If ``feeds`` is empty.
     """
     if not feeds:
         raise UsageError(
@@ -231,7 +236,7 @@ def spread(feeds: Sequence[Feeds], count: int) -> list[Feeds]:
 
 
 def thinned(feeds: Feeds, inputs: Sequence[TensorSpec], rows: int = PROBED_ROWS) -> Feeds:
-    """The first ``rows`` samples, where all inputs share one free dimension in front."""
+    """The first ``rows`` samples, if all inputs have the same free dimension as first axis."""
     fronts = {spec.shape[0] if spec.shape else None for spec in inputs}
     symbol = fronts.pop() if len(fronts) == 1 else None
     if not isinstance(symbol, str) or not symbol:
@@ -240,7 +245,7 @@ def thinned(feeds: Feeds, inputs: Sequence[TensorSpec], rows: int = PROBED_ROWS)
 
 
 def samples(feeds: Feeds) -> int:
-    """Samples of a call: one where its inputs share no dimension in front."""
+    """Samples of a call: the size of the inputs' first axis; 1 if they do not share it."""
     fronts = {a.shape[0] if a.shape else None for a in feeds.values()}
     return (fronts.pop() if len(fronts) == 1 else None) or 1
 
@@ -248,7 +253,7 @@ def samples(feeds: Feeds) -> int:
 def probed(
     calls: Iterable[Feeds], inputs: Sequence[TensorSpec], rows: int = PROBED_ROWS
 ) -> list[Feeds]:
-    """The first calls that have ``rows`` samples together, or the first alone."""
+    """The first calls that together have at least ``rows`` samples, cut to ``rows`` each."""
     found: list[Feeds] = []
     have = 0
     for feeds in calls:
@@ -260,9 +265,9 @@ def probed(
 
 
 def probed_rows(points: int) -> int:
-    """Samples on which ``points`` are probed one by one: the more, the fewer points there are.
+    """Samples on which each of ``points`` roundings is probed: the more, the fewer points.
 
-    Errors may differ manyfold from sample to sample, as those of recurrent nets do.
+    The errors of some models, recurrent ones for example, differ much from sample to sample.
     """
     rows = _PROBED_IN_ALL // max(points, 1)
     return min(max(rows, PROBED_ROWS), MOST_PROBED_ROWS)

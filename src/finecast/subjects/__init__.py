@@ -1,6 +1,6 @@
-"""Models joined with what runs them: what the pipeline is given.
+"""Opening models: which frontend reads a file or an object, and what it writes.
 
-A new frontend has its row here: which files and objects are its own.
+The folders below join models with what runs them. A new frontend has its row here.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from finecast.pipeline.model import OpenedModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendEntry:
-    """Which models a frontend reads.
+    """A frontend: which models it reads and writes.
 
     Attributes:
-        suffixes: Of its files, the first that of files it writes; the first frontend also
-            takes files of no other's suffix.
-        folders: Files by which a folder is known as one of its models.
-        beside: Names of what may be written with a model's file, with ``{name}`` for its name
-            and ``{stem}`` for that without its suffix.
-        packages: Those whose objects it takes: of libraries, and its own.
-        module: Where ``read`` and ``take`` are: an opened model of a path, of an object.
+        suffixes: Suffixes of the files that it reads, the one that it writes first. The first
+            frontend also reads files of unknown suffix.
+        packages: Packages, of a library or its own, whose objects it opens.
+        module: The module with ``read``, which opens a path, and ``take``, for an object.
         requires: The library that it needs.
-        install: How to get that.
-        lacks: Options that say nothing of its models, and what to do instead.
-        writes_folder: Whether what it writes is a folder, known as those that it reads.
+        install: How to install that.
+        lacks: Options that do not apply to its models, and what to do instead.
+        folders: Files that mark a folder as one of its models.
+        beside: Names of further files that may be written with a model: ``{name}`` is the
+            name of the model's file, ``{stem}`` the same without its suffix.
+        writes_folder: Whether it writes a folder, marked like those that it reads.
     """
 
     suffixes: tuple[str, ...]
@@ -49,19 +49,19 @@ class FrontendEntry:
 
     @property
     def kind(self) -> str:
-        """What it writes: ``.onnx files``."""
+        """What it writes, in words, such as ``.onnx files``."""
         return "SavedModels" if self.writes_folder else f"{self.suffixes[0]} files"
 
     def reads(self, path: Path) -> bool:
-        """Whether a model is one of its own: a folder by its files, a file by its name."""
+        """Whether it reads ``path``: a folder by the files in it, a file by its suffix."""
         if path.is_dir():
             return any((path / name).is_file() for name in self.folders)
         return path.suffix.lower() in self.suffixes
 
     def writes(self, path: Path) -> bool:
-        """Whether it writes what has this name; letters in any case.
+        """Whether it writes an output of this name.
 
-        Folders have names of any kind, and so may files of the first frontend.
+        Folders, and files of the first frontend, may have any suffix that no frontend reads.
         """
         suffix = path.suffix.lower()
         if suffix in {s for entry in FRONTENDS for s in entry.suffixes}:
@@ -70,11 +70,11 @@ class FrontendEntry:
 
     @property
     def installed(self) -> bool:
-        """Whether its library is there."""
+        """Whether its library is installed."""
         return importlib.util.find_spec(self.requires) is not None
 
     def load(self) -> ModuleType:
-        """Its module.
+        """Import its module.
 
         Raises:
             EngineError: If its library is not installed.
@@ -165,16 +165,16 @@ FOREIGN: Final[Mapping[str, tuple[str, str]]] = {
     ".params": ("MXNet's parameters", "see scripts/mxnet_to_onnx.sh"),
     **dict.fromkeys((".engine", ".plan", ".neff", ".blob", ".mlmodel", ".ort"), _BUILT),
 }
-"""Files that no frontend reads, by suffix: what they are, and what to do."""
+"""Files that no frontend reads, by suffix: what they are, and what to give instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What else is written with a model's output, and whether the output is a folder.
+    """What is written for a model's output.
 
     Attributes:
-        beside: Files that may be written with it.
-        folder: The file by which a folder is known as such a model; empty if it is a file.
+        beside: Files that may be written beside the output.
+        folder: The file that marks an output folder as a model; empty if it is a file.
     """
 
     beside: tuple[Path, ...] = ()
@@ -185,7 +185,7 @@ def check_output_name(model: Path, output: Path) -> None:
     """Raise UsageError unless a frontend that reads ``model`` writes ``output``.
 
     Args:
-        model: The file of the model that is converted.
+        model: The file or folder of the model that is converted.
         output: Where the result goes.
     """
     _check_kind(model)
@@ -206,8 +206,8 @@ def check_output_name(model: Path, output: Path) -> None:
 def check_written(module: str, output: Path) -> None:
     """Raise UsageError unless the frontend of that ``module`` writes ``output``.
 
-    A file is opened by the frontend that writes the output; a model that was opened before
-    may be another's.
+    A path is opened by the frontend that writes the output; a model that was opened before
+    may be of another frontend.
     """
     entry = next((e for e in FRONTENDS if e.module == module), None)
     if entry is None or entry.writes(output):
@@ -224,13 +224,13 @@ def check_written(module: str, output: Path) -> None:
 def check_options(
     model: Path, given: Mapping[str, object], *, output: Path | None = None
 ) -> None:
-    """Raise UsageError for an option that says nothing of a model of this kind.
+    """Raise UsageError for an option that does not apply to a model of this kind.
 
-    It needs the model's name alone: no library is loaded to say so.
+    Only the model's name is needed: no library is imported.
 
     Args:
-        model: The file of the model.
-        given: What was given for options; what counts as false was not.
+        model: The file or folder of the model.
+        given: The value of each option; a false one was not given.
         output: Where the result goes, if there is one.
     """
     entry = _entry_of(model, output)
@@ -240,7 +240,7 @@ def check_options(
 
 
 def written_with(model: Path, output: Destination) -> Written:
-    """What is written with ``output``, by the frontend that makes it of ``model``."""
+    """What is written for ``output`` by the frontend that converts ``model``."""
     if output.path is None:
         return Written()
     entry = _entry_of(model, output.path)
@@ -250,12 +250,18 @@ def written_with(model: Path, output: Destination) -> Written:
         return Written()
     names = (n.format(name=output.path.name, stem=output.path.stem) for n in entry.beside)
     beside = (output.path.parent / name for name in names)
-    # One that is called like what belongs beside it is refused for its name.
+    # An output with the name of its own companion is refused elsewhere, for its suffix.
     return Written(beside=tuple(path for path in beside if path != output.path))
 
 
 def _check_kind(model: Path) -> None:
-    """Raise UsageError for a file that no frontend reads; says what it is."""
+    """Raise UsageError for a file or folder that no frontend reads; tells what it is."""
+    if model.is_dir() and not any(entry.reads(model) for entry in FRONTENDS):
+        raise UsageError(
+            "the model is a directory, and no SavedModel",
+            where=str(model),
+            fix="give a file, or a folder with saved_model.pb",
+        )
     if any(model.name in entry.folders for entry in FRONTENDS) and model.is_file():
         raise UsageError(
             "the graph of a SavedModel without its variables",
@@ -268,14 +274,14 @@ def _check_kind(model: Path) -> None:
 
 
 def _readers(model: Path) -> list[FrontendEntry]:
-    """The frontends that read ``model``; the first one takes what no other knows."""
+    """The frontends that read ``model``; the first frontend if none knows it."""
     return [e for e in FRONTENDS if e.reads(model)] or [FRONTENDS[0]]
 
 
 def _entry_of(model: Path, output: Path | None = None) -> FrontendEntry:
-    """The frontend of a model: of those that read it one that writes ``output``.
+    """The frontend of a model: of those that read it, the one that writes ``output``.
 
-    Without an output the first whose library is installed.
+    Without an output it is the first whose library is installed.
     """
     readers = _readers(model)
     if output is not None:
@@ -284,26 +290,20 @@ def _entry_of(model: Path, output: Path | None = None) -> FrontendEntry:
 
 
 def opened(model: Any, *, trust: bool = False, output: Path | None = None) -> OpenedModel:
-    """A model by its path, or as an object of its library; an opened one stays as it is.
+    """Open a model.
 
     Args:
-        model: The model.
-        trust: Whether what its file would execute may be executed.
-        output: Where a result goes: several frontends may read a model, its name decides.
+        model: A path, an object of its library, or a model that is open already.
+        trust: Whether code in the model's file may be executed.
+        output: Where a result goes: its name decides among frontends that read the model.
 
     Raises:
-        UsageError: If it is no model of any frontend.
+        UsageError: If no frontend opens it.
         ModelError: If it cannot be read.
     """
     if isinstance(model, str | Path):
         path = Path(model)
         entry = _entry_of(path, output)
-        if path.is_dir() and not entry.folders:
-            raise UsageError(
-                "the model is a directory, and no SavedModel",
-                where=str(path),
-                fix="give a file, or a folder with saved_model.pb",
-            )
         _check_kind(path)
         found: OpenedModel = entry.load().read(path, trust=trust)
         return found
@@ -325,6 +325,5 @@ def opened(model: Any, *, trust: bool = False, output: Path | None = None) -> Op
     raise UsageError(
         f"a {type(model).__name__} is not a model",
         fix="give a path, an onnx.ModelProto, an onnx_ir.Model, an openvino.Model or a Keras"
-        " model;"
-        " PyTorch's: finecast.torch",
+        " model; PyTorch's: finecast.torch",
     )

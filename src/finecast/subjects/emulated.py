@@ -1,6 +1,6 @@
 """A model on a device that is not here: accuracy by its emulator, time by its roofline.
 
-Law: nothing of what is said of the device was measured on it.
+Law: nothing is measured on the device itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from finecast.engines.base import Feeds, Session
 from finecast.engines.probe import Speed
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
-from finecast.pipeline.cached_session import Remembered
+from finecast.pipeline.cached_session import CachedSession
 from finecast.pipeline.device import DeviceModel, PlanSearch, search_plans
 from finecast.pipeline.model import OpenedModel
 from finecast.pipeline.subject import Built, UserRules
@@ -27,7 +27,7 @@ from finecast.rules.policy import Policy
 
 @dataclass(slots=True, kw_only=True)
 class EmulatedSubject:
-    """A model on the device of ``emulation``; ``states`` are formats that it can state."""
+    """A model on the device of ``emulation``; ``states`` are formats that models can state."""
 
     model: OpenedModel
     emulation: Emulation
@@ -39,22 +39,22 @@ class EmulatedSubject:
     _search: PlanSearch | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        """Load the fp32 model; metrics that compare with it run it on the same data again."""
-        self.reference = Remembered(self.model.reference())
+        """Load the fp32 model, cached: metrics that compare with it run it often."""
+        self.reference = CachedSession(self.model.reference())
 
     @property
     def target(self) -> str:
-        """The device."""
+        """The name of the device."""
         return self.emulation.target.name
 
     @property
     def formats(self) -> tuple[Format, ...]:
-        """Those of the device that the model can state."""
+        """The device's low formats that the model can state."""
         return tuple(f for f in self.emulation.target.low_formats if f in self.states)
 
     @property
     def runner(self) -> str:
-        """The device and what of it touches numbers: trials of others do not count."""
+        """The device and every setting that changes numbers, to tell trials apart."""
         parts = (
             self.target,
             self.emulation.rounding.value,
@@ -65,23 +65,23 @@ class EmulatedSubject:
         return ":".join(("emulator", *map(str, parts)))
 
     def check_formats(self, policy: Policy) -> None:
-        """Those that the device computes in."""
+        """Raise UsageError for a format that the device does not compute in."""
         check_formats(self.emulation, policy)
 
     def speed(self, fmt: Format) -> Speed:
-        """By the data sheet."""
+        """Whether the device has arithmetic in ``fmt``, by its data sheet."""
         if self.emulation.target.computes_in(fmt):
             return Speed(gains=True, text=f"{self.target} computes in {fmt.label}")
         return Speed(gains=False, text=f"{self.target} computes {fmt.label} in a wider format")
 
     def first_nan(self, workload: Workload) -> str:
-        """By a run that shows all values."""
+        """The op that first gives NaN or Inf, by a run that outputs all values."""
         return self._model(workload, self.emulation, silent).first_nonfinite
 
     def examine(
         self, policy: Policy, user_rules: UserRules, workload: Workload, progress: Progress
     ) -> PlanSearch:
-        """Facts by the fp32 model, then the rules; low ops compute as the device does."""
+        """Observe the fp32 model, then let the rules judge for the device."""
         emulation = replace(self.emulation, format=policy.format)
         device = self._model(workload, emulation, progress)
         self._search = search_plans(device, emulation, policy, tuple(user_rules))
@@ -99,20 +99,20 @@ class EmulatedSubject:
         )
 
     def session(self, built: Built) -> Session:
-        """As the device would run it."""
+        """A plan's model as the device would run it."""
         assert self._search is not None
         return self._search.session(built.plan).restart()
 
     def times(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
-        """By the roofline."""
+        """Times by the roofline."""
         del workload, effort
         search = self._search
         assert search is not None
-        exact = search.device.time_s(search.emulation, Setting())
-        return Race.stated(exact, {n: search.time_s(one.plan) for n, one in built.items()})
+        fp32_s = search.device.time_s(search.emulation, Setting())
+        return Race.stated(fp32_s, {n: search.time_s(one.plan) for n, one in built.items()})
 
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
-        """Those that the errors of single roundings are taken on."""
+        """The calibration feeds, on which the errors of single roundings are measured."""
         del workload
         assert self._search is not None
         return self._search.device.feeds

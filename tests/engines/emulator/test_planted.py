@@ -14,7 +14,7 @@ from finecast.devices.neuron import Given, ladder
 from finecast.engines import get_engine
 from finecast.engines.emulator import exact_session
 from finecast.pipeline.ladder import LadderOutcome, LadderWalk
-from finecast.pipeline.per_op import beyond
+from finecast.pipeline.per_op import search_per_op
 from tests.engines.emulator import models
 
 TF32 = {"--auto-cast matmult --auto-cast-type tf32", "--auto-cast all --auto-cast-type tf32"}
@@ -110,7 +110,7 @@ def test_the_recommendation_is_the_fastest_that_passes(tmp_path: Path) -> None:
     assert outcome.best is not None
     fastest = min(r.time_s for r in outcome.rungs if r.passed)
     assert outcome.best.time_s == fastest
-    plan, why = beyond(walked, outcome)
+    plan, why = search_per_op(walked, outcome)
     assert why
     if plan is not None:
         assert plan.time_s < fastest

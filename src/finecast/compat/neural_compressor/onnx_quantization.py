@@ -28,7 +28,7 @@ from finecast.planning.plan import Plan
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.engine.adjusting import Adjuster, adjusted_if_it_gains
-from finecast.subjects.engine.integers import check_on_integers, narrowed
+from finecast.subjects.engine.integers import check_on_integers, drop_unfused
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import check_stated, make_planner
 from finecast.subjects.engine.subject import EngineSubject
@@ -114,7 +114,7 @@ class _Quantization:
         planner = make_planner(
             prepared, self.policy, self.engine, facts=facts, user_rules=rules
         )
-        planner = narrowed(source, planner, self.engine, self.feeds[0])
+        planner = drop_unfused(source, planner, self.engine, self.feeds[0])
         adjuster = Adjuster(
             model=prepared, facts=facts, planner=planner, batches=lambda: self.feeds
         )

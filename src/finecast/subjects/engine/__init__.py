@@ -1,1 +1,1 @@
-"""Models that an engine runs here, whatever library they are of: what frontends share."""
+"""Models of any library that an engine loads and runs: the parts that frontends share."""

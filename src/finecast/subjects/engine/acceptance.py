@@ -1,10 +1,10 @@
-"""Whether a converted model's numbers can be explained by its formats, and if not, since when.
+"""Whether a converted model's formats explain its outputs, and if not, the first wrong op.
 
-Law: a model is refused if it gives NaN or Inf where fp32 gives none; if its error leaves no
-digit of an output right; or if an engine misses by far what the formats that the model states
-predict, which says that it computes some op wrongly. Outputs that hinge on a decision between
-rounded numbers, and those of which fp32 itself does not determine the digits, are not judged
-by their error.
+Law: a model is refused if it gives NaN or Inf where fp32 gives none; if no digit of an output
+is right; or if an output's error in the engine is far above that of the model's formats, which
+means that the engine computes some op wrongly. The error does not count for outputs that
+hinge on a decision between rounded numbers, and for those whose digits fp32 itself does not
+determine.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from finecast.subjects.engine.native import AppliedModel
 Outputs: TypeAlias = Mapping[str, Array]
 
 _SHOWN: Final = 8
-"""Values shown by one run of the search: few, for one that is shown may not be fused."""
+"""Values that one run of the search outputs: few, as an output may prevent fusion."""
 
 _MOST_RUNS: Final = 24
-"""Runs of the search: enough for 8 to the power of 7 ops and some turns to other branches."""
+"""Most runs of the search: enough for 8 to the power of 7 ops and some detours."""
 
 _FIX: Final = (
     "keep it in fp32 by --exclude or --op NAME=fp32, use another format or `tune`; "
@@ -49,16 +49,17 @@ _FIX: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A converted model that was run beside the fp32 one, and how to run more of both.
+    """A converted model that was run beside the fp32 one, and ways to run both again.
 
     Attributes:
-        engine: What ran both.
+        engine: The engine that ran both.
         applied: The converted model.
         original: Makes the fp32 model with the same names of values.
-        formats: By node id.
-        feeds: What both were run on.
-        exact: Runs the fp32 model elsewhere, on given feeds.
-        emulated: Runs the converted model elsewhere; None where the engine is an emulator.
+        formats: The plan's formats, by node id.
+        feeds: The inputs of both.
+        exact: Runs the fp32 model by the definitions of its ops, on given feeds.
+        emulated: Runs the converted model by the definitions of its ops; None if that cannot
+            be done, or the engine is an emulator.
     """
 
     engine: Engine
@@ -72,16 +73,23 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fault:
+    """What is wrong with ``output``; ``bad`` tells whether an inner value is wrong, too."""
+
     output: str
     text: str
     bad: Callable[[Deviation], bool]
 
 
 def accept(case: Case, got: Outputs, wanted: Outputs) -> None:
-    """Return if the numbers can be explained.
+    """Check that the converted model's formats explain its outputs ``got``.
+
+    Args:
+        case: Both models.
+        got: Outputs of the converted model.
+        wanted: Those of the fp32 model.
 
     Raises:
-        WrongNumbersError: If not; names the output and the first op that goes wrong.
+        WrongNumbersError: If not; names an output and, if found, the first op that is wrong.
     """
     graph = case.applied.graph
     bounds = expected(graph, case.formats)
@@ -93,18 +101,18 @@ def accept(case: Case, got: Outputs, wanted: Outputs) -> None:
     raise WrongNumbersError(fault.text, where=where, fix=_FIX)
 
 
-def accept_taken(graph: Graph, taken: Outputs, exact: Outputs, nudged: Outputs) -> None:
-    """Return if fp32 has digits of what the fp64 model gives.
+def accept_fp32(graph: Graph, taken: Outputs, exact: Outputs, nudged: Outputs) -> None:
+    """Check that a model converted from fp64 to fp32 gives right digits.
 
     Args:
-        graph: Of the model taken to fp32.
-        taken: What that gives.
-        exact: What the fp64 model gives.
-        nudged: The same for feeds one unit in the last place beside: digits that fp64 itself
-            does not determine are not judged.
+        graph: The graph of the fp32 model.
+        taken: Outputs of the fp32 model.
+        exact: Outputs of the fp64 model.
+        nudged: Outputs of the fp64 model for feeds that are off by one unit in the last
+            place: digits that change by that are not judged.
 
     Raises:
-        WrongNumbersError: If not; names the output.
+        WrongNumbersError: If no digit of an output is right; names the output.
     """
     every = {node.id: Format.BF16 for node in graph.float_nodes}  # any rounding will do
     decided = expected(graph, every).decided
@@ -126,6 +134,7 @@ def accept_taken(graph: Graph, taken: Outputs, exact: Outputs, nudged: Outputs) 
 
 
 def _fault(case: Case, bounds: Expected, got: Outputs, wanted: Outputs) -> _Fault | None:
+    """The first output that the formats do not explain; None if they explain all."""
     ids = {v.name: v.id for v in case.applied.graph.outputs}
     suspects: dict[str, Deviation] = {}
     for name, reference in wanted.items():
@@ -156,7 +165,7 @@ def _fault(case: Case, bounds: Expected, got: Outputs, wanted: Outputs) -> _Faul
 def _hopeless(
     case: Case, name: str, found: Deviation, allowed: float, wanted: Outputs
 ) -> _Fault | None:
-    """An output of which no digit is right, though fp32 determines some."""
+    """The fault of an output of which no digit is right, though fp32 determines some."""
     limit = min(USELESS, max(LIMIT, allowed))
     if found.relative < limit or _fp32_noise(case, name, wanted) > allowed:
         return None
@@ -169,7 +178,7 @@ def _hopeless(
 
 
 def _fp32_noise(case: Case, name: str, wanted: Outputs) -> float:
-    """The relative error of fp32 against fp32: other kernels, floats one unit beside."""
+    """Relative error of fp32 against itself, by other kernels and inputs off by one unit."""
     try:
         again = case.exact({n: nudge(a) for n, a in case.feeds.items()})
     except EngineError:
@@ -178,7 +187,7 @@ def _fp32_noise(case: Case, name: str, wanted: Outputs) -> float:
 
 
 def nudge(array: Array) -> Array:
-    """Every number of fp32 or fp64 one unit in the last place beside, up and down in turns."""
+    """Numbers of fp32 or fp64 off by one unit in the last place, up and down in turns."""
     if array.dtype.name not in ("float32", "float64"):
         return array
     towards = np.where(np.arange(array.size) % 2, np.inf, -np.inf)
@@ -188,13 +197,13 @@ def nudge(array: Array) -> Array:
 def _mistaken(
     case: Case, name: str, found: Deviation, allowed: float, wanted: Outputs
 ) -> _Fault | None:
-    """An output that the engine computes otherwise than the model's own types say."""
+    """The fault of an output whose error is far above that of the model's formats."""
     if case.emulated is None:
         return None
     try:
         model = case.emulated()
     except EngineError:
-        return None  # nothing else here runs it
+        return None  # no other engine here runs it
     predicted = deviation(model[name], wanted[name]).relative
     limit = max(allowed, ENGINE_FACTOR * predicted, NOTICED)
     if not found.relative > limit:
@@ -209,7 +218,7 @@ def _mistaken(
 
 
 def _first_wrong(case: Case, bounds: Expected, fault: _Fault) -> Node | None:
-    """The op whose result is wrong though nothing that it reads is; None if it is not seen."""
+    """The op whose result is wrong though its inputs are right; None if it is not found."""
     graph = case.applied.graph
     target = next((v.id for v in graph.outputs if v.name == fault.output), None)
     if target is None:
@@ -220,13 +229,13 @@ def _first_wrong(case: Case, bounds: Expected, fault: _Fault) -> Node | None:
         while (wrong := search.bad(_inputs(graph, found))) and search.runs < _MOST_RUNS:
             found = search.first_bad(wrong[0])
     except EngineError:
-        return None  # the engine does not take a part of the model by itself
+        return None  # the engine does not run the model with other outputs
     producer = graph.values[found].producer
     return graph.nodes[producer] if producer is not None else None
 
 
 class _Search:
-    """Runs of both models that show a few values each."""
+    """A search for the first wrong value, by runs of both models that output a few values."""
 
     def __init__(self, case: Case, fault: _Fault, decided: frozenset[int]) -> None:
         self.case = case
@@ -241,7 +250,7 @@ class _Search:
         self.runs = 0
 
     def bad(self, ids: Iterable[int]) -> list[int]:
-        """Those of ``ids`` that are wrong; those that cannot be shown are not."""
+        """Those of ``ids`` that are wrong; values that cannot be output count as right."""
         names = {self.names[i]: i for i in ids if i in self.names}
         if not names:
             return []
@@ -256,7 +265,7 @@ class _Search:
         return session.run(feeds_for(session, self.case.feeds))
 
     def first_bad(self, target: int) -> int:
-        """A wrong value before which, in the graph's order, none that was shown is wrong."""
+        """A wrong value that ``target`` depends on, before which no value seen was wrong."""
         order = [i for i in _ancestors(self.case.applied.graph, target) if i in self.names]
         order.append(target)
         low, high = -1, len(order) - 1
@@ -270,7 +279,7 @@ class _Search:
 
 
 def feeds_for(session: Session, feeds: Feeds) -> dict[str, Array]:
-    """What ``session`` takes of ``feeds``, in the types in which its inputs are declared."""
+    """The feeds that ``session`` takes, in the declared types of its inputs."""
     specs = (s for s in session.inputs if s.name in feeds)
     return {s.name: feeds[s.name].astype(DTYPES[s.dtype], copy=False) for s in specs}
 
@@ -285,7 +294,7 @@ def _inputs(graph: Graph, value: int) -> list[int]:
 
 
 def _ancestors(graph: Graph, value: int) -> list[int]:
-    """Ids of all values that ``value`` is computed from, in the order in which they are."""
+    """Ids of all values that ``value`` is computed from, in the order of computation."""
     waiting, nodes = [value], set[int]()
     while waiting:
         producer = graph.values[waiting.pop()].producer

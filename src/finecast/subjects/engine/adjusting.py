@@ -1,4 +1,4 @@
-"""Operands adjusted by what runs on calibration data show."""
+"""Adjusting a plan's operands by runs on calibration data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from finecast.engines.integers import codes_results
 from finecast.engines.loading import exact_session, load_model
 from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
-from finecast.pipeline.adjusting import Gain, gains, kept, output_error
+from finecast.pipeline.adjusting import Gain, gaining_kinds, measure_gains, output_error
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.biases import Bias, biases, corrected
 from finecast.planning.equalising import equalised
@@ -39,20 +39,19 @@ class AdjustableModel(PreparedModel, Protocol):
         encodings: Mapping[int, Encodings],
         places: Sequence[Bias],
     ) -> Any:
-        """A native copy whose outputs are the mean errors of products on codes, by channel."""
+        """A native copy that outputs the mean error by channel of each product on codes."""
         ...
 
     def adjusted(self, adjustments: Sequence[Adjustment]) -> AdjustableModel:
-        """A copy with adjusted operands, which a plan with these gives before its edits."""
+        """A copy with these adjustments, as a plan that has them makes it before its edits."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rescaled:
-    """A model with its channels rescaled, and what was observed of it.
+    """A model with rescaled channels, and facts of its values.
 
-    ``steps`` are the rescalings that made it, one list after the other, each with the model
-    that it was made for.
+    ``steps`` are the lists of rescalings, in order, each with the model that it was made for.
     """
 
     model: AdjustableModel
@@ -62,10 +61,10 @@ class _Rescaled:
 
 @dataclass(slots=True, kw_only=True)
 class Adjuster:
-    """Adjusts plans of one model, as ``planner`` makes them, by runs on ``batches``.
+    """Adjusts plans of one model, made by ``planner``, by runs on ``batches``.
 
-    What is found out once serves all plans: channels are rescaled for all products that may be
-    on codes.
+    Rescaled models are cached for all plans: channels are rescaled for every product that may
+    be on codes.
     """
 
     model: PreparedModel
@@ -75,12 +74,12 @@ class Adjuster:
     _found: dict[tuple[Adjust, ...], _Rescaled] = field(init=False, default_factory=dict)
 
     def adjusted(self, plan: Plan, kinds: Sequence[Adjust]) -> Plan:
-        """``plan``, adjusted in ``kinds`` of ways, one after the other.
+        """``plan`` with these kinds of adjustments, made one after the other.
 
-        Itself where the model's operands cannot be, or nothing is to be adjusted.
+        It is unchanged if the model's operands cannot be adjusted, or none need be.
 
         Raises:
-            EngineError: If a copy of the model that shows its values does not run.
+            EngineError: If a copy of the model that outputs its values does not run.
         """
         if not isinstance(self.model, AdjustableModel):
             return plan
@@ -93,11 +92,12 @@ class Adjuster:
 
     @property
     def _codes(self) -> Format | None:
-        """The format of the policy whose operands are codes."""
+        """The policy's format whose operands are codes, if there is one."""
         found = (f for f in self.planner.policy.formats if f.scaled and not f.constants_only)
         return next(found, None)
 
     def _rescaled(self, model: AdjustableModel, kinds: tuple[Adjust, ...]) -> _Rescaled:
+        """``model`` after these kinds of rescaling; cached."""
         if not kinds:
             return _Rescaled(model=model, facts=self.facts)
         if kinds not in self._found:
@@ -106,6 +106,7 @@ class Adjuster:
         return self._found[kinds]
 
     def _rescale(self, before: _Rescaled, kind: Adjust) -> _Rescaled:
+        """``before`` after one more kind of rescaling; itself if nothing is rescaled."""
         model, graph, fmt = before.model, before.model.graph, self._codes
         permissions, own = self.planner.permissions, self.planner.graph
         may = {own.nodes[i].name for i, p in permissions.items() if fmt in p.formats}
@@ -129,7 +130,7 @@ class Adjuster:
         return _Rescaled(model=made, facts=observe(made, self.batches), steps=steps)
 
     def _planned(self, plan: Plan, rescaled: _Rescaled) -> Plan:
-        """``plan`` with the adjustments that ``rescaled`` has, and the encodings there."""
+        """``plan`` with the adjustments of ``rescaled``, and encodings by its facts."""
         coded = {name for name, f in plan.formats.items() if f.scaled and not f.constants_only}
         if not coded or not rescaled.steps:
             return plan
@@ -137,7 +138,7 @@ class Adjuster:
         graph, calibration = rescaled.model.graph, self.planner.policy.calibration
         try:
             made = re_encoded(plan, graph, rescaled.facts, calibration, results)
-        except ValueError:
+        except ValueError:  # an operand has no scale there
             return plan
         for model, found in rescaled.steps:
             ids = {n.id for n in model.graph.nodes if n.name in coded}
@@ -153,7 +154,7 @@ def adjusted_if_it_gains(
     engine: Engine,
     batches: Sequence[Feeds],
 ) -> tuple[Plan, tuple[Gain, ...]]:
-    """``plan`` with the adjustments asked for that gain on ``batches``, and what each does.
+    """``plan`` with those requested adjustments that gain on ``batches``, and what each does.
 
     Raises:
         EngineError: If the engine does not run the model.
@@ -166,8 +167,8 @@ def adjusted_if_it_gains(
     def error(one: Plan) -> float:
         return output_error(load_model(engine, source.build(one).model), reference, batches)
 
-    found = gains(plan, kinds, adjuster, error)
-    return adjuster.adjusted(plan, kept(found)), found
+    found = measure_gains(plan, kinds, adjuster, error)
+    return adjuster.adjusted(plan, gaining_kinds(found)), found
 
 
 def _corrected(model: AdjustableModel, plan: Plan, batches: Iterable[Feeds]) -> Plan:

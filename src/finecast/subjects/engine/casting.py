@@ -1,4 +1,4 @@
-"""What a cast costs in an engine."""
+"""The time of a cast in an engine, measured on a probe model that the engine loads."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -24,7 +24,8 @@ from finecast.pipeline.conversion import (
     Conversion,
 )
 from finecast.pipeline.modelled import fastest_plan, plan_time_s
-from finecast.pipeline.narrowing import worthwhile
+from finecast.pipeline.narrowing import drop_slow_formats
+from finecast.pipeline.roundings import find_units, points_of, zero_sensitivities
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.cost import RooflineCost
 from finecast.planning.plan import Plan
@@ -32,10 +33,11 @@ from finecast.planning.planner import Planner
 from finecast.planning.units import make_units, pattern_kernels
 from finecast.rules import UserRule
 from finecast.rules.calibration import uncalibrated
+from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Adjust, Policy, Scope
 from finecast.rules.quantized import quantized_notes
 from finecast.subjects.engine.adjusting import Adjuster, adjusted_if_it_gains
-from finecast.subjects.engine.integers import check_calibrated, narrowed
+from finecast.subjects.engine.integers import check_calibrated, drop_unfused
 from finecast.subjects.engine.native import (
     AppliedModel,
     EngineBuilt,
@@ -50,17 +52,17 @@ from finecast.subjects.engine.planning import (
     measured_cost,
     profile_ends,
 )
-from finecast.subjects.engine.roundings import analysis_of, find_units, free, points_of
+from finecast.subjects.engine.roundings import analysis_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converter:
-    """Writes the models that policies and plans give of a file.
+    """Converts a model by a policy or a plan, and writes the result.
 
     Attributes:
         source: The model.
         output: Where the converted model goes.
-        engines: In order of preference; the first also judges which kernels exist.
+        engines: In order of preference; the first also tells which kernels exist.
         feeds: Makes feeds to verify the model with.
         verify: Whether the model must load and run in one of the engines.
         start: When the work began.
@@ -85,19 +87,22 @@ class Converter:
 
         Args:
             policy: What to lower.
-            target: A device that is not here: its roofline decides where costs do.
+            target: A device that is not here; scope ``auto`` then decides by its roofline.
             data: Batches whose observed ranges the rules may use.
             user_rules: The user's rule functions.
 
         Raises:
-            UsageError, ModelError, EngineError: As ``artefact.write``.
+            UsageError: If the policy does not fit, or the output cannot be written.
+            ModelError: If the model is not valid.
+            WrongNumbersError: If its formats do not explain its outputs.
+            EngineError: If no engine can load it.
         """
         source, engine = self.source, self.engines[0]
         source.check(self.output)
         left_out: tuple[str, ...] = ()
         if target is None:
-            policy, left_out = worthwhile(policy, partial(speed_of, engine), user_rules)
-        with paused_collection():  # graph and plan live on until all is written
+            policy, left_out = drop_slow_formats(policy, partial(speed_of, engine), user_rules)
+        with paused_collection():  # graph and plan stay alive: nothing to collect
             prepared = source.prepare(policy)
             check_stated(policy, engine, prepared)
             check_calibrated(policy, data)
@@ -106,15 +111,8 @@ class Converter:
             planner = make_planner(
                 prepared, policy, engine, facts=facts, user_rules=user_rules
             )
-            planner = self._fused(planner)
-            if policy.scope is not Scope.AUTO:
-                plan = planner.lowest()
-            elif target is not None:
-                shapes = {i: f.shape for i, f in facts.items()}
-                cost = RooflineCost(target=target.target, shapes=shapes)
-                plan = _modelled_plan(prepared, planner, cost, target)
-            else:
-                plan = _auto_plan(source, prepared, planner, engine, self.feeds)
+            planner = self._without_unfused(planner)
+            plan = self._choose(prepared, planner, facts, target)
             adjuster = Adjuster(
                 model=prepared, facts=facts, planner=planner, batches=lambda: data
             )
@@ -124,27 +122,44 @@ class Converter:
         done = replace(self._write(built), gains=gained)
         applied = built.applied
         used = set(plan.formats.values())
-        without = uncalibrated(graph, policy.formats, facts)
-        warnings = (*left_out, *without, *_warnings(source, policy, applied, used))
-        warnings = (*warnings, *_gainless(policy.adjust or (), gained))
-        if NOTHING_CONVERTED in warnings and used != set(planner.lowest().formats.values()):
-            warnings = tuple(NOTHING_GAINS if w == NOTHING_CONVERTED else w for w in warnings)
+        warnings = (
+            *left_out,
+            *uncalibrated(graph, policy.formats, facts),
+            *_warnings(source, planner, applied, used),
+            *_gainless(policy.adjust or (), gained),
+        )
         if target is None and applied.edits:
             for fmt in policy.formats:
                 warnings += _slow(self.engines, done.verified, fmt) if fmt in used else ()
         return replace(done, warnings=warnings)
 
-    def _fused(self, planner: Planner) -> Planner:
-        """``planner`` without ops that the engine would not run as planned.
+    def _choose(
+        self,
+        prepared: PreparedModel,
+        planner: Planner,
+        facts: Mapping[int, ValueFacts],
+        target: Emulation | None,
+    ) -> Plan:
+        """The lowest plan that the rules permit; with scope ``auto`` the fastest one."""
+        if planner.policy.scope is not Scope.AUTO:
+            return planner.lowest()
+        if target is None:
+            return _auto_plan(self.source, prepared, planner, self.engines[0], self.feeds)
+        shapes = {i: f.shape for i, f in facts.items()}
+        cost = RooflineCost(target=target.target, shapes=shapes)
+        return _modelled_plan(prepared, planner, cost, target)
 
-        Where nothing can be run, the formats are those that rules permit.
+    def _without_unfused(self, planner: Planner) -> Planner:
+        """``planner`` without ops on codes that the engine would not run so.
+
+        If no feeds can be made to run the model, it is unchanged.
         """
         engine = self.engines[0]
         if not any(f.scaled and fuses(engine.name, f) for f in planner.policy.formats):
             return planner
         self.feeds.check(self.source.input_shapes)
-        given = self.feeds.make(engine.load(self.source.loadable))
-        return planner if given is None else narrowed(self.source, planner, engine, given)
+        feeds = self.feeds.make(engine.load(self.source.loadable))
+        return planner if feeds is None else drop_unfused(self.source, planner, engine, feeds)
 
     def replay(self, plan: Plan) -> Conversion:
         """Write the model that ``plan``, which decides every op, gives."""
@@ -153,9 +168,9 @@ class Converter:
         return self._write(built)
 
     def _write(self, built: EngineBuilt) -> Conversion:
-        """Write what a plan gave, and say what it is."""
-        judges = self.engines if self.verify else ()
-        size, verified = self.source.store(built, self.output, judges, self.feeds)
+        """Write the model of a plan, and report on it."""
+        engines = self.engines if self.verify else ()
+        size, verified = self.source.store(built, self.output, engines, self.feeds)
         applied = built.applied
         in_memory = self.output.path is None
         return Conversion(
@@ -165,19 +180,19 @@ class Converter:
             casts=built.casts,
             size_bytes=(self.source.size_bytes, size),
             seconds=time.perf_counter() - self.start,
-            verified=self._referred(verified, applied),
-            model=self.source.handed(built) if in_memory else None,
-            restated=tuple(_told(one) for one in applied.restated),
+            verified=self._named_reference(verified, applied),
+            model=self.source.returned(built) if in_memory else None,
+            restated=tuple(_restated_text(one) for one in applied.restated),
         )
 
-    def _referred(self, verified: Verified, applied: AppliedModel) -> Verified:
-        """``verified``, told against what: a model that came low or quantized is not fp32."""
+    def _named_reference(self, verified: Verified, applied: AppliedModel) -> Verified:
+        """``verified`` with the true reference: a model given low or quantized is not fp32."""
         if verified.reference != Format.FP32.label:
             return verified
         return replace(verified, reference=self.source.reference_name(applied.graph))
 
 
-def _told(restated: RestatedOps) -> str:
+def _restated_text(restated: RestatedOps) -> str:
     first, count = restated.nodes[0], len(restated.nodes)
     return f"{first}{f' and {count - 1} more' if count > 1 else ''}: {restated.reason}"
 
@@ -189,13 +204,13 @@ def _auto_plan(
     engine: Engine,
     feeds: FeedMaker,
 ) -> Plan:
-    """The fastest plan that the rules allow: by profile where the model can be run."""
+    """The fastest plan that the rules allow: by profiles, else by this machine's roofline."""
     try:
         feeds.check(source.input_shapes)
-        given = feeds.make(engine.load(source.loadable))
-        profiles = profile_ends(source, planner, engine, given) if given is not None else None
+        made = feeds.make(engine.load(source.loadable))
+        profiles = profile_ends(source, planner, engine, made) if made is not None else None
     except (EngineError, UsageError):
-        profiles = None  # nothing can be run here: the roofline of this machine decides
+        profiles = None  # the model, or every lowest plan, cannot be run here
     if profiles is None or not (profiles.high and any(profiles.low.values())):
         return _modelled_plan(
             prepared, planner, RooflineCost(target=load_target(local_target()))
@@ -203,7 +218,8 @@ def _auto_plan(
     units, points = find_units(planner, profiles)
     cost = measured_cost(planner.graph, profiles, engine, {})
     return fastest_plan(
-        planner, analysis_of(prepared, planner, units, points, free(points), cost)
+        planner,
+        analysis_of(prepared, planner, units, points, zero_sensitivities(points), cost),
     )
 
 
@@ -213,11 +229,14 @@ def _modelled_plan(
     cost: RooflineCost,
     device: Emulation | None = None,
 ) -> Plan:
-    """The fastest plan by a roofline; of several formats on a device by its whole time."""
+    """The fastest plan by a roofline.
+
+    Among several formats on a device, plans are compared by the modelled time of the whole.
+    """
     graph, formats = planner.graph, planner.policy.formats
     units = make_units(graph, planner.permissions, formats, pattern_kernels(graph))
     points = points_of(planner, units, dict.fromkeys(formats, ()))
-    analysis = analysis_of(prepared, planner, units, points, free(points), cost)
+    analysis = analysis_of(prepared, planner, units, points, zero_sensitivities(points), cost)
     if device is None or len(formats) == 1:
         return fastest_plan(planner, analysis)
     ids = {n.name: n.id for n in graph.nodes}
@@ -229,7 +248,7 @@ def _modelled_plan(
 
 
 def _gainless(asked: Sequence[Adjust], found: Sequence[Gain]) -> Iterator[str]:
-    """Why an adjustment was not made though it was asked for."""
+    """Notes on adjustments that were asked for and not made, with the reason."""
     tried = {g.kind: g for g in found}
     for kind in asked:
         gain = tried.get(kind)
@@ -240,7 +259,7 @@ def _gainless(asked: Sequence[Adjust], found: Sequence[Gain]) -> Iterator[str]:
 
 
 def _slow(engines: Sequence[Engine], verified: Verified, low: Format) -> tuple[str, ...]:
-    """Whether the engine that runs the model here gains nothing by the format."""
+    """A warning if the engine that verified the model is no faster with the format."""
     engine = next((e for e in engines if e.name == verified.engine), None)
     found = speed_of(engine, low) if engine else None
     if found is None or found.gains:
@@ -249,24 +268,26 @@ def _slow(engines: Sequence[Engine], verified: Verified, low: Format) -> tuple[s
 
 
 def _warnings(
-    source: NativeSource, policy: Policy, applied: AppliedModel, used: Collection[Format]
-) -> tuple[str, ...]:
-    nodes = applied.graph.nodes
+    source: NativeSource, planner: Planner, applied: AppliedModel, used: Collection[Format]
+) -> list[str]:
+    """Notes on ops that keep their types, and on formats that no op got."""
+    policy, nodes = planner.policy, applied.graph.nodes
     found: list[str] = []
     unknown = sorted({n.native for n in nodes if n.op == "unknown" and n.format is not None})
     if unknown:
         found.append(f"ops that are not known here keep their type: {', '.join(unknown)}")
     if policy.scope is not Scope.NONE:
-        found += source.kept(applied.graph, policy)
+        found += source.kept_notes(applied.graph, policy)
     found += quantized_notes(applied.graph)
     found += source.told
-    earlier = source.earlier(policy)
+    earlier = source.earlier_notes(policy)
     if earlier:
         found += earlier
     elif not applied.edits and policy.scope is not Scope.NONE:
-        found.append(NOTHING_CONVERTED)
+        permitted = set(planner.lowest().formats.values())
+        found.append(NOTHING_CONVERTED if used == permitted else NOTHING_GAINS)
     else:
         unused = [f.label for f in policy.formats if f not in used]
         if unused and len(policy.formats) > 1:
             found.append(f"no op is in {' or '.join(unused)}, which was asked for, too")
-    return tuple(found)
+    return found

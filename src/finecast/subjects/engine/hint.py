@@ -1,4 +1,4 @@
-"""What stands beside a tuned model: one that its engine lowers alone, the one given."""
+"""Models beside the tuned one: the fp32 model under an engine's hint, a quantized original."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from finecast.subjects.engine.native import NativeSource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintedModel:
-    """The fp32 model under the engine's own hint for ``fmt``; ``plan`` is what it chose.
+    """The fp32 model under the engine's hint for ``fmt``; ``plan`` states what it lowers.
 
-    ``exact`` is that without rounding what the engine leaves unrounded.
+    ``exact`` has those products in fp32 whose results the engine leaves unrounded.
     """
 
     source: NativeSource
-    engine: HintingEngine
     fmt: Format
     plan: Plan
     exact: Plan
@@ -36,21 +35,21 @@ class HintedModel:
 
     @property
     def casts(self) -> int:
-        """The model has none; the engine's own are not seen."""
+        """0: the engine's own casts are not known."""
         return 0
 
     @property
     def size_bytes(self) -> int:
-        """Of the model where it is stored."""
+        """Bytes of the model where it is stored."""
         return self.source.size_bytes
 
     def release(self) -> None:
-        """It stays loaded: it is timed again at the end."""
+        """Stay loaded: the model is timed again at the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OriginalModel:
-    """The model that the fp32 one was made of; ``plan`` is the latter's."""
+    """The model that the fp32 one was converted from; ``plan`` is the all-fp32 plan."""
 
     source: NativeSource
     model: Any
@@ -59,37 +58,37 @@ class OriginalModel:
 
     @property
     def casts(self) -> int:
-        """None of finecast's."""
+        """0: finecast put no cast in it."""
         return 0
 
     @property
     def size_bytes(self) -> int:
-        """Of the model where it is stored."""
+        """Bytes of the model where it is stored."""
         return self.source.size_bytes
 
     def release(self) -> None:
-        """It stays loaded: it is timed again at the end."""
+        """Stay loaded: the model is timed again at the end."""
 
 
 def original_model(
     source: NativeSource, engine: Engine, planner: Planner
 ) -> OriginalModel | None:
-    """What ``source`` was made of, where it is worth a look and ``engine`` runs it."""
-    if source.given is None:
+    """The quantized model that ``source`` was converted from, if ``engine`` runs it."""
+    if source.original is None:
         return None
     try:
-        loaded = engine.load(source.given)
+        loaded = engine.load(source.original)
     except EngineError:
         return None
     return OriginalModel(
-        source=source, model=source.given, plan=planner.highest(), loaded=loaded
+        source=source, model=source.original, plan=planner.highest(), loaded=loaded
     )
 
 
 def hinted_models(
     source: NativeSource, engine: Engine, planner: Planner
 ) -> Iterator[HintedModel]:
-    """The model under the hint for each format of the policy that the engine heeds."""
+    """The model under the hint for each format of the policy, where it lowers anything."""
     if not isinstance(engine, HintingEngine):
         return
     for fmt in planner.policy.formats:
@@ -102,7 +101,6 @@ def hinted_models(
         if plan.lowers:
             yield HintedModel(
                 source=source,
-                engine=engine,
                 fmt=fmt,
                 plan=plan,
                 exact=stated(planner, kernels, fmt, exact=True),

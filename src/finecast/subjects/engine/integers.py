@@ -1,9 +1,9 @@
-"""Ops that a plan puts on integers, or has read weights of integers, and that do not run so.
+"""Ops that a plan puts in int8 or int8_weights, and that the engine computes in fp32.
 
-Engines fuse what quantizes and dequantizes into kernels by patterns of their own. Where none
-fits they compute in fp32 between roundings, or from weights that they widened before, without
-a word: slower than fp32 and less exact. So every such plan is held against the kernels that
-ran.
+Engines fuse quantize and dequantize nodes into integer kernels by patterns of their own. Where
+no pattern fits they compute in fp32 between the roundings, or from widened weights, without a
+message: slower than fp32 and less exact. So every such plan is checked against the kernels
+that ran.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from finecast.rules.policy import Policy
 from finecast.rules.quantized import quantized_notes
 from finecast.subjects.engine.native import AppliedModel, NativeSource
 
-# Each turn takes ops out, and what is left is fused anew: more turns have not been needed.
+# Each turn drops ops, and the engine fuses the others anew: more turns have not been needed.
 _MOST_TURNS: Final = 4
 
 
-def computed_otherwise(
+def quantized_mismatch(
     graph: Graph,
     engine: str,
     got: Mapping[str, Array],
     exact: Callable[[], Mapping[str, Array]],
 ) -> str:
-    """What to say where ``engine`` computes a model that came quantized not as it states.
+    """A note if ``engine`` computes a model that came quantized wrongly; else empty.
 
     OpenVINO 2026.4 does so with convolutions of signed codes on CPUs without AMX.
 
     Args:
-        graph: The model's.
-        engine: The engine.
-        got: What it gives.
-        exact: Gives what the nodes state; asked of quantized models alone.
+        graph: The model's graph.
+        engine: The engine's name.
+        got: The engine's outputs.
+        exact: Gives the outputs by the definitions of the ops; called for quantized models.
     """
     if not quantized_notes(graph):
         return ""
@@ -57,10 +57,10 @@ def computed_otherwise(
 
 
 def check_calibrated(policy: Policy, data: Sequence[Feeds]) -> None:
-    """Return unless a format of ``policy`` needs what is not there.
+    """Check that there are data to choose scales by, if a format of ``policy`` needs them.
 
     Raises:
-        UsageError: If it has scales, and there is no data to take them from.
+        UsageError: If there are none.
     """
     for fmt in (f for f in policy.formats if f.scaled and not f.constants_only):
         if not data:
@@ -71,10 +71,13 @@ def check_calibrated(policy: Policy, data: Sequence[Feeds]) -> None:
             )
 
 
-def narrowed(source: NativeSource, planner: Planner, engine: Engine, feeds: Feeds) -> Planner:
-    """``planner`` without the ops that the lowest plan in a scaled format fails to put there.
+def drop_unfused(
+    source: NativeSource, planner: Planner, engine: Engine, feeds: Feeds
+) -> Planner:
+    """``planner`` without ops that the engine does not fuse into kernels of a scaled format.
 
-    A device that is emulated has no kernels to be held against.
+    These are found by runs of the lowest plan in the format. An emulated device has no kernels
+    to check.
 
     Raises:
         EngineError: If the engine cannot run the lowest plan.
@@ -82,17 +85,15 @@ def narrowed(source: NativeSource, planner: Planner, engine: Engine, feeds: Feed
     for fmt in (f for f in planner.policy.formats if f.scaled and fuses(engine.name, f)):
         for _ in range(_MOST_TURNS):
             plan = planner.lowest(fmt)
-            failed = left_out(engine, plan, source.build(plan).applied, feeds)
+            failed = unfused(engine, plan, source.build(plan).applied, feeds)
             if not failed:
                 break
             planner = planner.without(fmt, failed)
     return planner
 
 
-def left_out(
-    engine: Engine, plan: Plan, applied: AppliedModel, feeds: Feeds
-) -> dict[str, str]:
-    """Ops that ``plan`` puts on integers, by name, and in what ``engine`` ran them instead.
+def unfused(engine: Engine, plan: Plan, applied: AppliedModel, feeds: Feeds) -> dict[str, str]:
+    """Ops that ``plan`` puts in a scaled format, and the format that they ran in, by name.
 
     Raises:
         EngineError: If the engine cannot run the model.
@@ -109,12 +110,12 @@ def left_out(
 
 
 def check_on_integers(engine: Engine, plan: Plan, applied: AppliedModel, feeds: Feeds) -> None:
-    """Return if every op that ``plan`` puts on integers ran so.
+    """Check that every op that ``plan`` puts in a scaled format runs so in ``engine``.
 
     Raises:
-        EngineError: If not; names the first op.
+        EngineError: If one does not; names the first.
     """
-    for name, ran in left_out(engine, plan, applied, feeds).items():
+    for name, ran in unfused(engine, plan, applied, feeds).items():
         raise EngineError(
             f"{name!r} is planned in {plan.formats[name].label} and runs in {ran}",
             fix="keep it in fp32 by --exclude",

@@ -1,4 +1,4 @@
-"""What the verbs that write nothing ask of a model that an engine runs."""
+"""The parts of ``inspect`` and ``explain`` for models that an engine runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline.census import Census, risks
 from finecast.pipeline.model import RunOptions
-from finecast.pipeline.narrowing import worthwhile
+from finecast.pipeline.narrowing import drop_slow_formats
 from finecast.pipeline.sources import calibration_batches, guessed_dims
 from finecast.planning.plan import Plan
 from finecast.rules.facts import ValueFacts
@@ -26,7 +26,7 @@ from finecast.subjects.engine.sizes import shapes_for
 
 
 def batches_of(source: NativeSource, options: RunOptions) -> list[Feeds]:
-    """The first feeds of the data; none without."""
+    """The first feeds of the user's data; empty if none were given."""
     if options.data is None:
         return []
     _, session = first_that_loads(source.runners(None), source.loadable)
@@ -40,10 +40,10 @@ def judged(
     options: RunOptions,
     batches: Sequence[Feeds],
 ) -> tuple[Graph, Plan]:
-    """The graph, and what the rules alone say of it, on the ranges seen on ``batches``."""
+    """The graph, and the lowest plan that the rules permit by the ranges on ``batches``."""
     rules = tuple(options.user_rules.items())
     if options.device is None:
-        policy, _ = worthwhile(policy, lambda fmt: speed_of(engine, fmt), rules)
+        policy, _ = drop_slow_formats(policy, lambda fmt: speed_of(engine, fmt), rules)
     prepared = source.prepare(policy)
     facts = observe(prepared, lambda: batches) if batches else {}
     planner = make_planner(prepared, policy, engine, facts=facts, user_rules=rules)
@@ -57,7 +57,7 @@ def counted(
     batches: Sequence[Feeds],
     low: Format,
 ) -> Census:
-    """Ops by class; shapes are those observed on data, else on one random batch."""
+    """Count ops by class; shapes are those observed on data, else on one random batch."""
     facts: dict[int, ValueFacts] = {}
     if options.data is not None:
         facts = observe(prepared, lambda: batches)
@@ -80,7 +80,7 @@ def counted(
 
 
 def _drawn_shapes(prepared: PreparedModel, options: RunOptions) -> dict[int, tuple[int, ...]]:
-    """Shapes of float values on one random batch; none where there can be none."""
+    """Shapes of float values on one random batch; empty if there can be no such batch."""
     try:
         inputs = [
             TensorSpec(name=v.name, dtype=v.dtype, shape=v.shape)
@@ -92,4 +92,4 @@ def _drawn_shapes(prepared: PreparedModel, options: RunOptions) -> dict[int, tup
     except (EngineError, UsageError):
         if options.dims:
             raise
-        return {}  # no shapes: the table shows what can be told without them
+        return {}  # the table then has what can be counted without shapes

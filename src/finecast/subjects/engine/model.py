@@ -39,30 +39,30 @@ from finecast.subjects.engine.subject import EngineSubject
 
 
 class EngineModel(NativeSource, StoredModel, Protocol):
-    """A model of any library, opened: what is its library's own is asked of the source."""
+    """An opened model of any library, whose own parts are those of ``NativeSource``."""
 
     def program(self, emulation: Emulation) -> Program:
-        """The model as a device's emulation takes it."""
+        """The model in the form that the device's emulator runs."""
         ...
 
-    def planned(self, plan: Plan) -> NativeSource:
-        """The model as the one was taken that ``plan`` was made for.
+    def source_for(self, plan: Plan) -> NativeSource:
+        """The model that ``plan`` was made for: this one, or this one converted to fp32.
 
         Raises:
-            ModelError: If it was made for another model.
+            ModelError: If the plan was made for another model.
         """
         ...
 
-    def taken(self, from_type: str) -> OpenedModel:
+    def to_fp32(self, from_type: str) -> OpenedModel:
         """The model with its ops of a type in fp32.
 
         Raises:
-            UsageError: If no op has that type, or models of this kind are taken as they are.
+            UsageError: If no op has that type, or models of this kind are not converted.
         """
         ...
 
     def subject(self, engine: str | None, device: Emulation | None) -> Subject:
-        """In the engine asked for, else the first that loads it; or on ``device``."""
+        """The model in the engine given, else in the first that loads it; or on ``device``."""
         truth, notes = self.truth()
         if device is not None:
             if engine is not None:
@@ -87,8 +87,8 @@ class EngineModel(NativeSource, StoredModel, Protocol):
         )
 
     def convert(self, output: Destination, policy: Policy, options: RunOptions) -> Conversion:
-        """The engine that is asked for, or the device's emulator, judges and verifies."""
-        engines = self._judges(options)
+        """Converted and verified by the engine given, or by the device's emulator."""
+        engines = self._verifiers(options)
         device, first = options.device, engines[0]
         if device is None and isinstance(first, EmulatorEngine):
             device = first.emulation
@@ -101,15 +101,15 @@ class EngineModel(NativeSource, StoredModel, Protocol):
         )
 
     def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Conversion:
-        """Verified as a converted model is."""
-        taken = self.planned(plan)
-        engines, batches = self._judges(options), batches_of(taken, options)
-        return _converter(taken, output, engines, batches, options).replay(plan)
+        """Write the model of a plan, verified as a converted one is."""
+        source = self.source_for(plan)
+        engines, batches = self._verifiers(options), batches_of(source, options)
+        return _converter(source, output, engines, batches, options).replay(plan)
 
     def write(
         self, outcome: Outcome, output: Destination, subject: Subject, workload: Workload
     ) -> tuple[int, Verified]:
-        """Verified on the feeds that were timed, in the engine that it was tuned for."""
+        """Write the tuned model, verified on the timing feeds in the engine of tuning."""
         assert isinstance(outcome.built, EngineBuilt)
         engine: Engine
         if isinstance(subject, EngineSubject):
@@ -121,27 +121,27 @@ class EngineModel(NativeSource, StoredModel, Protocol):
         return self.store(outcome.built, output, [engine], feeds)
 
     def census(self, options: RunOptions, low: Format) -> Census:
-        """Shapes are those observed on data, else on one random batch where it runs."""
+        """Count ops; shapes are those seen on the data, else on one random batch."""
         if options.dims:
-            given = [{}] if options.data is not None else ()
-            FeedMaker(batches=given, dims=options.dims).check_dims(self.input_shapes)
+            batches = [{}] if options.data is not None else ()
+            FeedMaker(batches=batches, dims=options.dims).check_dims(self.input_shapes)
         with paused_collection():
             prepared = self.prepare_once(own=options.own)
             return counted(self, prepared, options, batches_of(self, options), low)
 
     def judge(self, policy: Policy, options: RunOptions) -> tuple[Graph, Plan]:
-        """With data the rules see the ranges that values have, as ``convert`` does."""
-        engine = self._judges(options)[0]
+        """By the rules, which see the ranges of values if there are data."""
+        engine = self._verifiers(options)[0]
         return judged(self, engine, policy, options, batches_of(self, options))
 
     def graph_for(self, plan: Plan) -> Graph:
-        """The graph whose nodes the plan names."""
+        """The graph whose nodes ``plan`` names."""
         graph = self.build(plan).applied.graph
         plan.check_complete(graph, where=self.name)
         return graph
 
-    def _judges(self, options: RunOptions) -> Sequence[Engine]:
-        """What verifies: what is asked for, else the device's emulator or any that is here."""
+    def _verifiers(self, options: RunOptions) -> Sequence[Engine]:
+        """The engine given, else the device's emulator, else all that run the model here."""
         if options.engine is None and options.device is not None:
             return [EmulatorEngine(emulation=options.device)]
         return self.runners(options.engine)
@@ -154,7 +154,7 @@ def _converter(
     batches: Sequence[Feeds],
     options: RunOptions,
 ) -> Converter:
-    """What writes the converted model, and verifies it on ``batches`` if there are any."""
+    """The converter to ``output``, which verifies on ``batches`` if there are any."""
     feeds = FeedMaker(batches=batches, dims=options.dims, batch=options.batch)
     feeds.check_dims(source.input_shapes)
     return Converter(
@@ -163,16 +163,16 @@ def _converter(
 
 
 class ConvertedModel(StoredModel, Protocol):
-    """A model that may be a conversion of finecast's."""
+    """A model that finecast may have converted before."""
 
     @property
     def converted(self) -> str:
-        """The policy that it was converted by; empty if it was not."""
+        """The label of the policy that it was converted by; empty if it was not."""
         ...
 
     @property
     def told(self) -> Sequence[str]:
-        """What is to be told of how it was read."""
+        """Notes for the user on how it was read."""
         ...
 
 
@@ -181,26 +181,26 @@ AsIsT = TypeVar("AsIsT", bound=ConvertedModel)
 
 @dataclass(slots=True, kw_only=True)
 class ModelAsIs(FileSource[AsIsT, PreparedT], EngineModel):
-    """A model that is planned as it is, and that one engine runs: that of its own library."""
+    """A model of a library with one engine, which is never converted to fp32 beforehand."""
 
     _LIBRARY: ClassVar[str]
     _ENGINE: ClassVar[str]
     _FIX: ClassVar[str]
-    """What to do with a model that computes in other types than fp32."""
+    """What the user can do about ops that are not in fp32."""
 
     @property
     def loadable(self) -> Any:
-        """The model: it was read once, from whatever it is stored as."""
+        """The native model."""
         return self.file.model
 
     @property
     def opset(self) -> int:
-        """There are no operation sets that tell what types an op takes."""
+        """0: no operation set decides which types an op takes."""
         return 0
 
     @property
     def told(self) -> Sequence[str]:
-        """What was chosen of it; beside that, models are taken as they are."""
+        """Notes on how the file was read."""
         return self.file.told
 
     def runners(self, spec: str | None) -> Sequence[Engine]:
@@ -219,47 +219,47 @@ class ModelAsIs(FileSource[AsIsT, PreparedT], EngineModel):
         return [engine]
 
     def reference(self) -> Session:
-        """In its own engine, in the types that it states."""
+        """The model in its own engine, in the types that it states."""
         return exact_session(self.file.model)
 
     def truth(self) -> tuple[None, tuple[str, ...]]:
-        """None is more exact."""
+        """No more exact model; only the notes on how the file was read."""
         return None, tuple(self.told)
 
-    def taken(self, from_type: str) -> OpenedModel:
-        """Refused: models are converted in fp32."""
+    def to_fp32(self, from_type: str) -> OpenedModel:
+        """Refuse: the model has to be exported in fp32."""
         raise UsageError(
             f"--from-type {from_type} does not apply to {self._LIBRARY} models",
             where=self.name,
             fix=self._FIX,
         )
 
-    def planned(self, plan: Plan) -> NativeSource:
-        """The model: it is planned as it is."""
+    def source_for(self, plan: Plan) -> NativeSource:
+        """This model: there is no other form of it."""
         del plan
         return self
 
     def program(self, emulation: Emulation) -> Program:
-        """The model as it is, its roundings added."""
+        """The model with the device's roundings added."""
         return NativeProgram(source=self, emulation=emulation)
 
     def prepare_once(self, *, own: bool) -> PreparedT:
-        """A graph holds no copy of the model: nothing is used up."""
+        """The model prepared without a change; ``own`` saves nothing, as no copy is made."""
         del own
         return self.prepare(Policy(scope=Scope.NONE))
 
-    def kept(self, graph: Graph, policy: Policy) -> list[str]:
-        """Which ops keep their types, and why."""
+    def kept_notes(self, graph: Graph, policy: Policy) -> list[str]:
+        """Notes on ops that keep a type other than fp32, and what to do about it."""
         return [f"{text}: {self._FIX}" for text in kept_types(graph, policy).values()]
 
-    def earlier(self, policy: Policy) -> list[str]:
-        """What becomes of a conversion that the model came with."""
+    def earlier_notes(self, policy: Policy) -> list[str]:
+        """Notes on what becomes of an earlier conversion of the model."""
         return earlier_conversion(self.file.converted, policy)
 
-    def handed(self, built: EngineBuilt) -> Any:
-        """The native model."""
+    def returned(self, built: EngineBuilt) -> Any:
+        """The native model of a plan."""
         return built.model
 
     @abstractmethod
     def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> Roundable:
-        """A copy to be rounded, as it is planned by the policy of that label."""
+        """A new copy, prepared for the policy of that label, to which roundings are added."""

@@ -1,4 +1,4 @@
-"""What is asked of a frontend whose models an engine runs as files or as native objects."""
+"""The protocols of a frontend whose models an engine loads as files or as native objects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from finecast.rules.policy import Policy
 
 
 class PreparedModel(Protocol):
-    """A model as a policy plans it, and the copies of it that show and round its values."""
+    """A model prepared for a policy; makes copies that output or round its values."""
 
     @property
     def graph(self) -> Graph:
@@ -30,37 +30,37 @@ class PreparedModel(Protocol):
 
     @property
     def library(self) -> str:
-        """What messages call the kind of its models."""
+        """The name of the model's library in messages."""
         ...
 
     @property
     def states(self) -> Collection[Format]:
-        """Formats that a model of this kind can state."""
+        """Formats that models of this kind can state."""
         ...
 
     @property
     def from_type(self) -> str:
-        """The type whose ops were taken to fp32 before; empty if none."""
+        """The type whose ops were converted to fp32 beforehand; empty if none."""
         ...
 
     def minimal_opset(self, formats: Mapping[int, Format]) -> int:
-        """The operation set that ops need for formats, by node id; 0 where there is none."""
+        """The operation set that these formats, by node id, need; 0 if there are no sets."""
         ...
 
     def can_cast(self, fmt: Format) -> bool:
-        """Whether the model can round to ``fmt`` around an op."""
+        """Whether the model can round to ``fmt`` by casts around an op."""
         ...
 
     def resolve_io(self, io: Mapping[str, Format]) -> dict[int, Format]:
-        """Declared formats by value id.
+        """Formats that the user asks for of inputs and outputs, by value id.
 
         Raises:
-            UsageError: If a name or a format is none of the model's.
+            UsageError: If a name is unknown, or a port cannot have the format.
         """
         ...
 
     def observable(self) -> Mapping[str, int]:
-        """Ids of the float values that can be shown, by names for ``with_outputs``."""
+        """Ids of the float values that a copy can output, by name for ``with_outputs``."""
         ...
 
     def with_outputs(self, names: Sequence[str]) -> Any:
@@ -68,34 +68,34 @@ class PreparedModel(Protocol):
         ...
 
     def with_switches(self, switches: Sequence[Switch]) -> Any:
-        """A native copy, computing in fp32, that rounds what its input SWITCH turns on."""
+        """A native copy in fp32 with these roundings, which its input ``SWITCH`` turns on."""
         ...
 
     def static_shapes(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-        """Shapes by observable name, as far as they follow from those of inputs."""
+        """Shapes by observable name, as far as they can be inferred from those of inputs."""
         ...
 
 
 class RestatedOps(Protocol):
-    """Ops that were stated otherwise."""
+    """Low ops that were rewritten for the engine's matchers."""
 
     @property
     def nodes(self) -> Sequence[str]:
-        """Their names."""
+        """The names of these ops."""
         ...
 
     @property
     def reason(self) -> str:
-        """Why."""
+        """Why they were rewritten."""
         ...
 
 
 class AppliedModel(Protocol):
-    """The native model that a plan gives, and the edits that made it."""
+    """The native model of a plan, and the edits that made it."""
 
     @property
     def model(self) -> Any:
-        """The model."""
+        """The native model."""
         ...
 
     @property
@@ -105,16 +105,16 @@ class AppliedModel(Protocol):
 
     @property
     def edits(self) -> tuple[Edit, ...]:
-        """What was changed."""
+        """The changes that were made."""
         ...
 
     @property
     def restated(self) -> Sequence[RestatedOps]:
-        """Low ops that are stated as the plan's engine knows them."""
+        """Low ops that were rewritten as the plan's engine knows them."""
         ...
 
     def observable(self) -> Mapping[str, int]:
-        """Ids of the float values that can be shown, by names for ``with_outputs``."""
+        """Ids of the float values that a copy can output, by name for ``with_outputs``."""
         ...
 
     def with_outputs(self, names: Sequence[str]) -> Any:
@@ -124,9 +124,9 @@ class AppliedModel(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class EngineBuilt:
-    """A model that a plan gives; ``loaded`` in an engine once it has been run there.
+    """The model of a plan.
 
-    ``size_bytes`` is that of the model and its tensors.
+    ``size_bytes`` counts the model with its tensors; ``loaded`` is its session, once run.
     """
 
     plan: Plan
@@ -141,11 +141,11 @@ class EngineBuilt:
 
     @property
     def casts(self) -> int:
-        """Casts inside."""
+        """Number of casts, without those of the model's inputs and outputs."""
         return cast_count(self.applied.graph, self.applied.edits)
 
     def release(self) -> None:
-        """Unload it."""
+        """Unload its session."""
         self.loaded = None
 
 
@@ -158,43 +158,43 @@ class NativeSource(SourceModel, Protocol):
         ...
 
     @property
-    def given(self) -> Loadable | None:
-        """The model that it was made of, where that is the faster one; else None."""
+    def original(self) -> Loadable | None:
+        """The quantized model that this one was converted from, to compare with; else None."""
         ...
 
     @property
     def opset(self) -> int:
-        """Its operation set; 0 where there is none."""
+        """Its operation set; 0 if its library has no such sets."""
         ...
 
     def runners(self, spec: str | None) -> Sequence[Engine]:
-        """The engine asked for, else all here that run such models, the preferred one first.
+        """The engine given, else all installed ones for such models, the preferred one first.
 
         Raises:
-            UsageError: If the one asked for does not.
-            EngineError: If there is none.
+            UsageError: If the engine given does not run such models.
+            EngineError: If no engine does.
         """
         ...
 
     def reference(self) -> Session:
-        """The fp32 model's own numbers; no time of it counts."""
+        """A session of the fp32 model, used for its numbers and never timed."""
         ...
 
     def truth(self) -> tuple[Session | None, tuple[str, ...]]:
-        """A more exact model that it was taken from, and what is to be told of how it was."""
+        """The fp64 model that this one was converted from, if any, and notes for the user."""
         ...
 
     def prepare(self, policy: Policy) -> PreparedModel:
-        """The model as ``policy`` plans it; that of the last policy is kept."""
+        """The model prepared for ``policy``; the last one is cached."""
         ...
 
     def prepare_once(self, *, own: bool) -> PreparedModel:
-        """The model as it is; it may be used up where the caller has it for its ``own``."""
+        """The model prepared without a change; not copied if it is the caller's ``own``."""
         ...
 
     @property
     def told(self) -> Sequence[str]:
-        """What is to be told of how the model was taken."""
+        """Notes for the user on how the model was read."""
         ...
 
     @property
@@ -202,12 +202,12 @@ class NativeSource(SourceModel, Protocol):
         """Declared shapes of the inputs that a caller gives."""
         ...
 
-    def kept(self, graph: Graph, policy: Policy) -> Sequence[str]:
-        """Which ops keep a type of their own, and how they would not."""
+    def kept_notes(self, graph: Graph, policy: Policy) -> Sequence[str]:
+        """Notes on ops that keep a type other than fp32, and what to do about it."""
         ...
 
-    def earlier(self, policy: Policy) -> Sequence[str]:
-        """What becomes of a conversion that the model came with."""
+    def earlier_notes(self, policy: Policy) -> Sequence[str]:
+        """Notes on what becomes of an earlier conversion of the model."""
         ...
 
     def check(self, output: Destination) -> None:
@@ -215,7 +215,7 @@ class NativeSource(SourceModel, Protocol):
         ...
 
     def consume(self, prepared: PreparedModel, plan: Plan) -> EngineBuilt:
-        """As ``build``; what nobody needs any more of ``prepared`` may become the result."""
+        """As ``build``, but parts of ``prepared`` may be used in the result."""
         ...
 
     def store(
@@ -225,20 +225,20 @@ class NativeSource(SourceModel, Protocol):
         engines: Sequence[Engine],
         feeds: FeedMaker,
     ) -> tuple[int, Verified]:
-        """Put the model at its destination; bytes on disk, and how it was verified.
+        """Write the model; returns its bytes on disk, and how it was verified.
 
-        The first of ``engines`` that runs both models verifies it.
+        The first of ``engines`` that runs this model and the fp32 one verifies it.
 
         Raises:
             UsageError: If the output cannot be written.
             ModelError: If the model is not valid.
-            WrongNumbersError: If its formats do not explain what it gives.
+            WrongNumbersError: If its formats do not explain its outputs.
             EngineError: If no engine can load it.
         """
         ...
 
-    def handed(self, built: EngineBuilt) -> Any:
-        """The model as a caller gets it where it is not written."""
+    def returned(self, built: EngineBuilt) -> Any:
+        """The model of a plan as the caller gets it if it is not written to a file."""
         ...
 
     def build(self, plan: Plan) -> EngineBuilt:
@@ -251,8 +251,8 @@ class NativeSource(SourceModel, Protocol):
 
 
 class RoundableSource(NativeSource, Protocol):
-    """A model of which copies are made that round its values in fp32."""
+    """A model that can be copied with roundings of its values done in fp32."""
 
     def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> Roundable:
-        """A new copy, as it is planned by the policy of that label, operands adjusted."""
+        """A new copy, prepared for the policy of that label, with adjusted operands."""
         ...

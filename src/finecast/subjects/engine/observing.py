@@ -1,4 +1,4 @@
-"""Runs of the fp32 model that show what its values are."""
+"""Facts of values, observed in runs of the fp32 model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from finecast.rules.channels import ChannelFacts
 from finecast.rules.facts import ValueFacts, merge
 from finecast.subjects.engine.native import PreparedModel
 
-# What a value is taken to have until one of unknown size was seen.
+# The assumed size of a value of unknown shape, until one of them was seen.
 _GUESSED_BYTES: Final = 4 << 20
 
 
@@ -26,8 +26,9 @@ def observe(
 ) -> dict[int, ValueFacts]:
     """Facts of all float values outside of bodies, over all batches.
 
-    Each batch is reduced to facts at once: memory grows neither with the number of batches
-    nor with that of values. ``batches`` is called once for each group of values.
+    Each batch is reduced to facts at once, and values are output in groups, so that memory
+    grows neither with the number of batches nor with that of values. ``batches`` is called
+    again for each group.
     """
     names = prepared.observable()
     first = list(islice(batches(), 1))
@@ -53,10 +54,10 @@ def observe(
 def _show_first(
     prepared: PreparedModel, ids: Mapping[str, int], feeds: Feeds
 ) -> dict[int, ValueFacts]:
-    """Facts of all values on the first batch, as many at once as are known to fit.
+    """Facts of all values on the first batch, in as few runs as memory allows.
 
-    Each run loads the model anew: sizes that inference knows are packed, and the
-    others are taken to be as large as the largest of them that was seen.
+    Each run loads the model anew. Values whose size is inferred are packed into groups; any
+    other is assumed to be as large as the largest in the group before.
     """
     shapes = prepared.static_shapes({n: a.shape for n, a in feeds.items()})
     known = {n: 4 * math.prod(shapes[n]) for n in ids if n in shapes}
@@ -91,9 +92,13 @@ def observe_channels(
     facts: Mapping[int, ValueFacts],
     batches: Callable[[], Iterable[Feeds]],
 ) -> dict[int, ChannelFacts]:
-    """Facts of the channels of values, which lie along ``axes``, both by the values' ids.
+    """Facts of the channels of values, by value id.
 
-    ``facts`` are those of all values: how large they are.
+    Args:
+        prepared: The model.
+        axes: The axis of the channels, by value id.
+        facts: Facts of the values, of which the shapes are used.
+        batches: The data; called again for each group of values.
     """
     names = {n: i for n, i in prepared.observable().items() if i in axes and i in facts}
     sizes = {n: 4 * math.prod(facts[i].shape) for n, i in names.items()}

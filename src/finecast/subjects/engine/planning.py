@@ -1,4 +1,4 @@
-"""What is known of a model before a plan is chosen: permissions, kernels, costs."""
+"""What plans are chosen by: the rules' permissions, profiles of kernels, measured costs."""
 
 from __future__ import annotations
 
@@ -43,12 +43,11 @@ def make_planner(
     user_rules: tuple[tuple[str, rules.UserRule], ...] = (),
     measured: bool = False,
 ) -> Planner:
-    """Let the rules judge every op, and the overrides of the blocks around the caller.
+    """Let the rules judge every op, among them overrides that are active around the caller.
 
     Raises:
         RuleConflictError: If they leave an op no format.
-        UsageError: If the model can state none of a format's numbers, or an override names
-            no op of it.
+        UsageError: If the model cannot state a format, or an override names no op of it.
     """
     check_stated(policy, engine, prepared)
     check_overrides(prepared.graph)
@@ -76,9 +75,9 @@ def make_planner(
 
 
 def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> None:
-    """Raise UsageError for a format that the engine lacks, or such a model cannot state.
+    """Raise UsageError for a format that the engine lacks or the model cannot state.
 
-    So for an adjustment that cannot be made of it.
+    The same for adjustments of operands if the model has no such operands.
     """
     if policy.adjust and not isinstance(prepared, AdjustableModel):
         raise no_adjustments(f"one of {prepared.library}")
@@ -102,6 +101,7 @@ def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> Non
 
 
 def _refuse(fmt: Format, prepared: PreparedModel) -> NoReturn:
+    """Raise the error for a format that a model of this library cannot state."""
     if fmt.scaled:
         raise UsageError(
             f"{fmt.label} is planned for models of ONNX and OpenVINO, and this is one of"
@@ -124,7 +124,7 @@ def profile_ends(
 ) -> Profiles:
     """Profile the fp32 model and the lowest plan in each format, once each, in ``engine``.
 
-    ``output_error`` tells the squared one of the low ones, if it is to be known.
+    ``output_error``, if given, tells the squared output error of a low session.
 
     Raises:
         EngineError: If the engine runs none of the lowest plans.
@@ -139,5 +139,5 @@ def profile_ends(
 def measured_cost(
     graph: Graph, found: Profiles, engine: Engine, facts: Mapping[int, ValueFacts]
 ) -> MeasuredCost:
-    """Times by node, and of casts in ``engine``."""
+    """Measured times of nodes, and of casts in ``engine``."""
     return profiles.measured_cost(graph, found, partial(measure_casts, engine), facts)

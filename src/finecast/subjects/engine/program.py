@@ -1,4 +1,4 @@
-"""A model for the emulation of a device, of a library whose copies can be rounded in fp32."""
+"""Models for the emulation of a device, where copies of the model can be rounded in fp32."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from finecast.engines.emulator.native_session import (
 )
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
-from finecast.pipeline.program import Asked
+from finecast.pipeline.program import PlanRequest
 from finecast.planning.plan import Plan
 from finecast.rules.facts import ValueFacts, facts_in
 from finecast.rules.policy import Policy, Scope
@@ -28,14 +28,13 @@ from finecast.subjects.engine.on_device import OnDevice
 
 _AS_IT_IS: Final = Policy(scope=Scope.NONE)
 
-
 SourceT = TypeVar("SourceT", bound=NativeSource)
 PreparedT = TypeVar("PreparedT", bound=PreparedModel)
 
 
 @dataclass(slots=True, kw_only=True)
 class EngineProgram(ABC, Generic[SourceT, PreparedT]):
-    """What the ``Program``s of all libraries have in common; ``prepared`` is emulated."""
+    """The base class of ``Program``s; ``prepared`` is the model that is emulated."""
 
     source: SourceT
     emulation: Emulation
@@ -51,7 +50,7 @@ class EngineProgram(ABC, Generic[SourceT, PreparedT]):
         return observe(self.prepared, lambda: feeds)
 
     def casts(self, plan: Plan) -> int:
-        """The casts in the plan's model."""
+        """Number of casts in the plan's model."""
         return self.source.build(plan).casts
 
 
@@ -71,7 +70,7 @@ class NativeProgram(EngineProgram[RoundableSource, PreparedModel]):
     def session(
         self, emulation: Emulation, setting: Setting, *, switched: bool = False
     ) -> NativeEmulatorSession:
-        """Built for the setting; another one is built anew."""
+        """A session for the setting; it is built anew where another one is applied."""
         del switched
         return NativeEmulatorSession(
             copy=partial(self.source.roundable, _AS_IT_IS.label),
@@ -80,16 +79,17 @@ class NativeProgram(EngineProgram[RoundableSource, PreparedModel]):
         )
 
     def formats(self, plan: Plan) -> dict[int, Format]:
-        """The plan's formats by id."""
+        """The plan's formats by node id."""
         ids = {n.name: n.id for n in self.graph.nodes}
         return {ids[name]: fmt for name, fmt in plan.formats.items()}
 
     def plan_session(self, plan: Plan, emulation: Emulation) -> NativeEmulatorSession:
-        """The plan's casts, each op in the format that it has there."""
+        """A session of the model with the plan's casts."""
         copy = partial(self.source.roundable, plan.policy, plan.adjustments)
         return plan_session(copy, plan, emulation)
 
-    def examine(self, asked: Asked) -> OnDevice:
-        """The rules judge the model that the device's compiler is handed."""
-        prepared = self.source.prepare(asked.policy)
-        return OnDevice.of(prepared, asked, facts_in(prepared.graph, asked.facts, self.graph))
+    def examine(self, request: PlanRequest) -> OnDevice:
+        """Let the rules judge the model that the device's compiler is given."""
+        prepared = self.source.prepare(request.policy)
+        facts = facts_in(prepared.graph, request.facts, self.graph)
+        return OnDevice.of(prepared, request, facts)

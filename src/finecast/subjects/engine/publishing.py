@@ -1,34 +1,55 @@
-"""What comes before a converted model takes its name: feeds, a run of fp32, and the move."""
+"""Steps before a converted model is in its place: feeds, a run of fp32, the move of files."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from finecast.data.feeds import last_indices
 from finecast.data.lengths import affordable, length_limits
-from finecast.engines.base import Array, Feeds, Session
+from finecast.engines.base import Array, Engine, Feeds, Session
 from finecast.errors import EngineError, UsageError
 from finecast.graph import Graph
+from finecast.pipeline.artefact import Verified
 from finecast.pipeline.sources import FeedMaker
 
 
 class GivenModelError(EngineError):
-    """An engine does not run a model as it was given: no conversion is to blame."""
+    """An engine does not run the model as it was given, so that no conversion is at fault."""
 
 
 @contextmanager
 def as_given() -> Generator[None]:
-    """What fails here fails of the model as it was given."""
+    """Turn an EngineError inside into a GivenModelError."""
     try:
         yield
     except EngineError as error:
         raise GivenModelError(error.what, where=error.where, fix=error.fix) from error
 
 
-def not_verified(failures: Mapping[str, EngineError]) -> EngineError:
-    """What to raise where each engine, by name, failed to verify a conversion."""
+def verified_by_first(
+    engines: Sequence[Engine], verify_in: Callable[[Engine], Verified]
+) -> Verified:
+    """The verification by the first of ``engines`` that runs both models.
+
+    Raises:
+        EngineError: If none does.
+    """
+    if not engines:
+        return Verified(engine=None, note="not run: no engine was asked to")
+    failures: dict[str, EngineError] = {}
+    for engine in engines:
+        try:
+            return verify_in(engine)
+        except EngineError as error:
+            failures[engine.name] = error
+    raise _not_verified(failures)
+
+
+def _not_verified(failures: Mapping[str, EngineError]) -> EngineError:
+    """The error where every engine failed to verify a conversion; ``failures`` by name."""
     where = "; ".join(f"{name}: {error.what}" for name, error in failures.items())
     if all(isinstance(error, GivenModelError) for error in failures.values()):
         fix = next(iter(failures.values())).fix
@@ -49,25 +70,25 @@ def publish(parts: Sequence[Path], place: Path, where: str) -> None:
     """Move staged files to their place, in this order: data before the model that names it.
 
     Raises:
-        UsageError: If one cannot be moved; then all is as it was.
+        UsageError: If one cannot be moved; earlier files are then put back.
     """
     done: list[tuple[Path, Path | None]] = []
     try:
         for part in parts:
-            there, before = place / part.name, part.with_name(f"{part.name}.before")
-            kept = there.replace(before) if there.exists() else None
-            done.append((there, kept))
-            part.replace(there)
+            target, backup = place / part.name, part.with_name(f"{part.name}.before")
+            kept = target.replace(backup) if target.exists() else None
+            done.append((target, kept))
+            part.replace(target)
     except OSError as error:
-        for there, kept in reversed(done):
-            there.unlink(missing_ok=True)
+        for target, kept in reversed(done):
+            target.unlink(missing_ok=True)
             if kept is not None:
-                kept.rename(there)
+                kept.rename(target)
         raise UsageError(f"cannot write the output: {error.strerror}", where=where) from error
 
 
-def sizes_of(session: Session, feeds: Feeds) -> dict[str, int]:
-    """Sizes of the free dimensions that have a name."""
+def _sizes(session: Session, feeds: Feeds) -> dict[str, int]:
+    """Sizes of the inputs' named free dimensions in ``feeds``."""
     return {
         dim: size
         for spec in session.inputs
@@ -77,10 +98,29 @@ def sizes_of(session: Session, feeds: Feeds) -> dict[str, int]:
     }
 
 
-def reference_run(
-    reference: Session, feeds: FeedMaker, graph: Graph
-) -> tuple[Feeds | None, Mapping[str, Array], str]:
-    """Feeds, what the fp32 model gives for them, and why there is nothing."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceRun:
+    """A run of the fp32 model, with which a converted one is compared.
+
+    Attributes:
+        feeds: The inputs; None if it was not run.
+        outputs: Its outputs by name.
+        sizes: Sizes of the inputs' named free dimensions.
+        note: Why it was not run; else empty.
+    """
+
+    feeds: Feeds | None = None
+    outputs: Mapping[str, Array] = field(default_factory=dict[str, Array])
+    sizes: Mapping[str, int] = field(default_factory=dict[str, int])
+    note: str = ""
+
+
+def reference_run(reference: Session, feeds: FeedMaker, graph: Graph) -> ReferenceRun:
+    """Run the fp32 model on the first feeds that it takes.
+
+    Raises:
+        UsageError: If no feeds can be made with the sizes that the user gave.
+    """
     remedy = _remedy(reference)
     note = f"loaded, not run: {remedy} to compare outputs"
     for lengths, last in _extremes(graph, feeds):
@@ -92,15 +132,16 @@ def reference_run(
             note = f"loaded, not run: {error.what}: {error.fix}"
             continue
         try:
-            return given, reference.run(given), ""
+            outputs = reference.run(given)
+            return ReferenceRun(feeds=given, outputs=outputs, sizes=_sizes(reference, given))
         except EngineError as error:
             # The fp32 model refuses these feeds: they say nothing about the converted one.
             note = f"loaded, not run: {error.what}: {remedy}"
-    return None, {}, note
+    return ReferenceRun(note=note)
 
 
 def _remedy(reference: Session) -> str:
-    """What a user can do where random feeds do not run: sizes are stated by name."""
+    """What a user can do if random feeds do not run: give data, or the sizes of dimensions."""
     free = [
         dim or f"{spec.name}.{axis}"
         for spec in reference.inputs
@@ -113,10 +154,10 @@ def _remedy(reference: Session) -> str:
 def _extremes(
     graph: Graph, feeds: FeedMaker
 ) -> Iterator[tuple[dict[str, int], dict[str, int]]]:
-    """Lengths and indices to run at, until the fp32 model takes them.
+    """Lengths and largest indices of random feeds, to be tried until the fp32 model runs.
 
-    The ends of tables first; where the model wants others for a reason that cannot be seen,
-    small ones. Positions may start at 2, as RoBERTa's do.
+    First lengths up to the ends of tables of positions, less 2 where positions start at 2 as
+    in RoBERTa; then small ones, which a model may need for a reason that the graph hides.
     """
     if not feeds.batches:  # data is taken as it is
         last = last_indices(graph)

@@ -1,4 +1,4 @@
-"""What a model's roundings do to the outputs, in sessions of an engine."""
+"""The errors that roundings make in the outputs, measured in sessions of an engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from finecast.engines.base import Feeds
 from finecast.numbers.formats import Format
 from finecast.pipeline import roundings
-from finecast.pipeline.roundings import Points, find_units, free, points_of
+from finecast.pipeline.roundings import Points
 from finecast.planning.cost import CostModel
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
@@ -19,8 +19,6 @@ from finecast.progress import Progress
 from finecast.subjects.engine.native import PreparedModel
 from finecast.subjects.engine.switched import switched_probe
 
-__all__ = ["Points", "analysis_of", "find_units", "free", "points_of", "probe_sensitivity"]
-
 
 def probe_sensitivity(
     planner: Planner,
@@ -30,15 +28,15 @@ def probe_sensitivity(
     progress: Progress,
     totals: Mapping[Format, float] | None = None,
 ) -> dict[Format, Sensitivity]:
-    """Round each point alone in switched sessions and compare the outputs.
+    """Errors of the outputs with each point rounded alone, in switched sessions.
 
     Args:
-        planner: Of the plans.
+        planner: Makes the plans.
         prepared: The model.
-        points: Where they round.
-        feeds: Those on which so many points are probed.
+        points: Where plans round.
+        feeds: Gives the feeds on which that number of points is probed.
         progress: Told of each run.
-        totals: Squared errors of the lowest plans, as the engine runs them.
+        totals: By format the squared error of its lowest plan, as the engine runs it.
     """
 
     def prober(switches: Sequence[Switch]) -> Probe:
@@ -57,7 +55,7 @@ def analysis_of(
     *,
     lowest_s: float = math.inf,
 ) -> Analysis:
-    """What the choice among plans rests on, the requested types of ports among it."""
+    """The costs and errors that plans are chosen by, with the requested types of ports."""
     io = prepared.resolve_io(planner.highest().io)
     return roundings.analysis_of(
         planner, units, points, sensitivity, cost, io=io, lowest_s=lowest_s

@@ -1,4 +1,4 @@
-"""Shapes of a model's values for one call, from the cheapest source that knows them all."""
+"""Shapes of a model's values for one call, from the cheapest source that knows all of them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from finecast.subjects.engine.observing import observe
 def shapes_for(
     prepared: PreparedModel, inputs: Sequence[TensorSpec], feeds: Feeds
 ) -> dict[int, tuple[int, ...]]:
-    """Shapes of float values by id: those stated, else inferred, else those of a run.
+    """Shapes of float values by id: those declared, else inferred, else those of a run.
 
     Args:
         prepared: The model.
         inputs: Its inputs, as its file declares them.
-        feeds: Of the call.
+        feeds: The inputs of the call.
 
     Raises:
         EngineError: If only a run can tell, and the model does not run.
     """
     floats = [v for v in prepared.graph.values if v.format and v.constant is None]
-    shapes = _stated(prepared.graph, _symbols(inputs, feeds))
+    shapes = _declared(prepared.graph, _symbols(inputs, feeds))
     if len(shapes) < len(floats):
         given = {name: array.shape for name, array in feeds.items()}
         ids = {v.name: v.id for v in prepared.graph.inputs} | dict(prepared.observable())
@@ -45,7 +45,7 @@ def _symbols(inputs: Sequence[TensorSpec], feeds: Feeds) -> dict[str, int]:
     return {name: size for name, size in pairs if isinstance(name, str)}
 
 
-def _stated(graph: Graph, symbols: dict[str, int]) -> dict[int, tuple[int, ...]]:
+def _declared(graph: Graph, symbols: dict[str, int]) -> dict[int, tuple[int, ...]]:
     floats = (v for v in graph.values if v.format and v.constant is None)
     found = {v.id: _sizes(v, symbols) for v in floats}
     return {i: sizes for i, sizes in found.items() if sizes is not None}

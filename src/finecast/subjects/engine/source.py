@@ -1,4 +1,4 @@
-"""What the sources of all libraries have in common: a file, and what a policy makes of it."""
+"""The base class of models of a file: its facts, and the model prepared for a policy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from finecast.engines.base import Loadable, Session
+from finecast.engines.base import Loadable
+from finecast.errors import UsageError
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline.subject import StoredModel
@@ -22,16 +23,26 @@ FileT = TypeVar("FileT", bound=StoredModel)
 PreparedT = TypeVar("PreparedT", bound=PreparedModel)
 
 
+def check_trust(path: Path, *, trust: bool) -> None:
+    """Raise UsageError for ``trust`` where no code in a model's file is ever executed."""
+    if trust:
+        raise UsageError(
+            "--trust does not apply: no code in this file is executed",
+            where=str(path),
+            fix="leave it out",
+        )
+
+
 @dataclass(slots=True, kw_only=True)
 class FileSource(ABC, Generic[FileT, PreparedT]):
-    """A file, with the model as the last policy had it prepared."""
+    """A model of a file; the model prepared for the last policy is cached."""
 
     file: FileT
     _prepared: tuple[Policy, PreparedT] | None = field(default=None, init=False)
 
     @property
     def model(self) -> Any:
-        """The model."""
+        """The native model."""
         return self.file.model
 
     @property
@@ -46,40 +57,40 @@ class FileSource(ABC, Generic[FileT, PreparedT]):
 
     @property
     def name(self) -> str:
-        """The file as it was named."""
+        """The name by which the file was given."""
         return self.file.name
 
     @property
     def digest(self) -> str:
-        """Of all its files."""
+        """Digest of all its files."""
         return self.file.digest
 
     @property
     def size_bytes(self) -> int:
-        """Of all its files."""
+        """Bytes of all its files."""
         return self.file.size_bytes
 
     @property
-    def given(self) -> Loadable | None:
-        """None: the model is planned as it is."""
+    def original(self) -> Loadable | None:
+        """None: the model was not converted from a quantized one."""
         return None
 
     def prepare(self, policy: Policy) -> PreparedT:
-        """The model as ``policy`` plans it; that of the last policy is kept."""
+        """The model prepared for ``policy``; the last one is cached."""
         if self._prepared is None or self._prepared[0] != policy:
             self._prepared = (policy, self._prepare(policy))
         return self._prepared[1]
 
     def check_policy(self, policy: Policy) -> None:
-        """Names that match nothing are refused as the model is prepared."""
+        """Prepare the model, which refuses names that match nothing."""
         self.prepare(policy)
 
     def build(self, plan: Plan) -> EngineBuilt:
-        """The plan replayed on a copy of the model."""
+        """Replay the plan on a copy of the model."""
         return self._built(plan, self._apply(plan, None))
 
     def consume(self, prepared: PreparedModel, plan: Plan) -> EngineBuilt:
-        """As ``build``; the prepared model may become the result."""
+        """As ``build``, but parts of ``prepared`` may be used in the result."""
         self._prepared = None
         return self._built(plan, self._apply(plan, prepared))
 
@@ -88,39 +99,34 @@ class FileSource(ABC, Generic[FileT, PreparedT]):
         return EngineBuilt(plan=plan, applied=applied, size_bytes=size)
 
     def reference_name(self, graph: Graph) -> str:
-        """The model given, where an earlier conversion or another tool made it low."""
-        came_low = self.earlier(Policy(scope=Scope.NONE)) or quantized_notes(graph)
+        """The name of the baseline: fp32, or the model given if that was low or quantized."""
+        came_low = self.earlier_notes(Policy(scope=Scope.NONE)) or quantized_notes(graph)
         return "the model given" if came_low else Format.FP32.label
 
     def notes(self, planner: Planner) -> Sequence[str]:
-        """Of an earlier conversion, and of ops that keep what they have."""
+        """Notes on an earlier conversion, and on ops that keep their types."""
         policy, graph = planner.policy, planner.graph
-        return [*self.earlier(policy), *self.kept(graph, policy), *quantized_notes(graph)]
+        return [
+            *self.earlier_notes(policy),
+            *self.kept_notes(graph, policy),
+            *quantized_notes(graph),
+        ]
 
     @abstractmethod
     def _prepare(self, policy: Policy) -> PreparedT: ...
 
     @abstractmethod
     def _apply(self, plan: Plan, prepared: PreparedModel | None) -> AppliedModel:
-        """The plan replayed; ``prepared`` may be used up."""
+        """Replay the plan; parts of ``prepared``, if given, may be used in the result."""
 
     @abstractmethod
     def _size_of(self, model: Any) -> int:
         """Bytes of a native model and its tensors."""
 
-    @property
     @abstractmethod
-    def loadable(self) -> Loadable:
-        """What an engine loads for the fp32 model."""
+    def kept_notes(self, graph: Graph, policy: Policy) -> Sequence[str]:
+        """Notes on ops that keep a type other than fp32, and what to do about it."""
 
     @abstractmethod
-    def reference(self) -> Session:
-        """The fp32 model, for its numbers."""
-
-    @abstractmethod
-    def kept(self, graph: Graph, policy: Policy) -> Sequence[str]:
-        """Which ops keep a type of their own, and how they would not."""
-
-    @abstractmethod
-    def earlier(self, policy: Policy) -> Sequence[str]:
-        """What becomes of a conversion that the model came with."""
+    def earlier_notes(self, policy: Policy) -> Sequence[str]:
+        """Notes on what becomes of an earlier conversion of the model."""

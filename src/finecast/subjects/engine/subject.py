@@ -1,4 +1,4 @@
-"""A model in an engine that is here: accuracy and times are measured."""
+"""A model in an engine of this machine: accuracy and times are measured."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from finecast.errors import EngineError
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
 from finecast.pipeline.measuring import no_streams
+from finecast.pipeline.roundings import find_units
 from finecast.pipeline.subject import Built, UserRules
 from finecast.pipeline.workload import (
     MOST_PROBED_ROWS,
@@ -44,8 +45,8 @@ from finecast.subjects.engine.hint import (
 )
 from finecast.subjects.engine.integers import (
     check_on_integers,
-    computed_otherwise,
-    narrowed,
+    drop_unfused,
+    quantized_mismatch,
 )
 from finecast.subjects.engine.native import EngineBuilt, NativeSource, PreparedModel
 from finecast.subjects.engine.observing import observe
@@ -55,16 +56,16 @@ from finecast.subjects.engine.planning import (
     measured_cost,
     profile_ends,
 )
-from finecast.subjects.engine.roundings import analysis_of, find_units, probe_sensitivity
+from finecast.subjects.engine.roundings import analysis_of, probe_sensitivity
 
-# Requests that are timed at once, for each that is in flight: of the time that they take
-# together, starting the first ones and waiting for the last is a small part.
+# Requests that are timed together, for each that is in flight: so many that starting the first
+# and waiting for the last take a small part of the time.
 _REQUESTS_A_STREAM: Final = 8
 
 
 @dataclass(slots=True, kw_only=True)
 class EngineSubject:
-    """A model in ``engine``, where ``reference`` is the fp32 model, loaded."""
+    """A model in ``engine``; ``reference`` is the fp32 model, loaded there."""
 
     model: NativeSource
     engine: Engine
@@ -76,46 +77,45 @@ class EngineSubject:
 
     @property
     def formats(self) -> tuple[Format, ...]:
-        """bf16, and those of whole numbers where plans are made for them."""
+        """bf16, and formats of codes that the engine has kernels for and models can state."""
         name, states = self.engine.name, self._plain.states
-        coded = (f for f in FUSIONS if fuses(name, f) and f in states)
-        return (Format.BF16, *coded)
+        return (Format.BF16, *(f for f in FUSIONS if fuses(name, f) and f in states))
 
     @property
     def runner(self) -> str:
-        """The engine."""
+        """The name of the engine."""
         return self.engine.name
 
     def check_formats(self, policy: Policy) -> None:
-        """Those that the engine computes in and a model can state."""
+        """Raise UsageError for a format that the engine lacks or a model cannot state."""
         check_stated(policy, self.engine, self._plain)
 
     def speed(self, fmt: Format) -> Speed:
-        """By short probes of the engine."""
+        """Whether a format is faster than fp32, by short probes of the engine."""
         return speed_of(self.engine, fmt)
 
     def first_nan(self, workload: Workload) -> str:
-        """By a run that shows all values."""
+        """The op that first gives NaN or Inf, by a run that outputs all values."""
         prepared = self._plain
         facts = observe(prepared, lambda: islice(workload.calibration(), 1))
         return first_nonfinite(prepared.graph, facts) or ""
 
     @property
     def _plain(self) -> PreparedModel:
-        """The model as it is."""
+        """The model prepared without a change."""
         return self.model.prepare(Policy(scope=Scope.NONE))
 
     def examine(
         self, policy: Policy, user_rules: UserRules, workload: Workload, progress: Progress
     ) -> EngineExamined:
-        """Facts by calibration, then the rules."""
+        """Observe values on calibration data, then let the rules judge."""
         prepared = self.model.prepare(policy)
         facts = observe(
             prepared,
             workload.calibration,
             on_step=lambda done, total: progress("calibration", done, total),
         )
-        self.told = (*self.told, *uncalibrated(prepared.graph, policy.formats, facts))
+        self.tell(*uncalibrated(prepared.graph, policy.formats, facts))
         self._compare_quantized(prepared, workload.timing()[0])
         planner = make_planner(
             prepared,
@@ -125,8 +125,8 @@ class EngineSubject:
             user_rules=tuple(user_rules),
             measured=True,
         )
-        with suppress(EngineError):  # the analysis meets it again, and says so
-            planner = narrowed(self.model, planner, self.engine, workload.timing()[0])
+        with suppress(EngineError):  # the analysis runs the same plan and reports the error
+            planner = drop_unfused(self.model, planner, self.engine, workload.timing()[0])
         return EngineExamined(
             subject=self,
             prepared=prepared,
@@ -140,23 +140,24 @@ class EngineSubject:
         )
 
     def _compare_quantized(self, prepared: PreparedModel, feeds: Feeds) -> None:
-        """Tell if the engine computes what another tool quantized not as it is stated."""
+        """Note it if the engine computes a model that came quantized wrongly."""
         got = self.reference.run(feeds)
-        said = computed_otherwise(
+        note = quantized_mismatch(
             prepared.graph, self.runner, got, lambda: self.model.reference().run(feeds)
         )
-        self.told = (*self.told, *filter(None, [said]))
+        if note:
+            self.tell(note)
 
     def hints(self, planner: Planner) -> Sequence[HintedModel]:
-        """Under the precision hints of the engine, where it has some."""
+        """The fp32 model under each precision hint of the engine, if it has any."""
         return tuple(hinted_models(self.model, self.engine, planner))
 
-    def as_given(self, planner: Planner) -> OriginalModel | None:
-        """The model before it was taken to fp32, if that runs faster."""
+    def original(self, planner: Planner) -> OriginalModel | None:
+        """The quantized model that the fp32 one was made from, if there is one and it runs."""
         return original_model(self.model, self.engine, planner)
 
     def session(self, built: Built) -> Session:
-        """Loaded in the engine, once."""
+        """The session of a plan's model, loaded once."""
         if isinstance(built, HintedModel | OriginalModel):
             return built.loaded
         assert isinstance(built, EngineBuilt)
@@ -165,7 +166,7 @@ class EngineSubject:
         return built.loaded
 
     def times(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
-        """All on the workload's timing feeds."""
+        """Time all models on the workload's timing feeds."""
         timing = workload.timing()
         calls: dict[str, Callable[[], object]] = {}
         for name, one in built.items():
@@ -173,15 +174,15 @@ class EngineSubject:
                 if isinstance(one, EngineBuilt) and one.loaded is None:
                     check_on_integers(self.engine, one.plan, one.applied, timing[0])
                 session = self.session(one)
-                session.run(timing[0])  # a kernel that is missing may show only as it runs
+                session.run(timing[0])  # a missing kernel may show only in a run
                 calls[name] = partial(run_all, session, timing)
             except EngineError as error:
-                self._drop(error)
+                self.tell(f"a plan was dropped: {error.what}")
         return Race.of(partial(run_all, self.reference, timing), calls, effort)
 
-    def _drop(self, error: EngineError) -> None:
-        note = f"a plan was dropped: {error.what}"
-        self.told = (*dict.fromkeys((*self.told, note)),)
+    def tell(self, *notes: str) -> None:
+        """Add notes for the user, each once."""
+        self.told = (*dict.fromkeys((*self.told, *notes)),)
 
     def check_streams(self) -> None:
         """Raise UsageError if the engine takes one request at a time."""
@@ -189,7 +190,7 @@ class EngineSubject:
             raise no_streams(self.engine.name)
 
     def streamed(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
-        """In the engine, with its own number of requests in flight."""
+        """Time all models with as many requests in flight as the engine serves best."""
         engine, timing = self.engine, workload.timing()
         assert isinstance(engine, StreamingEngine)
         anchor = engine.load_streams(self.model.loadable)
@@ -204,17 +205,17 @@ class EngineSubject:
                     streams = from_memory(one.model, engine.load_streams)
                 calls[name] = partial(streams.serve, load)
             except EngineError as error:
-                self._drop(error)
+                self.tell(f"a plan was dropped: {error.what}")
         return Race.of(partial(anchor.serve, load), calls, effort, share=share)
 
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
-        """Those that are timed."""
+        """The feeds that are timed."""
         return workload.timing()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineExamined:
-    """A model whose values were observed, and its planner."""
+    """A model whose values were observed, with its planner."""
 
     subject: EngineSubject
     prepared: PreparedModel
@@ -225,15 +226,14 @@ class EngineExamined:
     adjuster: Adjuster
 
     def adjusted(self, plan: Plan, kinds: Sequence[Adjust]) -> Plan:
-        """Adjusted by what runs on the calibration data show.
+        """``plan`` with adjustments found by runs on the calibration data.
 
-        As it was where the model that shows it does not run, which is told.
+        If such a run fails, that is noted, and the plan stays as it is.
         """
         try:
             return self.adjuster.adjusted(plan, kinds)
         except EngineError as error:
-            note = f"operands were not adjusted: {error.what}"
-            self.subject.told = (*dict.fromkeys((*self.subject.told, note)),)
+            self.subject.tell(f"operands were not adjusted: {error.what}")
             return plan
 
     def analysis(self) -> Analysis:
@@ -241,18 +241,18 @@ class EngineExamined:
         subject, planner = self.subject, self.planner
         self.progress("profile", 0, 1)
         feeds, inputs = self.workload.timing()[0], subject.reference.inputs
-        more = probed(self.workload.calibration(), inputs, MOST_PROBED_ROWS)
-        exact = outputs_on(subject.reference, more)
+        calls = probed(self.workload.calibration(), inputs, MOST_PROBED_ROWS)
+        exact = outputs_on(subject.reference, calls)
         profiles = profile_ends(
             subject.model,
             planner,
             subject.engine,
             feeds,
-            output_error=lambda session: squared_error(outputs_on(session, more), exact),
+            output_error=lambda session: squared_error(outputs_on(session, calls), exact),
         )
-        profiles, slow = profiles.without_gainless()
-        note = (f"{fmt.label} gains nothing on this workload: left out" for fmt in slow)
-        subject.told = (*subject.told, *note)
+        profiles, slow = profiles.without_slow_formats()
+        for fmt in slow:
+            subject.tell(f"{fmt.label} gains nothing on this workload: left out")
         cost = measured_cost(planner.graph, profiles, subject.engine, self.facts)
         self.progress("profile", 1, 1)
         units, points = find_units(planner, profiles)
@@ -260,7 +260,7 @@ class EngineExamined:
             planner,
             self.prepared,
             points,
-            feeds=lambda count: probed(more, inputs, probed_rows(count)),
+            feeds=lambda count: probed(calls, inputs, probed_rows(count)),
             progress=self.progress,
             totals=profiles.errors,
         )

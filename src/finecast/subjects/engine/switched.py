@@ -1,8 +1,8 @@
 """Sessions whose roundings are switched on one by one.
 
-A session that can round everything computes every rounding in each run, and keeps weights as
-values: its runs take several times those of the model. Where many long runs are to come, each
-few switches therefore have a session of their own, in which all else is the model's.
+A session with all switches computes every rounding in each run, and holds weights as values:
+its runs take several times as long as the model's. If many long runs are to come, the switches
+are therefore split into parts, and each part has a session without the other roundings.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from finecast.planning.sensitivity import Probe
 from finecast.planning.switches import SWITCH, Switch
 from finecast.subjects.engine.native import PreparedModel
 
-# Fewer sessions than this, by the estimate, are not worth their loading.
+# Fewer parts than this are not worth the time to load their sessions.
 _FEWEST_PARTS: Final = 3
 
 Load = Callable[[Sequence[Switch]], Session]
@@ -30,20 +30,21 @@ Load = Callable[[Sequence[Switch]], Session]
 def switched_probe(
     prepared: PreparedModel, switches: Sequence[Switch], feeds: Sequence[Feeds]
 ) -> Probe:
-    """A function from a switch to the outputs on ``feeds``."""
+    """A function from the state of all switches to the outputs on ``feeds``."""
     return SwitchedProbe(
         lambda some: exact_session(prepared.with_switches(some)), switches, feeds
     )
 
 
 def part_size(count: int, load_s: float, run_s: float) -> int:
-    """How many of ``count`` switches a session has, which is asked for each once.
+    """How many of ``count`` switches a session should have if each is probed once.
 
-    A part costs its loading and a run more, and each of its runs in proportion to what it can
-    round: the sum is least at a square root.
+    A part of s switches costs load_s and one more run, and each of its runs about
+    run_s * s / count. Over all parts the sum is least at
+    s = sqrt(count * (load_s + run_s) / run_s).
 
     Args:
-        count: Switches in all.
+        count: Number of all switches.
         load_s: Seconds to load a session.
         run_s: Seconds of a run of a session with all switches.
     """
@@ -54,11 +55,11 @@ def part_size(count: int, load_s: float, run_s: float) -> int:
 
 
 class SwitchedProbe:
-    """Outputs with some roundings on, in as few and as fast sessions as it takes.
+    """Outputs with some roundings on, in sessions of as few switches as is fast.
 
-    Law: outputs differ from those with nothing on as they do in one session that has every
-    switch. One session is held at a time; switches that are on together and lie apart are
-    served by the one that has all.
+    Law: the difference from the outputs with nothing on is that of one session with every
+    switch. One session is held at a time; switches of different parts that are on together
+    take the session of all.
     """
 
     def __init__(self, load: Load, switches: Sequence[Switch], feeds: Sequence[Feeds]) -> None:
@@ -68,11 +69,11 @@ class SwitchedProbe:
         self.size = len(switches)
         self.span: range | None = None  # of the switches that the session has
         self.session: Session | None = None
-        self.exact: list[Array] = []
-        self.reference: list[Array] = []
+        self.exact: list[Array] = []  # of the session with nothing on
+        self.reference: list[Array] = []  # of the session of all switches with nothing on
 
     def __call__(self, switch: NDArray[np.bool_]) -> list[Array]:
-        """Outputs on all feeds, those of the model where nothing is on."""
+        """Outputs on all feeds with these switches on."""
         if self.span is None:
             self._begin()
         on = np.flatnonzero(switch)
@@ -90,20 +91,20 @@ class SwitchedProbe:
         ]
 
     def _begin(self) -> None:
-        """Load the session of all switches, which tells how long that and a run take."""
+        """Load the session of all switches; its times of loading and running set the size."""
         load_s, run_s = self._open(range(len(self.switches)))
         self.reference = self.exact
         self.size = part_size(len(self.switches), load_s, run_s)
 
     def _span(self, on: NDArray[np.int64]) -> range:
-        """The switches of a session that serves those that are on."""
+        """The switches of the smallest session that has all that are on."""
         start = int(on[0]) // self.size * self.size
         part = range(start, min(start + self.size, len(self.switches)))
         return part if int(on[-1]) < part.stop else range(len(self.switches))
 
     def _open(self, span: range) -> tuple[float, float]:
-        """Load the session of these switches, and run it with none on; seconds of both."""
-        self.session = None  # one at a time
+        """Load the session of these switches and run it with none on; seconds of either."""
+        self.session = None  # free the other session first
         start = time.perf_counter()
         self.session = self.load(self.switches[span.start : span.stop])
         self.span = span
@@ -119,9 +120,12 @@ class SwitchedProbe:
 
 
 def _moved(reference: Array, output: Array, exact: Array) -> Array:
-    """``reference``, moved as ``output`` is from ``exact``: sessions sum in other orders."""
+    """``reference`` plus the difference of ``output`` from ``exact``, of another session.
+
+    Two sessions may add up in different orders, so that their outputs are not compared.
+    """
     if reference.dtype.kind != "f" or not reference.shape == output.shape == exact.shape:
         return output
-    with np.errstate(invalid="ignore"):  # infinite in both
+    with np.errstate(invalid="ignore"):  # Inf - Inf
         moved = output.astype(np.float64) - exact.astype(np.float64)
         return reference.astype(np.float64) + moved

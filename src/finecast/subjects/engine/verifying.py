@@ -1,4 +1,4 @@
-"""Running a converted model beside the fp32 one, where one engine loads models of the kind."""
+"""Verifying converted models of a library with one engine, by runs beside the fp32 model."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from finecast.engines.base import Array, Engine, Loadable, Session
 from finecast.engines.emulator import EmulatorEngine
 from finecast.engines.emulator.native_session import plan_session
 from finecast.engines.loading import exact_session
-from finecast.errors import EngineError
 from finecast.frontends.roundable import with_roundings
-from finecast.pipeline.artefact import Verified, compared
+from finecast.pipeline.artefact import Verified, compare
 from finecast.pipeline.sources import FeedMaker
 from finecast.subjects.engine.acceptance import Case, accept, feeds_for
 from finecast.subjects.engine.integers import check_on_integers
 from finecast.subjects.engine.native import EngineBuilt, RoundableSource
-from finecast.subjects.engine.publishing import as_given, not_verified, reference_run, sizes_of
+from finecast.subjects.engine.publishing import (
+    as_given,
+    reference_run,
+    verified_by_first,
+)
 
 
 def verify(
@@ -32,25 +35,18 @@ def verify(
 
     Args:
         source: The fp32 model.
-        built: What a plan gave of it.
-        written: The same as it was written.
-        engines: What may verify it; none to leave it unverified.
-        feeds: What both are run on.
+        built: The model of a plan.
+        written: The same model as it was written.
+        engines: Engines to try; none to leave it unverified.
+        feeds: Makes the inputs of both.
 
     Raises:
-        WrongNumbersError: If its formats do not explain what it gives.
+        WrongNumbersError: If its formats do not explain its outputs.
         EngineError: If no engine can run it.
     """
-    if not engines:
-        return Verified(engine=None, note="not run: no engine was asked to")
-    feeds.check(source.input_shapes)
-    failures: dict[str, EngineError] = {}
-    for engine in engines:
-        try:
-            return _verify_in(source, built, written, engine, feeds)
-        except EngineError as error:
-            failures[engine.name] = error
-    raise not_verified(failures)
+    if engines:
+        feeds.check(source.input_shapes)
+    return verified_by_first(engines, lambda e: _verify_in(source, built, written, e, feeds))
 
 
 def _verify_in(
@@ -64,27 +60,27 @@ def _verify_in(
     copy = partial(source.roundable, plan.policy, plan.adjustments)
     emulated = isinstance(engine, EmulatorEngine)
     name = f"{EMULATOR}:{engine.device}" if emulated else engine.name
-    # A device may have no fp32 products of its own: its emulator is held against fp32.
+    # A device may have no fp32 products of its own: its emulator is compared with exact fp32.
     with as_given():
         reference = source.reference() if emulated else engine.load(source.loadable)
-        given, wanted, note = reference_run(reference, feeds, graph)
-    sizes = {} if given is None else sizes_of(reference, given)
+        ran = reference_run(reference, feeds, graph)
     del reference  # one large model at a time
     session: Session
     if isinstance(engine, EmulatorEngine):
-        source.runners(None)[0].load(written)  # it loads, whatever the device gives
+        source.runners(None)[0].load(written)  # raises EngineError if it does not load
         session = plan_session(copy, plan, engine.emulation)
     else:
         session = engine.load(written)
-    if given is None or note:
-        return Verified(engine=name, note=note)
+    given, wanted = ran.feeds, ran.outputs
+    if given is None:
+        return Verified(engine=name, note=ran.note)
     got = session.run(feeds_for(session, given))
     del session
     if not emulated:
         check_on_integers(engine, plan, built.applied, given)
 
-    def elsewhere() -> Mapping[str, Array]:
-        """The plan's roundings by arithmetic in fp32: what its formats alone give."""
+    def by_formats() -> Mapping[str, Array]:
+        """The outputs that the formats alone explain: roundings by arithmetic in fp32."""
         return exact_session(with_roundings(copy(), built.applied.edits)).run(given)
 
     ids = {n.name: n.id for n in graph.nodes}
@@ -95,8 +91,8 @@ def _verify_in(
         formats={ids[n]: f for n, f in plan.formats.items()},
         feeds=given,
         exact=lambda nudged: source.reference().run(nudged),
-        emulated=None if emulated else elsewhere,
+        emulated=None if emulated else by_formats,
     )
     accept(case, got, wanted)
-    found = compared(name, [got[output] for output in wanted], list(wanted.values()))
-    return replace(found, sizes=sizes)
+    found = compare(name, [got[output] for output in wanted], list(wanted.values()))
+    return replace(found, sizes=ran.sizes)

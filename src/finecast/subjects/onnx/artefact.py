@@ -23,24 +23,23 @@ from finecast.files import check_writable
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile
 from finecast.graph import Dim
-from finecast.pipeline.artefact import Destination, Verified, compared
+from finecast.pipeline.artefact import Destination, Verified, compare
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.plan import Plan
-from finecast.subjects.engine.acceptance import Case, accept, accept_taken, feeds_for, nudge
-from finecast.subjects.engine.integers import check_on_integers, computed_otherwise
+from finecast.subjects.engine.acceptance import Case, accept, accept_fp32, feeds_for, nudge
+from finecast.subjects.engine.integers import check_on_integers, quantized_mismatch
 from finecast.subjects.engine.publishing import (
     as_given,
-    not_verified,
     publish,
     reference_run,
-    sizes_of,
+    verified_by_first,
 )
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-# Models above this are not run in a second engine to find out what their formats explain:
-# that takes several times their size in memory.
+# Larger models are not run by the definitions of their ops, which takes several times their
+# size in memory.
 _EMULATED_BYTES: Final = 1 << 30
 
 
@@ -52,15 +51,15 @@ def write(
     engines: Sequence[Engine],
     feeds: FeedMaker,
 ) -> tuple[int, Verified]:
-    """Put the model at its destination; returns its bytes on disk and how it was verified.
+    """Write the model; returns its bytes on disk, and how it was verified.
 
-    The first of ``engines`` that runs both models verifies it; with no engines it is only
-    checked.
+    The first of ``engines`` that runs this model and the fp32 one verifies it; with no engines
+    it is only checked.
 
     Raises:
         UsageError: If the output cannot be written.
         ModelError: If the model is not valid.
-        WrongNumbersError: If its formats do not explain what it gives.
+        WrongNumbersError: If its formats do not explain its outputs.
         EngineError: If no engine can load it.
     """
     check_output(file, output)
@@ -82,7 +81,7 @@ def write(
 
 
 def truth_session(file: OnnxFile) -> tuple[Session | None, str]:
-    """The more exact model that ``file`` was taken from, and why it does not run here."""
+    """The fp64 model that ``file`` was converted from, or why that does not run here."""
     if file.truth is None:
         return None, ""
     try:
@@ -123,25 +122,27 @@ def verify(
     feeds: FeedMaker,
 ) -> Verified:
     """Load and run the fp32 model and the one at ``path`` in the first engine that can."""
-    if not engines:
-        return Verified(engine=None, note="not run: no engine was asked to")
-    feeds.check(input_shapes(file))
-    failures: dict[str, EngineError] = {}
-    for engine in engines:
-        try:
-            return _verify_in(file, plan, applied, path, engine, feeds)
-        except EngineError as error:
-            failures[engine.name] = error
-    failed = not_verified(failures)
-    if why := _hard_to_run(file):
-        with suppress(EngineError):
-            found = _verify_in(file, plan, applied, path, exact_emulator(), feeds)
-            return _noting(found, f"{why}: {failed.where}")
-    raise failed
+    if engines:
+        feeds.check(input_shapes(file))
+
+    def verify_in(engine: Engine) -> Verified:
+        return _verify_in(file, plan, applied, path, engine, feeds)
+
+    try:
+        return verified_by_first(engines, verify_in)
+    except EngineError as failed:
+        if why := _hard_to_run(file):
+            with suppress(EngineError):
+                found = verify_in(exact_emulator())
+                return _with_note(found, f"{why}: {failed.where}")
+        raise
 
 
 def _hard_to_run(file: OnnxFile) -> str:
-    """What engines that are right in refusing a model, in fp32 too, may stumble over."""
+    """Why engines may rightly refuse a model, even in fp32; empty if there is no reason.
+
+    Such a model is verified by the exact emulator.
+    """
     shapeless = [v.name for v in file.model.graph.inputs if v.shape is None]
     if shapeless:
         return f"input {shapeless[0]!r} has no shape"
@@ -156,7 +157,7 @@ def _verify_in(
     engine: Engine,
     feeds: FeedMaker,
 ) -> Verified:
-    # A device may have no fp32 products of its own: its emulator is held against fp32.
+    # A device may have no fp32 products of its own: its emulator is compared with exact fp32.
     emulated = engine.name == EMULATOR
     name = f"{EMULATOR}:{engine.device}" if emulated else engine.name
     before: Kernels = ()
@@ -165,18 +166,18 @@ def _verify_in(
             reference = exact_session(file.path)
         else:
             reference, before = load_with_kernels(engine, file.path)
-        given, wanted, note = reference_run(reference, feeds, applied.graph)
-    sizes = {} if given is None else sizes_of(reference, given)
+        ran = reference_run(reference, feeds, applied.graph)
     del reference  # one large model at a time
     session, after = load_with_kernels(engine, path)
     seen = Verified(
         engine=name,
-        note=note,
-        sizes=sizes,
+        note=ran.note,
+        sizes=ran.sizes,
         kernels=(len(before), len(after)) if before and after else None,
         apart=tuple(one.text for one in broken_by(plan, before, after)),
     )
-    if given is None or note:
+    given, wanted = ran.feeds, ran.outputs
+    if given is None:
         return seen
     got = session.run(feeds_for(session, given))
     del session
@@ -192,32 +193,32 @@ def _verify_in(
             original=lambda: frontend.apply(file, replace(plan, decisions=(), io={})),
             formats={ids[n]: f for n, f in plan.formats.items()},
             feeds=given,
-            exact=partial(_stated, file.path),
-            emulated=partial(_stated, path, given) if small and not emulated else None,
+            exact=partial(_run_exactly, file.path),
+            emulated=partial(_run_exactly, path, given) if small and not emulated else None,
         ),
         got,
         wanted,
     )
-    found = compared(name, list(got.values()), list(wanted.values()))
+    found = compare(name, list(got.values()), list(wanted.values()))
     if file.truth is not None:
-        found = _against(file, applied, given, got, wanted, found)
+        found = _against_fp64(file, applied, given, got, wanted, found)
     if small and not emulated:
-        stated = partial(_stated, file.path, given)
-        found = _noting(found, computed_otherwise(applied.graph, name, wanted, stated))
-    return replace(found, sizes=sizes, kernels=seen.kernels, apart=seen.apart)
+        exactly = partial(_run_exactly, file.path, given)
+        found = _with_note(found, quantized_mismatch(applied.graph, name, wanted, exactly))
+    return replace(found, sizes=ran.sizes, kernels=seen.kernels, apart=seen.apart)
 
 
-def _stated(path: Path, feeds: Feeds) -> Mapping[str, Array]:
-    """What the model at ``path`` gives by the definitions of its ops."""
+def _run_exactly(path: Path, feeds: Feeds) -> Mapping[str, Array]:
+    """Outputs of the model at ``path`` by the definitions of its ops."""
     session = exact_session(path)
     return session.run(feeds_for(session, feeds))
 
 
-def _noting(found: Verified, text: str) -> Verified:
+def _with_note(found: Verified, text: str) -> Verified:
     return replace(found, note="; ".join(filter(None, (found.note, text))))
 
 
-def _against(
+def _against_fp64(
     file: OnnxFile,
     applied: Applied,
     feeds: Feeds,
@@ -225,20 +226,20 @@ def _against(
     taken: Mapping[str, Array],
     found: Verified,
 ) -> Verified:
-    """How far the written model is from the fp64 one, and if fp32 is what makes it so.
+    """``found`` with errors against the fp64 model, and the share that fp32 alone makes.
 
     Raises:
-        WrongNumbersError: If fp32 cannot hold what the model computes.
+        WrongNumbersError: If the fp32 model has no right digit of an output.
     """
     session, note = truth_session(file)
     if session is None:
-        return _noting(found, note)
+        return _with_note(found, note)
     exact = session.run(feeds)
     nudged = session.run({name: nudge(array) for name, array in feeds.items()})
-    accept_taken(applied.graph, taken, exact, nudged)
+    accept_fp32(applied.graph, taken, exact, nudged)
     wanted = list(exact.values())
     return replace(
-        compared(found.engine or "", list(got.values()), wanted),
+        compare(found.engine or "", list(got.values()), wanted),
         reference="fp64",
-        taken_error=compared("", list(taken.values()), wanted).relative_error,
+        taken_error=compare("", list(taken.values()), wanted).relative_error,
     )

@@ -9,29 +9,29 @@ from typing import Any, Final
 
 from finecast.devices.emulation import Emulation
 from finecast.engines.fallen_apart import FallenApart, broken_by, load_with_kernels
-from finecast.errors import EngineError, UsageError
+from finecast.errors import EngineError
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile, from_model
 from finecast.pipeline.program import Program
 from finecast.planning.plan import Plan
 from finecast.subjects.engine.model import EngineModel
+from finecast.subjects.engine.source import check_trust
 from finecast.subjects.onnx.program import OnnxProgram
 from finecast.subjects.onnx.source import OnnxSource
 
 
 def read(path: Path, *, trust: bool = False) -> OnnxModel:
-    """The model in a file; nothing in one is ever executed.
+    """Open the model in a file; nothing in such a file is ever executed.
 
     Raises:
         UsageError: If ``trust`` is given: there is nothing to trust.
     """
-    if trust:
-        raise UsageError("--trust is for .pt2 files", where=str(path), fix="leave it out")
+    check_trust(path, trust=trust)
     return OnnxModel(file=frontend.load(path))
 
 
 def take(model: Any) -> OnnxModel:
-    """An onnx.ModelProto or an onnx_ir.Model, or what was read."""
+    """Open an onnx.ModelProto, an onnx_ir.Model or an ``OnnxFile``."""
     return OnnxModel(file=model if isinstance(model, OnnxFile) else from_model(model))
 
 
@@ -39,12 +39,12 @@ def take(model: Any) -> OnnxModel:
 class OnnxModel(OnnxSource, EngineModel):
     """An ONNX model, opened."""
 
-    def taken(self, from_type: str) -> OnnxModel:
-        """Its ops of that type in fp32; inputs and outputs keep theirs."""
+    def to_fp32(self, from_type: str) -> OnnxModel:
+        """The model with its ops of that type in fp32; inputs and outputs keep their types."""
         return OnnxModel(file=frontend.take_to_fp32(self.file, from_type))
 
-    def planned(self, plan: Plan) -> OnnxModel:
-        """Taken to fp32 as the plan has it."""
+    def source_for(self, plan: Plan) -> OnnxModel:
+        """Converted to fp32 from the type that the plan names, if it names one."""
         return OnnxModel(file=frontend.planned(self.file, plan))
 
     def program(self, emulation: Emulation) -> Program:
@@ -52,10 +52,9 @@ class OnnxModel(OnnxSource, EngineModel):
         return OnnxProgram(source=self, emulation=emulation)
 
     def fallen_apart(self, plan: Plan, engine: str | None) -> Sequence[FallenApart]:
-        """Kernels of the fp32 model whose low ops the plan's model runs in several.
+        """Kernels of the fp32 model whose ops the plan lowers and then run in several kernels.
 
-        Both models are compiled for that, so it is told of those alone that compile in some
-        seconds.
+        Both models are compiled for that, so that large models are refused.
         """
         nodes, size = len(self.file.model.graph), self.size_bytes
         if nodes > _MOST_NODES_COMPILED or size > _MOST_BYTES_COMPILED:

@@ -1,4 +1,4 @@
-"""An ONNX model for the emulation of a device."""
+"""ONNX models in the form that the emulator runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from finecast.engines.loading import load_model
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Prepared
 from finecast.numbers.formats import Format
-from finecast.pipeline.program import Asked
+from finecast.pipeline.program import PlanRequest
 from finecast.planning.plan import Plan
 from finecast.rules.facts import facts_in
 from finecast.rules.policy import Scope
@@ -27,30 +27,30 @@ from finecast.subjects.onnx.source import OnnxSource
 
 @dataclass(slots=True, kw_only=True)
 class OnnxProgram(EngineProgram[OnnxSource, Prepared]):
-    """A ``Program`` of an ONNX model; ``emulation`` states how accumulations are computed."""
+    """A ``Program`` of an ONNX model; ``emulation`` tells how accumulations are computed."""
 
     def __post_init__(self) -> None:
-        """Write out what the device computes in steps."""
+        """Write out ops that the device computes in steps."""
         self.prepared = prepare(self.source.file, self.emulation)
 
     def session(
         self, emulation: Emulation, setting: Setting, *, switched: bool = False
     ) -> EmulatorSession:
-        """Built for the setting, which runs faster, or switched."""
+        """A session built for the setting, which runs faster, or a switched one."""
         engine = EmulatorEngine(emulation=emulation)
         session = engine.session(self.prepared, fixed=None if switched else setting)
         return session.apply(setting)
 
     def formats(self, plan: Plan) -> dict[int, Format]:
-        """The plan's formats by id; the steps of an op are named after it."""
+        """The plan's formats by node id; the steps of an op are found by their names."""
         given = plan.formats
         found = {n.id: given.get(n.name, given.get(_op_of(n.name))) for n in self.graph.nodes}
         return {i: f for i, f in found.items() if f is not None}
 
     def plan_session(self, plan: Plan, emulation: Emulation) -> EmulatorSession:
-        """A setting where the plan has one low format, else a session of the plan's model.
+        """A session under the plan's setting if it has one low format, else of its own model.
 
-        A plan of one low format is the same whatever others were to choose from.
+        The low format may be another than that of ``emulation``.
         """
         formats = self.formats(plan)
         low = set(formats.values()) - {Format.FP32}
@@ -67,12 +67,13 @@ class OnnxProgram(EngineProgram[OnnxSource, Prepared]):
         assert isinstance(session, EmulatorSession)
         return session
 
-    def examine(self, asked: Asked) -> OnDevice:
-        """The rules judge the model that the device's compiler is handed."""
-        prepared = self.source.prepare(asked.policy)
-        return OnDevice.of(prepared, asked, facts_in(prepared.graph, asked.facts, self.graph))
+    def examine(self, request: PlanRequest) -> OnDevice:
+        """Let the rules judge the model that the device's compiler is given."""
+        prepared = self.source.prepare(request.policy)
+        facts = facts_in(prepared.graph, request.facts, self.graph)
+        return OnDevice.of(prepared, request, facts)
 
 
 def _op_of(step: str) -> str:
-    """The name of the op that ``step`` is of, if it is one."""
+    """The name of the op that a step belongs to: a step is named ``OP/STEP``."""
     return step.rpartition("/")[0]

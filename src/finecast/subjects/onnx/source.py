@@ -34,39 +34,39 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class OnnxSource(FileSource[OnnxFile, Prepared]):
-    """A file, with the model as the last policy had it prepared."""
+    """An ONNX file; the model prepared for the last policy is cached."""
 
     @property
     def loadable(self) -> Path:
-        """The file."""
+        """The model's file."""
         return self.file.path
 
     @property
     def opset(self) -> int:
-        """That of ONNX's own domain."""
+        """The version of ONNX's own operation set."""
         return frontend.opset_of(self.file.model)
 
     @property
-    def given(self) -> Path | None:
-        """What came quantized, where it was taken to fp32."""
+    def original(self) -> Path | None:
+        """The quantized file that this model was converted from, if it was."""
         original = self.file.original
         return original.path if original and self.file.from_type == frontend.CODES else None
 
     def runners(self, spec: str | None) -> Sequence[Engine]:
-        """The engine that is asked for, else all that are installed."""
+        """The engine given, else all installed ones."""
         return candidates(spec)
 
     def reference(self) -> Session:
-        """In the engine that computes for numbers alone."""
+        """The model by the definitions of its ops, in an engine used for numbers alone."""
         return exact_session(self.file.path)
 
     def truth(self) -> tuple[Session | None, tuple[str, ...]]:
-        """The fp64 model that it was taken from, if it was."""
+        """The fp64 model that this one was converted from, if it runs; and notes."""
         found, note = truth_session(self.file)
         return found, (*self.file.notes, *filter(None, [note]))
 
     def prepare_once(self, *, own: bool) -> Prepared:
-        """With no copy, where the caller has the model for its own."""
+        """The model prepared without a change; not copied if it is the caller's ``own``."""
         return frontend.prepare(self.file, Policy(scope=Scope.NONE), own=own)
 
     def _prepare(self, policy: Policy) -> Prepared:
@@ -79,13 +79,13 @@ class OnnxSource(FileSource[OnnxFile, Prepared]):
     def _size_of(self, model: ir.Model) -> int:
         return frontend.size_bytes(model)
 
-    def earlier(self, policy: Policy) -> list[str]:
-        """What becomes of a conversion that the file came with."""
+    def earlier_notes(self, policy: Policy) -> list[str]:
+        """Notes on what becomes of an earlier conversion of the file."""
         was = self.file.model.metadata_props.get(frontend.POLICY_KEY, "")
         return earlier_conversion(was, policy)
 
-    def kept(self, graph: Graph, policy: Policy) -> list[str]:
-        """Which ops keep a type of their own, and the option that takes them out of it."""
+    def kept_notes(self, graph: Graph, policy: Policy) -> list[str]:
+        """Notes on ops that keep a type other than fp32, and the option to convert them."""
         found = kept_types(graph, policy)
         if any(n.op == "dequantize" and ROUNDS not in n.attributes for n in graph.nodes):
             found[frontend.CODES] = "ops between QuantizeLinear and DequantizeLinear keep int8"
@@ -96,7 +96,7 @@ class OnnxSource(FileSource[OnnxFile, Prepared]):
 
     @property
     def told(self) -> Sequence[str]:
-        """How it was taken to fp32, if it was."""
+        """Notes on how the model was converted to fp32, if it was."""
         return self.file.notes
 
     @property
@@ -115,10 +115,10 @@ class OnnxSource(FileSource[OnnxFile, Prepared]):
         engines: Sequence[Engine],
         feeds: FeedMaker,
     ) -> tuple[int, Verified]:
-        """Checked, loaded and run before it takes its name."""
+        """Write the model, which is checked, loaded and run before it takes its name."""
         assert isinstance(built.applied, Applied)
         return write(self.file, built.plan, built.applied, output, engines, feeds)
 
-    def handed(self, built: EngineBuilt) -> onnx.ModelProto:
-        """A message."""
+    def returned(self, built: EngineBuilt) -> onnx.ModelProto:
+        """The model of a plan as an onnx.ModelProto."""
         return frontend.to_proto(built.model)

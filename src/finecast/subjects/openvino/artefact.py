@@ -29,11 +29,11 @@ def write(
     engines: Sequence[Engine],
     feeds: FeedMaker,
 ) -> tuple[int, Verified]:
-    """Put the model at its destination; returns its bytes on disk and how it was verified.
+    """Write the model; returns its bytes on disk, and how it was verified.
 
     Raises:
         UsageError: If the output cannot be written.
-        WrongNumbersError: If its formats do not explain what it gives.
+        WrongNumbersError: If its formats do not explain its outputs.
         EngineError: If no engine can run it.
     """
     check_output(output)

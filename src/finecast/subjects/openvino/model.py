@@ -1,4 +1,4 @@
-"""An OpenVINO model that plans are made for and built of."""
+"""An OpenVINO model, opened: each verb's work on it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from finecast.engines.base import Engine
-from finecast.errors import UsageError
 from finecast.frontends import openvino as frontend
 from finecast.frontends.openvino import OvApplied, OvFile, OvPrepared
 from finecast.frontends.roundable import Roundable
@@ -20,22 +19,22 @@ from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.model import ModelAsIs
 from finecast.subjects.engine.native import EngineBuilt, PreparedModel
+from finecast.subjects.engine.source import check_trust
 from finecast.subjects.openvino.artefact import check_output, write
 
 
 def read(path: Path, *, trust: bool = False) -> OvModel:
-    """The model in a file or folder that OpenVINO reads.
+    """Open the model in a file or folder that OpenVINO reads.
 
     Raises:
         UsageError: If ``trust`` is given: there is nothing to trust.
     """
-    if trust:
-        raise UsageError("--trust is for .pt2 files", where=str(path), fix="leave it out")
+    check_trust(path, trust=trust)
     return OvModel(file=frontend.load(path))
 
 
 def take(model: Any) -> OvModel:
-    """An ``ov.Model``, a Keras model, or what was read."""
+    """Open an ``ov.Model``, a Keras model or an ``OvFile``."""
     if isinstance(model, OvFile):
         return OvModel(file=model)
     if hasattr(model, "layers") and hasattr(model, "export"):
@@ -57,14 +56,14 @@ class OvModel(ModelAsIs[OvFile, OvPrepared]):
         return frontend.input_shapes(self.file.model)
 
     def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> Roundable:
-        """A copy that rounds by arithmetic, without a conversion to another policy."""
+        """A copy that rounds by arithmetic; conversions by another policy are undone."""
         return frontend.roundable(self.file, policy, adjustments)
 
     def _prepare(self, policy: Policy) -> OvPrepared:
         return frontend.prepare(self.file, policy)
 
     def _apply(self, plan: Plan, prepared: PreparedModel | None) -> OvApplied:
-        """On a copy; constants that stay are shared with it."""
+        """Replay the plan on a copy, which shares the constants that stay."""
         del prepared
         return frontend.apply(self.file, plan)
 
@@ -72,7 +71,7 @@ class OvModel(ModelAsIs[OvFile, OvPrepared]):
         return frontend.size_bytes(model)
 
     def check(self, output: Destination) -> None:
-        """Raise UsageError unless IR may be written there."""
+        """Raise UsageError unless IR may be written to ``output``."""
         check_output(output)
 
     def store(
@@ -82,5 +81,5 @@ class OvModel(ModelAsIs[OvFile, OvPrepared]):
         engines: Sequence[Engine],
         feeds: FeedMaker,
     ) -> tuple[int, Verified]:
-        """Both files of IR, once the model was loaded and run."""
+        """Write both files of IR, once the model was loaded and run."""
         return write(self, built, output, engines, feeds)

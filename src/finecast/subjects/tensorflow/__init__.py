@@ -1,1 +1,1 @@
-"""Models of TensorFlow and Keras, in TensorFlow."""
+"""Models of TensorFlow and Keras as subjects of the pipeline, run in TensorFlow."""

@@ -28,13 +28,13 @@ def write(
     engines: Sequence[Engine],
     feeds: FeedMaker,
 ) -> tuple[int, Verified]:
-    """Put the model at its destination; its bytes, and how it was verified.
+    """Write the model; returns its bytes, and how it was verified.
 
     Without a path it is verified in memory.
 
     Raises:
         UsageError: If the output cannot be written.
-        WrongNumbersError: If the formats do not explain what it gives.
+        WrongNumbersError: If its formats do not explain its outputs.
         EngineError: If no engine can run it.
     """
     model = built.model
@@ -51,7 +51,7 @@ def write(
 
 
 def publish(make: Callable[[Path], None], path: Path, *, force: bool) -> None:
-    """Let ``make`` write a SavedModel beside ``path``, then give it that name.
+    """Let ``make`` write a SavedModel into a folder beside ``path``, then move it there.
 
     Raises:
         UsageError: If it cannot be written there.

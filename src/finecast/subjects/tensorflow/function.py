@@ -1,4 +1,4 @@
-"""A model of TensorFlow's as a function that can be called and saved."""
+"""A TensorFlow model as a function that can be called and saved."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Function:
     """A converted model: called with tensors or arrays, saved as a SavedModel.
 
     Attributes:
-        frozen: The graph.
-        plan: What it was built by; None for the fp32 model.
+        frozen: The model, with variables as constants.
+        plan: The plan that it was built from; None for the fp32 model.
     """
 
     frozen: FrozenModel = field(repr=False)
@@ -35,12 +35,12 @@ class Function:
 
     @property
     def graph_def(self) -> Any:
-        """The graph, weights and all."""
+        """The graph, with its weights as constants."""
         return self.frozen.graph
 
     @property
     def input_names(self) -> list[str]:
-        """Names of the inputs, in the order in which they may be given."""
+        """Names of the inputs, in the order of positional arguments."""
         return [p.name for p in self.frozen.inputs]
 
     @property
@@ -49,12 +49,12 @@ class Function:
         return [p.name for p in self.frozen.outputs]
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """The output; of several a dict by name, or a list where the model gives one.
+        """The output; several as a dict by name, or as a list if the original model gives one.
 
         Inputs are cast to the types that the model declares, as Keras does.
 
         Raises:
-            UsageError: If an input is missing, or unknown.
+            UsageError: If an input is missing or unknown.
         """
         by_name = {**self._by_name(inputs), **named}
         if sorted(by_name) != sorted(self.input_names):
@@ -70,7 +70,7 @@ class Function:
         return list(found.values()) if self.frozen.listed else found
 
     def _by_name(self, inputs: Sequence[Any]) -> dict[str, Any]:
-        """Inputs by name: of a mapping, of one list of several, or in order."""
+        """Positional arguments by input name: a mapping, one list of all, or in order."""
         names = self.input_names
         first = inputs[0] if len(inputs) == 1 else inputs
         if isinstance(first, Mapping):
@@ -88,8 +88,8 @@ class Function:
         """Write a SavedModel.
 
         Raises:
-            UsageError: If there is something at ``folder``, and no SavedModel or no
-                ``force``, or its name is that of a file.
+            UsageError: If ``folder`` exists, without ``force`` or as no SavedModel, or its
+                name has the suffix of a file.
         """
         from finecast.subjects import check_written
         from finecast.subjects.tensorflow import model

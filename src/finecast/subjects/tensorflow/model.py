@@ -1,4 +1,4 @@
-"""A SavedModel or a Keras model that plans are made for and built of, in TensorFlow."""
+"""A SavedModel or a Keras model, opened in TensorFlow: each verb's work on it."""
 
 from __future__ import annotations
 
@@ -30,37 +30,35 @@ from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.engine.model import ModelAsIs
 from finecast.subjects.engine.native import EngineBuilt, PreparedModel
+from finecast.subjects.engine.source import check_trust
 from finecast.subjects.tensorflow.artefact import write
 
 _DIGITS: Final = 16
 
 
 def read(path: Path, *, trust: bool = False) -> TensorFlowModel:
-    """The function that a SavedModel serves, or the Keras model in a ``.keras`` file.
+    """Open the function that a SavedModel serves, or the Keras model in a ``.keras`` file.
 
-    Code that a ``.keras`` file brings runs only with ``trust``; a SavedModel brings none.
+    Code in a ``.keras`` file runs only with ``trust``; a SavedModel has no code.
 
     Raises:
-        UsageError: If there is none, or there is nothing to trust.
+        UsageError: If there is no model, or ``trust`` is given for a SavedModel.
         ModelError: If it cannot be read.
     """
     if path.suffix.lower() == ".keras":
         model = of_keras(load_keras(path, trust=trust), str(path))
         return _of(model, digest(path), path)
-    if trust:
-        raise UsageError(
-            "--trust is for .pt2 and .keras files", where=str(path), fix="leave it out"
-        )
+    check_trust(path, trust=trust)
     model = load(path)
     parts = folder_files(path, leave_out=("fingerprint.pb",))
     return _of(model, digest(*parts), path)
 
 
 def take(model: Any) -> TensorFlowModel:
-    """A Keras model, or what was read.
+    """Open a Keras model or a ``FrozenModel``.
 
     Raises:
-        UsageError: If it is no model that says what it takes.
+        UsageError: If ``model`` is neither, or its inputs are not known.
     """
     if isinstance(model, FrozenModel):
         return of_frozen(model, "model")
@@ -78,14 +76,14 @@ def take(model: Any) -> TensorFlowModel:
 
 
 def of_frozen(model: FrozenModel, name: str) -> TensorFlowModel:
-    """A model in memory."""
+    """Open a model in memory."""
     content = model.graph.SerializeToString(deterministic=True)
-    found = hashlib.sha256(content).hexdigest()[:_DIGITS]
-    return _of(model, found, Path(f"{name}.keras"))
+    model_digest = hashlib.sha256(content).hexdigest()[:_DIGITS]
+    return _of(model, model_digest, Path(f"{name}.keras"))
 
 
-def _of(model: FrozenModel, found: str, path: Path) -> TensorFlowModel:
-    return TensorFlowModel(file=capture(model, found, path=path))
+def _of(model: FrozenModel, model_digest: str, path: Path) -> TensorFlowModel:
+    return TensorFlowModel(file=capture(model, model_digest, path=path))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,9 +100,9 @@ class TensorFlowModel(ModelAsIs[TensorFlowFile, TensorFlowPrepared]):
         return frontend.input_shapes(self.file.model)
 
     def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> Roundable:
-        """A copy that rounds by casts there and back, or by arithmetic.
+        """A copy that rounds by pairs of casts, or by arithmetic.
 
-        Plans adjust operands of products on codes alone, and there are none.
+        There are no adjustments: those are of products on codes, which TensorFlow lacks.
         """
         assert not adjustments
         return frontend.roundable(self.file, policy)
@@ -119,9 +117,9 @@ class TensorFlowModel(ModelAsIs[TensorFlowFile, TensorFlowPrepared]):
     def _size_of(self, model: FrozenModel) -> int:
         return model.size_bytes
 
-    def kept(self, graph: Graph, policy: Policy) -> list[str]:
-        """Which ops keep their types, and why: those of functions that are no bodies, too."""
-        found = ModelAsIs.kept(self, graph, policy)
+    def kept_notes(self, graph: Graph, policy: Policy) -> list[str]:
+        """Notes on ops that keep their types, and on functions that are not read as bodies."""
+        found = ModelAsIs.kept_notes(self, graph, policy)
         inner = unopened(self.file.binding.regions)
         if inner and policy.scope is not Scope.NONE:
             listed = ", ".join(inner[:3]) + (", ..." if len(inner) > 3 else "")
@@ -129,7 +127,7 @@ class TensorFlowModel(ModelAsIs[TensorFlowFile, TensorFlowPrepared]):
         return found
 
     def check(self, output: Destination) -> None:
-        """Raise UsageError unless a folder may be written there."""
+        """Raise UsageError unless a folder may be written to ``output``."""
         if output.external_data is not None:
             raise UsageError(
                 "--external-data/--one-file does not apply to SavedModels", fix="leave it out"
@@ -144,5 +142,5 @@ class TensorFlowModel(ModelAsIs[TensorFlowFile, TensorFlowPrepared]):
         engines: Sequence[Engine],
         feeds: FeedMaker,
     ) -> tuple[int, Verified]:
-        """A SavedModel, once it was loaded and run."""
+        """Write a SavedModel, once it was loaded and run."""
         return write(self, built, output, engines, feeds)

@@ -1,4 +1,4 @@
-"""``convert``: one call from a module to its mixed-precision form."""
+"""``finecast.torch.convert``: a mixed-precision module from a module and example inputs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from finecast.rules.matching import check_names
 from finecast.rules.override import check_overrides
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.torch.integers import quantized
-from finecast.subjects.torch.source import TorchBuilt, built_of, kept_advice, policy_codes
+from finecast.subjects.torch.source import TorchBuilt, built_of, kept_advice, uses_codes
 
 
 def convert(
@@ -54,19 +54,19 @@ def convert(
     user_rules: Mapping[str, UserRule] | None = None,
     rule_set: str = "finecast",
 ) -> GraphModule:
-    """A module that computes as one plan over the whole graph states.
+    """Convert a module to mixed precision by one plan over its whole graph.
 
-    Laws: inputs and outputs keep their types; what stays fp32 computes as before; a format
-    that is slower here is never chosen by ``auto``; neither the example inputs nor the state
-    of ``module`` change, now or when the result runs. Neither ``auto`` nor ``all`` is
-    predicted to be less accurate than ``torch.autocast``: of the plans that are not, ``auto``
-    takes the fastest, and ``all``, with every product low, the one that moves least memory.
-    The plan, with every rule's reason, is ``result.finecast_plan``.
+    Laws: inputs and outputs keep their types; ops that stay fp32 compute as before; ``auto``
+    never chooses a format that is slower here; neither the example inputs nor the state of
+    ``module`` change, now or when the result runs. The predicted error of ``auto`` and
+    ``all`` is at most that of ``torch.autocast``: among such plans ``auto`` takes the
+    fastest, and ``all``, with every product low, the one that moves least memory. The plan,
+    with every rule's reason, is ``result.finecast_plan``.
 
     Args:
         module: The module (captured in evaluation mode), or an exported program.
-        example_inputs: Positional inputs; the plan's errors are estimated on them. May be
-            left out for an exported program, which carries its own.
+        example_inputs: Positional inputs, on which the plan's errors are estimated. May be
+            left out for an exported program, which has its own.
         policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
         dynamic_shapes: As ``torch.export.export`` takes them.
         example_kwargs: Keyword inputs.
@@ -87,7 +87,7 @@ def convert(
         fold=wanted.scope is not Scope.NONE,
     )
     rules = tuple((user_rules or {}).items())
-    if policy_codes(wanted):
+    if uses_codes(wanted):
         built, told = quantized(captured, arguments, wanted, rules)
     else:
         built, told = lowered(captured, arguments, wanted, rules, RuleSet.parse(rule_set))
@@ -103,7 +103,7 @@ def lowered(
     rules: UserRules = (),
     rule_set: RuleSet = RuleSet.FINECAST,
 ) -> tuple[TorchBuilt, tuple[str, ...]]:
-    """The captured module as ``convert`` gives it, and what the user should know of it."""
+    """The captured module converted in floating-point formats, and notes for the user."""
     graph = captured.graph
     check_names(policy, graph)
     check_overrides(graph)
@@ -136,13 +136,14 @@ def lowered(
 
 
 def _plan(planner: Planner, captured: Captured, args: Sequence[Any], device: str) -> Plan:
+    """The plan by the policy's scope: ``auto`` and ``all`` within the error of autocast."""
     policy = planner.policy
     if policy.scope not in (Scope.AUTO, Scope.ALL) or not planner.is_free:
         return planner.lowest()
     points = points_of(planner)
     found = sensitivities(captured, points, policy.formats, args)
     formats = autocast_formats(planner.graph, planner.permissions, policy.formats)
-    # Where autocast rounds nothing, there is nothing to be held against.
+    # If autocast rounds nothing, its error is no limit.
     budget = squared_error(points, found, formats) or math.inf
     if policy.scope is Scope.ALL:
         if budget == math.inf:

@@ -23,18 +23,18 @@ PLAN_FILE = "finecast.plan.json"
 
 
 def load(path: str | Path, *, trust: bool = False) -> ExportedProgram:
-    """The program in a ``.pt2`` file; nothing in it is executed unless ``trust``.
+    """Load the program in a ``.pt2`` file; no code in it is executed without ``trust``.
 
     Raises:
         UsageError: If there is no such file.
-        ModelError: If it is no exported program, or would execute what it brings.
+        ModelError: If it is no exported program, or would execute code.
     """
     with quiet():
         return load_program(Path(path), trust=trust)
 
 
 def export(module: GraphModule, program: ExportedProgram) -> ExportedProgram:
-    """A converted module as a program that takes what ``program`` takes.
+    """Export a converted module for the inputs of ``program``.
 
     Sizes that are free in ``program`` are free in the result, within the same bounds.
 
@@ -60,7 +60,7 @@ def export(module: GraphModule, program: ExportedProgram) -> ExportedProgram:
 
 
 def _dim(program: ExportedProgram, size: torch.SymInt) -> Any:
-    """The same free size again; export finds out by itself what is made of several."""
+    """The free size with its bounds; ``export`` infers sizes computed from others."""
     bounds = program.range_constraints.get(size.node.expr)
     if bounds is None:
         return Dim.AUTO
@@ -75,8 +75,8 @@ def save(program: ExportedProgram, path: Path, *, plan: Plan | None = None) -> i
         staged = Path(folder) / "model.pt2"
         with quiet():
             torch.export.save(program, staged, extra_files=extra)
-            # What was written has to be what can be read, by the strict reader too unless the
-            # program itself has containers that it refuses.
+            # The written file has to load, without trust unless the program's own containers
+            # need it.
             load_program(staged, trust=bool(containers_in(staged)))
         try:
             size = staged.stat().st_size

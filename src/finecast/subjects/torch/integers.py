@@ -1,4 +1,4 @@
-"""PyTorch modules whose products run on integers, once compiled with frozen weights."""
+"""Plans in int8 for PyTorch modules, which run on integers if compiled with frozen weights."""
 
 from __future__ import annotations
 
@@ -36,27 +36,31 @@ HOW_TO_RUN: Final = (
     " its products are on integers there alone"
 )
 
-# Of the error that the module's own ops have, for sums of 8-bit products saturate on CPUs
-# without VNNI. Where a value lies between two codes, sums in another order take the other one:
-# no more wrong, in the norm of all outputs. Half a step is allowed for.
+# The compiled module's error may be this many times that of the module's own ops, and _SLACK
+# more: a value between two codes may get the other code if sums are in another order, which is
+# no more than half a step of all outputs. Beyond that, kernels are wrong: on CPUs without VNNI
+# sums of 8-bit products saturate.
 _MORE_WRONG: Final = 1.25
 _SLACK: Final = Format.INT8.unit_roundoff
-# Each turn takes ops out, and what is left is fused anew: more turns have not been needed.
+# Each turn drops ops, and the compiler fuses the others anew: more turns have not been needed.
 _MOST_TURNS: Final = 4
-# Of the ops that messages are about, so many are named.
+# Most ops that a message names.
 _NAMED: Final = 3
 
 
 def quantized(
     captured: Captured, arguments: Arguments, policy: Policy, rules: UserRules
 ) -> tuple[TorchBuilt, tuple[str, ...]]:
-    """The module with every product in int8 that the compiled module runs so.
+    """The module with every product in int8 that the compiled module runs on integers.
 
-    The ranges of values are those of the example inputs. A product that the compiled module
-    does not run on integers has the next of the policy's formats.
+    Scales are chosen by the ranges of values on the example inputs. Any other product has the
+    next of the policy's formats.
+
+    Returns:
+        The module, and notes for the user.
 
     Raises:
-        UsageError: If the policy, the device or the compiler has no place for it.
+        UsageError: If the policy, the device or the compiler does not allow int8.
     """
     graph = captured.graph
     args = flat_inputs(*arguments)
@@ -66,7 +70,7 @@ def quantized(
     planner = judged(captured, arguments, policy, rules, facts=observe(captured, args))
     advice = kept_advice(graph, policy)
     try:
-        planner, told = narrowed(captured, planner, arguments)
+        planner, told = drop_unfused(captured, planner, arguments)
     except EngineError as error:
         why = f"{error.what}: every op keeps fp32; {error.fix}"
         return built_of(captured, planner.highest(error.what)), (*advice, why)
@@ -76,12 +80,10 @@ def quantized(
     return built, (*advice, *told, *((HOW_TO_RUN,) if runs else nothing))
 
 
-def narrowed(
+def drop_unfused(
     captured: Captured, planner: Planner, arguments: Arguments, progress: Progress = silent
 ) -> tuple[Planner, tuple[str, ...]]:
-    """``planner`` without the products that compiled modules do not run on integers.
-
-    And what to say of those.
+    """``planner`` without products that compiled modules do not run on integers; and notes.
 
     Raises:
         UsageError: If the module cannot be compiled.
@@ -90,7 +92,7 @@ def narrowed(
     told: tuple[str, ...] = ()
     for turn in range(_MOST_TURNS):
         progress("compile", turn, turn + 1)
-        failed = left_out(captured, built_of(captured, planner.lowest(Format.INT8)), arguments)
+        failed = unfused(captured, built_of(captured, planner.lowest(Format.INT8)), arguments)
         if not failed:
             break
         planner = planner.without(Format.INT8, dict.fromkeys(failed, "floats"))
@@ -100,8 +102,8 @@ def narrowed(
     return planner, told
 
 
-def left_out(captured: Captured, built: TorchBuilt, arguments: Arguments) -> list[str]:
-    """Products that the plan puts on integers and the compiled module does not, by name.
+def unfused(captured: Captured, built: TorchBuilt, arguments: Arguments) -> list[str]:
+    """Names of products that the plan puts in int8 and the compiled module runs on floats.
 
     Raises:
         UsageError: If the module cannot be compiled.
@@ -127,7 +129,7 @@ def left_out(captured: Captured, built: TorchBuilt, arguments: Arguments) -> lis
 
 
 def named(captured: Captured, fx_names: Collection[str]) -> list[str]:
-    """Ops of these FX names, by their names in the graph."""
+    """Names in the graph of the ops with these FX names."""
     nodes = captured.binding.nodes
     names = {n.name: nodes[n.id].name for n in captured.graph.nodes}
     return [name for name, fx in names.items() if fx in fx_names]
@@ -157,7 +159,7 @@ def _first(error: BaseException) -> str:
 def coded_sensitivities(
     planner: Planner, captured: Captured, args: Sequence[Any], progress: Progress
 ) -> Sensitivities:
-    """By fake quantization in the module's own graph, each rounding alone."""
+    """Errors of each rounding to codes alone, by fake quantization in the module's graph."""
     formats = planner.policy.formats
     units = make_units(planner.graph, planner.permissions, formats)
     points = points_of(planner, units, {f: () for f in formats if f.scaled})
@@ -168,13 +170,13 @@ def coded_sensitivities(
 
 
 def check_adjusts(policy: Policy) -> None:
-    """Raise UsageError if operands are to be adjusted: a program's are not."""
+    """Raise UsageError if the policy adjusts operands: those of programs are not."""
     if policy.adjust:
         raise no_adjustments("a program of PyTorch")
 
 
 def check_device(policy: Policy, device: str) -> None:
-    """Raise UsageError for int8 where there are no kernels that plans are made for."""
+    """Raise UsageError for int8 on a device other than the CPU."""
     if Format.INT8 in policy.formats and device != "cpu":
         raise UsageError(
             f"int8 on {device}: plans are made for the CPU's kernels", fix="use bf16 or fp16"
@@ -182,6 +184,7 @@ def check_device(policy: Policy, device: str) -> None:
 
 
 def _check(policy: Policy, device: str) -> None:
+    """Raise UsageError for a policy that cannot be converted to int8 without measuring."""
     if policy.scope is Scope.AUTO:
         raise UsageError(
             f"policy {policy.label}: what is converted by it is measured, op by op",

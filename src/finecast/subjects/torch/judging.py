@@ -1,4 +1,4 @@
-"""What the rules leave each op of a module, once every missing kernel is known."""
+"""The rules' judgement of a module's ops, with kernels that are missing taken into account."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def judged(
     user_rules: UserRules,
     facts: Mapping[int, ValueFacts] | None = None,
 ) -> Planner:
-    """The planner of ``captured``, whose plans are measured.
+    """The planner of ``captured``, for plans that will be measured.
 
-    Judges once more until every op whose low kernel is missing is known.
+    Ops are judged again until the lowest plan needs no missing kernel.
     """
     unsupported: frozenset[str] = frozenset()
     while True:

@@ -17,11 +17,11 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def longest(program: ExportedProgram, inputs: Inputs) -> tuple[Inputs, dict[str, int]] | None:
-    """``inputs`` made as large as the program's bounds allow, and its sizes by INPUT.AXIS.
+    """``inputs`` as large as the program's bounds allow, and their sizes by INPUT.AXIS.
 
-    Law: what grows repeats the example, and integers that count on along an axis go on
-    counting. None where no bound is above the example's size. Sizes are less where a run of
-    so much would take too long.
+    Law: larger inputs repeat the example; integers that count up by 1 along an axis, such as
+    positions, go on counting. None if no bound is above the example's size. Sizes are smaller
+    if a run at the bounds would take too long.
     """
     leaves, tree = tree_flatten(inputs)
     tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
@@ -47,7 +47,7 @@ def longest(program: ExportedProgram, inputs: Inputs) -> tuple[Inputs, dict[str,
 
 
 def _bounds(program: ExportedProgram, have: Mapping[Any, int]) -> dict[Any, int]:
-    """The most of each free size, where that is known."""
+    """The upper bound of each free size; its size in the example if there is no bound."""
     found = dict(have)
     for name, size in have.items():
         bounds = program.range_constraints.get(name)
@@ -59,7 +59,7 @@ def _bounds(program: ExportedProgram, have: Mapping[Any, int]) -> dict[Any, int]
 def _affordable(
     sizes: dict[Any, int], have: Mapping[Any, int], program: ExportedProgram
 ) -> dict[Any, int]:
-    """The largest sizes halved until weights times positions are few enough."""
+    """``sizes``, the largest halved until weights times all sizes are few enough."""
     weights = sum(p.numel() for p in program.parameters()) or 1
     while math.prod(sizes.values()) * weights > MOST_PRODUCTS:
         larger = [name for name in sizes if sizes[name] > have[name]]
@@ -71,6 +71,7 @@ def _affordable(
 
 
 def _grown(tensor: torch.Tensor, axis: int, size: int) -> torch.Tensor:
+    """``tensor`` repeated, or counted on, along ``axis`` up to ``size``."""
     old = tensor.shape[axis]
     if size == old or not old:
         return tensor

@@ -27,13 +27,13 @@ from finecast.frontends.torch.observing import observe
 from finecast.frontends.torch.reader import hinted_shapes
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
-from finecast.pipeline.artefact import Destination, Verified, compare
+from finecast.pipeline.artefact import Destination, Verified, compare_finite
 from finecast.pipeline.census import Census
 from finecast.pipeline.conversion import NOTHING_CONVERTED, Conversion
 from finecast.pipeline.model import RunOptions
 from finecast.pipeline.modelled import fastest_plan, plan_time_s
 from finecast.pipeline.outcome import Outcome
-from finecast.pipeline.program import Asked, Program
+from finecast.pipeline.program import PlanRequest, Program
 from finecast.pipeline.subject import Subject
 from finecast.pipeline.workload import Workload
 from finecast.planning.cost import RooflineCost
@@ -48,19 +48,19 @@ from finecast.subjects.torch.files import export, load, save
 from finecast.subjects.torch.integers import check_adjusts, quantized
 from finecast.subjects.torch.lengths import Inputs, longest
 from finecast.subjects.torch.program import TorchProgram
-from finecast.subjects.torch.source import TorchBuilt, TorchSource, policy_codes
+from finecast.subjects.torch.source import TorchBuilt, TorchSource, uses_codes
 from finecast.subjects.torch.subject import TorchSubject, TuneOptions
 
-# Formats that a program states on a device that is not here, where nobody names one.
-_WIDE: Final = (Format.BF16, Format.FP16)
+# Formats that a program can state, tried on a device if the user names none.
+_CASTABLE: Final = (Format.BF16, Format.FP16)
 
 
 def read(path: Path, *, trust: bool = False) -> TorchModel:
-    """The program in a ``.pt2`` file; nothing in it is executed unless ``trust``.
+    """Open the program in a ``.pt2`` file; no code in it is executed without ``trust``.
 
     Raises:
         UsageError: If there is no such file.
-        ModelError: If it is no exported program, or would execute what it brings.
+        ModelError: If it is no exported program, or would execute code.
     """
     program = load(path, trust=trust)
     return TorchModel(
@@ -74,10 +74,10 @@ def read(path: Path, *, trust: bool = False) -> TorchModel:
 
 
 def take(model: Any) -> TorchModel:
-    """An exported program.
+    """Refuse an exported program or a module: ``finecast.torch`` converts these.
 
     Raises:
-        UsageError: If it is a module: what it is called with is not known.
+        UsageError: Always; names the function to call.
     """
     if isinstance(model, ExportedProgram):
         raise UsageError(
@@ -98,8 +98,8 @@ class TorchModel(TorchSource):
     path: Path
     external: tuple[Path, ...] = ()
 
-    def taken(self, from_type: str) -> TorchModel:
-        """Refused: a module is taken to fp32 before it is exported."""
+    def to_fp32(self, from_type: str) -> TorchModel:
+        """Refuse: a module has to be in fp32 before it is exported."""
         check_options(self.path, {"--from-type": from_type})
         return self
 
@@ -117,14 +117,14 @@ class TorchModel(TorchSource):
         )
 
     def program(self, emulation: Emulation) -> Program:
-        """The program as the emulator takes it."""
+        """The program in the form that the emulator runs."""
         return TorchProgram(program=self.model, captured=self.captured, emulation=emulation)
 
     def subject(self, engine: str | None, device: Emulation | None) -> Subject:
-        """Compiled where there is a compiler, else as it is; or on ``device``."""
+        """The program compiled, if there is a compiler, else as it is; or on ``device``."""
         check_options(self.path, {"--engine": engine})
         if device is not None:
-            return EmulatedSubject(model=self, emulation=device, states=_WIDE)
+            return EmulatedSubject(model=self, emulation=device, states=_CASTABLE)
         reference = self.reference()
         assert isinstance(reference, ModuleSession)
         module = TorchSource(
@@ -143,7 +143,7 @@ class TorchModel(TorchSource):
         )
 
     def convert(self, output: Destination, policy: Policy, options: RunOptions) -> Conversion:
-        """Verified on the program's own example inputs, or emulated on them."""
+        """Convert by a policy and write, verified on the program's own example inputs."""
         start = time.perf_counter()
         self._check_run(options)
         check_adjusts(policy)
@@ -154,8 +154,8 @@ class TorchModel(TorchSource):
         else:
             rules = tuple(options.user_rules.items())
             captured = self.captured
-            convert = quantized if policy_codes(policy) else lowered
-            if policy.scope is Scope.NONE:  # not a number changes: nothing is folded either
+            convert = quantized if uses_codes(policy) else lowered
+            if policy.scope is Scope.NONE:  # no number may change, so nothing is folded
                 captured = frontend.capture(self.model, (), fold=False)
             built, told = convert(captured, examples(self.model), policy, rules)
         if policy.scope is not Scope.NONE and not built.edits:
@@ -164,16 +164,16 @@ class TorchModel(TorchSource):
         return replace(done, warnings=told)
 
     def _check_run(self, options: RunOptions) -> None:
-        """A program runs on its own example inputs, as it is or compiled."""
+        """Raise UsageError for options of engines and data: a program has its own inputs."""
         given = {"--engine": options.engine, "--data": options.data, "--dim": options.dims}
         check_options(self.path, given)
 
-    def _asked(
+    def _plan_request(
         self, program: Program, policy: Policy, options: RunOptions, device: Emulation
-    ) -> Asked:
-        """The policy on a device, with what the program's own example inputs show."""
+    ) -> PlanRequest:
+        """The policy on a device, with facts of the program's own example inputs."""
         feeds = [ProgramSignature.of(self.model).feeds(*examples(self.model))]
-        return Asked(
+        return PlanRequest(
             policy=policy,
             emulation=device,
             feeds=feeds,
@@ -184,14 +184,14 @@ class TorchModel(TorchSource):
         )
 
     def _plan_for(self, policy: Policy, options: RunOptions, device: Emulation) -> Plan:
-        """What the policy asks for; of ``auto`` the fastest by the device's roofline."""
+        """The policy's lowest plan; with ``auto`` the fastest by the device's roofline."""
         program = self.program(device)
-        asked = self._asked(program, policy, options, device)
-        examined = program.examine(asked)
+        request = self._plan_request(program, policy, options, device)
+        examined = program.examine(request)
         planner = examined.planner
         if policy.scope is not Scope.AUTO or not planner.is_free:
             return planner.lowest()
-        shapes = {i: f.shape for i, f in asked.facts.items()}
+        shapes = {i: f.shape for i, f in request.facts.items()}
         cost = RooflineCost(target=device.target, shapes=shapes)
 
         def time_s(plan: Plan) -> float:
@@ -200,7 +200,7 @@ class TorchModel(TorchSource):
         return fastest_plan(planner, examined.analysis(), time_s)
 
     def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Conversion:
-        """Verified on the program's own example inputs."""
+        """Write the program of a plan, verified on its own example inputs."""
         start = time.perf_counter()
         self._check_run(options)
         built = self.build(plan)
@@ -236,12 +236,14 @@ class TorchModel(TorchSource):
         feeds = ProgramSignature.of(self.model).feeds(*inputs)
         emulated = self.program(device).plan_session(plan, device).run(feeds)
         name = f"{EMULATOR}:{device.target.name}"
-        return compare(name, [*emulated.values()], [*self.reference().run(feeds).values()])
+        return compare_finite(
+            name, [*emulated.values()], [*self.reference().run(feeds).values()]
+        )
 
     def write(
         self, outcome: Outcome, output: Destination, subject: Subject, workload: Workload
     ) -> tuple[int, Verified]:
-        """Verified on the feeds that were timed."""
+        """Write the tuned program, verified on the timing feeds."""
         assert isinstance(outcome.built, TorchBuilt)
         result = export(outcome.built.model, self.model)
         inputs = ProgramSignature.of(self.model).arguments(workload.timing()[0])
@@ -250,7 +252,7 @@ class TorchModel(TorchSource):
         return save(result, output.path, plan=outcome.plan), verified
 
     def census(self, options: RunOptions, low: Format) -> Census:
-        """With the sizes of the program's example inputs."""
+        """Count ops by the shapes of the program's example inputs; no value is observed."""
         del low
         self._check_run(options)
         check_options(self.path, {"--batch": options.batch != 1})
@@ -263,25 +265,25 @@ class TorchModel(TorchSource):
         )
 
     def judge(self, policy: Policy, options: RunOptions) -> tuple[Graph, Plan]:
-        """By the rules alone."""
+        """The graph, and the lowest plan that the rules permit; nothing is measured."""
         self._check_run(options)
         captured = self.captured
         self.check_policy(policy)
         if options.device is not None:
             program = self.program(options.device)
-            asked = self._asked(program, policy, options, options.device)
-            return captured.graph, program.examine(asked).planner.lowest()
+            request = self._plan_request(program, policy, options, options.device)
+            return captured.graph, program.examine(request).planner.lowest()
         rules = tuple(options.user_rules.items())
         planner = make_torch_planner(
             captured.graph,
             policy,
             user_rules=rules,
-            known=Known(measured=False, facts=self._facts() if policy_codes(policy) else {}),
+            known=Known(measured=False, facts=self._facts() if uses_codes(policy) else {}),
         )
         return captured.graph, planner.lowest()
 
     def _facts(self) -> dict[int, ValueFacts]:
-        """What the program's own example inputs show."""
+        """Facts of values on the program's own example inputs."""
         return observe(self.captured, flat_inputs(*examples(self.model)))
 
     def graph_for(self, plan: Plan) -> Graph:
@@ -297,11 +299,11 @@ def _verified(
     result: ExportedProgram,
     inputs: Inputs,
 ) -> Verified:
-    """How far the result is from the program on ``inputs``, and where free sizes are largest.
+    """The error of ``result`` on ``inputs`` and at the largest free sizes; the larger one.
 
     Raises:
-        WrongNumbersError: If there are NaN or Inf where the program has none, or no digit is
-            right at the largest sizes alone.
+        WrongNumbersError: If the result has NaN or Inf where the program has none, or if no
+            digit is right at the largest sizes though some are on ``inputs``.
     """
     found = _compared(program, result, inputs)
     long = longest(program, inputs)
@@ -328,6 +330,7 @@ def _verified(
 
 @contextmanager
 def _at_sizes(at: str) -> Generator[None]:
+    """Put the sizes before the message of a WrongNumbersError inside."""
     try:
         yield
     except WrongNumbersError as error:
@@ -345,4 +348,4 @@ def _compared(program: ExportedProgram, result: ExportedProgram, inputs: Inputs)
             ]
             for p in (result, program)
         )
-    return compare("torch", got, wanted)
+    return compare_finite("torch", got, wanted)

@@ -1,4 +1,4 @@
-"""A PyTorch program for the emulation of a device."""
+"""PyTorch programs in the form that the emulator runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from finecast.frontends.torch import Captured
 from finecast.frontends.torch.reader import hinted_shapes
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
-from finecast.pipeline.program import Asked
+from finecast.pipeline.program import PlanRequest
 from finecast.planning.cost import RooflineCost
 from finecast.planning.edits import cast_count
 from finecast.planning.plan import Plan
@@ -55,7 +55,7 @@ class TorchProgram:
     prepared: PreparedProgram = field(init=False)
 
     def __post_init__(self) -> None:
-        """Write out what the device computes in steps."""
+        """Write out ops that the device computes in steps."""
         prepared = prepare_program(self.captured, self.emulation)
         # Outputs have the names that the file gives them.
         signature = ProgramSignature.of(self.program)
@@ -73,47 +73,47 @@ class TorchProgram:
     def session(
         self, emulation: Emulation, setting: Setting, *, switched: bool = False
     ) -> TorchEmulatorSession:
-        """An interpreted program: each can be switched."""
+        """A session under ``setting``; any session takes other settings later."""
         del switched
         return TorchEmulatorSession(self.prepared, emulation, setting)
 
     def formats(self, plan: Plan) -> dict[int, Format]:
-        """The plan's formats by id; a step has its op's."""
+        """The plan's formats by node id; each step of an op has the op's format."""
         steps = self.prepared.steps
         return {i: f for name, f in plan.formats.items() for i in steps.get(name, ())}
 
     def plan_session(self, plan: Plan, emulation: Emulation) -> TorchEmulatorSession:
-        """The plan's casts, each op in the format that it has there."""
+        """A session of the program with the plan's formats."""
         low = {i: f for i, f in self.formats(plan).items() if f is not Format.FP32}
         setting = setting_of_formats(
             low, emulation, fp32_parameters=self.prepared.fp32_parameters
         )
         return TorchEmulatorSession(self.prepared, emulation, setting, formats=low)
 
-    def examine(self, asked: Asked) -> TorchOnDevice:
-        """The rules judge the captured graph.
+    def examine(self, request: PlanRequest) -> TorchOnDevice:
+        """Let the rules judge the captured graph.
 
         Raises:
             UsageError: If the policy names a format that PyTorch's ops do not compute in, or
-                what is not in the program.
+                an op that the program does not have.
         """
-        check_formats(asked.policy)
+        check_formats(request.policy)
         captured = self.captured
-        check_names(asked.policy, captured.graph)
+        check_names(request.policy, captured.graph)
         check_overrides(captured.graph)
-        facts = facts_in(captured.graph, asked.facts, self.graph)
+        facts = facts_in(captured.graph, request.facts, self.graph)
         context = Context(
             graph=captured.graph,
-            policy=asked.policy,
+            policy=request.policy,
             facts=facts,
-            kernels=kernel_query(EmulatorEngine(emulation=asked.emulation)),
+            kernels=kernel_query(EmulatorEngine(emulation=request.emulation)),
             engine=ENGINE,
-            user_rules=(*asked.user_rules, *active()),
-            measured=asked.measured,
+            user_rules=(*request.user_rules, *active()),
+            measured=request.measured,
         )
         planner = Planner(
             graph=captured.graph,
-            policy=asked.policy,
+            policy=request.policy,
             permissions=rules.permit(context),
             engine=ENGINE,
         )
@@ -121,25 +121,25 @@ class TorchProgram:
             planner=planner,
             captured=captured,
             facts=facts,
-            leaves=self.prepared.signature.leaves(asked.feeds[0]),
-            asked=asked,
+            leaves=self.prepared.signature.leaves(request.feeds[0]),
+            request=request,
         )
 
     def casts(self, plan: Plan) -> int:
-        """The casts in the plan's module."""
+        """Number of casts in the plan's module."""
         edits = frontend.planned_edits(self.captured, plan)
         return cast_count(self.captured.graph, edits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchOnDevice:
-    """A program examined for a device; ``leaves`` are inputs that its errors are taken on."""
+    """A program judged for a device; ``leaves`` are the inputs that errors are measured on."""
 
     planner: Planner
     captured: Captured
     facts: Mapping[int, ValueFacts]
     leaves: Sequence[Any]
-    asked: Asked
+    request: PlanRequest
 
     def analysis(self) -> Analysis:
         """Times by the roofline, errors by one backward pass."""
@@ -150,5 +150,5 @@ class TorchOnDevice:
             **hinted_shapes(self.captured.binding),
             **{i: f.shape for i, f in self.facts.items()},
         }
-        cost = RooflineCost(target=self.asked.emulation.target, shapes=shapes)
+        cost = RooflineCost(target=self.request.emulation.target, shapes=shapes)
         return analysis_of(self.planner, cost, points, errors)

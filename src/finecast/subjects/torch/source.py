@@ -24,12 +24,12 @@ from finecast.rules.override import check_overrides
 from finecast.rules.policy import Policy, Scope
 
 CODED: Final = (Format.INT8,)
-"""Formats of codes that kernels of compiled modules take."""
+"""Formats of codes that kernels of compiled modules compute in."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TorchBuilt:
-    """The module that a plan's edits give; ``run`` is what is timed of it, once prepared."""
+    """The module of a plan; ``run`` is the prepared module that is timed, once it was made."""
 
     model: GraphModule
     plan: Plan
@@ -39,7 +39,7 @@ class TorchBuilt:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its state."""
+        """Bytes of its parameters and buffers."""
         return state_bytes(self.model)
 
     def release(self) -> None:
@@ -49,7 +49,7 @@ class TorchBuilt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchSource:
-    """A module, or an exported program, and its graph."""
+    """A module or an exported program, with its graph."""
 
     model: Any
     captured: Captured
@@ -58,7 +58,7 @@ class TorchSource:
     size_bytes: int
 
     def check_policy(self, policy: Policy) -> None:
-        """Refuse types of ports, formats no op computes in, names of nothing."""
+        """Raise UsageError for types of ports, unsupported formats, or unknown names."""
         if policy.io or policy.io_low:
             raise UsageError("--io does not apply to PyTorch models", fix="leave it out")
         check_formats(policy, coded=CODED)
@@ -66,26 +66,26 @@ class TorchSource:
         check_overrides(self.captured.graph)
 
     def build(self, plan: Plan) -> TorchBuilt:
-        """The plan's module, with the plan attached."""
+        """The module of a plan, with the plan attached."""
         return built_of(self.captured, plan, self.name)
 
     def reference_name(self, graph: Graph) -> str:
-        """fp32: modules are taken to be."""
+        """fp32: no module comes converted."""
         del graph
         return Format.FP32.label
 
     def notes(self, planner: Planner) -> Sequence[str]:
-        """Of ops that keep a type of their own."""
+        """Notes on ops that keep a type other than fp32."""
         return kept_advice(planner.graph, planner.policy)
 
 
-def policy_codes(policy: Policy) -> bool:
-    """Whether ops may read codes: those run so in modules compiled with frozen weights."""
+def uses_codes(policy: Policy) -> bool:
+    """Whether ops may read codes: modules are then compiled with frozen weights."""
     return policy.scope is not Scope.NONE and any(f in CODED for f in policy.formats)
 
 
 def without_codes(policy: Policy) -> Policy:
-    """The policy where nothing may read codes: without those formats, or none at all."""
+    """The policy without formats of codes; of scope ``none`` if it has no others."""
     left = tuple(f for f in policy.formats if f not in CODED)
     return replace(policy, formats=left) if left else replace(policy, scope=Scope.NONE)
 
@@ -101,7 +101,7 @@ def built_of(captured: Captured, plan: Plan, where: str = "") -> TorchBuilt:
 
 
 def kept_advice(graph: Graph, policy: Policy) -> tuple[str, ...]:
-    """Of ops in fp64 or a low type: that they stay so, and how they would not."""
+    """Notes on ops that keep a type other than fp32, and what to do about it."""
     if policy.scope is Scope.NONE:
         return ()
     fix = "convert copy.deepcopy(module).float(), with inputs in fp32"

@@ -54,16 +54,16 @@ from finecast.subjects.torch.integers import (
     check_adjusts,
     check_device,
     coded_sensitivities,
+    drop_unfused,
     named,
-    narrowed,
 )
 from finecast.subjects.torch.judging import judged
 from finecast.subjects.torch.source import (
     CODED,
     TorchBuilt,
     TorchSource,
-    policy_codes,
     state_bytes,
+    uses_codes,
     without_codes,
 )
 
@@ -72,9 +72,8 @@ FROZEN_TIMES: Final = (
     " products run there alone"
 )
 
-# Candidates that are built and timed: each costs a compilation.
+# Plans of the frontier that are built and timed: each costs a compilation.
 _STEPS: Final = 5
-_REPEATS: Final = 7
 
 
 def deployed() -> Prepare:
@@ -90,7 +89,10 @@ def deployed() -> Prepare:
 
 
 def deployed_frozen() -> Prepare:
-    """The same with frozen weights; what was compiled of a module without is not taken."""
+    """``deployed`` with frozen weights.
+
+    A module that was compiled without that option before is compiled again.
+    """
     if deployed() is not torch.compile:
         return deployed()
     return partial(torch.compile, options={"freezing": True})
@@ -101,9 +103,9 @@ class TuneOptions:
     """How plans of modules are tried.
 
     Attributes:
-        prepare: What is timed is ``prepare(module)``; by default compiled, where there is a
-            compiler.
-        probing: Probe every rounding alone instead of one backward pass for all.
+        prepare: ``prepare(module)`` is what is timed; by default the compiled module, if there
+            is a compiler.
+        probing: Probe every rounding alone, instead of one backward pass for all.
         steps: Plans of the frontier that are built and timed.
         dynamic_shapes: As ``torch.export.export`` takes them.
     """
@@ -116,19 +118,19 @@ class TuneOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleSession:
-    """A module with the inputs that it is tuned on: feeds say nothing to it."""
+    """A module that always runs on its example inputs: feeds are ignored."""
 
     module: torch.nn.Module
     arguments: Arguments
 
     @property
     def inputs(self) -> Sequence[TensorSpec]:
-        """None by name."""
+        """Empty: the inputs have no names."""
         return ()
 
     @property
     def outputs(self) -> Sequence[TensorSpec]:
-        """None by name."""
+        """Empty: outputs are known by number."""
         return ()
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
@@ -148,9 +150,14 @@ class ExampleSession:
 
 @dataclass(slots=True, kw_only=True)
 class TorchSubject:
-    """``model`` is of a module, ``signature`` of the program that this is, if it is one.
+    """A PyTorch module to tune.
 
-    ``examples`` are positional and keyword inputs; None for the workload's first feeds.
+    Attributes:
+        model: The module and its graph.
+        options: How plans are tried.
+        examples: Positional and keyword inputs; None for the workload's first feeds.
+        signature: That of the exported program; None for a module.
+        reference: The module in fp32.
     """
 
     model: TorchSource
@@ -204,51 +211,48 @@ class TorchSubject:
 
     @property
     def max_steps(self) -> int:
-        """As the options say."""
+        """The number of steps in the options."""
         return self.options.steps
 
     @property
     def device(self) -> str:
-        """Where the module runs."""
+        """The device that the module runs on."""
         return device_of(self.model.model, self.examples[0] if self.examples else ())
 
     def arguments(self, workload: Workload) -> Arguments:
-        """What the module is timed with, and its errors are estimated on."""
+        """The inputs on which the module is timed and its errors are measured."""
         if self.examples is not None:
             return self.examples
         assert self.signature is not None
         return self.signature.arguments(workload.timing()[0])
 
     def check_formats(self, policy: Policy) -> None:
-        """Those that PyTorch's ops compute in, and codes where there are kernels for them."""
+        """Raise UsageError for a format that PyTorch's ops or compiled kernels lack."""
         check_formats(policy, coded=CODED)
         check_device(policy, self.device)
         check_adjusts(policy)
 
     def speed(self, fmt: Format) -> Speed:
-        """By timed products."""
+        """Whether a format is faster than fp32, by timed products."""
         return speed_here(self.device, fmt)
 
     def first_nan(self, workload: Workload) -> str:
-        """Not looked for."""
+        """Empty: it is not looked for."""
         del workload
         return ""
 
     def examine(
         self, policy: Policy, user_rules: UserRules, workload: Workload, progress: Progress
     ) -> TorchExamined:
-        """Judge once more until every op whose low kernel is missing is known.
-
-        So for products that compiled modules do not run on integers.
-        """
+        """Let the rules judge; drop missing kernels, and int8 where it runs on floats."""
         arguments, captured = self.arguments(workload), self.model.captured
-        self._frozen = policy_codes(policy)
+        self._frozen = uses_codes(policy)
         facts = self._facts(workload) if self._frozen else None
         planner = judged(captured, arguments, policy, user_rules, facts)
         if self._frozen:
             self._tell(*uncalibrated(planner.graph, policy.formats, facts or {}), FROZEN_TIMES)
             try:
-                planner, told = narrowed(captured, planner, arguments, progress)
+                planner, told = drop_unfused(captured, planner, arguments, progress)
                 self._tell(*told)
             except EngineError as error:
                 self._tell(f"{error.what}: nothing is planned in int8; {error.fix}")
@@ -258,7 +262,7 @@ class TorchSubject:
         )
 
     def _facts(self, workload: Workload) -> dict[int, ValueFacts]:
-        """What calibration data show of values; of a module its examples do."""
+        """Facts of values on the calibration data; of a module on its examples."""
         captured, signature = self.model.captured, self.signature
         if signature is None:
             return observe(captured, flat_inputs(*self.arguments(workload)))
@@ -271,7 +275,7 @@ class TorchSubject:
         self.told = (*dict.fromkeys((*self.told, *notes)),)
 
     def session(self, built: Built) -> Session:
-        """The module, run as it is."""
+        """A session of a plan's module, not compiled."""
         return self._session(built.model)
 
     def _session(self, module: torch.nn.Module) -> Session:
@@ -281,7 +285,7 @@ class TorchSubject:
         return ExampleSession(module=module, arguments=self.examples)
 
     def times(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
-        """Each prepared as it is deployed, once, and called in turns."""
+        """Time all modules, each prepared as it is deployed."""
         args, kwargs = copied(self.arguments(workload))
 
         def call(run: Callable[..., Any]) -> object:
@@ -301,8 +305,9 @@ class TorchSubject:
             return Race.of(partial(call, anchor), calls, effort)
 
     def _prepared(self, built: Built | None, arguments: Arguments) -> Callable[..., Any]:
+        """The prepared module of a plan, or of fp32 for None; made once."""
         if built is None:
-            # Not by truth: a compiled module refuses to be asked for its length.
+            # Compared with None, as the truth of a compiled module may be its length.
             if self._run is None:
                 self._run = self._prepare(self.model.model, arguments)[0]
             return self._run
@@ -320,7 +325,7 @@ class TorchSubject:
     def _prepare(
         self, module: torch.nn.Module, arguments: Arguments
     ) -> tuple[Callable[..., Any], Sequence[str]]:
-        """What is deployed of a module, and products that do not run on integers there."""
+        """A module as it is deployed, and its products on codes that run on floats there."""
         if not self._frozen:
             return (self.options.prepare or deployed())(module), ()
         prepare = self.options.prepare or deployed_frozen()
@@ -328,13 +333,13 @@ class TorchSubject:
         return run, named(self.model.captured, failed)
 
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
-        """Those that are timed."""
+        """The feeds that are timed; for a module one empty one, as it has its examples."""
         return workload.timing()[:1] if self.signature is not None else [{}]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchExamined:
-    """A module's planner."""
+    """A module whose every op the rules have judged."""
 
     subject: TorchSubject
     planner: Planner
@@ -342,7 +347,7 @@ class TorchExamined:
     progress: Progress
 
     def analysis(self) -> Analysis:
-        """Single kernels are timed; one backward pass gives the errors."""
+        """Times by single kernels; errors by one backward pass, of codes by probing."""
         captured, planner = self.subject.model.captured, self.planner
         self.progress("profile", 0, 1)
         cost = compiled_cost(
@@ -367,14 +372,14 @@ class TorchExamined:
 
 
 def copied(arguments: Arguments) -> Arguments:
-    """The caller's tensors stay as they are."""
+    """A copy of ``arguments`` with cloned tensors."""
     args, kwargs = tree_map_only(torch.Tensor, torch.clone, arguments)
     return args, kwargs
 
 
 @contextmanager
 def unwritten(modules: Iterable[torch.nn.Module]) -> Generator[None]:
-    """Buffers that are written to inside have their numbers again after."""
+    """Restore the modules' buffers afterwards if they were written to."""
     buffers = {id(b): b for module in modules for b in module.buffers()}
     before = [(b, b.detach().clone()) for b in buffers.values()]
     try:

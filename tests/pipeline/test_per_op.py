@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from finecast.pipeline.per_op import beyond
+from finecast.pipeline.per_op import search_per_op
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,6 @@ def test_where_to_look_beyond_the_ladder(
     best = None if best_s is None else SimpleNamespace(time_s=best_s)
     no_rungs: Any = SimpleNamespace(best=best, fastest_s=fastest_s, rungs=())
     walk: Any = None  # is not asked where there is nothing to start from
-    found, told = beyond(walk, no_rungs)
+    found, told = search_per_op(walk, no_rungs)
     assert found is None
     assert told.startswith(why)
