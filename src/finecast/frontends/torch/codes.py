@@ -12,8 +12,9 @@ import torch
 from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
+from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
-from finecast.frontends.torch.aten import named_arguments
+from finecast.frontends.torch.aten import named_arguments, native_name
 from finecast.frontends.torch.casts import conversion
 from finecast.numbers.scaled import Scaled
 
@@ -21,6 +22,9 @@ _CAST: Final = torch.ops.aten._to_copy.default
 _CONV: Final = torch.ops.aten.conv2d.default
 _WORDED: Final = torch.ops.aten.conv2d.padding
 _PLACES: Final = ("stride", "padding", "dilation")
+_LINEAR: Final = torch.ops.aten.linear.default
+_RESHAPE: Final = torch.ops.aten.reshape.default
+_RESHAPES: Final = frozenset({"aten::view", "aten::_unsafe_view", "aten::reshape"})
 _REGISTERS: Final = "torch.ao.quantization.fx._decomposed"
 
 
@@ -62,12 +66,7 @@ def read_back(graph: FxGraph, stored: dict[str, FxNode], to: Scaled) -> FxNode:
 
 def scales_of_products(module: GraphModule) -> dict[str, str]:
     """By the names of the FX nodes that read coded constants, the paths of their scales."""
-    return {
-        product.name: str(back.args[1].target)
-        for back in _coded_constants(module)
-        for user in back.users
-        for product in (user.users if conversion(user) else (user,))
-    }
+    return {p.name: str(back.args[1].target) for p, back in _products(module)}
 
 
 def give_bf16(module: GraphModule) -> None:
@@ -78,8 +77,7 @@ def give_bf16(module: GraphModule) -> None:
     operands, too, that are read back from codes.
     """
     graph = module.graph
-    products = [p for back in _coded_constants(module) for p in back.users]
-    for product in products:
+    for product, _ in _products(module):
         casts = list(product.users)
         if not casts or any(conversion(c) is not torch.bfloat16 for c in casts):
             continue
@@ -100,7 +98,7 @@ def state_places(module: GraphModule) -> None:
     Of padding called ``valid``, and of one number for all axes, oneDNN's packed kernels make
     nothing, and the whole module would not compile.
     """
-    for product in [p for back in _coded_constants(module) for p in back.users]:
+    for product, _ in _products(module):
         given = named_arguments(product)
         if product.target is _WORDED and given.get("padding", "valid") == "valid":
             given["padding"] = [0]
@@ -112,7 +110,80 @@ def state_places(module: GraphModule) -> None:
             product.args, product.kwargs = operands, given
 
 
-def _coded_constants(module: GraphModule) -> list[Any]:
-    """Nodes that read constants of channels back from codes."""
+def state_rows(module: GraphModule) -> None:
+    """Have linear layers of codes give rows where what they give is read as rows.
+
+    Inductor multiplies matrices: it flattens what a linear layer reads, and gives its result
+    the axes back. With a reshape to rows behind it takes both reshapes out, and none of its
+    patterns of products on integers knows what is left.
+    """
+    for product, _ in _products(module):
+        whole = product.meta["val"]
+        if product.target is not _LINEAR or whole.ndim < 3:
+            continue
+        flat = whole.flatten(0, -2)
+        readers = [r for r in product.users if _reshapes_to(r, flat)]
+        if readers and _read_rows(product):
+            product.meta["val"] = flat
+            for reader in readers:
+                reader.replace_all_uses_with(product)
+    module.graph.eliminate_dead_code()
+
+
+def _read_rows(product: FxNode) -> bool:
+    """Have ``product`` read the rows of its codes, and all its readers what they read before.
+
+    False, and nothing is changed, where it reads no codes.
+    """
+    steps = [product.all_input_nodes[0]]
+    while conversion(steps[-1]):
+        steps.append(steps[-1].all_input_nodes[0])
+    if steps[-1].target is not coded_ops().dequantize_per_tensor.default:
+        return False
+    graph, codes = product.graph, steps[-1].all_input_nodes[0]
+    with graph.inserting_before(product):
+        shape = codes.meta["val"].shape
+        axes = [_size(codes, axis) for axis in range(len(shape) - 1)]
+        read = graph.call_function(_RESHAPE, (codes, [-1, shape[-1]]))
+        read.meta = {**codes.meta, "val": codes.meta["val"].flatten(0, -2)}
+        for step in reversed(steps):
+            before = step.all_input_nodes[0]
+            read = graph.node_copy(step, {before: read}.__getitem__)
+            read.meta["val"] = step.meta["val"].flatten(0, -2)
+    product.replace_input_with(steps[0], read)
+    with graph.inserting_after(product):
+        back = graph.call_function(_RESHAPE, (product, [*axes, -1]))
+    back.meta = dict(product.meta)
+    product.replace_all_uses_with(back, lambda reader: reader is not back)
+    return True
+
+
+def _reshapes_to(reader: FxNode, like: Any) -> bool:
+    """Whether ``reader`` gives its operand under the shape of ``like``."""
+    if native_name(reader) not in _RESHAPES:
+        return False
+    return statically_known_true(sym_eq(reader.meta["val"].shape, like.shape))
+
+
+def _size(node: FxNode, axis: int) -> int | FxNode:
+    """The size of an axis, or the node that tells it."""
+    size = node.meta["val"].shape[axis]
+    if isinstance(size, int):
+        return size
+    told = node.graph.call_function(torch.ops.aten.sym_size.int, (node, axis))
+    told.meta["val"] = size
+    return told
+
+
+def _products(module: GraphModule) -> list[tuple[FxNode, Any]]:
+    """Ops that read constants of channels from codes, each with the node that reads them back.
+
+    There may be a cast between.
+    """
     op = coded_ops().dequantize_per_channel.default
-    return list(module.graph.find_nodes(op="call_function", target=op))
+    return [
+        (product, back)
+        for back in module.graph.find_nodes(op="call_function", target=op)
+        for user in back.users
+        for product in (user.users if conversion(user) else (user,))
+    ]

@@ -23,6 +23,7 @@ from finecast.frontends.torch.codes import (
     read_back,
     round_trip,
     state_places,
+    state_rows,
     stored_codes,
 )
 from finecast.frontends.torch.layout import free_of_strides
@@ -77,6 +78,7 @@ def apply_edits(
         if any(isinstance(edit, RoundTrip) for edit in edits):
             give_bf16(module)
             state_places(module)
+            state_rows(module)
         free_of_strides(module)
     if any(isinstance(edit, ConvertConstant | RoundTrip) for edit in edits):
         forget_unused(module)
