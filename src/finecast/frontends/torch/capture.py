@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 from finecast.errors import ModelError
 from finecast.frontends.torch.fold import fold_batch_norms
 from finecast.frontends.torch.layout import read_whole_memory
+from finecast.frontends.torch.products import state_linear_layers
 from finecast.frontends.torch.reader import FxBinding, attribute, read, written
 from finecast.graph import Graph
 
@@ -45,7 +46,8 @@ def capture(
         args: Example positional inputs.
         kwargs: Example keyword inputs.
         dynamic_shapes: As ``torch.export.export`` takes them.
-        fold: Multiply batch norms into the convolutions before them.
+        fold: Multiply batch norms into the convolutions before them, and state products by
+            constant matrices as linear layers.
 
     Raises:
         ModelError: If ``torch.export`` cannot capture the module; says why.
@@ -62,6 +64,7 @@ def capture(
     _drop_assertions(unlifted)
     if fold:
         fold_batch_norms(unlifted)
+        state_linear_layers(unlifted)
     read_whole_memory(unlifted)
     graph, binding = read(unlifted)
     return Captured(program=program, module=unlifted, graph=graph, binding=binding)

@@ -47,7 +47,7 @@ def round_trip(graph: FxGraph, value: FxNode, to: Scaled) -> tuple[FxNode, FxNod
 def stored_codes(tensor: torch.Tensor, to: Scaled) -> dict[str, torch.Tensor]:
     """What a constant is stored as: its codes, and the parameters of each channel."""
     scale = torch.tensor(to.scale, dtype=torch.float32)
-    codes = torch.from_numpy(to.encode(tensor.detach().cpu().numpy()))
+    codes = torch.from_numpy(to.encode(tensor.detach().cpu().numpy())).contiguous()
     zero = torch.full(scale.shape, to.zero_point, dtype=torch.int64)
     return {"codes": codes, "scale": scale, "zero": zero}
 
