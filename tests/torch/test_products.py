@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 pytest.importorskip("torch")
@@ -11,6 +13,7 @@ from torch import nn
 
 import finecast.torch as ft
 from finecast.engines.torch.integers import compiled_frozen
+from finecast.errors import ModelError
 from finecast.frontends import torch as frontend
 from finecast.measure.environment import environment
 from tests.torch.test_int8 import converted, relative
@@ -105,3 +108,21 @@ def test_such_products_run_on_integers(
     assert not left_out
     with torch.no_grad():
         assert relative(run(net[1]), made(net[1])) < 0.03
+
+
+def test_inputs_that_do_not_fit_are_one_error(
+    net: tuple[nn.Module, torch.Tensor],
+) -> None:
+    """torch logs a traceback of the op that fails, and then raises its error."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    told: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = told.append  # type: ignore[method-assign]
+    log.addHandler(handler)
+    try:
+        with pytest.raises(ModelError, match="cannot capture the module"):
+            ft.convert(net[0], (torch.randn(4, 4, 15),), "all:bf16")
+    finally:
+        log.removeHandler(handler)
+    assert not [record for record in told if record.levelno >= logging.ERROR]
+    assert not log.disabled

@@ -33,7 +33,7 @@ class FrontendEntry:
         module: Where ``read`` and ``take`` are: an opened model of a path, of an object.
         requires: The library that it needs.
         install: How to get that.
-        lacks: Options that say nothing of its models, and what to do instead.
+        lacks: Options, or verbs, that say nothing of its models, and what to do instead.
         writes_folder: Whether what it writes is a folder, known as those that it reads.
     """
 
@@ -129,6 +129,7 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
             **dict.fromkeys(("--engine", "--data", "--dim", "--batch"), "leave it out"),
             "--external-data/--one-file": "leave it out",
             "--from-type": "export the module in fp32: copy.deepcopy(module).float()",
+            "profile": "in Python: finecast.torch.profile(torch.compile(module), inputs)",
         },
     ),
 )
@@ -224,7 +225,7 @@ def check_written(module: str, output: Path) -> None:
 def check_options(
     model: Path, given: Mapping[str, object], *, output: Path | None = None
 ) -> None:
-    """Raise UsageError for an option that says nothing of a model of this kind.
+    """Raise UsageError for an option, or a verb, that says nothing of a model of this kind.
 
     It needs the model's name alone: no library is loaded to say so.
 

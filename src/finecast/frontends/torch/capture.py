@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -125,9 +126,20 @@ def evaluating(module: torch.nn.Module) -> Generator[None]:
 
 
 @contextmanager
+def _raised_alone() -> Generator[None]:
+    """Without the traceback that torch logs of an op that fails, before it raises the same."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+@contextmanager
 def quiet() -> Generator[None]:
-    """Without torch's deprecation notes about its own code."""
-    with warnings.catch_warnings():
+    """Without torch's deprecation notes about its own code, and its log of what it raises."""
+    with warnings.catch_warnings(), _raised_alone():
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\..*")
         warnings.filterwarnings("ignore", category=DeprecationWarning)
