@@ -44,6 +44,14 @@ def test_the_closest_names_come_whatever_their_case() -> None:
     )
 
 
+def test_names_that_contain_the_word_are_offered_where_none_is_like_it() -> None:
+    names = [f"encoder.layer.{i}.attention.query/linear_{i}" for i in range(30)]
+    assert str(unknown_name("Linear_29", [*names, "head"], what="node")) == (
+        "unknown node 'Linear_29': did you mean encoder.layer.29.attention.query/linear_29?"
+    )
+    assert close_names("", names) == []
+
+
 def test_without_a_close_name_some_are_shown() -> None:
     names = [f"/layer/{i}/MatMul" for i in range(30)]
     shown = "there are 30: /layer/0/MatMul, /layer/1/MatMul, /layer/2/MatMul, ..."

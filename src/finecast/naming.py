@@ -96,9 +96,11 @@ def suggestion(name: str, known: Collection[str]) -> str:
 
 
 def close_names(name: str, known: Collection[str]) -> list[str]:
-    """At most three of ``known`` that are most similar to ``name``, whatever their case."""
+    """At most three of ``known``, most similar to ``name`` or with it inside, in any case."""
     folded: dict[str, str] = {}
     for one in list(known)[:_MOST_COMPARED]:
         folded.setdefault(spelled(one), one)
-    found = difflib.get_close_matches(spelled(name), folded, _MOST_OFFERED, _ALIKE)
-    return [folded[one] for one in found]
+    wanted = spelled(name)
+    found = difflib.get_close_matches(wanted, folded, _MOST_OFFERED, _ALIKE)
+    within = [one for one in folded if wanted and wanted in one][:_MOST_OFFERED]
+    return [folded[one] for one in found or within]

@@ -128,3 +128,11 @@ def test_a_function_gives_the_feeds(
     options = ["--calib", f"{mine}:feeds", "--no-memory", "--json", *QUICK[:4]]
     assert main(["profile", model, *options]) == 0
     assert json.loads(capsys.readouterr().out)["models"][0]["batch"] == 7
+
+
+def test_programs_of_pytorch_are_profiled_from_python(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net.pt2").write_bytes(b"")
+    assert main(["profile", str(tmp_path / "net.pt2")]) == ExitCode.USAGE
+    assert "profile does not apply to .pt2 files: in Python" in capsys.readouterr().err

@@ -67,7 +67,7 @@ def test_a_plan_of_several_formats_has_each_where_it_says(device: DeviceModel) -
     assert len(search.candidates()) > 1
     plan: Plan = search.planner.lowest()
     graph = search.planner.graph
-    products = [n.name for n in graph.nodes if n.op == "matmul"]
+    products = [n.name for n in graph.nodes if n.op == "linear"]
     formats = {
         n.id: f
         for n, f in zip(map(graph.find, products), (Format.BF16, Format.FP16), strict=True)

@@ -283,3 +283,15 @@ def test_a_converted_module_compiles_ahead_of_time(saved: Path, tmp_path: Path) 
         # Fused sums may round once less; the products are the same.
         got = compiled(*args, **kwargs)
         assert float((got - want).norm() / want.norm()) < Format.BF16.unit_roundoff
+
+
+def test_what_is_saved_may_be_named_by_text_and_has_to_be_a_program(tmp_path: Path) -> None:
+    made = program()
+    path = str(tmp_path / "low.pt2")
+    assert ft.save(made, path) == Path(path).stat().st_size
+    module = made.module()
+    for call in (lambda: ft.save(module, path), lambda: ft.export(module, module)):  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=r"no exported program: finecast\.torch\.export"):
+            call()
+    with pytest.raises(UsageError, match="no such folder"):
+        ft.save(made, tmp_path / "none" / "low.pt2")

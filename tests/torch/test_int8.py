@@ -235,6 +235,17 @@ def test_places_of_coded_convolutions_are_numbers_for_each_axis(
         assert 0 < relative(made(x), module(x)) < 0.02
 
 
+def test_places_are_numbers_where_convolutions_give_bf16(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(Conv({"padding": "valid"}), nn.ReLU()).eval()
+    made, _ = converted(monkeypatch, (module, torch.randn(2, 3, 9, 9)), "all:int8,bf16")
+    (conv,) = (n for n in made.graph.nodes if n.name.startswith("conv2d"))
+    assert conv.meta["val"].dtype is torch.bfloat16
+    assert conv.kwargs["padding"] == [0, 0]
+
+
 def test_what_does_not_compile_is_told(
     net: tuple[nn.Module, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,7 +86,10 @@ def run(
     from finecast.engines import EMULATOR, engine_for, get_engine
     from finecast.measure.memory import peak_memory
     from finecast.measure.timing import latency, ratio
+    from finecast.subjects import check_options
 
+    for path in models:
+        check_options(path, {"profile": True})
     loader = get_engine(engine) if engine else engine_for(models)
     if loader.name == EMULATOR:
         raise UsageError(

@@ -30,7 +30,7 @@ class FrontendEntry:
         module: The module with ``read``, which opens a path, and ``take``, for an object.
         requires: The library that it needs.
         install: How to install that.
-        lacks: Options that do not apply to its models, and what to do instead.
+        lacks: Options and verbs that do not apply to its models, and what to do instead.
         folders: Files that mark a folder as one of its models.
         beside: Names of further files that may be written with a model: ``{name}`` is the
             name of the model's file, ``{stem}`` the same without its suffix.
@@ -129,6 +129,7 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
             **dict.fromkeys(("--engine", "--data", "--dim", "--batch"), "leave it out"),
             "--external-data/--one-file": "leave it out",
             "--from-type": "export the module in fp32: copy.deepcopy(module).float()",
+            "profile": "in Python: finecast.torch.profile(torch.compile(module), inputs)",
         },
     ),
 )
@@ -224,7 +225,7 @@ def check_written(module: str, output: Path) -> None:
 def check_options(
     model: Path, given: Mapping[str, object], *, output: Path | None = None
 ) -> None:
-    """Raise UsageError for an option that does not apply to a model of this kind.
+    """Raise UsageError for an option or verb that does not apply to a model of this kind.
 
     Only the model's name is needed: no library is imported.
 

@@ -27,7 +27,7 @@ from finecast.errors import ModelError, UsageError
 from finecast.frontends.torch.codes import coded_ops
 from finecast.frontends.torch.containers import INSTEAD, PLAIN, TREES, import_containers, texts
 
-_TRUST: Final = "if you trust who made it, say so: --trust, or trust=True"
+_TRUST: Final = "if you trust who made it, say so: --trust"
 _MODEL: Final = "models/model.json"
 _SAMPLES: Final = "data/sample_inputs/model.pt"
 _MEMBERS: Final = re.compile(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from torch.fx import GraphModule
 from finecast.errors import ModelError
 from finecast.frontends.torch.fold import fold_batch_norms
 from finecast.frontends.torch.layout import read_whole_memory
+from finecast.frontends.torch.products import state_linear_layers
 from finecast.frontends.torch.reader import FxBinding, attribute, read, written
 from finecast.graph import Graph
 
@@ -54,7 +56,8 @@ def capture(
         args: Example positional inputs.
         kwargs: Example keyword inputs.
         dynamic_shapes: As ``torch.export.export`` takes them.
-        fold: Fold batch norms into the convolutions before them.
+        fold: Fold batch norms into the convolutions before them, and state products with
+            constant matrices as linear layers.
 
     Raises:
         ModelError: If ``torch.export`` cannot capture the module; says why.
@@ -71,6 +74,7 @@ def capture(
     _drop_assertions(unlifted)
     if fold:
         fold_batch_norms(unlifted)
+        state_linear_layers(unlifted)
     read_whole_memory(unlifted)
     graph, binding = read(unlifted)
     return Captured(program=program, module=unlifted, graph=graph, binding=binding)
@@ -131,9 +135,20 @@ def evaluating(module: torch.nn.Module) -> Generator[None]:
 
 
 @contextmanager
+def _raised_alone() -> Generator[None]:
+    """Without the traceback that torch logs of an op that fails, before it raises the same."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+@contextmanager
 def quiet() -> Generator[None]:
-    """Without torch's warnings about its own code."""
-    with warnings.catch_warnings():
+    """Without torch's warnings about its own code, and its log of what it then raises."""
+    with warnings.catch_warnings(), _raised_alone():
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\..*")
         warnings.filterwarnings("ignore", category=DeprecationWarning)

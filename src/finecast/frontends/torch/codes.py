@@ -12,8 +12,9 @@ import torch
 from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
+from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
-from finecast.frontends.torch.aten import named_arguments
+from finecast.frontends.torch.aten import named_arguments, native_name
 from finecast.frontends.torch.casts import conversion
 from finecast.numbers.scaled import Scaled
 
@@ -21,6 +22,9 @@ _CAST: Final = torch.ops.aten._to_copy.default
 _CONV: Final = torch.ops.aten.conv2d.default
 _CONV_PADDING_BY_NAME: Final = torch.ops.aten.conv2d.padding
 _BY_AXIS: Final = ("stride", "padding", "dilation")
+_LINEAR: Final = torch.ops.aten.linear.default
+_RESHAPE: Final = torch.ops.aten.reshape.default
+_RESHAPES: Final = frozenset({"aten::view", "aten::_unsafe_view", "aten::reshape"})
 _OPS_MODULE: Final = "torch.ao.quantization.fx._decomposed"
 
 
@@ -43,7 +47,7 @@ def round_trip(graph: FxGraph, value: FxNode, to: Scaled) -> tuple[FxNode, FxNod
 def stored_codes(tensor: torch.Tensor, to: Scaled) -> dict[str, torch.Tensor]:
     """The tensors that a constant is stored as: codes, and scales and zeros of channels."""
     scale = torch.tensor(to.scale, dtype=torch.float32)
-    codes = torch.from_numpy(to.encode(tensor.detach().cpu().numpy()))
+    codes = torch.from_numpy(to.encode(tensor.detach().cpu().numpy())).contiguous()
     zero = torch.full(scale.shape, to.zero_point, dtype=torch.int64)
     return {"codes": codes, "scale": scale, "zero": zero}
 
@@ -62,12 +66,7 @@ def read_back(graph: FxGraph, stored: dict[str, FxNode], to: Scaled) -> FxNode:
 
 def scales_of_products(module: GraphModule) -> dict[str, str]:
     """Paths of the scales of coded constants, by the names of the FX nodes that read them."""
-    return {
-        product.name: str(back.args[1].target)
-        for back in _coded_constants(module)
-        for user in back.users
-        for product in (user.users if conversion(user) else (user,))
-    }
+    return {p.name: str(back.args[1].target) for p, back in _products(module)}
 
 
 def give_bf16(module: GraphModule) -> None:
@@ -78,8 +77,7 @@ def give_bf16(module: GraphModule) -> None:
     kernel of its own. Run op by op, the decoded operands are rounded to bf16, too.
     """
     graph = module.graph
-    products = [p for back in _coded_constants(module) for p in back.users]
-    for product in products:
+    for product, _ in _products(module):
         casts = list(product.users)
         if not casts or any(conversion(c) is not torch.bfloat16 for c in casts):
             continue
@@ -100,7 +98,7 @@ def state_by_axis(module: GraphModule) -> None:
     oneDNN's packed kernels take neither the padding ``valid`` nor one number for both axes:
     with them the whole module would not compile.
     """
-    for product in [p for back in _coded_constants(module) for p in back.users]:
+    for product, _ in _products(module):
         given = named_arguments(product)
         named = product.target is _CONV_PADDING_BY_NAME
         if named and given.get("padding", "valid") == "valid":
@@ -113,7 +111,80 @@ def state_by_axis(module: GraphModule) -> None:
             product.args, product.kwargs = operands, given
 
 
-def _coded_constants(module: GraphModule) -> list[Any]:
-    """Nodes that decode constants with a scale for each channel."""
+def state_rows(module: GraphModule) -> None:
+    """Compute linear layers of codes on two axes where their results are read as rows.
+
+    Inductor flattens the operand of a linear layer to a matrix, and reshapes the result back.
+    A reshape of the result to rows cancels the second of these, and then no pattern of its
+    products on integers matches.
+    """
+    for product, _ in _products(module):
+        whole = product.meta["val"]
+        if product.target is not _LINEAR or whole.ndim < 3:
+            continue
+        flat = whole.flatten(0, -2)
+        readers = [r for r in product.users if _reshapes_to(r, flat)]
+        if readers and _read_rows(product):
+            product.meta["val"] = flat
+            for reader in readers:
+                reader.replace_all_uses_with(product)
+    module.graph.eliminate_dead_code()
+
+
+def _read_rows(product: FxNode) -> bool:
+    """Let ``product`` read its codes as rows, and reshape its result back for its readers.
+
+    Returns False, and changes nothing, where its operand is not decoded from codes.
+    """
+    steps = [product.all_input_nodes[0]]
+    while conversion(steps[-1]):
+        steps.append(steps[-1].all_input_nodes[0])
+    if steps[-1].target is not coded_ops().dequantize_per_tensor.default:
+        return False
+    graph, codes = product.graph, steps[-1].all_input_nodes[0]
+    with graph.inserting_before(product):
+        shape = codes.meta["val"].shape
+        axes = [_size(codes, axis) for axis in range(len(shape) - 1)]
+        read = graph.call_function(_RESHAPE, (codes, [-1, shape[-1]]))
+        read.meta = {**codes.meta, "val": codes.meta["val"].flatten(0, -2)}
+        for step in reversed(steps):
+            before = step.all_input_nodes[0]
+            read = graph.node_copy(step, {before: read}.__getitem__)
+            read.meta["val"] = step.meta["val"].flatten(0, -2)
+    product.replace_input_with(steps[0], read)
+    with graph.inserting_after(product):
+        back = graph.call_function(_RESHAPE, (product, [*axes, -1]))
+    back.meta = dict(product.meta)
+    product.replace_all_uses_with(back, lambda reader: reader is not back)
+    return True
+
+
+def _reshapes_to(reader: FxNode, like: Any) -> bool:
+    """Whether ``reader`` reshapes its operand to the shape of ``like``."""
+    if native_name(reader) not in _RESHAPES:
+        return False
+    return statically_known_true(sym_eq(reader.meta["val"].shape, like.shape))
+
+
+def _size(node: FxNode, axis: int) -> int | FxNode:
+    """The size of an axis: a number, or a new node that computes it."""
+    size = node.meta["val"].shape[axis]
+    if isinstance(size, int):
+        return size
+    told = node.graph.call_function(torch.ops.aten.sym_size.int, (node, axis))
+    told.meta["val"] = size
+    return told
+
+
+def _products(module: GraphModule) -> list[tuple[FxNode, Any]]:
+    """Ops that read constants with a scale for each channel, each with the node that decodes.
+
+    A cast may stand between the two.
+    """
     op = coded_ops().dequantize_per_channel.default
-    return list(module.graph.find_nodes(op="call_function", target=op))
+    return [
+        (product, back)
+        for back in module.graph.find_nodes(op="call_function", target=op)
+        for user in back.users
+        for product in (user.users if conversion(user) else (user,))
+    ]

@@ -300,6 +300,18 @@ class _Reader:
         return text.hexdigest()[:16]
 
 
+def register(module: torch.nn.Module, path: str, tensor: torch.Tensor) -> str:
+    """Add a parameter or buffer to ``module`` itself; returns its name, made of ``path``."""
+    name = path.replace(".", "_")
+    while hasattr(module, name):
+        name += "_"
+    if isinstance(tensor, torch.nn.Parameter):
+        module.register_parameter(name, tensor)
+    else:
+        module.register_buffer(name, tensor)
+    return name
+
+
 def attribute(module: torch.nn.Module, path: str) -> torch.Tensor:
     """The parameter, buffer or constant at a dotted ``path``."""
     *parents, last = path.split(".")

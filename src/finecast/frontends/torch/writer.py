@@ -23,6 +23,7 @@ from finecast.frontends.torch.codes import (
     read_back,
     round_trip,
     state_by_axis,
+    state_rows,
     stored_codes,
 )
 from finecast.frontends.torch.layout import free_of_strides
@@ -31,6 +32,7 @@ from finecast.frontends.torch.reader import (
     ValueSource,
     attribute,
     forget_unused,
+    register,
     tensor_inputs,
 )
 from finecast.graph import Graph
@@ -84,6 +86,7 @@ def apply_edits(
         if any(isinstance(edit, RoundTrip) for edit in edits):
             give_bf16(module)
             state_by_axis(module)
+            state_rows(module)
         free_of_strides(module)
     if any(isinstance(edit, ConvertConstant | RoundTrip) for edit in edits):
         forget_unused(module)
@@ -213,7 +216,7 @@ class _Writer:
         if key not in self.code_names:
             known = f"{path}_{to.label}_{len(self.code_names)}"
             self.code_names[key] = {
-                part: _register(module, f"{known}_{part}", array)
+                part: register(module, f"{known}_{part}", array)
                 for part, array in stored_codes(tensor, to).items()
             }
         stored: dict[str, FxNode] = {}
@@ -234,7 +237,7 @@ class _Writer:
         key = (id(tensor), edit.to)
         if key not in self.low_names:
             low_tensor = _converted(tensor, edit.to)
-            self.low_names[key] = _register(module, f"{path}_{edit.to.label}", low_tensor)
+            self.low_names[key] = register(module, f"{path}_{edit.to.label}", low_tensor)
         with fx.inserting_after(source):
             low = fx.get_attr(self.low_names[key])
         _mark(low, source, self._fake(edit.value, edit.to))
@@ -303,18 +306,6 @@ def _mark(new: FxNode, origin: FxNode, val: Any) -> None:
     """Give ``new`` the metadata of ``origin`` and the fake result ``val``."""
     new.meta = {k: v for k, v in origin.meta.items() if k not in ("val", "tensor_meta")}
     new.meta["val"] = val
-
-
-def _register(module: torch.nn.Module, path: str, tensor: torch.Tensor) -> str:
-    """Add a parameter or buffer to ``module`` itself; returns its name, made of ``path``."""
-    name = path.replace(".", "_")
-    while hasattr(module, name):
-        name += "_"
-    if isinstance(tensor, torch.nn.Parameter):
-        module.register_parameter(name, tensor)
-    else:
-        module.register_buffer(name, tensor)
-    return name
 
 
 def _converted(constant: torch.Tensor, fmt: Format) -> torch.Tensor:

@@ -39,8 +39,10 @@ def export(module: GraphModule, program: ExportedProgram) -> ExportedProgram:
     Sizes that are free in ``program`` are free in the result, within the same bounds.
 
     Raises:
+        UsageError: If ``program`` is no exported program.
         ModelError: If the program carries no example inputs.
     """
+    _check_program(program)
     args, kwargs = examples(program)
     shapes = ShapesCollection()
     signature = ProgramSignature.of(program)
@@ -59,6 +61,15 @@ def export(module: GraphModule, program: ExportedProgram) -> ExportedProgram:
         return torch.export.export(module, args, kwargs, dynamic_shapes=given)
 
 
+def _check_program(program: object) -> None:
+    """Raise UsageError for what is no exported program, as a converted module is none."""
+    if not isinstance(program, ExportedProgram):
+        raise UsageError(
+            f"a {type(program).__name__} is no exported program",
+            fix="finecast.torch.export(low, program), with the program that it was made of",
+        )
+
+
 def _dim(program: ExportedProgram, size: torch.SymInt) -> Any:
     """The free size with its bounds; ``export`` infers sizes computed from others."""
     bounds = program.range_constraints.get(size.node.expr)
@@ -68,8 +79,16 @@ def _dim(program: ExportedProgram, size: torch.SymInt) -> Any:
     return Dim(str(size), min=lower, max=upper)
 
 
-def save(program: ExportedProgram, path: Path, *, plan: Plan | None = None) -> int:
-    """Write a program in one step, with its plan as an extra file; returns its bytes."""
+def save(program: ExportedProgram, path: str | Path, *, plan: Plan | None = None) -> int:
+    """Write a program in one step, with its plan as an extra file; returns its bytes.
+
+    Raises:
+        UsageError: If it is no exported program, or cannot be written there.
+    """
+    path = Path(path)
+    _check_program(program)
+    if not path.parent.is_dir():
+        raise UsageError("no such folder", where=str(path.parent), fix="create it first")
     extra = {PLAN_FILE: plan.to_json()} if plan is not None else {}
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".finecast-") as folder:
         staged = Path(folder) / "model.pt2"

@@ -1,0 +1,150 @@
+"""Products by constant matrices are linear layers, however a module writes them."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+
+import finecast.torch as ft
+from finecast.engines.torch.integers import compiled_frozen
+from finecast.errors import ModelError
+from finecast.frontends import torch as frontend
+from finecast.measure.environment import environment
+from tests.torch.test_int8 import converted, relative
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
+]
+
+
+class Turned(nn.Module):
+    """Weights whose rows are inputs, as those of transformers' GPT-2, and one that is tied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 24) / 4)
+        self.bias = nn.Parameter(torch.randn(24))
+        self.tied = nn.Parameter(torch.randn(24, 16) / 4)
+        self.register_buffer("last", torch.randn(16, 16) / 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = torch.addmm(self.bias, x.flatten(0, 1), self.weight)
+        x = (torch.tanh(rows) @ self.tied).view(x.shape) + self.tied.sum(0)
+        return x @ self.last
+
+
+class Others(nn.Module):
+    """Products that are none: scaled, by a matrix that is computed, of constants alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 16))
+        self.bias = nn.Parameter(torch.randn(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scaled = torch.addmm(self.bias, x, self.weight, alpha=2)
+        wide = torch.addmm(x, x, self.weight)
+        return scaled @ torch.tanh(self.weight) + self.weight @ self.weight + wide
+
+
+@pytest.fixture
+def net() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    return Turned().eval(), torch.randn(4, 4, 16)
+
+
+def test_products_by_constants_are_linear_layers(net: tuple[nn.Module, torch.Tensor]) -> None:
+    module, x = net
+    captured = frontend.capture(module, (x,))
+    assert [n.op for n in captured.graph.nodes if n.op in ("linear", "addmm", "matmul")] == [
+        "linear"
+    ] * 3
+    # The weights are the module's own memory.
+    made = ft.convert(module, (x,), "matmult:bf16", user_rules={"no": lambda _: "fp32"})
+    addresses = {p.data_ptr() for p in (*module.parameters(), *module.buffers())}
+    assert {p.data_ptr() for p in (*made.parameters(), *made.buffers())} == addresses
+    with torch.no_grad():
+        assert torch.equal(made(x), module(x))
+
+
+def test_products_that_are_no_linear_layers_stay() -> None:
+    torch.manual_seed(0)
+    module, x = Others().eval(), torch.randn(16, 16)
+    captured = frontend.capture(module, (x,))
+    assert "linear" not in {n.op for n in captured.graph.nodes}
+    made = ft.convert(module, (x,), "matmult:bf16")
+    with torch.no_grad():
+        assert 0 < relative(made(x), module(x)) < 0.02
+
+
+def test_weights_whose_paths_differ_in_a_dot_stay_apart() -> None:
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(16, 16))
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Part()
+            self.part_weight = nn.Parameter(torch.randn(16, 16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.part.weight - x @ self.part_weight
+
+    torch.manual_seed(0)
+    module, x = Both().eval(), torch.randn(4, 16)
+    made = ft.convert(module, (x,), "matmult:bf16")
+    with torch.no_grad():
+        assert 0 < relative(made(x), module(x)) < 0.02
+
+
+@pytest.mark.parametrize("policy", ["all:int8", "all:int8,bf16"])
+def test_such_products_read_codes(
+    net: tuple[nn.Module, torch.Tensor], policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, x = net
+    made, _ = converted(monkeypatch, net, policy)
+    assert made.finecast_plan.counts["int8"] == 3
+    codes = [t for name, t in made.named_buffers() if name.endswith("_codes")]
+    assert all(t.is_contiguous() for t in codes)
+    with torch.no_grad():
+        assert 0 < relative(made(x), module(x)) < 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not {"avx512_vnni", "avx_vnni"} & set(environment().flags), reason="needs VNNI"
+)
+def test_such_products_run_on_integers(
+    net: tuple[nn.Module, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _ = converted(monkeypatch, net, "all:int8,bf16")
+    run, left_out = compiled_frozen(made, (net[1],), {})
+    assert not left_out
+    with torch.no_grad():
+        assert relative(run(net[1]), made(net[1])) < 0.03
+
+
+def test_inputs_that_do_not_fit_are_one_error(
+    net: tuple[nn.Module, torch.Tensor],
+) -> None:
+    """torch logs a traceback of the op that fails, and then raises its error."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    told: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = told.append  # type: ignore[method-assign]
+    log.addHandler(handler)
+    try:
+        with pytest.raises(ModelError, match="cannot capture the module"):
+            ft.convert(net[0], (torch.randn(4, 4, 15),), "all:bf16")
+    finally:
+        log.removeHandler(handler)
+    assert not [record for record in told if record.levelno >= logging.ERROR]
+    assert not log.disabled
