@@ -26,6 +26,8 @@ pytestmark = [
 class Turned(nn.Module):
     """Weights whose rows are inputs, as those of transformers' GPT-2, and one that is tied."""
 
+    last: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(16, 24) / 4)
