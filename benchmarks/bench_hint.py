@@ -92,6 +92,8 @@ def tuned(net: hint_nets.Net, folder: Path) -> dict[str, Any]:
         net.model, folder / "tuned.onnx", evaluate=score, calib=lambda: net.feeds,
         criterion="absolute", tolerance=allowed, policy="auto:bf16", engine="openvino",
     )  # fmt: skip
+    # Loaded anew: what was loaded before the search lies in other memory, and was 4% faster.
+    models = {"fp32": Compiled.of(net.model, "f32"), "hint": Compiled.of(net.model, "bf16")}
     if outcome.improved:
         models["tuned"] = Compiled.of(folder / "tuned.onnx", "f32")
     return {
