@@ -64,7 +64,7 @@ def measured(net: hint_nets.Net, folder: Path) -> dict[str, Any]:
     ).plan
     for name, chosen in hint_plans(net).items():
         api.apply(chosen, net.model, files[name], verify=False)
-    models = {"fp32": Compiled.of(net.model, "f32"), "hint": Compiled.of(net.model, "bf16")}
+    models = _references(net)
     models |= {n: Compiled.of(f, "f32") for n, f in files.items() if f.is_file()}
     return {
         "kernels": {n: asdict(kernels_of(m.model)) for n, m in models.items()},
@@ -80,7 +80,7 @@ def tuned(net: hint_nets.Net, folder: Path) -> dict[str, Any]:
     ``tune`` counts processor time, too.
     """
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    models = {"fp32": Compiled.of(net.model, "f32"), "hint": Compiled.of(net.model, "bf16")}
+    models = _references(net)
     wanted = [copies(models["fp32"], given) for given in net.feeds]
 
     def score(run: Run) -> float:
@@ -93,7 +93,7 @@ def tuned(net: hint_nets.Net, folder: Path) -> dict[str, Any]:
         criterion="absolute", tolerance=allowed, policy="auto:bf16", engine="openvino",
     )  # fmt: skip
     # Loaded anew: what was loaded before the search lies in other memory, and was 4% faster.
-    models = {"fp32": Compiled.of(net.model, "f32"), "hint": Compiled.of(net.model, "bf16")}
+    models = _references(net)
     if outcome.improved:
         models["tuned"] = Compiled.of(folder / "tuned.onnx", "f32")
     return {
@@ -105,6 +105,11 @@ def tuned(net: hint_nets.Net, folder: Path) -> dict[str, Any]:
         "errors": errors(models, net.feeds),
         "speed": speeds(models, net.feeds[0]),
     }
+
+
+def _references(net: hint_nets.Net) -> dict[str, Compiled]:
+    """The fp32 model, and the same under the hint."""
+    return {"fp32": Compiled.of(net.model, "f32"), "hint": Compiled.of(net.model, "bf16")}
 
 
 def hint_plans(net: hint_nets.Net) -> dict[str, Plan]:

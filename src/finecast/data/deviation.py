@@ -12,7 +12,7 @@ import numpy as np
 from finecast.engines.base import Array
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
-from finecast.ops import OpKind, by_name
+from finecast.ops import READS_SHAPE_ONLY, OpKind, by_name
 
 ROUNDINGS_PER_OP: Final = 3
 """An op in a low format rounds its operand, its weight and its result."""
@@ -35,8 +35,6 @@ is the difference of coordinates) digits may be lost rightly; reports state the 
 # Ops whose result depends on which of two numbers is larger: a rounding may change all of it.
 _DECIDES: Final = frozenset({OpKind.COMPARISON, OpKind.INDEX, OpKind.QUANTIZE})
 _STEPS: Final = frozenset({"floor", "ceil", "round", "trunc", "sign", "mod", "floor_divide"})
-# Ops whose result does not depend on the numbers that they read.
-_READS_SHAPES: Final = frozenset({"shape", "size"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +110,7 @@ def expected(graph: Graph, formats: Mapping[int, Format]) -> Expected:
 
 def _decides(graph: Graph, node: Node) -> bool:
     """Whether a rounding of what the node reads may change its result by any amount."""
-    if node.op in _READS_SHAPES:
+    if node.op in READS_SHAPE_ONLY:
         return False
     if by_name(node.op).kind in _DECIDES or node.op in _STEPS:
         return True

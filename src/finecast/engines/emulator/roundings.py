@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from finecast.devices.emulation import EmulatedPorts, Emulation, is_parameter, is_relayout
 from finecast.devices.setting import ALWAYS, PARAMETER, READ, RELAYOUT, WRITE, Bit
@@ -21,7 +20,7 @@ from finecast.graph import PHI, Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder
 from finecast.numbers.scaled import Scaled
-from finecast.ops import OpKind, by_name
+from finecast.ops import READS_SHAPE_ONLY, OpKind, by_name
 from finecast.rules.quantized import DEQUANTIZES
 
 
@@ -45,7 +44,6 @@ Roundings = Mapping[RoundTo, frozenset[Bit]]
 """Roundings in order, each done if any of its bits is set."""
 Port = tuple[int, int]
 """A node's id and the index of one of its inputs."""
-_NO_FLOAT_RESULT: Final = frozenset({"shape", "size"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +191,7 @@ class GraphRoundings:
         if node.op == PHI:
             return None
         floats = list(self.graph.following_inputs(node))
-        if len(floats) != 1 or floats[0].constant is not None or node.op in _NO_FLOAT_RESULT:
+        if len(floats) != 1 or floats[0].constant is not None or node.op in READS_SHAPE_ONLY:
             return None
         return floats[0] if any(True for _ in self.graph.following_outputs(node)) else None
 
@@ -275,7 +273,7 @@ class GraphRoundings:
                 own, self.emulation.flushes(node, own), own=self.stated(node) is None
             )
             found[into] = frozenset({ALWAYS})
-        if node.id in self.ports and node.op not in _NO_FLOAT_RESULT:
+        if node.id in self.ports and node.op not in READS_SHAPE_ONLY:
             wanted = self.ports[node.id].read
             if wanted.scaled and encoding is None:
                 wanted = Format.FP32  # an operand that stays as it is

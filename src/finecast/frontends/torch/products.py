@@ -43,6 +43,8 @@ def state_linear_layers(module: GraphModule) -> None:
         turned.meta = {**weights.meta, "val": weights.meta["val"].t()}
         node.target, node.kwargs = _LINEAR, {}
         node.args = (value, turned) if added is None else (value, turned, added)
+    if not transposed:
+        return
     module.graph.eliminate_dead_code()
     forget_unused(module)
     module.recompile()
