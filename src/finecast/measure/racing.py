@@ -168,7 +168,7 @@ class Race:
         return {
             name
             for pair in pairwise(order)
-            if not self._between(*pair).settles(self.matters)
+            if not self.between(*pair).settles(self.matters)
             and any(self.slowdown(one).low <= limit for one in pair)
             for name in pair
         }
@@ -180,11 +180,11 @@ class Race:
 
     def slowdown(self, name: str) -> Interval:
         """The time of ``name`` over the anchor's."""
-        return self._between(name, ANCHOR)
+        return self.between(name, ANCHOR)
 
     def speed(self, name: str) -> Interval:
         """How many times as fast as the anchor ``name`` is."""
-        return self._between(ANCHOR, name)
+        return self.between(ANCHOR, name)
 
     def latency(self, name: str) -> Latency:
         """All times of ``name``, in the order of the rounds."""
@@ -194,7 +194,7 @@ class Race:
         """Time of a call: the anchor's median time multiplied by the slowdown of ``name``."""
         return self.latency(ANCHOR).median_s * self.slowdown(name).median
 
-    def _between(self, one: str, other: str) -> Interval:
+    def between(self, one: str, other: str) -> Interval:
         """The time of ``one`` over that of ``other``, in the rounds that both ran in."""
         ratios = self._ratios(one, other)
         low, median, high = (float(q) for q in np.quantile(ratios, (0.25, 0.5, 0.75)))

@@ -1,23 +1,30 @@
 """The last race of a search: between the plan found and those that may be better.
 
 The first race, of all plans, tells times to some percent only, and the fastest of many plans
-is the fastest partly by chance.
+is the fastest partly by chance. What one race says of two plans that differ by about 3% may
+differ in the next. So here a more accurate plan counts as equally fast until it is known to
+be more than 3% slower, and two runs of one search agree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
+from finecast.measure.racing import Race
 from finecast.pipeline.measuring import Measurements
-from finecast.pipeline.search import Candidate, chain
+from finecast.pipeline.search import SAME_TIME, Candidate, chain
 from finecast.pipeline.trials import Trials
 from finecast.planning.plan import Plan
 
 # The most races. Each takes seconds; if the plans of so many were not faster after all, the
 # others hardly are.
 _MOST: Final = 4
+# A plan that is slower by this ratio, as far as is known, does not count as equally fast,
+# however uncertain that is.
+_SLOWER: Final = 1.05
 
 
 def last_race(
@@ -54,7 +61,9 @@ def last_race(
             for c in racing
             if c.plan.digest in costs.names
         ]
-        best = trials.search(chain(known, fp32, least), evaluate) if racing[1:] else None
+        same = partial(_same_time, costs)
+        chained = chain(known, fp32, least, same)
+        best = trials.search(chained, evaluate, same) if racing[1:] else None
         best = best or found
         left = [c for c in left if c.plan.digest not in raced]
         if costs.speed(best.plan.digest).median >= least or races == _MOST:
@@ -63,3 +72,9 @@ def last_race(
         if following is None:
             return best, measurements
         found = following
+
+
+def _same_time(costs: Race, fast: Candidate, other: Candidate) -> bool:
+    """Whether ``other`` is not known to be more than ``SAME_TIME`` slower than ``fast``."""
+    slower = costs.between(other.plan.digest, fast.plan.digest)
+    return slower.low <= SAME_TIME and slower.median <= _SLOWER

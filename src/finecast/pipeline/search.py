@@ -3,8 +3,8 @@
 Candidates that another one beats in both cost and predicted error are not tried. The others
 form a chain in which a faster plan is less accurate. "Faster" means of less cost, whatever
 the objective counts: latency, time under load, or bytes. The fastest is evaluated first; if
-it misses the criterion, bisection finds the fastest one that meets it. Of plans whose costs
-are within 3% of one another the most accurate is taken.
+it misses the criterion, bisection finds the fastest one that meets it. Of plans that count as
+equally fast the most accurate is taken.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
 
 SAME_TIME: Final = 1.03
-"""Plans whose costs are within this ratio count as equally fast."""
+"""Plans whose costs are within this ratio count as equally fast, if not told otherwise."""
 # Evaluations that an aimed search may take beyond those of halving; mostly it takes fewer.
 _SPARE: Final = 2
 
@@ -56,6 +56,15 @@ class Candidate:
         return self.cost * (1 + self.spread)
 
 
+# Whether a candidate counts as equally fast as one of less cost, which comes first.
+SameTime = Callable[[Candidate, Candidate], bool]
+
+
+def same_time(fast: Candidate, other: Candidate) -> bool:
+    """Whether the costs are within ``SAME_TIME`` of one another."""
+    return other.cost <= fast.cost * SAME_TIME
+
+
 def worth_timing(
     proposals: Sequence[Proposal], min_speedup: float = MIN_SPEEDUP
 ) -> list[Proposal]:
@@ -74,21 +83,24 @@ def worth_timing(
 
 
 def chain(
-    candidates: Sequence[Candidate], baseline: float, min_speedup: float = MIN_SPEEDUP
+    candidates: Sequence[Candidate],
+    baseline: float,
+    min_speedup: float = MIN_SPEEDUP,
+    same: SameTime = same_time,
 ) -> list[Candidate]:
     """Candidates that gain enough over the baseline and that no other beats, fastest first."""
     kept: list[Candidate] = []
-    since = 0.0  # cost of the fastest candidate that counts as equally fast as kept[-1]
+    fastest: Candidate | None = None  # of those that count as equally fast as kept[-1]
     for one in sorted(candidates, key=lambda c: (c.cost, c.error)):
         if one.cost * min_speedup >= baseline:
             continue
         if kept and one.error >= kept[-1].error:
             continue
         # Equally fast as the one before and more accurate: it takes that one's place.
-        if kept and one.cost <= since * SAME_TIME:
+        if fastest is not None and same(fastest, one):
             kept[-1] = one
             continue
-        since = one.cost
+        fastest = one
         kept.append(one)
     return kept
 
@@ -98,6 +110,7 @@ def fastest_passing(
     passes: Callable[[Candidate], bool],
     may_try: Callable[[Candidate], bool] = lambda _: True,
     aim: Callable[[Sequence[Candidate]], int | None] = lambda _: None,
+    same: SameTime = same_time,
 ) -> Candidate | None:
     """The fastest candidate that passes, if passing is monotone along the chain.
 
@@ -112,6 +125,7 @@ def fastest_passing(
         may_try: Whether the budget allows the evaluation of a candidate.
         aim: The index at which the fastest that passes is expected, or None. It is tried
             next, as long as at most two evaluations more than halving takes are needed.
+        same: Whether two candidates are equally fast.
     """
     found, passed = -1, set[int]()
     low, high, middle = 0, len(chained) - 1, aim(chained) or 0
@@ -128,8 +142,8 @@ def fastest_passing(
         middle = min(max(middle, low, high - reach), high, low + reach)
     if found < 0:
         return None
-    limit = chained[found].cost * SAME_TIME
-    near = max(i for i, c in enumerate(chained) if c.cost <= limit)
+    equal = (i for i in range(found + 1, len(chained)) if same(chained[found], chained[i]))
+    near = max(equal, default=found)
     if near in passed or (may_try(chained[near]) and passes(chained[near])):
         return chained[near]
     return chained[found]

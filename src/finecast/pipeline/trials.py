@@ -13,9 +13,11 @@ from finecast.pipeline.goal import Budget
 from finecast.pipeline.search import (
     SAME_TIME,
     Candidate,
+    SameTime,
     fastest_passing,
     none_passes,
     rivals,
+    same_time,
 )
 from finecast.pipeline.study import Study, Trial, TrialKey
 from finecast.pipeline.workload import Workload
@@ -68,14 +70,16 @@ class Trials:
         judge = f"{self.workload.digest}\0{self.baseline:.6g}"
         self._judged_by = hashlib.sha256(judge.encode()).hexdigest()[:16]
 
-    def search(self, chained: Sequence[Candidate], measure: Measure) -> Candidate | None:
+    def search(
+        self, chained: Sequence[Candidate], measure: Measure, same: SameTime = same_time
+    ) -> Candidate | None:
         """The fastest candidate that passes, by the metric that ``measure`` gives on all data.
 
         Trials of an earlier run only guide the search: a candidate found by one is evaluated
         again. If it then fails, those trials are of other code or data, and are dropped.
         """
         self._measure = measure
-        found = fastest_passing(chained, self.passes, self.may_try, self._aim)
+        found = fastest_passing(chained, self.passes, self.may_try, self._aim, same)
         if found is None or found.plan.digest not in self.reused:
             return found
         if self._judge(found, self._evaluate(found)):
@@ -84,7 +88,7 @@ class Trials:
         self.tried = {kept: self.tried[kept]}
         self.reused.clear()
         self._resume = False
-        return fastest_passing(chained, self.passes, self.may_try, self._aim)
+        return fastest_passing(chained, self.passes, self.may_try, self._aim, same)
 
     def misses(self, candidate: Candidate, measure: Measure) -> bool:
         """Whether the budget allows to evaluate ``candidate``, and it fails."""
