@@ -54,6 +54,28 @@ def test_explain_of_a_plan(finecast: Finecast, net: Path, tmp_path: Path) -> Non
     assert "onnx::MatMul" in answer.out
 
 
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["--auto-cast", "all"], "--auto-cast"),
+        (["--exclude", "soft", "--keep-ops"], "--exclude, --keep-ops"),
+        (["--disable-mixed-precision-accumulation"], "--enable-mixed-precision-accumulation"),
+        (["--target", "trn2"], "--target"),
+        (["--batch", "2"], "--batch"),
+        (["--from-type", "fp16"], "--from-type"),
+    ],
+)
+def test_options_that_a_plan_settles_are_refused_beside_it(
+    finecast: Finecast, net: Path, tmp_path: Path, given: list[str], named: str
+) -> None:
+    plan = tmp_path / "p.json"
+    assert finecast("convert", net, "-o", tmp_path / "l.onnx", "--plan-out", plan).code == 0
+    answer = finecast("explain", net, "product", "--plan", plan, *given)
+    assert answer.code == 2
+    assert named in answer.err
+    assert "--plan" in answer.err
+
+
 @pytest.mark.parametrize("low", ["fp16", "int8"])
 def test_explain_tells_as_what_an_op_reads(
     low: str, finecast: Finecast, net: Path, tmp_path: Path

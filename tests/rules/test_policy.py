@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from finecast.errors import UsageError
 from finecast.numbers.formats import FLOATS, Format
-from finecast.rules.policy import Policy, Scope, assignments, low_format, patterns
+from finecast.rules.policy import Adjust, Policy, Scope, assignments, low_format, patterns
 from finecast.rules.ranges import Calibration
 
 LOW = [f for f in FLOATS if f.storage is not Format.FP32]
@@ -38,6 +38,13 @@ def test_a_label_states_how_ranges_are_taken_where_it_matters(how: Calibration) 
     policy = Policy(formats=(Format.INT8, Format.BF16), calibration=how)
     assert Policy.parse(policy.label) == policy
     assert Policy(formats=(Format.BF16,), calibration=how).label == "auto:bf16"
+
+
+@pytest.mark.parametrize("adjust", [None, (), (Adjust.BIAS,), (*Adjust,)])
+def test_a_label_states_what_is_adjusted(adjust: tuple[Adjust, ...] | None) -> None:
+    """None tries what helps, an empty tuple nothing."""
+    policy = Policy(formats=(Format.INT8,), adjust=adjust)
+    assert Policy.parse(policy.label) == policy
 
 
 @pytest.mark.parametrize("text", ["all:int8@entropy", "all:bf16@mse", "all:int8@"])

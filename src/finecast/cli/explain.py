@@ -9,6 +9,7 @@ import typer
 
 from finecast.cli.common import EngineName, FromType, Json, Model, Trust
 from finecast.cli.data_options import Data
+from finecast.cli.groups import given_in
 from finecast.cli.output import add_row, new_table, warn, write_json, write_line, write_table
 from finecast.cli.policy_options import Casting, Device, Narrowing, Target
 from finecast.errors import EngineError, UsageError
@@ -52,14 +53,17 @@ def run(
     from finecast.planning.plan import Plan
     from finecast.subjects import check_options
 
+    if plan is not None:
+        whole = {"--target": target, "--from-type": from_type}
+        _refuse_beside_plan(
+            [*given_in(casting, narrowing, device, data), *(o for o, v in whole.items() if v)]
+        )
     choice = narrowing.narrowed(device.choice(casting, target))
     stated = Plan.load(plan) if plan is not None else None
     stated_options = {"--engine": engine, "--from-type": from_type}
     check_options(model, {**stated_options, "--data": data.given, "--batch": data.batch})
     opened = api.load(model, trust=trust)
     if stated is not None:
-        if from_type is not None:
-            raise UsageError("the plan states it", where="--from-type", fix="leave it out")
         graph, given = api.graph_for(opened, stated), stated
     else:
         graph, given = api.judge(
@@ -82,6 +86,16 @@ def run(
     _print(graph, found, decision, given)
     for text in apart:
         write_line(f"its fp32 kernel falls apart: {text}")
+
+
+def _refuse_beside_plan(options: Sequence[str]) -> None:
+    """Raise UsageError if ``options``, which a plan leaves without effect, are any."""
+    if options:
+        raise UsageError(
+            "the plan states what was decided, so this would change nothing",
+            where=", ".join(options),
+            fix="leave it out, or leave out --plan",
+        )
 
 
 def _find(graph: Graph, name: str) -> Node:

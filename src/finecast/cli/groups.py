@@ -3,6 +3,9 @@
 Law: Typer reads from ``expanded(run)`` the parameters of ``run``, each one whose type is a
 dataclass replaced by that dataclass's fields, in order. ``run`` is called with dataclasses
 made of the values given for these fields.
+
+Law: ``given_in`` names the options of such dataclasses that have other values than their
+defaults.
 """
 
 from __future__ import annotations
@@ -41,6 +44,24 @@ def expanded(run: Callable[..., Any]) -> Callable[..., Any]:
     call.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
     call.__annotations__ = {p.name: p.annotation for p in parameters}
     return call
+
+
+def given_in(*groups: Any) -> list[str]:
+    """The options of these dataclasses that were given: values that are not the defaults."""
+    return [
+        _option(type(group), field)
+        for group in groups
+        for field in fields(group)
+        if field.default is MISSING or getattr(group, field.name) != field.default
+    ]
+
+
+def _option(group: type, field: Field[Any]) -> str:
+    """The name of a field's option: the first that it states, or the field's own."""
+    (stated,) = get_type_hints(group, include_extras=True)[field.name].__metadata__
+    # Typer keeps an option's first name where a function's default would stand.
+    name = stated.default if isinstance(stated.default, str) else field.name
+    return "--" + name.lstrip("-").partition("/")[0].replace("_", "-")
 
 
 def _parameter(field: Field[Any], annotation: Any) -> inspect.Parameter:

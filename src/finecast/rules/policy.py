@@ -107,7 +107,9 @@ class Policy:
             return text
         if self.calibration is not Calibration.MINMAX:
             text += f"@{self.calibration.value}"
-        return "+".join((text, *(a.value for a in self.adjust or ())))
+        if self.adjust is None:
+            return text
+        return "+".join((text, *([a.value for a in self.adjust] or ["none"])))
 
     @property
     def format(self) -> Format:
