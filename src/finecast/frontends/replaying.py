@@ -31,15 +31,25 @@ def check_made_for(plan: Plan, digest: str, where: str) -> None:
         )
 
 
-def edits_of(graph: Graph, plan: Plan, ports: Mapping[int, Format]) -> tuple[Edit, ...]:
+def edits_of(
+    graph: Graph,
+    plan: Plan,
+    ports: Mapping[int, Format] | None = None,
+    *,
+    moves_codes: bool = True,
+) -> tuple[Edit, ...]:
     """The edits that ``plan`` asks for.
 
-    ``ports`` has the formats declared for inputs and outputs, by value id.
+    Args:
+        graph: The model's graph.
+        plan: A plan that was made for it.
+        ports: The formats declared for inputs and outputs, by value id.
+        moves_codes: As in ``planning.edits.edits``.
     """
     by_name = {n.name: n.id for n in graph.nodes}
     formats = {by_name[name]: fmt for name, fmt in plan.formats.items()}
     encodings = {by_name[name]: found for name, found in plan.encodings.items()}
-    return edits(graph, formats, ports, encodings)
+    return edits(graph, formats, ports, encodings, moves_codes=moves_codes)
 
 
 def resolve_io(

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch.fx import GraphModule
 
-from finecast.frontends.replaying import check_made_for
+from finecast.frontends.replaying import check_made_for, edits_of
 from finecast.frontends.torch.aten import native_name
 from finecast.frontends.torch.capture import Captured, capture, shared_copy
 from finecast.frontends.torch.reader import read
 from finecast.frontends.torch.writer import apply_edits
-from finecast.planning.edits import Edit, edits
+from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
 
 __all__ = ["Captured", "apply", "capture", "native_name", "planned_edits"]
@@ -24,15 +24,10 @@ def planned_edits(captured: Captured, plan: Plan, where: str = "") -> tuple[Edit
     Raises:
         ModelError: If the plan was made for another model.
     """
-    by_name = {n.name: n.id for n in captured.graph.nodes}
     check_made_for(plan, captured.graph.digest, where)
     plan.check(captured.graph, where=where)
-    return edits(
-        captured.graph,
-        {by_name[n]: f for n, f in plan.formats.items()},
-        encodings={by_name[n]: e for n, e in plan.encodings.items()},
-        moves_codes=False,  # Inductor recognises codes only right before a product
-    )
+    # Inductor recognises codes only right before a product.
+    return edits_of(captured.graph, plan, moves_codes=False)
 
 
 def apply(captured: Captured, edits: Sequence[Edit]) -> GraphModule:
