@@ -40,3 +40,29 @@ def test_an_output_s_error_is_that_of_its_own_value(
     names = [captured.graph.values[p.value].name for p in ends]
     found = {name for name, error in zip(names, errors, strict=True) if error > 0}
     assert found == {"mul", "split.1"}
+
+
+class Repeated(nn.Module):
+    """Gives its result ``times`` times."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x * 1.5,) * self.times
+
+
+@pytest.mark.parametrize("measured", [probe_all, first_order])
+def test_what_is_several_outputs_is_rounded_in_all_of_them(
+    measured: Callable[..., Errors],
+) -> None:
+    x = torch.linspace(0.1, 1.0, 1000)
+
+    def error(times: int) -> float:
+        captured = frontend.capture(Repeated(times), (x,))
+        points = find_points(captured.graph, frozenset(n.id for n in captured.graph.nodes))
+        ends = [p for p in points if p.reader is None]
+        return float(measured(captured, ends, Format.BF16, [x]).sum())
+
+    assert error(3) == pytest.approx(error(1), rel=0.2)

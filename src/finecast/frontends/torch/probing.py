@@ -68,12 +68,19 @@ class _Tapped(Isolated):
         if n not in self.nodes:
             return super().run_node(n)
         port = -1
+        # A value that is several outputs is tapped as the first, and given as all of them.
+        outputs: dict[FxNode, Any] = {}
 
         def load(arg: FxNode) -> Any:
             nonlocal port
             port += 1
+            if arg in outputs:
+                return outputs[arg]
             tap = self.taps.get((n, port))
-            return tap(self.env[arg]) if tap else self.env[arg]
+            read = tap(self.env[arg]) if tap else self.env[arg]
+            if n.op == "output":
+                outputs[arg] = read
+            return read
 
         args, kwargs = map_arg((n.args, n.kwargs), load)
         if n.op == "output":
