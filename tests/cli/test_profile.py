@@ -45,6 +45,15 @@ def test_json_figures(engine: str, model: str, capsys: pytest.CaptureFixture[str
     assert {name for k in row["ops"] for name in k["ops"]} <= {"add", "soft"}
 
 
+def test_a_model_beside_itself_is_timed_twice(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So a user sees how far noise goes; it was timed once, and was as fast as itself."""
+    assert main(["profile", model, model, "--no-memory", "--json", *QUICK]) == 0
+    first, second = json.loads(capsys.readouterr().out)["models"]
+    assert first["latency_ms"]["median"] != second["latency_ms"]["median"]
+
+
 def test_table_of_several_models(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

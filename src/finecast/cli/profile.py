@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +23,7 @@ from finecast.cli.output import (
 from finecast.errors import UsageError
 
 if TYPE_CHECKING:
-    from finecast.engines.base import Array, KernelTime, Session
+    from finecast.engines.base import Array, Engine, KernelTime, Session
     from finecast.engines.fallen_apart import FallenApart
     from finecast.measure.memory import MemoryUse
     from finecast.measure.timing import Latency, Ratio
@@ -83,9 +84,47 @@ def run(
 
     Several models run in turns, so that their ratio to the first holds on a noisy machine.
     """
-    from finecast.engines import EMULATOR, engine_for, get_engine
     from finecast.measure.memory import peak_memory
-    from finecast.measure.timing import latency, ratio
+
+    loader = _loader(models, engine)
+    if data.given and feeds.sizes:
+        raise UsageError(
+            "--dim sizes random feeds, and data is given", where="--dim", fix="drop one"
+        )
+    ready = _with_feeds(data, feeds.sizes)
+    with progress("profiling", quiet=as_json) as report:
+        loaded: list[_Loaded] = []
+        for index, (label, path) in enumerate(zip(_labels(models), models, strict=True)):
+            report(f"loading {path.name}", index, 3 * len(models))
+            loaded.append(ready(label, path, loader.load(path, profiling=ops)))
+        report("running", len(models), 3 * len(models))
+        spec = f"{loader.name}:{loader.device}"
+        figures: list[_Figures] = []
+        for model, latency, speedup in _timed(loaded, rounds):
+            done = 2 * len(models) + len(figures)
+            report(f"memory of {model.label}", done, 3 * len(models))
+            figures.append(
+                _Figures(
+                    model=model,
+                    latency=latency,
+                    speedup=speedup,
+                    memory=peak_memory(model.path, spec, model.feeds) if memory else None,
+                    kernels=model.session.profile(model.feeds) if ops else [],
+                )
+            )
+    if as_json:
+        write_json(_json(spec, figures))
+    else:
+        _print(spec, figures)
+
+
+def _loader(models: Sequence[Path], engine: str | None) -> Engine:
+    """The engine that runs all ``models``.
+
+    Raises:
+        UsageError: If a model cannot be profiled, or the engine's time says nothing.
+    """
+    from finecast.engines import EMULATOR, engine_for, get_engine
     from finecast.subjects import check_options
 
     for path in models:
@@ -97,49 +136,30 @@ def run(
             where="--engine",
             fix="finecast ladder and finecast tune --target model the time of one",
         )
-    if data.given and feeds.sizes:
-        raise UsageError(
-            "--dim sizes random feeds, and data is given", where="--dim", fix="drop one"
-        )
-    ready = _with_feeds(models, data, feeds.sizes)
-    with progress("profiling", quiet=as_json) as report:
-        loaded: list[_Loaded] = []
-        for index, path in enumerate(models):
-            report(f"loading {path.name}", index, 3 * len(models))
-            loaded.append(ready(path, loader.load(path, profiling=ops)))
-        report("running", len(models), 3 * len(models))
-        calls = {m.label: m.run for m in loaded}
-        times = latency(calls, min_time_s=rounds.seconds, repeats=rounds.runs)
-        figures: list[_Figures] = []
-        spec = f"{loader.name}:{loader.device}"
-        for index, model in enumerate(loaded):
-            report(f"memory of {model.label}", 2 * len(models) + index, 3 * len(models))
-            figures.append(
-                _Figures(
-                    model=model,
-                    latency=times[model.label],
-                    speedup=ratio(times[loaded[0].label], times[model.label]),
-                    memory=peak_memory(model.path, spec, model.feeds) if memory else None,
-                    kernels=model.session.profile(model.feeds) if ops else [],
-                )
-            )
-    if as_json:
-        write_json(_json(spec, figures))
-    else:
-        _print(spec, figures)
+    return loader
 
 
-def _with_feeds(
-    models: Sequence[Path], data: Data, sizes: dict[str, int]
-) -> Callable[[Path, Session], _Loaded]:
+def _timed(
+    loaded: Sequence[_Loaded], rounds: Rounds
+) -> Iterator[tuple[_Loaded, Latency, Ratio]]:
+    """Each model, its times, and how many times as fast as the first one it is."""
+    from finecast.measure.timing import latency, ratio
+
+    calls = {m.label: m.run for m in loaded}
+    times = latency(calls, min_time_s=rounds.seconds, repeats=rounds.runs)
+    first = times[loaded[0].label]
+    for model in loaded:
+        yield model, times[model.label], ratio(first, times[model.label])
+
+
+def _with_feeds(data: Data, sizes: dict[str, int]) -> Callable[[str, Path, Session], _Loaded]:
     """A function that joins a loaded model with the feeds that it is timed on."""
     from finecast.data.datasets import load_npz
     from finecast.data.feeds import synthetic_feeds
     from finecast.pipeline.sources import calibration_batches
 
-    def ready(path: Path, session: Session) -> _Loaded:
+    def ready(label: str, path: Path, session: Session) -> _Loaded:
         feeds, rows = drawn(session)
-        label = _label(path, models)
         return _Loaded(label=label, path=path, session=session, feeds=feeds, batch=rows)
 
     def drawn(session: Session) -> tuple[dict[str, Array], int]:
@@ -159,9 +179,18 @@ def _with_feeds(
     return ready
 
 
-def _label(path: Path, models: Sequence[Path]) -> str:
-    alike = [other for other in models if other.name == path.name]
-    return path.name if len(alike) == 1 else str(path)
+def _labels(models: Sequence[Path]) -> list[str]:
+    """A label for each model: its name, or its path, or that and its number.
+
+    Each is the first of these that no other model has.
+    """
+    names = Counter(path.name for path in models)
+    labels = [path.name if names[path.name] == 1 else str(path) for path in models]
+    alike = Counter(labels)
+    return [
+        label if alike[label] == 1 else f"{label} ({number})"
+        for number, label in enumerate(labels, 1)
+    ]
 
 
 def _json(engine: str, figures: Sequence[_Figures]) -> dict[str, Any]:
