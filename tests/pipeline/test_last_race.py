@@ -58,7 +58,8 @@ def raced(
         (1.02, CALM, "fine"),
         (1.04, CALM, "fast"),
         (1.04, BUSY, "fine"),  # it may be only 3% slower
-        (1.06, BUSY, "fast"),
+        (1.06, BUSY, "fine"),
+        (1.12, BUSY, "fast"),
     ],
 )
 def test_a_more_accurate_plan_is_taken_until_it_is_known_to_be_slower(
