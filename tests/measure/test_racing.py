@@ -102,6 +102,26 @@ def test_a_speed_that_is_to_be_known_takes_rounds_until_it_is(clock: Clock) -> N
     assert len(clock.calls) == 2 * 5
 
 
+@pytest.mark.parametrize(
+    ("fine", "errors", "goes_on"),
+    [
+        (1.03, {"fine": 1.0, "coarse": 2.0}, True),
+        (1.40, {"fine": 1.0, "coarse": 2.0}, False),  # clearly slower
+        (0.70, {"fine": 1.0, "coarse": 2.0}, False),  # clearly as fast
+        (1.20, {"fine": 2.0, "coarse": 1.0}, False),  # slower, and less accurate
+        (1.03, {"coarse": 1.0}, False),  # stands beside them, and is not chosen
+    ],
+)
+def test_whether_a_more_accurate_one_is_as_fast_takes_rounds_until_it_is_known(
+    clock: Clock, fine: float, errors: dict[str, float], *, goes_on: bool
+) -> None:
+    race = Race(calls=calls_of(clock, 0.05, fp32=2.0, coarse=1.0, fine=fine))
+    race.run(replace(effort(7, settle_s=1e6), order=False, limit=1.5, errors=errors, tie=1.03))
+    assert (race.latency("fine").runs > 7) == goes_on
+    ratio = race.between("fine", "coarse")
+    assert not goes_on or ratio.low > 1.03 or ratio.high < 1.03 or ratio.spread <= 0.015
+
+
 def test_seconds_bound_it(clock: Clock) -> None:
     def turns(mean_s: float, phase: int) -> Iterator[float]:
         for turn in range(10_000):

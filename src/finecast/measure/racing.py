@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import numpy as np
 
@@ -34,6 +34,8 @@ _STEP = 5
 _FIRST = 3
 _FAR = 1.1
 _CLEAR = 1.05
+# The ratio of two that may be equally fast is needed to this precision at most.
+_TIE_KNOWN_TO = 0.015
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,8 @@ class Effort:
         order: Whether the order of callables is needed, or only which are below ``limit``.
         errors: Errors by name. A callable named here leaves if another one that is named, of
             no more error, is clearly faster; callables that are not named never leave so.
+        tie: If given, it is needed of each two of ``errors`` whether the one of less error
+            takes at most this many times as long as the other.
     """
 
     min_time_s: float
@@ -79,6 +83,7 @@ class Effort:
     limit: float = math.inf
     order: bool = True
     errors: Mapping[str, float] = field(default_factory=dict[str, float])
+    tie: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -157,9 +162,27 @@ class Race:
         unknown = {
             n for n, s in found.items() if s.spread > effort.known_to and s.low <= effort.limit
         }
+        unknown |= self._ties(effort)
         if not effort.order:
             return unknown | {n for n, s in found.items() if s.low < effort.limit < s.high}
         return self.unsettled(effort.limit) | unknown
+
+    def _ties(self, effort: Effort) -> set[str]:
+        """Names of pairs of which it is open whether the more accurate one is as fast."""
+        if effort.tie is None:
+            return set()
+        left = [
+            n
+            for n in effort.errors
+            if n in self.names - self._lost and self.slowdown(n).low <= effort.limit
+        ]
+        found = set[str]()
+        for fine, coarse in permutations(left, 2):
+            if effort.errors[fine] < effort.errors[coarse]:
+                ratio = self.between(fine, coarse)
+                if ratio.low <= effort.tie < ratio.high and ratio.spread > _TIE_KNOWN_TO:
+                    found |= {fine, coarse}
+        return found
 
     def unsettled(self, limit: float = math.inf) -> set[str]:
         """Names whose order with a neighbour is open, unless both are beyond ``limit``."""
