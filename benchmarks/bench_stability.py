@@ -30,7 +30,7 @@ from finecast.engines.base import Feeds
 CASES: Final = {
     "cifar10_resnet20": ("top1", 32),
     "sts_minilm_l6": ("spearman", 16),
-    "speaker_ge2e_lstm": ("auc", 16),
+    "speaker_ge2e_lstm": ("pair_auc", 16),
 }
 _SPEED: Final = 0.05
 _ERROR: Final = 0.10
@@ -107,7 +107,7 @@ def main() -> None:
             busy = stack.enter_context(subprocess.Popen([sys.executable, "-c", _BUSY]))
             stack.callback(busy.kill)
         for number in range(given.runs):
-            made = subprocess.run(command, capture_output=True, text=True, check=True)
+            made = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             found.append(json.loads(made.stdout.splitlines()[-1]))
             print(f"{number + 1}: {found[-1]}", file=sys.stderr)
     counts = agreeing(found)
