@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 
 from finecast import api
-from finecast.errors import UsageError
+from finecast.errors import ModelError, UsageError
 from finecast.frontends import onnx as frontend
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
@@ -206,3 +206,23 @@ def test_only_a_clip_from_0_on_cuts_as_the_codes_do(bounds: str, cut: bool) -> N
     assert [n.op_type for n in after.graph.node].count("Clip") == 1 + cut
     (want,), (got,) = tools.run(before, x=X), tools.run(after, x=X)
     np.testing.assert_allclose(got, want, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("scales", "axis", "said"),
+    [
+        ("float[3] s = {1, 1, 1}", 0, "3 numbers of scale for 4 channels"),
+        ("float[4] s = {1, 1, 1, 1}", 7, "axis 7 is none of codes with 2 dimensions"),
+    ],
+)
+def test_codes_that_their_scales_do_not_fit_are_refused_by_name(
+    scales: str, axis: int, said: str
+) -> None:
+    """The checker lets them pass; the error was one of the library that writes the file."""
+    text = HEAD + f"(float[2, 4] x) => (float[2, 4] y) <{scales}> {{\n"
+    text += f"  [codes] dw = DequantizeLinear <axis = {axis}> (w, s)\n  y = MatMul (x, dw)\n}}"
+    made = parser.parse_model(text)
+    made.graph.initializer.append(numpy_helper.from_array(WEIGHTS, "w"))
+    with pytest.raises(ModelError, match=said) as error:
+        taken(made)
+    assert "codes" in str(error.value)

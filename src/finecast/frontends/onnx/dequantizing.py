@@ -11,6 +11,7 @@ saturate there anyway. That saturation stays: as a Clip to the range of the code
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,6 +19,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from finecast.errors import ModelError
 from finecast.frontends.onnx.casts import bypass
 from finecast.frontends.onnx.constants import (
     constant_reader,
@@ -83,6 +85,18 @@ class _Codes:
 
     def _zeros(self) -> NDArray[np.float32]:
         return (np.zeros(1) if self.zero is None else self.zero).astype(np.float32).reshape(-1)
+
+    def misfit(self, shape: Sequence[int]) -> str:
+        """Text: why no codes of this shape can be decoded; empty if they can."""
+        for name, numbers in (("scale", self.scale), ("zero point", self._zeros())):
+            if numbers.size == 1:
+                continue
+            if not -len(shape) <= self.axis < len(shape):
+                return f"axis {self.axis} is none of codes with {len(shape)} dimensions"
+            if numbers.size != shape[self.axis]:
+                channels = shape[self.axis]
+                return f"{numbers.size} numbers of {name} for {channels} channels of codes"
+        return ""
 
     def decode(self, codes: NDArray[np.generic]) -> NDArray[np.float32]:
         """The numbers that ``codes`` stand for."""
@@ -222,6 +236,10 @@ class Dequantizing:
         out = node.outputs[0]
         if out.is_graph_output() or not isinstance(node.graph, ir.Graph):
             return None
+        if why := codes.misfit(tuple(tensor.shape.numpy())):
+            raise ModelError(
+                why, where=f"{node.op_type} {node.name!r}", fix="quantize the model again"
+            )
         name, read = out.name or "", constant_reader(tensor)
 
         def decoded() -> ir.TensorProtocol:
