@@ -8,7 +8,7 @@ import pytest
 
 from finecast.errors import ExitCode
 from finecast.rules import RULES
-from finecast.subjects.onnx import model
+from finecast.subjects.engine import model
 from tests.cli.conftest import Answer
 
 Finecast = Callable[..., Answer]

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias
 
-from finecast.engines.base import Engine, HintingEngine, Session
+from finecast.engines.base import Engine, HintingEngine, Loadable, Session
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.plan import Plan
@@ -34,7 +33,7 @@ class FallenApart:
         )
 
 
-def load_with_kernels(engine: Engine, model: Path | bytes) -> tuple[Session, Kernels]:
+def load_with_kernels(engine: Engine, model: Loadable) -> tuple[Session, Kernels]:
     """A session and the nodes in each of its kernels; none if the engine does not tell.
 
     Raises:

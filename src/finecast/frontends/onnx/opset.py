@@ -13,6 +13,7 @@ from finecast.errors import ModelError
 from finecast.frontends.onnx import native
 from finecast.frontends.onnx.definitions import normal_domain
 from finecast.frontends.onnx.last_axis import bring_back, set_aside
+from finecast.frontends.onnx.redefined import restate
 from finecast.frontends.onnx.schema import signature
 from finecast.frontends.onnx.skeleton import restored, run_without_weights
 from finecast.frontends.onnx.statements import stated_since
@@ -78,16 +79,17 @@ def raise_opset(model: ir.Model, version: int) -> ir.Model:
     """The same model at opset ``version`` of the default domain, weights shared.
 
     Raises:
-        ModelError: If onnx has no conversion for one of the ops, or its converter crashes.
+        ModelError: If onnx has no conversion for one of the ops, its converter crashes, or
+            the opset's definition of an op cannot state what the model's own does.
     """
     if version <= opset_of(model):
         return model
-    imports = model.graph.opset_imports
+    imports, own = model.graph.opset_imports, opset_of(model)
     if "ai.onnx" in imports:  # the converter knows the default domain as "" only
-        imports[""] = opset_of(model)
+        imports[""] = own
         del imports["ai.onnx"]
     try:
-        with set_aside(model, opset_of(model)):
+        with set_aside(model, own):
             proto = run_without_weights(
                 model, partial(native.transform, "convert", version=version)
             )
@@ -98,6 +100,7 @@ def raise_opset(model: ir.Model, version: int) -> ir.Model:
             fix="export the model at a newer opset, or use fp16",
         ) from error
     raised = restored(proto, model)
+    restate(raised, own, version)
     bring_back(raised)
     least = onnx.helper.OP_SET_ID_VERSION_MAP["ai.onnx", version]
     before = model.ir_version or 0

@@ -1,27 +1,114 @@
-"""Verifying converted models of a library with one engine, by runs beside the fp32 model."""
+"""Verifying converted models with one engine, by runs beside the fp32 model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeAlias
 
 from finecast.engines import EMULATOR
-from finecast.engines.base import Array, Engine, Loadable, Session
+from finecast.engines.base import Array, Engine, Feeds, Loadable, Session
 from finecast.engines.emulator import EmulatorEngine
 from finecast.engines.emulator.native_session import plan_session
+from finecast.engines.fallen_apart import Kernels, broken_by, load_with_kernels
 from finecast.engines.loading import exact_session
 from finecast.frontends.roundable import with_roundings
 from finecast.pipeline.artefact import Verified, compare
 from finecast.pipeline.sources import FeedMaker
+from finecast.planning.plan import Plan
 from finecast.subjects.engine.acceptance import Case, accept, feeds_for
 from finecast.subjects.engine.integers import check_on_integers
-from finecast.subjects.engine.native import EngineBuilt, RoundableSource
+from finecast.subjects.engine.native import AppliedModel, EngineBuilt, RoundableSource
 from finecast.subjects.engine.publishing import (
     as_given,
     reference_run,
     verified_by_first,
 )
+
+Outputs: TypeAlias = Mapping[str, Array]
+# Loads a model, and tells the nodes in each of its kernels, if the engine does.
+Load: TypeAlias = Callable[[], tuple[Session, Kernels]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """An fp32 model and the model that a plan makes of it, both to run in one engine.
+
+    Attributes:
+        engine: The engine.
+        plan: The plan.
+        applied: What the plan made.
+        reference: Loads the fp32 model.
+        converted: Loads the plan's model.
+        original: Makes the model in which the plan lowers nothing.
+        exact: Gives the fp32 model's outputs by the definitions of its ops.
+        emulated: Gives the outputs that the formats alone explain; None where nobody can.
+    """
+
+    engine: Engine
+    plan: Plan
+    applied: AppliedModel
+    reference: Load
+    converted: Load
+    original: Callable[[], AppliedModel]
+    exact: Callable[[Feeds], Outputs]
+    emulated: Callable[[Feeds], Outputs] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """What both models of a pair gave on ``feeds``."""
+
+    feeds: Feeds
+    got: Outputs
+    wanted: Outputs
+
+
+def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
+    """Load and run both models; None if no feeds could be made for them.
+
+    Raises:
+        WrongNumbersError: If the plan's formats do not explain its outputs.
+        EngineError: If the engine cannot run one of the models.
+    """
+    engine, plan, applied = pair.engine, pair.plan, pair.applied
+    emulated = isinstance(engine, EmulatorEngine)
+    name = f"{EMULATOR}:{engine.device}" if emulated else engine.name
+    with as_given():
+        reference, before = pair.reference()
+        ran = reference_run(reference, feeds, applied.graph)
+    del reference  # one large model at a time
+    session, after = pair.converted()
+    seen = Verified(
+        engine=name,
+        note=ran.note,
+        sizes=ran.sizes,
+        kernels=(len(before), len(after)) if before and after else None,
+        apart=tuple(one.text for one in broken_by(plan, before, after)),
+    )
+    given, wanted = ran.feeds, ran.outputs
+    if given is None:
+        return seen, None
+    got = session.run(feeds_for(session, given))
+    del session
+    if not emulated:
+        check_on_integers(engine, plan, applied, given)
+    ids = {n.name: n.id for n in applied.graph.nodes}
+    explained = pair.emulated
+    case = Case(
+        engine=engine,
+        applied=applied,
+        original=pair.original,
+        formats={ids[n]: f for n, f in plan.formats.items()},
+        feeds=given,
+        exact=pair.exact,
+        emulated=None if explained is None or emulated else partial(explained, given),
+    )
+    accept(case, got, wanted)
+    found = compare(name, [got[output] for output in wanted], list(wanted.values()))
+    found = replace(found, sizes=seen.sizes, kernels=seen.kernels, apart=seen.apart)
+    return found, Compared(feeds=given, got=got, wanted=wanted)
 
 
 def verify(
@@ -46,53 +133,42 @@ def verify(
     """
     if engines:
         feeds.check(source.input_shapes)
-    return verified_by_first(engines, lambda e: _verify_in(source, built, written, e, feeds))
+
+    def verify_in(engine: Engine) -> Verified:
+        return run_both(_pair(source, built, written, engine), feeds)[0]
+
+    return verified_by_first(engines, verify_in)
 
 
-def _verify_in(
-    source: RoundableSource,
-    built: EngineBuilt,
-    written: Loadable,
-    engine: Engine,
-    feeds: FeedMaker,
-) -> Verified:
-    plan, graph = built.plan, built.applied.graph
+def _pair(
+    source: RoundableSource, built: EngineBuilt, written: Loadable, engine: Engine
+) -> Pair:
+    """The pair for a library whose models an emulator runs with roundings put into them."""
+    plan = built.plan
     copy = partial(source.roundable, plan.policy, plan.adjustments)
-    emulated = isinstance(engine, EmulatorEngine)
-    name = f"{EMULATOR}:{engine.device}" if emulated else engine.name
-    # A device may have no fp32 products of its own: its emulator is compared with exact fp32.
-    with as_given():
-        reference = source.reference() if emulated else engine.load(source.loadable)
-        ran = reference_run(reference, feeds, graph)
-    del reference  # one large model at a time
-    session: Session
-    if isinstance(engine, EmulatorEngine):
-        source.runners(None)[0].load(written)  # raises EngineError if it does not load
-        session = plan_session(copy, plan, engine.emulation)
-    else:
-        session = engine.load(written)
-    given, wanted = ran.feeds, ran.outputs
-    if given is None:
-        return Verified(engine=name, note=ran.note)
-    got = session.run(feeds_for(session, given))
-    del session
-    if not emulated:
-        check_on_integers(engine, plan, built.applied, given)
 
-    def by_formats() -> Mapping[str, Array]:
-        """The outputs that the formats alone explain: roundings by arithmetic in fp32."""
-        return exact_session(with_roundings(copy(), built.applied.edits)).run(given)
+    def reference() -> tuple[Session, Kernels]:
+        # A device may have no fp32 products of its own: it is compared with exact fp32.
+        if isinstance(engine, EmulatorEngine):
+            return source.reference(), ()
+        return load_with_kernels(engine, source.loadable)
 
-    ids = {n.name: n.id for n in graph.nodes}
-    case = Case(
+    def converted() -> tuple[Session, Kernels]:
+        if isinstance(engine, EmulatorEngine):
+            source.runners(None)[0].load(written)  # raises EngineError if it does not load
+            return plan_session(copy, plan, engine.emulation), ()
+        return load_with_kernels(engine, written)
+
+    return Pair(
         engine=engine,
+        plan=plan,
         applied=built.applied,
+        reference=reference,
+        converted=converted,
         original=lambda: source.build(replace(plan, decisions=(), io={})).applied,
-        formats={ids[n]: f for n, f in plan.formats.items()},
-        feeds=given,
-        exact=lambda nudged: source.reference().run(nudged),
-        emulated=None if emulated else by_formats,
+        exact=lambda given: source.reference().run(given),
+        # Roundings by arithmetic in fp32.
+        emulated=lambda given: exact_session(with_roundings(copy(), built.applied.edits)).run(
+            given
+        ),
     )
-    accept(case, got, wanted)
-    found = compare(name, [got[output] for output in wanted], list(wanted.values()))
-    return replace(found, sizes=ran.sizes)

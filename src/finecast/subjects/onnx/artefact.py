@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from finecast.engines import EMULATOR
 from finecast.engines.base import Array, Engine, Feeds, Session
 from finecast.engines.emulator import exact_emulator, exact_session
-from finecast.engines.fallen_apart import Kernels, broken_by, load_with_kernels
+from finecast.engines.fallen_apart import load_with_kernels
 from finecast.errors import EngineError, naming
 from finecast.files import check_writable
 from finecast.frontends import onnx as frontend
@@ -26,14 +26,10 @@ from finecast.graph import Dim
 from finecast.pipeline.artefact import Destination, Verified, compare
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.plan import Plan
-from finecast.subjects.engine.acceptance import Case, accept, accept_fp32, feeds_for, nudge
-from finecast.subjects.engine.integers import check_on_integers, quantized_mismatch
-from finecast.subjects.engine.publishing import (
-    as_given,
-    publish,
-    reference_run,
-    verified_by_first,
-)
+from finecast.subjects.engine.acceptance import accept_fp32, feeds_for, nudge
+from finecast.subjects.engine.integers import quantized_mismatch
+from finecast.subjects.engine.publishing import publish, verified_by_first
+from finecast.subjects.engine.verifying import Compared, Pair, run_both
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -159,53 +155,31 @@ def _verify_in(
 ) -> Verified:
     # A device may have no fp32 products of its own: its emulator is compared with exact fp32.
     emulated = engine.name == EMULATOR
-    name = f"{EMULATOR}:{engine.device}" if emulated else engine.name
-    before: Kernels = ()
-    with as_given():
-        if emulated:
-            reference = exact_session(file.path)
-        else:
-            reference, before = load_with_kernels(engine, file.path)
-        ran = reference_run(reference, feeds, applied.graph)
-    del reference  # one large model at a time
-    session, after = load_with_kernels(engine, path)
-    seen = Verified(
-        engine=name,
-        note=ran.note,
-        sizes=ran.sizes,
-        kernels=(len(before), len(after)) if before and after else None,
-        apart=tuple(one.text for one in broken_by(plan, before, after)),
-    )
-    given, wanted = ran.feeds, ran.outputs
-    if given is None:
-        return seen
-    got = session.run(feeds_for(session, given))
-    del session
-    if not emulated:
-        check_on_integers(engine, plan, applied, given)
-
-    ids = {n.name: n.id for n in applied.graph.nodes}
     small = file.size_bytes <= _EMULATED_BYTES
-    accept(
-        Case(
-            engine=engine,
-            applied=applied,
-            original=lambda: frontend.apply(file, replace(plan, decisions=(), io={})),
-            formats={ids[n]: f for n, f in plan.formats.items()},
-            feeds=given,
-            exact=partial(_run_exactly, file.path),
-            emulated=partial(_run_exactly, path, given) if small and not emulated else None,
+    pair = Pair(
+        engine=engine,
+        plan=plan,
+        applied=applied,
+        reference=lambda: (
+            (exact_session(file.path), ())
+            if emulated
+            else load_with_kernels(engine, file.path)
         ),
-        got,
-        wanted,
+        converted=lambda: load_with_kernels(engine, path),
+        original=lambda: frontend.apply(file, replace(plan, decisions=(), io={})),
+        exact=partial(_run_exactly, file.path),
+        emulated=partial(_run_exactly, path) if small else None,
     )
-    found = compare(name, list(got.values()), list(wanted.values()))
+    found, ran = run_both(pair, feeds)
+    if ran is None:
+        return found
     if file.truth is not None:
-        found = _against_fp64(file, applied, given, got, wanted, found)
+        found = _against_fp64(file, applied, ran, found)
     if small and not emulated:
-        exactly = partial(_run_exactly, file.path, given)
-        found = _with_note(found, quantized_mismatch(applied.graph, name, wanted, exactly))
-    return replace(found, sizes=ran.sizes, kernels=seen.kernels, apart=seen.apart)
+        exactly = partial(_run_exactly, file.path, ran.feeds)
+        mismatch = quantized_mismatch(applied.graph, engine.name, ran.wanted, exactly)
+        found = _with_note(found, mismatch)
+    return found
 
 
 def _run_exactly(path: Path, feeds: Feeds) -> Mapping[str, Array]:
@@ -219,12 +193,7 @@ def _with_note(found: Verified, text: str) -> Verified:
 
 
 def _against_fp64(
-    file: OnnxFile,
-    applied: Applied,
-    feeds: Feeds,
-    got: Mapping[str, Array],
-    taken: Mapping[str, Array],
-    found: Verified,
+    file: OnnxFile, applied: Applied, ran: Compared, found: Verified
 ) -> Verified:
     """``found`` with errors against the fp64 model, and the share that fp32 alone makes.
 
@@ -234,12 +203,17 @@ def _against_fp64(
     session, note = truth_session(file)
     if session is None:
         return _with_note(found, note)
-    exact = session.run(feeds)
-    nudged = session.run({name: nudge(array) for name, array in feeds.items()})
-    accept_fp32(applied.graph, taken, exact, nudged)
+    exact = session.run(ran.feeds)
+    nudged = session.run({name: nudge(array) for name, array in ran.feeds.items()})
+    accept_fp32(applied.graph, ran.wanted, exact, nudged)
     wanted = list(exact.values())
+    beside = compare("", [ran.got[name] for name in exact], wanted)
+    taken = compare("", [ran.wanted[name] for name in exact], wanted)
     return replace(
-        compare(found.engine or "", list(got.values()), wanted),
+        found,
+        max_abs_error=beside.max_abs_error,
+        relative_error=beside.relative_error,
+        note=beside.note,
         reference="fp64",
-        taken_error=compare("", list(taken.values()), wanted).relative_error,
+        taken_error=taken.relative_error,
     )

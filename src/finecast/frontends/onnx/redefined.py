@@ -1,0 +1,131 @@
+"""Ops that a later opset defines anew, where onnx's converter leaves them as they were.
+
+Law: after ``restate`` the ops of a raised model compute what they did in its own opset. As of
+onnx 1.23 the converter renames Upsample to Resize and adds inputs, but does not state the
+coordinates that the old definition takes; and it knows nothing of Hardmax and
+GroupNormalization. Without this the numbers would be others, and no error would tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import onnx_ir as ir
+
+from finecast.errors import ModelError
+from finecast.frontends.onnx.constants import constant_tensor, constant_value
+from finecast.frontends.onnx.definitions import FLATTENING_AXIS
+from finecast.frontends.onnx.names import FreshNames
+from finecast.frontends.onnx.types import every_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Redefined:
+    """An op type, the first opset of its new definition, and how an old node is restated."""
+
+    op: str
+    since: int
+    restate: Callable[[ir.Node, ir.Model], None]
+
+
+def restate(model: ir.Model, before: int, version: int) -> None:
+    """State the ops of ``model`` by the definitions of ``version``, in place.
+
+    Args:
+        model: The model as onnx's converter raised it.
+        before: The opset that it was raised from.
+        version: The opset that it was raised to.
+
+    Raises:
+        ModelError: If the later definition cannot state an op.
+    """
+    due = {r.op: r.restate for r in _REDEFINED if before < r.since <= version}
+    for node in list(every_node(model.graph)) if due else ():
+        if not node.domain and node.op_type in due:
+            due[node.op_type](node, model)
+
+
+def _resize(node: ir.Node, model: ir.Model) -> None:
+    """Before opset 11 coordinates are divided by the scale alone, from the first pixel on.
+
+    The nearest pixel is the one before, and where the size becomes smaller the one after: so
+    engines have it, as the definition leaves it open.
+    """
+    node.attributes["coordinate_transformation_mode"] = ir.AttrString(
+        "coordinate_transformation_mode", "asymmetric"
+    )
+    if node.attributes.get_string("mode", "nearest") != "nearest":
+        return
+    given = node.inputs[2] if len(node.inputs) > 2 else None
+    tensor = None if given is None else constant_tensor(given)
+    if tensor is None:
+        raise _cannot(
+            node, "its scales are computed, and which pixel is nearest hinges on them"
+        )
+    scales = np.asarray(tensor.numpy(), np.float32)
+    smaller, larger = bool((scales < 1).any()), bool((scales > 1).any())
+    if smaller and larger:
+        raise _cannot(node, "it makes one axis larger and another one smaller")
+    mode = "ceil" if smaller else "floor"
+    node.attributes["nearest_mode"] = ir.AttrString("nearest_mode", mode)
+
+
+def _hardmax(node: ir.Node, model: ir.Model) -> None:
+    """Before opset 13 Hardmax is of a matrix: the axes from ``axis`` on are its columns."""
+    x, out = node.inputs[0], node.outputs[0]
+    if x is None or node.graph is None:
+        return
+    fresh = FreshNames(model)
+    axis = node.attributes.get_int("axis", FLATTENING_AXIS)
+
+    def made(kind: str, inputs: Sequence[ir.Value], **attributes: int) -> ir.Node:
+        name = fresh(f"{out.name}_{kind.lower()}")
+        result = ir.val(name)
+        return ir.node(kind, inputs, attributes, name=name, outputs=[result])
+
+    shape, flat = made("Shape", [x]), made("Flatten", [x], axis=axis)
+    node.replace_input_with(0, flat.outputs[0])
+    node.attributes["axis"] = ir.AttrInt64("axis", -1)
+    back = made("Reshape", [out, shape.outputs[0]])
+    node.prepend([shape, flat])
+    node.append(back)
+    final, name = back.outputs[0], out.name
+    out.replace_all_uses_with(final, replace_graph_outputs=True)
+    back.replace_input_with(0, out)
+    out.name, final.name = final.name, name
+    final.shape, final.type = out.shape, out.type
+    out.shape = None
+
+
+def _group_normalization(node: ir.Node, model: ir.Model) -> None:
+    """Before opset 21 scale and bias have a number for each group, then for each channel."""
+    x, groups = node.inputs[0], node.attributes.get_int("num_groups", 1)
+    channels = x.shape[1] if x is not None and x.shape is not None else None
+    fresh = FreshNames(model)
+    for index in (1, 2):
+        value = node.inputs[index]
+        tensor = None if value is None else constant_tensor(value)
+        if value is None or tensor is None or not isinstance(channels, int):
+            raise _cannot(node, "its channels, its scale or its bias are not constant")
+        numbers = np.repeat(tensor.numpy(), channels // groups)
+        by_channel = constant_value(fresh(f"{value.name}_by_channel"), numbers)
+        model.graph.register_initializer(by_channel)
+        node.replace_input_with(index, by_channel)
+
+
+def _cannot(node: ir.Node, why: str) -> ModelError:
+    return ModelError(
+        f"a later opset, which the format needs, cannot state {node.op_type} {node.name!r}:"
+        f" {why}",
+        fix="export the model at a newer opset, or use fp16",
+    )
+
+
+_REDEFINED: Final[Sequence[_Redefined]] = (
+    _Redefined(op="Resize", since=11, restate=_resize),
+    _Redefined(op="Hardmax", since=13, restate=_hardmax),
+    _Redefined(op="GroupNormalization", since=21, restate=_group_normalization),
+)
