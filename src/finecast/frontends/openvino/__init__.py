@@ -22,6 +22,7 @@ from finecast.frontends.openvino.model import (
     size_bytes,
 )
 from finecast.frontends.openvino.reader import port_name, read, shape_of
+from finecast.frontends.openvino.restating import restate
 from finecast.frontends.openvino.types import STATED, TYPES
 from finecast.frontends.openvino.undo import original
 from finecast.frontends.openvino.writer import apply_edits
@@ -163,6 +164,8 @@ def apply(file: OvFile, plan: Plan) -> OvApplied:
         apply_edits(graph, binding, done, rounded)
         mark(copy, plan.digest, plan.policy)
         stated = restated(graph, rounded)
+        if not plan.keep_ops:
+            stated += restate(copy)
     return OvApplied(model=copy, graph=graph, edits=done, restated=stated)
 
 

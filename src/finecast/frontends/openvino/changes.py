@@ -35,6 +35,19 @@ class Added:
     scales: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inverse:
+    """The inverse that an op multiplied with before it became a quotient.
+
+    Attributes:
+        name: The name of the op that computed the inverse.
+        first: Whether it was the first operand.
+    """
+
+    name: str
+    first: bool
+
+
 @dataclass(slots=True, kw_only=True)
 class Changes:
     """What conversions changed, by the names of ops.
@@ -43,6 +56,7 @@ class Changes:
         added: The ops that were inserted.
         types: OpenVINO's names of the types that inputs and Converts had before.
         adjusted: Adjustments of constants, oldest first, as ``adjusting.py`` notes them.
+        inverses: The products that became quotients.
     """
 
     added: dict[str, Added] = field(default_factory=dict[str, Added])
@@ -50,6 +64,7 @@ class Changes:
     adjusted: dict[str, list[dict[str, str | int]]] = field(
         default_factory=dict[str, "list[dict[str, str | int]]"]
     )
+    inverses: dict[str, Inverse] = field(default_factory=dict[str, Inverse])
 
     def retyped(self, name: str, before: str) -> None:
         """Note that ``name`` had the type ``before``; a type noted earlier stays."""
@@ -71,6 +86,7 @@ def changes_of(model: openvino.Model) -> Changes | None:
         added = cast("dict[str, list[str]]", content["added"])
         scales = set(map(str, content.get("scales", ())))
         adjusted = cast("dict[str, list[Any]]", content.get("adjusted", {}))
+        inverses = cast("dict[str, list[Any]]", content.get("inverses", {}))
         return Changes(
             added={
                 n: Added(rounds=str(r), constant=str(c), scales=n in scales)
@@ -78,6 +94,10 @@ def changes_of(model: openvino.Model) -> Changes | None:
             },
             types={str(n): str(t) for n, t in content["types"].items()},
             adjusted={str(n): [dict(a) for a in made] for n, made in adjusted.items()},
+            inverses={
+                str(n): Inverse(name=str(of), first=bool(first))
+                for n, (of, first) in inverses.items()
+            },
         )
     except (ValueError, TypeError, KeyError, AttributeError):
         return None  # another tool wrote under this key
@@ -96,6 +116,8 @@ def keep(model: openvino.Model, changes: Changes) -> None:
     scales = [name for name, a in changes.added.items() if a.scales]
     content |= {"scales": scales} if scales else {}
     content |= {"adjusted": changes.adjusted} if changes.adjusted else {}
+    inverses = {name: [i.name, int(i.first)] for name, i in changes.inverses.items()}
+    content |= {"inverses": inverses} if inverses else {}
     model.set_rt_info(json.dumps(content, separators=(",", ":")), list(_CHANGES_KEY))
 
 

@@ -20,6 +20,7 @@ from finecast.frontends.openvino.changes import (
     converted_to,
     unmark,
 )
+from finecast.frontends.openvino.restating import take_back
 from finecast.frontends.openvino.types import hand_over, new_constant, numbers_of
 from finecast.numbers.formats import Format
 from finecast.rules.policy import conversion_stays
@@ -56,6 +57,8 @@ def _undo(model: openvino.Model, changes: Changes) -> None:
     for name, kind in changes.types.items():
         if name in ops:
             _restate(ops[name], kind)
+    model.validate_nodes_and_infer_types()  # what is taken back next reads these types
+    take_back(changes, ops)
     unmark(model)
     model.validate_nodes_and_infer_types()
 

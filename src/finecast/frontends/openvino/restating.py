@@ -1,0 +1,111 @@
+"""Rewrites bf16 ops of an ``ov.Model`` as equivalent ops that OpenVINO's matchers recognise.
+
+A norm that PyTorch writes with ``rsqrt``, as language models do, becomes x * (1 / sqrt(v)) in
+OpenVINO's IR. Stated in bf16 that is not recognised as a norm, and x / sqrt(v) is: one kernel
+in place of three. What IR holds otherwise OpenVINO's converter has restated already.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from finecast.frontends.openvino.bodies import every_op
+from finecast.frontends.openvino.changes import Changes, Inverse, changes_of, keep
+from finecast.frontends.openvino.types import hand_over, numbers_of
+from finecast.frontends.replaying import Restated
+
+if TYPE_CHECKING:
+    import openvino
+
+REASON: Final = "a norm is recognised by its quotient, not by the product with an inverse"
+_LOW: Final = "bf16"
+
+
+def restate(model: openvino.Model) -> tuple[Restated, ...]:
+    """Rewrite x * (1 / sqrt(v)) as x / sqrt(v), in place, and note it in the model.
+
+    Law: in exact arithmetic the outputs are the same; ops that stay keep their names.
+    """
+    changes = changes_of(model) or Changes()
+    names: list[str] = []
+    for op in list(every_op(model)):
+        names += [_divide(product, op, changes) for product in _products_with(op)]
+    if not names:
+        return ()
+    keep(model, changes)
+    model.validate_nodes_and_infer_types()
+    return (Restated(nodes=tuple(names), reason=REASON),)
+
+
+def take_back(changes: Changes, ops: dict[str, Any]) -> None:
+    """Turn the quotients that ``restate`` made into products with inverses again."""
+    from openvino import opset13
+
+    inverses: dict[str, Any] = {}
+    for name, noted in changes.inverses.items():
+        quotient = ops.get(name)
+        if quotient is None or quotient.get_type_name() != "Divide":
+            continue  # another tool's
+        x, root = quotient.input_value(0), quotient.input_value(1)
+        if noted.name not in inverses:
+            inverses[noted.name] = opset13.divide(opset13.constant(np.float32(1)), root)
+            inverses[noted.name].set_friendly_name(noted.name)
+        inverse = inverses[noted.name].output(0)
+        operands = (inverse, x) if noted.first else (x, inverse)
+        _replace(quotient, opset13.multiply(*operands))
+
+
+def _products_with(op: Any) -> list[Any]:
+    """The bf16 products with ``op``, if it is the inverse of a root that they alone read."""
+    if op.get_type_name() != "Divide" or not _is_low(op) or not _is_one(op.input_value(0)):
+        return []
+    root = op.input_value(1)
+    same_shape = op.get_output_partial_shape(0) == root.get_partial_shape()
+    if root.get_node().get_type_name() != "Sqrt" or not same_shape:
+        return []
+    readers = [target.get_node() for target in op.output(0).get_target_inputs()]
+    return readers if all(_is_product(reader, op) for reader in readers) else []
+
+
+def _is_product(reader: Any, inverse: Any) -> bool:
+    name = inverse.get_friendly_name()
+    sources = [v.get_node().get_friendly_name() for v in reader.input_values()]
+    return (
+        reader.get_type_name() == "Multiply" and _is_low(reader) and sources.count(name) == 1
+    )
+
+
+def _is_low(op: Any) -> bool:
+    return op.get_output_element_type(0).get_type_name() == _LOW
+
+
+def _is_one(port: Any) -> bool:
+    """Whether a port gives a constant of one number, which is 1."""
+    constant = port.get_node()
+    if constant.get_type_name() != "Constant" or numbers_of(constant).size != 1:
+        return False
+    return float(numbers_of(constant).astype(np.float32).reshape(-1)[0]) == 1.0
+
+
+def _divide(product: Any, inverse: Any, changes: Changes) -> str:
+    """Replace a product with ``inverse`` by a quotient of its name; returns the name."""
+    from openvino import opset13
+
+    name: str = product.get_friendly_name()
+    first = (
+        product.input_value(0).get_node().get_friendly_name() == inverse.get_friendly_name()
+    )
+    x = product.input_value(1 if first else 0)
+    changes.inverses[name] = Inverse(name=inverse.get_friendly_name(), first=first)
+    _replace(product, opset13.divide(x, inverse.input_value(1)))
+    return name
+
+
+def _replace(old: Any, new: Any) -> None:
+    """Put ``new`` in the place of ``old``, with its name."""
+    name = old.get_friendly_name()
+    old.set_friendly_name(f"{name}_before")
+    new.set_friendly_name(name)
+    hand_over(old.output(0), new.output(0))
