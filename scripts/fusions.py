@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
+from io import BytesIO
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +31,12 @@ _MOVES: Final = frozenset(
     {"Broadcast", "Const", "Convert", "Input", "Output", "Reorder", "Reshape", "ShapeOf"}
     | {"Squeeze", "Transpose", "Unsqueeze", "Cast", "ReorderInput", "ReorderOutput"}
 )
-_ROUNDED: Final = ("x_scaled", "x_part", "x_whole", "x_rounded")
+# What rounds the input ``x`` before its cast, in ONNX models and in IR.
+_ROUNDED: Final = tuple(
+    f"{cast}_{step}"
+    for cast in ("x", "x/cast_bf16")
+    for step in ("scaled", "part", "whole", "rounded")
+)
 _OUTER_CASTS: Final = 2  # that of the model's input and that of its output
 _WIDTH: Final = 32
 _CONV: Final = "c = Conv<pads = [1, 1, 1, 1]>(x, w4, b)"
@@ -109,6 +115,7 @@ _COLUMNS: Final = (
     "hint bf16",
     "bf16, kept",
     "bf16, restated",
+    "IR in bf16",
     "fp16",
     "ONNX Runtime fp32",
     "fp16",
@@ -119,7 +126,7 @@ _COLUMNS: Final = (
 class Counts:
     """Kernels by engine and format."""
 
-    openvino: tuple[int, int, int, int, int]
+    openvino: tuple[int, int, int, int, int, int]
     onnxruntime: tuple[int, int]
 
 
@@ -137,6 +144,7 @@ def main() -> None:
         "- **Hint**: the fp32 model under OpenVINO's own precision hint.",
         "- **Kept**: types alone are changed (`--keep-ops`).",
         "- **Restated**: as finecast writes it.",
+        "- **IR**: as OpenVINO's converter makes it of the fp32 model, converted by finecast.",
         "- ONNX Runtime has no bf16 kernels on CPUs.",
         "",
         f"{environment().cpu}; {engines}.",
@@ -161,6 +169,7 @@ def _counts(before: str, body: str) -> Counts:
             _openvino(model, "bf16"),
             _openvino(kept, "f32"),
             _openvino(restated, "f32"),
+            _kernels(_low_ir(model), "f32"),
             _openvino(fp16, "f32"),
         ),
         onnxruntime=(_onnxruntime(model), _onnxruntime(fp16)),
@@ -212,10 +221,20 @@ def _converted(
     return done.model
 
 
+def _low_ir(model: onnx.ModelProto) -> openvino.Model:
+    given = openvino.convert_model(BytesIO(model.SerializeToString()))
+    policy = Policy(scope=Scope.ALL, formats=(Format.BF16,))
+    low: openvino.Model = finecast.convert(given, policy=policy, verify=False).model
+    return low
+
+
 def _openvino(model: onnx.ModelProto, hint: str) -> int:
+    return _kernels(openvino.Core().read_model(model.SerializeToString()), hint)
+
+
+def _kernels(model: openvino.Model, hint: str) -> int:
     core = openvino.Core()
-    read = core.read_model(model.SerializeToString())
-    compiled = core.compile_model(read, "CPU", {"INFERENCE_PRECISION_HINT": hint})
+    compiled = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": hint})
     kernels = compiled.get_runtime_model().get_ordered_ops()
     infos = [k.get_rt_info() for k in kernels if not k.get_friendly_name().endswith(_ROUNDED)]
     kinds = [str(info["layerType"].astype(str)) for info in infos]
