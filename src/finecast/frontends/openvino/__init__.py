@@ -13,6 +13,7 @@ from finecast.frontends.openvino.adjusting import adjust
 from finecast.frontends.openvino.changes import changes_of, mark
 from finecast.frontends.openvino.mean_errors import with_mean_errors
 from finecast.frontends.openvino.model import (
+    KERAS_SUFFIX,
     OvFile,
     from_keras,
     from_model,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     import openvino
 
 __all__ = [
+    "KERAS_SUFFIX",
     "OvApplied",
     "OvFile",
     "OvPrepared",

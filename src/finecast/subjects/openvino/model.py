@@ -26,11 +26,14 @@ from finecast.subjects.openvino.artefact import check_output, write
 def read(path: Path, *, trust: bool = False) -> OvModel:
     """Open the model in a file or folder that OpenVINO reads.
 
+    Code in a ``.keras`` file runs only with ``trust``; other kinds have no code.
+
     Raises:
-        UsageError: If ``trust`` is given: there is nothing to trust.
+        UsageError: If ``trust`` is given where there is nothing to trust.
     """
-    check_trust(path, trust=trust)
-    return OvModel(file=frontend.load(path))
+    if path.suffix.lower() != frontend.KERAS_SUFFIX:
+        check_trust(path, trust=trust)
+    return OvModel(file=frontend.load(path, trust=trust))
 
 
 def take(model: Any) -> OvModel:
