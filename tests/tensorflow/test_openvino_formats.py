@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,16 @@ def test_profile_runs_a_saved_model_beside_what_it_gave(net: Any, tmp_path: Path
     given = ["--runs", "2", "--seconds", "0.01", "--no-memory", "--json"]
     assert main(["profile", str(saved), str(low), *given]) == 0
     assert main(["profile", str(saved), *given]) == 0
+
+
+def test_profile_runs_a_keras_file_in_tensorflow(
+    net: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, low = saved(net, ".keras", tmp_path), tmp_path / "low"
+    finecast.convert(path, low, "all:bf16")
+    given = ["--runs", "2", "--seconds", "0.01", "--no-memory", "--json"]
+    assert main(["profile", str(path), str(low), *given]) == 0
+    assert json.loads(capsys.readouterr().out)["engine"] == "tensorflow:CPU"
 
 
 @pytest.mark.parametrize("kind", ["SavedModel", ".keras", ".tflite"])

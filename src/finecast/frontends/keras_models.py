@@ -9,6 +9,7 @@ from typing import Any, Final
 from finecast.errors import ModelError, UsageError
 from finecast.files import suffix_in_lower_case
 
+KERAS_SUFFIX: Final = ".keras"
 _MOST: Final = 240
 """Characters of Keras's message that an error has."""
 _COLOUR: Final = re.compile(r"\x1b\[\d*m")
@@ -45,7 +46,8 @@ def load_keras(keras: Any, path: Path, *, trust: bool) -> Any:
             raise ModelError(
                 "the file brings code of its own, which was not run",
                 where=str(path),
-                fix="pass --trust if you know who made it",
+                fix="pass --trust if you know who made it; what model.export(FOLDER) writes"
+                " needs none",
             ) from error
         raise ModelError(
             f"Keras cannot read the model: {reason(error)}",

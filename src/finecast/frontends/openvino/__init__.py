@@ -13,7 +13,6 @@ from finecast.frontends.openvino.adjusting import adjust
 from finecast.frontends.openvino.changes import changes_of, mark
 from finecast.frontends.openvino.mean_errors import with_mean_errors
 from finecast.frontends.openvino.model import (
-    KERAS_SUFFIX,
     OvFile,
     from_keras,
     from_model,
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     import openvino
 
 __all__ = [
-    "KERAS_SUFFIX",
     "OvApplied",
     "OvFile",
     "OvPrepared",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from finecast.errors import EngineError, FinecastError, ModelError, UsageError
 from finecast.files import digest, suffix_in_lower_case
-from finecast.frontends.keras_models import load_keras, reason, with_flat_outputs
+from finecast.frontends.keras_models import KERAS_SUFFIX, load_keras, reason, with_flat_outputs
 from finecast.frontends.openvino.changes import converted_to
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.reader import name_ops, renumber_ops
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 IR_SUFFIX: Final = ".xml"
 WEIGHTS_SUFFIX: Final = ".bin"
-KERAS_SUFFIX: Final = ".keras"
 _IN_MEMORY: Final = Path("<openvino.Model>.xml")
 """What messages call a model that came from no file."""
 _BESIDE: Final = {IR_SUFFIX: WEIGHTS_SUFFIX, ".pdmodel": ".pdiparams"}

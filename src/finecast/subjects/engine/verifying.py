@@ -92,6 +92,7 @@ def _verify_in(
         feeds=given,
         exact=lambda nudged: source.reference().run(nudged),
         emulated=None if emulated else by_formats,
+        drawn=not feeds.batches,
     )
     accept(case, got, wanted)
     found = compare(name, [got[output] for output in wanted], list(wanted.values()))

@@ -195,6 +195,7 @@ def _verify_in(
             feeds=given,
             exact=partial(_run_exactly, file.path),
             emulated=partial(_run_exactly, path, given) if small and not emulated else None,
+            drawn=not feeds.batches,
         ),
         got,
         wanted,

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from finecast.engines.base import Engine
 from finecast.frontends import openvino as frontend
+from finecast.frontends.keras_models import KERAS_SUFFIX
 from finecast.frontends.openvino import OvApplied, OvFile, OvPrepared
 from finecast.frontends.roundable import Roundable
 from finecast.graph import Dim
@@ -31,7 +32,7 @@ def read(path: Path, *, trust: bool = False) -> OvModel:
     Raises:
         UsageError: If ``trust`` is given where there is nothing to trust.
     """
-    if path.suffix.lower() != frontend.KERAS_SUFFIX:
+    if path.suffix.lower() != KERAS_SUFFIX:
         check_trust(path, trust=trust)
     return OvModel(file=frontend.load(path, trust=trust))
 

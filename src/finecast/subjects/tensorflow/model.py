@@ -12,7 +12,7 @@ from finecast.engines.base import Engine
 from finecast.errors import UsageError
 from finecast.files import check_writable_folder, digest, folder_files
 from finecast.frontends import tensorflow as frontend
-from finecast.frontends.keras_models import load_keras
+from finecast.frontends.keras_models import KERAS_SUFFIX, load_keras
 from finecast.frontends.roundable import Roundable
 from finecast.frontends.tensorflow import (
     FrozenModel,
@@ -47,7 +47,7 @@ def read(path: Path, *, trust: bool = False) -> TensorFlowModel:
         UsageError: If there is no model, or ``trust`` is given for a SavedModel.
         ModelError: If it cannot be read.
     """
-    if path.suffix.lower() == ".keras":
+    if path.suffix.lower() == KERAS_SUFFIX:
         model = of_keras(load_keras(tf.keras, path, trust=trust), str(path))
         return _of(model, digest(path), path)
     check_trust(path, trust=trust)
