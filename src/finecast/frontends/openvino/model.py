@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
@@ -164,10 +165,22 @@ def from_keras(model: Any) -> OvFile:
 
 
 def save(model: openvino.Model, path: Path) -> int:
-    """Write IR with constants in their own types; returns its size in bytes."""
+    """Write IR with constants in their own types; returns its size in bytes.
+
+    Raises:
+        UsageError: If it cannot be written, as the disk is full.
+    """
     import openvino
 
-    openvino.save_model(model, path, compress_to_fp16=False)
+    try:
+        openvino.save_model(model, path, compress_to_fp16=False)
+    except RuntimeError as error:  # its text is that of C++'s streams, without a reason
+        free = shutil.disk_usage(path.parent).free
+        raise UsageError(
+            f"cannot write the model: {free / 1e6:.1f} MB are free there ({explain(error)})",
+            where=str(path),
+            fix="free space, or choose another folder",
+        ) from error
     return sum(p.stat().st_size for p in _parts(path))
 
 
