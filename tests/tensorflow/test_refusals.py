@@ -53,6 +53,25 @@ def test_openvino_takes_the_usual_signature_and_says_so(tmp_path: Path) -> None:
     assert re.search(told, subject.told[0])
 
 
+def test_a_model_that_changes_its_variables(tmp_path: Path) -> None:
+    count = tf.Variable(0.0)
+
+    def call(x: Any) -> dict[str, Any]:
+        count.assign_add(1.0)
+        return {"y": x * count}
+
+    of_function(tmp_path / "m", call, [ROWS], [count])
+    refused(tmp_path / "m", r"changes its variables as it runs \(AssignAddVariableOp\)")
+
+
+def test_a_model_that_calls_python(tmp_path: Path) -> None:
+    def call(x: Any) -> dict[str, Any]:
+        return {"y": tf.ensure_shape(tf.py_function(lambda v: v, [x], tf.float32), [None, 16])}
+
+    of_function(tmp_path / "m", call, [ROWS])
+    refused(tmp_path / "m", r"calls Python \(EagerPyFunc\)")
+
+
 @pytest.mark.parametrize(
     "notes", [{"low_before": "[cut"}, {"low_before": "1"}, {"ports_before": '{"x": "fp7"}'}]
 )

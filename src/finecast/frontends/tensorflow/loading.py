@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -30,6 +31,9 @@ GRAPH_FILE: Final = "saved_model.pb"
 _LISTED: Final = "output_"
 """Signatures name the elements of a list of outputs by this and their number."""
 _LOOPS_OF_TF1: Final = frozenset({"Enter", "NextIteration", "LoopCond"})
+_PYTHON: Final = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
+_WRITES: Final = re.compile(r"(Assign\w*Variable|ResourceScatter\w*|ResourceApply\w*)(Op)?")
+"""Ops that change a variable."""
 
 
 def load(folder: Path) -> FrozenModel:
@@ -202,6 +206,7 @@ def _of_function(function: Any, names: Sequence[str], where: str) -> FrozenModel
                 function, lower_control_flow=False, aggressive_inlining=True
             )
     except (ValueError, RuntimeError, tf.errors.OpError) as error:
+        _check_writes(function, where)
         raise unreadable(error, where) from error
     tensors = [t for t in frozen.inputs if t.dtype not in (tf.resource, tf.variant)]
     if len(tensors) != len(names) or len(tensors) != len(frozen.inputs):
@@ -217,6 +222,19 @@ def _of_function(function: Any, names: Sequence[str], where: str) -> FrozenModel
         listed=isinstance(function.structured_outputs, list | tuple),
     )
     return _checked(canonical(model), where)
+
+
+def _check_writes(function: Any, where: str) -> None:
+    """Raise ModelError if a function changes variables, which makes them no constants."""
+    nodes = every_node(function.graph.as_graph_def())
+    found = sorted({node.op for node in nodes if _WRITES.fullmatch(node.op)})
+    if found:
+        raise ModelError(
+            f"the model changes its variables as it runs ({', '.join(found)})",
+            where=where,
+            fix="export a function whose outputs depend on its inputs alone, as"
+            " model.export(FOLDER) does",
+        )
 
 
 def _outputs(function: Any, tensors: Sequence[Any]) -> Iterator[SignaturePort]:
@@ -287,6 +305,13 @@ def _checked(model: FrozenModel, where: str) -> FrozenModel:
             "the model has loops of TensorFlow 1 (Enter, NextIteration)",
             where=where,
             fix="export it again under tf.compat.v1.enable_control_flow_v2()",
+        )
+    if kinds & _PYTHON:
+        raise ModelError(
+            f"the model calls Python ({', '.join(sorted(kinds & _PYTHON))}), which is not saved"
+            " with it",
+            where=where,
+            fix="write it in TensorFlow's ops, without tf.py_function and tf.numpy_function",
         )
     for port in (*model.inputs, *model.outputs):
         if port.dtype in ("string", "resource", "variant"):
