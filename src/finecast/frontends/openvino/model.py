@@ -17,7 +17,7 @@ from finecast.frontends.keras_models import KERAS_SUFFIX, load_keras, reason, wi
 from finecast.frontends.openvino.changes import converted_to
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.reader import name_ops, renumber_ops
-from finecast.frontends.openvino.saved_model import taken_signature
+from finecast.frontends.openvino.saved_model import state_left_out, taken_signature
 from finecast.frontends.saved_notes import stays_low
 
 if TYPE_CHECKING:
@@ -119,6 +119,7 @@ def load(path: Path, *, trust: bool = False) -> OvFile:
     told = (taken_signature(path), stays_low(path)) if path.is_dir() else ()
     with guarded(path, f"cannot be read as {kind}", fix), _readable(path, trust) as readable:
         model = _core().read_model(readable)
+        told += (state_left_out(readable),)
     _check(model, path, kind, fix)
     own = _suffix(path) == IR_SUFFIX
     if not own:  # IR has the names in the file

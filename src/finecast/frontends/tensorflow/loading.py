@@ -232,8 +232,8 @@ def _check_writes(function: Any, where: str) -> None:
         raise ModelError(
             f"the model changes its variables as it runs ({', '.join(found)})",
             where=where,
-            fix="export a function whose outputs depend on its inputs alone, as"
-            " model.export(FOLDER) does",
+            fix="save a function whose outputs depend on its inputs alone; what draws random"
+            " numbers with a fixed seed, or takes them as an input",
         )
 
 
@@ -308,8 +308,8 @@ def _checked(model: FrozenModel, where: str) -> FrozenModel:
         )
     if kinds & _PYTHON:
         raise ModelError(
-            f"the model calls Python ({', '.join(sorted(kinds & _PYTHON))}), which is not saved"
-            " with it",
+            f"the model calls Python ({', '.join(sorted(kinds & _PYTHON))}), which is not"
+            " saved with it",
             where=where,
             fix="write it in TensorFlow's ops, without tf.py_function and tf.numpy_function",
         )
