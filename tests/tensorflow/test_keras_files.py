@@ -51,6 +51,15 @@ def test_code_in_a_file_runs_when_it_is_trusted(out: str, tmp_path: Path) -> Non
 
 
 @BOTH
+def test_a_file_that_is_cut_off(out: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.keras"
+    through(layers.Dense(3)).save(path)
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ModelError, match=r"not a \.keras file, or a truncated one.*save it"):
+        finecast.convert(path, tmp_path / out, "all:bf16")
+
+
+@BOTH
 def test_a_class_that_is_not_known_is_named(out: str, tmp_path: Path) -> None:
     path = tmp_path / "m.keras"
     through(Own()).save(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +37,12 @@ def load_keras(keras: Any, path: Path, *, trust: bool) -> Any:
     """
     if not path.is_file():
         raise UsageError("no such file", where=str(path), fix="check the path")
+    if not zipfile.is_zipfile(path):
+        raise ModelError(
+            f"not a {KERAS_SUFFIX} file, or a truncated one",
+            where=str(path),
+            fix="save it again: model.save('NAME.keras')",
+        )
     try:
         with suffix_in_lower_case(path) as named:
             return keras.models.load_model(named, compile=False, safe_mode=not trust)
