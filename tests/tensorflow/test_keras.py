@@ -44,11 +44,21 @@ def test_a_keras_model_becomes_a_function_in_bf16(attention: Any, tmp_path: Path
         np.testing.assert_allclose(np.asarray(found), wanted, atol=np.abs(wanted).max() / 32)
     with pytest.raises(UsageError, match="give tokens"):
         low(image=X)
+    with pytest.raises(
+        UsageError, match=r"'tokens' has shape \(8, 5, 32\), .*\(None, 12, 32\)"
+    ):
+        low(X[:, :5])
     low.save(tmp_path / "low")
     (stored,) = served(tmp_path / "low", {"tokens": X}).values()
     np.testing.assert_array_equal(stored, np.asarray(low(X)))
     with pytest.raises(UsageError, match="output exists"):
         low.save(tmp_path / "low")
+
+
+def test_where_no_plan_helps_there_is_none_to_apply(attention: Any) -> None:
+    nothing: Any = None  # ``tune(...).model.plan`` then
+    with pytest.raises(UsageError, match=r"NoneType is no plan: .*outcome\.improved"):
+        policies.apply_plan(attention, nothing)
 
 
 def test_an_activation_with_a_gradient_of_its_own_is_converted(tmp_path: Path) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import resource
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,7 @@ import finecast
 from finecast.cli import main
 from finecast.engines import get_engine
 from finecast.engines.probe import probe_one
-from finecast.errors import ModelError
+from finecast.errors import ModelError, UsageError
 from finecast.numbers.formats import Format
 
 tf: Any = pytest.importorskip("tensorflow")
@@ -79,6 +83,40 @@ def test_profile_runs_a_saved_model_beside_what_it_gave(net: Any, tmp_path: Path
     given = ["--runs", "2", "--seconds", "0.01", "--no-memory", "--json"]
     assert main(["profile", str(saved), str(low), *given]) == 0
     assert main(["profile", str(saved), *given]) == 0
+
+
+@contextmanager
+def files_of_at_most(size_bytes: int) -> Generator[None]:
+    """Let no file grow beyond a size: writing fails as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("out", ["low", "low.xml"])
+def test_a_file_that_cannot_be_written(net: Any, out: str, tmp_path: Path) -> None:
+    path, folder = saved(net, ".keras", tmp_path), tmp_path / "out"
+    folder.mkdir()
+    model = finecast.load(path, output=folder / out)
+    with (
+        files_of_at_most(1000),
+        pytest.raises(UsageError, match=r"cannot write the (model|output): \w+"),
+    ):
+        finecast.convert(model, folder / out, "all:bf16", force=True)
+    assert not list(folder.iterdir())
+
+
+def test_profile_runs_a_keras_file_in_tensorflow(
+    net: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, low = saved(net, ".keras", tmp_path), tmp_path / "low"
+    finecast.convert(path, low, "all:bf16")
+    given = ["--runs", "2", "--seconds", "0.01", "--no-memory", "--json"]
+    assert main(["profile", str(path), str(low), *given]) == 0
+    assert json.loads(capsys.readouterr().out)["engine"] == "tensorflow:CPU"
 
 
 @pytest.mark.parametrize("kind", ["SavedModel", ".keras", ".tflite"])

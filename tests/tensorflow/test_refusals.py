@@ -48,9 +48,32 @@ def test_openvino_takes_the_usual_signature_and_says_so(tmp_path: Path) -> None:
         r"'serving_default' was taken, not 'features'; for another save one alone.*signatures="
     )
     (said,) = (warning for warning in done.warnings if "signature" in warning)
+    assert not [warning for warning in done.warnings if "variables" in warning]
     assert re.search(told, said)
     subject = opened(tmp_path / "m", output=tmp_path / "low.xml").subject(None, None)
     assert re.search(told, subject.told[0])
+
+
+def test_a_model_that_changes_its_variables(tmp_path: Path) -> None:
+    count = tf.Variable(0.0)
+
+    def call(x: Any) -> dict[str, Any]:
+        count.assign_add(1.0)
+        return {"y": x * count}
+
+    of_function(tmp_path / "m", call, [ROWS], [count])
+    told = r"changes its variables as it runs \(AssignAddVariableOp\)"
+    refused(tmp_path / "m", told)
+    done = finecast.convert(tmp_path / "m", tmp_path / "low.xml", "all:bf16")
+    assert [w for w in done.warnings if re.search(rf"{told}, and OpenVINO leaves that out", w)]
+
+
+def test_a_model_that_calls_python(tmp_path: Path) -> None:
+    def call(x: Any) -> dict[str, Any]:
+        return {"y": tf.ensure_shape(tf.py_function(lambda v: v, [x], tf.float32), [None, 16])}
+
+    of_function(tmp_path / "m", call, [ROWS])
+    refused(tmp_path / "m", r"calls Python \(EagerPyFunc\)")
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,9 @@ class Rounds:
 def run(
     models: Annotated[
         list[Path],
-        typer.Argument(metavar="MODEL...", help="ONNX files, or what OpenVINO reads."),
+        typer.Argument(
+            metavar="MODEL...", help="ONNX files, SavedModels, or what OpenVINO reads."
+        ),
     ],
     data: Data,
     feeds: RandomFeeds,

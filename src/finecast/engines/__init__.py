@@ -29,6 +29,7 @@ EMULATOR = "emulator"
 
 ONNX = "ONNX files"
 SAVED_MODELS = "SavedModels"
+_KERAS: Final = ".keras"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,11 +150,11 @@ def default_engine() -> Engine:
 def engine_for(models: Sequence[Path]) -> Engine:
     """The engine that runs all of ``models`` by default.
 
-    For SavedModels, which are folders, TensorFlow; if it is not installed, or one of them is a
-    file, the default engine.
+    For SavedModels, which are folders, and Keras files TensorFlow; if it is not installed, or
+    one of them is another file, the default engine.
     """
     own = [name for name in reading(SAVED_MODELS) if installed(name)]
-    if own and all(model.is_dir() for model in models):
+    if own and all(m.is_dir() or m.suffix.lower() == _KERAS for m in models):
         return get_engine(own[0])
     return default_engine()
 

@@ -42,12 +42,18 @@ def apply_plan(model: Any, plan: Plan) -> dict[str, str]:
         The policy of each layer whose ops the plan decides, by the layer's path.
 
     Raises:
-        UsageError: If ``model`` is no built Keras model.
+        UsageError: If ``model`` is no built Keras model, or ``plan`` no plan.
         ModelError: If the plan names ops that the model does not have, or a format that Keras
             has no policy for; the model is unchanged then.
     """
     if not hasattr(model, "_flatten_layers"):
         raise UsageError(f"a {type(model).__name__} is no Keras model", fix="give one")
+    if not hasattr(plan, "decisions"):  # what has no types may give none
+        raise UsageError(
+            f"a {type(plan).__name__} is no plan",
+            fix="give the plan of a conversion; a model of tune's has none where"
+            " outcome.improved is false",
+        )
     layers = [layer for layer in model._flatten_layers() if layer is not model]
     with _in_fp32(layers):
         opened, owners = take(model), _owners(model, layers)

@@ -22,8 +22,9 @@ from finecast.engines.probe_models import Probe
 from finecast.engines.tensorflow.probe_graphs import cast_graph, probe_graph
 from finecast.engines.tensorflow.trace import kernel_formats, kernel_times
 from finecast.errors import EngineError, UsageError
+from finecast.frontends.keras_models import KERAS_SUFFIX, load_keras
 from finecast.frontends.tensorflow.library import DTYPES, FLOATS, kernels, tf
-from finecast.frontends.tensorflow.loading import load
+from finecast.frontends.tensorflow.loading import load, of_keras
 from finecast.frontends.tensorflow.model import FrozenModel, SignaturePort
 from finecast.frontends.tensorflow.op_types import precision_attribute
 from finecast.numbers.formats import Format
@@ -46,7 +47,7 @@ def devices() -> tuple[str, ...]:
 class TensorFlowEngine:
     """Runs graphs without variables; ops compute in the types that the graph states.
 
-    It reads SavedModels, and not ONNX files as other engines do.
+    It reads SavedModels and Keras files, and not ONNX files as other engines do.
     """
 
     def __init__(self, device: str = "CPU") -> None:
@@ -72,10 +73,11 @@ class TensorFlowEngine:
         return probe(self)
 
     def load(self, model: Loadable, *, profiling: bool = False) -> TensorFlowSession:
-        """Open a SavedModel, by its folder, or a model in memory.
+        """Open a SavedModel, by its folder, a ``.keras`` file, or a model in memory.
 
         Raises:
-            UsageError: If it is no SavedModel.
+            UsageError: If it is none of them.
+            ModelError: If it cannot be read, or a ``.keras`` file brings code.
             EngineError: If TensorFlow cannot run it.
         """
         return TensorFlowSession(_taken(model), profiling=profiling)
@@ -114,6 +116,8 @@ class TensorFlowEngine:
 def _taken(model: Loadable) -> FrozenModel:
     if isinstance(model, FrozenModel):
         return model
+    if isinstance(model, Path) and model.suffix.lower() == KERAS_SUFFIX:
+        return of_keras(load_keras(tf.keras, model, trust=False), str(model))
     if isinstance(model, Path):
         return load(model)
     raise EngineError(

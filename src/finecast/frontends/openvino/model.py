@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from finecast.errors import EngineError, FinecastError, ModelError, UsageError
 from finecast.files import digest, suffix_in_lower_case
-from finecast.frontends.keras_outputs import with_flat_outputs
+from finecast.frontends.keras_models import KERAS_SUFFIX, load_keras, reason, with_flat_outputs
 from finecast.frontends.openvino.changes import converted_to
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.reader import name_ops, renumber_ops
-from finecast.frontends.openvino.saved_model import taken_signature
+from finecast.frontends.openvino.saved_model import state_left_out, taken_signature
 from finecast.frontends.saved_notes import stays_low
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 IR_SUFFIX: Final = ".xml"
 WEIGHTS_SUFFIX: Final = ".bin"
-KERAS_SUFFIX: Final = ".keras"
 _IN_MEMORY: Final = Path("<openvino.Model>.xml")
 """What messages call a model that came from no file."""
 _BESIDE: Final = {IR_SUFFIX: WEIGHTS_SUFFIX, ".pdmodel": ".pdiparams"}
@@ -93,8 +93,10 @@ def reads(path: Path) -> bool:
     return path.is_dir() or _suffix(path) in _KINDS.keys() - {""}
 
 
-def load(path: Path) -> OvFile:
+def load(path: Path, *, trust: bool = False) -> OvFile:
     """Read a model; the constants of IR are mapped from disk.
+
+    Code that a ``.keras`` file brings runs only with ``trust``.
 
     Raises:
         UsageError: If there is no such file, or it may not be read.
@@ -115,8 +117,9 @@ def load(path: Path) -> OvFile:
         ) from error
     kind, fix = _KINDS[_suffix(path)]
     told = (taken_signature(path), stays_low(path)) if path.is_dir() else ()
-    with guarded(path, f"cannot be read as {kind}", fix), _readable(path) as readable:
+    with guarded(path, f"cannot be read as {kind}", fix), _readable(path, trust) as readable:
         model = _core().read_model(readable)
+        told += (state_left_out(readable),)
     _check(model, path, kind, fix)
     own = _suffix(path) == IR_SUFFIX
     if not own:  # IR has the names in the file
@@ -154,7 +157,7 @@ def from_keras(model: Any) -> OvFile:
     kind, fix = _KINDS[KERAS_SUFFIX]
     with (
         guarded(path, f"cannot be read as {kind}", fix),
-        _exported(lambda: model, path) as folder,
+        _exported(model, path) as folder,
     ):
         found = _core().read_model(folder)
     _check(found, path, kind, fix)
@@ -163,10 +166,22 @@ def from_keras(model: Any) -> OvFile:
 
 
 def save(model: openvino.Model, path: Path) -> int:
-    """Write IR with constants in their own types; returns its size in bytes."""
+    """Write IR with constants in their own types; returns its size in bytes.
+
+    Raises:
+        UsageError: If it cannot be written, as the disk is full.
+    """
     import openvino
 
-    openvino.save_model(model, path, compress_to_fp16=False)
+    try:
+        openvino.save_model(model, path, compress_to_fp16=False)
+    except RuntimeError as error:  # its text is that of C++'s streams, without a reason
+        free = shutil.disk_usage(path.parent).free
+        raise UsageError(
+            f"cannot write the model: {free / 1e6:.1f} MB are free there ({explain(error)})",
+            where=str(path),
+            fix="free space, or choose another folder",
+        ) from error
     return sum(p.stat().st_size for p in _parts(path))
 
 
@@ -208,7 +223,7 @@ def _parts(path: Path) -> list[Path]:
 
 
 @contextmanager
-def _readable(path: Path) -> Generator[Path]:
+def _readable(path: Path, trust: bool) -> Generator[Path]:
     """The path for OpenVINO to read: for a ``.keras`` file a temporary SavedModel of it.
 
     Of other single files it is one whose suffix is in lower case, as OpenVINO needs it.
@@ -227,32 +242,24 @@ def _readable(path: Path) -> Generator[Path]:
             fix="pip install keras tensorflow-cpu; or write a SavedModel where they are:"
             " model.export(FOLDER)",
         ) from error
-
-    def loaded() -> Any:
-        with suffix_in_lower_case(path) as named:
-            return keras.saving.load_model(named, compile=False)
-
-    with _exported(loaded, path) as folder:
+    with _exported(load_keras(keras, path, trust=trust), path) as folder:
         yield folder
 
 
 @contextmanager
-def _exported(get_model: Callable[[], Any], path: Path) -> Generator[Path]:
-    """A temporary SavedModel of the Keras model that ``get_model`` returns.
-
-    Errors, those of ``get_model`` among them, name ``path``.
-    """
+def _exported(model: Any, path: Path) -> Generator[Path]:
+    """A temporary SavedModel of a Keras model; errors name ``path``."""
     keras: Any = importlib.import_module("keras")
     with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
         try:
-            with_flat_outputs(keras, get_model()).export(folder, verbose=False)
-        except (ValueError, TypeError, OSError, AttributeError, ImportError) as error:
-            what = (str(error).strip() or type(error).__name__).removeprefix("in user code:")
+            with_flat_outputs(keras, model).export(folder, verbose=False)
+        except MemoryError:
+            raise
+        except Exception as error:  # layers of the user's own raise what they like
             raise ModelError(
-                f"Keras cannot export the model: {' '.join(what.split())[:200]}",
+                f"Keras cannot export the model: {reason(error)}",
                 where=str(path),
-                fix="load it in Python with its custom objects, and write a SavedModel:"
-                " model.export(FOLDER)",
+                fix="see that model.predict(...) runs in Keras, and model.export(FOLDER) does",
             ) from error
         yield Path(folder)
 

@@ -7,7 +7,9 @@ makes one model of all signatures, with the inputs and outputs of each.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+import re
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -22,8 +24,10 @@ _HIDDEN: Final = "__"
 _META_GRAPH: Final = (2,)
 _SIGNATURE, _KEY, _OUTPUT, _OUTPUT_TENSOR = (5,), (1,), (2, 2), (2, 1)
 _NODE, _FUNCTION = (2, 1), (2, 2, 1)
-_NODE_NAME, _CALLED = (1,), (5, 2, 10, 1)
+_NODE_NAME, _NODE_OP, _CALLED = (1,), (2,), (5, 2, 10, 1)
 _FUNCTION_NAME, _FUNCTION_NODE = (1, 1), (3,)
+_WRITES: Final = re.compile(r"Assign\w*Variable(Op)?|ResourceScatter\w*")
+"""Ops that change a variable."""
 _Span: TypeAlias = tuple[int, int]
 
 
@@ -63,15 +67,75 @@ def taken_signature(folder: Path) -> str:
 
 def _signatures(file: Path) -> dict[str, tuple[str, ...]]:
     """For each signature's name, its outputs and the functions or tensors they come from."""
-    with file.open("rb") as opened, mmap.mmap(
-        opened.fileno(), 0, access=mmap.ACCESS_READ
-    ) as mapped, memoryview(mapped) as data:  # fmt: skip
+    with _mapped(file) as data:
         return {
             name: content
             for graph in _inside(data, (0, len(data)), _META_GRAPH)
             for name, content in sorted(_of_graph(data, graph))
             if not name.startswith(_HIDDEN)
         }
+
+
+def state_left_out(folder: Path) -> str:
+    """A notice of variables that the model changes as it runs; empty if there are none.
+
+    OpenVINO reads variables as constants, with the values that were saved.
+    """
+    file = folder / _FILE
+    try:
+        with _mapped(file) as data:
+            graphs = _inside(data, (0, len(data)), _META_GRAPH)
+            found = sorted({op for graph in graphs for op in _writes(data, graph)})
+    except (OSError, ValueError):
+        return ""  # OpenVINO says what is wrong with it
+    if not found:
+        return ""
+    return (
+        f"the model changes its variables as it runs ({', '.join(found)}), and OpenVINO leaves"
+        " that out: they keep the values that were saved"
+    )
+
+
+@contextmanager
+def _mapped(file: Path) -> Generator[memoryview]:
+    with file.open("rb") as opened, mmap.mmap(
+        opened.fileno(), 0, access=mmap.ACCESS_READ
+    ) as mapped, memoryview(mapped) as data:  # fmt: skip
+        yield data
+
+
+def _writes(data: memoryview, graph: _Span) -> Iterator[str]:
+    """Ops that change variables in the functions that served outputs are computed by."""
+    nodes = {_text(data, n, _NODE_NAME): n for n in _inside(data, graph, _NODE)}
+    functions = {_text(data, f, _FUNCTION_NAME): f for f in _inside(data, graph, _FUNCTION)}
+    served = {
+        _text(data, output, _OUTPUT_TENSOR).partition(":")[0]
+        for entry in _inside(data, graph, _SIGNATURE)
+        if not _text(data, entry, _KEY).startswith(_HIDDEN)
+        for output in _inside(data, entry, _OUTPUT)
+    }
+    calls = [c for name in served for c in _texts(data, nodes.get(name, (0, 0)), _CALLED)]
+    for function in _reached(data, functions, calls):
+        for node in _inside(data, function, _FUNCTION_NODE):
+            op = _text(data, node, _NODE_OP)
+            if _WRITES.fullmatch(op):
+                yield op
+
+
+def _reached(
+    data: memoryview, functions: Mapping[str, _Span], calls: list[str]
+) -> Iterator[_Span]:
+    """The functions that ``calls`` name, and those that they call."""
+    waiting, seen = list(calls), set(calls)
+    while waiting:
+        function = functions.get(waiting.pop())
+        if function is None:
+            continue
+        yield function
+        for node in _inside(data, function, _FUNCTION_NODE):
+            new = set(_texts(data, node, _CALLED)) - seen
+            waiting += new
+            seen |= new
 
 
 def _of_graph(data: memoryview, graph: _Span) -> Iterator[tuple[str, tuple[str, ...]]]:

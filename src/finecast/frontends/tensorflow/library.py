@@ -56,11 +56,13 @@ try:
     with _quiet():
         tf: Any = importlib.import_module("tensorflow")
     # These have no public names: what makes constants of variables, the registries of kernels
-    # and ops, and the optimizer that a session runs on a graph first.
+    # and ops, the optimizer that a session runs on a graph first, and the message that a
+    # SavedModel is saved as.
     freezing: Any = importlib.import_module("tensorflow.python.framework.convert_to_constants")
     kernels: Any = importlib.import_module("tensorflow.python.framework.kernels")
     grappler: Any = importlib.import_module("tensorflow.python.grappler.tf_optimizer")
     definitions: Any = importlib.import_module("tensorflow.python.framework.op_def_registry")
+    saved_model_pb2: Any = importlib.import_module("tensorflow.core.protobuf.saved_model_pb2")
 except ImportError as error:
     raise EngineError("TensorFlow is not installed", fix=INSTALL) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -10,8 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from finecast.errors import ModelError, UsageError
-from finecast.files import suffix_in_lower_case
-from finecast.frontends.keras_outputs import with_flat_outputs
+from finecast.frontends.keras_models import reason, with_flat_outputs
 from finecast.frontends.saved_notes import notes_in
 from finecast.frontends.signatures import CHOOSE, MAKE_ONE, NONE, SERVING
 from finecast.frontends.tensorflow.canonical import canonical
@@ -25,11 +25,15 @@ from finecast.frontends.tensorflow.model import (
     imported_graph,
     unreadable,
 )
+from finecast.frontends.tensorflow.optimizer_slots import without_slots
 
 GRAPH_FILE: Final = "saved_model.pb"
 _LISTED: Final = "output_"
 """Signatures name the elements of a list of outputs by this and their number."""
 _LOOPS_OF_TF1: Final = frozenset({"Enter", "NextIteration", "LoopCond"})
+_PYTHON: Final = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
+_WRITES: Final = re.compile(r"(Assign\w*Variable|ResourceScatter\w*|ResourceApply\w*)(Op)?")
+"""Ops that change a variable."""
 
 
 def load(folder: Path) -> FrozenModel:
@@ -48,7 +52,8 @@ def load(folder: Path) -> FrozenModel:
             fix="give the folder that model.export or tf.saved_model.save wrote",
         )
     try:
-        loaded = tf.saved_model.load(where)
+        with without_slots(folder, GRAPH_FILE) as readable, without_warnings():
+            loaded = tf.saved_model.load(str(readable))
     except (OSError, ValueError, RuntimeError, tf.errors.OpError) as error:
         raise unreadable(error, where) from error
     served = dict(loaded.signatures)
@@ -67,38 +72,12 @@ def load(folder: Path) -> FrozenModel:
     )
 
 
-def load_keras(path: Path, *, trust: bool) -> Any:
-    """The model in a ``.keras`` file; code in it is loaded only with ``trust``.
-
-    Raises:
-        UsageError: If there is no such file.
-        ModelError: If Keras cannot read it, or it brings code and is not trusted.
-    """
-    if not path.is_file():
-        raise UsageError("no such file", where=str(path), fix="check the path")
-    try:
-        with suffix_in_lower_case(path) as named:
-            return tf.keras.models.load_model(named, compile=False, safe_mode=not trust)
-    except (OSError, ValueError, TypeError, ImportError) as error:
-        text = " ".join(str(error).split())
-        if "safe_mode" in text or "unsafe" in text.lower():
-            raise ModelError(
-                "the file brings code of its own, which was not run",
-                where=str(path),
-                fix="pass --trust if you know who made it",
-            ) from error
-        raise ModelError(
-            f"Keras cannot read the model: {text[:240]}",
-            where=str(path),
-            fix="load it in Python with its classes, and give finecast.tensorflow the model",
-        ) from error
-
-
 def of_keras(model: Any, where: str = "") -> FrozenModel:
     """A built Keras model, called for inference; nested outputs are named by their paths.
 
     Raises:
-        ModelError: If it has inputs or outputs that are not plain tensors of numbers.
+        ModelError: If it has inputs or outputs that are not plain tensors of numbers, or
+            cannot be traced.
         UsageError: If the shapes of its inputs are not known: it was never built, or is a
             subclass, of which Keras keeps no shapes.
     """
@@ -121,8 +100,18 @@ def of_keras(model: Any, where: str = "") -> FrozenModel:
             return model(tensors[0] if len(tensors) == 1 else list(tensors), training=False)
         return model(tf.keras.tree.pack_sequence_as(nested, tensors), training=False)
 
-    function = tf.function(call, input_signature=specs).get_concrete_function()
-    return _of_function(function, [s.name for s in specs], where or model.name)
+    where = where or model.name
+    try:
+        function = tf.function(call, input_signature=specs).get_concrete_function()
+    except MemoryError:
+        raise
+    except Exception as error:  # layers of the user's own raise what they like
+        raise ModelError(
+            f"TensorFlow cannot trace the Keras model: {reason(error)}",
+            where=where,
+            fix="see that model.predict(...) runs in Keras first",
+        ) from error
+    return _of_function(function, [s.name for s in specs], where)
 
 
 def of_graph_def(
@@ -217,6 +206,7 @@ def _of_function(function: Any, names: Sequence[str], where: str) -> FrozenModel
                 function, lower_control_flow=False, aggressive_inlining=True
             )
     except (ValueError, RuntimeError, tf.errors.OpError) as error:
+        _check_writes(function, where)
         raise unreadable(error, where) from error
     tensors = [t for t in frozen.inputs if t.dtype not in (tf.resource, tf.variant)]
     if len(tensors) != len(names) or len(tensors) != len(frozen.inputs):
@@ -232,6 +222,19 @@ def _of_function(function: Any, names: Sequence[str], where: str) -> FrozenModel
         listed=isinstance(function.structured_outputs, list | tuple),
     )
     return _checked(canonical(model), where)
+
+
+def _check_writes(function: Any, where: str) -> None:
+    """Raise ModelError if a function changes variables, which makes them no constants."""
+    nodes = every_node(function.graph.as_graph_def())
+    found = sorted({node.op for node in nodes if _WRITES.fullmatch(node.op)})
+    if found:
+        raise ModelError(
+            f"the model changes its variables as it runs ({', '.join(found)})",
+            where=where,
+            fix="save a function whose outputs depend on its inputs alone; what draws random"
+            " numbers with a fixed seed, or takes them as an input",
+        )
 
 
 def _outputs(function: Any, tensors: Sequence[Any]) -> Iterator[SignaturePort]:
@@ -302,6 +305,13 @@ def _checked(model: FrozenModel, where: str) -> FrozenModel:
             "the model has loops of TensorFlow 1 (Enter, NextIteration)",
             where=where,
             fix="export it again under tf.compat.v1.enable_control_flow_v2()",
+        )
+    if kinds & _PYTHON:
+        raise ModelError(
+            f"the model calls Python ({', '.join(sorted(kinds & _PYTHON))}), which is not"
+            " saved with it",
+            where=where,
+            fix="write it in TensorFlow's ops, without tf.py_function and tf.numpy_function",
         )
     for port in (*model.inputs, *model.outputs):
         if port.dtype in ("string", "resource", "variant"):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from finecast.frontends.saved_notes import NOTES_FILE
 from finecast.frontends.signatures import SERVING
@@ -17,12 +18,21 @@ from finecast.frontends.tensorflow.model import (
     import_graph,
 )
 
+_OF_FILES: Final = (
+    tf.errors.ResourceExhaustedError,
+    tf.errors.PermissionDeniedError,
+    tf.errors.OutOfRangeError,
+    tf.errors.UnknownError,
+)
+"""What TensorFlow makes of a file system's errors, among which that the disk is full."""
+
 
 def save(model: FrozenModel, folder: Path) -> None:
     """Write to ``folder``, which must not exist yet.
 
     Raises:
         ModelError: If its weights are too large for a SavedModel without variables.
+        OSError: If it cannot be written, as the disk is full.
     """
     check_size(model.size_bytes, "")
     module = tf.Module()
@@ -35,7 +45,10 @@ def save(model: FrozenModel, folder: Path) -> None:
             setattr(module, name, method)  # as model.export does for each signature
     # Custom gradients are of functions that were inlined; nothing is trained here.
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
-    tf.saved_model.save(module, str(folder), signatures=signatures, options=options)
+    try:
+        tf.saved_model.save(module, str(folder), signatures=signatures, options=options)
+    except _OF_FILES as error:
+        raise OSError(errno.EIO, str(error.message).rpartition("; ")[2]) from error
     (folder / NOTES_FILE).parent.mkdir()
     (folder / NOTES_FILE).write_text(json.dumps(dict(model.notes)), encoding="utf-8")
 

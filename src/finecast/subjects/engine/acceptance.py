@@ -41,6 +41,7 @@ _SHOWN: Final = 8
 _MOST_RUNS: Final = 24
 """Most runs of the search: enough for 8 to the power of 7 ops and some detours."""
 
+_RANDOM: Final = "the inputs were random numbers: give --data, or "
 _FIX: Final = (
     "keep it in fp32 by --exclude or --op NAME=fp32, use another format or `tune`; "
     "--no-verify writes the model all the same"
@@ -60,6 +61,7 @@ class Case:
         exact: Runs the fp32 model by the definitions of its ops, on given feeds.
         emulated: Runs the converted model by the definitions of its ops; None if that cannot
             be done, or the engine is an emulator.
+        random: Whether the feeds are random numbers, as no data was given.
     """
 
     engine: Engine
@@ -69,6 +71,12 @@ class Case:
     feeds: Feeds
     exact: Callable[[Feeds], Outputs]
     emulated: Callable[[], Outputs] | None
+    random: bool
+
+    @property
+    def fix(self) -> str:
+        """What to do about wrong numbers."""
+        return f"{_RANDOM}{_FIX}" if self.random else _FIX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +106,7 @@ def accept(case: Case, got: Outputs, wanted: Outputs) -> None:
         return
     node = _first_wrong(case, bounds, fault)
     where = f"first at {node.name!r} ({node.native})" if node is not None else ""
-    raise WrongNumbersError(fault.text, where=where, fix=_FIX)
+    raise WrongNumbersError(fault.text, where=where, fix=case.fix)
 
 
 def accept_fp32(graph: Graph, taken: Outputs, exact: Outputs, nudged: Outputs) -> None:
@@ -148,7 +156,7 @@ def _fault(case: Case, bounds: Expected, got: Outputs, wanted: Outputs) -> _Faul
             raise WrongNumbersError(
                 f"output {name!r} has shape {list(got[name].shape)}, fp32's has "
                 f"{list(reference.shape)}",
-                fix=_FIX,
+                fix=case.fix,
             )
         if index is not None and found.relative > bounds.relative.get(index, 0.0):
             suspects[name] = found

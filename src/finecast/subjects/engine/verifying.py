@@ -104,6 +104,7 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
         feeds=given,
         exact=pair.exact,
         emulated=None if explained is None or emulated else partial(explained, given),
+        random=not feeds.batches,
     )
     accept(case, got, wanted)
     found = compare(name, [got[output] for output in wanted], list(wanted.values()))

@@ -40,8 +40,9 @@ def write(
     place = output.path.parent if output.path is not None else None
     with tempfile.TemporaryDirectory(dir=place, prefix=".finecast-") as folder:
         staged = Path(folder) / (output.path.name if output.path is not None else "model.xml")
-        with naming(staged, f"{source.name}, converted"):
+        with naming(staged, str(output.path or folder)):
             size = frontend.save(built.model, staged)
+        with naming(staged, f"{source.name}, converted"):
             verified = verify(source, built, staged, engines, feeds)
         if place is not None:
             weights, model = staged.with_suffix(WEIGHTS_SUFFIX), staged

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from finecast.engines.base import Engine
 from finecast.frontends import openvino as frontend
+from finecast.frontends.keras_models import KERAS_SUFFIX
 from finecast.frontends.openvino import OvApplied, OvFile, OvPrepared
 from finecast.frontends.roundable import Roundable
 from finecast.graph import Dim
@@ -26,11 +27,14 @@ from finecast.subjects.openvino.artefact import check_output, write
 def read(path: Path, *, trust: bool = False) -> OvModel:
     """Open the model in a file or folder that OpenVINO reads.
 
+    Code in a ``.keras`` file runs only with ``trust``; other kinds have no code.
+
     Raises:
-        UsageError: If ``trust`` is given: there is nothing to trust.
+        UsageError: If ``trust`` is given where there is nothing to trust.
     """
-    check_trust(path, trust=trust)
-    return OvModel(file=frontend.load(path))
+    if path.suffix.lower() != KERAS_SUFFIX:
+        check_trust(path, trust=trust)
+    return OvModel(file=frontend.load(path, trust=trust))
 
 
 def take(model: Any) -> OvModel:

@@ -54,7 +54,7 @@ class Function:
         Inputs are cast to the types that the model declares, as Keras does.
 
         Raises:
-            UsageError: If an input is missing or unknown.
+            UsageError: If an input is missing or unknown, or of another shape.
         """
         by_name = {**self._by_name(inputs), **named}
         if sorted(by_name) != sorted(self.input_names):
@@ -63,7 +63,7 @@ class Function:
                 fix=f"give {', '.join(self.input_names)}",
             )
         specs = zip(self.input_names, self._call.inputs, strict=True)
-        ordered = [tf.cast(by_name[name], tensor.dtype) for name, tensor in specs]
+        ordered = [_as_declared(name, by_name[name], tensor) for name, tensor in specs]
         found = dict(zip(self.output_names, self._call(*ordered), strict=True))
         if len(found) == 1:
             return next(iter(found.values()))
@@ -99,3 +99,18 @@ class Function:
         check_written(model.__name__, path)
         check_writable_folder(path, GRAPH_FILE, force=force)
         publish(lambda staged: save(self.frozen, staged), path, force=force)
+
+
+def _as_declared(name: str, given: Any, declared: Any) -> Any:
+    """An input in the type that the model declares.
+
+    Raises:
+        UsageError: If it is of another shape.
+    """
+    found = tf.cast(given, declared.dtype)
+    if not declared.shape.is_compatible_with(found.shape):
+        raise UsageError(
+            f"input {name!r} has shape {found.shape}, expected {declared.shape}",
+            fix="give it as the original model takes it",
+        )
+    return found

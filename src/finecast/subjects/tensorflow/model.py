@@ -12,6 +12,7 @@ from finecast.engines.base import Engine
 from finecast.errors import UsageError
 from finecast.files import check_writable_folder, digest, folder_files
 from finecast.frontends import tensorflow as frontend
+from finecast.frontends.keras_models import KERAS_SUFFIX, load_keras
 from finecast.frontends.roundable import Roundable
 from finecast.frontends.tensorflow import (
     FrozenModel,
@@ -20,7 +21,8 @@ from finecast.frontends.tensorflow import (
     TensorFlowPrepared,
     capture,
 )
-from finecast.frontends.tensorflow.loading import GRAPH_FILE, load, load_keras, of_keras
+from finecast.frontends.tensorflow.library import tf
+from finecast.frontends.tensorflow.loading import GRAPH_FILE, load, of_keras
 from finecast.frontends.tensorflow.regions import unopened
 from finecast.graph import Dim, Graph
 from finecast.pipeline.artefact import Destination, Verified
@@ -45,8 +47,8 @@ def read(path: Path, *, trust: bool = False) -> TensorFlowModel:
         UsageError: If there is no model, or ``trust`` is given for a SavedModel.
         ModelError: If it cannot be read.
     """
-    if path.suffix.lower() == ".keras":
-        model = of_keras(load_keras(path, trust=trust), str(path))
+    if path.suffix.lower() == KERAS_SUFFIX:
+        model = of_keras(load_keras(tf.keras, path, trust=trust), str(path))
         return _of(model, digest(path), path)
     check_trust(path, trust=trust)
     model = load(path)
