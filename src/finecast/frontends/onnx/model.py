@@ -23,6 +23,7 @@ from finecast.frontends.onnx import native, stream
 from finecast.frontends.onnx.constants import MadeTensor
 from finecast.frontends.onnx.external import bring_in
 from finecast.frontends.onnx.shapeless import checkable
+from finecast.frontends.onnx.sizes import free_negative_sizes
 from finecast.frontends.onnx.verify import check_tensors, inner_tensors, sort_nodes
 from finecast.frontends.onnx.wire import parse_model
 from finecast.numbers.scaled import Scaled
@@ -150,6 +151,7 @@ def load(path: Path) -> OnnxFile:
         data = check_tensors(proto, path)
         try:
             bring_in(proto, path.parent)
+            free_negative_sizes(proto)
             model = ir.from_proto(proto)
             set_base_dir(model.graph, path.parent.absolute())
         except Exception as error:  # onnx_ir raises what Python raises on malformed messages
