@@ -46,6 +46,8 @@ _FIX: Final = (
     "--no-verify writes the model all the same"
 )
 
+_RANDOM: Final = "; the inputs were random numbers: --data FILE.npz verifies with yours"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
@@ -57,6 +59,7 @@ class Case:
         original: Makes the fp32 model with the same names of values.
         formats: The plan's formats, by node id.
         feeds: The inputs of both.
+        random: Whether they were drawn: a model may need data that look like its own.
         exact: Runs the fp32 model by the definitions of its ops, on given feeds.
         emulated: Runs the converted model by the definitions of its ops; None if that cannot
             be done, or the engine is an emulator.
@@ -67,8 +70,14 @@ class Case:
     original: Callable[[], AppliedModel]
     formats: Mapping[int, Format]
     feeds: Feeds
+    random: bool
     exact: Callable[[Feeds], Outputs]
     emulated: Callable[[], Outputs] | None
+
+    @property
+    def fix(self) -> str:
+        """What a user can do about wrong numbers."""
+        return f"{_FIX}{_RANDOM if self.random else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +107,7 @@ def accept(case: Case, got: Outputs, wanted: Outputs) -> None:
         return
     node = _first_wrong(case, bounds, fault)
     where = f"first at {node.name!r} ({node.native})" if node is not None else ""
-    raise WrongNumbersError(fault.text, where=where, fix=_FIX)
+    raise WrongNumbersError(fault.text, where=where, fix=case.fix)
 
 
 def accept_fp32(graph: Graph, taken: Outputs, exact: Outputs, nudged: Outputs) -> None:
@@ -148,7 +157,7 @@ def _fault(case: Case, bounds: Expected, got: Outputs, wanted: Outputs) -> _Faul
             raise WrongNumbersError(
                 f"output {name!r} has shape {list(got[name].shape)}, fp32's has "
                 f"{list(reference.shape)}",
-                fix=_FIX,
+                fix=case.fix,
             )
         if index is not None and found.relative > bounds.relative.get(index, 0.0):
             suspects[name] = found

@@ -90,6 +90,7 @@ def _verify_in(
         original=lambda: source.build(replace(plan, decisions=(), io={})).applied,
         formats={ids[n]: f for n, f in plan.formats.items()},
         feeds=given,
+        random=not feeds.batches,
         exact=lambda nudged: source.reference().run(nudged),
         emulated=None if emulated else by_formats,
     )

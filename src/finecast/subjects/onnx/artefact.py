@@ -219,6 +219,7 @@ def _verify_in(
             original=lambda: frontend.apply(file, replace(plan, decisions=(), io={})),
             formats={ids[n]: f for n, f in plan.formats.items()},
             feeds=given,
+            random=not feeds.batches,
             exact=partial(_run_exactly, file.path),
             emulated=partial(_run_exactly, path, given) if small and not emulated else None,
         ),
