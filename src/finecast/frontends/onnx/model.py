@@ -24,7 +24,12 @@ from finecast.frontends.onnx.constants import MadeTensor
 from finecast.frontends.onnx.external import bring_in
 from finecast.frontends.onnx.shapeless import checkable
 from finecast.frontends.onnx.sizes import free_negative_sizes
-from finecast.frontends.onnx.verify import check_tensors, inner_tensors, sort_nodes
+from finecast.frontends.onnx.verify import (
+    check_ports,
+    check_tensors,
+    inner_tensors,
+    sort_nodes,
+)
 from finecast.frontends.onnx.wire import parse_model
 from finecast.numbers.scaled import Scaled
 
@@ -148,6 +153,7 @@ def load(path: Path) -> OnnxFile:
         raise _unreadable(path, f"it has {size} bytes, and protobuf messages end at 2 GiB")
     with paused_collection():
         proto = _parse(path)
+        check_ports(proto, path)
         data = check_tensors(proto, path)
         try:
             bring_in(proto, path.parent)
