@@ -58,8 +58,11 @@ def verified_by_first(
 
 def _not_verified(failures: Mapping[str, EngineError]) -> EngineError:
     """The error where every engine failed to verify a conversion; ``failures`` by name."""
-    where = "; ".join(f"{name}: {error.what}" for name, error in failures.items())
-    if all(isinstance(error, GivenModelError) for error in failures.values()):
+    given = {n for n, error in failures.items() if isinstance(error, GivenModelError)}
+    every = given == set(failures)
+    told = dict.fromkeys(() if every else given, ", even as it was given")
+    where = "; ".join(f"{n}{told.get(n, '')}: {e.what}" for n, e in failures.items())
+    if every:
         fix = next(iter(failures.values())).fix
         unverified = "write the conversion unverified with --no-verify"
         return EngineError(
