@@ -274,3 +274,15 @@ def test_an_engine_that_does_not_run_the_given_model_is_told_apart(
     assert answer.code == ExitCode.FAILED
     assert "openvino, even as it was given: OpenVINO cannot load" in answer.err
     assert "onnxruntime: ONNX Runtime cannot load" in answer.err
+
+
+def test_errors_on_random_inputs_are_said_to_be_so(finecast: Finecast, tmp_path: Path) -> None:
+    net = saved("net (float[4,16] x) => (float[4,16] y) { y = Tanh(x) }", tmp_path)
+    np.savez(tmp_path / "data.npz", x=np.ones((8, 16), np.float32))
+    out, fp16 = tmp_path / "low.onnx", ["--auto-cast", "all", "--auto-cast-type", "fp16"]
+    text = finecast("convert", net, "-o", out, *fp16).out
+    assert ", on random inputs" in text
+    data = ["--data", tmp_path / "data.npz", "--batch", 4, "--force"]
+    assert "random" not in finecast("convert", net, "-o", out, *fp16, *data).out
+    given = convert(finecast, net, out, "fp16", *data).json["verified"]
+    assert given["random_inputs"] is False

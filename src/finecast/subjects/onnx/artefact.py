@@ -232,7 +232,8 @@ def _verify_in(
     if small and not emulated:
         exactly = partial(_run_exactly, file.path, given)
         found = _with_note(found, quantized_mismatch(applied.graph, name, wanted, exactly))
-    return replace(found, sizes=ran.sizes, kernels=seen.kernels, apart=seen.apart)
+    found = replace(found, sizes=ran.sizes, random=not feeds.batches)
+    return replace(found, kernels=seen.kernels, apart=seen.apart)
 
 
 def _careful_session(file: OnnxFile, graph: Graph) -> Session | None:
