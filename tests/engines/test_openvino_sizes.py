@@ -113,7 +113,7 @@ def test_negative_sizes_are_free(tmp_path: Path) -> None:
     path.write_bytes(net.SerializeToString())
     session = get_engine("openvino").load(path)
     assert session.inputs[0].shape == (None, 1, "t")
-    assert not api.inspect(path).notes
+
     api.convert(path, tmp_path / "low.onnx", policy="all:bf16")
     written = onnx.load(tmp_path / "low.onnx").graph.input[0].type.tensor_type.shape
     assert not written.dim[0].HasField("dim_value")
@@ -128,3 +128,11 @@ def test_empty_outputs_are_not_compared() -> None:
         opset=17,
     )
     assert api.convert(net, policy="all:bf16").verified.sizes == {"n": 1, "t": 64}
+
+
+def test_inspect_counts_at_sizes_that_fit_and_says_which() -> None:
+    found = api.inspect(windows())
+    assert found.notes["sizes"] == "t=64, which --dim changes"
+    assert all(row.bytes >= 0 and row.flops >= 0 for row in found.classes)
+    assert sum(row.flops for row in found.classes) > 0
+    assert "sizes" not in api.inspect(windows(), dims={"t": 80}).notes

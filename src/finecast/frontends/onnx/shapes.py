@@ -89,4 +89,5 @@ def correct_outputs(model: ir.Model) -> tuple[str, ...]:
 def _sizes(kind: onnx.TypeProto.Tensor) -> tuple[int, ...] | None:
     if not kind.HasField("shape") or not all(d.HasField("dim_value") for d in kind.shape.dim):
         return None
-    return tuple(d.dim_value for d in kind.shape.dim)
+    sizes = tuple(d.dim_value for d in kind.shape.dim)
+    return sizes if min(sizes, default=0) >= 0 else None  # inputs too small for a window
