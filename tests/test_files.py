@@ -145,3 +145,10 @@ def test_stale_is_what_was_there_and_was_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "staged").replace(tmp_path / "replaced")
     (tmp_path / "new").write_text("of now")
     assert files.stale() == (tmp_path / "kept",)
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="no /proc here")
+def test_a_folder_that_takes_no_files_is_refused_at_once() -> None:
+    """Whatever rights the user has in it."""
+    with pytest.raises(UsageError, match="not writable"):
+        CommandFiles().write("-o", Path("/proc/model.onnx"))

@@ -192,12 +192,24 @@ def check_writable_folder(path: Path, marker: str, *, force: bool) -> None:
 
 def _check_parent(path: Path) -> None:
     folder = path.parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
+    if not folder.is_dir() or not _takes_files(folder):
         raise UsageError(
             "output folder does not exist or is not writable",
             where=str(folder),
             fix="create it or choose another",
         )
+
+
+def _takes_files(folder: Path) -> bool:
+    """Whether something can be made in ``folder``: by trying, as rights do not tell it all.
+
+    Root has every right, and still /proc takes no file.
+    """
+    try:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".finecast-"):
+            return True
+    except OSError:
+        return False
 
 
 def publish_folder(staged: Path, path: Path) -> None:

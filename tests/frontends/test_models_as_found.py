@@ -433,3 +433,18 @@ def test_a_value_named_by_its_type_has_it(tmp_path: Path) -> None:
     named = {v.name: kinds[v.type.tensor_type.elem_type] for v in typed.value_info}
     made = {n: k for n, k in named.items() if "_" in n}
     assert made == dict.fromkeys(("w_bf16", "x_bf16", "y_bf16"), "bf16")
+
+
+def test_dictionaries_are_refused_by_name(tmp_path: Path) -> None:
+    """As classifiers of scikit-learn give them, converted by default."""
+    maps = node("ZipMap", "x", "y", classlabels_int64s=[0, 1, 2])
+    maps.domain = "ai.onnx.ml"
+    of_floats = helper.make_tensor_type_proto(TensorProto.FLOAT, [])
+    kind = helper.make_sequence_type_proto(
+        helper.make_map_type_proto(TensorProto.INT64, of_floats)
+    )
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3])
+    graph = helper.make_graph([maps], "g", [x], [helper.make_value_info("y", kind)])
+    onnx.save(helper.make_model(graph), tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match=r"output 'y' is a dictionary.*'zipmap': False"):
+        frontend.load(tmp_path / "m.onnx")

@@ -105,3 +105,25 @@ def test_other_verbs_take_them(tmp_path: Path) -> None:
     assert api.inspect(net(), data=DATA).nodes == 2
     outcome = api.tune(net(), data=DATA, metric="cosine", policy="auto:bf16", tolerance=0.5)
     assert outcome.baseline.metric == 1
+
+
+def test_outputs_of_a_wrong_number_of_axes_are_corrected(tmp_path: Path) -> None:
+    """onnx infers the axes only at the opset that bf16 needs."""
+    proto = parse(
+        """g (float[1, 1, k] x) => (float[1, s] y)
+        <int64 last = {2}, int64[1] one = {1}, float[1,1,1] w = {0.7}> {
+          r = Conv(x, w)
+          sizes = Shape(r)
+          length = Gather(sizes, last)
+          u = Unsqueeze<axes = [0]>(length)
+          to = Concat<axis = 0>(u, one, one)
+          y = Reshape(r, to)
+        }""",
+        opset=12,
+    )
+    done = api.convert(proto, tmp_path / "low.onnx", policy="all:bf16")
+    assert "output 'y' is declared with 2 axes and has 3" in done.verified.note
+    assert done.verified.relative_error
+    onnx.checker.check_model(tmp_path / "low.onnx", full_check=True)
+    kept = api.convert(proto, policy="all:fp16").verified
+    assert not kept.note

@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from finecast.devices.neuron import explicit_casts
-from finecast.engines import get_engine
+from finecast.engines import get_engine, installed
 from finecast.engines.base import Engine
 from finecast.engines.emulator import EmulatorEngine
 from finecast.engines.faults import faults
@@ -107,6 +107,38 @@ def _runs(op: str, reduction: str, fmt: Format) -> bool:
     except EngineError:
         return False
     return True
+
+
+@pytest.mark.skipif(not installed("openvino"), reason="needs OpenVINO")
+@pytest.mark.parametrize(
+    ("op", "reads"), [("QuickGelu", "x"), ("BiasAdd", "xbx"), ("Gelu", "x")]
+)
+@pytest.mark.parametrize("fmt", [Format.FP16, Format.BF16])
+def test_what_openvino_does_not_load_of_onnx_runtimes_ops_keeps_fp32(
+    op: str, reads: str, fmt: Format
+) -> None:
+    graph, native = from_text(GRAPH), f"com.microsoft::{op}"
+    node = replace(graph.nodes[0], native=native)
+    engine = get_engine("openvino")
+    found = faults(engine.name, engine.device, replace(graph, nodes=(node,)), (fmt,))
+    low = onnx.TensorProto.FLOAT16 if fmt is Format.FP16 else onnx.TensorProto.BFLOAT16
+    made = onnx.helper.make_graph(
+        [onnx.helper.make_node(op, list(reads), ["y"], domain="com.microsoft")],
+        "contributed",
+        [
+            onnx.helper.make_tensor_value_info("x", low, [1, 2, 4]),
+            onnx.helper.make_tensor_value_info("b", low, [4]),
+        ],
+        [onnx.helper.make_tensor_value_info("y", low, [1, 2, 4])],
+    )
+    opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid("com.microsoft", 1)]
+    model = onnx.helper.make_model(made, opset_imports=opsets, ir_version=10)
+    try:
+        engine.load(model.SerializeToString())
+    except EngineError:
+        assert found[fmt]
+    else:
+        assert not found[fmt]
 
 
 def test_it_cannot_be_waived() -> None:

@@ -147,7 +147,8 @@ def _errors(result: Conversion) -> str:
     text = f"relative {found.relative_error:.3g}, largest {found.max_abs_error:.3g}"
     taken = found.taken_error
     alone = "" if taken is None else f"; of it by fp32 alone relative {taken:.3g}"
-    return f"{text}{alone}{note}"
+    drawn = ", on random inputs" if found.random else ""
+    return f"{text}{drawn}{alone}{note}"
 
 
 def to_dict(result: Conversion, output: Path) -> dict[str, Any]:
@@ -168,6 +169,7 @@ def to_dict(result: Conversion, output: Path) -> dict[str, Any]:
             "reference": result.verified.reference,
             "taken_error": result.verified.taken_error,
             "sizes": dict(result.verified.sizes),
+            "random_inputs": result.verified.random,
             "kernels": result.verified.kernels,
             "fallen_apart": list(result.verified.apart),
             "note": result.verified.note,

@@ -38,6 +38,7 @@ from finecast.engines.openvino_names import (
     stored_in,
 )
 from finecast.engines.openvino_ports import specs_of
+from finecast.engines.openvino_sizes import SizeCheck
 from finecast.engines.openvino_streams import OpenVinoStreams, shareable, tensor_of
 from finecast.engines.ports import DTYPES, ordered_feeds
 from finecast.engines.source import ModelSource, read_source
@@ -52,7 +53,8 @@ if TYPE_CHECKING:
 
     _Names: TypeAlias = Mapping[str, tuple[str, ...]]
     _Read: TypeAlias = tuple[openvino.Model, ModelSource, Callable[[], _Names]]
-    _Compiled: TypeAlias = tuple[openvino.CompiledModel, ModelSource, Callable[[], _Names]]
+    _Made: TypeAlias = tuple[openvino.CompiledModel, SizeCheck]
+    _Compiled: TypeAlias = tuple[_Made, ModelSource, Callable[[], _Names]]
 
 # Values of the inference precision hint, by which OpenVINO lowers a model by itself.
 _HINTS = {Format.FP32: "f32", Format.BF16: "bf16", Format.FP16: "f16"}
@@ -76,12 +78,13 @@ class OpenVinoSession:
 
     def __init__(
         self,
-        compiled: openvino.CompiledModel,
+        made: _Made,
         source: ModelSource,
         *,
         where: str,
         names: Mapping[str, tuple[str, ...]] | None,
     ) -> None:
+        compiled, self._sizes = made
         self._source = source
         self._where = where
         self._names = names
@@ -112,6 +115,7 @@ class OpenVinoSession:
         """
         arrays = ordered_feeds(feeds, self._inputs)
         try:
+            self._sizes.check([array.shape for array in arrays])
             self._infer(arrays)
             return {
                 spec.name: _read(self._request.get_output_tensor(index), spec)
@@ -275,7 +279,7 @@ class OpenVinoEngine:
         """
         where = str(model) if isinstance(model, Path) else ""
         settings = config(self._core, self._device, _hint(fmt), serving="THROUGHPUT")
-        with self._compiled(model, where, settings) as (compiled, source, _):
+        with self._compiled(model, where, settings) as ((compiled, _), source, _):
             return OpenVinoStreams(compiled, specs_of(compiled.inputs, source.inputs), where)
 
     def _load(
@@ -283,19 +287,20 @@ class OpenVinoEngine:
     ) -> OpenVinoSession:
         where = str(model) if isinstance(model, Path) else ""
         settings = config(self._core, self._device, hint, profiling=profiling)
-        with self._compiled(model, where, settings) as (compiled, source, names):
+        with self._compiled(model, where, settings) as (made, source, names):
             known = names() if named else None
-            return OpenVinoSession(compiled, source, where=where, names=known)
+            return OpenVinoSession(made, source, where=where, names=known)
 
     @contextmanager
     def _compiled(
         self, model: Loadable, where: str, settings: dict[str, Any]
     ) -> Generator[_Compiled]:
-        """The compiled model, its ports and steps, and a function for the nodes of each op."""
+        """The compiled model and a check of sizes, ports and steps, and nodes of each op."""
         try:
             with self._read(model, where) as (read, source, names):
                 compiled = self._core.compile_model(read, self._device, settings)
-            yield compiled, source, names
+                sizes = SizeCheck(read)
+            yield (compiled, sizes), source, names
         except RuntimeError as error:
             reason = explain(error)
             raise EngineError(

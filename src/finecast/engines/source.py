@@ -117,7 +117,7 @@ def _spec(info: onnx.ValueInfoProto, where: str) -> TensorSpec:
 
 def _dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
     if dim.HasField("dim_value"):
-        return dim.dim_value
+        return dim.dim_value if dim.dim_value >= 0 else None  # PaddlePaddle's free ones are -1
     return dim.dim_param or None
 
 

@@ -53,6 +53,7 @@ class Verified:
         sizes: Sizes of the free dimensions of the inputs.
         kernels: Number of kernels of the fp32 model and of the written one, where known.
         apart: Texts on kernels of the fp32 model whose low ops run in several kernels now.
+        random: Whether the errors are those on random inputs, and not on data.
     """
 
     engine: str | None
@@ -64,6 +65,7 @@ class Verified:
     sizes: Mapping[str, int] = field(default_factory=dict[str, int])
     kernels: tuple[int, int] | None = None
     apart: tuple[str, ...] = ()
+    random: bool = False
 
 
 def compare_finite(engine: str, got: Sequence[Array], wanted: Sequence[Array]) -> Verified:

@@ -266,9 +266,10 @@ class FeedMaker:
         """
         if self.batches:
             return self.batches[0]
-        free = {d for spec in session.inputs for d in spec.shape or ()}
+        guessed = guessed_dims(session.inputs)
+        free = {*guessed, *(d for spec in session.inputs for d in spec.shape or ())}
         long = {name: size for name, size in (lengths or {}).items() if name in free}
-        sizes = {**guessed_dims(session.inputs), **long, **self.dims}
+        sizes = {**guessed, **long, **self.dims}
         return synthetic_feeds(session.inputs, batch=self.batch, dims=sizes, last=last)
 
 
@@ -278,8 +279,16 @@ def _static(dims: Sequence[Dim] | None) -> tuple[int, ...] | None:
     return tuple(d for d in dims if isinstance(d, int))
 
 
-def guessed_dims(inputs: Sequence[TensorSpec]) -> dict[str, int]:
-    """A small size by name for each free dimension that is not an input's first axis."""
-    free = {d for s in inputs for d in (s.shape or ())[1:] if isinstance(d, str) and d}
+def guessed_dims(inputs: Sequence[TensorSpec], size: int = 16) -> dict[str, int]:
+    """``size`` by name for each free dimension that is not an input's first axis.
+
+    The name is the symbol, or ``INPUT.AXIS`` where there is none.
+    """
     batches = {s.shape[0] for s in inputs if s.shape}
-    return {d: 16 for d in free if d not in batches}
+    dims = [
+        (d, f"{s.name}.{axis}")
+        for s in inputs
+        for axis, d in enumerate(s.shape or ())
+        if axis and not isinstance(d, int)
+    ]
+    return {symbol or own: size for symbol, own in dims if not symbol or symbol not in batches}

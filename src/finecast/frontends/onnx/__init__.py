@@ -34,7 +34,7 @@ from finecast.frontends.onnx.reader import OnnxBinding, name_nodes, read
 from finecast.frontends.onnx.restating import restate
 from finecast.frontends.onnx.schema import signature
 from finecast.frontends.onnx.shapeless import shapeless_ports
-from finecast.frontends.onnx.shapes import static_shapes
+from finecast.frontends.onnx.shapes import correct_outputs, static_shapes
 from finecast.frontends.onnx.source_types import CODES, SOURCE_TYPES, take_to_fp32
 from finecast.frontends.onnx.statements import STATEMENTS, stated_since
 from finecast.frontends.onnx.stream import size_bytes, to_proto
@@ -64,6 +64,7 @@ __all__ = [
     "apply",
     "came_external",
     "check",
+    "correct_outputs",
     "fits_one_message",
     "from_model",
     "load",

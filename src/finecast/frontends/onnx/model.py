@@ -23,7 +23,13 @@ from finecast.frontends.onnx import native, stream
 from finecast.frontends.onnx.constants import MadeTensor
 from finecast.frontends.onnx.external import bring_in
 from finecast.frontends.onnx.shapeless import checkable
-from finecast.frontends.onnx.verify import check_tensors, inner_tensors, sort_nodes
+from finecast.frontends.onnx.sizes import free_negative_sizes
+from finecast.frontends.onnx.verify import (
+    check_ports,
+    check_tensors,
+    inner_tensors,
+    sort_nodes,
+)
 from finecast.frontends.onnx.wire import parse_model
 from finecast.numbers.scaled import Scaled
 
@@ -147,9 +153,11 @@ def load(path: Path) -> OnnxFile:
         raise _unreadable(path, f"it has {size} bytes, and protobuf messages end at 2 GiB")
     with paused_collection():
         proto = _parse(path)
+        check_ports(proto, path)
         data = check_tensors(proto, path)
         try:
             bring_in(proto, path.parent)
+            free_negative_sizes(proto)
             model = ir.from_proto(proto)
             set_base_dir(model.graph, path.parent.absolute())
         except Exception as error:  # onnx_ir raises what Python raises on malformed messages

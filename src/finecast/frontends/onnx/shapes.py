@@ -49,7 +49,45 @@ def static_shapes(
     return {name: sizes for name, sizes in found.items() if sizes is not None}
 
 
+def correct_outputs(model: ir.Model) -> tuple[str, ...]:
+    """Give outputs whose declared number of axes is wrong their right one, in place.
+
+    onnx can find this out of a converted model alone: more is inferred of newer opsets.
+
+    Returns:
+        What was wrong, for people.
+    """
+
+    def undeclared(proto: onnx.ModelProto) -> onnx.ModelProto:
+        made = {name for node in proto.graph.node for name in node.output}
+        for value in (*proto.graph.output, *proto.graph.value_info):
+            if value.name in made:
+                value.type.tensor_type.ClearField("shape")
+        return inferred(proto)
+
+    try:
+        graph = run_without_weights(model, undeclared).graph
+    except (native.PassError, ValueError) as error:
+        _LOG.debug("onnx infers no shapes: %s", error)
+        return ()
+    kinds = {v.name: v.type.tensor_type for v in (*graph.value_info, *graph.output)}
+    found: list[str] = []
+    for value in (v for node in model.graph for v in node.outputs):  # casts of outputs, too
+        kind = kinds.get(value.name or "")
+        if kind is None or not kind.HasField("shape") or value.shape is None:
+            continue
+        declared, axes = len(value.shape), len(kind.shape.dim)
+        if declared == axes:
+            continue
+        value.shape = ir.Shape([d.dim_value or None for d in kind.shape.dim])
+        if value.is_graph_output():
+            text = f"output {value.name!r} is declared with {declared} axes and has {axes}"
+            found.append(f"{text}: the declaration is corrected")
+    return tuple(found)
+
+
 def _sizes(kind: onnx.TypeProto.Tensor) -> tuple[int, ...] | None:
     if not kind.HasField("shape") or not all(d.HasField("dim_value") for d in kind.shape.dim):
         return None
-    return tuple(d.dim_value for d in kind.shape.dim)
+    sizes = tuple(d.dim_value for d in kind.shape.dim)
+    return sizes if min(sizes, default=0) >= 0 else None  # inputs too small for a window

@@ -50,6 +50,31 @@ def check_tensors(model: onnx.ModelProto, path: Path) -> tuple[Path, ...]:
     return tuple(files)
 
 
+def check_ports(model: onnx.ModelProto, path: Path) -> None:
+    """Refuse inputs and outputs that are dictionaries, which onnx_ir does not read.
+
+    Raises:
+        ModelError: If there is one; names it.
+    """
+    for role, ports in (("input", model.graph.input), ("output", model.graph.output)):
+        for port in ports:
+            if _is_map(port.type):
+                raise ModelError(
+                    f"{role} {port.name!r} is a dictionary, and finecast reads tensors,"
+                    " and sequences of them",
+                    where=str(path),
+                    fix="export a tensor in its place: in skl2onnx by options={'zipmap':"
+                    " False}, in onnxmltools by zipmap=False",
+                )
+
+
+def _is_map(kind: onnx.TypeProto) -> bool:
+    for inner in ("sequence_type", "optional_type"):
+        if kind.HasField(inner):
+            return _is_map(getattr(kind, inner).elem_type)
+    return kind.HasField("map_type")
+
+
 def sort_nodes(model: ir.Model, path: Path) -> bool:
     """Sort nodes that are not in topological order; returns whether all of them were.
 

@@ -9,6 +9,9 @@ _CHECK = re.compile(r"Check '.*?' failed at \S+:\d+:?")
 _PLACES = (
     re.compile(r"While validating ONNX node '<Node\((?P<op>\w+)\): (?P<name>.*?)>'"),
     re.compile(r"\[\w+\] (?P<op>\w+) node with name '(?P<name>.*?)'"),
+    re.compile(
+        r"While validating node '(?:\w+::)?(?P<op>\w+) .*' with friendly_name '(?P<name>.*?)'"
+    ),
 )
 _NO_RULE = re.compile(r"No conversion rule found for operations?: (?P<ops>.+)")
 _NOISE = re.compile(

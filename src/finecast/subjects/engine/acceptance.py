@@ -41,11 +41,12 @@ _SHOWN: Final = 8
 _MOST_RUNS: Final = 24
 """Most runs of the search: enough for 8 to the power of 7 ops and some detours."""
 
-_RANDOM: Final = "the inputs were random numbers: give --data, or "
 _FIX: Final = (
     "keep it in fp32 by --exclude or --op NAME=fp32, use another format or `tune`; "
     "--no-verify writes the model all the same"
 )
+
+_RANDOM: Final = "; the inputs were random numbers: --data FILE.npz verifies with yours"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +59,10 @@ class Case:
         original: Makes the fp32 model with the same names of values.
         formats: The plan's formats, by node id.
         feeds: The inputs of both.
+        random: Whether they were drawn: a model may need data that look like its own.
         exact: Runs the fp32 model by the definitions of its ops, on given feeds.
         emulated: Runs the converted model by the definitions of its ops; None if that cannot
             be done, or the engine is an emulator.
-        random: Whether the feeds are random numbers, as no data was given.
     """
 
     engine: Engine
@@ -69,14 +70,14 @@ class Case:
     original: Callable[[], AppliedModel]
     formats: Mapping[int, Format]
     feeds: Feeds
+    random: bool
     exact: Callable[[Feeds], Outputs]
     emulated: Callable[[], Outputs] | None
-    random: bool
 
     @property
     def fix(self) -> str:
-        """What to do about wrong numbers."""
-        return f"{_RANDOM}{_FIX}" if self.random else _FIX
+        """What a user can do about wrong numbers."""
+        return f"{_FIX}{_RANDOM if self.random else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

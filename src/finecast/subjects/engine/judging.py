@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from finecast.data.feeds import synthetic_feeds
 from finecast.engines import first_that_loads
@@ -23,6 +24,9 @@ from finecast.subjects.engine.native import NativeSource, PreparedModel
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import make_planner
 from finecast.subjects.engine.sizes import shapes_for
+
+_SIZES: Final = (16, 64, 256, 1024)
+"""Sizes of open dimensions, tried until the model takes one and no value in it is empty."""
 
 
 def batches_of(source: NativeSource, options: RunOptions) -> list[Feeds]:
@@ -58,12 +62,12 @@ def counted(
     low: Format,
 ) -> Census:
     """Count ops by class; shapes are those observed on data, else on one random batch."""
-    facts: dict[int, ValueFacts] = {}
+    facts, told = dict[int, ValueFacts](), ""
     if options.data is not None:
         facts = observe(prepared, lambda: batches)
         shapes = {i: f.shape for i, f in facts.items()}
     else:
-        shapes = _drawn_shapes(prepared, options)
+        shapes, told = _drawn_shapes(prepared, options)
     found = Census.of(
         prepared.graph,
         shapes,
@@ -74,22 +78,48 @@ def counted(
     )
     if source.told:
         found = replace(found, notes=found.notes | {"as it was read": "; ".join(source.told)})
+    if told:
+        found = replace(found, notes=found.notes | {"sizes": told})
     if options.data is None:
         return found
     return replace(found, warnings=risks(prepared.graph, facts, low))
 
 
-def _drawn_shapes(prepared: PreparedModel, options: RunOptions) -> dict[int, tuple[int, ...]]:
-    """Shapes of float values on one random batch; empty if there can be no such batch."""
-    try:
-        inputs = [
-            TensorSpec(name=v.name, dtype=v.dtype, shape=v.shape)
-            for v in prepared.graph.inputs
-        ]
-        sizes = {**guessed_dims(inputs), **options.dims}
-        feeds = synthetic_feeds(inputs, batch=options.batch, dims=sizes)
-        return shapes_for(prepared, inputs, feeds)
-    except (EngineError, UsageError):
-        if options.dims:
-            raise
-        return {}  # the table then has what can be counted without shapes
+def _drawn_shapes(
+    prepared: PreparedModel, options: RunOptions
+) -> tuple[dict[int, tuple[int, ...]], str]:
+    """Shapes of float values on one random batch, and what was taken for open sizes.
+
+    No shapes if there can be no such batch.
+
+    Raises:
+        EngineError: If the model does not take the sizes that the user gave.
+        UsageError: If nothing can be drawn of those sizes.
+    """
+    inputs = [
+        TensorSpec(name=v.name, dtype=v.dtype, shape=v.shape) for v in prepared.graph.inputs
+    ]
+    failed: EngineError | UsageError | None = None
+    found: tuple[dict[int, tuple[int, ...]], str] | None = None
+    for size in _SIZES:
+        guessed = {
+            d: n for d, n in guessed_dims(inputs, size).items() if d not in options.dims
+        }
+        told = ", ".join(f"{d}={n}" for d, n in guessed.items())
+        try:
+            dims = {**guessed, **options.dims}
+            feeds = synthetic_feeds(inputs, batch=options.batch, dims=dims)
+            here = shapes_for(prepared, inputs, feeds), told and f"{told}, which --dim changes"
+            found = found or here
+            if all(all(sizes) for sizes in here[0].values()):
+                return here
+        except (EngineError, UsageError) as error:
+            failed = failed or error
+        if not guessed:
+            break
+    if found is not None:  # some values are empty whatever the sizes
+        return found
+    if options.dims and failed is not None:
+        raise failed
+    # The table then has what can be counted without shapes.
+    return {}, " ".join(f"give --dim {d}=SIZE" for d in guessed_dims(inputs))

@@ -6,14 +6,22 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from finecast.data.feeds import last_indices
 from finecast.data.lengths import affordable, length_limits
-from finecast.engines.base import Array, Engine, Feeds, Session
+from finecast.engines.base import Array, Engine, Feeds, Session, TensorSpec
 from finecast.errors import EngineError, UsageError
 from finecast.graph import Graph
 from finecast.pipeline.artefact import Verified
-from finecast.pipeline.sources import FeedMaker
+from finecast.pipeline.sources import FeedMaker, guessed_dims
+from finecast.subjects.engine.acceptance import feeds_for
+
+_LARGER: Final = (64, 256, 1024)
+"""Sizes of free dimensions that are tried where a model does not take small ones."""
+
+_MOST_POSITIONS: Final = 1 << 20
+"""The most elements that such sizes may make of one channel: a run shall take seconds."""
 
 
 class GivenModelError(EngineError):
@@ -50,8 +58,11 @@ def verified_by_first(
 
 def _not_verified(failures: Mapping[str, EngineError]) -> EngineError:
     """The error where every engine failed to verify a conversion; ``failures`` by name."""
-    where = "; ".join(f"{name}: {error.what}" for name, error in failures.items())
-    if all(isinstance(error, GivenModelError) for error in failures.values()):
+    given = {n for n, error in failures.items() if isinstance(error, GivenModelError)}
+    every = given == set(failures)
+    told = dict.fromkeys(() if every else given, ", even as it was given")
+    where = "; ".join(f"{n}{told.get(n, '')}: {e.what}" for n, e in failures.items())
+    if every:
         fix = next(iter(failures.values())).fix
         unverified = "write the conversion unverified with --no-verify"
         return EngineError(
@@ -115,14 +126,23 @@ class ReferenceRun:
     note: str = ""
 
 
-def reference_run(reference: Session, feeds: FeedMaker, graph: Graph) -> ReferenceRun:
+def reference_run(
+    reference: Session,
+    feeds: FeedMaker,
+    graph: Graph,
+    first: Session | None = None,
+) -> ReferenceRun:
     """Run the fp32 model on the first feeds that it takes.
+
+    Random feeds run in ``first`` before: a session that refuses sizes which do not fit the
+    model, where the engine of ``reference`` may not notice.
 
     Raises:
         UsageError: If no feeds can be made with the sizes that the user gave.
     """
     remedy = _remedy(reference)
     note = f"loaded, not run: {remedy} to compare outputs"
+    careful = None if feeds.batches else first
     for lengths, last in _extremes(graph, feeds):
         try:
             given = feeds.draw(reference, last, lengths)
@@ -132,11 +152,16 @@ def reference_run(reference: Session, feeds: FeedMaker, graph: Graph) -> Referen
             note = f"loaded, not run: {error.what}: {error.fix}"
             continue
         try:
+            if careful is not None:
+                careful.run(feeds_for(careful, given))
             outputs = reference.run(given)
-            return ReferenceRun(feeds=given, outputs=outputs, sizes=_sizes(reference, given))
         except EngineError as error:
             # The fp32 model refuses these feeds: they say nothing about the converted one.
             note = f"loaded, not run: {error.what}: {remedy}"
+            continue
+        if feeds.batches or any(array.size for array in outputs.values()):
+            return ReferenceRun(feeds=given, outputs=outputs, sizes=_sizes(reference, given))
+        note = f"loaded, nothing was compared: outputs are empty on random inputs: {remedy}"
     return ReferenceRun(note=note)
 
 
@@ -148,7 +173,10 @@ def _remedy(reference: Session) -> str:
         for axis, dim in enumerate(spec.shape or ())
         if not isinstance(dim, int)
     ]
-    return "give --data" + (f", or sizes by --dim {free[0]}=SIZE" if free else "")
+    sized = " ".join(
+        f"--dim {name}=SIZE" for name in guessed_dims(reference.inputs) or free[:1]
+    )
+    return "give --data" + (f", or sizes by {sized}" if sized else "")
 
 
 def _extremes(
@@ -157,15 +185,24 @@ def _extremes(
     """Lengths and largest indices of random feeds, to be tried until the fp32 model runs.
 
     First lengths up to the ends of tables of positions, less 2 where positions start at 2 as
-    in RoBERTa; then small ones, which a model may need for a reason that the graph hides.
+    in RoBERTa; then small ones, which a model may need for a reason that the graph hides; then
+    larger ones, for images that are halved many times and sound that is taken in windows.
     """
-    if not feeds.batches:  # data is taken as it is
-        last = last_indices(graph)
-        limits = length_limits(graph)
-        for spare in (0, 2):
-            lengths = {name: max(rows - spare, 1) for name, rows in limits.items()}
-            if lengths:
-                yield affordable(lengths, graph), last
-        if last:
-            yield {}, last
+    if feeds.batches:  # data is taken as it is
+        yield {}, {}
+        return
+    last = last_indices(graph)
+    limits = length_limits(graph)
+    for spare in (0, 2):
+        lengths = {name: max(rows - spare, 1) for name, rows in limits.items()}
+        if lengths:
+            yield affordable(lengths, graph), last
+    if last:
+        yield {}, last
     yield {}, {}
+    inputs = [TensorSpec(name=v.name, dtype=v.dtype, shape=v.shape) for v in graph.inputs]
+    for size in _LARGER:
+        larger = guessed_dims(inputs, size)
+        open_axes = [sum(not isinstance(d, int) for d in (s.shape or ())[1:]) for s in inputs]
+        if larger and size ** max(open_axes) <= _MOST_POSITIONS:
+            yield larger, last

@@ -18,11 +18,11 @@ from finecast.engines import EMULATOR
 from finecast.engines.base import Array, Engine, Feeds, Session
 from finecast.engines.emulator import exact_emulator, exact_session
 from finecast.engines.fallen_apart import load_with_kernels
-from finecast.errors import EngineError, naming
+from finecast.errors import EngineError, ModelError, naming
 from finecast.files import check_writable
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile
-from finecast.graph import Dim
+from finecast.graph import Dim, Graph
 from finecast.pipeline.artefact import Destination, Verified, compare
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.plan import Plan
@@ -63,17 +63,42 @@ def write(
     with tempfile.TemporaryDirectory(dir=place, prefix=".finecast-") as folder:
         staged = Path(folder) / (output.path.name if output.path is not None else "model.onnx")
         with naming(staged, f"{file.name}, converted"):
-            size = frontend.save(applied.model, staged, external_data=output.external_data)
+            size, told = _saved(file, applied, staged, output)
             # Data before the model that names it.
             parts = sorted(Path(folder).iterdir(), key=lambda p: p.name, reverse=True)
             if place is not None:
                 for part in parts:
                     check_writable(place / part.name, force=output.force)
-            frontend.check(staged, shapeless=frontend.shapeless_ports(file.model))
             verified = verify(file, plan, applied, staged, engines, feeds)
+            for text in told:
+                verified = _with_note(verified, text)
         if place is not None:
             publish(parts, place, str(output.path))
     return size, verified
+
+
+def _saved(
+    file: OnnxFile, applied: Applied, staged: Path, output: Destination
+) -> tuple[int, tuple[str, ...]]:
+    """Save and check the model; returns its bytes, and what of the given one was corrected.
+
+    Raises:
+        ModelError: If the model is not valid.
+    """
+
+    def saved() -> int:
+        apart = output.external_data
+        size = frontend.save(applied.model, staged, force=True, external_data=apart)
+        frontend.check(staged, shapeless=frontend.shapeless_ports(file.model))
+        return size
+
+    try:
+        return saved(), ()
+    except ModelError:
+        corrected = frontend.correct_outputs(applied.model)
+        if not corrected:
+            raise
+        return saved(), corrected
 
 
 def truth_session(file: OnnxFile) -> tuple[Session | None, str]:
@@ -169,6 +194,7 @@ def _verify_in(
         original=lambda: frontend.apply(file, replace(plan, decisions=(), io={})),
         exact=partial(_run_exactly, file.path),
         emulated=partial(_run_exactly, path) if small else None,
+        careful=None if emulated else partial(_careful_session, file, applied.graph),
     )
     found, ran = run_both(pair, feeds)
     if ran is None:
@@ -180,6 +206,19 @@ def _verify_in(
         mismatch = quantized_mismatch(applied.graph, engine.name, ran.wanted, exactly)
         found = _with_note(found, mismatch)
     return found
+
+
+def _careful_session(file: OnnxFile, graph: Graph) -> Session | None:
+    """ONNX Runtime's session of a model with bodies, in which OpenVINO checks no sizes.
+
+    None if there are no bodies, or if it is too much to load the model twice.
+    """
+    if file.size_bytes > _EMULATED_BYTES or not any(node.region for node in graph.nodes):
+        return None
+    try:
+        return exact_session(file.path)
+    except EngineError:
+        return None
 
 
 def _run_exactly(path: Path, feeds: Feeds) -> Mapping[str, Array]:
