@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from finecast.errors import UsageError
 
 _PLAIN: Final = (bool, int, float, str, type(None))
+_LEAST_FREE: Final = 2
 _FREE: Final = "capture the module with dynamic_shapes, as torch.export.export takes them"
 
 
@@ -91,7 +92,9 @@ def _bounds(program: ExportedProgram) -> Bounds:
     found: dict[str, tuple[int, float]] = {}
     for symbol, bounds in program.range_constraints.items():
         lower, upper = (int(b) if b.is_Integer else None for b in (bounds.lower, bounds.upper))
-        found[str(symbol)] = (lower or 0, math.inf if upper is None else upper)
+        # torch.export takes every free size for 2 or more; what it gives runs for 0 and 1, too.
+        lower = 0 if lower is None or lower <= _LEAST_FREE else lower
+        found[str(symbol)] = (lower, math.inf if upper is None else upper)
     return found
 
 
