@@ -92,7 +92,7 @@ def _bounds(program: ExportedProgram) -> Bounds:
     found: dict[str, tuple[int, float]] = {}
     for symbol, bounds in program.range_constraints.items():
         lower, upper = (int(b) if b.is_Integer else None for b in (bounds.lower, bounds.upper))
-        # torch.export takes every free size for 2 or more; what it gives runs for 0 and 1, too.
+        # torch.export takes every free size for 2 or more; its graphs run for 0 and 1, too.
         lower = 0 if lower is None or lower <= _LEAST_FREE else lower
         found[str(symbol)] = (lower, math.inf if upper is None else upper)
     return found
