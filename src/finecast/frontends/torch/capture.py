@@ -21,6 +21,9 @@ from finecast.frontends.torch.products import state_linear_layers
 from finecast.frontends.torch.reader import FxBinding, attribute, read, written
 from finecast.graph import Graph
 
+_OWN_WEIGHTS: Final = (
+    r"The tensor attributes? (self\.(\w+\.)*_flat_weights\[\d+\](, )?)+ (was|were) assigned"
+)
 _LOGS: Final = ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes")
 
 
@@ -152,4 +155,7 @@ def quiet() -> Generator[None]:
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\..*")
         warnings.filterwarnings("ignore", category=DeprecationWarning)
+        # Attributes that a forward assigns are worth a warning; lists of a recurrent layer's
+        # own weights, in whose place torch.export puts others, are not.
+        warnings.filterwarnings("ignore", message=_OWN_WEIGHTS, category=UserWarning)
         yield
