@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -90,6 +91,13 @@ def test_another_fixed_size_is_told_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         low(torch.randn(2, 4))
+
+
+def test_copies_check_too() -> None:
+    x = torch.randn(3, 4)
+    low = ft.convert(Scaled(), (x, 2.0), "matmult:bf16")
+    with pytest.raises(UsageError, match="'scale' was captured with 2"):
+        copy.deepcopy(copy.deepcopy(low))(x, 3.0)
 
 
 def test_compiled_modules_check_too() -> None:

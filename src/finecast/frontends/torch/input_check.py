@@ -45,6 +45,33 @@ class ExpectedInput:
 Bounds = Mapping[str, tuple[int, float]]
 
 
+@dataclass(slots=True, kw_only=True)
+class InputCheck:
+    """Looks at a module's inputs before each call; it can be pickled with the module."""
+
+    expected: Sequence[ExpectedInput | None]
+    bounds: Bounds
+    told: bool = False
+
+    def attach(self, module: GraphModule) -> None:
+        """Check the inputs of ``module``, and of copies of it."""
+        module.register_forward_pre_hook(self, with_kwargs=True)
+
+    def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        """Raise UsageError for inputs that the module does not hold for, or warn."""
+        del module
+        if torch.compiler.is_exporting():
+            return
+        other = _other_sizes(self.expected, self.bounds, tree_leaves((args, kwargs)))
+        if other and not self.told:
+            self.told = True
+            warnings.warn(
+                f"{other}: what the module decides by this size stays as it was captured;"
+                f" to be sure, {_FREE}",
+                stacklevel=2,
+            )
+
+
 def check_inputs(module: GraphModule, program: ExportedProgram) -> None:
     """Make ``module``, of ``program``, check its inputs at each call.
 
@@ -53,22 +80,10 @@ def check_inputs(module: GraphModule, program: ExportedProgram) -> None:
     """
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     expected = [_expected(node.name, node.meta.get("val")) for node in placeholders]
-    bounds = _bounds(program)
-    told: list[str] = []
-
-    def check(_: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_exporting():
-            return
-        other = _other_sizes(expected, bounds, tree_leaves((args, kwargs)))
-        if other and not told:
-            told.append(other)
-            warnings.warn(
-                f"{other}: what the module decides by this size stays as it was captured;"
-                f" to be sure, {_FREE}",
-                stacklevel=2,
-            )
-
-    module.register_forward_pre_hook(check, with_kwargs=True)
+    check = InputCheck(expected=expected, bounds=_bounds(program))
+    check.attach(module)
+    # GraphModule leaves forward hooks out of its copies.
+    module._register_deepcopy_hook(check.attach)  # pyright: ignore[reportPrivateUsage]
 
 
 def _expected(name: str, fake: Any) -> ExpectedInput | None:
