@@ -41,6 +41,11 @@ def test_every_name_is_an_option() -> None:
     [
         ({"tolerance": 2.0}, "(tolerance)"),
         ({"metric": "nope"}, "(metric)"),
+        ({"objective": "sizes"}, "(objective)"),
+        ({"max_trials": 0}, "(max_trials)"),
+        ({"timeout_s": -1.0}, "(timeout_s)"),
+        ({"min_speedup": 0.0}, "(min_speedup)"),
+        ({"policy": "auto:int8+sideways"}, "(Policy.adjust)"),
         ({"policy": None}, "None is no policy"),
         ({"data": None}, "give data FILE.npz or evaluate"),
     ],

@@ -24,8 +24,10 @@ class ExitCode(IntEnum):
 
 
 KEYWORDS: Final[Mapping[str, str]] = {
+    "--adjust": "Policy.adjust",
     "--batch": "batch",
     "--calib": "calib",
+    "--calibration": "Policy.calibration",
     "--criterion": "criterion",
     "--data": "data",
     "--dim": "dims",
@@ -39,13 +41,17 @@ KEYWORDS: Final[Mapping[str, str]] = {
     "--io": "Policy.io",
     "--labels": "labels",
     "--lower-is-better": "lower_is_better",
+    "--max-trials": "max_trials",
     "--metric": "metric",
+    "--min-speedup": "min_speedup",
     "--no-verify": "verify=False",
+    "--objective": "objective",
     "--op": "Policy.op_formats",
     "--resume": "resume=True",
     "--sample-axis": "DataOptions.sample_axes",
     "--study": "study",
     "--target": "target",
+    "--timeout": "timeout_s",
     "--tolerance": "tolerance",
     "--trust": "trust=True",
 }

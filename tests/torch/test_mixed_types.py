@@ -72,3 +72,9 @@ def test_a_training_graph_runs_with_everything_low(net: nn.Module, op_by_op: Non
         error = (got.grad - want.grad).norm() / want.grad.norm()
         # About four roundings in turn, of operands, results and gradients; as much for slopes.
         assert float(error) < 16 * Format.BF16.unit_roundoff
+
+
+def test_one_op_of_another_type_is_told_as_one() -> None:
+    module = nn.Linear(4, 4).double()
+    with pytest.warns(UserWarning, match="1 op computes in fp64 and keeps it"):
+        ft.convert(module, (torch.randn(2, 4, dtype=torch.float64),), "all:bf16")

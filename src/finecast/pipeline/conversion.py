@@ -73,6 +73,8 @@ def kept_types(graph: Graph, policy: Policy) -> dict[str, str]:
     )
     return {
         label: f"{count} ops compute in {label} and keep it"
+        if count > 1
+        else f"1 op computes in {label} and keeps it"
         for label, count in counts.items()
         if label not in asked
     }

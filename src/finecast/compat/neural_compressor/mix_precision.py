@@ -37,8 +37,9 @@ def fit(
 
     Returns:
         An object with ``.model`` and ``.save(path)``; for an ``nn.Module`` it is a module
-        itself. None if no trial keeps the accuracy. A model without any matrix product or
-        convolution in the low format is never a result, as it would gain nothing.
+        itself. None, and a warning, if no trial keeps the accuracy. A model without any
+        matrix product or convolution in the low format is never a result, as it would gain
+        nothing.
 
     Args:
         model: An ``nn.Module``, a ModelProto, a Keras model, or the path of an ONNX file, a
@@ -118,9 +119,19 @@ def _searched(
         tuning=settings.tuning_criterion,
         quant_level=settings.quant_level,
     )
-    found = search.search(score(subject.original))
+    baseline = score(subject.original)
+    found = search.search(baseline)
     if not search.scores:
         raise _no_gain(settings.low())
+    if found is None:
+        better = max if search.criterion.higher_is_better else min
+        best = better(search.scores.values())
+        warnings.warn(
+            f"no converted model: fp32 has {baseline:.6g}, and none of {len(search.scores)}"
+            f" trials kept it, the best with {best:.6g}; accuracy_criterion says how much may"
+            " be lost",
+            stacklevel=3,
+        )
     return found
 
 

@@ -57,10 +57,12 @@ class TorchFit:
         if example is None and dataloader is not None:
             example = next(iter(dataloader))[0]
         modules = model.named_modules(remove_duplicate=False)
+        types = convertible(model)
         return cls(
             original=model,
-            types=convertible(model),
-            known={name: type(one).__name__ for name, one in modules},
+            types=types,
+            # The module itself has no name, and is an op where it is a layer.
+            known={n: type(one).__name__ for n, one in modules if n or n in types},
             low=low,
             program=None if example is None else _program(model, example),
         )

@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 from finecast.frontends.replaying import check_made_for, edits_of
 from finecast.frontends.torch.aten import native_name
 from finecast.frontends.torch.capture import Captured, capture, shared_copy
+from finecast.frontends.torch.input_check import check_inputs
 from finecast.frontends.torch.reader import read
 from finecast.frontends.torch.writer import apply_edits
 from finecast.planning.edits import Edit
@@ -34,10 +35,11 @@ def apply(captured: Captured, edits: Sequence[Edit]) -> GraphModule:
     """A copy of the captured module with ``edits`` made.
 
     Parameters that stay fp32 are shared with the module that was captured; tensors that the
-    graph writes to (running statistics, caches) are not.
+    graph writes to (running statistics, caches) are not. The copy checks its inputs.
     """
     module = shared_copy(captured.module)
     graph, binding = read(module)
     with torch.no_grad():
         apply_edits(graph, binding, edits)
+    check_inputs(module, captured.program)
     return module

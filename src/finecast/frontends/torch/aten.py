@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeGuard
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node as FxNode
 
 from finecast.numbers.formats import Format
@@ -24,6 +24,9 @@ DTYPES: Final[Mapping[Format, torch.dtype]] = {
     Format.FP8_E5M2: torch.float8_e5m2,
 }
 _LABELS: Final = {dtype: fmt.label for fmt, dtype in DTYPES.items()} | {torch.float64: "fp64"}
+
+BODIES: Final = "higher_order"
+"""The namespace of ops with bodies, as ``cond``."""
 
 # Formats that ATen's float kernels are written for; fp8 exists for storage only.
 ADMITTED: Final = frozenset({Format.FP32, Format.BF16, Format.FP16})
@@ -142,10 +145,15 @@ def dtype_label(dtype: torch.dtype) -> str:
 
 
 def native_name(node: FxNode) -> str:
-    """``aten::mm`` for ``torch.ops.aten.mm.default``; ``python::f`` for other functions."""
+    """``aten::mm`` for ``torch.ops.aten.mm.default``; ``python::f`` for other functions.
+
+    ``higher_order::cond`` for an op with bodies.
+    """
     target = node.target
     if isinstance(target, OpOverload):
         return target.name().partition(".")[0]
+    if isinstance(target, HigherOrderOperator):
+        return f"{BODIES}::{target.name()}"
     if isinstance(target, str):
         return f"{node.op}::{target}"
     return f"python::{getattr(target, '__name__', target)}"

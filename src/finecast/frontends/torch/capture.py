@@ -8,18 +8,23 @@ import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from finecast.errors import ModelError
+from finecast.frontends.torch.export_errors import not_captured, without_partial_graph
 from finecast.frontends.torch.fold import fold_batch_norms
 from finecast.frontends.torch.layout import read_whole_memory
 from finecast.frontends.torch.products import state_linear_layers
 from finecast.frontends.torch.reader import FxBinding, attribute, read, written
 from finecast.graph import Graph
+
+_OWN_WEIGHTS: Final = (
+    r"The tensor attributes? (self\.(\w+\.)*_flat_weights\[\d+\](, )?)+ (was|were) assigned"
+)
+_LOGS: Final = ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,17 +114,12 @@ def _export(
     dynamic_shapes: Any,
 ) -> ExportedProgram:
     try:
-        with evaluating(module), torch.no_grad(), quiet():
+        with evaluating(module), torch.no_grad(), quiet(), without_partial_graph():
             return torch.export.export(
                 module, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes
             )
     except Exception as error:
-        first = (str(error).strip().splitlines() or [""])[0]
-        raise ModelError(
-            f"torch.export cannot capture the module: {type(error).__name__}: {first}",
-            where=type(module).__name__,
-            fix="make torch.export.export(module, example_inputs) work first",
-        ) from error
+        raise not_captured(error, type(module).__name__) from error
 
 
 @contextmanager
@@ -136,13 +136,16 @@ def evaluating(module: torch.nn.Module) -> Generator[None]:
 
 @contextmanager
 def _raised_alone() -> Generator[None]:
-    """Without the traceback that torch logs of an op that fails, before it raises the same."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    before, log.disabled = log.disabled, True
+    """Without what torch logs of an op that fails, before it raises the same."""
+    logs = [logging.getLogger(f"torch.{name}") for name in _LOGS]
+    before = [log.disabled for log in logs]
+    for log in logs:
+        log.disabled = True
     try:
         yield
     finally:
-        log.disabled = before
+        for log, disabled in zip(logs, before, strict=True):
+            log.disabled = disabled
 
 
 @contextmanager
@@ -152,4 +155,7 @@ def quiet() -> Generator[None]:
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\..*")
         warnings.filterwarnings("ignore", category=DeprecationWarning)
+        # Attributes that a forward assigns are worth a warning; lists of a recurrent layer's
+        # own weights, in whose place torch.export puts others, are not.
+        warnings.filterwarnings("ignore", message=_OWN_WEIGHTS, category=UserWarning)
         yield

@@ -31,6 +31,7 @@ from finecast.engines.torch.session import Arguments, arguments_of
 from finecast.errors import ModelError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch import Captured
+from finecast.frontends.torch.probing import Isolated
 from finecast.frontends.torch.reader import hinted_shapes
 from finecast.pipeline.subject import UserRules
 from finecast.planning.plan import Plan
@@ -127,12 +128,27 @@ def lowered(
         missing = missing_kernels(built.model, *arguments)
         if not missing:
             return built, (*kept_advice(graph, policy), *followed.told)
+        if not unsupported:
+            _check_runs(captured, args)
         if missing <= unsupported:
             raise ModelError(
                 f"the converted module does not run: {', '.join(sorted(missing))}",
                 fix="exclude these ops by a rule, and report the module",
             )
         unsupported |= missing
+
+
+def _check_runs(captured: Captured, args: Sequence[Any]) -> None:
+    """Raise ModelError if the module fails as it came, on its own example inputs."""
+    try:
+        with torch.no_grad():
+            Isolated(captured.module).run(*args, enable_io_processing=False)
+    except (RuntimeError, NotImplementedError) as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        raise ModelError(
+            f"the module does not run on its example inputs: {first}",
+            fix="give inputs on which the module itself runs",
+        ) from error
 
 
 def _plan(planner: Planner, captured: Captured, args: Sequence[Any], device: str) -> Plan:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.export import Dim, ExportedProgram, ShapesCollection
@@ -12,12 +13,13 @@ from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
 from finecast.engines.torch.session import ProgramSignature, examples
-from finecast.errors import UsageError
+from finecast.errors import ModelError, UsageError
 from finecast.frontends.torch.archive import load_program
 from finecast.frontends.torch.capture import quiet
 from finecast.frontends.torch.containers import containers_in
 from finecast.planning.plan import Plan
 
+_UNNAMED: Final = re.compile(r"No registered serialization name for <class '([^']+)'>")
 PLAN_FILE = "finecast.plan.json"
 """The plan's name among the extra files of a saved program."""
 
@@ -79,11 +81,27 @@ def _dim(program: ExportedProgram, size: torch.SymInt) -> Any:
     return Dim(str(size), min=lower, max=upper)
 
 
+def _write(program: ExportedProgram, path: Path, extra: dict[str, Any]) -> None:
+    """Save; a ModelError where torch has no name in files for a container."""
+    try:
+        torch.export.save(program, path, extra_files=extra)
+    except NotImplementedError as error:
+        named = _UNNAMED.search(str(error))
+        if named is None:
+            raise
+        raise ModelError(
+            f"torch.export.save cannot write a program that takes or gives {named[1]}",
+            fix="give plain tuples and dicts, or register the class with a name:"
+            " torch.export.register_dataclass(cls, serialized_type_name=...)",
+        ) from error
+
+
 def save(program: ExportedProgram, path: str | Path, *, plan: Plan | None = None) -> int:
     """Write a program in one step, with its plan as an extra file; returns its bytes.
 
     Raises:
         UsageError: If it is no exported program, or cannot be written there.
+        ModelError: If torch does not save what it takes or gives.
     """
     path = Path(path)
     _check_program(program)
@@ -93,7 +111,7 @@ def save(program: ExportedProgram, path: str | Path, *, plan: Plan | None = None
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".finecast-") as folder:
         staged = Path(folder) / "model.pt2"
         with quiet():
-            torch.export.save(program, staged, extra_files=extra)
+            _write(program, staged, extra)
             # The written file has to load, without trust unless the program's own containers
             # need it.
             load_program(staged, trust=bool(containers_in(staged)))

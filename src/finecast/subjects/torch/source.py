@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -13,6 +14,7 @@ from finecast.engines.torch.planning import check_formats
 from finecast.errors import UsageError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch import Captured
+from finecast.frontends.torch.aten import BODIES
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline.conversion import kept_types
@@ -101,11 +103,17 @@ def built_of(captured: Captured, plan: Plan, where: str = "") -> TorchBuilt:
 
 
 def kept_advice(graph: Graph, policy: Policy) -> tuple[str, ...]:
-    """Notes on ops that keep a type other than fp32, and what to do about it."""
+    """Notes on ops that keep a type other than fp32, or bodies, and what to do about it."""
     if policy.scope is Scope.NONE:
         return ()
     fix = "convert copy.deepcopy(module).float(), with inputs in fp32"
-    return tuple(f"{text}: {fix}" for text in kept_types(graph, policy).values())
+    types = tuple(f"{text}: {fix}" for text in kept_types(graph, policy).values())
+    bodies = Counter(n.native for n in graph.nodes if n.native.startswith(f"{BODIES}::"))
+    return types + tuple(
+        f"what is inside of {native} keeps its types ({count} in the model): state short"
+        " branches by torch.where, or convert modules that have none"
+        for native, count in bodies.items()
+    )
 
 
 def state_bytes(module: torch.nn.Module) -> int:

@@ -1,0 +1,176 @@
+"""Checks that a converted module's inputs are those that it was captured for.
+
+``torch.export`` writes down what one call does. A number, a flag or None is part of that, and
+so is every size that was not said to be free: what the module does for others is not there.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+from torch.utils._pytree import tree_leaves
+
+from finecast.errors import UsageError
+
+_PLAIN: Final = (bool, int, float, str, type(None))
+_LEAST_FREE: Final = 2
+_FREE: Final = "capture the module with dynamic_shapes, as torch.export.export takes them"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedInput:
+    """What a leaf of the arguments has to be.
+
+    Attributes:
+        name: The placeholder's.
+        is_tensor: Whether it is a tensor; else it has to be ``constant``.
+        constant: The number, flag, text or None that the module was captured with.
+        sizes: Of a tensor, each axis's size if it is fixed, or the name of its free size. None
+            for a size that is computed from others, which the graph checks.
+    """
+
+    name: str
+    is_tensor: bool
+    constant: Any = None
+    sizes: tuple[int | str | None, ...] = ()
+
+
+Bounds = Mapping[str, tuple[int, float]]
+
+
+@dataclass(slots=True, kw_only=True)
+class InputCheck:
+    """Looks at a module's inputs before each call; it can be pickled with the module."""
+
+    expected: Sequence[ExpectedInput | None]
+    bounds: Bounds
+    told: bool = False
+
+    def attach(self, module: GraphModule) -> None:
+        """Check the inputs of ``module``, and of copies of it."""
+        module.register_forward_pre_hook(self, with_kwargs=True)
+
+    def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        """Raise UsageError for inputs that the module does not hold for, or warn."""
+        del module
+        if torch.compiler.is_exporting():
+            return
+        other = _other_sizes(self.expected, self.bounds, tree_leaves((args, kwargs)))
+        if other and not self.told:
+            self.told = True
+            warnings.warn(
+                f"{other}: what the module decides by this size stays as it was captured;"
+                f" to be sure, {_FREE}",
+                stacklevel=2,
+            )
+
+
+def check_inputs(module: GraphModule, program: ExportedProgram) -> None:
+    """Make ``module``, of ``program``, check its inputs at each call.
+
+    What the graph does not hold is a UsageError when the module is called; another fixed size
+    is a warning, once: most graphs do the same for any number of samples, and some do not.
+    """
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    expected = [_expected(node.name, node.meta.get("val")) for node in placeholders]
+    check = InputCheck(expected=expected, bounds=_bounds(program))
+    check.attach(module)
+    # GraphModule leaves forward hooks out of its copies.
+    module._register_deepcopy_hook(check.attach)  # pyright: ignore[reportPrivateUsage]
+
+
+def _expected(name: str, fake: Any) -> ExpectedInput | None:
+    """The law for one placeholder; None for what is not looked at, as a free number."""
+    if isinstance(fake, torch.Tensor):
+        sizes = tuple(_size(size) for size in fake.shape)
+        return ExpectedInput(name=name, is_tensor=True, sizes=sizes)
+    if isinstance(fake, _PLAIN):
+        return ExpectedInput(name=name, is_tensor=False, constant=fake)
+    return None
+
+
+def _size(size: int | torch.SymInt) -> int | str | None:
+    if isinstance(size, int):
+        return size
+    return str(size) if size.node.expr.is_Symbol else None
+
+
+def _bounds(program: ExportedProgram) -> Bounds:
+    """The range of each free size."""
+    found: dict[str, tuple[int, float]] = {}
+    for symbol, bounds in program.range_constraints.items():
+        lower, upper = (int(b) if b.is_Integer else None for b in (bounds.lower, bounds.upper))
+        # torch.export takes every free size for 2 or more; its graphs run for 0 and 1, too.
+        lower = 0 if lower is None or lower <= _LEAST_FREE else lower
+        found[str(symbol)] = (lower, math.inf if upper is None else upper)
+    return found
+
+
+def _other_sizes(
+    expected: Sequence[ExpectedInput | None], bounds: Bounds, leaves: Sequence[Any]
+) -> str:
+    """The first fixed size that is another one, in words; empty if there is none.
+
+    Raises:
+        UsageError: If a leaf is not what the graph was captured for.
+    """
+    if len(leaves) != len(expected):
+        return ""  # the module's own signature says so
+    free: dict[str, int] = {}
+    other = ""
+    for law, leaf in zip(expected, leaves, strict=True):
+        if law is None:
+            continue
+        if not law.is_tensor:
+            _check_constant(law, leaf)
+            continue
+        if not isinstance(leaf, torch.Tensor) or leaf.ndim != len(law.sizes):
+            raise _unlike(law, f"a tensor of {len(law.sizes)} axes", _shown(leaf))
+        for axis, (size, got) in enumerate(zip(law.sizes, leaf.shape, strict=True)):
+            if isinstance(size, str):
+                _check_free(law, axis, got, free.setdefault(size, got), bounds.get(size))
+            elif size is not None and size != got and not other:
+                other = (
+                    f"input {law.name!r} was captured with {size} in axis {axis}, got {got}"
+                )
+    return other
+
+
+def _check_constant(law: ExpectedInput, leaf: Any) -> None:
+    same = type(leaf) is type(law.constant) and (
+        leaf == law.constant or (leaf != leaf and law.constant != law.constant)
+    )
+    if not same:
+        raise _unlike(law, repr(law.constant), _shown(leaf))
+
+
+def _check_free(
+    law: ExpectedInput, axis: int, got: int, first: int, bounds: tuple[int, float] | None
+) -> None:
+    lowest, highest = bounds or (0, math.inf)
+    if got != first:
+        raise _unlike(law, f"{first} in axis {axis}, as other inputs have", str(got))
+    if not lowest <= got <= highest:
+        wanted = f"{lowest} to {highest}" if highest < math.inf else f"at least {lowest}"
+        raise _unlike(law, f"{wanted} in axis {axis}", str(got))
+
+
+def _unlike(law: ExpectedInput, wanted: str, got: str) -> UsageError:
+    return UsageError(
+        f"input {law.name!r} was captured with {wanted}, got {got}",
+        where="the converted module",
+        fix="call it with inputs as its examples are, or convert the module with others",
+    )
+
+
+def _shown(leaf: Any) -> str:
+    if isinstance(leaf, torch.Tensor):
+        return f"a tensor of shape {list(leaf.shape)}"
+    return repr(leaf) if isinstance(leaf, _PLAIN) else f"a {type(leaf).__name__}"

@@ -1,0 +1,111 @@
+"""Converted modules refuse inputs that they were not captured for."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+from torch.export import Dim
+
+import finecast.torch as ft
+from finecast.errors import UsageError
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+
+class Scaled(nn.Module):
+    """A product, scaled by a number, and masked where a mask is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(
+        self, x: torch.Tensor, scale: float = 1.0, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        y = self.linear(x) * scale
+        return y if mask is None else y * mask
+
+
+class Branches(nn.Module):
+    """Another function for more than four rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        return y.relu() if x.shape[0] > 4 else y.tanh()
+
+
+def test_another_number_is_an_error() -> None:
+    x = torch.randn(3, 4)
+    low = ft.convert(Scaled(), (x, 2.0), "matmult:bf16")
+    assert low(x, 2.0).shape == (3, 4)
+    with pytest.raises(UsageError, match=r"'scale' was captured with 2\.0, got 3\.0"):
+        low(x, 3.0)
+
+
+def test_none_is_no_tensor() -> None:
+    x = torch.randn(3, 4)
+    without = ft.convert(Scaled(), (x, 1.0, None), "matmult:bf16")
+    with pytest.raises(UsageError, match="'mask' was captured with None, got a tensor"):
+        without(x, 1.0, x)
+    masked = ft.convert(Scaled(), (x, 1.0, x), "matmult:bf16")
+    with pytest.raises(UsageError, match="'mask' was captured with a tensor of 2 axes"):
+        masked(x, 1.0, None)
+
+
+def test_a_size_outside_its_bounds_is_an_error() -> None:
+    shapes = ({0: Dim("rows", min=5)},)
+    low = ft.convert(Branches(), (torch.randn(6, 4),), "matmult:bf16", shapes)
+    assert low(torch.randn(9, 4)).shape == (9, 4)
+    with pytest.raises(UsageError, match="'x' was captured with at least 5 in axis 0, got 2"):
+        low(torch.randn(2, 4))
+
+
+def test_sizes_of_one_name_are_equal() -> None:
+    class Sum(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return (x + y).relu()
+
+    rows = Dim("rows")
+    x = torch.randn(6, 4)
+    low = ft.convert(Sum(), (x, x), "all:bf16", ({0: rows}, {0: rows}))
+    with pytest.raises(UsageError, match="'y' was captured with 6 in axis 0, as other inputs"):
+        low(x, x[:1])
+
+
+def test_another_fixed_size_is_told_once() -> None:
+    low = ft.convert(Branches(), (torch.randn(6, 4),), "matmult:bf16")
+    with pytest.warns(UserWarning, match="'x' was captured with 6 in axis 0, got 2"):
+        low(torch.randn(2, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        low(torch.randn(2, 4))
+
+
+def test_copies_check_too() -> None:
+    x = torch.randn(3, 4)
+    low = ft.convert(Scaled(), (x, 2.0), "matmult:bf16")
+    with pytest.raises(UsageError, match="'scale' was captured with 2"):
+        copy.deepcopy(copy.deepcopy(low))(x, 3.0)
+
+
+def test_compiled_modules_check_too() -> None:
+    def plain(graph: Any, _: Any) -> Any:
+        return graph
+
+    x = torch.randn(3, 4)
+    low = torch.compile(ft.convert(Scaled(), (x, 2.0), "matmult:bf16"), backend=plain)
+    assert low(x, 2.0).shape == (3, 4)
+    with pytest.raises(UsageError, match="'scale' was captured with 2"):
+        low(x, 3.0)
