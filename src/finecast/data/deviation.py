@@ -28,9 +28,21 @@ ENGINE_FACTOR: Final = 16.0
 Engines fuse ops, reorder sums and approximate functions, which costs a digit or two; an op
 that they compute wrongly (a bias left out) costs all digits that the format has."""
 
+ENGINE_LIMIT: Final = 0.1
+ENGINE_FACTOR_BEYOND: Final = 4.0
+"""Beyond the first, an engine's error may be so many times that predicted: sixteen times the
+error that codes of 8 bits have would be no digit at all."""
+
 NOTICED: Final = 0.02
 """Engines are not suspected of errors below this relative error. Where numbers cancel (a flow
 is the difference of coordinates) digits may be lost rightly; reports state the error."""
+
+
+def excused(predicted: float) -> float:
+    """The largest relative error of an engine that ``predicted``, by its types, explains."""
+    several = ENGINE_FACTOR * predicted
+    return max(NOTICED, min(several, max(ENGINE_LIMIT, ENGINE_FACTOR_BEYOND * predicted)))
+
 
 # Ops whose result depends on which of two numbers is larger: a rounding may change all of it.
 _DECIDES: Final = frozenset({OpKind.COMPARISON, OpKind.INDEX, OpKind.QUANTIZE})

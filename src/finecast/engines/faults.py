@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from finecast.engines.openvino_mlp import sums_behind_products
+from finecast.engines.openvino_scales import scaled_twice
 from finecast.graph import ConstantStats, Graph, Node
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
@@ -152,6 +153,12 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(engine="openvino", formats=_FP16, find=_second_bias),
     Fault(engine="openvino", device="CPU", formats=_BF16, find=sums_behind_products),
     Fault(engine="openvino", device="CPU", formats=_BF16, find=_small_group_norms),
+    Fault(
+        engine="openvino",
+        device="CPU",
+        formats=frozenset({Format.INT8}),
+        find=scaled_twice,
+    ),
     # OpenVINO's reader gives these ops of ONNX Runtime a constant in fp32 beside low operands,
     # or refuses bf16, and the model does not load. (2026.4: "Arguments do not have the same
     # element type"; "Unsupported input data type for X, expected FP16 or FP32 but got: bf16")

@@ -16,13 +16,12 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from finecast.data.deviation import (
-    ENGINE_FACTOR,
     LIMIT,
-    NOTICED,
     USELESS,
     Deviation,
     Expected,
     deviation,
+    excused,
     expected,
 )
 from finecast.engines.base import Array, Engine, Feeds, Session
@@ -214,7 +213,7 @@ def _mistaken(
     except EngineError:
         return None  # no other engine here runs it
     predicted = deviation(model[name], wanted[name]).relative
-    limit = max(allowed, ENGINE_FACTOR * predicted, NOTICED)
+    limit = max(allowed, excused(predicted))
     if not found.relative > limit:
         return None
     return _Fault(
