@@ -213,7 +213,7 @@ def test_op_dicts_and_recipes(settings: dict[str, Any], want: list[str]) -> None
         ),
         (
             {"op_type_dict": {"MatMul": {"activation": {"algorithm": ["kl"]}}}},
-            "ops have 'minmax' here.*--calibration minmax.percentile.mse",
+            "ops have 'minmax' here.*minmax, percentile and mse .Policy.calibration.",
         ),
         ({"op_type_dict": {"MatMul": {"weight": {"bit": ["4"]}}}}, "unknown setting"),
         ({"device": "gpu", "backend": "onnxrt_dnnl_ep"}, "does not run on device"),

@@ -24,8 +24,8 @@ _QUANTIZED: Final[Mapping[str, Mapping[str, str]]] = {
 }
 # Advice on settings that finecast has outside of INC's interface.
 _ELSEWHERE: Final[Mapping[tuple[str, str], str]] = {
-    ("activation", "algorithm"): "; finecast convert and tune have --calibration"
-    " minmax|percentile|mse, of all values alike",
+    ("activation", "algorithm"): "; finecast's own convert and tune have minmax, percentile"
+    " and mse (Policy.calibration), of all values alike",
 }
 DTYPES: Final[Mapping[str, Format]] = {
     "fp32": Format.FP32,
