@@ -78,7 +78,12 @@ def test_a_layer_that_cannot_be_traced(out: str, tmp_path: Path) -> None:
 
 @BOTH
 def test_a_name_that_tensorflow_does_not_take(out: str, tmp_path: Path) -> None:
-    x = tf.keras.Input((4,), name="x")
+    x = tf.keras.Input((4,), name="an input")
     model = tf.keras.Model(x, layers.Dense(2)(x), name="my model")
     with pytest.raises(FinecastError, match=r"model: 'my model' is not a valid"):
         finecast.convert(model, tmp_path / out, "all:bf16")
+    # Keras leaves the name as a scope of all that follows, if it is left to find this out.
+    assert layers.Dense(2, name="next").name == "next"
+    named = tf.keras.Sequential([tf.keras.Input((4,), name="an input"), layers.Dense(2)])
+    named.compile(optimizer=tf.keras.optimizers.SGD(momentum=0.9), loss="mse")
+    named.optimizer.build(named.trainable_variables)

@@ -124,26 +124,30 @@ def _json(fmt: Format, numbers: Sequence[float]) -> dict[str, Any]:
 
 
 def _print_facts(formats: Sequence[Format]) -> None:
-    table = new_table(
+    facts = new_table(
         "Number formats",
-        ("type", "strength", "weakness"),
-        ("bits", "minimum", "maximum", "epsilon", "smallest normal", "subnormal"),
-        fold="strength",
+        ("type",),
+        ("bits", "largest", "epsilon", "smallest", "subnormal"),
     )
-    table.columns[2].no_wrap = False
+    uses = new_table(
+        "What they are good at", ("type", "strength", "weakness"), fold="weakness"
+    )
+    facts.columns[0].no_wrap = uses.columns[0].no_wrap = True
+    uses.columns[1].no_wrap = False
     for fmt in formats:
         add_row(
-            table,
+            facts,
             fmt.label,
-            strengths(fmt),
-            weaknesses(fmt),
             f"1/{fmt.exponent_bits}/{fmt.mantissa_bits}",
-            *(f"{x:.3g}" if abs(x) >= 1e6 else f"{x:g}" for x in (-fmt.max, fmt.max)),
+            f"{fmt.max:.3g}" if fmt.max >= 1e6 else f"{fmt.max:g}",
             *(f"{x:.3g}" for x in (fmt.epsilon, fmt.smallest_normal, fmt.smallest_subnormal)),
         )
+        add_row(uses, fmt.label, strengths(fmt), weaknesses(fmt))
     write_table(
-        table,
-        "bits: sign / exponent / fraction",
+        facts, "bits: sign / exponent / fraction", "smallest: the smallest normal number"
+    )
+    write_table(
+        uses,
         "int8 has no range of its own: 256 steps over the range that data shows of a value,"
         " 255 over each output channel of a weight",
     )
@@ -151,6 +155,7 @@ def _print_facts(formats: Sequence[Format]) -> None:
 
 def _print_values(formats: Sequence[Format], numbers: Sequence[float]) -> None:
     table = new_table("What becomes of a number", ("type",), [f"{n:g}" for n in numbers])
+    table.columns[0].no_wrap = True
     for fmt in formats:
         cells = (_outcome(n, r) for n, r in zip(numbers, _rounded(fmt, numbers), strict=True))
         add_row(table, fmt.label, *cells)
@@ -165,4 +170,4 @@ def _outcome(number: float, rounded: float) -> str:
     if number != 0 and rounded == 0:
         return "0 (underflow)"
     error = abs(rounded - number) / abs(number) if number else 0.0
-    return f"{rounded:.9g} ({error:.2g})" if error else f"{rounded:.9g}"
+    return f"{rounded:.6g} ({error:.1g})" if error else f"{rounded:.6g}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from finecast.files import suffix_in_lower_case
 KERAS_SUFFIX: Final = ".keras"
 _MOST: Final = 240
 """Characters of Keras's message that an error has."""
+_SCOPE: Final = re.compile(r"[A-Za-z0-9_.\\/>-]*")
 _COLOUR: Final = re.compile(r"\x1b\[\d*m")
 _BEFORE: Final = "Exception encountered: "
 _AFTER: Final = re.compile(r"Full object config:|Arguments received by ")
@@ -80,6 +82,28 @@ def with_flat_outputs(keras: Any, model: Any) -> Any:
         return model
     named = {"/".join(map(str, path)): tensor for path, tensor in paths}
     return keras.Model(model.inputs, named, name=model.name)
+
+
+def check_names(model: Any, where: str) -> None:
+    """Raise ModelError if a model or a layer has a name that TensorFlow cannot have.
+
+    Keras raises on it, too, and then puts all models that are made later into that scope.
+    """
+    for one in _with_layers(model):
+        if not _SCOPE.fullmatch(one.name):
+            raise ModelError(
+                f"TensorFlow cannot trace the Keras model: {one.name!r} is not a valid name",
+                where=where,
+                fix="rename the model or layer: letters, digits, and any of _ . - >",
+            )
+
+
+def _with_layers(layer: Any) -> Iterator[Any]:
+    """A model and its layers but those of its inputs, which are no scopes."""
+    if type(layer).__name__ != "InputLayer":
+        yield layer
+    for inner in getattr(layer, "layers", ()):
+        yield from _with_layers(inner)
 
 
 def reason(error: Exception) -> str:

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from finecast.errors import EngineError, FinecastError, ModelError, UsageError
 from finecast.files import digest, suffix_in_lower_case
-from finecast.frontends.keras_models import KERAS_SUFFIX, load_keras, reason, with_flat_outputs
+from finecast.frontends.keras_models import (
+    KERAS_SUFFIX,
+    check_names,
+    load_keras,
+    reason,
+    with_flat_outputs,
+)
 from finecast.frontends.openvino.changes import converted_to
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.reader import name_ops, renumber_ops
@@ -250,6 +256,7 @@ def _readable(path: Path, trust: bool) -> Generator[Path]:
 def _exported(model: Any, path: Path) -> Generator[Path]:
     """A temporary SavedModel of a Keras model; errors name ``path``."""
     keras: Any = importlib.import_module("keras")
+    check_names(model, str(path))
     with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
         try:
             with_flat_outputs(keras, model).export(folder, verbose=False)

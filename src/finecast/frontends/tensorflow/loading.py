@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from finecast.errors import ModelError, UsageError
-from finecast.frontends.keras_models import reason, with_flat_outputs
+from finecast.frontends.keras_models import check_names, reason, with_flat_outputs
 from finecast.frontends.saved_notes import notes_in
 from finecast.frontends.signatures import CHOOSE, MAKE_ONE, NONE, SERVING
 from finecast.frontends.tensorflow.canonical import canonical
@@ -101,6 +101,7 @@ def of_keras(model: Any, where: str = "") -> FrozenModel:
         return model(tf.keras.tree.pack_sequence_as(nested, tensors), training=False)
 
     where = where or model.name
+    check_names(model, where)
     try:
         function = tf.function(call, input_signature=specs).get_concrete_function()
     except MemoryError:
