@@ -125,3 +125,13 @@ def test_a_budget_counts_trials_and_not_the_baseline() -> None:
     assert len(made.tried) == 2
     assert not made.may_go_on()
     assert made.evaluations == 3
+
+
+def test_time_is_no_reason_against_the_first_trial() -> None:
+    """Else all that was measured before is for nothing."""
+    goal = Goal(
+        criterion=Criterion(kind=CriterionKind.ABSOLUTE, tolerance=0.1), timeout_s=1e-9
+    )
+    budget = Budget(goal=goal)
+    assert not budget.spent(0)
+    assert "limit of 1e-09 s" in budget.spent(1)

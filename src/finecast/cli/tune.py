@@ -64,7 +64,9 @@ class Search:
     ] = None
     timeout: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="The time after which no plan is begun."),
+        typer.Option(
+            metavar="SECONDS", help="The time after which no plan is tried but the first."
+        ),
     ] = None
 
     def goal(self, criterion: Criterion) -> Goal:

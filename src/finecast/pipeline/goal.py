@@ -28,7 +28,7 @@ class Goal:
             how many times as good.
         max_trials: The most evaluations of plans on all data; None for no limit. A given
             number is used up: faster plans are looked for until it is spent.
-        timeout_s: Seconds after which no evaluation is begun.
+        timeout_s: Seconds after which no evaluation is begun but the first.
         first_is_enough: End the search with the first plan found, whatever budget is left.
         start_s: When the budget of time starts, by ``time.perf_counter``: when the goal was
             stated, so that loading the model counts.
@@ -85,12 +85,15 @@ class Budget:
     goal: Goal
 
     def spent(self, trials: int) -> str:
-        """Why no further trial may begin after ``trials`` of them; empty if one may."""
+        """Why no further trial may begin after ``trials`` of them; empty if one may.
+
+        Time is no reason against the first: without it all that was measured is for nothing.
+        """
         goal = self.goal
         if goal.max_trials is not None and trials >= goal.max_trials:
             most = "one trial" if goal.max_trials == 1 else f"{goal.max_trials} trials"
             return f"the limit of {most} is reached"
-        if goal.timeout_s is not None and self.seconds >= goal.timeout_s:
+        if goal.timeout_s is not None and trials and self.seconds >= goal.timeout_s:
             return f"the limit of {goal.timeout_s:g} s is reached"
         return ""
 
