@@ -29,7 +29,6 @@ EMULATOR = "emulator"
 
 ONNX = "ONNX files"
 SAVED_MODELS = "SavedModels"
-_KERAS: Final = ".keras"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,8 +152,10 @@ def engine_for(models: Sequence[Path]) -> Engine:
     For SavedModels, which are folders, and Keras files TensorFlow; if it is not installed, or
     one of them is another file, the default engine.
     """
+    from finecast.frontends.keras_models import KERAS_SUFFIX
+
     own = [name for name in reading(SAVED_MODELS) if installed(name)]
-    if own and all(m.is_dir() or m.suffix.lower() == _KERAS for m in models):
+    if own and all(m.is_dir() or m.suffix.lower() == KERAS_SUFFIX for m in models):
         return get_engine(own[0])
     return default_engine()
 

@@ -135,10 +135,9 @@ def _small_group_norms(graph: Graph, low: Format) -> Mapping[int, str]:
     for node in graph.nodes:
         if node.native != "openvino::GroupNormalization" or node.inputs[0] is None:
             continue
-        sizes = graph.values[node.inputs[0]].shape or ()
-        fixed = [size for size in sizes if isinstance(size, int)]
+        fixed = graph.values[node.inputs[0]].fixed_shape
         groups = node.attributes.get("num_groups")
-        if not fixed or len(fixed) < len(sizes) or not isinstance(groups, int):
+        if not fixed or not isinstance(groups, int):
             continue
         if math.prod(fixed[1:]) // groups * low.storage_bytes <= _FIRST_CACHE_BYTES:
             found[node.id] = f"openvino has no {low.label} kernel for it at this shape"

@@ -38,8 +38,7 @@ def _is_read_twice(graph: Graph, node: Node) -> bool:
     (result,) = node.outputs[:1]
     while result is not None:
         value = graph.values[result]
-        sizes = value.shape
-        if sizes is not None and all(isinstance(size, int) for size in sizes):
+        if value.fixed_shape is not None:
             return False
         ports = [n for n in value.uses for i in graph.nodes[n].inputs if i == result]
         if len(ports) != 1:

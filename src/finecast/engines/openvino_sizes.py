@@ -39,8 +39,7 @@ class SizeCheck:
         Raises:
             RuntimeError: As OpenVINO states it.
         """
-        key = tuple(shapes)
-        if self._model is None or key in self._fit:
+        if self._model is None or (key := tuple(shapes)) in self._fit:
             return
         import openvino
 

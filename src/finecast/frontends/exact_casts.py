@@ -71,7 +71,7 @@ def in_blocks(graph: Graph, value: int) -> bool:
 
 def _is_wrong(graph: Graph, value: Value) -> bool:
     """Whether OpenVINO casts the value wrongly: its shape is dynamic, or a body defines it."""
-    if value.shape is None or not all(isinstance(size, int) for size in value.shape):
+    if value.fixed_shape is None:
         return True
     if value.producer is None:
         return not value.is_input and value.constant is None  # an input of a body

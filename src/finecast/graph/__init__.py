@@ -122,6 +122,12 @@ class Value:
         """The float format it is stored in; None for integers, fp64, strings, sequences."""
         return _STORED.get(self.dtype)
 
+    @property
+    def fixed_shape(self) -> tuple[int, ...] | None:
+        """The shape if every size of it is known; else None."""
+        sizes = tuple(size for size in self.shape or () if isinstance(size, int))
+        return sizes if self.shape is not None and len(sizes) == len(self.shape) else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:

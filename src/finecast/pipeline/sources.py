@@ -20,7 +20,7 @@ from finecast.data.streams import Stream, re_iterable, to_array
 from finecast.engines.base import Feeds, Session, TensorSpec
 from finecast.errors import UsageError
 from finecast.files import digest
-from finecast.graph import Dim
+from finecast.graph import Dim, Graph
 from finecast.pipeline.workload import (
     CalibrationFunction,
     DataWorkload,
@@ -279,7 +279,16 @@ def _static(dims: Sequence[Dim] | None) -> tuple[int, ...] | None:
     return tuple(d for d in dims if isinstance(d, int))
 
 
-def guessed_dims(inputs: Sequence[TensorSpec], size: int = 16) -> dict[str, int]:
+OPEN_SIZES: Final = (16, 64, 256, 1024)
+"""Sizes of open dimensions, tried in this order until a model takes one."""
+
+
+def input_specs(graph: Graph) -> list[TensorSpec]:
+    """The inputs of a graph, as sessions state them."""
+    return [TensorSpec(name=v.name, dtype=v.dtype, shape=v.shape) for v in graph.inputs]
+
+
+def guessed_dims(inputs: Sequence[TensorSpec], size: int = OPEN_SIZES[0]) -> dict[str, int]:
     """``size`` by name for each free dimension that is not an input's first axis.
 
     The name is the symbol, or ``INPUT.AXIS`` where there is none.

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
 
 from finecast.data.feeds import synthetic_feeds
 from finecast.engines import first_that_loads
-from finecast.engines.base import Engine, Feeds, TensorSpec
+from finecast.engines.base import Engine, Feeds
 from finecast.engines.probe import speed_of
 from finecast.errors import EngineError, UsageError
 from finecast.graph import Graph
@@ -16,7 +15,12 @@ from finecast.numbers.formats import Format
 from finecast.pipeline.census import Census, risks
 from finecast.pipeline.model import RunOptions
 from finecast.pipeline.narrowing import drop_slow_formats
-from finecast.pipeline.sources import calibration_batches, guessed_dims
+from finecast.pipeline.sources import (
+    OPEN_SIZES,
+    calibration_batches,
+    guessed_dims,
+    input_specs,
+)
 from finecast.planning.plan import Plan
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy
@@ -24,9 +28,6 @@ from finecast.subjects.engine.native import NativeSource, PreparedModel
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import make_planner
 from finecast.subjects.engine.sizes import shapes_for
-
-_SIZES: Final = (16, 64, 256, 1024)
-"""Sizes of open dimensions, tried until the model takes one and no value in it is empty."""
 
 
 def batches_of(source: NativeSource, options: RunOptions) -> list[Feeds]:
@@ -96,12 +97,10 @@ def _drawn_shapes(
         EngineError: If the model does not take the sizes that the user gave.
         UsageError: If nothing can be drawn of those sizes.
     """
-    inputs = [
-        TensorSpec(name=v.name, dtype=v.dtype, shape=v.shape) for v in prepared.graph.inputs
-    ]
+    inputs = input_specs(prepared.graph)
     failed: EngineError | UsageError | None = None
     found: tuple[dict[int, tuple[int, ...]], str] | None = None
-    for size in _SIZES:
+    for size in OPEN_SIZES:  # and until no value is empty
         guessed = {
             d: n for d, n in guessed_dims(inputs, size).items() if d not in options.dims
         }

@@ -10,15 +10,12 @@ from typing import Final
 
 from finecast.data.feeds import last_indices
 from finecast.data.lengths import affordable, length_limits
-from finecast.engines.base import Array, Engine, Feeds, Session, TensorSpec
+from finecast.engines.base import Array, Engine, Feeds, Session
 from finecast.errors import EngineError, UsageError
 from finecast.graph import Graph
 from finecast.pipeline.artefact import Verified
-from finecast.pipeline.sources import FeedMaker, guessed_dims
+from finecast.pipeline.sources import OPEN_SIZES, FeedMaker, guessed_dims, input_specs
 from finecast.subjects.engine.acceptance import feeds_for
-
-_LARGER: Final = (64, 256, 1024)
-"""Sizes of free dimensions that are tried where a model does not take small ones."""
 
 _MOST_POSITIONS: Final = 1 << 20
 """The most elements that such sizes may make of one channel: a run shall take seconds."""
@@ -200,8 +197,8 @@ def _extremes(
     if last:
         yield {}, last
     yield {}, {}
-    inputs = [TensorSpec(name=v.name, dtype=v.dtype, shape=v.shape) for v in graph.inputs]
-    for size in _LARGER:
+    inputs = input_specs(graph)
+    for size in OPEN_SIZES[1:]:
         larger = guessed_dims(inputs, size)
         open_axes = [sum(not isinstance(d, int) for d in (s.shape or ())[1:]) for s in inputs]
         if larger and size ** max(open_axes) <= _MOST_POSITIONS:

@@ -112,8 +112,13 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
     )
     accept(case, got, wanted)
     found = compare(name, [got[output] for output in wanted], list(wanted.values()))
-    found = replace(found, sizes=seen.sizes, kernels=seen.kernels, apart=seen.apart)
-    found = replace(found, random=not feeds.batches)
+    found = replace(
+        found,
+        sizes=seen.sizes,
+        kernels=seen.kernels,
+        apart=seen.apart,
+        random=not feeds.batches,
+    )
     return found, Compared(feeds=given, got=got, wanted=wanted)
 
 
