@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import onnxruntime
 import pytest
+from onnx import parser
 
-from finecast.engines.onnxruntime import explain
+from finecast.engines.onnxruntime import OnnxRuntimeEngine, explain
 from finecast.engines.onnxruntime_profile import kernel_times
 from finecast.engines.source import ModelSource, ModelStep
 
@@ -86,3 +89,21 @@ def test_a_kernel_in_a_loop_counts_once_for_each_of_its_turns(tmp_path: Path) ->
     net = source(step("a", "x", "y"))
     (kernel,) = kernel_times(trace, net, net, repeats=3)
     assert kernel.time_s == pytest.approx(6e-6)
+
+
+def test_threads_sleep_between_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    # or a session takes the processors from those that it is timed in turns with
+    opened: list[onnxruntime.SessionOptions] = []
+    real = onnxruntime.InferenceSession
+
+    def recorded(model: str | bytes, options: onnxruntime.SessionOptions, **rest: Any) -> Any:
+        opened.append(options)
+        return real(model, options, **rest)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", recorded)
+    net = parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 17]> g (float[1] x) => (float[1] y) {y = Relu(x)}'
+    )
+    OnnxRuntimeEngine().load(net.SerializeToString())
+    (options,) = opened
+    assert options.get_session_config_entry("session.force_spinning_stop") == "1"
