@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from finecast.measure import processor
 from finecast.measure.racing import Effort
 from finecast.pipeline import measuring
 
@@ -35,6 +36,12 @@ def brief_races(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are raced for the fewest rounds: no time decides a test."""
     for name in ("RANKING", "FINAL", "BASELINE"):
         monkeypatch.setattr(measuring, name, Effort(min_time_s=0.0))
+
+
+@pytest.fixture(autouse=True)
+def idle_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No other process counts as busy: what a test finds does not depend on its neighbours."""
+    monkeypatch.setattr(processor, "_THREADS", tmp_path / "no-threads")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

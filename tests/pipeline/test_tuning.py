@@ -20,6 +20,7 @@ from finecast.engines import get_engine
 from finecast.engines.base import Array, Capability, Engine, Feeds, KernelTime, Session
 from finecast.errors import EngineError, ModelError
 from finecast.frontends import onnx as frontend
+from finecast.measure.racing import Race
 from finecast.numbers.formats import Format
 from finecast.pipeline import tuning
 from finecast.pipeline.goal import MIN_SPEEDUP, Goal
@@ -458,6 +459,15 @@ def test_never_worse_in_a_real_engine(bench: Bench, gain: float) -> None:
     assert outcome.tuned.metric >= 0.95
     assert outcome.speedup > 1.0
     assert outcome.tuned.latency_s < outcome.baseline.latency_s
+
+
+def test_times_beside_busy_processes_are_a_warning(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not any("other processes" in w for w in bench.tune().warnings)
+    monkeypatch.setattr(Race, "denied", 0.551)
+    (found,) = (w for w in bench.tune().warnings if "other processes" in w)
+    assert found.startswith("other processes took 55% of the processor time")
 
 
 def test_a_budget_is_kept_and_said(bench: Bench) -> None:

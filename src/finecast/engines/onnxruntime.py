@@ -157,9 +157,9 @@ class OnnxRuntimeEngine:
     """ONNX Runtime on one execution provider (``CPU``, ``CUDA``, ``Dnnl`` …).
 
     With ``spinning`` its threads wait busily within a run, which is faster if nothing else
-    runs, but takes twice the CPU time; sessions that are not timed do without it. ``optimizing`` is graph
-    optimization; sessions of models whose inner values are outputs do without it.
-    ``fusing_codes``: quantized ops run in kernels on integers.
+    runs, but takes twice the CPU time; sessions that are not timed do without it.
+    ``optimizing`` is graph optimization; sessions of models whose inner values are outputs do
+    without it. ``fusing_codes``: quantized ops run in kernels on integers.
     """
 
     def __init__(
@@ -280,8 +280,8 @@ class _SessionOpener:
         if not self._asked.optimizing:
             level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.graph_optimization_level = level
-        # Between runs threads sleep, or they would take the processors of other sessions: three
-        # that spun, timed in turns, took twice as long as each alone.
+        # Between runs threads sleep, or they would take the processors of other sessions:
+        # three that spun, timed in turns, took twice as long as each alone.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         if not self._asked.spinning:
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")

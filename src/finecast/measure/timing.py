@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from finecast.errors import UsageError
+from finecast.measure.processor import used_s
 
 _ROUNDS_MAX = 100_000
 # Longer calls are not made twice: filling the caches takes only tenths of a millisecond.
@@ -33,6 +34,18 @@ _WARM_S = 0.2
 def now_s() -> float:
     """Seconds by the clock that times calls."""
     return time.perf_counter()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Took:
+    """What a call took: seconds from its start to its end, and seconds of a processor."""
+
+    wall_s: float
+    used_s: float
+
+    def __truediv__(self, calls: int) -> Took:
+        """The mean of several calls that took this in all."""
+        return Took(wall_s=self.wall_s / calls, used_s=self.used_s / calls)
 
 
 @dataclass(slots=True)
@@ -53,27 +66,28 @@ class Turns:
         for name in self.calls:
             end, took_s = now_s() + _WARM_S, float("inf")
             for _ in range(calls):
-                took_s = self._timed(name)
+                took_s = self._timed(name).wall_s
                 if now_s() > end:
                     break
             longest = max(longest, took_s)
         self._twice = longest < _SHORT_S
 
-    def round(self, names: Collection[str]) -> dict[str, float]:
-        """The time of one call of each, in seconds."""
+    def round(self, names: Collection[str]) -> dict[str, Took]:
+        """What one call of each took."""
         order = [name for name in self.calls if name in names]
         self._random.shuffle(order)
         return {name: self._in_turn(name) for name in order}
 
-    def _in_turn(self, name: str) -> float:
+    def _in_turn(self, name: str) -> Took:
         if self._twice:
             self.calls[name]()
         return self._timed(name)
 
-    def _timed(self, name: str) -> float:
-        start = now_s()
+    def _timed(self, name: str) -> Took:
+        used_before_s, start = used_s(), now_s()
         self.calls[name]()
-        return now_s() - start
+        wall_s = now_s() - start
+        return Took(wall_s=wall_s, used_s=used_s() - used_before_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +160,8 @@ def latency(
     for turn in range(_ROUNDS_MAX if callables else 0):
         if turn >= repeats and now_s() >= end:
             break
-        for name, time_s in turns.round(callables).items():
-            samples[name].append(time_s)
+        for name, took in turns.round(callables).items():
+            samples[name].append(took.wall_s)
     return {name: Latency(samples_s=tuple(times)) for name, times in samples.items()}
 
 

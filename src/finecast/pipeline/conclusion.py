@@ -73,6 +73,7 @@ class Conclusion:
         error = output_error(subject.session(built), subject.reference, feeds)
         outcome = self._outcome(
             "; ".join((f"{found.name} {keeps}", *self.left_out)),
+            measurements,
             baseline=self._fp32(measurements),
             tuned=self._measured(measurements, name, self.trials.metric(found.plan), built),
             plan=found.plan,
@@ -119,7 +120,7 @@ class Conclusion:
         measurements = self._measure(self.hints, measuring.BASELINE)
         same, plan = self._fp32(measurements), self.planner.unchanged(why)
         anchors = self._anchors(measurements)
-        outcome = self._outcome(why, baseline=same, tuned=same, plan=plan)
+        outcome = self._outcome(why, measurements, baseline=same, tuned=same, plan=plan)
         return replace(outcome, anchors=anchors)
 
     def _measure(self, built: Mapping[str, Built], effort: Effort) -> Measurements:
@@ -161,6 +162,7 @@ class Conclusion:
     def _outcome(
         self,
         why: str,
+        measurements: Measurements,
         *,
         baseline: Measured,
         tuned: Measured,
@@ -186,8 +188,21 @@ class Conclusion:
             measured_error=errors[1],
             target=subject.target,
             reference=subject.model.reference_name(self.planner.graph),
-            warnings=(*subject.told, *subject.model.notes(self.planner)),
+            warnings=(
+                *subject.told,
+                *subject.model.notes(self.planner),
+                *busy_note(measurements.times.denied),
+            ),
             reused=len(self.trials.reused),
             model=subject.model.model if built is None else built.model,
             built=built,
         )
+
+
+def busy_note(denied: float) -> tuple[str, ...]:
+    """What there is to say of times where other processes had the share ``denied``."""
+    told = (
+        f"other processes took {denied:.0%} of the processor time that the models wanted:"
+        " speedups compare processor times; for times of a call, tune on an idle machine"
+    )
+    return (told,) if denied else ()
