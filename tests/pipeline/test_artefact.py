@@ -10,7 +10,7 @@ import pytest
 
 from finecast.engines.base import Array
 from finecast.errors import UsageError, WrongNumbersError
-from finecast.pipeline.artefact import Destination, compare_finite
+from finecast.pipeline.artefact import Destination, compare, compare_finite
 
 WANTED = np.full(4, 2.0, np.float32)
 OFF = {"exact": WANTED, "near": WANTED + 0.125, "far": WANTED + 0.5}
@@ -45,3 +45,11 @@ def test_tensors_of_another_model_are_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"low\.onnx\.data") as caught:
         Destination(path=path).check(apart=True)
     assert "force=True" in str(caught.value)
+
+
+@pytest.mark.parametrize(("error", "told"), [(0.4, False), (0.6, True)])
+def test_it_is_told_that_no_digit_agrees(error: float, told: bool) -> None:
+    # accepted where a decision, or noise in fp32 itself, explains it: never without a word
+    ones = np.ones(4, np.float32)
+    found = compare("toy", [ones, ones * (1 + error)], [ones, ones])
+    assert ("no digit" in found.note) is told

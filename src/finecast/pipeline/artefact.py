@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from finecast.data.deviation import deviation
+from finecast.data.deviation import LIMIT, deviation
 from finecast.engines.base import Array
 from finecast.errors import WrongNumbersError
 from finecast.files import DATA_SUFFIX, check_writable
@@ -84,14 +84,22 @@ def compare_finite(engine: str, got: Sequence[Array], wanted: Sequence[Array]) -
 
 
 def compare(engine: str, got: Sequence[Array], wanted: Sequence[Array]) -> Verified:
-    """Largest absolute and relative error over float outputs."""
+    """Largest absolute and relative error over float outputs, and what weakens them."""
     found = [deviation(one, other) for one, other in zip(got, wanted, strict=True)]
     unlike = sum(not d.comparable for d in found)
-    empty = all(not one.size for one in wanted)
-    note = f"{unlike} outputs of another shape: what is in them decides it" if unlike else ""
+    relative = max((d.relative for d in found), default=0.0)
+    notes: list[str] = []
+    if unlike:
+        notes.append(f"{unlike} outputs of another shape: what is in them decides it")
+    if all(not one.size for one in wanted):
+        notes = ["every output is empty: nothing was compared"]
+    if relative >= LIMIT:
+        notes.append(
+            "no digit of the worst output agrees: judge the model on your data, by `tune`"
+        )
     return Verified(
         engine=engine,
         max_abs_error=max((d.largest for d in found), default=0.0),
-        relative_error=max((d.relative for d in found), default=0.0),
-        note="every output is empty: nothing was compared" if empty else note,
+        relative_error=relative,
+        note="; ".join(notes),
     )
