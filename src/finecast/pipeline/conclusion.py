@@ -10,7 +10,7 @@ from finecast.measure.racing import ANCHOR, Effort
 from finecast.pipeline import measuring
 from finecast.pipeline.adjusting import Gain, output_error
 from finecast.pipeline.goal import MIN_SPEEDUP, takes
-from finecast.pipeline.hint import Anchor
+from finecast.pipeline.hint import Anchor, better_alone
 from finecast.pipeline.measuring import Measurements, Measuring
 from finecast.pipeline.outcome import Measured, Outcome, Verdict
 from finecast.pipeline.search import Candidate
@@ -68,7 +68,7 @@ class Conclusion:
             what = f"the plan {found.name} is not {self._wanted} here"
             return self.unchanged(f"{what}: it {takes(1 / gain.median, least)}")
         keeps = "keeps the criterion" + (" in emulation" if self.subject.target else "")
-        anchors, subject = self._anchors(measurements), self.subject
+        subject = self.subject
         feeds = subject.feeds(self.workload)
         error = output_error(subject.session(built), subject.reference, feeds)
         outcome = self._outcome(
@@ -83,8 +83,7 @@ class Conclusion:
         built.release()
         speed = measurements.times.speed(name)
         return replace(
-            outcome,
-            anchors=anchors,
+            self._beside_anchors(outcome, measurements, name),
             gains=gains,
             speedup=speed.median,
             speedup_spread=speed.high - speed.low,
@@ -119,9 +118,8 @@ class Conclusion:
         """The outcome that the fp32 model stays, for the reason ``why``."""
         measurements = self._measure(self.hints, measuring.BASELINE)
         same, plan = self._fp32(measurements), self.planner.unchanged(why)
-        anchors = self._anchors(measurements)
         outcome = self._outcome(why, measurements, baseline=same, tuned=same, plan=plan)
-        return replace(outcome, anchors=anchors)
+        return self._beside_anchors(outcome, measurements, ANCHOR)
 
     def _measure(self, built: Mapping[str, Built], effort: Effort) -> Measurements:
         return self.measuring.measure(built, effort, self.planner, self.analysis)
@@ -137,6 +135,23 @@ class Conclusion:
             latency_s=measurements.times.latency_s(name),
             size_bytes=sized.size_bytes,
             cost=measurements.costs.latency_s(name),
+        )
+
+    def _beside_anchors(
+        self, outcome: Outcome, measurements: Measurements, result: str
+    ) -> Outcome:
+        """``outcome`` with its anchors, and a warning of those that are better."""
+        anchors, costs = self._anchors(measurements), measurements.costs
+        better = better_alone(
+            anchors if self.measuring.objective.of_time else (),
+            lambda metric: self.trials.no_worse(metric, outcome.tuned.metric),
+            lambda name: costs.between(name, result),
+        )
+        return replace(
+            outcome,
+            anchors=anchors,
+            evaluations=self.trials.evaluations,
+            warnings=(*outcome.warnings, *better),
         )
 
     def _anchors(self, measurements: Measurements) -> tuple[Anchor, ...]:

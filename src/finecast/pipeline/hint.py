@@ -8,10 +8,11 @@ evaluated and timed beside the tuned model.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from finecast.measure.racing import Interval
 from finecast.pipeline.subject import Built, Subject
 from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
@@ -70,6 +71,26 @@ class Anchor:
     passed: bool
     latency_s: float
     cost: float
+
+
+def better_alone(
+    anchors: Sequence[Anchor],
+    no_worse: Callable[[float], bool],
+    beside: Callable[[str], Interval],
+) -> tuple[str, ...]:
+    """A text for each anchor that is faster than the result for certain, and as accurate.
+
+    Args:
+        anchors: The anchors.
+        no_worse: Whether a metric is at least as good as the result's.
+        beside: The cost of an anchor over the result's, by its name.
+    """
+    return tuple(
+        f"{one.name} is {1 / cost.median - 1:.1%} faster than the result and no less accurate:"
+        " use it instead"
+        for one in anchors
+        if one.passed and no_worse(one.metric) and (cost := beside(one.name)).high < 1
+    )
 
 
 def hinted_proposals(

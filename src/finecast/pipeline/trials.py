@@ -159,6 +159,11 @@ class Trials:
         """Whether this metric meets the criterion."""
         return self._criterion.passes(metric, self.baseline)
 
+    def no_worse(self, metric: float, other: float) -> bool:
+        """Whether ``metric`` is at least as good as ``other``."""
+        better = self._criterion.higher_is_better
+        return _ascending(metric, better) >= _ascending(other, better)
+
     def may_go_on(self) -> bool:
         """Whether the budget has room for another evaluation."""
         return not self.budget.spent(self.evaluations - 1)
