@@ -19,7 +19,7 @@ import numpy as np
 import openvino
 
 from benchmarks.common import median_s, report, run_cli, shared_case, skip
-from finecast.measure.timing import latency, ratio
+from finecast.measure.racing import ANCHOR, Effort, Race
 
 BATCH, LENGTH = 16, 64
 
@@ -57,23 +57,22 @@ def main() -> None:
         )
         report("minilm", "finecast convert, whole process", round(wall_s, 3), "s", bar=3.0)
         given = feeds(case)
-        times = latency(
-            {
-                "fp32": runner(source, "f32", given),
-                "hint": runner(source, "bf16", given),
-                "finecast": runner(low, "f32", given),
-            },
-            min_time_s=float(sys.argv[1]) if len(sys.argv) > 1 else 20.0,
+        seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 20.0
+        race = Race.of(
+            runner(source, "f32", given),
+            {"hint": runner(source, "bf16", given), "finecast": runner(low, "f32", given)},
+            Effort(min_time_s=seconds),
         )
-    ms = {f"{name}_ms": round(1e3 * t.median_s, 2) for name, t in times.items()}
-    for name, bar in (("hint", 1.0), ("fp32", 1.8)):
-        won = ratio(times[name], times["finecast"])
-        what = {"hint": "speed against OpenVINO's bf16 hint", "fp32": "speed against fp32"}[
+    names = (ANCHOR, *race.names)
+    ms = {f"{name}_ms": round(1e3 * race.latency_s(name), 2) for name in names}
+    for name, bar in (("hint", 1.0), (ANCHOR, 1.8)):
+        won = race.between(name, "finecast")
+        what = {"hint": "speed against OpenVINO's bf16 hint", ANCHOR: "speed against fp32"}[
             name
         ]
         report(
             "minilm", what, round(won.median, 3), "x", bar=bar, at_least=True,
-            quartiles=json.dumps([round(won.low, 3), round(won.high, 3)]), **ms,
+            interval=json.dumps([round(won.low, 3), round(won.high, 3)]), **ms,
         )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from benchmarks.torch_published import (
     PoolFormer,
 )
 from benchmarks.torch_transformers import GPT2
-from finecast.measure.timing import latency, ratio
+from finecast.measure.racing import Effort, Race
 from finecast.planning.plan import Plan
 
 Output = torch.Tensor | tuple[torch.Tensor, ...]
@@ -87,13 +87,14 @@ def inference(name: str, case: Case, seconds: float) -> None:
             compiled = torch.compile(call, options={"freezing": True} if freezing else {})
             errors[way] = error(compiled(*args), want)
             runs[way] = lambda c=compiled: c(*args)
-        times = latency(runs, min_time_s=seconds, repeats=15)
+        anchor = runs["autocast"]
+        race = Race.of(anchor, runs, Effort(min_time_s=seconds, rounds=15))
     size = _bytes(low) / _bytes(net)
     plan: Plan = low.finecast_plan  # type: ignore[assignment]
     print(f"{name}: plan {plan.counts}, saved {size:.2f} of fp32")
-    for way, t in times.items():
-        plain = ratio(times["autocast"], t).median
-        frozen = ratio(times["autocast+freezing"], t).median
+    for way in runs:
+        t, plain = race.latency(way), race.between("autocast", way).median
+        frozen = race.between("autocast+freezing", way).median
         print(
             f"  {way:20s} {1e3 * t.median_s:9.2f} ms (p10 {1e3 * t.p10_s:9.2f})"
             f"  {plain:5.2f}x autocast  {frozen:5.2f}x frozen  error {errors[way]:.5f}"

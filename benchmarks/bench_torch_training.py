@@ -28,7 +28,7 @@ from torch import nn
 import finecast.torch as ft
 from benchmarks.torch_nets import Bert, WithLoss
 from benchmarks.training_tasks import Task, characters, pictures
-from finecast.measure.timing import latency, ratio
+from finecast.measure.racing import Effort, Race
 
 WHAT = ("steps", "accumulation", "curves")
 STEPS = {
@@ -61,7 +61,8 @@ def training(name: str, case: Case, seconds: float, *, micro: int = 1) -> None:
         "finecast": ft.compile(nets["finecast"], accumulation=micro > 1),
     }
     steps = {way: _step(nets[way], call, args, micro) for way, call in calls.items()}
-    times = latency(steps, min_time_s=seconds, repeats=7, warmup=2)
+    effort = Effort(min_time_s=seconds, rounds=7, warmup=2)
+    race = Race.of(steps["fp32"], steps, effort)
     kept = dict.fromkeys(calls, 0) | {
         "finecast": calls["finecast"].finecast_backend.kept_bytes  # type: ignore[attr-defined]
     }
@@ -70,10 +71,11 @@ def training(name: str, case: Case, seconds: float, *, micro: int = 1) -> None:
         for way, call in calls.items()
     }
     print(f"{name}, {micro} microbatch{'es' if micro > 1 else ''}:")
-    for way, t in times.items():
+    for way in steps:
+        t = race.latency(way)
         print(
             f"  {way:10s} {1e3 * t.median_s:9.1f} ms (p10 {1e3 * t.p10_s:9.1f})"
-            f"  {ratio(times['autocast'], t).median:5.2f}x autocast"
+            f"  {race.between('autocast', way).median:5.2f}x autocast"
             f"  activations {peaks[way] / 2**20:7.1f} MB"
             f" ({peaks[way] / peaks['fp32']:.2f} of fp32's),"
             f" {kept[way] / 2**20:.1f} MB of them kept"

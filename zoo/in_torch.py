@@ -15,7 +15,7 @@ from torch import nn
 
 import finecast.torch as ft
 from finecast.engines.torch import rates
-from finecast.measure.timing import latency, ratio
+from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
 from tests.torch.uncompiled import compile_op_by_op
 from zoo.job import Found, Job, is_wrong
@@ -217,9 +217,9 @@ def compile_and_train(job: Job) -> Found:
         peer.check(error, f"gradients, {scope}:bf16")
         told.update(said)
         if job.speed and peer.figures and scope == "auto":
-            calls = {"autocast": autocast.step, "finecast": mine.step}
-            times = latency(calls, min_time_s=3.0, repeats=9, warmup=2)
-            figures["speed"] = ratio(times["autocast"], times["finecast"]).median
+            effort = Effort(min_time_s=3.0, rounds=9, warmup=2)
+            race = Race.of(autocast.step, {"finecast": mine.step}, effort)
+            figures["speed"] = race.speed("finecast").median
     return Found(figures=figures, notes=(*peer.notes, *sorted(told)))
 
 

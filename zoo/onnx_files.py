@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from finecast.cli import main
-from finecast.measure.timing import latency, ratio
+from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
 from zoo.in_torch import Peer, autocast_peer
 from zoo.job import Found, Job
@@ -158,9 +158,9 @@ def _convert(job: Job, source: Path, output: Path, low: str, engine: str) -> Non
 
 def _speed(job: Job, source: Path, output: Path, low: str) -> float:
     """OpenVINO's time with its hint over finecast's, by turns."""
-    calls = {"hint": openvino_call(source, job, low), "ours": openvino_call(output, job, "")}
-    times = latency(calls, min_time_s=2.0, repeats=15)
-    return ratio(times["hint"], times["ours"]).median
+    hint, ours = openvino_call(source, job, low), openvino_call(output, job, "")
+    race = Race.of(hint, {"ours": ours}, Effort(min_time_s=2.0, rounds=15))
+    return race.speed("ours").median
 
 
 def openvino_call(path: Path, job: Job, hint: str) -> Callable[[], Any]:

@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from finecast.errors import UsageError
-from finecast.measure.timing import Latency, latency, ratio
+from finecast.measure.timing import Latency, Turns
 
 
 def test_each_follows_each_other_about_equally_often(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,7 +23,9 @@ def test_each_follows_each_other_about_equally_often(monkeypatch: pytest.MonkeyP
 
         return run
 
-    latency({name: call(name) for name in "abcd"}, min_time_s=0, repeats=1000, warmup=0)
+    turns = Turns({name: call(name) for name in "abcd"})
+    for _ in range(1000):
+        turns.round("abcd")
     assert all(sorted(made[i : i + 4]) == [*"abcd"] for i in range(0, len(made), 4))
     follows = Counter(pairwise(made))
     for name in "abcd":
@@ -49,8 +50,9 @@ def test_of_a_short_call_the_second_in_turn_counts(monkeypatch: pytest.MonkeyPat
         return run
 
     def measured(longer_s: float) -> set[float]:
-        calls = {"one": call("one", 2**-9), "longer": call("longer", longer_s)}
-        return {*latency(calls, min_time_s=0, repeats=9)["one"].samples_s}
+        turns = Turns({"one": call("one", 2**-9), "longer": call("longer", longer_s)})
+        turns.warm_up(3)
+        return {turns.round(turns.calls)["one"].wall_s for _ in range(9)}
 
     assert measured(longer_s=2**-8) == {2**-9}
     assert 2**-8 in measured(longer_s=2**-4)
@@ -59,15 +61,13 @@ def test_of_a_short_call_the_second_in_turn_counts(monkeypatch: pytest.MonkeyPat
 def test_a_sample_is_the_time_of_its_own_call(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("finecast.measure.timing.time", clock)
-    found = latency(
-        {"short": lambda: clock.wait(2.0), "long": lambda: clock.wait(3.0)},
-        min_time_s=0,
-        repeats=2,
-    )
-    assert {name: times.samples_s for name, times in found.items()} == {
-        "short": (2.0, 2.0),
-        "long": (3.0, 3.0),
-    }
+    turns = Turns({"short": lambda: clock.wait(2.0), "long": lambda: clock.wait(3.0)})
+    for _ in range(2):
+        found = turns.round(turns.calls)
+        assert {name: took.wall_s for name, took in found.items()} == {
+            "short": 2.0,
+            "long": 3.0,
+        }
 
 
 @dataclass
@@ -88,21 +88,3 @@ def test_quantiles() -> None:
     assert (times.median_s, times.p10_s, times.p90_s) == (6, 2, 10)
     assert times.iqr_s == 5
     assert times.spread == pytest.approx(5 / 6)
-
-
-def test_ratios_are_taken_within_rounds() -> None:
-    # a disturbance that hits a whole round leaves its ratio alone
-    a = Latency(samples_s=(2.0, 20.0, 2.0))
-    b = Latency(samples_s=(1.0, 10.0, 1.0))
-    found = ratio(a, b)
-    assert (found.median, found.low, found.high, found.spread) == (2, 2, 2, 0)
-
-
-def test_figures_of_different_rounds_are_not_compared() -> None:
-    a = Latency(samples_s=(1.0,))
-    with pytest.raises(UsageError, match="cannot compare 1 runs with 2"):
-        ratio(a, Latency(samples_s=(1.0, 1.0)))
-
-
-def test_nothing_to_time() -> None:
-    assert latency({}) == {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,7 @@ from finecast.cli.output import (
     add_row,
     new_table,
     progress,
+    warn,
     write_json,
     write_line,
     write_table,
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from finecast.engines.base import Array, Engine, KernelTime, Session
     from finecast.engines.fallen_apart import FallenApart
     from finecast.measure.memory import MemoryUse
-    from finecast.measure.timing import Latency, Ratio
+    from finecast.measure.racing import Interval, Race
+    from finecast.measure.timing import Latency
 
 _MOST_KERNELS = 25
 _MIB = 2**20
@@ -48,7 +50,7 @@ class _Loaded:
 class _Figures:
     model: _Loaded
     latency: Latency
-    speedup: Ratio
+    speedup: Interval
     memory: MemoryUse | None
     kernels: list[KernelTime]
 
@@ -102,18 +104,21 @@ def run(
         report("running", len(models), 3 * len(models))
         spec = f"{loader.name}:{loader.device}"
         figures: list[_Figures] = []
-        for model, latency, speedup in _timed(loaded, rounds):
+        race, names = _raced(loaded, rounds)
+        for model, name in zip(loaded, names, strict=True):
             done = 2 * len(models) + len(figures)
             report(f"memory of {model.label}", done, 3 * len(models))
             figures.append(
                 _Figures(
                     model=model,
-                    latency=latency,
-                    speedup=speedup,
+                    latency=race.latency(name),
+                    speedup=race.speed(name),
                     memory=peak_memory(model.path, spec, model.feeds) if memory else None,
                     kernels=model.session.profile(model.feeds) if ops else [],
                 )
             )
+    for note in race.notes:
+        warn(note)
     if as_json:
         write_json(_json(spec, figures))
     else:
@@ -141,17 +146,14 @@ def _loader(models: Sequence[Path], engine: str | None) -> Engine:
     return loader
 
 
-def _timed(
-    loaded: Sequence[_Loaded], rounds: Rounds
-) -> Iterator[tuple[_Loaded, Latency, Ratio]]:
-    """Each model, its times, and how many times as fast as the first one it is."""
-    from finecast.measure.timing import latency, ratio
+def _raced(loaded: Sequence[_Loaded], rounds: Rounds) -> tuple[Race, list[str]]:
+    """The models' times beside the first one's, and the name of each model there."""
+    from finecast.measure.racing import ANCHOR, Effort, Race
 
-    calls = {m.label: m.run for m in loaded}
-    times = latency(calls, min_time_s=rounds.seconds, repeats=rounds.runs)
-    first = times[loaded[0].label]
-    for model in loaded:
-        yield model, times[model.label], ratio(first, times[model.label])
+    first, *others = loaded
+    calls = {str(number): model.run for number, model in enumerate(others)}
+    effort = Effort(min_time_s=rounds.seconds, rounds=rounds.runs)
+    return Race.of(first.run, calls, effort), [ANCHOR, *calls]
 
 
 def _with_feeds(data: Data, sizes: dict[str, int]) -> Callable[[str, Path, Session], _Loaded]:

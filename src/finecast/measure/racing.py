@@ -248,6 +248,15 @@ class Race:
         computing = self._wanted.total_s >= _COMPUTING * self._lasted_s
         return self._wanted.denied if computing and self._wanted.denied > _BUSY else 0.0
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What there is to say of the times."""
+        told = (
+            f"other processes took {self.denied:.0%} of the processor time that the models"
+            " wanted: speedups compare processor times, times of a call are of a busy machine"
+        )
+        return (told,) if self.denied else ()
+
     def _ratios(self, one: str, other: str = ANCHOR) -> list[float]:
         first, second = self._samples[one], self._samples[other]
         both = [(first[r], second[r]) for r in first if r in second]

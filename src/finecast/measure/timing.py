@@ -20,10 +20,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from finecast.errors import UsageError
 from finecast.measure.processor import used_s
 
-_ROUNDS_MAX = 100_000
 # Longer calls are not made twice: filling the caches takes only tenths of a millisecond.
 _SHORT_S = 0.02
 # Warm-up calls of a callable end after this time: the first call allocates memory, and further
@@ -129,52 +127,3 @@ class Latency:
     def quantile_s(self, q: float) -> float:
         """The ``q`` quantile of the times."""
         return float(np.quantile(self.samples_s, q))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ratio:
-    """Median of the rounds' ratios and the quartiles around it."""
-
-    median: float
-    low: float
-    high: float
-
-    @property
-    def spread(self) -> float:
-        """Distance between the quartiles."""
-        return self.high - self.low
-
-
-def latency(
-    callables: Mapping[str, Callable[[], object]],
-    *,
-    min_time_s: float = 1.0,
-    repeats: int = 10,
-    warmup: int = 3,
-) -> dict[str, Latency]:
-    """Time the callables in turns, at least ``repeats`` rounds and ``min_time_s`` in all."""
-    turns = Turns(callables)
-    turns.warm_up(warmup)
-    samples: dict[str, list[float]] = {name: [] for name in callables}
-    end = now_s() + min_time_s
-    for turn in range(_ROUNDS_MAX if callables else 0):
-        if turn >= repeats and now_s() >= end:
-            break
-        for name, took in turns.round(callables).items():
-            samples[name].append(took.wall_s)
-    return {name: Latency(samples_s=tuple(times)) for name, times in samples.items()}
-
-
-def ratio(a: Latency, b: Latency) -> Ratio:
-    """Time of ``a`` over time of ``b``, round by round: above 1 where ``b`` is faster.
-
-    Raises:
-        UsageError: If the two were not timed in the same rounds.
-    """
-    if a.runs != b.runs or not a.runs:
-        raise UsageError(
-            f"cannot compare {a.runs} runs with {b.runs}", fix="time both in one call"
-        )
-    ratios = np.divide(a.samples_s, b.samples_s)
-    low, median, high = (float(q) for q in np.quantile(ratios, (0.25, 0.5, 0.75)))
-    return Ratio(median=median, low=low, high=high)

@@ -206,18 +206,9 @@ class Conclusion:
             warnings=(
                 *subject.told,
                 *subject.model.notes(self.planner),
-                *busy_note(measurements.times.denied),
+                *measurements.times.notes,
             ),
             reused=len(self.trials.reused),
             model=subject.model.model if built is None else built.model,
             built=built,
         )
-
-
-def busy_note(denied: float) -> tuple[str, ...]:
-    """What there is to say of times where other processes had the share ``denied``."""
-    told = (
-        f"other processes took {denied:.0%} of the processor time that the models wanted:"
-        " speedups compare processor times; for times of a call, tune on an idle machine"
-    )
-    return (told,) if denied else ()

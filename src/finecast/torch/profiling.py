@@ -18,7 +18,8 @@ from torch._C._profiler import (
     _EventType,  # pyright: ignore[reportPrivateUsage] - no public name
 )
 
-from finecast.measure.timing import Latency, latency
+from finecast.measure.racing import ANCHOR, Effort, Race
+from finecast.measure.timing import Latency
 
 _ALLOCATION: Final = _EventType.Allocation
 
@@ -71,9 +72,9 @@ def profile(
         if device == "cuda":
             torch.cuda.synchronize()
 
-    timed = latency({"": call}, warmup=warmup, repeats=repeats, min_time_s=min_time_s)[""]
+    effort = Effort(min_time_s=min_time_s, rounds=repeats, warmup=warmup)
     return Profile(
-        latency=timed,
+        latency=Race.of(call, {}, effort).latency(ANCHOR),
         peak_bytes=_cuda_peak(call) if device == "cuda" else _peak(_allocations(call, device)),
         activation_bytes=_peak(a for a in _allocations(call, device) if a.freed is not None),
         resident_bytes=resident_bytes(fn, args),
