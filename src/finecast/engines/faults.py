@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from finecast.engines.openvino_mlp import sums_behind_products
 from finecast.engines.openvino_scales import scaled_twice
-from finecast.graph import ConstantStats, Graph, Node
+from finecast.graph import Graph, Node
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
 
@@ -110,18 +110,13 @@ def _next_bias(graph: Graph, start: Node) -> tuple[set[int], Node | None]:
         seen.add(index)
         for node in (graph.nodes[n] for n in graph.values[index].uses):
             adds = node.op in _ADDS
-            size = max((c.size for c in _constants(graph, node)), default=0)
+            size = max((c.size for c in graph.constants(node)), default=0)
             if adds and size > 1:
                 return between, node
             if (adds and size) or by_name(node.op).kind in _MOVES:
                 between.add(node.id)
                 waiting.extend(node.outputs)
     return between, None
-
-
-def _constants(graph: Graph, node: Node) -> list[ConstantStats]:
-    values = (graph.values[i] for i in node.inputs if i is not None)
-    return [v.constant for v in values if v.constant is not None]
 
 
 # OpenVINO 2026.4 leaves a GroupNormalization of fixed shape whole if a group fits into the

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from finecast.graph import ConstantStats, Graph, Node
+from finecast.graph import Graph, Node
 from finecast.numbers.formats import Format
 from finecast.planning.scalable import CONVOLUTIONS
 
@@ -52,7 +52,7 @@ def _is_read_twice(graph: Graph, node: Node) -> bool:
 
 def _is_merged(graph: Graph, reader: Node) -> bool:
     """Whether the op becomes part of the scale: by a constant, or by none at all."""
-    constant = _constant(graph, reader)
+    constant = next(iter(graph.constants(reader)), None)
     if constant is None:
         return False
     return reader.op in _SCALES or (reader.op in _SHIFTS and not constant.largest)
@@ -65,8 +65,3 @@ def _has_bias(graph: Graph, node: Node) -> bool:
         return False
     constant = graph.values[index].constant
     return constant is None or constant.largest > 0
-
-
-def _constant(graph: Graph, node: Node) -> ConstantStats | None:
-    values = (graph.values[i] for i in node.inputs if i is not None)
-    return next((v.constant for v in values if v.constant is not None), None)

@@ -1,9 +1,12 @@
-"""Texts of errors about a SavedModel's signatures, for all libraries that read one."""
+"""What SavedModels have, and texts of errors about that, for all libraries that read one."""
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
+WRITES: Final = re.compile(r"(Assign\w*Variable|ResourceScatter\w*|ResourceApply\w*)(Op)?")
+"""Names of ops that change a variable."""
 SERVING: Final = "serving_default"
 """The signature that servers, and TensorFlow's own tools, call where none is named."""
 NONE: Final = "the SavedModel has no signatures"

@@ -213,6 +213,11 @@ class Graph:
                 return node
         raise KeyError(name)
 
+    def constants(self, node: Node) -> list[ConstantStats]:
+        """Those that the node reads, in order of its inputs."""
+        read = (self.values[i].constant for i in node.inputs if i is not None)
+        return [one for one in read if one is not None]
+
     def following_inputs(self, node: Node) -> Iterator[Value]:
         """Values that ``node`` reads in its own format."""
         for index, follows in zip(node.inputs, node.follows_in, strict=True):

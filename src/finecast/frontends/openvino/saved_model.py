@@ -7,14 +7,13 @@ makes one model of all signatures, with the inputs and outputs of each.
 from __future__ import annotations
 
 import mmap
-import re
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from finecast.errors import ModelError
-from finecast.frontends.signatures import CHOOSE, MAKE_ONE, NONE, SERVING
+from finecast.frontends.signatures import CHOOSE, MAKE_ONE, NONE, SERVING, WRITES
 from finecast.frontends.wire import fields
 
 _FILE: Final = "saved_model.pb"
@@ -26,8 +25,6 @@ _SIGNATURE, _KEY, _OUTPUT, _OUTPUT_TENSOR = (5,), (1,), (2, 2), (2, 1)
 _NODE, _FUNCTION = (2, 1), (2, 2, 1)
 _NODE_NAME, _NODE_OP, _CALLED = (1,), (2,), (5, 2, 10, 1)
 _FUNCTION_NAME, _FUNCTION_NODE = (1, 1), (3,)
-_WRITES: Final = re.compile(r"Assign\w*Variable(Op)?|ResourceScatter\w*")
-"""Ops that change a variable."""
 _Span: TypeAlias = tuple[int, int]
 
 
@@ -118,7 +115,7 @@ def _writes(data: memoryview, graph: _Span) -> Iterator[str]:
     for function in _reached(data, functions, calls):
         for node in _inside(data, function, _FUNCTION_NODE):
             op = _text(data, node, _NODE_OP)
-            if _WRITES.fullmatch(op):
+            if WRITES.fullmatch(op):
                 yield op
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import Any, Final
 from finecast.errors import ModelError, UsageError
 from finecast.frontends.keras_models import check_names, reason, with_flat_outputs
 from finecast.frontends.saved_notes import notes_in
-from finecast.frontends.signatures import CHOOSE, MAKE_ONE, NONE, SERVING
+from finecast.frontends.signatures import CHOOSE, MAKE_ONE, NONE, SERVING, WRITES
 from finecast.frontends.tensorflow.canonical import canonical
 from finecast.frontends.tensorflow.functions import bodies, every_node, reference
 from finecast.frontends.tensorflow.library import dtype_label, freezing, tf, without_warnings
@@ -32,8 +31,6 @@ _LISTED: Final = "output_"
 """Signatures name the elements of a list of outputs by this and their number."""
 _LOOPS_OF_TF1: Final = frozenset({"Enter", "NextIteration", "LoopCond"})
 _PYTHON: Final = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
-_WRITES: Final = re.compile(r"(Assign\w*Variable|ResourceScatter\w*|ResourceApply\w*)(Op)?")
-"""Ops that change a variable."""
 
 
 def load(folder: Path) -> FrozenModel:
@@ -228,7 +225,7 @@ def _of_function(function: Any, names: Sequence[str], where: str) -> FrozenModel
 def _check_writes(function: Any, where: str) -> None:
     """Raise ModelError if a function changes variables, which makes them no constants."""
     nodes = every_node(function.graph.as_graph_def())
-    found = sorted({node.op for node in nodes if _WRITES.fullmatch(node.op)})
+    found = sorted({node.op for node in nodes if WRITES.fullmatch(node.op)})
     if found:
         raise ModelError(
             f"the model changes its variables as it runs ({', '.join(found)})",
