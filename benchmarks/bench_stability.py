@@ -34,7 +34,8 @@ CASES: Final = {
 }
 _SPEED: Final = 0.05
 _ERROR: Final = 0.10
-_BUSY: Final = (
+# A program that multiplies matrices on all cores.
+BUSY: Final = (
     "import numpy as np\na = np.random.default_rng(0).random((512, 512), np.float32)\n"
     "while True: a @ a"
 )
@@ -48,7 +49,7 @@ def tune_once(name: str, policy: str) -> dict[str, Any]:
     outcome = api.tune(
         case.model(),
         evaluate=score(case, key, batch),
-        calib=lambda: _calibration(name, case, batch),
+        calib=lambda: calibration(name, case, batch),
         criterion="absolute",
         tolerance=0.005,
         policy=policy,
@@ -63,7 +64,8 @@ def tune_once(name: str, policy: str) -> dict[str, Any]:
     }
 
 
-def _calibration(name: str, case: Any, batch: int) -> list[Feeds]:
+def calibration(name: str, case: Any, batch: int) -> list[Feeds]:
+    """Feeds of one call of ``batch`` samples, of the case's calibration data."""
     if name == "sts_minilm_l6":
         return [feeds(case)]
     given = list(case.calib(batch))
@@ -104,7 +106,7 @@ def main() -> None:
     found: list[dict[str, Any]] = []
     with ExitStack() as stack:
         for _ in range(given.busy):
-            busy = stack.enter_context(subprocess.Popen([sys.executable, "-c", _BUSY]))
+            busy = stack.enter_context(subprocess.Popen([sys.executable, "-c", BUSY]))
             stack.callback(busy.kill)
         for number in range(given.runs):
             made = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
