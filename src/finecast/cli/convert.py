@@ -69,7 +69,7 @@ def run(
     choice = narrowing.narrowed(device.choice(casting, target))
     files = files_of(source.model, data, narrowing, force=written.force)
     files.write("--plan-out", plan_out)
-    with telling_stale(files), progress("converting", quiet=as_json):
+    with telling_stale(files), progress("converting", quiet=as_json), files.locked():
         result = api.convert(
             open_model(files, source, written, engine=engine, data=data, feeds=feeds),
             written.output,
@@ -84,8 +84,8 @@ def run(
             external_data=written.external_data,
             from_type=source.from_type,
         )
-    if plan_out is not None:
-        write_text(plan_out, result.plan.to_json())
+        if plan_out is not None:
+            write_text(plan_out, result.plan.to_json())
     for note in choice.told(set(result.plan.formats.values())):
         warn(note)
     report(result, written.output, as_json=as_json)
