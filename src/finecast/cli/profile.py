@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finecast.cli.common import EngineName, Json
+from finecast.cli.common import EngineName, Json, Trust
 from finecast.cli.data_options import Data, RandomFeeds
 from finecast.cli.output import (
     add_row,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from finecast.engines.fallen_apart import FallenApart
     from finecast.measure.memory import MemoryUse
     from finecast.measure.timing import Latency, Ratio
+    from finecast.progress import Progress
 
 _MOST_KERNELS = 25
 _MIB = 2**20
@@ -76,6 +78,7 @@ def run(
     feeds: RandomFeeds,
     rounds: Rounds,
     engine: EngineName = None,
+    trust: Trust = False,
     ops: Annotated[
         bool, typer.Option("--ops", help="Time of each kernel and its ops.")
     ] = False,
@@ -86,38 +89,82 @@ def run(
 
     Several models run in turns, so that their ratio to the first holds on a noisy machine.
     """
-    from finecast.measure.memory import peak_memory
-
     loader = _loader(models, engine)
     if data.given and feeds.sizes:
         raise UsageError(
             "--dim sizes random feeds, and data is given", where="--dim", fix="drop one"
         )
     ready = _with_feeds(data, feeds.sizes)
-    with progress("profiling", quiet=as_json) as report:
+    with (
+        _loadable(models, trust=trust) as paths,
+        progress("profiling", quiet=as_json) as report,
+    ):
         loaded: list[_Loaded] = []
-        for index, (label, path) in enumerate(zip(_labels(models), models, strict=True)):
-            report(f"loading {path.name}", index, 3 * len(models))
-            loaded.append(ready(label, path, loader.load(path, profiling=ops)))
+        for index, (label, path) in enumerate(zip(_labels(models), paths, strict=True)):
+            report(f"loading {label}", index, 3 * len(models))
+            loaded.append(ready(label, models[index], loader.load(path, profiling=ops)))
         report("running", len(models), 3 * len(models))
         spec = f"{loader.name}:{loader.device}"
-        figures: list[_Figures] = []
-        for model, latency, speedup in _timed(loaded, rounds):
-            done = 2 * len(models) + len(figures)
-            report(f"memory of {model.label}", done, 3 * len(models))
-            figures.append(
-                _Figures(
-                    model=model,
-                    latency=latency,
-                    speedup=speedup,
-                    memory=peak_memory(model.path, spec, model.feeds) if memory else None,
-                    kernels=model.session.profile(model.feeds) if ops else [],
-                )
-            )
+        peaks = paths if memory else None
+        figures = list(_figures(loaded, rounds, spec, report, peaks=peaks, ops=ops))
     if as_json:
         write_json(_json(spec, figures))
     else:
         _print(spec, figures)
+
+
+def _figures(
+    loaded: Sequence[_Loaded],
+    rounds: Rounds,
+    spec: str,
+    report: Progress,
+    *,
+    peaks: Sequence[Path] | None,
+    ops: bool,
+) -> Iterator[_Figures]:
+    """The figures of each model; ``peaks`` are the files whose peak memory is measured."""
+    from finecast.measure.memory import peak_memory
+
+    for index, (model, latency, speedup) in enumerate(_timed(loaded, rounds)):
+        report(f"memory of {model.label}", 2 * len(loaded) + index, 3 * len(loaded))
+        yield _Figures(
+            model=model,
+            latency=latency,
+            speedup=speedup,
+            memory=None if peaks is None else peak_memory(peaks[index], spec, model.feeds),
+            kernels=model.session.profile(model.feeds) if ops else [],
+        )
+
+
+@contextmanager
+def _loadable(models: Sequence[Path], *, trust: bool) -> Generator[Sequence[Path]]:
+    """The files to load; trusted Keras files are exported once, as temporary SavedModels.
+
+    Raises:
+        UsageError: If ``trust`` is given and no model is a Keras file.
+    """
+    from finecast.frontends.keras_models import (
+        KERAS_SUFFIX,
+        exported,
+        import_keras,
+        load_keras,
+    )
+
+    keras_files = [m.suffix.lower() == KERAS_SUFFIX for m in models]
+    if trust and not any(keras_files):
+        raise UsageError(
+            "--trust does not apply: no code in these files is executed",
+            where=", ".join(map(str, models)),
+            fix="leave it out",
+        )
+    with ExitStack() as stack:
+        paths = list(models)
+        for index, path in enumerate(models):
+            if trust and keras_files[index]:
+                keras = import_keras(str(path))
+                model = load_keras(keras, path, trust=True)
+                paths[index] = stack.enter_context(exported(keras, model, path))
+        yield paths
 
 
 def _loader(models: Sequence[Path], engine: str | None) -> Engine:
@@ -127,7 +174,7 @@ def _loader(models: Sequence[Path], engine: str | None) -> Engine:
         UsageError: If a model cannot be profiled, or the engine's time says nothing.
     """
     from finecast.engines import EMULATOR, engine_for, get_engine
-    from finecast.subjects import check_options
+    from finecast.subjects import check_engine, check_options
 
     for path in models:
         check_options(path, {"profile": True})
@@ -138,6 +185,8 @@ def _loader(models: Sequence[Path], engine: str | None) -> Engine:
             where="--engine",
             fix="finecast ladder and finecast tune --target model the time of one",
         )
+    for path in models:
+        check_engine(path, loader.name)
     return loader
 
 
