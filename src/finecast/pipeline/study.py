@@ -89,11 +89,11 @@ class Study:
             if not path.exists():
                 _create(path)
             _check_header(path)
-        except OSError as error:
+        except (OSError, sqlite3.Error) as error:
             raise UsageError(
-                f"the study cannot be used: {error.strerror or error}",
+                f"the study cannot be used: {getattr(error, 'strerror', None) or error}",
                 where=str(path),
-                fix="give a file in a folder that exists and is writable",
+                fix="give a file in a folder that exists, is writable and has room",
             ) from error
         with self._connection() as db:
             found = db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")

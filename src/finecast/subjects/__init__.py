@@ -156,7 +156,7 @@ _KERAS: Final = (
 _KERAS_WEIGHTS: Final = (
     "weights of a Keras model without its layers",
     (
-        "in Python, make the model, model.load_weights(FILE) and model.export(FOLDER), and give"
+        "in Python, make the model, model.load_weights(FILE), model.export(FOLDER), and give"
         " the folder"
     ),
 )
