@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 
@@ -140,3 +142,59 @@ def test_hostile_names_do_nothing(
     assert answer.err.count("\n") <= 5
     if as_json:
         json.loads(answer.out)
+
+
+def test_the_width_is_columns_or_the_terminal_s_or_80(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "123")
+    assert output.width() == 123
+    monkeypatch.delenv("COLUMNS")
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((97, 24)))
+    assert output.width() == 97
+
+    def no_terminal(_: int) -> os.terminal_size:
+        raise OSError
+
+    monkeypatch.setattr(os, "get_terminal_size", no_terminal)
+    for unusable in ("", "wide", "0", "-5"):
+        monkeypatch.setenv("COLUMNS", unusable)
+        assert output.width() == 80
+
+
+def test_in_a_pipe_the_terminal_is_that_of_another_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    main, side = os.openpty()
+    termios.tcsetwinsize(side, (24, 101))
+    try:
+        with os.fdopen(side, "w") as terminal, Path(os.devnull).open("w") as null:
+            monkeypatch.delenv("COLUMNS", raising=False)
+            monkeypatch.setattr(sys, "stdout", null)
+            monkeypatch.setattr(sys, "stderr", terminal)
+            assert output.width() == 101
+    finally:
+        os.close(main)
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80, 200])
+@pytest.mark.parametrize("fold", ["", "name", ("name", "kind")])
+def test_nothing_in_a_table_is_cut(
+    columns: int,
+    fold: str | tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """At 80 columns figures ended in dots and columns of words vanished."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    table = output.new_table("", ("name", "kind", "more"), ("ms\na call", "share"), fold=fold)
+    kind, figure = "kind" * 16, "123456.789012"
+    output.add_row(table, "name" * 9, kind, "more" * 5, figure, "12.5%")
+    output.write_table(table)
+    said = capsys.readouterr().out
+    assert "\u2026" not in said
+    assert figure in said
+    assert "12.5%" in said
+    letters = re.sub(r"[^a-z]", "", said)
+    assert len(letters) == len("namekindmoremsacallshare") + 36 + 64 + 20
+    lines = said.splitlines()
+    assert lines == [line.rstrip() for line in lines]
+    assert max(map(len, lines)) <= max(columns, 75)

@@ -290,7 +290,7 @@ def _print(engine: str, figures: Sequence[_Figures]) -> None:
     table = new_table(
         f"{engine}, batch {figures[0].model.batch}",
         ("model",),
-        ("median ms", "p10 to p90", "spread", "samples/s", "peak MiB", "speedup"),
+        ("median\nms", "p10 to p90\nms", "spread", "samples/s", "peak\nMiB", "speedup"),
         fold="model",
     )
     for f in figures:
@@ -328,7 +328,7 @@ def _print_kernels(f: _Figures) -> None:
         f"{f.model.label}: kernels, {total * 1e3:.3f} ms",
         ("ops", "kernel kind", "format"),
         ("ms", "share"),
-        fold="ops",
+        fold=("ops", "kernel kind"),
     )
     for k in f.kernels[:_MOST_KERNELS]:
         names = " ".join(k.ops) or "(added by the engine)"
