@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import termios
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -198,3 +199,23 @@ def test_nothing_in_a_table_is_cut(
     lines = said.splitlines()
     assert lines == [line.rstrip() for line in lines]
     assert max(map(len, lines)) <= max(columns, 75)
+
+
+def test_progress_without_a_terminal_is_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with output.progress("tuning") as report:
+        for moment, stage in ((101, "baseline"), (116, f"a{NASTY}"), (117, "b"), (140, "c")):
+            now[0] = moment
+            report(stage, 1, 4)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("tuning: a")
+    assert first.endswith(", 1 of 4, after 16 s")
+    assert not ACTS.search(first)
+    assert second == "tuning: c, 1 of 4, after 40 s"
+    with output.progress("tuning", quiet=True) as report:
+        now[0] = 500
+        report("d", 1, 4)
+    assert not capsys.readouterr().err

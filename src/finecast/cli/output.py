@@ -11,6 +11,7 @@ import math
 import os
 import re
 import sys
+import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
@@ -27,6 +28,8 @@ _LEAST_WIDTH = 12
 """Columns of words are not made narrower than that to keep others on one line."""
 _BETWEEN = 3
 """Characters between two columns."""
+_EVERY_S = 15.0
+"""Least time between two lines of progress: short commands write none."""
 # Control characters, bidirectional and zero-width marks, tags, separators, lone surrogates.
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
@@ -159,15 +162,20 @@ def add_row(table: Table, *cells: str) -> None:
 
 @contextmanager
 def progress(title: str, *, quiet: bool = False) -> Generator[Progress]:
-    """A progress bar on stderr if that is a terminal; otherwise nothing is shown."""
-    if quiet or not sys.stderr.isatty():
+    """Progress on stderr: a bar on a terminal; in a file or a pipe a line now and then."""
+    if quiet:
         yield silent
+        return
+    if not sys.stderr.isatty():
+        yield _lines(title)
         return
     from rich.console import Console
     from rich.markup import escape
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    with Bar(console=Console(stderr=True), transient=True) as bar:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None)
 
         def report(stage: str, done: int, total: int) -> None:
@@ -175,6 +183,21 @@ def progress(title: str, *, quiet: bool = False) -> Generator[Progress]:
             bar.update(task, completed=done, total=total, description=text)
 
         yield report
+
+
+def _lines(title: str) -> Progress:
+    """Progress that writes a line where ``_EVERY_S`` have passed since the last one."""
+    start = last = time.monotonic()
+
+    def report(stage: str, done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= _EVERY_S:
+            last = now
+            text = f"{title}: {stage}, {done} of {total}, after {now - start:.0f} s"
+            _write(sys.stderr, _one_line(text))
+
+    return report
 
 
 def _finite(value: Any) -> Any:
