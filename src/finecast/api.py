@@ -30,7 +30,7 @@ from finecast.pipeline.model import OpenedModel, RunOptions, TuneRequest
 from finecast.pipeline.objective import Objective
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.sources import DEFAULT_BATCH, Data, DataOptions, workload_of
-from finecast.pipeline.study import Study, journals
+from finecast.pipeline.study import Study, journals, study_at
 from finecast.pipeline.tuning import tune as search
 from finecast.pipeline.workload import EvalFunction
 from finecast.planning.plan import Plan
@@ -122,21 +122,21 @@ def convert(
     """
     given = load(model, output=output)
     written = _destination(output, force, external_data)
-    _declare_files(given, written, data=data)
-    given = _taken(given, from_type)
+    files = _declare_files(given, written, data=data)
     asked = Policy.of(policy)
-    done = given.convert(
-        written,
-        asked,
-        RunOptions(
-            engine=engine,
-            device=_device_for(asked, target),
-            data=_data_options(data),
-            dims=dims or {},
-            user_rules=user_rules or {},
-            verify=verify,
-        ),
-    )
+    with files.locked():
+        done = _taken(given, from_type).convert(
+            written,
+            asked,
+            RunOptions(
+                engine=engine,
+                device=_device_for(asked, target),
+                data=_data_options(data),
+                dims=dims or {},
+                user_rules=user_rules or {},
+                verify=verify,
+            ),
+        )
     said = without_opinion(user_rules or (), done.plan.reasons)
     return replace(done, warnings=(*done.warnings, *said))
 
@@ -160,12 +160,13 @@ def apply(
     """
     given = load(model, output=output)
     written = _destination(output, force, external_data)
-    _declare_files(given, written, data=data, plan=None if isinstance(plan, Plan) else plan)
+    files = _declare_files(given, written, data=data, plan=plan)
     options = RunOptions(
         engine=engine, data=_data_options(data), dims=dims or {}, verify=verify
     )
     stated = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
-    return given.apply(written, stated, options)
+    with files.locked():
+        return given.apply(written, stated, options)
 
 
 def tune(
@@ -236,13 +237,19 @@ def tuned(model: OpenedModel, output: Destination, options: TuneRequest) -> Outc
         FinecastError: As ``tune``.
     """
     files = _declare_files(model, output, data=options.data, study=options.study)
-    model = _taken(model, options.from_type)
+    kept = study_at(options.study, resume=options.resume)
+    with files.locked(), kept as study:
+        outcome = _searched(_taken(model, options.from_type), output, options, study)
+    return replace(outcome, stale=files.stale())
+
+
+def _searched(
+    model: OpenedModel, output: Destination, options: TuneRequest, study: Study | None
+) -> Outcome:
+    """The outcome of a search, its model written if it is better."""
     subject = model.subject(options.engine, options.device)
     workload = workload_of(options.data, subject.reference)
-    path = options.study
-    study = None if path is None else Study(path, resume=options.resume)
-    better = workload.higher_is_better
-    criterion = replace(options.goal.criterion, higher_is_better=better)
+    criterion = replace(options.goal.criterion, higher_is_better=workload.higher_is_better)
     outcome = search(
         subject,
         workload,
@@ -257,7 +264,7 @@ def tuned(model: OpenedModel, output: Destination, options: TuneRequest) -> Outc
         outcome = replace(outcome, tuned=replace(outcome.tuned, size_bytes=size))
     said = without_opinion(options.user_rules, outcome.plan.reasons)
     warnings = (*outcome.warnings, *workload.warnings, *said)
-    return replace(outcome, warnings=warnings, stale=files.stale())
+    return replace(outcome, warnings=warnings)
 
 
 def _taken(model: OpenedModel, from_type: str | None) -> OpenedModel:
@@ -270,7 +277,7 @@ def _declare_files(
     output: Destination,
     *,
     data: DataOptions | Data | None = None,
-    plan: str | Path | None = None,
+    plan: Plan | str | Path | None = None,
     study: str | Path | None = None,
 ) -> CommandFiles:
     """All files of a call; UsageError if one that is read would be written."""
@@ -282,7 +289,7 @@ def _declare_files(
         for role, source in (("data", options.data), ("calibration data", options.calib)):
             if isinstance(source, str | Path):
                 files.read(f"the {role}", source)
-    files.read("the plan", plan)
+    files.read("the plan", None if isinstance(plan, Plan) else plan)
     result = written_with(model.path, output)
     files.write("the output", output.path, beside=result.beside, folder=result.folder)
     if output.path is not None:

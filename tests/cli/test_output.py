@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import sys
+import termios
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -140,3 +143,79 @@ def test_hostile_names_do_nothing(
     assert answer.err.count("\n") <= 5
     if as_json:
         json.loads(answer.out)
+
+
+def test_the_width_is_columns_or_the_terminal_s_or_80(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "123")
+    assert output.width() == 123
+    monkeypatch.delenv("COLUMNS")
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((97, 24)))
+    assert output.width() == 97
+
+    def no_terminal(_: int) -> os.terminal_size:
+        raise OSError
+
+    monkeypatch.setattr(os, "get_terminal_size", no_terminal)
+    for unusable in ("", "wide", "0", "-5"):
+        monkeypatch.setenv("COLUMNS", unusable)
+        assert output.width() == 80
+
+
+def test_in_a_pipe_the_terminal_is_that_of_another_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    main, side = os.openpty()
+    termios.tcsetwinsize(side, (24, 101))
+    try:
+        with os.fdopen(side, "w") as terminal, Path(os.devnull).open("w") as null:
+            monkeypatch.delenv("COLUMNS", raising=False)
+            monkeypatch.setattr(sys, "stdout", null)
+            monkeypatch.setattr(sys, "stderr", terminal)
+            assert output.width() == 101
+    finally:
+        os.close(main)
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80, 200])
+@pytest.mark.parametrize("fold", ["", "name", ("name", "kind")])
+def test_nothing_in_a_table_is_cut(
+    columns: int,
+    fold: str | tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """At 80 columns figures ended in dots and columns of words vanished."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    table = output.new_table("", ("name", "kind", "more"), ("ms\na call", "share"), fold=fold)
+    kind, figure = "kind" * 16, "123456.789012"
+    output.add_row(table, "name" * 9, kind, "more" * 5, figure, "12.5%")
+    output.write_table(table)
+    said = capsys.readouterr().out
+    assert "\u2026" not in said
+    assert figure in said
+    assert "12.5%" in said
+    letters = re.sub(r"[^a-z]", "", said)
+    assert len(letters) == len("namekindmoremsacallshare") + 36 + 64 + 20
+    lines = said.splitlines()
+    assert lines == [line.rstrip() for line in lines]
+    assert max(map(len, lines)) <= max(columns, 75)
+
+
+def test_progress_without_a_terminal_is_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with output.progress("tuning") as report:
+        for moment, stage in ((101, "baseline"), (116, f"a{NASTY}"), (117, "b"), (140, "c")):
+            now[0] = moment
+            report(stage, 1, 4)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("tuning: a")
+    assert first.endswith(", 1 of 4, after 16 s")
+    assert not ACTS.search(first)
+    assert second == "tuning: c, 1 of 4, after 40 s"
+    with output.progress("tuning", quiet=True) as report:
+        now[0] = 500
+        report("d", 1, 4)
+    assert not capsys.readouterr().err

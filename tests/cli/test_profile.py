@@ -145,3 +145,32 @@ def test_programs_of_pytorch_are_profiled_from_python(
     (tmp_path / "net.pt2").write_bytes(b"")
     assert main(["profile", str(tmp_path / "net.pt2")]) == ExitCode.USAGE
     assert "profile does not apply to .pt2 files: in Python" in capsys.readouterr().err
+
+
+def test_trust_without_code_to_trust(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", model, "--trust"]) == ExitCode.USAGE
+    assert "no code in these files is executed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "said"),
+    [
+        ("net.xml", "onnxruntime", "does not run .xml files (NAME): use --engine openvino,"),
+        ("net.TFLITE", "onnxruntime", "does not run .tflite files (NAME): use --engine open"),
+        ("net.pt", "onnxruntime", "a .pt file is a pickle or TorchScript of PyTorch (NAME)"),
+    ],
+)
+def test_an_engine_that_does_not_run_such_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, engine: str, said: str
+) -> None:
+    """Its own message is that of a broken ONNX file."""
+    path = tmp_path / name
+    path.write_bytes(b"<net/>")
+    assert main(["profile", str(path), "--engine", engine]) == ExitCode.USAGE
+    assert said.replace("NAME", str(path)) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["absent.onnx", "absent.xml", "absent"])
+def test_files_that_are_missing(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", path]) == ExitCode.USAGE
+    assert path in capsys.readouterr().err

@@ -15,7 +15,7 @@ import pytest
 from finecast.cli import entry, main
 from finecast.data.functions import load_function, source_digest
 from finecast.errors import ExitCode, OutOfMemoryError, UserCodeError
-from finecast.pipeline.study import Study
+from finecast.pipeline.study import Study, Trial, TrialKey
 from tests.cli.conftest import Answer
 
 Finecast = Callable[..., Answer]
@@ -136,6 +136,9 @@ def test_resume_says_when_there_is_nothing(
     assert answer.err.count("--resume") == 1
     assert "there is no study" in answer.err
     assert answer.json["reused_trials"] == 0
+    key = TrialKey(model="another", plan="p", engine="openvino", data="d")
+    trial = Trial(key=key, name="step 1", metric=1.0, passed=True, latency_s=1e-3)
+    Study(tmp_path / "low.study.db").add(trial)
     answer = finecast(*line, "--resume")
     assert "no trial in" in answer.err
     assert "it has none of this model, data, code, objective and baseline" in answer.err
@@ -212,6 +215,64 @@ def test_ctrl_c_says_what_is_kept_and_how_to_go_on(net: Path, tmp_path: Path) ->
         "net.onnx",
     ]
     assert Study(study).count() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_nothing_but_the_user_s_files(
+    net: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        SCORE + "import sys, time\n"
+        "def f(run):\n"
+        "    print('evaluating', flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    command = [sys.executable, "-m", "finecast", "tune", str(net), "--eval", f"{mine}:f"]
+    with subprocess.Popen(
+        [*command, "-o", str(tmp_path / "low.onnx")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
+    ) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "evaluating\n"
+        run.send_signal(number)
+        _, err = run.communicate(timeout=60)
+    assert run.returncode == ExitCode.INTERRUPTED
+    assert err.strip() == "error: interrupted: no trial was finished, nothing was written"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["mine.py", "net.onnx"]
+
+
+def test_a_signal_that_the_parent_ignores_stays_ignored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As nohup does with SIGHUP."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    seen: list[object] = []
+
+    def command() -> int:
+        seen.append(signal.getsignal(signal.SIGHUP))
+        return 0
+
+    monkeypatch.setattr("finecast.cli.main", command)
+    try:
+        assert entry() == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert seen == [signal.SIG_IGN]
+
+
+def test_resuming_a_study_without_trials_is_told(
+    finecast: Finecast, net: Path, data: Path, tmp_path: Path
+) -> None:
+    study = tmp_path / "low.study.db"
+    Study(study)
+    options = ["--data", data, "--metric", "agreement", "--resume"]
+    err = finecast("tune", net, "-o", tmp_path / "low.onnx", *options).err
+    assert f"--resume: {study} has no trial: starting anew" in err
+    assert "was of use" not in err
 
 
 def test_ctrl_c_while_a_module_loads_is_one_line(net: Path, tmp_path: Path) -> None:

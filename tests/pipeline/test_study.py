@@ -6,7 +6,7 @@ import math
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finecast.errors import UsageError
-from finecast.pipeline.study import Study, Trial, TrialKey
+from finecast.pipeline.study import Study, Trial, TrialKey, study_at
 
 KEY = TrialKey(model="m", plan="p", engine="openvino", data="d")
 TRIAL = Trial(key=KEY, name="step 1", metric=0.9, passed=True, latency_s=0.002, plan_json="{}")
@@ -135,3 +135,32 @@ def test_a_metric_that_is_no_number_is_kept(tmp_path: Path) -> None:
     found = study.find(KEY)
     assert found is not None
     assert math.isnan(found.metric)
+
+
+def test_a_new_study_without_a_trial_is_not_left(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    with suppress(KeyboardInterrupt), study_at(path, resume=False):
+        assert path.exists()
+        raise KeyboardInterrupt
+    assert not path.exists()
+    with study_at(path, resume=False) as study:
+        assert study is not None
+        study.add(TRIAL)
+    assert Study(path).find(KEY) == TRIAL
+    with study_at(None, resume=False) as study:
+        assert study is None
+
+
+def test_an_empty_study_of_before_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    Study(path)
+    with study_at(path, resume=True):
+        pass
+    assert path.exists()
+
+
+def test_trials_are_counted_by_model(tmp_path: Path) -> None:
+    study = Study(tmp_path / "s.db")
+    study.add(TRIAL)
+    study.add(replace(TRIAL, key=replace(KEY, model="other")))
+    assert (study.count(), study.count(KEY.model), study.count("none")) == (2, 1, 0)

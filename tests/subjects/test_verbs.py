@@ -58,11 +58,15 @@ def test_what_it_does_not_do_is_one_line(
     [
         ("model.pt", "a pickle or TorchScript of PyTorch", "torch.export.save"),
         ("model.H5", "a Keras model of the old kind", "export(FOLDER)"),
+        ("model.h5", "a Keras model of the old kind", "safe_mode=False if it has Lambda"),
+        ("model.Weights.h5", "weights of a Keras model without its layers", "load_weights"),
+        ("low.plan.json", "a plan of finecast's", "finecast apply PLAN MODEL"),
         ("graph.pbtxt", "a graph of TensorFlow's as text", "as .pb"),
         ("saved_model.pb", "SavedModel without its variables", "give the folder"),
         ("model.bin", "weights without their model", "the .xml of OpenVINO's"),
         ("model.safetensors", "weights without the model", "torch.export.save"),
         ("inference.json", "a graph of PaddlePaddle or MXNet", "FLAGS_enable_pir_api=0"),
+        ("model.mlmodel", "a Core ML model", "that it was converted from"),
         ("model.engine", "what a compiler made of a model", "that it was built from"),
     ],
 )

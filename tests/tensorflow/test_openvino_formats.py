@@ -119,6 +119,22 @@ def test_profile_runs_a_keras_file_in_tensorflow(
     assert json.loads(capsys.readouterr().out)["engine"] == "tensorflow:CPU"
 
 
+@pytest.mark.parametrize("engine", ["tensorflow", "openvino"])
+def test_profile_runs_code_in_a_keras_file_when_it_is_trusted(
+    engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "code.keras"
+    x = tf.keras.Input((4,), name="x")
+    tf.keras.Model(x, tf.keras.layers.Lambda(lambda v: 2 * v)(x)).save(path)
+    given = ["profile", str(path), "--runs", "2", "--seconds", "0", "--json"]
+    assert main([*given, "--engine", engine]) != 0
+    assert "pass --trust" in capsys.readouterr().err
+    assert main([*given, "--engine", engine, "--trust"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["models"]
+    assert row["model"] == str(path)
+    assert row["memory_bytes"]["peak"] > 0
+
+
 @pytest.mark.parametrize("kind", ["SavedModel", ".keras", ".tflite"])
 def test_they_run_on_integers(net: Any, kind: str, tmp_path: Path) -> None:
     if not probe_one(get_engine("openvino"), Format.INT8).runs:

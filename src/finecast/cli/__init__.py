@@ -32,6 +32,7 @@ from finecast.errors import (
     UsageError,
     UserCodeError,
 )
+from finecast.files.locks import release_all
 
 VERBS = {
     "doctor": "What runs on this machine, and how fast each format is.",
@@ -53,6 +54,8 @@ _COMPLETE = "_FINECAST_COMPLETE"
 """Environment variable that the shell sets when its user pressed Tab."""
 # The file name that stack frames of Python's import machinery have.
 _IMPORT_MACHINERY = "<frozen importlib._bootstrap>"
+# Ctrl-C; ``kill``, ``timeout`` and batch systems; a terminal that was closed.
+_ENDING = ("SIGINT", "SIGTERM", "SIGHUP")
 # What shells report of a program ended by SIGPIPE, as in ``finecast formats | head -1``.
 _NO_READER = 128 + 13
 
@@ -92,7 +95,7 @@ def entry() -> int:
     """
     if sys.__stderr__ is not None and not faulthandler.is_enabled():
         faulthandler.enable(sys.__stderr__, all_threads=False)
-    before = signal.signal(signal.SIGINT, _interrupt)
+    before = {number: signal.signal(number, _interrupt) for number in _handled()}
     try:
         return main()
     except Exception:
@@ -100,11 +103,19 @@ def entry() -> int:
             sys.stderr.write(safe(line) + "\n")
         return ExitCode.BUG
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _handled() -> list[signal.Signals]:
+    """Signals that end a command as Ctrl-C does; not those that its parent ignores (nohup)."""
+    named = [getattr(signal, name, None) for name in _ENDING]
+    ignored = (signal.SIG_IGN, None)
+    return [n for n in named if n is not None and signal.getsignal(n) not in ignored]
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Handle Ctrl-C; while a module is imported, end the process here.
+    """Handle Ctrl-C, and other signals alike; while a module is imported, end the process.
 
     A KeyboardInterrupt would make extension modules print a traceback and report that an
     import failed.
@@ -113,6 +124,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     while frame is not None:
         if frame.f_code.co_filename == _IMPORT_MACHINERY:
             code = _fail(_interrupted(), as_json="--json" in sys.argv)
+            release_all()
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)

@@ -56,20 +56,20 @@ def run(
     MODEL may be torch.export's .pt2, a SavedModel, or what OpenVINO reads: that gives .xml.
 
     Examples:
-      finecast convert model.onnx -o low.onnx --auto-cast all --auto-cast-type bf16
+      finecast convert m.onnx -o low.onnx --auto-cast all --auto-cast-type bf16
 
-      finecast convert model.onnx -o low.onnx --op Softmax=fp32 --exclude 'head/.*'
+      finecast convert m.onnx -o low.onnx --op Softmax=fp32 --exclude 'head/.*'
 
-      finecast convert model.onnx -o low.onnx --target trn1 --auto-cast-type fp8_e4m3
+      finecast convert m.onnx -o low.onnx --target trn1 --auto-cast-type fp8_e4m3
 
-      finecast convert model.pt2 -o low.pt2 --auto-cast all --auto-cast-type bf16
+      finecast convert m.pt2 -o low.pt2 --auto-cast all --auto-cast-type bf16
     """
     from finecast import api
 
     choice = narrowing.narrowed(device.choice(casting, target))
     files = files_of(source.model, data, narrowing, force=written.force)
     files.write("--plan-out", plan_out)
-    with telling_stale(files), progress("converting", quiet=as_json):
+    with telling_stale(files), progress("converting", quiet=as_json), files.locked():
         result = api.convert(
             open_model(files, source, written, engine=engine, data=data, feeds=feeds),
             written.output,
@@ -84,8 +84,8 @@ def run(
             external_data=written.external_data,
             from_type=source.from_type,
         )
-    if plan_out is not None:
-        write_text(plan_out, result.plan.to_json())
+        if plan_out is not None:
+            write_text(plan_out, result.plan.to_json())
     for note in choice.told(set(result.plan.formats.values())):
         warn(note)
     report(result, written.output, as_json=as_json)

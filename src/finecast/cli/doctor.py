@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from finecast.engines.base import Capability
     from finecast.measure.environment import Environment
 
-_COLUMNS = 80  # the usual width of a terminal, kept in files and pipes too
-
 
 def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -27,6 +25,9 @@ def run(
 
     Small kernels are run in each format and timed against fp32 in turns. The second table has
     backends that other tools support and that are not here.
+
+    Example:
+      finecast doctor
     """
     from finecast.cli.backends import absent_backends
     from finecast.measure.environment import environment
@@ -156,7 +157,7 @@ def _print(
     table = new_table("Here: speed against fp32, measured", ("format",), heads)
     for fmt in (f for f in PROBED if f is not Format.FP32):
         add_row(table, fmt.label, *(cell(row.formats[fmt]) for row in rows))
-    write_table(table, columns=_COLUMNS)
+    write_table(table)
     notes = [
         f"  {row.engine}:{row.device} {f.label}: {c.reason}"
         for row in rows
@@ -175,4 +176,4 @@ def _print(
             f"{machine.isa_limit} is set: engines that use oneDNN are held to it, whatever the"
             " CPU has (a name that oneDNN does not know holds them to nothing)"
         )
-    write_table(other, *lines, columns=_COLUMNS)
+    write_table(other, *lines)

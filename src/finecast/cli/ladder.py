@@ -116,9 +116,9 @@ def run(
     no rung passes.
 
     Examples:
-      finecast ladder model.onnx --target trn1 --data val.npz --metric top1 --tolerance 0.005
+      finecast ladder m.onnx --target trn1 --data val.npz --metric top1
 
-      finecast ladder model.pt2 --target trn1 --data val.npz --metric top1 -o low.pt2
+      finecast ladder m.pt2 --target trn1 --data val.npz --metric top1 -o low.pt2
     """
     from finecast import api
 
@@ -130,15 +130,16 @@ def run(
         files.write("the compiled program", _compiled_name(compile_with))
     opened = _opened(files, Source(model=model, trust=trust), output)
     rungs, by = _rungs(target, device), (by_op.per_op, by_op.named(target, device))
-    with telling_stale(files), progress("ladder", quiet=as_json) as bar:
-        kept = evaluation.options(data), tolerance.stated()
-        found = _walked(opened, rungs, *kept, bar, by_op=by)
-    outcome, plan = found.outcome, found.plan
-    if plan is not None and output is not None:
-        # Not verified: no engine here computes as the device, and the emulation judged it.
-        api.apply(plan.plan, opened, output, verify=False, force=force)
-    best = outcome.best
-    compiled = _compile(compile_with, best.rung) if compile_with and best else None
+    with telling_stale(files), files.locked():
+        with progress("ladder", quiet=as_json) as bar:
+            kept = evaluation.options(data), tolerance.stated()
+            found = _walked(opened, rungs, *kept, bar, by_op=by)
+        outcome, plan = found.outcome, found.plan
+        if plan is not None and output is not None:
+            # Not verified: no engine here computes as the device, and the emulation judged it.
+            api.apply(plan.plan, opened, output, verify=False, force=force)
+        best = outcome.best
+        compiled = _compile(compile_with, best.rung) if compile_with and best else None
     stale = files.stale() if plan is None else ()
     for note in found.warnings:
         warn(note)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sys
+import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
@@ -20,7 +22,14 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-_PIPE_COLUMNS = 140
+_COLUMNS = 80
+"""The usual width of a terminal, for output that is read on none known: files and CI logs."""
+_LEAST_WIDTH = 12
+"""Columns of words are not made narrower than that to keep others on one line."""
+_BETWEEN = 3
+"""Characters between two columns."""
+_EVERY_S = 15.0
+"""Least time between two lines of progress: short commands write none."""
 # Control characters, bidirectional and zero-width marks, tags, separators, lone surrogates.
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
@@ -38,20 +47,57 @@ def write_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
     sys.stdout.write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
 
 
-def write_table(table: Table, *notes: str, columns: int = _PIPE_COLUMNS) -> None:
+def write_table(table: Table, *notes: str) -> None:
     """Write a rich table to stdout, then each note on a line.
 
-    The table is no wider than the terminal; in a file or a pipe, than ``columns``.
+    It is no wider than ``width``, unless its figures alone are: they are never cut.
     """
     from rich.console import Console
 
-    # Rich's own width for a file or a pipe, 80 columns, would fold every name.
-    console = Console(width=None if sys.stdout.isatty() else columns)
+    console = Console(width=_fitted(table, width()))
     with console.capture() as rendered:
         console.print(table)
-    _write(sys.stdout, rendered.get().removesuffix("\n"))
+    lines = rendered.get().removesuffix("\n").split("\n")
+    # In files and pipes without the blanks that fill up a row: some viewers wrap them.
+    filled = lines if sys.stdout.isatty() else [line.rstrip() for line in lines]
+    _write(sys.stdout, "\n".join(filled))
     for note in notes:
         write_line(note)
+
+
+def _fitted(table: Table, columns: int) -> int:
+    """The width to print at; columns of words take several lines where they have to."""
+    from rich.text import Text
+
+    fixed, figures = 0, 0
+    for column in table.columns:
+        texts = [t for t in (column.header, *column.cells) if isinstance(t, Text)]
+        widest = max((line.cell_len for t in texts for line in t.split("\n")), default=0)
+        words = column.justify != "right"
+        fixed += _BETWEEN + (widest if column.no_wrap else min(widest, _LEAST_WIDTH))
+        figures += _BETWEEN + (min(widest, _LEAST_WIDTH) if words else widest)
+    if fixed > columns:
+        for column in table.columns:
+            column.no_wrap = column.justify == "right"
+    return max(columns, figures)
+
+
+def width() -> int:
+    """Columns for tables: ``COLUMNS`` if set, else the terminal's, else 80.
+
+    Of output in a pipe (``| less``) the terminal is that of another stream.
+    """
+    stated = os.environ.get("COLUMNS", "")
+    if stated.isdecimal() and int(stated):
+        return int(stated)
+    for stream in (sys.stdout, sys.stderr, sys.stdin):
+        try:
+            columns = os.get_terminal_size(stream.fileno()).columns
+        except (AttributeError, OSError, ValueError):  # closed, or no terminal
+            continue
+        if columns:
+            return columns
+    return _COLUMNS
 
 
 def write_line(text: str) -> None:
@@ -116,15 +162,20 @@ def add_row(table: Table, *cells: str) -> None:
 
 @contextmanager
 def progress(title: str, *, quiet: bool = False) -> Generator[Progress]:
-    """A progress bar on stderr if that is a terminal; otherwise nothing is shown."""
-    if quiet or not sys.stderr.isatty():
+    """Progress on stderr: a bar on a terminal; in a file or a pipe a line now and then."""
+    if quiet:
         yield silent
+        return
+    if not sys.stderr.isatty():
+        yield _lines(title)
         return
     from rich.console import Console
     from rich.markup import escape
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    with Bar(console=Console(stderr=True), transient=True) as bar:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None)
 
         def report(stage: str, done: int, total: int) -> None:
@@ -132,6 +183,21 @@ def progress(title: str, *, quiet: bool = False) -> Generator[Progress]:
             bar.update(task, completed=done, total=total, description=text)
 
         yield report
+
+
+def _lines(title: str) -> Progress:
+    """Progress that writes a line where ``_EVERY_S`` have passed since the last one."""
+    start = last = time.monotonic()
+
+    def report(stage: str, done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= _EVERY_S:
+            last = now
+            text = f"{title}: {stage}, {done} of {total}, after {now - start:.0f} s"
+            _write(sys.stderr, _one_line(text))
+
+    return report
 
 
 def _finite(value: Any) -> Any:

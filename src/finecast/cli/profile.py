@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finecast.cli.common import EngineName, Json
+from finecast.cli.common import Json
 from finecast.cli.data_options import Data, RandomFeeds
 from finecast.cli.output import (
     add_row,
@@ -29,7 +30,20 @@ if TYPE_CHECKING:
     from finecast.measure.memory import MemoryUse
     from finecast.measure.racing import Interval, Race
     from finecast.measure.timing import Latency
+    from finecast.progress import Progress
 
+_Runner = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="NAME[:DEVICE]",
+        help="openvino, onnxruntime or tensorflow, with :DEVICE if not the CPU.",
+    ),
+]
+_Trusted = Annotated[
+    bool,
+    typer.Option("--trust", help="Run code in a .keras file, if you know who made the file."),
+]
 _MOST_KERNELS = 25
 _MIB = 2**20
 
@@ -77,7 +91,8 @@ def run(
     data: Data,
     feeds: RandomFeeds,
     rounds: Rounds,
-    engine: EngineName = None,
+    engine: _Runner = None,
+    trust: _Trusted = False,
     ops: Annotated[
         bool, typer.Option("--ops", help="Time of each kernel and its ops.")
     ] = False,
@@ -87,42 +102,91 @@ def run(
     """Latency (median, spread), throughput and peak memory of models, compared.
 
     Several models run in turns, so that their ratio to the first holds on a noisy machine.
-    """
-    from finecast.measure.memory import peak_memory
 
+    Examples:
+      finecast profile model.onnx tuned.onnx --data val.npz
+
+      finecast profile tuned.onnx --engine onnxruntime --ops
+    """
     loader = _loader(models, engine)
     if data.given and feeds.sizes:
         raise UsageError(
             "--dim sizes random feeds, and data is given", where="--dim", fix="drop one"
         )
     ready = _with_feeds(data, feeds.sizes)
-    with progress("profiling", quiet=as_json) as report:
+    with (
+        _loadable(models, trust=trust) as paths,
+        progress("profiling", quiet=as_json) as report,
+    ):
         loaded: list[_Loaded] = []
-        for index, (label, path) in enumerate(zip(_labels(models), models, strict=True)):
-            report(f"loading {path.name}", index, 3 * len(models))
-            loaded.append(ready(label, path, loader.load(path, profiling=ops)))
+        for index, (label, path) in enumerate(zip(_labels(models), paths, strict=True)):
+            report(f"loading {label}", index, 3 * len(models))
+            loaded.append(ready(label, models[index], loader.load(path, profiling=ops)))
         report("running", len(models), 3 * len(models))
         spec = f"{loader.name}:{loader.device}"
-        figures: list[_Figures] = []
-        race, names = _raced(loaded, rounds)
-        for model, name in zip(loaded, names, strict=True):
-            done = 2 * len(models) + len(figures)
-            report(f"memory of {model.label}", done, 3 * len(models))
-            figures.append(
-                _Figures(
-                    model=model,
-                    latency=race.latency(name),
-                    speedup=race.speed(name),
-                    memory=peak_memory(model.path, spec, model.feeds) if memory else None,
-                    kernels=model.session.profile(model.feeds) if ops else [],
-                )
-            )
+        race = _raced(loaded, rounds)
+        peaks = paths if memory else None
+        figures = list(_figures(loaded, race, spec, report, peaks=peaks, ops=ops))
     for note in race.notes:
         warn(note)
     if as_json:
         write_json(_json(spec, figures))
     else:
         _print(spec, figures)
+
+
+def _figures(
+    loaded: Sequence[_Loaded],
+    race: Race,
+    spec: str,
+    report: Progress,
+    *,
+    peaks: Sequence[Path] | None,
+    ops: bool,
+) -> Iterator[_Figures]:
+    """The figures of each model; ``peaks`` are the files whose peak memory is measured."""
+    from finecast.measure.memory import peak_memory
+
+    for index, model in enumerate(loaded):
+        report(f"memory of {model.label}", 2 * len(loaded) + index, 3 * len(loaded))
+        yield _Figures(
+            model=model,
+            latency=race.latency(_name(index)),
+            speedup=race.speed(_name(index)),
+            memory=None if peaks is None else peak_memory(peaks[index], spec, model.feeds),
+            kernels=model.session.profile(model.feeds) if ops else [],
+        )
+
+
+@contextmanager
+def _loadable(models: Sequence[Path], *, trust: bool) -> Generator[Sequence[Path]]:
+    """The files to load; trusted Keras files are exported once, as temporary SavedModels.
+
+    Raises:
+        UsageError: If ``trust`` is given and no model is a Keras file.
+    """
+    from finecast.frontends.keras_models import (
+        KERAS_SUFFIX,
+        exported,
+        import_keras,
+        load_keras,
+    )
+
+    keras_files = [m.suffix.lower() == KERAS_SUFFIX for m in models]
+    if trust and not any(keras_files):
+        raise UsageError(
+            "--trust does not apply: no code in these files is executed",
+            where=", ".join(map(str, models)),
+            fix="leave it out",
+        )
+    with ExitStack() as stack:
+        paths = list(models)
+        for index, path in enumerate(models):
+            if trust and keras_files[index]:
+                keras = import_keras(str(path))
+                model = load_keras(keras, path, trust=True)
+                paths[index] = stack.enter_context(exported(keras, model, path))
+        yield paths
 
 
 def _loader(models: Sequence[Path], engine: str | None) -> Engine:
@@ -132,7 +196,7 @@ def _loader(models: Sequence[Path], engine: str | None) -> Engine:
         UsageError: If a model cannot be profiled, or the engine's time says nothing.
     """
     from finecast.engines import EMULATOR, engine_for, get_engine
-    from finecast.subjects import check_options
+    from finecast.subjects import check_engine, check_options
 
     for path in models:
         check_options(path, {"profile": True})
@@ -143,17 +207,25 @@ def _loader(models: Sequence[Path], engine: str | None) -> Engine:
             where="--engine",
             fix="finecast ladder and finecast tune --target model the time of one",
         )
+    for path in models:
+        check_engine(path, loader.name)
     return loader
 
 
-def _raced(loaded: Sequence[_Loaded], rounds: Rounds) -> tuple[Race, list[str]]:
-    """The models' times beside the first one's, and the name of each model there."""
-    from finecast.measure.racing import ANCHOR, Effort, Race
+def _raced(loaded: Sequence[_Loaded], rounds: Rounds) -> Race:
+    """The models' times, with the first one as the anchor."""
+    from finecast.measure.racing import Effort, Race
 
-    first, *others = loaded
-    calls = {str(number): model.run for number, model in enumerate(others)}
+    calls = {_name(number): model.run for number, model in enumerate(loaded) if number}
     effort = Effort(min_time_s=rounds.seconds, rounds=rounds.runs)
-    return Race.of(first.run, calls, effort), [ANCHOR, *calls]
+    return Race.of(loaded[0].run, calls, effort)
+
+
+def _name(number: int) -> str:
+    """The name of a model in the race: two labels could be equal to the anchor's."""
+    from finecast.measure.racing import ANCHOR
+
+    return str(number) if number else ANCHOR
 
 
 def _with_feeds(data: Data, sizes: dict[str, int]) -> Callable[[str, Path, Session], _Loaded]:
@@ -243,7 +315,7 @@ def _print(engine: str, figures: Sequence[_Figures]) -> None:
     table = new_table(
         f"{engine}, batch {figures[0].model.batch}",
         ("model",),
-        ("median ms", "p10 to p90", "spread", "samples/s", "peak MiB", "speedup"),
+        ("median\nms", "p10 to p90\nms", "spread", "samples/s", "peak\nMiB", "speedup"),
         fold="model",
     )
     for f in figures:
@@ -281,7 +353,7 @@ def _print_kernels(f: _Figures) -> None:
         f"{f.model.label}: kernels, {total * 1e3:.3f} ms",
         ("ops", "kernel kind", "format"),
         ("ms", "share"),
-        fold="ops",
+        fold=("ops", "kernel kind"),
     )
     for k in f.kernels[:_MOST_KERNELS]:
         names = " ".join(k.ops) or "(added by the engine)"

@@ -155,13 +155,13 @@ def run(
     MODEL may be torch.export's .pt2, a SavedModel, or what OpenVINO reads: that gives .xml.
 
     Examples:
-      finecast tune model.onnx -o tuned.onnx --data val.npz --metric top1 --tolerance 0.005
+      finecast tune m.onnx -o low.onnx --data val.npz --metric top1 --tolerance 0.01
 
-      finecast tune model.onnx -o tuned.onnx --eval mine.py:accuracy --calib mine.py:feeds
+      finecast tune m.onnx -o low.onnx --eval mine.py:accuracy --calib mine.py:feeds
 
-      finecast tune model.onnx -o tuned.onnx --target trn1 --data val.npz --metric top1
+      finecast tune m.onnx -o low.onnx --target trn1 --data val.npz --metric top1
 
-      finecast tune model.pt2 -o tuned.pt2 --data val.npz --metric top1
+      finecast tune m.pt2 -o low.pt2 --data val.npz --metric top1
     """
     goal = search.goal(tolerance.stated())  # first, as --timeout counts from here on
     from finecast.pipeline.model import TuneRequest
@@ -178,12 +178,13 @@ def run(
         device=choice.emulation,
         user_rules=narrowing.user_rules(),
         study=records.study_of(written.output),
-        resume=records.resume and records.study_of(written.output).exists(),
+        resume=_resumes(records, written.output),
         from_type=source.from_type,
     )
     plan = records.plan_of(written.output)
-    outcome = _searched(files, model, written, request, quiet=as_json)
-    outcome = _with_plan(files, outcome, plan)
+    with files.locked():
+        outcome = _searched(files, model, written, request, quiet=as_json)
+        outcome = _with_plan(files, outcome, plan)
     _warn(outcome, choice.told(set(outcome.plan.formats.values())), request)
     write_report(outcome, evaluation.label, written.output, plan, as_json=as_json)
     return ExitCode.DONE if outcome.improved else ExitCode.NOT_IMPROVED
@@ -203,9 +204,23 @@ def _opened(
     model = open_model(files, source, written, engine=engine)
     study = records.study_of(written.output)
     files.write("--study", study, beside=journals(study), replaces=False)
-    if records.resume and not study.exists():
-        warn(f"--resume: there is no study at {study}: starting anew")
     return model
+
+
+def _resumes(records: Records, output: Path) -> bool:
+    """Whether there is a study with trials to resume; warns where that is asked in vain."""
+    from finecast.pipeline.study import Study
+
+    study = records.study_of(output)
+    if not records.resume:
+        return False
+    if not study.exists():
+        warn(f"--resume: there is no study at {study}: starting anew")
+        return False
+    if not Study(study).count():
+        warn(f"--resume: {study} has no trial: starting anew")
+        return False
+    return True
 
 
 def _searched(
@@ -221,7 +236,7 @@ def _searched(
     assert request.study is not None
     with (
         telling_stale(files),
-        _interruptible(request.study),
+        _interruptible(request.study, model.digest),
         progress("tuning", quiet=quiet) as bar,
     ):
         return api.tuned(model, written.destination, replace(request, progress=bar))
@@ -248,14 +263,14 @@ def _warn(outcome: Outcome, notes: Sequence[str], request: TuneRequest) -> None:
 
 
 @contextmanager
-def _interruptible(study: Path) -> Generator[None]:
-    """On Ctrl-C, say how many trials the study keeps and how to go on."""
+def _interruptible(study: Path, model: str) -> Generator[None]:
+    """On Ctrl-C, say how many trials of the model the study keeps and how to go on."""
     try:
         yield
     except KeyboardInterrupt as error:
         from finecast.pipeline.study import Study
 
-        kept = Study(study).count() if study.exists() else 0
+        kept = Study(study).count(model) if study.exists() else 0
         advice = (
             f"{study} keeps {number_of(kept, 'trial')}: the same command with"
             " --resume goes on from there"

@@ -25,7 +25,7 @@ _TF32_TIMES = (
 # figure is computed from the cost.
 _COUNTED: Final[Mapping[Objective, tuple[str, Callable[[float], float]]]] = {
     Objective.THROUGHPUT: ("calls/s", lambda cost_s: 1 / cost_s),
-    Objective.MEMORY: ("MB in memory (estimated)", lambda cost_bytes: cost_bytes / 1e6),
+    Objective.MEMORY: ("MB in memory\n(estimated)", lambda cost_bytes: cost_bytes / 1e6),
 }
 
 

@@ -219,12 +219,16 @@ def _check_names(
 ) -> None:
     for name in [*names, *([labels] if labels is not None else [])]:
         if name not in arrays:
-            role = "label array" if name == labels else "input"
-            close = "".join(f"did you mean {n}? " for n in close_names(name, arrays)[:1])
+            have = f"the file's arrays are {', '.join(arrays) or 'none'}"
+            if name == labels:
+                close = "".join(f"did you mean {n}? " for n in close_names(name, arrays)[:1])
+                raise UsageError(
+                    f"label array {name!r} is missing", where=where, fix=f"{close}{have}"
+                )
             raise UsageError(
-                f"{role} {name!r} is missing",
+                f"input {name!r} is missing",
                 where=where,
-                fix=f"{close}the file's arrays are {', '.join(arrays) or 'none'}",
+                fix=f"{have}; name them as inputs: numpy.savez(FILE, **{{{name!r}: ARRAY}})",
             )
     for name in arrays:
         if name not in names and name != target:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from finecast.errors import ModelError, UsageError
+from finecast.errors import EngineError, ModelError, UsageError
 from finecast.files import suffix_in_lower_case
 
 KERAS_SUFFIX: Final = ".keras"
@@ -64,6 +67,41 @@ def load_keras(keras: Any, path: Path, *, trust: bool) -> Any:
             fix="in Python, import its classes, load it with keras.saving.load_model, and give"
             " finecast.convert or tune the model",
         ) from error
+
+
+def import_keras(where: str) -> Any:
+    """The Keras module.
+
+    Raises:
+        EngineError: If it is not installed; ``where`` is the file that needs it.
+    """
+    try:
+        return importlib.import_module("keras")
+    except ImportError as error:
+        raise EngineError(
+            "Keras's own files are read by Keras, which is not installed",
+            where=where,
+            fix="pip install keras tensorflow-cpu; or write a SavedModel where they are:"
+            " model.export(FOLDER)",
+        ) from error
+
+
+@contextmanager
+def exported(keras: Any, model: Any, path: Path) -> Generator[Path]:
+    """A temporary SavedModel of a Keras model; errors name ``path``."""
+    check_names(model, str(path))
+    with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
+        try:
+            with_flat_outputs(keras, model).export(folder, verbose=False)
+        except MemoryError:
+            raise
+        except Exception as error:  # layers of the user's own raise what they like
+            raise ModelError(
+                f"Keras cannot export the model: {reason(error)}",
+                where=str(path),
+                fix="see that model.predict(...) runs in Keras, and model.export(FOLDER) does",
+            ) from error
+        yield Path(folder)
 
 
 def with_flat_outputs(keras: Any, model: Any) -> Any:

@@ -89,11 +89,11 @@ class Study:
             if not path.exists():
                 _create(path)
             _check_header(path)
-        except OSError as error:
+        except (OSError, sqlite3.Error) as error:
             raise UsageError(
-                f"the study cannot be used: {error.strerror or error}",
+                f"the study cannot be used: {getattr(error, 'strerror', None) or error}",
                 where=str(path),
-                fix="give a file in a folder that exists and is writable",
+                fix="give a file in a folder that exists, is writable and has room",
             ) from error
         with self._connection() as db:
             found = db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
@@ -112,10 +112,11 @@ class Study:
                 fix=f"{_FIX}, or remove it to start anew",
             ) from error
 
-    def count(self) -> int:
-        """Number of trials in the file."""
+    def count(self, model: str | None = None) -> int:
+        """Number of trials in the file, of one model if its digest is given."""
+        where, values = ("", ()) if model is None else (" WHERE model = ?", (model,))
         with self._connection() as db:
-            return int(db.execute("SELECT count(*) FROM trials").fetchone()[0])
+            return int(db.execute(f"SELECT count(*) FROM trials{where}", values).fetchone()[0])
 
     def find(self, key: TrialKey) -> Trial | None:
         """The stored trial, if there is one.
@@ -154,6 +155,25 @@ class Study:
                     trial.plan_json,
                 ),
             )
+
+
+@contextmanager
+def study_at(path: Path | None, *, resume: bool) -> Generator[Study | None]:
+    """The study at ``path``, if one is named. One that is new and stays empty is removed.
+
+    Raises:
+        UsageError: As of ``Study``.
+    """
+    if path is None:
+        yield None
+        return
+    new = not path.exists()
+    study = Study(path, resume=resume)
+    try:
+        yield study
+    finally:
+        if new and path.is_file() and not study.count():
+            path.unlink()
 
 
 def _create(path: Path) -> None:

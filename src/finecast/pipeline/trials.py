@@ -203,6 +203,7 @@ class Trials:
         )
 
     def _evaluate(self, candidate: Candidate) -> Trial:
+        self.progress(f"evaluation of {candidate.name}", len(self.tried), len(self.tried) + 1)
         metric = self._measure(candidate.plan)
         self.evaluations += 1
         trial = Trial(

@@ -76,6 +76,7 @@ def tune(
     progress("baseline", 1, 1)
     narrowed, left_out = policy, ()
     if goal.objective.of_time:
+        progress("speed of formats", 0, 1)
         narrowed, left_out = drop_slow_formats(policy, subject.speed, user_rules)
     examined = subject.examine(narrowed, user_rules, workload, progress)
     tuning = _Tuning(
@@ -173,6 +174,7 @@ class _Tuning:
             return self._conclusion.race({d: self.built[d] for d in errors}, errors)
 
         loaded = [c for c in self.candidates if c.plan.digest in self.built]
+        self.progress("last race", 0, 1)
         best, measurements = last_race(
             found,
             loaded,
@@ -247,6 +249,7 @@ class _Tuning:
         if not coded or analysis is None or not self.trials.may_go_on():
             return []
         nearest = min(coded, key=lambda c: c.error)
+        self.progress("adjusting", 0, 1)
         gains = adjustments.measure(nearest.plan)
         if not gaining_kinds(gains):
             return []
@@ -358,6 +361,7 @@ class _Tuning:
         models = {digest: self.built[digest] for digest in unique}
         errors = {digest: p.error for digest, p in unique.items()}
         effort = replace(ranking(len(models)), limit=1 / self._min_speedup, errors=errors)
+        self.progress("timing", 0, 1)
         found = self.measuring.measure(models, effort, self.examined.planner, self.analysis)
         if self.fp32 is None:
             self.fp32 = found.costs.latency_s(ANCHOR)

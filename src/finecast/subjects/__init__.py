@@ -30,6 +30,7 @@ class FrontendEntry:
         module: The module with ``read``, which opens a path, and ``take``, for an object.
         requires: The library that it needs.
         install: How to install that.
+        engines: Engines that load files of its kind.
         lacks: Options and verbs that do not apply to its models, and what to do instead.
         folders: Files that mark a folder as one of its models.
         beside: Names of further files that may be written with a model: ``{name}`` is the
@@ -42,6 +43,7 @@ class FrontendEntry:
     module: str
     requires: str
     install: str
+    engines: tuple[str, ...] = ()
     lacks: Mapping[str, str] = field(default_factory=dict[str, str])
     folders: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
@@ -91,6 +93,7 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
         module="finecast.subjects.onnx.model",
         requires="onnx",
         install="pip install finecast",
+        engines=("openvino", "onnxruntime"),
         beside=(f"{{name}}{DATA_SUFFIX}",),
     ),
     FrontendEntry(
@@ -99,6 +102,7 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
         module="finecast.subjects.tensorflow.model",
         requires="tensorflow",
         install="pip install 'finecast[tensorflow]'; or name an output .xml, for OpenVINO",
+        engines=("tensorflow",),
         lacks={
             "--external-data/--one-file": "leave it out",
             "--from-type": "save the model in fp32 first",
@@ -112,6 +116,7 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
         module="finecast.subjects.openvino.model",
         requires="openvino",
         install="pip install openvino",
+        engines=("openvino",),
         lacks={
             "--external-data/--one-file": "leave it out: constants are in the .bin beside it",
             "--from-type": "convert the model in fp32",
@@ -143,7 +148,17 @@ _PICKLE: Final = ("a pickle or TorchScript of PyTorch", _EXPORT)
 _WEIGHTS: Final = ("weights without the model that computes with them", _EXPORT)
 _KERAS: Final = (
     "a Keras model of the old kind",
-    "in Python: keras.saving.load_model(FILE).export(FOLDER), and give the folder",
+    (
+        "in Python: keras.saving.load_model(FILE).export(FOLDER), and give the folder; with"
+        " safe_mode=False if it has Lambda layers and you know who made it"
+    ),
+)
+_KERAS_WEIGHTS: Final = (
+    "weights of a Keras model without its layers",
+    (
+        "in Python, make the model, model.load_weights(FILE), model.export(FOLDER), and give"
+        " the folder"
+    ),
 )
 _JSON: Final = (
     "a graph of PaddlePaddle or MXNet",
@@ -156,17 +171,21 @@ _BUILT: Final = ("what a compiler made of a model", "give the model that it was 
 FOREIGN: Final[Mapping[str, tuple[str, str]]] = {
     **dict.fromkeys((".pt", ".pth", ".ckpt", ".torchscript"), _PICKLE),
     **dict.fromkeys((".safetensors", ".gguf"), _WEIGHTS),
+    **dict.fromkeys((".weights.h5", ".weights.hdf5"), _KERAS_WEIGHTS),
     **dict.fromkeys((".h5", ".hdf5"), _KERAS),
     ".pbtxt": (
         "a graph of TensorFlow's as text",
         "write it frozen and binary, as .pb: tf.io.write_graph(..., as_text=False)",
     ),
     ".bin": ("weights without their model", "give the .xml of OpenVINO's, beside it"),
+    ".plan.json": ("a plan of finecast's", "give the model: finecast apply PLAN MODEL"),
     ".json": _JSON,
     ".params": ("MXNet's parameters", "see scripts/mxnet_to_onnx.sh"),
-    **dict.fromkeys((".engine", ".plan", ".neff", ".blob", ".mlmodel", ".ort"), _BUILT),
+    ".mlmodel": ("a Core ML model", "give the model that it was converted from"),
+    **dict.fromkeys((".engine", ".plan", ".neff", ".blob", ".ort"), _BUILT),
 }
-"""Files that no frontend reads, by suffix: what they are, and what to give instead."""
+"""Files that no frontend reads, by the end of their names: what they are, and what to give
+instead. The first that fits counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +259,19 @@ def check_options(
             raise UsageError(f"{option} does not apply to {entry.kind}", fix=fix)
 
 
+def check_engine(model: Path, engine: str) -> None:
+    """Raise UsageError unless ``engine`` loads files of the kind of ``model``."""
+    _check_kind(model)
+    names = dict.fromkeys(name for entry in _readers(model) for name in entry.engines)
+    if engine not in names:
+        kind = "SavedModels" if model.is_dir() else f"{model.suffix.lower()} files"
+        raise UsageError(
+            f"engine {engine!r} does not run {kind}",
+            where=str(model),
+            fix=f"use --engine {' or '.join(names)}, and only models that it runs",
+        )
+
+
 def written_with(model: Path, output: Destination) -> Written:
     """What is written for ``output`` by the frontend that converts ``model``."""
     if output.path is None:
@@ -270,7 +302,8 @@ def _check_kind(model: Path) -> None:
             fix=f"give the folder: {model.parent}",
         )
     if model.suffix.lower() in FOREIGN and model.is_file():
-        what, fix = FOREIGN[model.suffix.lower()]
+        name = model.name.lower()
+        what, fix = next(told for end, told in FOREIGN.items() if name.endswith(end))
         raise UsageError(f"a {model.suffix} file is {what}", where=str(model), fix=fix)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
 import tempfile
 from collections.abc import Generator
@@ -11,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from finecast.errors import EngineError, FinecastError, ModelError, UsageError
+from finecast.errors import FinecastError, ModelError, UsageError
 from finecast.files import digest, suffix_in_lower_case
 from finecast.frontends.keras_models import (
     KERAS_SUFFIX,
-    check_names,
+    exported,
+    import_keras,
     load_keras,
-    reason,
-    with_flat_outputs,
 )
 from finecast.frontends.openvino.changes import converted_to
 from finecast.frontends.openvino.messages import explain
@@ -163,7 +161,7 @@ def from_keras(model: Any) -> OvFile:
     kind, fix = _KINDS[KERAS_SUFFIX]
     with (
         guarded(path, f"cannot be read as {kind}", fix),
-        _exported(model, path) as folder,
+        exported(import_keras(str(path)), model, path) as folder,
     ):
         found = _core().read_model(folder)
     _check(found, path, kind, fix)
@@ -239,36 +237,9 @@ def _readable(path: Path, trust: bool) -> Generator[Path]:
         with suffix_in_lower_case(path) if alone else nullcontext(path) as named:
             yield named
         return
-    try:
-        keras: Any = importlib.import_module("keras")
-    except ImportError as error:
-        raise EngineError(
-            "Keras's own files are read by Keras, which is not installed",
-            where=str(path),
-            fix="pip install keras tensorflow-cpu; or write a SavedModel where they are:"
-            " model.export(FOLDER)",
-        ) from error
-    with _exported(load_keras(keras, path, trust=trust), path) as folder:
+    keras = import_keras(str(path))
+    with exported(keras, load_keras(keras, path, trust=trust), path) as folder:
         yield folder
-
-
-@contextmanager
-def _exported(model: Any, path: Path) -> Generator[Path]:
-    """A temporary SavedModel of a Keras model; errors name ``path``."""
-    keras: Any = importlib.import_module("keras")
-    check_names(model, str(path))
-    with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
-        try:
-            with_flat_outputs(keras, model).export(folder, verbose=False)
-        except MemoryError:
-            raise
-        except Exception as error:  # layers of the user's own raise what they like
-            raise ModelError(
-                f"Keras cannot export the model: {reason(error)}",
-                where=str(path),
-                fix="see that model.predict(...) runs in Keras, and model.export(FOLDER) does",
-            ) from error
-        yield Path(folder)
 
 
 def _check(model: openvino.Model, path: Path, kind: str, fix: str) -> None:

@@ -88,7 +88,8 @@ def _saved(
 
     def saved() -> int:
         apart = output.external_data
-        size = frontend.save(applied.model, staged, force=True, external_data=apart)
+        with naming(staged, str(output.path or staged)):  # of what cannot be written
+            size = frontend.save(applied.model, staged, force=True, external_data=apart)
         frontend.check(staged, shapeless=frontend.shapeless_ports(file.model))
         return size
 

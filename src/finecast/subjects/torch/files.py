@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import tempfile
 from pathlib import Path
@@ -81,10 +82,34 @@ def _dim(program: ExportedProgram, size: torch.SymInt) -> Any:
     return Dim(str(size), min=lower, max=upper)
 
 
+class _File(io.FileIO):
+    """A file that keeps its first failure to write: torch's writer would end the process."""
+
+    failure: OSError | None = None
+
+    def write(self, data: Any, /) -> int:
+        """Write all of ``data``, unless a write failed before."""
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        try:
+            while self.failure is None and rest:
+                rest = rest[super().write(rest) :]
+        except OSError as error:  # the disk is full
+            self.failure = error
+        return size
+
+
 def _write(program: ExportedProgram, path: Path, extra: dict[str, Any]) -> None:
-    """Save; a ModelError where torch has no name in files for a container."""
+    """Save; a ModelError where torch has no name in files for a container.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
     try:
-        torch.export.save(program, path, extra_files=extra)
+        with _File(path, "w") as file:
+            torch.export.save(program, file, extra_files=extra)
+        if file.failure is not None:
+            raise file.failure
     except NotImplementedError as error:
         named = _UNNAMED.search(str(error))
         if named is None:
@@ -108,16 +133,20 @@ def save(program: ExportedProgram, path: str | Path, *, plan: Plan | None = None
     if not path.parent.is_dir():
         raise UsageError("no such folder", where=str(path.parent), fix="create it first")
     extra = {PLAN_FILE: plan.to_json()} if plan is not None else {}
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".finecast-") as folder:
-        staged = Path(folder) / "model.pt2"
-        with quiet():
-            _write(program, staged, extra)
-            # The written file has to load, without trust unless the program's own containers
-            # need it.
-            load_program(staged, trust=bool(containers_in(staged)))
-        try:
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".finecast-") as folder:
+            staged = Path(folder) / "model.pt2"
+            with quiet():
+                _write(program, staged, extra)
+                # The written file has to load, without trust unless the program's own
+                # containers need it.
+                load_program(staged, trust=bool(containers_in(staged)))
             size = staged.stat().st_size
             staged.replace(path)
-        except OSError as error:
-            raise UsageError(f"cannot write: {error.strerror}", where=str(path)) from error
+    except OSError as error:
+        raise UsageError(
+            f"cannot write the output: {error.strerror or error}",
+            where=str(path),
+            fix="choose a folder that exists, is writable and has room",
+        ) from error
     return size

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from finecast.errors import UsageError
+from finecast.files.locks import locked
 
 DATA_SUFFIX: Final = ".data"
 """Suffix of the file beside an ONNX model that holds its tensors."""
@@ -47,6 +48,7 @@ class CommandFiles:
         self._force = force
         self._claims: list[_Claim] = []
         self._before: dict[Path, tuple[int, int]] = {}
+        self._outputs: dict[Path, str] = {}
 
     def read(self, role: str, *paths: str | Path | None) -> None:
         """Declare inputs; None declares nothing.
@@ -95,6 +97,7 @@ class CommandFiles:
             check_writable_folder(path, folder, force=self._force)
         else:
             check_writable(path, force=self._force or not replaces)
+        self._outputs[path] = role
         state = _state(path)
         if replaces and state is not None:
             self._before[path] = state
@@ -110,6 +113,16 @@ class CommandFiles:
             for path, was in self._before.items()
             if _state(path) == was and _identity(path) not in read
         )
+
+    @contextmanager
+    def locked(self) -> Generator[None]:
+        """Keep other commands from the outputs while this one works.
+
+        Raises:
+            UsageError: If another command is writing one of them.
+        """
+        with locked(self._outputs):
+            yield
 
     def _claim(self, role: str, path: Path, *, written: bool) -> None:
         claim = _Claim(role=role, path=path, identity=_identity(path), written=written)
