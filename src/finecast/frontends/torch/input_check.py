@@ -53,14 +53,10 @@ class InputCheck:
     bounds: Bounds
     told: bool = False
 
-    def attach(self, module: GraphModule) -> None:
-        """Check the inputs of ``module``, and of copies of it."""
-        module.register_forward_pre_hook(self, with_kwargs=True)
-
     def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """Raise UsageError for inputs that the module does not hold for, or warn."""
         del module
-        if torch.compiler.is_exporting():
+        if torch.compiler.is_exporting() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
             return
         other = _other_sizes(self.expected, self.bounds, tree_leaves((args, kwargs)))
         if other and not self.told:
@@ -72,18 +68,15 @@ class InputCheck:
             )
 
 
-def check_inputs(module: GraphModule, program: ExportedProgram) -> None:
-    """Make ``module``, of ``program``, check its inputs at each call.
+def input_check(module: GraphModule, program: ExportedProgram) -> InputCheck:
+    """The check of the inputs of ``module``, of ``program``, at each call.
 
     What the graph does not hold is a UsageError when the module is called; another fixed size
     is a warning, once: most graphs do the same for any number of samples, and some do not.
     """
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     expected = [_expected(node.name, node.meta.get("val")) for node in placeholders]
-    check = InputCheck(expected=expected, bounds=_bounds(program))
-    check.attach(module)
-    # GraphModule leaves forward hooks out of its copies.
-    module._register_deepcopy_hook(check.attach)  # pyright: ignore[reportPrivateUsage]
+    return InputCheck(expected=expected, bounds=_bounds(program))
 
 
 def _expected(name: str, fake: Any) -> ExpectedInput | None:
