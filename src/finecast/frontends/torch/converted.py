@@ -40,6 +40,20 @@ class ConvertedModule(GraphModule):
         made.register_forward_pre_hook(check, with_kwargs=True)
         return made
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the graph.
+
+        Raises:
+            UsageError: If it does not hold for these inputs, or fails for another size.
+        """
+        try:
+            return super().__call__(*args, **kwargs)
+        except RuntimeError as error:
+            failure = self._input_check.failed(error, args, kwargs)
+            if failure is error:
+                raise
+            raise failure from error
+
     def __copy__(self) -> ConvertedModule:
         """Another module of the same tensors and graph."""
         return self._completed(super().__copy__())
