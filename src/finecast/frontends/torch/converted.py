@@ -94,28 +94,33 @@ class ConvertedModule(GraphModule):
         Raises:
             UsageError: Before anything is changed, if it would change types.
         """
+        check_types_stay(self, fn)
         before = self._devices()
-        for device, dtype in {(t.device, t.dtype) for t in self._state()}:
-            other = fn(torch.empty(0, device=device, dtype=dtype)).dtype
-            if other is not dtype:
-                raise UsageError(
-                    f"a converted module's weights in {dtype} cannot become {other}: its types"
-                    " are those of its plan",
-                    where="the converted module",
-                    fix="convert the fp32 module by another policy, or change types before"
-                    " converting",
-                )
         super()._apply(fn, recurse)
         after = self._devices()
         if len(before) == len(after) == 1 and before != after:
             _make_on(self, before.pop(), after.pop())
         return self
 
-    def _state(self) -> tuple[torch.Tensor, ...]:
-        return (*self.parameters(), *self.buffers())
-
     def _devices(self) -> set[torch.device]:
-        return {t.device for t in self._state()}
+        return {t.device for t in (*self.parameters(), *self.buffers())}
+
+
+def check_types_stay(
+    module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Raise UsageError if ``fn``, applied to the tensors of ``module``, changes types."""
+    kinds = {(t.device, t.dtype) for t in (*module.parameters(), *module.buffers())}
+    for device, dtype in kinds:
+        other = fn(torch.empty(0, device=device, dtype=dtype)).dtype
+        if other is not dtype:
+            raise UsageError(
+                f"a converted module's weights in {dtype} cannot become {other}: its types"
+                " are those of its plan",
+                where="the converted module",
+                fix="convert the fp32 module by another policy, or change types before"
+                " converting",
+            )
 
 
 def _make_on(module: GraphModule, old: torch.device, new: torch.device) -> None:
