@@ -85,6 +85,7 @@ def test_an_evaluation_that_fails_is_one_error() -> None:
         with pytest.raises(UserCodeError, match=f"the evaluation failed: .*{why}") as caught:
             mix_precision.fit(net(), MixedPrecisionConfig(), eval_func=function)
         assert function.__name__ in str(caught.value)
+        assert "given a Sequential" in str(caught.value)
 
 
 def test_a_metric_that_fails_is_one_error() -> None:
