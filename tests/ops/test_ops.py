@@ -71,7 +71,9 @@ def test_row_is_sane(info: OpInfo) -> None:
     assert re.fullmatch(r"[a-z][a-z0-9_]*", info.name)
     assert info.natives
     assert all(re.fullmatch(r"[a-z.]+::\w+", n) for n in info.onnx)
-    assert all(re.fullmatch(r"(aten|quantized_decomposed)::\w+", n) for n in info.aten)
+    assert all(
+        re.fullmatch(r"(aten|quantized_decomposed|higher_order)::\w+", n) for n in info.aten
+    )
     assert all(re.fullmatch(r"tf::\w+", n) for n in info.tf)
     assert all(re.fullmatch(r"openvino::\w+", n) for n in info.openvino)
     assert by_name(info.name) is info

@@ -95,6 +95,23 @@ def test_signs_survive_rounding(kept: Callable[..., set[str]]) -> None:
     assert kept(text, zero=np.float32(0)) == set()
 
 
+def test_what_decides_a_branch_is_compared_in_fp32(kept: Callable[..., set[str]]) -> None:
+    """The sum is the comparison's alone; the product goes elsewhere, too."""
+    text = """g (float[2,4] x) => (float[2,4] y) {
+      [product] h = MatMul(x, w)
+      axes = Constant<value_ints=[0, 1]>()
+      [sum] t = ReduceSum<keepdims=0>(h, axes)
+      [positive] b = Greater(t, zero)
+      [other] n = Not(b)
+      [branch] y = If(n) <
+        then_branch = few () => (float[2,4] a) { [relu] a = Relu(h) },
+        else_branch = many () => (float[2,4] c) { [tanh] c = Tanh(h) }
+      >
+    }"""
+    numbers = {"zero": np.float32(0), "w": np.ones((4, 4), np.float32)}
+    assert kept(text, **numbers) == {"positive", "sum"}
+
+
 def test_positions_that_are_added_to_scores_are_read_in_fp32(
     kept: Callable[..., set[str]],
 ) -> None:

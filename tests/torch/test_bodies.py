@@ -58,6 +58,20 @@ def test_what_is_inside_of_branches_is_said_to_stay() -> None:
         assert torch.allclose(low(x), module(x), atol=0.05)
 
 
+def test_the_predicate_of_branches_stays() -> None:
+    class Deciding(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x.relu()
+            return torch.cond((y - 1).amax() > 0, torch.sin, torch.cos, (y,))
+
+    with pytest.warns(UserWarning, match="inside of higher_order::cond"):
+        low = ft.convert(Deciding(), (torch.full((3, 4), 1.001),), "all:bf16")
+    assert low.finecast_plan is not None
+    formats = {d.op: d.format for d in low.finecast_plan.decisions}
+    assert {formats[op] for op in ("sub", "reduce_max", "greater")} == {Format.FP32}
+    assert formats["relu"] is Format.BF16
+
+
 def test_weights_of_recurrent_layers_are_no_state() -> None:
     class Recurrent(nn.Module):
         def __init__(self) -> None:

@@ -54,6 +54,39 @@ def test_another_number_is_an_error() -> None:
         low(x, 3.0)
 
 
+def test_a_graph_that_does_not_run_for_another_size_says_so() -> None:
+    class Rows(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.relu().reshape(x.shape[0] * 2, -1)
+
+    low = ft.convert(Rows(), (torch.randn(3, 4),), "all:bf16")
+    with (
+        pytest.warns(UserWarning, match="captured with 3 in axis 0, got 5"),
+        pytest.raises(UsageError, match="got 5, and the module does not run with it: shape"),
+    ):
+        low(torch.randn(5, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.int64])
+def test_another_type_is_an_error(dtype: torch.dtype) -> None:
+    """The graph's casts would take it, where the module itself raises an error."""
+    low = ft.convert(Scaled(), (torch.randn(3, 4), 2.0), "matmult:bf16")
+    with pytest.raises(UsageError, match=f"captured with torch.float32, got {dtype}"):
+        low(torch.ones(3, 4, dtype=dtype), 2.0)
+
+
+def test_ids_come_in_any_integers() -> None:
+    low = ft.convert(nn.Embedding(4, 4), (torch.tensor([1, 2]),), "none")
+    ids = torch.tensor([1, 2], dtype=torch.int32)
+    assert torch.equal(low(ids), low(ids.long()))
+
+
+def test_other_errors_are_those_of_the_module() -> None:
+    low = ft.convert(nn.Embedding(4, 4), (torch.tensor([1, 2]),), "none")
+    with pytest.raises(IndexError):
+        low(torch.tensor([1, 7]))
+
+
 def test_none_is_no_tensor() -> None:
     x = torch.randn(3, 4)
     without = ft.convert(Scaled(), (x, 1.0, None), "matmult:bf16")

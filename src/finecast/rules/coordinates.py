@@ -11,9 +11,9 @@ number multiplied by a mask's filler, and an integer input combined with other d
 
 Backwards: what sin, grids, cumulative sums, comparisons and index computations read stays
 fp32. The walk ends at the ops above, except softmax, and at values that other ops read as
-well, which are features (reads by a backward pass do not count). A value that is added to a
-constant grid on that way is a position for all of its readers: a second walk forwards starts
-from those, too.
+well, which are features (reads by a backward pass do not count). It ends at sums and maxima,
+too, unless they decide which branch runs. A value that is added to a constant grid on that
+way is a position for all of its readers: a second walk forwards starts from those, too.
 """
 
 from __future__ import annotations
@@ -159,17 +159,24 @@ def _backwards(graph: Graph, forwards: Mapping[int, str]) -> dict[int, str]:
     """One walk against the graph's order, which starts at ops with sensitive inputs."""
     found: dict[int, str] = {}
     later = graph.once(ops_for_backward)
+    chain = {node.id for node in graph.nodes if _decides(graph, node)}
     for node in reversed(graph.nodes):
         if _sensitive_ports(graph, node):
             found[node.id] = f"{node.op} reads positions or decides by them: it reads fp32"
             continue
         kind = by_name(node.op).kind
-        if kind not in _ORDERED and not outer_product(graph, node):
+        summed = kind is OpKind.REDUCTION
+        if kind not in _ORDERED and not summed and not outer_product(graph, node):
             continue
         uses = [(n, i) for i in node.outputs if i is not None for n in graph.values[i].uses]
         readers = [u for u in uses if graph.nodes[u[0]].op not in READS_SHAPE_ONLY]
         if node.id not in later:
             readers = [u for u in readers if u[0] not in later]
+        decides = bool(readers) and all(n in chain for n, _ in readers)
+        if summed and not decides:
+            continue
+        if decides:
+            chain.add(node.id)
         feeds = [_feeds(graph, n, i, found, forwards) for n, i in readers]
         if any(feeds) and (all(feeds) or _on_grid(node, graph)):
             into = next((graph.nodes[n].name for n, _ in readers if n in found), None)
@@ -196,7 +203,11 @@ def _feeds(
 
 
 def _sensitive_ports(graph: Graph, node: Node) -> tuple[int, ...]:
-    """Float inputs whose absolute error matters; a comparison with zero has none."""
+    """Float inputs whose absolute error matters.
+
+    A comparison with zero has none, for rounding keeps the sign, unless it decides what runs:
+    there one sum that is rounded to the other side of zero is another branch.
+    """
     values = graph.values
     inputs = [None if i is None else values[i] for i in node.inputs]
     ports = _SENSITIVE.get(node.op, ())
@@ -207,11 +218,28 @@ def _sensitive_ports(graph: Graph, node: Node) -> tuple[int, ...]:
         v.constant.largest == 0 for v in inputs if v is not None and v.constant is not None
     )
     if by_name(node.op).kind is OpKind.COMPARISON and (0 in scalars(node) or any(zeros)):
-        return ()  # rounding keeps the sign
+        return ports if _decides(graph, node) else ()
     floats = (
         p for p in ports if p < len(inputs) and (v := inputs[p]) is not None and v.format
     )
     return tuple(floats)
+
+
+def _deciding(graph: Graph) -> frozenset[int | None]:
+    """Ids of the truth values that reach a branch or a loop, by ops on truth values."""
+    found: set[int | None] = set()
+    for node in reversed(graph.nodes):
+        decides = by_name(node.op).kind is OpKind.CONTROL or found.intersection(node.outputs)
+        if decides:
+            read = (i for i in node.inputs if i is not None)
+            found.update(i for i in read if graph.values[i].dtype == "bool")
+    return frozenset(found)
+
+
+def _decides(graph: Graph, node: Node) -> bool:
+    """Whether the result of a comparison says which branch runs, or how often a loop does."""
+    compares = by_name(node.op).kind is OpKind.COMPARISON
+    return compares and bool(graph.once(_deciding).intersection(node.outputs))
 
 
 def outer_product(graph: Graph, node: Node) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from finecast.errors import UsageError
+from finecast.usercode import guarded
 
 EvalFunc = Callable[[Any], float]
 # Makes of a model a function that gives its outputs on one batch.
@@ -57,15 +58,29 @@ class ModelEvaluation:
 
         Raises:
             UsageError: If the evaluation does not give a number.
+            UserCodeError: If it fails.
         """
         if self.function is not None:
-            return _number(self.function(model), "eval_func")
+            with guarded(
+                "the evaluation failed",
+                where=getattr(self.function, "__qualname__", "eval_func"),
+                fix=f"it is given a {type(model).__name__}, as it was or converted, and returns"
+                " a number",
+            ):
+                found = self.function(model)
+            return _number(found, "eval_func")
         assert self.batches is not None
         predict = predictor(model)
-        self.metric.reset()
-        for inputs, labels in self.batches:
-            self.metric.update(predict(inputs), labels)
-        return _number(self.metric.result(), "eval_metric")
+        with guarded(
+            "eval_dataloader or eval_metric failed",
+            where=type(self.metric).__name__,
+            fix="batches are (inputs, labels), and the metric gets predictions and labels",
+        ):
+            self.metric.reset()
+            for inputs, labels in self.batches:
+                self.metric.update(predict(inputs), labels)
+            found = self.metric.result()
+        return _number(found, "eval_metric")
 
 
 def kept(dataloader: Iterable[Any] | None) -> Iterable[Any] | None:

@@ -7,12 +7,14 @@ example inputs, ``finecast.torch.convert`` plans the whole graph instead.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map
+
+from finecast.frontends.torch.converted import check_types_stay
 
 CONVERTED: Final = (
     nn.Linear,
@@ -56,6 +58,12 @@ class LowModule(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute; the hooks have cast the arguments."""
         return self.inner(*args, **kwargs)
+
+    def _apply(
+        self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+    ) -> LowModule:
+        check_types_stay(self, fn)  # the hooks cast to the type that it has now
+        return super()._apply(fn, recurse)
 
     def __getattr__(self, name: str) -> Any:
         try:

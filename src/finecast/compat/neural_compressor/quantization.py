@@ -56,13 +56,13 @@ def fit(
         raise UsageError(
             f"conf is a {type(conf).__name__}", fix="give a PostTrainingQuantConfig"
         )
+    check_kind(model)
     conf.check()
     if calib_func is not None:
         raise UsageError(
             "calib_func runs the model by itself, and its values are observed on data",
             fix="give calib_dataloader",
         )
-    check_kind(model)
     evaluation = ModelEvaluation.of(eval_func, eval_dataloader, eval_metric)
     batches = kept(calib_dataloader) if calib_dataloader is not None else evaluation.batches
     if batches is None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, SupportsIndex
 
 import torch
 from torch import nn
@@ -62,6 +63,31 @@ class TorchResult(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The converted module's outputs."""
         return self.model(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TorchResult:
+        """A result with tensors of its own; the program never changes, and is shared."""
+        memo[id(self)] = made = TorchResult(
+            copy.deepcopy(self.model, memo),
+            precision=self.precision,
+            lowered=self.lowered,
+            products=self.products,
+            modules=self.lowered_modules,
+            program=self.program,
+        )
+        return made
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        """A planned graph is saved with its program, which torch does not pickle.
+
+        Raises:
+            UsageError: If it is one.
+        """
+        if self.program is not None:
+            raise UsageError(
+                "the result of fit cannot be pickled, as by torch.save",
+                fix="use result.save(folder), and load(folder); or torch.save(result.model)",
+            )
+        return super().__reduce_ex__(protocol)
 
     def save(self, root: str | Path) -> None:
         """Write the model to the folder ``root``, from where ``load`` reads it.

@@ -173,7 +173,7 @@ def arguments_of(
 
     Raises:
         UsageError: If ``module`` is neither, ``args`` are not a sequence, or ``kwargs`` do not
-            have the names of the program's keyword inputs.
+            have the names of the program's keyword inputs; or inside of ``torch.autocast``.
         ModelError: If a program carries no example inputs.
     """
     if not isinstance(module, torch.nn.Module | ExportedProgram):
@@ -181,6 +181,7 @@ def arguments_of(
             f"a {type(module).__name__} is no module and no exported program",
             fix="give one, as finecast.torch.load(path) of a .pt2 file",
         )
+    _check_no_autocast()
     if isinstance(module, ExportedProgram) and not args and not kwargs:
         return examples(module)
     if args is None:
@@ -194,6 +195,17 @@ def arguments_of(
     if isinstance(module, ExportedProgram):
         given = _in_program_order(module, given)
     return tuple(args), given
+
+
+def _check_no_autocast() -> None:
+    """Raise UsageError inside of ``torch.autocast``: a capture would hold its casts."""
+    active = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
+    if active:
+        raise UsageError(
+            f"torch.autocast({active[0]!r}) is on: it casts ops by itself, and the plan would"
+            " be one for what it leaves",
+            fix="convert outside of it, and run the converted module outside, too",
+        )
 
 
 def _in_program_order(program: ExportedProgram, kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.fx import GraphModule
 
 from finecast.frontends.replaying import check_made_for, edits_of
 from finecast.frontends.torch.aten import native_name
 from finecast.frontends.torch.capture import Captured, capture, shared_copy
-from finecast.frontends.torch.input_check import check_inputs
+from finecast.frontends.torch.converted import ConvertedModule
+from finecast.frontends.torch.input_check import input_check
 from finecast.frontends.torch.reader import read
 from finecast.frontends.torch.writer import apply_edits
 from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
 
-__all__ = ["Captured", "apply", "capture", "native_name", "planned_edits"]
+__all__ = ["Captured", "ConvertedModule", "apply", "capture", "native_name", "planned_edits"]
 
 
 def planned_edits(captured: Captured, plan: Plan, where: str = "") -> tuple[Edit, ...]:
@@ -31,7 +31,7 @@ def planned_edits(captured: Captured, plan: Plan, where: str = "") -> tuple[Edit
     return edits_of(captured.graph, plan, moves_codes=False)
 
 
-def apply(captured: Captured, edits: Sequence[Edit]) -> GraphModule:
+def apply(captured: Captured, edits: Sequence[Edit]) -> ConvertedModule:
     """A copy of the captured module with ``edits`` made.
 
     Parameters that stay fp32 are shared with the module that was captured; tensors that the
@@ -41,5 +41,4 @@ def apply(captured: Captured, edits: Sequence[Edit]) -> GraphModule:
     graph, binding = read(module)
     with torch.no_grad():
         apply_edits(graph, binding, edits)
-    check_inputs(module, captured.program)
-    return module
+    return ConvertedModule.of(module, input_check(module, captured.program))

@@ -14,6 +14,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
+from finecast.errors import UsageError
 from finecast.frontends.torch.export_errors import not_captured, without_partial_graph
 from finecast.frontends.torch.fold import fold_batch_norms
 from finecast.frontends.torch.layout import read_whole_memory
@@ -66,6 +67,7 @@ def capture(
 
     Raises:
         ModelError: If ``torch.export`` cannot capture the module; says why.
+        UsageError: If the module has no data.
     """
     program = (
         module
@@ -76,6 +78,7 @@ def capture(
         program = program.run_decompositions({})
         unlifted = program.module(check_guards=False)
     assert isinstance(unlifted, GraphModule)
+    _check_data(unlifted)
     _drop_assertions(unlifted)
     if fold:
         fold_batch_norms(unlifted)
@@ -97,6 +100,17 @@ def shared_copy(original: GraphModule) -> GraphModule:
     for old, new in zip(original.graph.nodes, module.graph.nodes, strict=True):
         new.meta = dict(old.meta)
     return module
+
+
+def _check_data(module: GraphModule) -> None:
+    """Raise UsageError if a parameter or buffer is on the meta device, without numbers."""
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    empty = [name for name, tensor in tensors if tensor.is_meta]
+    if empty:
+        raise UsageError(
+            f"{empty[0]!r} is on the meta device, and has no numbers to plan by",
+            fix="load the weights first: module.to_empty(device='cpu'), then load_state_dict",
+        )
 
 
 def _drop_assertions(module: GraphModule) -> None:

@@ -25,12 +25,13 @@ _BY_AXIS: Final = ("stride", "padding", "dilation")
 _LINEAR: Final = torch.ops.aten.linear.default
 _RESHAPE: Final = torch.ops.aten.reshape.default
 _RESHAPES: Final = frozenset({"aten::view", "aten::_unsafe_view", "aten::reshape"})
-_OPS_MODULE: Final = "torch.ao.quantization.fx._decomposed"
+OPS_MODULE: Final = "torch.ao.quantization.fx._decomposed"
+"""What registers the ops on codes, as it is imported."""
 
 
 def coded_ops() -> Any:
     """PyTorch's ops on codes; importing their module registers them."""
-    importlib.import_module(_OPS_MODULE)
+    importlib.import_module(OPS_MODULE)
     return torch.ops.quantized_decomposed
 
 

@@ -34,11 +34,13 @@ class ExpectedInput:
         constant: The number, flag, text or None that the module was captured with.
         sizes: Of a tensor, each axis's size if it is fixed, or the name of its free size. None
             for a size that is computed from others, which the graph checks.
+        dtype: Of a tensor of numbers with a fraction, its type; other types are not looked at.
     """
 
     name: str
     is_tensor: bool
     constant: Any = None
+    dtype: torch.dtype | None = None
     sizes: tuple[int | str | None, ...] = ()
 
 
@@ -53,16 +55,12 @@ class InputCheck:
     bounds: Bounds
     told: bool = False
 
-    def attach(self, module: GraphModule) -> None:
-        """Check the inputs of ``module``, and of copies of it."""
-        module.register_forward_pre_hook(self, with_kwargs=True)
-
     def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """Raise UsageError for inputs that the module does not hold for, or warn."""
         del module
-        if torch.compiler.is_exporting():
+        if torch.compiler.is_exporting() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
             return
-        other = _other_sizes(self.expected, self.bounds, tree_leaves((args, kwargs)))
+        other = self.other_size(args, kwargs)
         if other and not self.told:
             self.told = True
             warnings.warn(
@@ -71,26 +69,43 @@ class InputCheck:
                 stacklevel=2,
             )
 
+    def other_size(self, args: Any, kwargs: Any) -> str:
+        """The first size that is fixed and another one, in words; empty if there is none.
 
-def check_inputs(module: GraphModule, program: ExportedProgram) -> None:
-    """Make ``module``, of ``program``, check its inputs at each call.
+        Raises:
+            UsageError: If an input is not what the graph was captured for.
+        """
+        return _other_sizes(self.expected, self.bounds, tree_leaves((args, kwargs)))
+
+    def failed(self, error: RuntimeError, args: Any, kwargs: Any) -> Exception:
+        """What to raise for an error of the graph on these inputs."""
+        other = self.other_size(args, kwargs)
+        if not other:
+            return error
+        why = (str(error).strip().splitlines() or [""])[0]
+        return UsageError(
+            f"{other}, and the module does not run with it: {why}",
+            where="the converted module",
+            fix=_FREE,
+        )
+
+
+def input_check(module: GraphModule, program: ExportedProgram) -> InputCheck:
+    """The check of the inputs of ``module``, of ``program``, at each call.
 
     What the graph does not hold is a UsageError when the module is called; another fixed size
     is a warning, once: most graphs do the same for any number of samples, and some do not.
     """
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     expected = [_expected(node.name, node.meta.get("val")) for node in placeholders]
-    check = InputCheck(expected=expected, bounds=_bounds(program))
-    check.attach(module)
-    # GraphModule leaves forward hooks out of its copies.
-    module._register_deepcopy_hook(check.attach)  # pyright: ignore[reportPrivateUsage]
+    return InputCheck(expected=expected, bounds=_bounds(program))
 
 
 def _expected(name: str, fake: Any) -> ExpectedInput | None:
     """The law for one placeholder; None for what is not looked at, as a free number."""
     if isinstance(fake, torch.Tensor):
         sizes = tuple(_size(size) for size in fake.shape)
-        return ExpectedInput(name=name, is_tensor=True, sizes=sizes)
+        return ExpectedInput(name=name, is_tensor=True, dtype=fake.dtype, sizes=sizes)
     if isinstance(fake, _PLAIN):
         return ExpectedInput(name=name, is_tensor=False, constant=fake)
     return None
@@ -133,6 +148,7 @@ def _other_sizes(
             continue
         if not isinstance(leaf, torch.Tensor) or leaf.ndim != len(law.sizes):
             raise _unlike(law, f"a tensor of {len(law.sizes)} axes", _shown(leaf))
+        _check_type(law, leaf.dtype)
         for axis, (size, got) in enumerate(zip(law.sizes, leaf.shape, strict=True)):
             if isinstance(size, str):
                 _check_free(law, axis, got, free.setdefault(size, got), bounds.get(size))
@@ -149,6 +165,13 @@ def _check_constant(law: ExpectedInput, leaf: Any) -> None:
     )
     if not same:
         raise _unlike(law, repr(law.constant), _shown(leaf))
+
+
+def _check_type(law: ExpectedInput, got: torch.dtype) -> None:
+    """Raise UsageError for another type, unless both are integers: ids come in any."""
+    whole = not any(t.is_floating_point or t.is_complex for t in (law.dtype or got, got))
+    if law.dtype not in (None, got) and not whole:
+        raise _unlike(law, f"{law.dtype}", f"{got}")
 
 
 def _check_free(

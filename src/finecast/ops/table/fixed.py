@@ -116,9 +116,21 @@ FIXED: tuple[OpInfo, ...] = (
     *family(
         OpKind.CONTROL,
         Tier.NEVER,
-        row("if", "If", openvino="If", tensorflow="If StatelessIf Case StatelessCase"),
-        row("loop", "Loop", openvino="Loop TensorIterator", tensorflow="While StatelessWhile"),
-        row("scan", "Scan"),
+        row(
+            "if",
+            "If",
+            "higher_order::cond",
+            openvino="If",
+            tensorflow="If StatelessIf Case StatelessCase",
+        ),
+        row(
+            "loop",
+            "Loop",
+            "higher_order::while_loop",
+            openvino="Loop TensorIterator",
+            tensorflow="While StatelessWhile",
+        ),
+        row("scan", "Scan", "higher_order::scan"),
         row("call", tensorflow="PartitionedCall StatefulPartitionedCall"),
         row(
             "generation", "ms::BeamSearch ms::WhisperBeamSearch ms::GreedySearch ms::Sampling"

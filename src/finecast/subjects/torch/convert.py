@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
 
 from finecast.engines.torch.autocast import autocast_formats, squared_error
 from finecast.engines.torch.kernel_check import flat_inputs, missing_kernels
@@ -30,7 +29,7 @@ from finecast.engines.torch.planning import (
 from finecast.engines.torch.session import Arguments, arguments_of
 from finecast.errors import ModelError
 from finecast.frontends import torch as frontend
-from finecast.frontends.torch import Captured
+from finecast.frontends.torch import Captured, ConvertedModule
 from finecast.frontends.torch.probing import Isolated
 from finecast.frontends.torch.reader import hinted_shapes
 from finecast.pipeline.subject import UserRules
@@ -54,7 +53,7 @@ def convert(
     example_kwargs: Mapping[str, Any] | None = None,
     user_rules: Mapping[str, UserRule] | None = None,
     rule_set: str = "finecast",
-) -> GraphModule:
+) -> ConvertedModule:
     """Convert a module to mixed precision by one plan over its whole graph.
 
     Laws: inputs and outputs keep their types; ops that stay fp32 compute as before; ``auto``

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
-from torch.fx import GraphModule
 
 from finecast.engines.torch.planning import check_formats
 from finecast.errors import UsageError
 from finecast.frontends import torch as frontend
-from finecast.frontends.torch import Captured
+from finecast.frontends.torch import Captured, ConvertedModule
 from finecast.frontends.torch.aten import BODIES
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
@@ -33,7 +32,7 @@ CODED: Final = (Format.INT8,)
 class TorchBuilt:
     """The module of a plan; ``run`` is the prepared module that is timed, once it was made."""
 
-    model: GraphModule
+    model: ConvertedModule
     plan: Plan
     edits: Sequence[Edit]
     casts: int
@@ -97,7 +96,7 @@ def built_of(captured: Captured, plan: Plan, where: str = "") -> TorchBuilt:
     edits = frontend.planned_edits(captured, plan, where)
     model = frontend.apply(captured, edits)
     model.eval()
-    model.finecast_plan = plan  # type: ignore[assignment]
+    model.finecast_plan = plan
     casts = cast_count(captured.graph, edits)
     return TorchBuilt(model=model, plan=plan, edits=edits, casts=casts)
 

@@ -1,0 +1,180 @@
+"""Converted modules are copied, pickled and moved as any module is."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+from torch.export import Dim
+from torch.utils._pytree import tree_leaves
+
+import finecast.torch as ft
+from finecast.errors import ModelError, UsageError
+from finecast.frontends.torch import ConvertedModule
+from finecast.frontends.torch.pickling import StoredOp
+from finecast.subjects.torch import integers
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+
+class Pair(NamedTuple):
+    """A result with names."""
+
+    product: torch.Tensor
+    rest: dict[str, torch.Tensor]
+
+
+class Net(nn.Module):
+    """A product, positions that the graph makes, and a count that it writes to."""
+
+    calls: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.table = nn.Embedding(8, 8)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> Pair:
+        self.calls.add_(1.0)
+        places = torch.arange(x.shape[0], device=x.device)
+        y = self.linear(x) * scale + self.table(places)
+        y = y.contiguous(memory_format=torch.contiguous_format)
+        y = torch.empty_like(y, layout=torch.strided).copy_(y)
+        return Pair(y * self.calls, {"x": x})
+
+
+def converted(policy: str = "matmult:bf16") -> ConvertedModule:
+    return ft.convert(Net(), (torch.ones(4, 8), 2.0), policy, ({0: Dim("rows")}, None))
+
+
+def saved(module: nn.Module) -> Any:
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def pickled(module: nn.Module) -> Any:
+    return pickle.loads(pickle.dumps(module))
+
+
+COPIES = pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled, saved])
+
+
+@COPIES
+def test_a_copy_computes_the_same(copied: Callable[[Any], Any]) -> None:
+    low = converted()
+    state = {name: t.clone() for name, t in low.state_dict().items()}
+    other = copied(low)
+    for rows in (4, 6):
+        x = torch.randn(rows, 8)
+        low.load_state_dict(state)
+        expected = low(x, 2.0)
+        other.load_state_dict(state)
+        got = other(x, 2.0)
+        assert type(got) is Pair
+        for one, two in zip(tree_leaves(expected), tree_leaves(got), strict=True):
+            assert torch.equal(one, two)
+
+
+@COPIES
+def test_a_copy_has_the_plan_and_checks_its_inputs(copied: Callable[[Any], Any]) -> None:
+    low = converted()
+    for other in (copied(low), copied(copied(low))):
+        assert other.finecast_plan == low.finecast_plan
+        assert not other.training
+        with pytest.raises(UsageError, match=r"'scale' was captured with 2\.0, got 3\.0"):
+            other(torch.ones(4, 8), 3.0)
+
+
+def test_a_deep_copy_has_tensors_of_its_own() -> None:
+    low = converted()
+    other = copy.deepcopy(low)
+    low(torch.ones(4, 8), 2.0)
+    assert not torch.equal(low.get_buffer("calls"), other.get_buffer("calls"))
+
+
+@COPIES
+def test_bodies_are_copied(copied: Callable[[Any], Any]) -> None:
+    class Branches(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x.relu(),))
+
+    low = ft.convert(Branches(), (torch.ones(4, 8),), "none")
+    other = copied(low)
+    for x in (torch.ones(4, 8), -torch.ones(4, 8)):
+        assert torch.equal(other(x), low(x))
+
+
+@COPIES
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_codes_stay_codes(
+    copied: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(integers, "compiled_frozen", lambda module, *_: (module, frozenset()))
+    x = torch.randn(8, 16)
+    low = ft.convert(nn.Sequential(nn.Linear(16, 16)), (x,), "matmult:int8")
+    other = copied(low)
+    stored = {name: t.dtype for name, t in low.state_dict().items()}
+    assert torch.int8 in stored.values()
+    assert {name: t.dtype for name, t in other.state_dict().items()} == stored
+    assert torch.equal(other(x), low(x))
+
+
+def test_an_op_of_an_absent_package_is_told() -> None:
+    with pytest.raises(ModelError, match="calls nowhere::nothing, which is not known here"):
+        StoredOp(namespace="nowhere", name="nothing", overload="default").found()
+
+
+@pytest.mark.parametrize("change", ["half", "float", "double"])
+def test_types_stay_those_of_the_plan(change: str) -> None:
+    low = converted()
+    outer = nn.Sequential(low)
+    x = torch.randn(4, 8)
+    state = {name: t.clone() for name, t in low.state_dict().items()}
+    expected = low(x, 2.0).product
+    for module in (low, outer):
+        with pytest.raises(UsageError, match="its types are those of its plan"):
+            getattr(module, change)()
+    low.load_state_dict(state)
+    assert torch.equal(low(x, 2.0).product, expected)
+
+
+def test_a_module_without_low_types_may_become_fp32() -> None:
+    low = converted("none")
+    assert low.float() is low
+
+
+def test_what_the_graph_makes_moves_with_the_module() -> None:
+    low = converted().to("meta")
+    assert low(torch.ones(4, 8, device="meta"), 2.0).product.device.type == "meta"
+
+
+def test_training_mode_is_told_to_change_nothing() -> None:
+    low = converted()
+    with pytest.warns(UserWarning, match="computes as in evaluation mode"):
+        low.train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        low.eval()
+
+
+def test_tracing_is_not_told_of_the_check() -> None:
+    x = torch.randn(3, 8)
+    module = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    low = ft.convert(module, (x,), "matmult:bf16")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*Python boolean")
+        traced = torch.jit.trace(low, (x,))
+    assert torch.equal(traced(x), low(x))  # type: ignore[operator]

@@ -1,0 +1,47 @@
+"""What surrounds a module as it is converted: autocast, the meta device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+
+import finecast.torch as ft
+from finecast.errors import UsageError
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+
+def converted(module: nn.Module, x: torch.Tensor) -> object:
+    return ft.convert(module, (x,), "all:bf16")
+
+
+def tuned(module: nn.Module, x: torch.Tensor) -> object:
+    return ft.tune(module, (x,), evaluate=lambda _: 1.0)
+
+
+VERBS = pytest.mark.parametrize("verb", [converted, tuned])
+
+
+@VERBS
+def test_a_module_without_numbers_is_one_error(verb: Callable[..., Any]) -> None:
+    with pytest.raises(UsageError, match="'weight' is on the meta device"):
+        verb(nn.Linear(4, 4, device="meta"), torch.ones(2, 4, device="meta"))
+
+
+@VERBS
+def test_nothing_is_converted_inside_of_autocast(verb: Callable[..., Any]) -> None:
+    """The module captured there would give bf16, and its casts would be no plan's."""
+    module, x = nn.Linear(4, 4), torch.ones(2, 4)
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(UsageError, match=r"torch\.autocast\('cpu'\) is on"),
+    ):
+        verb(module, x)
+    verb(module, x)
