@@ -235,5 +235,5 @@ def test_products_by_several_matrices_keep_fp32(engine: OnnxRuntimeEngine) -> No
 def test_onnxruntime_has_no_kernel_for_them(engine: OnnxRuntimeEngine) -> None:
     """When a release has one, the row in ``engines.faults`` can go."""
     session = engine.load(batched(True).SerializeToString())
-    with pytest.raises(EngineError, match="cannot run the model: .* MatMulIntegerToFloat"):
+    with pytest.raises(EngineError, match="MatMulIntegerToFloat"):
         session.run({"x": np.zeros((3, 2, 5, 8), np.float32)})
