@@ -17,6 +17,7 @@ openvino = pytest.importorskip("openvino")
 
 WIDTH = 8
 PADS = "<pads = [1, 1, 1, 1]>"
+VECTOR = f"s = Constant<value_ints = [1, {WIDTH}, 1, 1]>() o = Reshape(v, s)"
 TWO_READERS = "e = Softmax<axis = 1>(c) y = Add(e, c)"
 X = np.random.default_rng(1).normal(size=(2, WIDTH, 6, 6)).astype(np.float32)
 
@@ -34,6 +35,7 @@ def net(body: str, batch: str = "n") -> onnx.ModelProto:
         "b": random.normal(size=WIDTH),
         "none": np.zeros(WIDTH),
         "k": random.uniform(0.5, 1.5, (1, WIDTH, 1, 1)),
+        "v": random.uniform(0.5, 1.5, WIDTH),
     }
     read = {name for node in made.graph.node for name in node.input}
     made.graph.initializer.extend(
@@ -55,6 +57,15 @@ def net(body: str, batch: str = "n") -> onnx.ModelProto:
         (f"[conv] c = Conv{PADS}(x, w, b) {TWO_READERS}", "n", "int8"),
         (f"[conv] a = Conv{PADS}(x, w) c = Relu(a) {TWO_READERS}", "n", "int8"),
         (f"[conv] c = Conv{PADS}(x, w) y = Softmax<axis = 1>(c)", "n", "int8"),
+        (f"o = Identity(none) [conv] c = Conv{PADS}(x, w, o) {TWO_READERS}", "n", "fp32"),
+        (f"o = Identity(b) [conv] c = Conv{PADS}(x, w, o) {TWO_READERS}", "n", "int8"),
+        (
+            f"o = Mul(k, k) [conv] a = Conv{PADS}(x, w) c = Mul(a, o) {TWO_READERS}",
+            "n",
+            "fp32",
+        ),
+        (f"{VECTOR} [conv] a = Conv{PADS}(x, w) c = Mul(a, o) {TWO_READERS}", "n", "fp32"),
+        (f"{VECTOR} [conv] a = Conv{PADS}(x, w) c = Add(a, o) {TWO_READERS}", "n", "int8"),
     ],
 )
 def test_such_convolutions_keep_fp32(body: str, batch: str, low: str) -> None:
@@ -63,6 +74,32 @@ def test_such_convolutions_keep_fp32(body: str, batch: str, low: str) -> None:
     done = api.convert(net(body, batch), policy="all:int8", engine="openvino", data={"x": X})
     formats = {d.node: d.format.label for d in done.plan.decisions}
     assert formats["conv"] == low
+    assert done.verified.relative_error is not None
+    assert done.verified.relative_error < 0.05
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        *("Identity(a)", "Dropout(a)", "Neg(a)", "Sum(a)", "Max(a)", "Cast<to = 1>(a)"),
+        *("Concat<axis = 1>(a)", "Expand(a, ones)", "Tile(a, ones)", "Pad(a, zeros)"),
+        *("Transpose<perm = [0, 1, 2, 3]>(a)", "Slice(a, first, last, axis)"),
+        "ReduceSum<noop_with_empty_axes = 1>(a)",
+    ],
+)
+def test_ops_that_change_nothing_are_seen_through(same: str) -> None:
+    if not probe_one(get_engine("openvino"), Format.INT8).runs:
+        pytest.skip("this CPU has no integer products that are right")
+    lists = {
+        "ones": [1, 1, 1, 1],
+        "zeros": [0] * 8,
+        "first": [0],
+        "last": [2**63 - 1],
+        "axis": [2],
+    }
+    known = [f"{n} = Constant<value_ints = {v}>()" for n, v in lists.items() if n in same]
+    body = f"{' '.join(known)} [conv] a = Conv{PADS}(x, w) c = {same} {TWO_READERS}"
+    done = api.convert(net(body), policy="all:int8", engine="openvino", data={"x": X})
     assert done.verified.relative_error is not None
     assert done.verified.relative_error < 0.05
 

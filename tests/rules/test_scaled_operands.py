@@ -42,6 +42,10 @@ node behind gather onnx::Gather fp32 (%3, ~%21) -> (%28 behind fp32[4, 2]) {"axi
 node seen gather onnx::Gather fp32 (%0, ~%21) -> (%24 seen fp32[2, 4, 8, 8])
 node turned_mm matmul openvino::MatMul fp32 (%0, %3) -> (%25 w2 fp32[4, 4]) {"transB": 1}
 node turned gemm onnx::Gemm fp32 (%0, %3, %2) -> (%20 h fp32[4, 4]) {"transB": 1}
+node shape reshape onnx::Reshape fp32 (%2, ~%21) -> (%29 shaped fp32[4, 1, 1])
+node shaped_bias add onnx::Add fp32 (%7, %29) -> (%30 sb fp32[1, 4, 8, 8])
+node weights identity onnx::Identity fp32 (%3) -> (%31 same fp32[4, 8])
+node kept_mm matmul onnx::MatMul fp32 (%8, %31) -> (%32 km fp32[1, 8, 8, 8])
 output %14
 output %18
 """
@@ -83,6 +87,8 @@ def test_products_store_a_value_and_weights_by_channel(
         ("both", "weights are not constant"),
         ("left", "first operand is a constant"),
         ("bias", "adds a constant"),
+        ("shaped_bias", "adds a constant"),  # which the engine reshapes once
+        ("kept_mm", "computed from constants, by weights: have that folded"),
         ("sums", "not run in the kernel of a convolution"),
         ("soft", "no engine here runs softmax on integers"),
         ("join", "not run in the kernel of a convolution"),  # conv has two readers
@@ -159,6 +165,10 @@ node turn reshape onnx::Reshape fp32 (%8) -> (%9 k fp32[64, 4])
 node mm matmul onnx::MatMul fp32 (%9, %3) -> (%10 p fp32[64, 8])
 node bias add onnx::Add fp32 (%10, %2) -> (%11 q fp32[64, 8])
 node soft softmax onnx::Softmax fp32 (%11) -> (%12 s fp32[64, 8])
+node other matmul onnx::MatMul fp32 (%9, %3) -> (%22 ot fp32[64, 8])
+node same identity onnx::Identity fp32 (%2) -> (%23 sb fp32[8])
+node kept add onnx::Add fp32 (%22, %23) -> (%24 kb fp32[64, 8])
+node then softmax onnx::Softmax fp32 (%24) -> (%25 th fp32[64, 8])
 node bare matmul onnx::MatMul fp32 (%9, %3) -> (%13 u fp32[64, 8])
 node gemm gemm onnx::Gemm fp32 (%9, %3) -> (%14 g fp32[64, 8])
 node biased gemm onnx::Gemm fp32 (%9, %3, %2) -> (%15 h fp32[64, 8])
@@ -187,6 +197,7 @@ output %20
         ("twice", "t"),  # two ops read it, one of them a relu
         ("join", "j"),
         ("mm", "q"),  # behind its bias
+        ("other", "kb"),  # a bias that the engine moves once
         ("bare", None),
         ("gemm", None),
         ("without", None),  # its bias is omitted

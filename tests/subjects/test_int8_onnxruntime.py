@@ -11,12 +11,13 @@ import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
+from onnx import numpy_helper, parser
 
 from finecast import api
 from finecast.engines.loading import exact_session
 from finecast.engines.onnxruntime import OnnxRuntimeEngine
 from finecast.engines.probe import probe_one
-from finecast.errors import ModelError
+from finecast.errors import EngineError, ModelError
 from finecast.frontends import onnx as frontend
 from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
@@ -194,3 +195,45 @@ def test_tune_mixes_it_in(net: Path, engine: OnnxRuntimeEngine) -> None:
     assert coded(found.plan)
     # Of one sample that was probed, and of those that were timed.
     assert 0.25 < found.predicted_error / found.measured_error < 4
+
+
+def batched(codes: bool) -> onnx.ModelProto:
+    """A product by a constant of two matrices; with ``codes`` both operands are quantized."""
+    random = np.random.default_rng(0)
+    arrays = {"w": random.normal(size=(2, 8, 8)).astype(np.float32)}
+    body = "y = MatMul(x, w)"
+    if codes:
+        body = (
+            "q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z)"
+            " v = DequantizeLinear<axis = 2>(p, t, o) y = MatMul(d, v)"
+        )
+        arrays = {
+            "s": np.float32(0.04),
+            "z": np.uint8(128),
+            "p": random.integers(-99, 99, (2, 8, 8), np.int8),
+            "t": np.full(8, 0.01, np.float32),
+            "o": np.zeros(8, np.int8),
+        }
+    made = parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 20]>'
+        f" g (float[n, 2, 5, 8] x) => (float[n, 2, 5, 8] y) {{ {body} }}"
+    )
+    made.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(a), n) for n, a in arrays.items()
+    )
+    return made
+
+
+def test_products_by_several_matrices_keep_fp32(engine: OnnxRuntimeEngine) -> None:
+    x = np.random.default_rng(1).normal(size=(3, 2, 5, 8)).astype(np.float32)
+    done = api.convert(batched(False), policy="all:int8", engine=engine.name, data={"x": x})
+    (decision,) = done.plan.decisions
+    assert decision.format is Format.FP32
+    assert any("weights of several matrices" in reason.text for reason in decision.reasons)
+
+
+def test_onnxruntime_has_no_kernel_for_them(engine: OnnxRuntimeEngine) -> None:
+    """When a release has one, the row in ``engines.faults`` can go."""
+    session = engine.load(batched(True).SerializeToString())
+    with pytest.raises(EngineError, match="MatMulIntegerToFloat"):
+        session.run({"x": np.zeros((3, 2, 5, 8), np.float32)})

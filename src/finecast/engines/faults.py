@@ -139,6 +139,19 @@ def _small_group_norms(graph: Graph, low: Format) -> Mapping[int, str]:
     return found
 
 
+def _batched_weights(graph: Graph, low: Format) -> Mapping[int, str]:
+    """Products by a constant of several matrices: their kernel on integers does not run.
+
+    ONNX Runtime 1.31: "MatmulInteger : b zero point is not valid".
+    """
+    return {
+        node.id: f"onnxruntime has no {low.label} kernel for weights of several matrices"
+        for node in graph.nodes
+        if node.op in _PRODUCTS and len(node.inputs) > 1 and node.inputs[1] is not None
+        if len(graph.values[node.inputs[1]].shape or ()) > 2
+    }
+
+
 _REDUCTIONS: Final = ("add", "mul", "max", "min")
 _FP16: Final = frozenset({Format.FP16})
 _BF16: Final = frozenset({Format.BF16})
@@ -162,6 +175,12 @@ FAULTS: Final[tuple[Fault, ...]] = (
         find=_kernels("com.microsoft::QuickGelu"),
     ),
     Fault(engine="openvino", formats=_BF16, find=_kernels("com.microsoft::BiasAdd")),
+    Fault(
+        engine="onnxruntime",
+        device="CPU",
+        formats=frozenset({Format.INT8}),
+        find=_batched_weights,
+    ),
     # ONNX Runtime lists these kernels and loads them, and they fail when they run. (1.31:
     # "MLFloat16 data type is not supported with ScatterND opset 16 when reduction is 'add'".)
     Fault(

@@ -3,19 +3,25 @@
 OpenVINO 2026.4 multiplies the sum of a convolution's codes by the scales for each op that
 reads the result. Where the shape is open and the convolution has no bias it then fuses all of
 these multiplications into the convolution, one after the other: with two readers the result is
-multiplied by the scale's square. With a bias, or fixed shapes, it does not.
+multiplied by the scale's square. With a bias, or fixed shapes, it does not. Ops that change
+nothing, such as Identity, Dropout or a Pad by zeros, it removes before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from finecast.graph import Graph, Node
+from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
+from finecast.ops import OpKind, by_name
 from finecast.planning.scalable import CONVOLUTIONS
+from finecast.rules.folded import may_be_zeros, settled
 
-_SCALES = frozenset({"mul", "div"})
+_SCALES = frozenset({"mul", "div", "neg"})
 _SHIFTS = frozenset({"add", "sub"})
+# Ops that may change nothing, by their attributes and constants; the others of a single value.
+_KEEP_VALUES = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT, OpKind.CAST, OpKind.REDUCTION})
+_KEEP_ONE_VALUE = frozenset({"dropout", "sum", "mean", "max", "min"})
 
 
 def scaled_twice(graph: Graph, low: Format) -> Mapping[int, str]:
@@ -44,18 +50,36 @@ def _is_read_twice(graph: Graph, node: Node) -> bool:
         if len(ports) != 1:
             return len(ports) > 1
         reader = graph.nodes[ports[0]]
-        if not _is_merged(graph, reader):
+        if not _is_merged(graph, value, reader):
             return False
         result = reader.outputs[0]
     return False
 
 
-def _is_merged(graph: Graph, reader: Node) -> bool:
-    """Whether the op becomes part of the scale: by a constant, or by none at all."""
-    constant = next(iter(graph.constants(reader)), None)
-    if constant is None:
+def _is_merged(graph: Graph, value: Value, reader: Node) -> bool:
+    """Whether the op that reads ``value`` becomes part of the scale, or may change nothing."""
+    given = [graph.values[i] for i in reader.inputs if i is not None and i != value.id]
+    known = graph.once(settled)
+    if any(v.id not in known for v in given):
         return False
-    return reader.op in _SCALES or (reader.op in _SHIFTS and not constant.largest)
+    if reader.op in _SCALES:
+        return True
+    if reader.op in _SHIFTS:
+        return any(may_be_zeros(graph, v) for v in given)
+    kept = reader.op in _KEEP_ONE_VALUE and (not given or reader.op == "dropout")
+    if not kept and by_name(reader.op).kind not in _KEEP_VALUES:
+        return False
+    after = None if reader.outputs[0] is None else graph.values[reader.outputs[0]]
+    return after is not None and _may_be_equal(value, after)
+
+
+def _may_be_equal(value: Value, other: Value) -> bool:
+    """Whether both may have the same shape: sizes that are not known may be equal."""
+    if value.shape is None or other.shape is None:
+        return True
+    pairs = zip(value.shape, other.shape, strict=False)
+    known = [p for p in pairs if all(isinstance(size, int) for size in p)]
+    return len(value.shape) == len(other.shape) and all(a == b for a, b in known)
 
 
 def _has_bias(graph: Graph, node: Node) -> bool:
@@ -63,5 +87,5 @@ def _has_bias(graph: Graph, node: Node) -> bool:
     index = node.inputs[2] if len(node.inputs) > 2 else None
     if index is None:
         return False
-    constant = graph.values[index].constant
-    return constant is None or constant.largest > 0
+    bias = graph.values[index]
+    return index not in graph.once(settled) or not may_be_zeros(graph, bias)

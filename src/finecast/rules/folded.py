@@ -7,7 +7,7 @@ because that rounds once, unless such an op reads its result.
 
 from __future__ import annotations
 
-from finecast.graph import Graph, Node
+from finecast.graph import Graph, Node, Value
 from finecast.ops import by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 
@@ -25,6 +25,34 @@ def computed_once(graph: Graph) -> frozenset[int]:
     computed = map(graph.nodes.__getitem__, graph.once(computed_from_constants))
     float_ones = (n for n in computed if any(graph.following_inputs(n)))
     return frozenset(i for n in float_ones for i in n.outputs if i is not None)
+
+
+def settled(graph: Graph) -> frozenset[int]:
+    """Ids of the values that are the same in every run.
+
+    These are constants, and what engines compute from constants alone when they load the
+    model: exporters state a bias as a Reshape of a constant.
+    """
+    computed = (graph.nodes[n] for n in graph.once(computed_from_constants))
+    results = {i for node in computed for i in node.outputs if i is not None}
+    return frozenset(results | {v.id for v in graph.values if v.constant is not None})
+
+
+def may_be_zeros(graph: Graph, value: Value) -> bool:
+    """Whether a settled value may hold zeros alone: a move of a constant has its numbers."""
+    waiting, seen = [value], {value.id}
+    while waiting:
+        one = waiting.pop()
+        if one.constant is not None:
+            if one.constant.largest > 0:
+                return False
+            continue
+        maker = None if one.producer is None else graph.nodes[one.producer]
+        if maker is not None and by_name(maker.op).exact:
+            sources = [v for v in graph.following_inputs(maker) if v.id not in seen]
+            seen.update(v.id for v in sources)
+            waiting += sources
+    return True
 
 
 def _folded(graph: Graph) -> frozenset[int]:

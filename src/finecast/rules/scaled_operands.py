@@ -15,6 +15,7 @@ from finecast.graph import ROUNDS, Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
 from finecast.rules.constants import scalars
+from finecast.rules.folded import settled
 
 # By index of an operand: the axes of its channels, each of which has a scale; empty if the
 # operand has a single scale.
@@ -58,7 +59,7 @@ def coded_result(graph: Graph, node: Node) -> Value | None:
     if node.op in ("matmul", "linear"):
         added = _only_reader(graph, value, "add")
         constants = () if added is None else graph.following_inputs(added)
-        biased = any(v.constant is not None for v in constants)
+        biased = any(v.id in graph.once(settled) for v in constants)
         if added is not None and biased:
             (value,) = graph.following_outputs(added)
     if not biased:
@@ -124,14 +125,23 @@ def _weighted(*channels: int) -> Callable[[Graph, Node], Axes]:
 
 def _product(graph: Graph, node: Node, channels: tuple[int, ...]) -> Axes:
     value, weights = (_operand(graph, node, index) for index in (0, 1))
-    if value is None or value.constant is not None:
+    if value is None or value.id in graph.once(settled):
         raise ValueError("its first operand is a constant or is missing")
     if weights is not None and _is_stored(graph, weights):
         return {0: ()}
+    if weights is not None and weights.constant is None and weights.id in graph.once(settled):
+        raise ValueError(
+            f"its weights are computed from constants, by {_maker(graph, weights)}: have that"
+            " folded into the model (onnxslim, onnxsim)"
+        )
     if weights is None or weights.constant is None:
         raise ValueError("its weights are not constant")
     rank = len(weights.shape or ())
     return {0: (), 1: tuple(axis % rank for axis in channels) if rank > 1 else ()}
+
+
+def _maker(graph: Graph, value: Value) -> str:
+    return "" if value.producer is None else graph.nodes[value.producer].name
 
 
 def _is_stored(graph: Graph, value: Value) -> bool:
@@ -162,7 +172,7 @@ def _is_constant(graph: Graph, node: Node, index: int) -> bool:
 
 def _addition(graph: Graph, node: Node) -> Axes:
     values = [_operand(graph, node, index) for index in (0, 1)]
-    if any(v is None or v.constant is not None for v in values):
+    if any(v is None or v.id in graph.once(settled) for v in values):
         raise ValueError("it adds a constant, which runs in the kernel of the op in front")
     if not any(v is not None and _joins(graph, v) for v in values):
         raise ValueError("it does not run in the kernel of a convolution")
@@ -180,7 +190,7 @@ def _joins(graph: Graph, value: Value) -> bool:
         return False
     made = graph.nodes[value.producer]
     sources = [graph.values[i] for i in made.inputs if i is not None]
-    given = [v for v in sources if v.constant is None]
+    given = [v for v in sources if v.id not in graph.once(settled)]
     if ROUNDS in made.attributes and sources:
         return _joins(graph, sources[0])
     if made.op in _BIASES_AND_SCALES and len(given) == 1:
