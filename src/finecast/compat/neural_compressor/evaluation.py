@@ -64,8 +64,8 @@ class ModelEvaluation:
             with guarded(
                 "the evaluation failed",
                 where=getattr(self.function, "__qualname__", "eval_func"),
-                fix=f"it is given a {type(model).__name__}, as it was or converted, and"
-                " returns a number",
+                fix=f"it is given a {type(model).__name__}, the model as it was or converted,"
+                " and returns a number",
             ):
                 found = self.function(model)
             return _number(found, "eval_func")
