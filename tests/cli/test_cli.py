@@ -119,6 +119,17 @@ def test_the_verbs_return_value_is_the_exit_code(
     assert main(["doctor"]) == ExitCode.DONE
 
 
+@pytest.mark.parametrize("name", VERBS)
+def test_help_fits_80_columns_and_has_an_example(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([name, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+    assert any(line.strip().startswith(f"finecast {name}") for line in lines)
+
+
 def test_interrupts_exit_with_130(verb: Callable[[Callable[[], object]], None]) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt

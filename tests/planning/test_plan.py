@@ -124,7 +124,7 @@ def test_every_version_has_a_sample_and_keeps_its_digest() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "not a finecast plan"),
+        ("", r"not a finecast plan: it is no JSON \(p"),
         ("[]", "not a finecast plan"),
         ("null", "not a finecast plan"),
         ("{}", "not a finecast plan: KeyError"),
@@ -147,5 +147,10 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_a_binary_file_is_no_plan(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_bytes(b"\x80\x81\xff")
-    with pytest.raises(UsageError, match="cannot read the plan"):
+    with pytest.raises(UsageError, match=r"cannot read the plan: it is no text .*tune"):
         Plan.load(path)
+
+
+def test_a_folder_is_no_plan(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot read the plan: Is a directory \("):
+        Plan.load(tmp_path)

@@ -66,6 +66,7 @@ def test_what_it_does_not_do_is_one_line(
         ("model.bin", "weights without their model", "the .xml of OpenVINO's"),
         ("model.safetensors", "weights without the model", "torch.export.save"),
         ("inference.json", "a graph of PaddlePaddle or MXNet", "FLAGS_enable_pir_api=0"),
+        ("model.mlmodel", "a Core ML model", "that it was converted from"),
         ("model.engine", "what a compiler made of a model", "that it was built from"),
     ],
 )

@@ -56,13 +56,13 @@ def run(
     MODEL may be torch.export's .pt2, a SavedModel, or what OpenVINO reads: that gives .xml.
 
     Examples:
-      finecast convert model.onnx -o low.onnx --auto-cast all --auto-cast-type bf16
+      finecast convert m.onnx -o low.onnx --auto-cast all --auto-cast-type bf16
 
-      finecast convert model.onnx -o low.onnx --op Softmax=fp32 --exclude 'head/.*'
+      finecast convert m.onnx -o low.onnx --op Softmax=fp32 --exclude 'head/.*'
 
-      finecast convert model.onnx -o low.onnx --target trn1 --auto-cast-type fp8_e4m3
+      finecast convert m.onnx -o low.onnx --target trn1 --auto-cast-type fp8_e4m3
 
-      finecast convert model.pt2 -o low.pt2 --auto-cast all --auto-cast-type bf16
+      finecast convert m.pt2 -o low.pt2 --auto-cast all --auto-cast-type bf16
     """
     from finecast import api
 

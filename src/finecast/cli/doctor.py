@@ -25,6 +25,9 @@ def run(
 
     Small kernels are run in each format and timed against fp32 in turns. The second table has
     backends that other tools support and that are not here.
+
+    Example:
+      finecast doctor
     """
     from finecast.cli.backends import absent_backends
     from finecast.measure.environment import environment

@@ -34,13 +34,13 @@ def run(
     casts nothing.
 
     Examples:
-      finecast emulate model.onnx --target trn1 --auto-cast all --auto-cast-type fp16
+      finecast emulate m.onnx --target trn1 --auto-cast all --auto-cast-type fp16
       --data val.npz --metric top1
 
-      finecast emulate model.onnx --target inf1 --fast-math fp32-cast-matmult
+      finecast emulate m.onnx --target inf1 --fast-math fp32-cast-matmult
       no-fast-relayout --data val.npz
 
-      finecast emulate model.pt2 --target trn1 --auto-cast matmult --data val.npz
+      finecast emulate m.pt2 --target trn1 --auto-cast matmult --data val.npz
     """
     from finecast import api
     from finecast.pipeline.emulating import emulate

@@ -45,9 +45,9 @@ def run(
     """Why a node has its format: every rule's verdict, with its evidence.
 
     Examples:
-      finecast explain model.onnx /encoder/Softmax --plan tuned.plan.json
+      finecast explain m.onnx /encoder/Softmax --plan tuned.plan.json
 
-      finecast explain model.onnx /encoder/Softmax --auto-cast all --auto-cast-type fp16
+      finecast explain m.onnx /encoder/Softmax --auto-cast-type fp16
     """
     from finecast import api
     from finecast.planning.plan import Plan

@@ -116,9 +116,9 @@ def run(
     no rung passes.
 
     Examples:
-      finecast ladder model.onnx --target trn1 --data val.npz --metric top1 --tolerance 0.005
+      finecast ladder m.onnx --target trn1 --data val.npz --metric top1
 
-      finecast ladder model.pt2 --target trn1 --data val.npz --metric top1 -o low.pt2
+      finecast ladder m.pt2 --target trn1 --data val.npz --metric top1 -o low.pt2
     """
     from finecast import api
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finecast.cli.common import EngineName, Json, Trust
+from finecast.cli.common import Json
 from finecast.cli.data_options import Data, RandomFeeds
 from finecast.cli.output import (
     add_row,
@@ -30,6 +30,18 @@ if TYPE_CHECKING:
     from finecast.measure.timing import Latency, Ratio
     from finecast.progress import Progress
 
+_Runner = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="NAME[:DEVICE]",
+        help="openvino, onnxruntime or tensorflow, with :DEVICE if not the CPU.",
+    ),
+]
+_Trusted = Annotated[
+    bool,
+    typer.Option("--trust", help="Run code in a .keras file, if you know who made the file."),
+]
 _MOST_KERNELS = 25
 _MIB = 2**20
 
@@ -77,8 +89,8 @@ def run(
     data: Data,
     feeds: RandomFeeds,
     rounds: Rounds,
-    engine: EngineName = None,
-    trust: Trust = False,
+    engine: _Runner = None,
+    trust: _Trusted = False,
     ops: Annotated[
         bool, typer.Option("--ops", help="Time of each kernel and its ops.")
     ] = False,
@@ -88,6 +100,11 @@ def run(
     """Latency (median, spread), throughput and peak memory of models, compared.
 
     Several models run in turns, so that their ratio to the first holds on a noisy machine.
+
+    Examples:
+      finecast profile model.onnx tuned.onnx --data val.npz
+
+      finecast profile tuned.onnx --engine onnxruntime --ops
     """
     loader = _loader(models, engine)
     if data.given and feeds.sizes:

@@ -16,7 +16,11 @@ def run(
     name: Annotated[str | None, typer.Argument(help="One target, in full.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """The devices that emulate and ladder know; with NAME, one of them in full."""
+    """The devices that emulate and ladder know; with NAME, one of them in full.
+
+    Example:
+      finecast targets trn1
+    """
     from finecast.devices.targets import list_targets, load_target
 
     found = [load_target(n) for n in ((name,) if name else list_targets())]

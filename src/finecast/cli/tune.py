@@ -155,13 +155,13 @@ def run(
     MODEL may be torch.export's .pt2, a SavedModel, or what OpenVINO reads: that gives .xml.
 
     Examples:
-      finecast tune model.onnx -o tuned.onnx --data val.npz --metric top1 --tolerance 0.005
+      finecast tune m.onnx -o low.onnx --data val.npz --metric f1 --tolerance 0.02
 
-      finecast tune model.onnx -o tuned.onnx --eval mine.py:accuracy --calib mine.py:feeds
+      finecast tune m.onnx -o low.onnx --eval mine.py:score --calib mine.py:feeds
 
-      finecast tune model.onnx -o tuned.onnx --target trn1 --data val.npz --metric top1
+      finecast tune m.onnx -o low.onnx --target trn1 --data val.npz --metric top1
 
-      finecast tune model.pt2 -o tuned.pt2 --data val.npz --metric top1
+      finecast tune m.pt2 -o low.pt2 --data val.npz --metric top1
     """
     goal = search.goal(tolerance.stated())  # first, as --timeout counts from here on
     from finecast.pipeline.model import TuneRequest

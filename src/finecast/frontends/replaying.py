@@ -26,8 +26,9 @@ def check_made_for(plan: Plan, digest: str, where: str) -> None:
         raise ModelError(
             f"the plan was made for another model: digest {plan.model}, not {digest}",
             where=where,
-            fix="make a plan for this file, or give the file that the plan was made for, and"
-            f" an output as {plan.engine} has them: several frontends may read one model",
+            fix="make a plan for this file, or give the file that the plan was made for; of a"
+            f" model that several libraries read (made for {plan.engine}), the output's name"
+            " decides which one does",
         )
 
 

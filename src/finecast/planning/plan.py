@@ -263,9 +263,9 @@ class Plan:
             TypeError,
             ValueError,
         ) as error:
-            raise UsageError(
-                f"not a finecast plan: {type(error).__name__}: {error}", where=where, fix=fix
-            ) from error
+            malformed = isinstance(error, json.JSONDecodeError)
+            why = "it is no JSON" if malformed else f"{type(error).__name__}: {error}"
+            raise UsageError(f"not a finecast plan: {why}", where=where, fix=fix) from error
         twice = [
             n for n, count in Counter(d.node for d in plan.decisions).items() if count > 1
         ]
@@ -296,8 +296,11 @@ class Plan:
                 )
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is no text"
             raise UsageError(
-                f"cannot read the plan: {error}", where=str(path), fix="give a plan file"
+                f"cannot read the plan: {why}",
+                where=str(path),
+                fix="give a file that `finecast tune` or `convert --plan-out` wrote",
             ) from error
         return cls.from_json(text, where=str(path))
 

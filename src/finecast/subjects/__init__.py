@@ -181,7 +181,8 @@ FOREIGN: Final[Mapping[str, tuple[str, str]]] = {
     ".plan.json": ("a plan of finecast's", "give the model: finecast apply PLAN MODEL"),
     ".json": _JSON,
     ".params": ("MXNet's parameters", "see scripts/mxnet_to_onnx.sh"),
-    **dict.fromkeys((".engine", ".plan", ".neff", ".blob", ".mlmodel", ".ort"), _BUILT),
+    ".mlmodel": ("a Core ML model", "give the model that it was converted from"),
+    **dict.fromkeys((".engine", ".plan", ".neff", ".blob", ".ort"), _BUILT),
 }
 """Files that no frontend reads, by the end of their names: what they are, and what to give
 instead. The first that fits counts."""
