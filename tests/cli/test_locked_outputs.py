@@ -60,3 +60,23 @@ def test_convert_is_refused(
     assert answer.code == ExitCode.USAGE
     assert "is being written by another finecast" in answer.err
     assert not output.exists()
+
+
+@pytest.mark.parametrize("verb", ["convert", "apply", "tune"])
+def test_what_another_command_writes_is_not_called_stale(
+    finecast: Callable[..., Answer], net: Path, data: Path, tmp_path: Path, verb: str
+) -> None:
+    output, plan = tmp_path / "out.onnx", tmp_path / "low.json"
+    finecast("convert", net, "-o", output, "--plan-out", plan, "--auto-cast", "all")
+    before = output.read_bytes()
+    given = {
+        "convert": [net],
+        "apply": [plan, net],
+        "tune": [net, "--data", data, "--metric", "top1"],
+    }[verb]
+    with held_elsewhere(output):
+        answer = finecast(verb, *given, "-o", output, "--force")
+    assert answer.code == ExitCode.USAGE
+    assert "is being written by another finecast" in answer.err
+    assert "STALE" not in answer.err
+    assert output.read_bytes() == before

@@ -13,6 +13,7 @@ import typer
 from finecast.cli.data_options import Data, RandomFeeds
 from finecast.cli.output import warn
 from finecast.files import CommandFiles
+from finecast.files.locks import OutputBusyError
 
 if TYPE_CHECKING:
     from finecast.pipeline.artefact import Destination
@@ -164,6 +165,8 @@ def telling_stale(files: CommandFiles) -> Generator[None]:
     """If what runs inside fails, warn of outputs that an earlier run left."""
     try:
         yield
+    except OutputBusyError:
+        raise  # another command is making them
     except BaseException:
         warn_stale(files.stale())
         raise

@@ -155,9 +155,9 @@ def run(
     MODEL may be torch.export's .pt2, a SavedModel, or what OpenVINO reads: that gives .xml.
 
     Examples:
-      finecast tune m.onnx -o low.onnx --data val.npz --metric top1 --tolerance 0.01
+      finecast tune m.onnx -o low.onnx --data val.npz --metric f1 --tolerance 0.02
 
-      finecast tune m.onnx -o low.onnx --eval mine.py:accuracy --calib mine.py:feeds
+      finecast tune m.onnx -o low.onnx --eval mine.py:score --calib mine.py:feeds
 
       finecast tune m.onnx -o low.onnx --target trn1 --data val.npz --metric top1
 

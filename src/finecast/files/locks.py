@@ -30,12 +30,16 @@ _GUARD: Final = threading.Lock()
 _OPENED: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW if fcntl else 0
 
 
+class OutputBusyError(UsageError):
+    """Another command is writing an output of this one."""
+
+
 @contextmanager
 def locked(outputs: Mapping[Path, str]) -> Generator[None]:
     """Hold the locks of ``outputs``, each with its role in the command.
 
     Raises:
-        UsageError: If another process, or another thread of this one, writes one of them.
+        OutputBusyError: If another process, or another thread of this one, writes one of them.
     """
     with ExitStack() as stack:
         for output, role in outputs.items():
@@ -126,8 +130,8 @@ def _writer(descriptor: int) -> tuple[str, str]:
     return f"process {number} on {host}", "wait for it"
 
 
-def _busy(output: Path, role: str, writer: str, wait: str) -> UsageError:
-    return UsageError(
+def _busy(output: Path, role: str, writer: str, wait: str) -> OutputBusyError:
+    return OutputBusyError(
         f"{role} is being written by another finecast, {writer}",
         where=str(output),
         fix=f"{wait}, or choose another name",
