@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnxruntime
 import pytest
 from onnx import parser
@@ -11,6 +12,7 @@ from onnx import parser
 from finecast.engines.onnxruntime import OnnxRuntimeEngine, explain
 from finecast.engines.onnxruntime_profile import kernel_times
 from finecast.engines.source import ModelSource, ModelStep
+from finecast.errors import EngineError
 
 
 def step(name: str, reads: str, writes: str, op: str = "Op") -> ModelStep:
@@ -107,3 +109,20 @@ def test_threads_sleep_between_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     OnnxRuntimeEngine().load(net.SerializeToString())
     (options,) = opened
     assert options.get_session_config_entry("session.force_spinning_stop") == "1"
+
+
+RECURRENT = """<ir_version: 9, opset_import: ["" : 17]>
+g (float[t, n, 2] x) => (float[t, 1, n, 1] y)
+<float[1, 4, 2] w = {1, 1, 1, 1, 1, 1, 1, 1}, float[1, 4, 1] r = {1, 1, 1, 1}>
+{ y = LSTM<hidden_size = 1>(x, w, r) }"""
+
+
+@pytest.mark.parametrize("profiled", [False, True])
+def test_recurrent_ops_are_given_no_empty_input(profiled: bool) -> None:
+    """ONNX Runtime would end the process: "terminate called without an active exception"."""
+    model = parser.parse_model(RECURRENT).SerializeToString()
+    session = OnnxRuntimeEngine().load(model, profiling=True)
+    run = session.profile if profiled else session.run
+    with pytest.raises(EngineError, match="ends the process where LSTM reads no rows"):
+        run({"x": np.zeros((3, 0, 2), np.float32)})
+    assert run({"x": np.zeros((3, 1, 2), np.float32)})

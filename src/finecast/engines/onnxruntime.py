@@ -38,6 +38,8 @@ _LONGEST = 240
 _SUFFIX = "ExecutionProvider"
 _REMOTE = frozenset({"Azure"})
 """Providers that run models on other machines."""
+_NEED_ROWS = frozenset({"GRU", "LSTM"})
+"""Ops at which ONNX Runtime 1.31 ends the process where a sequence or the batch is empty."""
 _SILENT = 4  # fatal only: failures reach the caller as exceptions
 
 
@@ -82,6 +84,7 @@ class OnnxRuntimeSession:
             EngineError: If ONNX Runtime fails.
         """
         arrays = ordered_feeds(feeds, self._inputs)
+        self._check_rows(arrays)
         try:
             return self._run(self._session, arrays)
         except Exception as error:  # its exception classes share no base but Exception
@@ -101,6 +104,7 @@ class OnnxRuntimeSession:
         if self._profile is None:
             raise UsageError("this session has no profile", fix="load with profiling=True")
         arrays = ordered_feeds(feeds, self._inputs)
+        self._check_rows(arrays)
         try:
             # A session's profile can be ended once only, so each call has its own session.
             with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
@@ -116,6 +120,18 @@ class OnnxRuntimeSession:
             raise EngineError(
                 f"ONNX Runtime cannot profile the model: {explain(error)}", where=self._where
             ) from error
+
+    def _check_rows(self, arrays: Sequence[Array]) -> None:
+        """Raise EngineError for an empty input of a model that would end the process."""
+        empty = [s.name for s, a in zip(self._inputs, arrays, strict=True) if not a.size]
+        op = next((s.op for s in self._source.steps if s.op in _NEED_ROWS), "")
+        if empty and op:
+            raise EngineError(
+                f"the input {empty[0]!r} is empty, and ONNX Runtime ends the process where"
+                f" {op} reads no rows or no steps",
+                where=self._where,
+                fix="give sequences of at least one step",
+            )
 
     def _run(
         self, session: onnxruntime.InferenceSession, arrays: Sequence[Array]
