@@ -126,3 +126,18 @@ def test_what_is_no_whole_model_is_refused(net: onnx.ModelProto, tmp_path: Path)
         finecast.load(net)
     with pytest.raises(ModelError, match=r"no graph \(the ModelProto that was given\)"):
         finecast.load(onnx.ModelProto())
+
+
+def test_data_are_read_by_the_engine_that_is_asked_for(
+    net: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # OpenVINO ends the process at some models, for which a user asks for another engine
+    def loaded(*_: object, **__: object) -> None:
+        raise AssertionError("not the engine that was asked for")
+
+    monkeypatch.setattr("finecast.engines.openvino.OpenVinoEngine.load", loaded)
+    (given,) = net.graph.input
+    shape = [d.dim_value or 2 for d in given.type.tensor_type.shape.dim]
+    data = {given.name: np.ones(shape, np.float32)}
+    done = api.convert(net, policy="all:fp16", engine="onnxruntime", data=data)
+    assert done.verified.engine == "onnxruntime"

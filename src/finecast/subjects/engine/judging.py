@@ -31,10 +31,10 @@ from finecast.subjects.engine.sizes import shapes_for
 
 
 def batches_of(source: NativeSource, options: RunOptions) -> list[Feeds]:
-    """The first feeds of the user's data; empty if none were given."""
+    """The first feeds of the user's data, by the engine asked for; empty without data."""
     if options.data is None:
         return []
-    _, session = first_that_loads(source.runners(None), source.loadable)
+    _, session = first_that_loads(source.runners(options.engine), source.loadable)
     return calibration_batches(session, options.data)
 
 
